@@ -20,6 +20,7 @@ import httpx
 import openai
 
 from reflact.config.models import ModelConfig
+from reflact.llm.budget import Account
 from reflact.llm.client import Client
 from reflact.messages import CallId, Message, RenderedPrompt
 from reflact.stages.reply_models import RankReply
@@ -66,15 +67,8 @@ async def through_the_door(calls: int, folder: Path) -> float:
     )
     async with open_store(folder / "run.db") as store:
         await store.open_run("r", {}, None)
-        client = Client(
-            config,
-            role="optimizer",
-            run_id="r",
-            responses=store,
-            decision_log=store.decision_log("r"),
-            transport=httpx.MockTransport(answer),
-        )
-        async with client:
+        account = Account("r", store, store.decision_log("r"))
+        async with Client(config, "optimizer", account, transport=httpx.MockTransport(answer)) as client:
             started = time.process_time()
             for step in range(calls):
                 call_id = CallId(role="optimizer", purpose="ranking", step=step)

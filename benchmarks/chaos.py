@@ -39,13 +39,11 @@ from typing import Any, NamedTuple
 
 import anyio
 import httpx
-import openai
 
 from reflact import Trainer
 from reflact.concurrency import SingleFlight, open_task_group
 from reflact.config.models import ModelConfig
-from reflact.config.training import BudgetConfig
-from reflact.llm.budget import Budget
+from reflact.llm.budget import Account
 from reflact.llm.cache import CALL_ID_HEADER, REPLY_TYPE_HEADER, ResponseCacheTransport
 from reflact.llm.metering import MeteredTransport
 from reflact.llm.rate_limit import endpoint_for
@@ -335,29 +333,20 @@ async def streamed(url: str, size: Size) -> tuple[list[str], tuple[FaultCount, .
     store, texts = InMemoryRunStore(), [""] * size.streams
     async with SingleFlight[Any]() as flights, httpx.AsyncHTTPTransport() as network:
         with endpoint_for(config) as limits:
-            paying = MeteredTransport(
-                network, config=config, budget=Budget(BudgetConfig()), endpoint=limits, responses=store
-            )
-            cached = ResponseCacheTransport(
-                RetryTransport(paying, retries=RETRIES, endpoint=limits),
-                responses=store,
-                flights=flights,
-                run_id="streams",
-                role="target",
-                model=MODEL,
-            )
-            http: Any = httpx.AsyncClient(transport=cached, timeout=config.timeout)
-            client = openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, http_client=http)
+            account = Account("streams", store, store.decision_log("streams"))
+            paying = MeteredTransport(network, config, account, limits)
+            retrying = RetryTransport(paying, retries=RETRIES, endpoint=limits)
+            cached = ResponseCacheTransport(retrying, config, "target", account, flights)
+            client = httpx.AsyncClient(transport=cached, timeout=config.timeout)
 
             async def ask(n: int) -> None:
-                stream = await client.chat.completions.create(
-                    model=MODEL,
-                    messages=[{"role": "user", "content": f"Question {n}"}],
-                    stream=True,
-                    extra_headers={CALL_ID_HEADER: f"target/stream/{n}", REPLY_TYPE_HEADER: "Text@1"},
+                messages = [{"role": "user", "content": f"Question {n}"}]
+                response = await client.post(
+                    f"{url}/v1/chat/completions",
+                    json={"model": MODEL, "messages": messages, "stream": True},
+                    headers={CALL_ID_HEADER: f"target/stream/{n}", REPLY_TYPE_HEADER: "Text@1"},
                 )
-                async for chunk in stream:
-                    texts[n] += chunk.choices[0].delta.content or ""
+                texts[n] = response.json()["choices"][0]["message"]["content"]
 
             async with open_task_group() as tasks:
                 for n in range(size.streams):

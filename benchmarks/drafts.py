@@ -24,6 +24,7 @@ from pydantic import Field
 
 from reflact.config.models import ModelConfig
 from reflact.events import DraftUpdated, Event
+from reflact.llm.budget import Account
 from reflact.llm.client import Client
 from reflact.messages import CallId, Message, RenderedPrompt, ReplyModel
 from reflact.testing import InMemoryRunStore
@@ -95,16 +96,8 @@ async def ours(pieces: list[bytes]) -> tuple[float, int]:
     store = InMemoryRunStore()
     await store.open_run("r", {}, {})
     settings = ModelConfig(model="m", base_url="http://model/v1", api_key_env=None, mode="json_schema")
-    client = Client(
-        settings,
-        role="optimizer",
-        run_id="r",
-        responses=store,
-        decision_log=store.decision_log("r"),
-        transport=network(pieces),
-        on_event=emit,
-    )
-    async with client:
+    account = Account("r", store, store.decision_log("r"))
+    async with Client(settings, "optimizer", account, transport=network(pieces), on_event=emit) as client:
         started = time.process_time()
         await client.ask(PROMPT, Changes, call_id=CallId(role="optimizer", purpose="merge", step=1))
         return time.process_time() - started, count

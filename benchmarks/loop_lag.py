@@ -25,6 +25,7 @@ from chat_server import running
 
 from reflact.concurrency import open_task_group
 from reflact.config.models import ModelConfig
+from reflact.llm.budget import Account
 from reflact.llm.client import Client
 from reflact.messages import CallId, Message, RenderedPrompt
 from reflact.stages.reply_models import RankReply
@@ -89,11 +90,8 @@ async def through_reflact(url: str, folder: Path, name: str) -> tuple[float, flo
     )
     async with open_store(folder / name) as store:
         await store.open_run("r", {}, None)
-        decision_log = store.decision_log("r")
         asked = 0
-        async with Client(
-            config, role="optimizer", run_id="r", responses=store, decision_log=decision_log
-        ) as client:
+        async with Client(config, "optimizer", Account("r", store, store.decision_log("r"))) as client:
 
             async def ask(number: int) -> object:
                 nonlocal asked

@@ -46,6 +46,7 @@ from reflact.calibration.perturbations import (
 from reflact.concurrency import fan_out
 from reflact.config.loading import load_section
 from reflact.errors import ReplyError
+from reflact.llm.budget import Account
 from reflact.llm.cassettes import open_cassette
 from reflact.llm.client import Client
 from reflact.llm.connection_pool import PooledTransport
@@ -255,10 +256,8 @@ async def main(arguments: argparse.Namespace) -> None:
         ) as transport,
         Client(
             settings.models.critic,
-            role="critic",
-            run_id="r",
-            responses=store,
-            decision_log=store.decision_log("r"),
+            "critic",
+            Account("r", store, store.decision_log("r")),
             transport=transport,
         ) as llm,
     ):

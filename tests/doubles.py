@@ -10,7 +10,8 @@ from typing import Any
 import httpx
 
 from reflact.config.models import ModelConfig
-from reflact.llm.budget import Budget
+from reflact.config.training import BudgetConfig
+from reflact.llm.budget import Account, Budget
 from reflact.llm.client import Client
 from reflact.messages import CallId, Message, RenderedPrompt
 from reflact.protocols import DecisionLog, EventCallback, ResponseStore
@@ -106,15 +107,9 @@ async def connected(
 ) -> AsyncIterator[Client]:
     """Enter a client of the optimizer's role in front of a transport."""
     store = store or await opened()
-    client = Client(
-        settings or config(),
-        role="optimizer",
-        run_id=RUN,
-        responses=responses or store,
-        decision_log=journal or store.decision_log(RUN),
-        budget=budget,
-        transport=transport,
-        on_event=emit,
-    )
-    async with client:
+    journal = journal or store.decision_log(RUN)
+    account = Account(RUN, responses or store, journal, budget or Budget(BudgetConfig()))
+    async with Client(
+        settings or config(), "optimizer", account, transport=transport, on_event=emit
+    ) as client:
         yield client

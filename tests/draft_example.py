@@ -7,6 +7,7 @@ from pathlib import Path
 from pydantic import Field
 
 from reflact.config.models import ModelConfig
+from reflact.llm.budget import Account
 from reflact.llm.cassettes import open_cassette
 from reflact.llm.client import Client
 from reflact.messages import CallId, Message, RenderedPrompt, ReplyModel
@@ -74,15 +75,7 @@ async def record() -> int:
     store = InMemoryRunStore()
     await store.open_run("r0", {}, {})
     async with open_cassette(CASSETTE, mode="record") as transport:
-        client = Client(
-            MODEL,
-            role="optimizer",
-            run_id="r0",
-            responses=store,
-            decision_log=store.decision_log("r0"),
-            transport=transport,
-            on_event=ignore,
-        )
-        async with client:
+        account = Account("r0", store, store.decision_log("r0"))
+        async with Client(MODEL, "optimizer", account, transport=transport, on_event=ignore) as client:
             reply = await client.ask(PROMPT, Handbook, call_id=SAMPLE)
     return len(reply.value.model_dump_json())

@@ -17,6 +17,7 @@ from reflact.calibration.curriculum import MistakeShare, RoundPlan
 from reflact.config.models import ModelConfig
 from reflact.config.training import AggregateConfig, UpdateConfig
 from reflact.errors import ReplyError
+from reflact.llm.budget import Account
 from reflact.llm.cassettes import open_cassette
 from reflact.llm.client import Client
 from reflact.memory.models import Action, ContrastPair, Evaluation, Label, ScoreEvent, Transition
@@ -356,16 +357,9 @@ def _rollouts(skill: Skill, answers: Sequence[str], *, hard: float) -> tuple[Rol
 async def ask(example: Example, transport: httpx.AsyncBaseTransport) -> ReplyModel:
     """Ask one example's question and return the validated reply."""
     store = InMemoryRunStore()
-    client = Client(
-        MODEL,
-        role="optimizer",
-        run_id="r",
-        responses=store,
-        decision_log=store.decision_log("r"),
-        transport=transport,
-    )
+    account = Account("r", store, store.decision_log("r"))
     prompt = example.prompt
-    async with client:
+    async with Client(MODEL, "optimizer", account, transport=transport) as client:
         call_id = CallId(role="optimizer", purpose=prompt.name, step=0, part=f"v{prompt.version}")
         reply = await client.ask(prompt, example.reply_type, call_id=call_id, check=example.check)
     return reply.value

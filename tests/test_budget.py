@@ -19,10 +19,10 @@ from reflact.concurrency import fan_out, open_task_group
 from reflact.config.training import BudgetConfig, TrainerConfig
 from reflact.errors import BudgetSpent, ConfigError
 from reflact.llm.budget import (
+    Account,
     Amount,
     Budget,
     BudgetedEnvironment,
-    DeclaredCostEnvironment,
     amount_of,
     declared_rollout_cost,
     describe_overrun,
@@ -44,6 +44,11 @@ USED = Usage(calls=1, input_tokens=30, output_tokens=10, usd=0.04)
 def budget(**limits: Any) -> Budget:
     """Return a budget with limits."""
     return Budget(BudgetConfig(**limits))
+
+
+def account_of(store: InMemoryRunStore, held: Budget) -> Account:
+    """Return the run's account."""
+    return Account(RUN, store, store.decision_log(RUN), held)
 
 
 async def refused(held: Budget, worst: Usage = WORST) -> str:
@@ -518,7 +523,7 @@ class Refusing:
 async def test_an_environment_cannot_make_a_failure_of_a_spent_budget() -> None:
     """What it returns after swallowing the error is no result."""
     budget = Budget(BudgetConfig(max_calls=0))
-    environment = BudgetedEnvironment(Swallowing(), budget=budget)
+    environment = BudgetedEnvironment(Swallowing(), account_of(InMemoryRunStore(), budget))
     (item, *_) = environment.items(Split.train)
     with pytest.raises(BudgetSpent):
         await environment.run(item, Refusing(budget), seed=1)
@@ -551,7 +556,7 @@ class Busy(ToyEnvironment):
 async def rolled(environment: Busy, store: InMemoryRunStore, budget: Budget, size: int) -> Sequence[object]:
     """Run as many items at once, with 100 tokens and 2 calls declared for each."""
     worst = Usage(calls=2, input_tokens=100)
-    unseen = DeclaredCostEnvironment(environment, budget=budget, responses=store, run_id=RUN, worst=worst)
+    unseen = BudgetedEnvironment(environment, account_of(store, budget), worst=worst)
     target = ToyTarget()
 
     async def one(item: Item) -> object:

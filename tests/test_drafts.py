@@ -22,10 +22,9 @@ from reflact.errors import ProviderDown, ReplyError
 from reflact.events import DraftDiscarded, DraftUpdated, Event, ModelCallFinished
 from reflact.llm.cassettes import Interaction, ReplayTransport, read_cassette
 from reflact.llm.client import Client
-from reflact.llm.drafts import DraftStream, Reset, extends, read_partial
+from reflact.llm.drafts import DraftStream, extends, read_partial
 from reflact.llm.sse import parse_chunk, read_events
 from reflact.messages import Draft, Reply, ReplyModel, Text
-from reflact.protocols import DraftingLLM
 from reflact.types import FrozenModel
 from sse import Body, Kept, Streaming, chunk, stream
 
@@ -76,15 +75,6 @@ class Told(list[Event]):
 def only_grow(drafts: list[Any]) -> bool:
     """Whether each draft is a beginning of the next one."""
     return all(extends(after, before) for before, after in pairwise(drafts))
-
-
-def test_a_client_shows_drafts() -> None:
-    """The client has the shape of the port."""
-
-    def accept(drafter: DraftingLLM) -> DraftingLLM:
-        return drafter
-
-    assert accept(Client.__new__(Client))
 
 
 # ------------------------------------------------------------------------------------------- a recorded reply
@@ -261,20 +251,29 @@ def test_texts_grow_and_elements_come_whole(text: str, kept: Any) -> None:
     assert read_partial(text, Anything) == kept
 
 
-async def test_what_was_shown_is_never_taken_back() -> None:
-    """A member that is named twice stops the drafts of its attempt."""
+async def drafts_of(text: str, reply_type: type[ReplyModel]) -> list[Any]:
+    """Return the drafts of a reply that arrives in pieces."""
     shown: list[Any] = []
 
-    async def keep(item: Draft[Anything] | Reset) -> None:
-        assert isinstance(item, Draft)
-        shown.append(item.value)
+    async def keep(draft: Draft[ReplyModel]) -> None:
+        if draft.reply is None:
+            shown.append(draft.value)
 
-    drafts = DraftStream(Anything)
-    drafts.begin(())
-    for piece in stream('{"a": "' + "x " * 50 + '", "a": {"b": "' + "y " * 100 + '"}}'):
-        drafts.feed(piece)
-    drafts.close()
-    await drafts.send(keep)
+    drafts = DraftStream(reply_type, {}, None, keep)
+
+    async def answer() -> Reply[ReplyModel]:
+        drafts.begin(())
+        for piece in stream(text):
+            drafts.feed(piece)
+        return Reply(value=reply_type.model_construct())
+
+    await drafts.follow(answer)
+    return shown
+
+
+async def test_what_was_shown_is_never_taken_back() -> None:
+    """A member that is named twice stops the drafts of its attempt."""
+    shown = await drafts_of('{"a": "' + "x " * 50 + '", "a": {"b": "' + "y " * 100 + '"}}', Anything)
     assert shown
     assert only_grow(shown)
     assert all(set(draft["a"]) <= set("x ") for draft in shown)
@@ -286,24 +285,14 @@ async def test_drafts_cost_in_proportion_to_the_reply() -> None:
     class Words(ReplyModel):
         """A text and words."""
 
-        text: str
-        words: list[str]
+        text: str = ""
+        words: list[str] = []
 
     per_character = []
     for scale in (1, 32):
-        value = {"text": "abcd " * 100 * scale, "words": ["efgh"] * 100 * scale}
-        drafts, shown = DraftStream(Words), [0]
-
-        async def count(news: Draft[Words] | Reset, shown: list[int] = shown) -> None:
-            assert isinstance(news, Draft)
-            shown[0] += len(json.dumps(news.value))
-
-        drafts.begin(())
-        for piece in stream(json.dumps(value)):
-            drafts.feed(piece)
-        drafts.close()
-        await drafts.send(count)
-        per_character.append(shown[0] / len(json.dumps(value)))
+        text = json.dumps({"text": "abcd " * 100 * scale, "words": ["efgh"] * 100 * scale})
+        shown = await drafts_of(text, Words)
+        per_character.append(sum(len(json.dumps(draft)) for draft in shown) / len(text))
     assert 1 < per_character[1] < 80
 
 

@@ -27,7 +27,8 @@ from reflact.errors import (
     ReplyError,
     UnknownModel,
 )
-from reflact.llm.client import Client
+from reflact.llm.budget import Account
+from reflact.llm.client import Client, identify_model
 from reflact.llm.structured import bind, build_schema
 from reflact.messages import Message, RenderedPrompt, ReplyModel, Text
 from reflact.protocols import LLM
@@ -189,11 +190,8 @@ async def test_the_identity_holds_what_influences_replies() -> None:
     async def key() -> str:
         return SECRET
 
-    store = await opened()
-
     def identity(**settings: Any) -> str:
-        arguments: dict[str, Any] = {"responses": store, "decision_log": store.decision_log(RUN)}
-        return Client(config(**settings), role="optimizer", run_id=RUN, **arguments).identity
+        return identify_model(config(**settings))
 
     plain = identity()
     changes: list[dict[str, Any]] = [
@@ -527,9 +525,7 @@ async def test_one_exchange_on_the_wire() -> None:
 
     store = await opened()
     settings = config(key=key, temperature=0.5)
-    client = Client(
-        settings, role="optimizer", run_id=RUN, responses=store, decision_log=store.decision_log(RUN)
-    )
+    client = Client(settings, "optimizer", Account(RUN, store, store.decision_log(RUN)))
     with respx.mock(assert_all_called=True) as router:
         route = router.post("http://endpoint.test/v1/chat/completions").mock(return_value=GOOD)
         async with client:
@@ -659,15 +655,8 @@ async def test_half_a_surrogate_pair_goes_no_further(tmp_path: Path) -> None:
     endpoint = Endpoint(httpx.Response(200, content=half), httpx.Response(200, content=half), GOOD)
     async with open_store(tmp_path / "run.db") as store:
         await store.open_run(RUN, {}, {})
-        client = Client(
-            config(),
-            role="optimizer",
-            run_id=RUN,
-            responses=store,
-            decision_log=store.decision_log(RUN),
-            transport=endpoint,
-        )
-        async with client:
+        account = Account(RUN, store, store.decision_log(RUN))
+        async with Client(config(), "optimizer", account, transport=endpoint) as client:
             plain = await client.ask(PROMPT, Text, call_id=call_id())
             typed = await client.ask(PROMPT, Pick, call_id=call_id("typed"))
     assert plain.value.text == "a \ufffd b"

@@ -16,7 +16,7 @@ from reflact.concurrency import open_task_group
 from reflact.config.models import ModelConfig, Price
 from reflact.config.training import BudgetConfig
 from reflact.errors import BudgetSpent, CassetteMiss, ModelError, ProviderDown
-from reflact.llm.budget import Budget
+from reflact.llm.budget import Account, Budget
 from reflact.llm.metering import RESERVATION, MeteredTransport
 from reflact.llm.pricing import OVERHEAD_TOKENS, usd_of
 from reflact.llm.rate_limit import endpoint_for
@@ -155,7 +155,7 @@ async def test_what_is_stored_costs_nothing() -> None:
 def paying(inner: httpx.AsyncBaseTransport, store: InMemoryRunStore, held: Budget, model: ModelConfig) -> Any:
     """Return a transport of its own endpoint, and a function that sends a call through it."""
     client = endpoint_for(model)
-    transport = MeteredTransport(inner, config=model, budget=held, endpoint=client, responses=store)
+    transport = MeteredTransport(inner, model, Account(RUN, store, store.decision_log(RUN), held), client)
 
     async def send(key: str) -> httpx.Response:
         intent = CallReservation(

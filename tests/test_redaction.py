@@ -25,6 +25,7 @@ from reflact.cli.app import app
 from reflact.config.loading import load_config
 from reflact.config.models import ModelConfig, find_secret_names, is_secret_name
 from reflact.errors import ConfigError, ReflactError
+from reflact.llm.budget import Account
 from reflact.llm.cassettes import open_cassette
 from reflact.llm.client import Client
 from reflact.llm.redaction import HTTP_LOGGERS, KEY_MARK, RedactingTransport, Scrubber, remove_keys
@@ -285,8 +286,9 @@ def test_keys_are_known_in_the_spelling_of_json() -> None:
         found = {0: remove_keys([key], text)}
         for size in range(1, 12):
             scrubber = Scrubber([key])
-            pieces = [scrubber.feed(text[start : start + size]) for start in range(0, len(text), size)]
-            found[size] = "".join(pieces)
+            data = text.encode()
+            pieces = [scrubber.feed(data[start : start + size]) for start in range(0, len(data), size)]
+            found[size] = b"".join(pieces).decode()
         wrong += [(key, deep, ascii_only, size) for size, result in found.items() if result != expected]
     assert wrong == []
 
@@ -451,13 +453,8 @@ def test_a_malformed_file_is_not_quoted(text: str, tmp_path: Path) -> None:
 async def test_settings_that_hold_the_key_itself_are_refused(field: str, value: Any) -> None:
     """Once the key is known, no setting may hold it, whatever its name."""
     store = InMemoryRunStore()
-    client = Client(
-        config(key=give_key, **{field: value}),
-        role="target",
-        run_id=RUN,
-        responses=store,
-        decision_log=store.decision_log(RUN),
-    )
+    account = Account(RUN, store, store.decision_log(RUN))
+    client = Client(config(key=give_key, **{field: value}), "target", account)
     with pytest.raises(ConfigError, match=rf"models\.target\.{field} contains the key") as failure:
         async with client:
             pass

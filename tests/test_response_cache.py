@@ -550,22 +550,3 @@ async def test_a_redirected_call_keeps_its_identity() -> None:
     served = [request for request in endpoint.requests if request.url.host == "elsewhere.test"]
     assert len(served) == 2
     assert not [name for request in endpoint.requests for name in request.headers if "reflact" in name]
-
-
-async def test_a_streamed_answer_is_kept_in_its_pieces() -> None:
-    """A body that came in pieces is stored and given back in the same pieces."""
-    pieces = ['data: {"choices": []}\n\n', 'data: "ü', '"\n\ndata: [DONE]\n\n']
-
-    class Streaming(httpx.AsyncBaseTransport):
-        async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-            async def body() -> Any:
-                for piece in pieces:
-                    yield piece.encode()
-
-            return httpx.Response(200, headers={"content-type": "text/event-stream"}, content=body())
-
-    store = await watched()
-    async with connected(Streaming(), store=store) as client:
-        with pytest.raises(ProviderDown, match="no chat completion"):
-            await client.ask(PROMPT, Text, call_id=call_id())
-    assert list(store.replies[0].chunks) == pieces

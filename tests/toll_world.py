@@ -21,7 +21,7 @@ from reflact.config.training import BudgetConfig, TrainerConfig
 from reflact.errors import BudgetSpent, ProviderDown
 from reflact.events import Event
 from reflact.integrations.opentelemetry import Tracing
-from reflact.llm.budget import Amount, Budget, BudgetedEnvironment, amount_of, find_exceeded_limit
+from reflact.llm.budget import Account, Amount, Budget, BudgetedEnvironment, amount_of, find_exceeded_limit
 from reflact.llm.cache import CALL_ID_HEADER, REPLY_TYPE_HEADER, ResponseCacheTransport
 from reflact.llm.metering import MeteredTransport
 from reflact.llm.pricing import BILLION, read_cap, usd_of
@@ -242,23 +242,18 @@ async def furnished(
 ) -> AsyncIterator[wiring.Runtime]:
     """Connect the toy world to a provider, through all that pays."""
     budget = Budget(limits)
+    account = Account(plan.run_id, store, store.decision_log(plan.run_id), budget)
     async with AsyncExitStack() as stack:
         tills = []
         for role in ("target", "optimizer"):
             client = stack.enter_context(endpoint_for(MODEL))
-            paying = MeteredTransport(network, config=MODEL, budget=budget, endpoint=client, responses=store)
+            paying = MeteredTransport(network, MODEL, account, client)
             retrying = RetryTransport(paying, retries=MODEL.max_retries, endpoint=client)
-            effects = ResponseCacheTransport(
-                retrying,
-                responses=store,
-                flights=await stack.enter_async_context(SingleFlight[Any]()),
-                run_id=plan.run_id,
-                role=role,
-                model=role,
-            )
+            flights = await stack.enter_async_context(SingleFlight[Any]())
+            effects = ResponseCacheTransport(retrying, MODEL, role, account, flights)
             tills.append(Till(role, effects))
         target, optimizer = PaidTarget(tills[0]), PaidLLM(tills[1])
-        environment = BudgetedEnvironment(plan.environment, budget=budget)
+        environment = BudgetedEnvironment(plan.environment, account)
         plan = replace(plan, environment=environment)
         yield wiring.Runtime(plan, store, target, optimizer, budget, Tracing(plan.run_id))
 

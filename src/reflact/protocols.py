@@ -10,9 +10,8 @@ from typing import Protocol, TypeVar, runtime_checkable
 
 from pydantic import JsonValue
 
-from reflact.concurrency import Stream
 from reflact.events import Event
-from reflact.messages import CallId, CallReservation, Draft, RenderedPrompt, Reply, ReplyModel, StoredResponse
+from reflact.messages import CallId, CallReservation, RenderedPrompt, Reply, ReplyModel, StoredResponse
 from reflact.records import (
     CandidateReview,
     CriticDescription,
@@ -72,25 +71,6 @@ class LLM(Protocol):
             ContextOverflow: The request is larger than the model's context.
             ProviderError: The endpoint refused, failed or could not be reached.
             BudgetSpent: A limit of the budget allows no further call.
-        """
-        ...
-
-
-class DraftingLLM(LLM, Protocol):
-    """A model that can stream drafts of replies."""
-
-    def draft(
-        self,
-        prompt: RenderedPrompt,
-        reply_type: type[R],
-        *,
-        call_id: CallId,
-        check: Callable[[R], None] | None = None,
-    ) -> Stream[Draft[R]]:
-        """Ask as ``LLM.ask`` does, and iterate over drafts; the last one carries the reply.
-
-        The first iteration sends the request. Leaving ``async with`` or the loop cancels the call. There is
-        only one draft if the reply is stored or plain text, or if the endpoint does not stream.
         """
         ...
 

@@ -90,7 +90,7 @@ async def open_connection(
     """
     import anyio
 
-    from reflact.llm.budget import Budget
+    from reflact.llm.budget import Account, Budget
     from reflact.llm.client import Client
     from reflact.store.runs import open_store
 
@@ -101,11 +101,8 @@ async def open_connection(
         limits.begin(await calls.spend(run_id), await calls.add_seconds(run_id, 0.0))
         client = Client(
             _drop_key_if_replayed(model, replay),
-            role=role,
-            run_id=run_id,
-            responses=calls,
-            decision_log=calls.decision_log(run_id),
-            budget=limits,
+            role,
+            Account(run_id, calls, calls.decision_log(run_id), limits),
             transport=await _open_replay_transport(replay, stack),
             on_limit=on_limit,
         )

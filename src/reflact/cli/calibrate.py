@@ -84,21 +84,14 @@ def open_model(
 
 async def read_earlier_spend(config: CalibrateConfig) -> tuple[UncalledLLM, tuple[Spend, ...]]:
     """Return the model without asking it, and what earlier starts have paid for."""
-    from reflact.llm.client import Client
+    from reflact.llm.client import identify_model
     from reflact.store.runs import open_store
 
     path, run_id = config.store or config.memory, calibration_run_id(config)
     if not path.is_file():
         return UncalledLLM(), ()
     async with open_store(path, read_only=True) as store:
-        client = Client(
-            config.models.critic,
-            role=CRITIC_ROLE,
-            run_id=run_id,
-            responses=store,
-            decision_log=store.decision_log(run_id),
-        )
-        return UncalledLLM(client.identity), await store.spend(run_id)
+        return UncalledLLM(identify_model(config.models.critic)), await store.spend(run_id)
 
 
 async def load_traces(

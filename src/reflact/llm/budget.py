@@ -9,28 +9,23 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from decimal import Decimal
-from typing import TYPE_CHECKING
 
 import anyio
 
 from reflact.config.models import ModelConfig
 from reflact.config.training import BudgetConfig, TrainerConfig
 from reflact.errors import BudgetSpent, ConfigError
-from reflact.events import BudgetUpdated, Event, RateLimited
 from reflact.llm.cache_keys import strip_credentials
+from reflact.llm.middleware import EnvironmentMiddleware
 from reflact.llm.pricing import BILLION, read_cap, usd_of
 from reflact.messages import CallReservation
-from reflact.protocols import Environment, ResponseStore, Session
+from reflact.protocols import DecisionLog, Environment, ResponseStore, Session
 from reflact.records import Spend, Usage
-from reflact.types import Grade, Item, Split
-
-if TYPE_CHECKING:
-    from reflact.llm.rate_limit import LimitChange
-
+from reflact.types import Grade, Item
 
 RAISE_HINT = "set a larger one to go on"
 
@@ -92,23 +87,20 @@ def describe_overrun(usage: Usage, worst: Usage) -> str | None:
 
 
 class Reservation:
-    """The reserved amount of one call, until its cost is known.
+    """The reserved worst case of one call, until its cost is known.
 
     ``cost`` is zero before ``mark_sent``, the worst case after it, and the real cost after ``settle``.
     """
 
-    def __init__(self, worst: Usage, *, strict: bool) -> None:
-        self._worst = worst
-        self._strict = strict
+    def __init__(self, worst: Usage) -> None:
+        self.worst = worst
         self.amount = amount_of(worst)
         self.cost = Usage()
-        self.overrun: str | None = None
         self.decided = anyio.Event()
-        self.admitted = False
 
     def mark_sent(self) -> None:
         """Count the worst case, since the provider may charge for the call from now on."""
-        self.cost = self._worst
+        self.cost = self.worst
 
     def release(self) -> None:
         """Count nothing, since the call was free."""
@@ -118,7 +110,6 @@ class Reservation:
         """Count the cost of the call; an uncounted usage keeps the worst case."""
         if not usage.uncounted:
             self.cost = usage
-            self.overrun = describe_overrun(usage, self._worst) if self._strict else None
 
 
 class Budget:
@@ -131,24 +122,26 @@ class Budget:
         limits: The limits.
         on_usage: Called after each charged call with the run's total usage and active seconds; must neither
             wait nor raise.
+
+    Attributes:
+        deadline: The time on the event loop's clock at which calls in flight must end. It is infinite if the
+            time was over at the start. Then no call is admitted, and stored results can still be read.
     """
 
     def __init__(
         self, limits: BudgetConfig, *, on_usage: Callable[[Usage, float], None] | None = None
     ) -> None:
+        self.deadline = math.inf
         self._limits = limits
         self._on_usage = on_usage
-        self._strict = limits.max_tokens is not None or limits.max_usd is not None
         self._used = Usage()
-        self._spent = Amount()
+        self._charged = Amount()
         self._since = 0.0
-        self._reserved = Amount()
-        self._in_flight = 0
+        self._admitted: set[Reservation] = set()
         self._waiting: deque[Reservation] = deque()
         self._overrun: str | None = None
         self._reason: str | None = None
         self._late = False
-        self._deadline = math.inf
 
     def begin(self, spent: Iterable[Spend], seconds: float) -> None:
         """Subtract the spending of earlier starts and start the clock.
@@ -159,21 +152,11 @@ class Budget:
         """
         parts = [part for entry in spent for part in (entry.usage, entry.worst_case)]
         self._used = sum(parts, Usage())
-        self._spent = sum((amount_of(part) for part in parts), Amount())
+        self._charged = sum((amount_of(part) for part in parts), Amount())
         self._since = anyio.current_time() - seconds
         if self._limits.max_seconds is not None:
-            left = self._limits.max_seconds - seconds
-            self._late = left <= 0
-            self._deadline = math.inf if self._late else anyio.current_time() + left
-
-    @property
-    def deadline(self) -> float:
-        """The time on the event loop's clock at which calls in flight must end.
-
-        It is infinite if the time was over at the start. Then no call is admitted, and stored results can
-        still be read.
-        """
-        return self._deadline
+            self._late = seconds >= self._limits.max_seconds
+            self.deadline = math.inf if self._late else self._since + self._limits.max_seconds
 
     @asynccontextmanager
     async def reserve(self, worst: Usage) -> AsyncIterator[Reservation]:
@@ -183,9 +166,9 @@ class Budget:
             BudgetSpent: The call does not fit, and no call in flight can leave room for it.
         """
         self.check()
-        if self._late or anyio.current_time() >= self._deadline:
+        if self._late or anyio.current_time() >= self.deadline:
             raise self.out_of_time()
-        reservation = Reservation(worst, strict=self._strict)
+        reservation = Reservation(worst)
         self._waiting.append(reservation)
         self._admit()
         try:
@@ -209,15 +192,12 @@ class Budget:
     def _admit(self) -> None:
         while self._waiting:
             first = self._waiting[0]
-            reason = self._overrun or find_exceeded_limit(
-                self._limits, self._spent + self._reserved, first.amount
-            )
+            reason = self._overrun or find_exceeded_limit(self._limits, self._charged, first.amount)
             if reason is None:
-                self._reserved += first.amount
-                self._in_flight += 1
-                first.admitted = True
+                self._charged += first.amount
+                self._admitted.add(first)
                 self._waiting.popleft().decided.set()
-            elif self._in_flight:
+            elif self._admitted:
                 return
             else:
                 self._refuse(reason)
@@ -229,20 +209,27 @@ class Budget:
         return BudgetSpent(self._reason)
 
     def _leave(self, reservation: Reservation) -> None:
-        if reservation.admitted:
-            self._in_flight -= 1
-            self._reserved -= reservation.amount
-            self._overrun = self._overrun or reservation.overrun
-            self._charge(reservation.cost)
+        if reservation in self._admitted:
+            self._admitted.remove(reservation)
+            if self._limits.max_tokens is not None or self._limits.max_usd is not None:
+                self._overrun = self._overrun or describe_overrun(reservation.cost, reservation.worst)
+            self._used += reservation.cost
+            self._charged += amount_of(reservation.cost) - reservation.amount
+            if self._on_usage is not None and reservation.cost.calls:
+                self._on_usage(self._used, anyio.current_time() - self._since)
         elif reservation in self._waiting:
             self._waiting.remove(reservation)
         self._admit()
 
-    def _charge(self, usage: Usage) -> None:
-        self._used += usage
-        self._spent += amount_of(usage)
-        if self._on_usage is not None and usage.calls:
-            self._on_usage(self._used, anyio.current_time() - self._since)
+
+@dataclass(frozen=True)
+class Account:
+    """Where the model calls of a run are stored and charged."""
+
+    run_id: str
+    responses: ResponseStore
+    decision_log: DecisionLog
+    budget: Budget = field(default_factory=lambda: Budget(BudgetConfig()))
 
 
 def require_caps(config: TrainerConfig, *, passed: Collection[str]) -> None:
@@ -256,25 +243,25 @@ def require_caps(config: TrainerConfig, *, passed: Collection[str]) -> None:
         ConfigError: A setting is missing; names it.
     """
     limits, target = config.budget, config.target
-    by_tokens, by_calls = _list_set(limits, "max_tokens", "max_usd"), _list_set(limits, "max_calls")
-    if "optimizer" in passed and (by_tokens or by_calls):
+    counted = _list_set(limits, "max_tokens", "max_usd", "max_calls")
+    if counted and "optimizer" in passed:
         raise ConfigError(
-            f"budget.{(by_tokens + by_calls)[0]} cannot hold for an optimizer passed in Python, whose calls "
+            f"budget.{counted[0]} cannot hold for an optimizer passed in Python, whose calls "
             "are not seen: configure models.optimizer instead, or set it to null"
         )
     if "target" in passed:
         for keys, name, cap in (
-            (by_tokens, "max_tokens_per_rollout", target.max_tokens_per_rollout),
-            (by_calls, "max_calls_per_rollout", target.max_calls_per_rollout),
+            (("max_tokens", "max_usd"), "max_tokens_per_rollout", target.max_tokens_per_rollout),
+            (("max_calls",), "max_calls_per_rollout", target.max_calls_per_rollout),
         ):
-            if keys and cap is None:
+            if cap is None and (limited := _list_set(limits, *keys)):
                 raise ConfigError(
-                    f"budget.{keys[0]} needs target.{name}: the calls of a target passed in Python are not "
+                    f"budget.{limited[0]} needs target.{name}: the calls of a target passed in Python are not "
                     "seen, so say the most that one rollout takes"
                 )
-    if config.environment.grader == "critic" and "target" in passed and (by_tokens or by_calls):
+    if counted and "target" in passed and config.environment.grader == "critic":
         raise ConfigError(
-            f"budget.{(by_tokens + by_calls)[0]} cannot hold where a critic grades a target passed in "
+            f"budget.{counted[0]} cannot hold where a critic grades a target passed in "
             "Python: the critic's calls are seen within rollouts whose others are not; configure "
             "models.target instead, or set it to null"
         )
@@ -294,9 +281,10 @@ def require_cap(limits: BudgetConfig, model: ModelConfig, *, role: str, seen: bo
     Raises:
         ConfigError: A setting is missing; names it.
     """
-    by_tokens = _list_set(limits, "max_tokens", "max_usd")
-    if by_tokens and seen and read_cap(_settings(model)) is None:
-        raise ConfigError(f"budget.{by_tokens[0]} needs models.{role}.max_tokens: a cap on each reply")
+    limited = _list_set(limits, "max_tokens", "max_usd")
+    cap = read_cap({model.max_tokens_key: model.max_tokens, **model.extra_body})
+    if limited and seen and cap is None:
+        raise ConfigError(f"budget.{limited[0]} needs models.{role}.max_tokens: a cap on each reply")
     if limits.max_usd is not None and not model.unpriced and usd_of(Usage(calls=1), model) is None:
         raise ConfigError(
             f"budget.max_usd needs models.{role}.price: no list price is known of {model.model!r} at "
@@ -309,84 +297,47 @@ def _list_set(limits: BudgetConfig, *keys: str) -> list[str]:
     return [key for key in keys if getattr(limits, key) is not None]
 
 
-def _settings(model: ModelConfig) -> dict[str, object]:
-    return {model.max_tokens_key: model.max_tokens, **model.extra_body}
-
-
-class BudgetedEnvironment:
+class BudgetedEnvironment(EnvironmentMiddleware):
     """An environment that returns no result after the budget is spent, even if it caught the error.
 
     Args:
         inner: The environment.
-        budget: The run's budget.
+        account: The run's account.
+        worst: The most that a rollout costs, if the target makes calls that reflact does not see.
     """
 
-    def __init__(self, inner: Environment, *, budget: Budget) -> None:
-        self._inner = inner
-        self._budget = budget
-
-    @property
-    def identity(self) -> str:
-        """The identity of the environment."""
-        return self._inner.identity
-
-    def items(self, split: Split) -> Sequence[Item]:
-        """Return a split's items, in a fixed order."""
-        return self._inner.items(split)
-
-    async def run(self, item: Item, session: Session, *, seed: int) -> Grade:
-        """Run and judge an item.
-
-        Raises:
-            BudgetSpent: A call of this or another rollout was refused meanwhile.
-        """
-        graded = await self._inner.run(item, session, seed=seed)
-        self._budget.check()
-        return graded
-
-
-class DeclaredCostEnvironment(BudgetedEnvironment):
-    """An environment whose target makes calls that reflact does not see; each rollout has a declared cost.
-
-    Args:
-        inner: The environment.
-        budget: The run's budget.
-        responses: The ledger.
-        run_id: The run that pays.
-        worst: The most that a rollout costs.
-    """
-
-    def __init__(
-        self, inner: Environment, *, budget: Budget, responses: ResponseStore, run_id: str, worst: Usage
-    ) -> None:
-        super().__init__(inner, budget=budget)
-        self._responses = responses
-        self._run_id = run_id
+    def __init__(self, inner: Environment, account: Account, *, worst: Usage | None = None) -> None:
+        super().__init__(inner)
+        self._account = account
         self._worst = worst
 
     async def run(self, item: Item, session: Session, *, seed: int) -> Grade:
-        """Run and judge an item once its rollout fits the budget.
+        """Run and judge an item, once its declared cost fits the budget.
 
         Raises:
-            BudgetSpent: It does not fit.
+            BudgetSpent: It does not fit, or a call of this or another rollout was refused meanwhile.
         """
+        budget, responses, worst = self._account.budget, self._account.responses, self._worst
+        if worst is None:
+            graded = await self.inner.run(item, session, seed=seed)
+            budget.check()
+            return graded
         key = f"target/rollout/unseen/{item.fingerprint}/{seed}"
         call = CallReservation(
             key=key,
-            run_id=self._run_id,
+            run_id=self._account.run_id,
             call_id=key,
             role="target",
             purpose="rollout",
             endpoint="unseen",
             model="unseen",
-            worst_case=self._worst,
+            worst_case=worst,
         )
-        async with self._budget.reserve(self._worst) as reservation:
+        async with budget.reserve(worst) as reservation:
             reservation.mark_sent()
-            await self._responses.reserve(call)
-            graded = await self._inner.run(item, session, seed=seed)
-            calls = self._worst.calls
-            await self._responses.settle(call, Usage(calls=calls, uncounted=calls))
+            await responses.reserve(call)
+            graded = await self.inner.run(item, session, seed=seed)
+            await responses.settle(call, Usage(calls=worst.calls, uncounted=worst.calls))
             return graded
 
 
@@ -406,26 +357,3 @@ def declared_rollout_cost(config: TrainerConfig) -> Usage | None:
     )
     prices = [price for price in (usd_of(kind, model) for kind in kinds) if price is not None]
     return Usage(calls=target.max_calls_per_rollout or 1, input_tokens=tokens, usd=max(prices, default=None))
-
-
-class LimitEvents:
-    """Posts a run's events about its budget and the rate limits of endpoints.
-
-    Args:
-        run_id: The run.
-        limits: Its budget.
-        post: Takes an event without waiting.
-    """
-
-    def __init__(self, run_id: str, limits: BudgetConfig, post: Callable[[Event], None]) -> None:
-        self._run_id = run_id
-        self._limits = limits.model_dump()
-        self._post = post
-
-    def post_budget(self, usage: Usage, seconds: float) -> None:
-        """Post the run's total usage and active seconds."""
-        self._post(BudgetUpdated(run_id=self._run_id, usage=usage, seconds=seconds, **self._limits))
-
-    def post_limit_change(self, change: LimitChange) -> None:
-        """Post that an endpoint backed off."""
-        self._post(RateLimited(run_id=self._run_id, **change._asdict()))

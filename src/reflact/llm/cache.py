@@ -12,12 +12,13 @@ from typing import NamedTuple
 import httpx
 
 from reflact.concurrency import SingleFlight
+from reflact.config.models import ModelConfig
+from reflact.llm.budget import Account
 from reflact.llm.cache_keys import build_cache_key, strip_to_endpoint
 from reflact.llm.metering import RESERVATION
 from reflact.llm.retry import BodyStream, select_headers
 from reflact.llm.streaming import CONTEXT
 from reflact.messages import CallReservation
-from reflact.protocols import ResponseStore
 
 CALL_ID_HEADER = "x-reflact-call-id"
 REPLY_TYPE_HEADER = "x-reflact-reply-type"
@@ -37,32 +38,25 @@ class ResponseCacheTransport(httpx.AsyncBaseTransport):
 
     Args:
         inner: Sends requests and stores their answers.
-        responses: The store.
+        config: The role's model.
+        role: The role of the calls.
+        account: Where the calls are stored and charged.
         flights: Joins equal requests in flight.
-        run_id: The run that pays.
-        role: The role of the call.
-        model: The model's name, for the ledger.
-        forward: Name of a header in which to send the call's label to the endpoint; None sends no label.
     """
 
     def __init__(
         self,
         inner: httpx.AsyncBaseTransport,
-        *,
-        responses: ResponseStore,
-        flights: SingleFlight[RawAnswer],
-        run_id: str,
+        config: ModelConfig,
         role: str,
-        model: str,
-        forward: str | None = None,
+        account: Account,
+        flights: SingleFlight[RawAnswer],
     ) -> None:
         self._inner = inner
-        self._responses = responses
-        self._flights = flights
-        self._run_id = run_id
+        self._config = config
         self._role = role
-        self._model = model
-        self._forward = forward
+        self._account = account
+        self._flights = flights
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """Return the stored answer, or send the request and return its answer.
@@ -70,25 +64,27 @@ class ResponseCacheTransport(httpx.AsyncBaseTransport):
         Requests other than POST are free and are sent without looking in the store.
         """
         call_id = request.headers.get(CALL_ID_HEADER, "")
-        reply = request.headers.get(REPLY_TYPE_HEADER, "")
         body = await request.aread()
         outgoing = self._strip_headers(request, call_id, body)
         if request.method != "POST":
             return await self._inner.handle_async_request(outgoing)
-        endpoint, path = strip_to_endpoint(str(request.url)), request.url.path
+        endpoint, parts = strip_to_endpoint(str(request.url)), call_id.split("/")
         key = build_cache_key(
-            endpoint=endpoint, path=path, body=body.decode("utf-8"), call_id=call_id, reply=reply
+            endpoint=endpoint,
+            path=request.url.path,
+            body=body.decode("utf-8"),
+            call_id=call_id,
+            reply=request.headers.get(REPLY_TYPE_HEADER, ""),
         )
-        call = CallReservation(
+        outgoing.extensions[RESERVATION] = CallReservation(
             key=key,
-            run_id=self._run_id,
+            run_id=self._account.run_id,
             call_id=call_id,
             role=self._role,
-            purpose=_read_purpose(call_id),
+            purpose=parts[1] if len(parts) > 1 else "other",
             endpoint=endpoint,
-            model=self._model,
+            model=self._config.model,
         )
-        outgoing.extensions[RESERVATION] = call
         answer = await self._flights.join(key, lambda: self._find_or_send(outgoing, key))
         context = CONTEXT.get()
         if context is not None and not answer.stored:
@@ -100,8 +96,8 @@ class ResponseCacheTransport(httpx.AsyncBaseTransport):
         headers = httpx.Headers(request.headers)
         headers.pop(CALL_ID_HEADER, None)
         headers.pop(REPLY_TYPE_HEADER, None)
-        if self._forward is not None:
-            headers[self._forward] = call_id
+        if self._config.call_id_header is not None:
+            headers[self._config.call_id_header] = call_id
         extensions = {**request.extensions, "reflact_call_id": call_id}
         return httpx.Request(
             request.method, request.url, headers=headers, content=body, extensions=extensions
@@ -109,15 +105,10 @@ class ResponseCacheTransport(httpx.AsyncBaseTransport):
 
     async def _find_or_send(self, request: httpx.Request, key: str) -> RawAnswer:
         """Look up and send in one flight, so that no request is sent between a look-up and a store."""
-        stored = await self._responses.find_response(key)
+        stored = await self._account.responses.find_response(key)
         if stored is not None:
             pieces = [chunk.encode("utf-8") for chunk in stored.chunks]
             return RawAnswer(stored.status, {"content-type": stored.content_type}, pieces, stored=True)
         response = await self._inner.handle_async_request(request)
         pieces = [piece async for piece in response.aiter_bytes()]
         return RawAnswer(response.status_code, select_headers(response), pieces)
-
-
-def _read_purpose(call_id: str) -> str:
-    parts = call_id.split("/")
-    return parts[1] if len(parts) > 1 else "other"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
-from functools import partial, reduce
+from functools import partial
 from json import JSONDecodeError
 from typing import Any, Self, TypeVar
 from urllib.parse import urlsplit
@@ -22,18 +22,18 @@ from pydantic import JsonValue
 
 from reflact.concurrency import SingleFlight, Stream
 from reflact.config.models import ModelConfig
-from reflact.config.training import BudgetConfig
 from reflact.errors import ConfigError, ModelError, ProviderError, ReflactError, ReplyError
 from reflact.events import ModelCallFinished
-from reflact.llm.budget import Budget
+from reflact.llm.budget import Account
 from reflact.llm.cache import CALL_ID_HEADER, REPLY_TYPE_HEADER, ResponseCacheTransport
 from reflact.llm.cache_keys import derive_seed
 from reflact.llm.connection_pool import PooledTransport
-from reflact.llm.drafts import DraftSubscribers
+from reflact.llm.drafts import DraftStream
 from reflact.llm.errors import build_unusable_error, translate_client_error
 from reflact.llm.metering import MeteredTransport
+from reflact.llm.middleware import compose
 from reflact.llm.pricing import usd_of
-from reflact.llm.rate_limit import EndpointClient, LimitChange, endpoint_for
+from reflact.llm.rate_limit import LimitChange, endpoint_for
 from reflact.llm.redaction import (
     RedactingTransport,
     build_header_hook,
@@ -42,11 +42,11 @@ from reflact.llm.redaction import (
     resolve_key,
 )
 from reflact.llm.retry import RetryTransport
-from reflact.llm.sse import read_usage
+from reflact.llm.sse import JSON, read_usage
 from reflact.llm.streaming import CONTEXT, RequestContext, StreamingTransport
 from reflact.llm.structured import MODE_ORDER, Conversation, InvalidReply, Mode, refuses_format
 from reflact.messages import CallId, Draft, RenderedPrompt, Reply, ReplyModel, Text
-from reflact.protocols import DecisionLog, EventCallback, ResponseStore
+from reflact.protocols import EventCallback
 from reflact.records import Usage
 from reflact.types import canonical_json
 
@@ -58,11 +58,8 @@ class Client:
 
     Args:
         config: Endpoint, model and settings.
-        role: The role, for identities, messages and the ledger.
-        run_id: The run that pays.
-        responses: The store of requests and answers.
-        decision_log: Stores the chosen structured-output mode.
-        budget: The run's budget; None: no limits.
+        role: The role, for messages and the ledger.
+        account: Where calls are stored and charged.
         transport: Replaces the network.
         on_event: Takes an event for each call and its drafts.
         on_limit: Called at each back-off, and at each retry after a failed connection; must neither wait nor
@@ -75,22 +72,16 @@ class Client:
     def __init__(
         self,
         config: ModelConfig,
-        *,
         role: str,
-        run_id: str,
-        responses: ResponseStore,
-        decision_log: DecisionLog,
-        budget: Budget | None = None,
+        account: Account,
+        *,
         transport: httpx.AsyncBaseTransport | None = None,
         on_event: EventCallback | None = None,
         on_limit: Callable[[LimitChange], None] | None = None,
     ) -> None:
         self._config = config
         self._role = role
-        self._run_id = run_id
-        self._responses = responses
-        self._decision_log = decision_log
-        self._budget = budget or Budget(BudgetConfig())
+        self._account = account
         self._transport = transport
         self._on_event = on_event
         self._on_limit = on_limit
@@ -102,29 +93,33 @@ class Client:
     @property
     def identity(self) -> str:
         """Endpoint, model and settings that influence replies, as canonical JSON without credentials."""
-        address = urlsplit(self._config.base_url)
-        endpoint = f"{address.scheme}://{address.hostname}:{address.port}{address.path}"
-        names = ("model", "api", "api_version", "mode", "reasks")
-        chosen: dict[str, JsonValue] = {n: getattr(self._config, n) for n in names}
-        return canonical_json({"endpoint": endpoint, **chosen, "settings": self._settings(None)})
+        return identify_model(self._config)
 
     async def __aenter__(self) -> Self:
-        if self._config.api == "azure" and self._config.api_version is None:
+        config, account = self._config, self._account
+        if config.api == "azure" and config.api_version is None:
             raise ConfigError(f"models.{self._role}.api_version is required for api: azure")
-        self._secret = await resolve_key(self._config, self._role)
+        self._secret = await resolve_key(config, self._role)
         if self._secret is not None:
-            refuse_key_in(self._config, self._role, self._secret)
+            refuse_key_in(config, self._role, self._secret)
             self._stack.enter_context(redact_logs(self._secret))
         flights = await self._stack.enter_async_context(SingleFlight[Any]())
-        network = self._transport
-        if network is None:
-            network = await self._stack.enter_async_context(PooledTransport())
-        endpoint = self._stack.enter_context(endpoint_for(self._config, on_limit=self._on_limit))
+        network: httpx.AsyncBaseTransport = self._transport or await self._stack.enter_async_context(
+            PooledTransport()
+        )
+        endpoint = self._stack.enter_context(endpoint_for(config, on_limit=self._on_limit))
+        layers: tuple[Callable[[httpx.AsyncBaseTransport], httpx.AsyncBaseTransport], ...] = (
+            StreamingTransport,
+            lambda inner: ResponseCacheTransport(inner, config, self._role, account, flights),
+            lambda inner: RetryTransport(inner, retries=config.max_retries, endpoint=endpoint),
+            lambda inner: MeteredTransport(inner, config, account, endpoint),
+            RedactingTransport,
+        )
         http = httpx.AsyncClient(
-            transport=self._compose(network, endpoint, flights),
-            timeout=self._config.timeout,
+            transport=compose(network, layers),
+            timeout=config.timeout,
             follow_redirects=True,
-            event_hooks={"request": [build_header_hook(self._config, self._secret)]},
+            event_hooks={"request": [build_header_hook(config, self._secret)]},
         )
         self._stack.push_async_callback(http.aclose)
         self._openai = self._connect(http)
@@ -132,30 +127,6 @@ class Client:
 
     async def __aexit__(self, *exception: object) -> None:
         await self._stack.aclose()
-
-    def _compose(
-        self, network: httpx.AsyncBaseTransport, endpoint: EndpointClient, flights: SingleFlight[Any]
-    ) -> httpx.AsyncBaseTransport:
-        """Return the stack of transports above the network, outermost first."""
-        config, responses = self._config, self._responses
-        layers: tuple[Callable[[httpx.AsyncBaseTransport], httpx.AsyncBaseTransport], ...] = (
-            StreamingTransport,
-            partial(
-                ResponseCacheTransport,
-                responses=responses,
-                flights=flights,
-                run_id=self._run_id,
-                role=self._role,
-                model=config.model,
-                forward=config.call_id_header,
-            ),
-            partial(RetryTransport, retries=config.max_retries, endpoint=endpoint),
-            partial(
-                MeteredTransport, config=config, budget=self._budget, endpoint=endpoint, responses=responses
-            ),
-            RedactingTransport,
-        )
-        return reduce(lambda inner, layer: layer(inner), reversed(layers), network)
 
     async def ask(
         self,
@@ -176,7 +147,11 @@ class Client:
         call_id: CallId,
         check: Callable[[R], None] | None = None,
     ) -> Stream[Draft[R]]:
-        """Send a prompt and stream drafts of the reply; see ``reflact.protocols.DraftingLLM.draft``."""
+        """Ask as ``ask`` does, and iterate over drafts; the last one carries the reply.
+
+        The first iteration sends the request. Leaving ``async with`` or the loop cancels the call. There is
+        only one draft if the reply is stored or plain text, or if the endpoint does not stream.
+        """
         return Stream(partial(self._call, prompt, reply_type, call_id, check))
 
     async def _call(
@@ -187,15 +162,36 @@ class Client:
         check: Callable[[R], None] | None,
         on_draft: Callable[[Draft[R]], Awaitable[None]] | None = None,
     ) -> Reply[R]:
-        subscribers = DraftSubscribers(self._on_event, on_draft, run_id=self._run_id, call_id=call_id)
-        drafts = subscribers.open_stream(reply_type) if self._config.stream else None
-        context = RequestContext(drafts)
-        token = CONTEXT.set(context)
+        fields: dict[str, Any] = {
+            "run_id": self._account.run_id,
+            "step": call_id.step or 0,
+            "role": call_id.role,
+            "purpose": call_id.purpose,
+            "call_id": call_id.label,
+        }
+        context, drafts = RequestContext(), None
+        if self._on_event is not None or on_draft is not None:
+            drafts = DraftStream(reply_type, fields, self._on_event, on_draft)
+            context.drafts = drafts if self._config.stream and not issubclass(reply_type, Text) else None
         started = anyio.current_time()
-        report_end = partial(self._report_end, context, call_id, started)
+
+        async def report_end(error: ReflactError | None) -> None:
+            if self._on_event is not None:
+                answered = error is None or isinstance(error, ReplyError)
+                event = ModelCallFinished(
+                    outcome="reply" if error is None else "failed",
+                    attempts=context.attempts,
+                    usage=context.usage,
+                    seconds=anyio.current_time() - started,
+                    from_store=answered and not context.sent,
+                    **fields,
+                )
+                await self._on_event(event)
+
+        token = CONTEXT.set(context)
         try:
             work = partial(self._ask, prompt, reply_type, call_id, check, context)
-            reply = await subscribers.follow(drafts, work)
+            reply = await (work() if drafts is None else drafts.follow(work))
         except ReflactError as error:
             if isinstance(error, ModelError):
                 error.usage = context.usage
@@ -205,27 +201,6 @@ class Client:
             CONTEXT.reset(token)
         await report_end(None)
         return reply
-
-    async def _report_end(
-        self, context: RequestContext, call_id: CallId, started: float, error: ReflactError | None
-    ) -> None:
-        """Post the event of a finished call; ``error`` is the reason if it has no reply."""
-        if self._on_event is None:
-            return
-        answered = error is None or isinstance(error, ReplyError)
-        event = ModelCallFinished(
-            run_id=self._run_id,
-            step=call_id.step or 0,
-            role=call_id.role,
-            purpose=call_id.purpose,
-            call_id=call_id.label,
-            outcome="reply" if error is None else "failed",
-            attempts=context.attempts,
-            usage=context.usage,
-            seconds=anyio.current_time() - started,
-            from_store=answered and not context.sent,
-        )
-        await self._on_event(event)
 
     async def _ask(
         self,
@@ -261,33 +236,26 @@ class Client:
         )
 
     def _usage(self, completion: ChatCompletion) -> Usage:
-        usage = read_usage("application/json", [completion.model_dump_json(include={"usage"})])
-        if usage.uncounted:
-            return usage
-        return usage.model_copy(update={"usd": usd_of(usage, self._config)})
+        usage = read_usage(JSON, [completion.model_dump_json(include={"usage"})])
+        return usage if usage.uncounted else usage.model_copy(update={"usd": usd_of(usage, self._config)})
 
     async def _create(
         self, conversation: Conversation[Any], reply_type: type[ReplyModel], call_id: CallId
     ) -> ChatCompletion:
         """Send one request. ``extra_body`` carries the messages, which the openai client would copy."""
+        reply = f"{reply_type.__name__}@{reply_type.version}"
         try:
             completion = await self._openai.chat.completions.create(
                 model=self._config.model,
                 messages=[],
-                extra_headers={
-                    CALL_ID_HEADER: call_id.label,
-                    REPLY_TYPE_HEADER: f"{reply_type.__name__}@{reply_type.version}",
-                },
-                extra_body={**self._settings(call_id), **conversation.body},
+                extra_headers={CALL_ID_HEADER: call_id.label, REPLY_TYPE_HEADER: reply},
+                extra_body={**build_settings(self._config, call_id), **conversation.body},
             )
-        except openai.OpenAIError as error:
+        except (openai.OpenAIError, JSONDecodeError, RecursionError) as error:
             failure = translate_client_error(error, self._config, self._role, self._secret)
-        except JSONDecodeError as error:
-            failure = build_unusable_error(error.doc, self._config, self._role, self._secret)
-        except RecursionError:
-            failure = build_unusable_error("too deeply nested JSON", self._config, self._role, self._secret)
         else:
-            if _is_usable(completion):
+            choices: Any = getattr(completion, "choices", None)
+            if choices and getattr(choices[0], "message", None) is not None:
                 return completion
             failure = build_unusable_error(completion, self._config, self._role, self._secret)
         raise failure  # outside the except block, so that its context has no error that may quote the key
@@ -297,16 +265,15 @@ class Client:
     ) -> Mode:
         """Return the first mode that the endpoint accepts; log it before its first use."""
         async with self._mode_lock:
-            if self._mode is not None:
-                return self._mode
-            label = f"mode/{self._role}"
-            logged = await self._decision_log.get(0, label)
-            mode = next((m for m in MODE_ORDER if m == logged), None)
-            if mode is None:
-                mode = await self._try_modes(prompt, reply_type, call_id)
-                await self._decision_log.put(0, label, mode)
-            self._mode = mode
-            return mode
+            if self._mode is None:
+                label = f"mode/{self._role}"
+                logged = await self._account.decision_log.get(0, label)
+                mode = next((m for m in MODE_ORDER if m == logged), None)
+                if mode is None:
+                    mode = await self._try_modes(prompt, reply_type, call_id)
+                    await self._account.decision_log.put(0, label, mode)
+                self._mode = mode
+            return self._mode
 
     async def _try_modes(self, prompt: RenderedPrompt, reply_type: type[ReplyModel], call_id: CallId) -> Mode:
         first: ProviderError | None = None
@@ -321,37 +288,39 @@ class Client:
                 return mode
         raise first or AssertionError("there is at least one mode")
 
-    def _settings(self, call_id: CallId | None) -> dict[str, JsonValue]:
-        config = self._config
-        seed: JsonValue = config.seed
-        if seed == "per_call" and call_id is not None:
-            seed = derive_seed(call_id.label)
-        named: dict[str, JsonValue] = {
-            "temperature": config.temperature,
-            "top_p": config.top_p,
-            "seed": seed,
-            config.max_tokens_key: config.max_tokens,
-            "reasoning_effort": config.reasoning_effort,
-        }
-        return {**{k: v for k, v in named.items() if v is not None}, **config.extra_body}
-
     def _connect(self, http: Any) -> openai.AsyncOpenAI:
         """Return the openai client. Its types ask for httpx2; a test shows that it also takes httpx."""
         config = self._config
-        key = self._secret or "none"
+        shared: dict[str, Any] = {"api_key": self._secret or "none", "max_retries": 0, "http_client": http}
         if config.api == "openai":
-            return openai.AsyncOpenAI(base_url=config.base_url, api_key=key, max_retries=0, http_client=http)
+            return openai.AsyncOpenAI(base_url=config.base_url, **shared)
         return openai.AsyncAzureOpenAI(
             azure_endpoint=config.base_url,
             azure_deployment=config.model,
             api_version=config.api_version,
-            api_key=key,
-            max_retries=0,
-            http_client=http,
+            **shared,
         )
 
 
-def _is_usable(completion: object) -> bool:
-    """Whether an answer is a chat completion, which the openai client does not check."""
-    choices: Any = getattr(completion, "choices", None)
-    return bool(choices) and getattr(choices[0], "message", None) is not None
+def identify_model(config: ModelConfig) -> str:
+    """Return endpoint, model and settings that influence replies, as canonical JSON without credentials."""
+    address = urlsplit(config.base_url)
+    endpoint = f"{address.scheme}://{address.hostname}:{address.port}{address.path}"
+    names = ("model", "api", "api_version", "mode", "reasks")
+    chosen: dict[str, JsonValue] = {name: getattr(config, name) for name in names}
+    return canonical_json({"endpoint": endpoint, **chosen, "settings": build_settings(config, None)})
+
+
+def build_settings(config: ModelConfig, call_id: CallId | None) -> dict[str, JsonValue]:
+    """Return the fields of a request that a role's settings determine; a seed per call needs the call."""
+    seed: JsonValue = config.seed
+    if seed == "per_call" and call_id is not None:
+        seed = derive_seed(call_id.label)
+    named: dict[str, JsonValue] = {
+        "temperature": config.temperature,
+        "top_p": config.top_p,
+        "seed": seed,
+        config.max_tokens_key: config.max_tokens,
+        "reasoning_effort": config.reasoning_effort,
+    }
+    return {**{k: v for k, v in named.items() if v is not None}, **config.extra_body}

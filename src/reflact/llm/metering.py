@@ -7,7 +7,6 @@ slot of the endpoint, and a call goes out as soon as the endpoint admits it.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from datetime import UTC, datetime
 
 import anyio
@@ -16,15 +15,15 @@ import httpx
 from reflact.concurrency import finish_if_cancelled
 from reflact.config.models import ModelConfig
 from reflact.errors import ReflactError
-from reflact.llm.budget import Budget, Reservation
+from reflact.llm.budget import Account, Reservation
 from reflact.llm.errors import GARBLED_FAULTS, classify_body, classify_failure, classify_status, mark_cut_off
 from reflact.llm.pricing import read_cap, usd_of, worst_case
 from reflact.llm.rate_limit import EndpointClient, Slot
+from reflact.llm.redaction import find_keys, remove_keys
 from reflact.llm.retry import GARBLED, BodyStream, parse_retry_after, select_headers
-from reflact.llm.sse import read_usage
-from reflact.llm.streaming import DRAFTS, find_drafts, join_answer
+from reflact.llm.sse import JSON, is_event_stream, join_stream, read_usage
+from reflact.llm.streaming import CONTEXT
 from reflact.messages import CallReservation, StoredResponse
-from reflact.protocols import ResponseStore
 from reflact.records import FaultKind, Usage
 
 RELEASE_SECONDS = 0.2
@@ -55,25 +54,22 @@ class MeteredTransport(httpx.AsyncBaseTransport):
     Args:
         inner: Sends a request.
         config: The role's model.
-        budget: What the run may still take.
+        account: Where the calls are stored and charged.
         endpoint: The role's client of the endpoint.
-        responses: The store.
     """
 
     def __init__(
         self,
         inner: httpx.AsyncBaseTransport,
-        *,
         config: ModelConfig,
-        budget: Budget,
+        account: Account,
         endpoint: EndpointClient,
-        responses: ResponseStore,
     ) -> None:
         self._inner = inner
         self._config = config
-        self._budget = budget
+        self._budget = account.budget
+        self._responses = account.responses
         self._endpoint = endpoint
-        self._responses = responses
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """Send a request once and return its answer, read whole.
@@ -95,7 +91,15 @@ class MeteredTransport(httpx.AsyncBaseTransport):
         ):
             await self._reserve(call)
             reservation.mark_sent()
-            response = await self._send(request, call, reservation, slot)
+            try:
+                response = await send_whole(request, self._inner, self._config.timeout)
+            except Exception as error:
+                slot.observe(None, None, None)
+                if isinstance(error, UNSENT):
+                    await self._responses.release(call)
+                    reservation.release()
+                await self._count_fault(call, classify_failure(error))
+                raise
             return await self._settle(response, call, reservation, slot, at)
 
     async def _reserve(self, call: CallReservation) -> None:
@@ -105,19 +109,6 @@ class MeteredTransport(httpx.AsyncBaseTransport):
         except anyio.get_cancelled_exc_class():
             with anyio.move_on_after(RELEASE_SECONDS, shield=True):
                 await self._responses.release(call)
-            raise
-
-    async def _send(
-        self, request: httpx.Request, call: CallReservation, reservation: Reservation, slot: Slot
-    ) -> httpx.Response:
-        try:
-            return await send_whole(request, self._inner, self._config.timeout)
-        except Exception as error:
-            slot.observe(None, None, None)
-            if isinstance(error, UNSENT):
-                await self._responses.release(call)
-                reservation.release()
-            await self._count_fault(call, classify_failure(error))
             raise
 
     async def _settle(
@@ -170,7 +161,9 @@ def _count_tokens(usage: Usage) -> int:
 async def send_whole(
     request: httpx.Request, inner: httpx.AsyncBaseTransport, seconds: float
 ) -> httpx.Response:
-    """Send a request once and read its whole answer; a streamed request gives a joined answer.
+    """Send a request once and read its whole answer; a complete stream becomes a chat completion.
+
+    The completion contains no API key, even if the stream split one over several chunks.
 
     Raises:
         CutOff: The answer began and broke off.
@@ -179,21 +172,26 @@ async def send_whole(
     try:
         with anyio.fail_after(seconds):
             response = await inner.handle_async_request(request)
+            headers = select_headers(response)
+            streamed = response.is_success and is_event_stream(headers["content-type"])
+            context = CONTEXT.get() if streamed else None
+            drafts = None if context is None else context.drafts
+            if drafts is not None:
+                drafts.begin(find_keys(request))
+            pieces = []
             try:
                 with mark_cut_off(response):
-                    pieces = await _read_pieces(response, find_drafts(request, response))
+                    async for piece in response.aiter_bytes():
+                        pieces.append(piece)
+                        if drafts is not None:
+                            drafts.feed(piece)
             finally:
                 await response.aclose()
     except TimeoutError:
         raise httpx.ReadTimeout(f"no whole answer in {seconds:g} seconds") from None
-    answer = httpx.Response(response.status_code, headers=select_headers(response), stream=BodyStream(pieces))
-    return await join_answer(answer, request) if DRAFTS in request.extensions else answer
-
-
-async def _read_pieces(response: httpx.Response, on_piece: Callable[[bytes], None] | None) -> list[bytes]:
-    pieces = []
-    async for piece in response.aiter_bytes():
-        pieces.append(piece)
-        if on_piece is not None:
-            on_piece(piece)
-    return pieces
+    if streamed:
+        text = b"".join(pieces).decode("utf-8", "replace")
+        if classify_body(headers["content-type"], text) is None:
+            headers["content-type"] = JSON
+            pieces = [remove_keys(find_keys(request), join_stream(text)).encode("utf-8")]
+    return httpx.Response(response.status_code, headers=headers, stream=BodyStream(pieces))

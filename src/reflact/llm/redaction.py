@@ -13,7 +13,6 @@ import logging
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any
 
 import httpx
 import regex
@@ -110,54 +109,43 @@ class RedactingTransport(httpx.AsyncBaseTransport):
             extensions=response.extensions,
         )
 
-    async def aclose(self) -> None:
-        """Close the inner transport."""
-        await self._inner.aclose()
-
 
 class _ScrubbedStream(httpx.AsyncByteStream):
     def __init__(self, response: httpx.Response, keys: Sequence[str]) -> None:
         self._response = response
-        self._keys = [regex.compile(build_key_pattern(key).encode()) for key in keys]
+        self._scrubber = Scrubber(keys)
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        delayed = b""
         async for piece in self._response.aiter_bytes():
-            text = delayed + piece
-            for key in self._keys:
-                text = key.sub(KEY_MARK.encode(), text)
-            ready = min(_partial_start(key.search(text, partial=True), len(text)) for key in self._keys)
-            delayed = text[ready:]
-            if ready:
-                yield text[:ready]
-        if delayed:
-            yield delayed
+            if ready := self._scrubber.feed(piece):
+                yield ready
+        if self._scrubber.delayed:
+            yield self._scrubber.delayed
 
     async def aclose(self) -> None:
         await self._response.aclose()
 
 
 class Scrubber:
-    """Removes keys from a text in pieces; delays a piece's end that may be the beginning of a key."""
+    """Removes keys from a text in pieces.
+
+    Attributes:
+        delayed: The end of the last piece, if it may be the beginning of a key.
+    """
 
     def __init__(self, keys: Sequence[str]) -> None:
-        self._keys = [regex.compile(build_key_pattern(key)) for key in keys]
-        self._delayed = ""
+        self._keys = [regex.compile(build_key_pattern(key).encode()) for key in keys]
+        self.delayed = b""
 
-    def feed(self, piece: str) -> str:
+    def feed(self, piece: bytes) -> bytes:
         """Take a piece and return the text that is free of keys so far."""
-        text = self._delayed + piece
+        text = self.delayed + piece
         for key in self._keys:
-            text = key.sub(KEY_MARK, text)
-        starts = (_partial_start(key.search(text, partial=True), len(text)) for key in self._keys)
-        ready = min(starts, default=len(text))
-        self._delayed = text[ready:]
+            text = key.sub(KEY_MARK.encode(), text)
+        found = [match.start() for key in self._keys if (match := key.search(text, partial=True))]
+        ready = min(found, default=len(text))
+        self.delayed = text[ready:]
         return text[:ready]
-
-
-def _partial_start(found: regex.Match[Any] | None, end: int) -> int:
-    """Return the index from which the text may be the beginning of a key."""
-    return end if found is None else found.start()
 
 
 def build_key_pattern(key: str) -> str:

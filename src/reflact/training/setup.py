@@ -28,16 +28,9 @@ from reflact.config.models import ModelConfig
 from reflact.config.training import TrainerConfig
 from reflact.data import DataSet, check_dataset
 from reflact.errors import ConfigError, SkillError
-from reflact.events import Event
+from reflact.events import BudgetUpdated, Event, RateLimited
 from reflact.jsonutil import parse_stored
-from reflact.llm.budget import (
-    Budget,
-    BudgetedEnvironment,
-    DeclaredCostEnvironment,
-    LimitEvents,
-    declared_rollout_cost,
-    require_caps,
-)
+from reflact.llm.budget import Account, Budget, BudgetedEnvironment, declared_rollout_cost, require_caps
 from reflact.llm.middleware import compose
 from reflact.llm.pricing import usd_of
 from reflact.memory.models import ContrastPair
@@ -52,7 +45,7 @@ from reflact.protocols import (
     RunStore,
     Target,
 )
-from reflact.records import CriticAccuracy, CriticDescription, Spend
+from reflact.records import CriticAccuracy, CriticDescription, Spend, Usage
 from reflact.skills.document import check_document
 from reflact.store.artifacts import resolve_inside
 from reflact.training.cost_estimate import RunCostEstimate, estimate_run_cost
@@ -63,7 +56,7 @@ if TYPE_CHECKING:
     import httpx
 
     from reflact.integrations.opentelemetry import Telemetry, Tracing
-    from reflact.llm.client import Client
+    from reflact.llm.rate_limit import LimitChange
 
 
 PAIRS_ADAPTER: TypeAdapter[tuple[ContrastPair, ...]] = TypeAdapter(tuple[ContrastPair, ...])
@@ -433,18 +426,36 @@ async def connect_models(
     Raises:
         ConfigError: A key is missing.
     """
-    from reflact.integrations.opentelemetry import TracedEnvironment, TracedLLM, Tracing
+    from reflact.integrations.opentelemetry import TracedEnvironment, TracedLLM, TracedResponseStore, Tracing
 
     config = plan.config
     async with AsyncExitStack() as stack:
         hide = await _make_redactor(plan, overrides) if config.telemetry.content else None
         tracing = Tracing(plan.run_id, overrides.telemetry, hide=hide)
-        news = LimitEvents(plan.run_id, config.budget, await stack.enter_async_context(open_outbox(on_event)))
-        budget = Budget(config.budget, on_usage=news.post_budget)
+        post = await stack.enter_async_context(open_outbox(on_event))
+        limits = config.budget.model_dump()
+
+        def post_budget(usage: Usage, seconds: float) -> None:
+            post(BudgetUpdated(run_id=plan.run_id, usage=usage, seconds=seconds, **limits))
+
+        def post_limit_change(change: LimitChange) -> None:
+            post(RateLimited(run_id=plan.run_id, **change._asdict()))
+
+        account = Account(
+            plan.run_id, store, store.decision_log(plan.run_id), Budget(config.budget, on_usage=post_budget)
+        )
 
         async def connect(role: str) -> LLM:
-            client = _build_client(
-                plan, store, transport, role, budget=budget, on_event=on_event, news=news, tracing=tracing
+            from reflact.llm.client import Client
+
+            settings = _model_settings(plan, role)
+            client = Client(
+                settings,
+                role,
+                replace(account, responses=TracedResponseStore(store, tracing, settings)),
+                transport=transport,
+                on_event=None if on_event is ignore_event else on_event,
+                on_limit=post_limit_change,
             )
             return await stack.enter_async_context(client)
 
@@ -475,26 +486,18 @@ async def connect_models(
             [
                 *(partial(StoppableEnvironment, graceful_stop=stop) for stop in stops),
                 lambda inner: TracedEnvironment(inner, tracing),
-                lambda inner: _add_budget(inner, plan, overrides, store, budget),
+                lambda inner: BudgetedEnvironment(
+                    inner,
+                    account,
+                    worst=None if overrides.target is None else declared_rollout_cost(config),
+                ),
             ],
         )
         annotator = plan.annotator
         if annotator is not None and graceful_stop is not None:
             annotator = StoppableAnnotator(annotator, graceful_stop)
         plan = replace(plan, environment=environment, annotator=annotator)
-        yield Runtime(plan, store, target, optimizer, budget, tracing, critic)
-
-
-def _add_budget(
-    environment: Environment, plan: RunPlan, overrides: Overrides, store: RunStore, budget: Budget
-) -> Environment:
-    """Return an environment under the budget; the calls of a target that is passed in are not seen."""
-    worst = declared_rollout_cost(plan.config)
-    if overrides.target is None or worst is None:
-        return BudgetedEnvironment(environment, budget=budget)
-    return DeclaredCostEnvironment(
-        environment, budget=budget, responses=store, run_id=plan.run_id, worst=worst
-    )
+        yield Runtime(plan, store, target, optimizer, account.budget, tracing, critic)
 
 
 def _build_chat_target(config: TrainerConfig, llm: LLM) -> Target:
@@ -528,34 +531,6 @@ def _add_critic(plan: RunPlan, own: RunCritic) -> RunPlan:
         environment = environment.with_grader(own.grader)
     annotator = own.annotator if config.critic.annotate else plan.annotator
     return replace(plan, environment=environment, critic=_find_critic(environment), annotator=annotator)
-
-
-def _build_client(
-    plan: RunPlan,
-    store: RunStore,
-    transport: httpx.AsyncBaseTransport | None,
-    role: str,
-    *,
-    budget: Budget,
-    on_event: EventCallback,
-    news: LimitEvents,
-    tracing: Tracing,
-) -> Client:
-    from reflact.integrations.opentelemetry import TracedResponseStore
-    from reflact.llm.client import Client
-
-    settings = _model_settings(plan, role)
-    return Client(
-        settings,
-        role=role,
-        run_id=plan.run_id,
-        responses=TracedResponseStore(store, tracing, settings),
-        decision_log=store.decision_log(plan.run_id),
-        budget=budget,
-        transport=transport,
-        on_event=None if on_event is ignore_event else on_event,
-        on_limit=news.post_limit_change,
-    )
 
 
 def _model_settings(plan: RunPlan, role: str) -> ModelConfig:
