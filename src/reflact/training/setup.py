@@ -55,7 +55,7 @@ from reflact.protocols import (
 from reflact.records import CriticAccuracy, CriticDescription, Spend
 from reflact.skills.document import check_document
 from reflact.store.artifacts import resolve_inside
-from reflact.training.cost_estimate import RunCostEstimate, estimate_run_cost
+from reflact.training.cost_estimate import RunCostEstimate, RunCostEstimator
 from reflact.training.shutdown import GracefulStop, StoppableAnnotator, StoppableEnvironment, StoppableLLM
 from reflact.types import Skill, Split, canonical_json, digest_json
 
@@ -229,14 +229,14 @@ class RunPlan:
 
     def estimate_cost(self, *, done: int, skill: str | None, spent: Sequence[Spend]) -> RunCostEstimate:
         """Return what the run will take from a step on; without a skill it starts with the initial one."""
-        predicted = estimate_run_cost(
+        predicted = RunCostEstimator(
             self.config,
             self.data,
             prompts={name: len(p.system + p.user) for name, p in self.prompts.prompts.items()},
             skill=self.initial_skill.text if skill is None else skill,
             done=done,
             spent=spent,
-        )
+        ).estimate()
         models = self.config.models
         rows = (row.with_price(partial(usd_of, config=getattr(models, row.role))) for row in predicted.rows)
         return predicted.model_copy(update={"rows": tuple(rows)})
