@@ -64,11 +64,12 @@ def load_config(
     """
     if isinstance(source, TrainerConfig) and not overrides:
         return source
+    raw: Mapping[str, Any]
     base = None
     if isinstance(source, TrainerConfig):
         raw = _keep_explicit(source)
     elif isinstance(source, Mapping):
-        raw = dict(source)
+        raw = source
     else:
         raw, base = _read(Path(source)), Path(source).resolve().parent
     raw = reduce(_assign, overrides, raw)
@@ -200,7 +201,7 @@ def _nest_key(key: str, value: Any) -> dict[str, Any]:
     return {**value}
 
 
-def _assign(raw: dict[str, Any], assignment: str) -> dict[str, Any]:
+def _assign(raw: Mapping[str, Any], assignment: str) -> dict[str, Any]:
     key, sign, text = assignment.partition("=")
     if not sign or not key.strip():
         raise ConfigError(f"--set takes section.key=value, got {assignment!r}")
@@ -217,8 +218,9 @@ def _overlay(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]
         below = merged.get(name)
         if isinstance(below, ConfigSection):
             below = _keep_explicit(below)
-        nested = isinstance(below, Mapping) and isinstance(value, Mapping)
-        merged[name] = _overlay(below, value) if nested else value
+        if isinstance(below, Mapping) and isinstance(value, Mapping):
+            value = _overlay(below, value)
+        merged[name] = value
     return merged
 
 
