@@ -219,8 +219,9 @@ def _overlay(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]
         if isinstance(below, ConfigSection):
             below = _keep_explicit(below)
         if isinstance(below, Mapping) and isinstance(value, Mapping):
-            value = _overlay(below, value)
-        merged[name] = value
+            merged[name] = _overlay(below, value)
+        else:
+            merged[name] = value
     return merged
 
 
