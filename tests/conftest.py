@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 from virtual_time import VirtualLoop
+
+MEMORY = Path("/dev/shm")
+"""A file system in memory: databases and exports there are flushed without a disk."""
 
 SLACK = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
 
@@ -24,7 +30,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Choose how many examples property tests try, and register markers."""
+    """Choose how many examples property tests try and the root of temporary folders; register markers."""
+    if os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > 2 * 1024**3:
+        os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
     config.addinivalue_line(
         "markers", "virtual_time: asynchronous tests whose sleeps take no time (no threads)"
     )

@@ -16,7 +16,6 @@ from reflact.data import (
     count_steps_per_epoch,
     load_dataset,
     make_rng,
-    parse_split,
     plan_epoch,
     shuffle,
 )
@@ -51,9 +50,6 @@ def _set(train: list[Row], val: list[Row], test: list[Row]) -> DataSet:
 
 def _counts(dataset: DataSet) -> tuple[int, ...]:
     return tuple(len(dataset.items(split)) for split in Split)
-
-
-# ---------------------------------------------------------------------------------------------- reading
 
 
 def test_a_folder_holds_its_splits_as_files_or_folders(tmp_path: Path) -> None:
@@ -149,31 +145,6 @@ def test_missing_and_ambiguous_splits_are_errors(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "split"),
-    [
-        ("train", "train"),
-        ("selection", "val"),
-        ("valid_seen", "val"),
-        ("valid_unseen", "test"),
-        ("test", "test"),
-    ],
-)
-def test_aliases_name_their_split(name: str, split: str) -> None:
-    """Each split is known under its name and its aliases."""
-    assert parse_split(name) is Split(split)
-
-
-@pytest.mark.parametrize("name", ["tset", "TEST", "", "validation"])
-def test_any_other_split_name_is_an_error(name: str) -> None:
-    """A misspelt split is never taken for another one; the names are listed."""
-    with pytest.raises(DataError, match="train, val, valid_seen, selection, test, valid_unseen"):
-        parse_split(name)
-
-
-# -------------------------------------------------------------------------------------------- splitting
-
-
-@pytest.mark.parametrize(
     ("n", "ratio", "counts"),
     [(10, "2:1:7", (2, 1, 7)), (4, "2:1:7", (1, 0, 3)), (7, "1:1:1", (3, 2, 2)), (5, "0:1:0", (0, 5, 0))],
 )
@@ -240,9 +211,6 @@ def test_the_fingerprint_changes_with_any_item(tmp_path: Path) -> None:
     assert first not in {other.fingerprint for other in others}
 
 
-# --------------------------------------------------------------------------------------------- checking
-
-
 @pytest.mark.parametrize(
     ("splits", "train_size", "words"),
     [
@@ -278,9 +246,6 @@ def test_fit_data_passes() -> None:
     check_dataset(
         _set([*_rows(2), {"id": "again", "input": "q question 0"}], _rows(1, "v"), _rows(1, "t")), 3
     )
-
-
-# ------------------------------------------------------------------------------------------------ plans
 
 
 def test_random_numbers_are_pinned() -> None:

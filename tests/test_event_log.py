@@ -81,7 +81,7 @@ async def start(store: InMemoryRunStore, folder: Path) -> list[Event]:
 
     try:
         async with wiring.connect_models(
-            wiring.prepare_run(load_config(config), passed), passed, store, None
+            wiring.prepare_run(load_config(config), passed), passed, store
         ) as house:
             run = Run(house, listen)
             await run.open()

@@ -112,7 +112,7 @@ async def watched(config: Mapping[str, Any], wrote: Wrote) -> list[str]:
     plan = wiring.prepare_run(loading.load_config(config), wiring.Overrides(transport=network))
     async with Database(plan.config.out_dir / "run.db", SCHEMA) as database:
         store = Watched(database, wrote)
-        async with wiring.connect_models(plan, wiring.Overrides(), store, network) as house:
+        async with wiring.connect_models(plan, wiring.Overrides(transport=network), store) as house:
             run = Run(house, _unheard, Approver())
             await run.open()
             await run.complete()

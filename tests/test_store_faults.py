@@ -320,7 +320,7 @@ async def test_a_lock_that_outlasts_the_patience(tmp_path: Path) -> None:
         async def impatient() -> None:
             async with (
                 open_store(database, lock_timeout=0.05) as store,
-                wiring.connect_models(planned, passed, store, None) as house,
+                wiring.connect_models(planned, passed, store) as house,
             ):
                 run = Run(house, lock)
                 await run.open()

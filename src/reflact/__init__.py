@@ -67,32 +67,11 @@ _load = load_exports(
         "errors": ("ReflactError",),
         "events": ("Event",),
         "memory.store": ("MemoryStore",),
-        "protocols": (
-            "LLM",
-            "Environment",
-            "Session",
-            "Target",
-        ),
-        "records": (
-            "CandidateReview",
-            "RunSummary",
-        ),
-        "trainer": (
-            "Trainer",
-            "evaluate_skill",
-        ),
-        "training.history": (
-            "RunHistory",
-            "read_run",
-        ),
-        "types": (
-            "Grade",
-            "Item",
-            "Rollout",
-            "Score",
-            "Skill",
-            "Split",
-        ),
+        "protocols": ("LLM", "Environment", "Session", "Target"),
+        "records": ("CandidateReview", "RunSummary"),
+        "trainer": ("Trainer", "evaluate_skill"),
+        "training.history": ("RunHistory", "read_run"),
+        "types": ("Grade", "Item", "Rollout", "Score", "Skill", "Split"),
     },
 )
 

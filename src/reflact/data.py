@@ -13,6 +13,7 @@ import difflib
 import hashlib
 import json
 import random
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from fractions import Fraction
@@ -54,19 +55,6 @@ class DataSet(FrozenModel):
     def fingerprint(self) -> str:
         """Hash of all items with their splits and order, 64 hexadecimal digits."""
         return digest_json({split.value: [item.fingerprint for item in self.items(split)] for split in Split})
-
-
-def parse_split(name: str) -> Split:
-    """Return the split with a name or an alias.
-
-    Raises:
-        DataError: There is no such split; lists the names.
-    """
-    for split, names in SPLIT_NAMES.items():
-        if name in names:
-            return split
-    known = [name for names in SPLIT_NAMES.values() for name in names]
-    raise DataError(f"there is no split {name!r}{_nearest(name, known)}; the names are {', '.join(known)}")
 
 
 def load_dataset(path: Path, ratio: str, split_seed: int) -> DataSet:
@@ -132,9 +120,6 @@ def check_dataset(dataset: DataSet, train_size: int | None = None) -> None:
         )
 
 
-# ------------------------------------------------------------------------------------------------ plans
-
-
 def make_rng(seed: int, label: str) -> random.Random:
     """Return the generator of a seed and a label; different labels are independent.
 
@@ -186,9 +171,6 @@ def plan_epoch(
     return tuple(tuple(batches[step * accumulation : (step + 1) * accumulation]) for step in range(steps))
 
 
-# ---------------------------------------------------------------------------------------------- reading
-
-
 def _find_split(folder: Path, split: Split) -> Path:
     names = SPLIT_NAMES[split]
     paths = [folder / name for name in names if (folder / name).is_dir()]
@@ -216,12 +198,8 @@ def _read_items(path: Path) -> tuple[Item, ...]:
     except UnicodeDecodeError as error:
         raise DataError(f"the data file {path} is not UTF-8 text: {error.reason}") from None
     if path.suffix == ".jsonl":
-        lines = enumerate(text.split("\n"), start=1)
-        return tuple(
-            _parse_item(_parse(line, f"{path} row {n}"), f"{path} row {n}")
-            for n, line in lines
-            if line.strip()
-        )
+        lines = {f"{path} row {n}": line for n, line in enumerate(text.split("\n"), start=1)}
+        return tuple(_parse_item(_parse(line, where), where) for where, line in lines.items() if line.strip())
     rows = _parse(text, str(path))
     if not isinstance(rows, list):
         raise DataError(f"{path}: expected a list of items, found {_type_name(rows)}")
@@ -274,18 +252,11 @@ def _type_name(value: Any) -> str:
     return names.get(type(value), "a number")
 
 
-# -------------------------------------------------------------------------------------------- splitting
-
-
 def _parse_ratio(ratio: str) -> tuple[int, ...]:
-    parts = ratio.split(":")
-    if (
-        len(parts) != 3
-        or not all(part.isascii() and part.isdigit() for part in parts)
-        or not any(map(int, parts))
-    ):
+    shares = tuple(map(int, ratio.split(":"))) if re.fullmatch("[0-9]+:[0-9]+:[0-9]+", ratio) else ()
+    if not any(shares):
         raise DataError(f"the ratio {ratio!r} is not train:val:test in whole numbers, such as 2:1:7")
-    return tuple(int(part) for part in parts)
+    return shares
 
 
 def _split_items(items: Sequence[Item], shares: Sequence[int], seed: int) -> dict[Split, tuple[Item, ...]]:

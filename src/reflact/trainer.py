@@ -21,8 +21,17 @@ from reflact.llm.middleware import EnvironmentMiddleware
 from reflact.protocols import LLM, Annotator, Approver, Environment, EventCallback, Target
 from reflact.records import CriticDescription, RunStatus, RunSummary, SkillScore
 from reflact.stages.final_test import NamedSkill, score_skill
-from reflact.training import setup as wiring
 from reflact.training.run import Run
+from reflact.training.setup import (
+    Overrides,
+    RunPlan,
+    check_config,
+    ignore_event,
+    import_collaborators,
+    open_runtime,
+    prepare_run,
+    track_with_mlflow,
+)
 from reflact.training.shutdown import GracefulStop, make_approver_stoppable
 from reflact.types import Item, Skill, Split, digest_json
 
@@ -69,11 +78,11 @@ class Trainer:
         annotate: Annotator | None = None,
     ) -> None:
         self._approve = approve
-        self._overrides = wiring.Overrides(environment, target, optimizer, transport, telemetry, annotate)
+        self._overrides = Overrides(environment, target, optimizer, transport, telemetry, annotate)
         self._config = loading.load_config(config)
-        wiring.check_config(self._config, self._overrides)
-        self._plan: wiring.RunPlan | None = None
-        self._graceful_stop = self._new_graceful_stop()
+        check_config(self._config, self._overrides)
+        self._plan: RunPlan | None = None
+        self._graceful_stop = GracefulStop(self._config.train.grace_seconds)
 
     @classmethod
     def from_items(
@@ -113,7 +122,7 @@ class Trainer:
             settings["models.optimizer.model"] = optimizer
         return cls(
             loading.load_keys(settings),
-            environment=_ItemsEnvironment(train, val, test, grade),
+            environment=_ItemsEnvironment({Split.train: train, Split.val: val, Split.test: test}, grade),
             target=None if isinstance(target, str) else target,
             optimizer=None if isinstance(optimizer, str) else optimizer,
         )
@@ -149,7 +158,7 @@ class Trainer:
             CassetteError: A recording is missing, malformed, or lacks a request.
             StoreError: The database cannot be opened, read or written.
         """
-        return await self._train(wiring.ignore_event)
+        return await self._train(ignore_event)
 
     def stream(self) -> Stream[events.Event]:
         """Run as ``train`` does and iterate over the events; ``RunFinished`` comes last.
@@ -172,60 +181,58 @@ class Trainer:
         """
         self._graceful_stop.request(reason)
 
-    def _new_graceful_stop(self) -> GracefulStop:
-        return GracefulStop(self._config.train.grace_seconds)
-
-    def _prepare(self) -> wiring.RunPlan:
+    def _prepare(self) -> RunPlan:
         if self._plan is None:
-            self._plan = wiring.prepare_run(self._config, self._overrides)
+            self._plan = prepare_run(self._config, self._overrides)
         return self._plan
 
-    def _load_plan(self) -> wiring.RunPlan:
+    def _load_plan(self) -> RunPlan:
         """Import the run's collaborators and prepare it; this takes half a second, so call it in a thread."""
-        wiring.import_collaborators(self._config, self._overrides)
+        import_collaborators(self._config, self._overrides)
         return self._prepare()
 
     async def _train(self, on_event: EventCallback) -> RunSummary:
         require_asyncio()
         plan = await anyio.to_thread.run_sync(self._load_plan)
-        async with wiring.track_with_mlflow(plan, on_event) as emit:
-            return await self._start(plan, emit)
-
-    async def _start(self, plan: wiring.RunPlan, on_event: EventCallback) -> RunSummary:
-        graceful_stop = self._graceful_stop
-        approve = None if self._approve is None else make_approver_stoppable(self._approve, graceful_stop)
-        try:
-            emit = on_event if on_event is wiring.ignore_event else EventStepAssigner(on_event)
-            async with wiring.open_runtime(
-                plan, self._overrides, emit, graceful_stop=graceful_stop
-            ) as runtime:
-                with runtime.tracing.run():
-                    run = Run(runtime, runtime.tracing.count_events(emit), approve, graceful_stop)
-                    summary = await self._run(run, graceful_stop)
-                    runtime.tracing.record_outcome(summary)
-        finally:
-            self._graceful_stop = self._new_graceful_stop()
-        await on_event(events.RunFinished(run_id=plan.run_id, step=summary.steps, summary=summary))
+        stop = self._graceful_stop
+        approve = None if self._approve is None else make_approver_stoppable(self._approve, stop)
+        async with track_with_mlflow(plan, on_event) as tracked:
+            emit = tracked if tracked is ignore_event else EventStepAssigner(tracked)
+            try:
+                async with open_runtime(plan, self._overrides, emit, graceful_stop=stop) as runtime:
+                    with runtime.tracing.run():
+                        summary = await _run(Run(runtime, runtime.tracing.count_events(emit), approve), stop)
+                        runtime.tracing.record_outcome(summary)
+            finally:
+                self._graceful_stop = GracefulStop(self._config.train.grace_seconds)
+            await tracked(events.RunFinished(run_id=plan.run_id, step=summary.steps, summary=summary))
         return summary
 
-    async def _run(self, run: Run, graceful_stop: GracefulStop) -> RunSummary:
-        try:
-            await run.open()
-            with graceful_stop.cancel_scope():
-                summary = await run.complete()
-            if graceful_stop.was_stopped:
-                summary = await run.finish("cancelled", graceful_stop.reason)
-        except BudgetSpent as error:
-            summary = await run.finish("budget", str(error))
-        except (ModelError, EnvironmentFailure, RunFailed) as error:
-            summary = await run.finish("failed", str(error))
-        except ReflactError as error:
-            await _finish_after_error(run, "failed", str(error))
-            raise
-        except anyio.get_cancelled_exc_class():
-            await _finish_after_error(run, "cancelled", graceful_stop.reason or "cancelled by its caller")
-            raise
-        return summary
+
+async def _run(run: Run, graceful_stop: GracefulStop) -> RunSummary:
+    try:
+        await run.open()
+        with graceful_stop.cancel_scope():
+            summary = await run.complete()
+        if graceful_stop.was_stopped:
+            summary = await run.finish("cancelled", graceful_stop.reason)
+    except BudgetSpent as error:
+        summary = await run.finish("budget", str(error))
+    except (ModelError, EnvironmentFailure, RunFailed) as error:
+        summary = await run.finish("failed", str(error))
+    except ReflactError as error:
+        await _finish_after_error(run, "failed", str(error))
+        raise
+    except anyio.get_cancelled_exc_class():
+        await _finish_after_error(run, "cancelled", graceful_stop.reason or "cancelled by its caller")
+        raise
+    return summary
+
+
+async def _finish_after_error(run: Run, status: RunStatus, reason: str) -> None:
+    """Store how a run ended before an error propagates; give up after ``FINISH_SECONDS``."""
+    with anyio.move_on_after(FINISH_SECONDS, shield=True), suppress(StoreError):
+        await run.finish(status, reason)
 
 
 class EventStepAssigner:
@@ -247,27 +254,19 @@ class EventStepAssigner:
 class _ItemsEnvironment(EnvironmentMiddleware):
     """The environment of lists of items, built at its first use, which is on a worker thread."""
 
-    def __init__(
-        self,
-        train: Sequence[Item | Example],
-        val: Sequence[Item | Example],
-        test: Sequence[Item | Example],
-        grade: Grader,
-    ) -> None:
-        self._splits = (train, val, test)
+    def __init__(self, splits: Mapping[Split, Sequence[Item | Example]], grade: Grader) -> None:
+        self._splits = splits
         self._grade = grade
 
     @cached_property
     def inner(self) -> DatasetEnvironment:  # type: ignore[override]
-        """The data set."""
         from reflact.environments.dataset import DatasetEnvironment
 
-        train, val, test = (tuple(map(_build_item, items)) for items in self._splits)
-        return DatasetEnvironment(DataSet(train=train, val=val, test=test), grade=self._grade)
+        splits = {split.value: tuple(map(_build_item, items)) for split, items in self._splits.items()}
+        return DatasetEnvironment(DataSet.model_validate(splits), grade=self._grade)
 
     @property
     def scored_by(self) -> CriticDescription | None:
-        """The critic that grades, if one does."""
         return self.inner.scored_by
 
 
@@ -278,19 +277,13 @@ def _build_item(item: Item | Example) -> Item:
     return Item(id=digest_json(list(item))[:12], input=item[0], reference=item[1])
 
 
-async def _finish_after_error(run: Run, status: RunStatus, reason: str) -> None:
-    """Store how a run ended before an error propagates; give up after ``FINISH_SECONDS``."""
-    with anyio.move_on_after(FINISH_SECONDS, shield=True), suppress(StoreError):
-        await run.finish(status, reason)
-
-
 async def evaluate_skill(
     config: TrainerConfig | Mapping[str, Any] | Path | str,
     skill: Skill,
     split: Split,
     *,
-    overrides: wiring.Overrides | None = None,
-    on_event: EventCallback = wiring.ignore_event,
+    overrides: Overrides | None = None,
+    on_event: EventCallback = ignore_event,
 ) -> SkillScore:
     """Measure one document on a split under a configuration; finished rollouts are reused.
 
@@ -299,9 +292,9 @@ async def evaluate_skill(
         ModelError, RunFailed: Too few items could be measured.
         BudgetSpent: The run's budget has no room for a call.
     """
-    overrides = overrides or wiring.Overrides()
-    plan = wiring.prepare_run(loading.load_config(config), overrides)
-    async with wiring.open_runtime(plan, overrides, on_event) as runtime:
+    overrides = overrides or Overrides()
+    plan = prepare_run(loading.load_config(config), overrides)
+    async with open_runtime(plan, overrides, on_event) as runtime:
         run = Run(runtime, on_event)
         await run.open(resume=False)
         with runtime.tracing.run("reflact.eval"):

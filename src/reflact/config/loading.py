@@ -1,27 +1,35 @@
-"""Loading of configurations: files, mappings, presets, overrides, and error messages.
-
-A configuration is a YAML or TOML file, a mapping, or a ``TrainerConfig``. Errors about unknown keys and values
-name the nearest valid one.
-"""
+"""Loading of configurations: files, mappings, presets, overrides, and error messages."""
 
 from __future__ import annotations
 
 import difflib
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import reduce
+from operator import getitem
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from types import NoneType, UnionType
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, JsonValue, ValidationError
+from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from reflact.config.models import ConfigSection
+from reflact.config.models import CHANGEABLE, ConfigSection
 from reflact.config.training import TrainerConfig
 from reflact.errors import ConfigError
-from reflact.types import digest_json
 
 S = TypeVar("S", bound=ConfigSection)
+
+TYPE_NAMES: Mapping[Any, str] = {
+    str: "text",
+    int: "integer",
+    float: "number",
+    bool: "true or false",
+    Path: "path",
+    NoneType: "null",
+}
 
 CRITIC_PREFIXES = ("critic.", "models.critic.")
 """Prefixes of the keys of a critic."""
@@ -56,19 +64,17 @@ def load_config(
     """
     if isinstance(source, TrainerConfig) and not overrides:
         return source
+    raw: Mapping[str, Any]
+    base = None
     if isinstance(source, TrainerConfig):
-        raw, base = _keep_explicit(source), None
+        raw = _keep_explicit(source)
     elif isinstance(source, Mapping):
-        raw, base = dict(source), None
+        raw = source
     else:
         raw, base = _read(Path(source)), Path(source).resolve().parent
-    for assignment in overrides:
-        raw = _assign(raw, assignment)
+    raw = reduce(_assign, overrides, raw)
     preset = PRESETS.get(str(raw.get("preset", "default")), {})
-    try:
-        config = TrainerConfig.model_validate(_overlay(preset, raw))
-    except ValidationError as error:
-        raise ConfigError(_explain(error)) from None
+    config = _validate(TrainerConfig, _overlay(preset, raw))
     return config if base is None else _resolve_paths(config, base)
 
 
@@ -78,13 +84,19 @@ def load_section(kind: type[S], path: Path, *, overrides: Sequence[str] = ()) ->
     Raises:
         ConfigError: The file cannot be read, or a key or value is wrong; names the nearest valid one.
     """
-    raw = _read(path)
-    for assignment in overrides:
-        raw = _assign(raw, assignment)
-    try:
-        return kind.model_validate(raw)
-    except ValidationError as error:
-        raise ConfigError(_explain(error, kind)) from None
+    return _validate(kind, reduce(_assign, overrides, _read(path)))
+
+
+def load_keys(values: Mapping[str, Any]) -> TrainerConfig:
+    """Return the configuration for values under dotted keys, such as ``train.num_epochs``.
+
+    Raises:
+        ConfigError: A key is unknown or has a wrong value.
+    """
+    sections: dict[str, Any] = {}
+    for key, value in values.items():
+        sections = _overlay(sections, _nest_key(key, value))
+    return load_config(sections)
 
 
 def config_identity(config: TrainerConfig) -> dict[str, JsonValue]:
@@ -93,51 +105,33 @@ def config_identity(config: TrainerConfig) -> dict[str, JsonValue]:
     The keys of a critic count only if one is used.
     """
     unused = () if config.uses_critic else CRITIC_PREFIXES
+    values = config.model_dump(mode="json")
     return {
-        key: value
-        for key, value, changeable in _walk_leaves(config)
-        if not (changeable or key.startswith(unused))
+        key: reduce(getitem, key.split("."), values)
+        for key, field in _list_fields(TrainerConfig)
+        if not (_is_changeable(field) or key.startswith(unused))
     }
 
 
 def list_config_keys(kind: type[ConfigSection] = TrainerConfig) -> Iterator[tuple[str, str, str, bool, str]]:
     """Yield (key, type, default, changeable, description) of every key, in order, for the reference page."""
-    yield from _describe_section(kind, "")
+    for key, field in _list_fields(kind):
+        default = field.get_default(call_default_factory=True)
+        text = "required" if field.is_required() else _format_value(default)
+        yield key, _type_name(field.annotation), text, _is_changeable(field), field.description or ""
 
 
-def config_fingerprint(config: TrainerConfig) -> str:
-    """Return the digest of a run's identity, 64 hexadecimal digits."""
-    return digest_json(config_identity(config))
-
-
-def _walk_leaves(
-    section: ConfigSection, prefix: str = "", locked: bool = False
-) -> Iterator[tuple[str, JsonValue, bool]]:
-    plain = section.model_dump(mode="json")
-    for name, field in type(section).model_fields.items():
-        if field.exclude:
-            continue
-        value = getattr(section, name)
-        extra = field.json_schema_extra
-        changeable = locked or (isinstance(extra, dict) and bool(extra.get("changeable")))
-        if isinstance(value, ConfigSection):
-            yield from _walk_leaves(value, f"{prefix}{name}.", changeable)
-        else:
-            yield f"{prefix}{name}", plain[name], changeable
-
-
-def _describe_section(section: type[ConfigSection], prefix: str) -> Iterator[tuple[str, str, str, bool, str]]:
+def _list_fields(section: type[ConfigSection], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
     for name, field in section.model_fields.items():
         kind = field.annotation
         if isinstance(kind, type) and issubclass(kind, ConfigSection):
-            yield from _describe_section(kind, f"{prefix}{name}.")
-            continue
-        extra = field.json_schema_extra
-        default = (
-            "required" if field.is_required() else _format_value(field.get_default(call_default_factory=True))
-        )
-        changeable = isinstance(extra, dict) and bool(extra.get("changeable"))
-        yield f"{prefix}{name}", _type_name(kind), default, changeable, field.description or ""
+            yield from _list_fields(kind, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", field
+
+
+def _is_changeable(field: FieldInfo) -> bool:
+    return field.json_schema_extra == CHANGEABLE
 
 
 def _format_value(value: Any) -> str:
@@ -150,38 +144,30 @@ def _format_value(value: Any) -> str:
     return str(value)
 
 
-TYPE_NAMES = {
-    "str": "text",
-    "int": "integer",
-    "float": "number",
-    "bool": "true or false",
-    "Path": "path",
-    "NoneType": "null",
-}
-
-
 def _type_name(kind: Any) -> str:
-    arguments = get_args(kind)
-    if arguments[1:] == (...,):
+    origin, arguments = get_origin(kind), get_args(kind)
+    if origin is tuple:
         return f"list of {_type_name(arguments[0])}"
-    if arguments and all(isinstance(a, str | int) for a in arguments):
-        return " or ".join(f"`{a}`" for a in arguments)
-    model = isinstance(kind, type) and issubclass(kind, BaseModel)
-    if model or (arguments and getattr(kind, "__origin__", None) in {dict, Mapping}):
+    if origin is Literal:
+        return " or ".join(f"`{value}`" for value in arguments)
+    if origin is Callable:
+        return "function"
+    if origin in {Union, UnionType}:
+        return " or ".join(map(_type_name, arguments))
+    if origin in {dict, Mapping} or issubclass(kind, BaseModel):
         return "mapping"
-    if (arguments and callable(kind) is False) or (
-        arguments and hasattr(kind, "__args__") and "|" in str(kind)
-    ):
-        return " or ".join(_type_name(a) for a in arguments)
-    if arguments:
-        return "function" if "Callable" in str(kind) else " or ".join(_type_name(a) for a in arguments)
-    return TYPE_NAMES.get(getattr(kind, "__name__", str(kind)), str(kind))
+    return TYPE_NAMES[kind]
 
 
-def _keep_explicit(config: TrainerConfig) -> dict[str, Any]:
-    return {
-        name: getattr(config, name) for name in type(config).model_fields if name in config.model_fields_set
-    }
+def _keep_explicit(section: ConfigSection) -> dict[str, Any]:
+    return {name: getattr(section, name) for name in section.model_fields_set}
+
+
+def _validate(kind: type[S], raw: Mapping[str, Any]) -> S:
+    try:
+        return kind.model_validate(raw)
+    except ValidationError as error:
+        raise ConfigError(_explain(error, kind)) from None
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -209,25 +195,13 @@ def _read(path: Path) -> dict[str, Any]:
     return value
 
 
-def load_keys(values: Mapping[str, Any]) -> TrainerConfig:
-    """Return the configuration for values under dotted keys, such as ``train.num_epochs``.
-
-    Raises:
-        ConfigError: A key is unknown or has a wrong value.
-    """
-    sections: dict[str, Any] = {}
-    for key, value in values.items():
-        sections = _overlay(sections, _nest_key(key, value))
-    return load_config(sections)
-
-
 def _nest_key(key: str, value: Any) -> dict[str, Any]:
     for part in reversed(key.split(".")):
         value = {part: value}
     return {**value}
 
 
-def _assign(raw: dict[str, Any], assignment: str) -> dict[str, Any]:
+def _assign(raw: Mapping[str, Any], assignment: str) -> dict[str, Any]:
     key, sign, text = assignment.partition("=")
     if not sign or not key.strip():
         raise ConfigError(f"--set takes section.key=value, got {assignment!r}")
@@ -243,10 +217,11 @@ def _overlay(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]
     for name, value in over.items():
         below = merged.get(name)
         if isinstance(below, ConfigSection):
-            below = {k: getattr(below, k) for k in below.model_fields_set}
-        merged[name] = (
-            _overlay(below, value) if isinstance(below, Mapping) and isinstance(value, Mapping) else value
-        )
+            below = _keep_explicit(below)
+        if isinstance(below, Mapping) and isinstance(value, Mapping):
+            merged[name] = _overlay(below, value)
+        else:
+            merged[name] = value
     return merged
 
 
@@ -266,9 +241,8 @@ def _resolve_paths(config: TrainerConfig, base: Path) -> TrainerConfig:
     )
 
 
-def _explain(error: ValidationError, kind: type[ConfigSection] = TrainerConfig) -> str:
-    lines = [_describe_problem(problem, kind) for problem in error.errors()]
-    return "; ".join(dict.fromkeys(lines))
+def _explain(error: ValidationError, kind: type[ConfigSection]) -> str:
+    return "; ".join(dict.fromkeys(_describe_problem(problem, kind) for problem in error.errors()))
 
 
 def _describe_problem(problem: ErrorDetails, kind: type[ConfigSection]) -> str:

@@ -7,6 +7,7 @@ import json
 from collections.abc import Awaitable, Callable
 from typing import NamedTuple, TypeAlias, get_args
 
+from annotated_types import MaxLen, MinLen
 from anyio.lowlevel import checkpoint
 from pydantic import JsonValue, ValidationError
 
@@ -147,5 +148,6 @@ def append_edit(reply_type: type[ReplyModel], content: str) -> dict[str, JsonVal
 
 def find_bounds(reply_type: type[ReplyModel], field: str) -> tuple[int, int | None]:
     """Return how many elements a list of the reply type must and may have; None: any number."""
-    schema = reply_type.model_json_schema()["properties"][field]
-    return schema.get("minItems", 0), schema.get("maxItems")
+    known = {type(bound): bound for bound in reply_type.model_fields[field].metadata}
+    low, high = known.get(MinLen), known.get(MaxLen)
+    return low.min_length if low else 0, high.max_length if high else None

@@ -1,15 +1,15 @@
-"""Estimates the calls and tokens of a run before any call: low, expected and high counts.
+"""Estimates the calls and tokens of a run before any call.
 
-The plan determines the counts of rollouts and calls. The rest are stated assumptions: how many rollouts fail
-(expected: half), how many steps give a candidate (expected: all), how many replies are re-asked (expected:
-none) and the length of texts. If earlier calls of the same purpose are known, their mean consumption replaces
-the assumed length.
+The plan determines the counts of rollouts and calls. The rest are stated assumptions, until the mean consumption
+of earlier calls of the same purpose is known.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from statistics import fmean
 
 from reflact.config.training import TrainerConfig
 from reflact.data import DataSet, count_steps_per_epoch, plan_epoch
@@ -23,7 +23,7 @@ from reflact.llm.pricing import (
     exact_range,
 )
 from reflact.records import Spend
-from reflact.types import Item, canonical_json
+from reflact.types import Item, Split, canonical_json
 
 
 class RunCostEstimate(CostEstimate):
@@ -32,19 +32,8 @@ class RunCostEstimate(CostEstimate):
     steps: int
 
 
-AddCalls = Callable[[str, EstimateRange], None]
-
-
-def estimate_run_cost(
-    config: TrainerConfig,
-    data: DataSet,
-    *,
-    prompts: Mapping[str, int],
-    skill: str,
-    done: int = 0,
-    spent: Sequence[Spend] = (),
-) -> RunCostEstimate:
-    """Return the estimate for the remaining steps of a run.
+class RunCostEstimator:
+    """Estimates the remaining steps of a run.
 
     Args:
         config: The run's configuration.
@@ -54,17 +43,12 @@ def estimate_run_cost(
         done: Number of committed steps; they are not counted again.
         spent: Consumption of earlier calls, in this run or a similar one.
     """
-    return _RunCostEstimator(
-        config=config, data=data, prompts=prompts, skill=skill, done=done, spent=spent
-    ).estimate()
 
-
-class _RunCostEstimator:
     def __init__(
         self,
-        *,
         config: TrainerConfig,
         data: DataSet,
+        *,
         prompts: Mapping[str, int],
         skill: str,
         done: int,
@@ -82,6 +66,7 @@ class _RunCostEstimator:
         self._left = max(0, self._total - done)
 
     def estimate(self) -> RunCostEstimate:
+        """Return the low, expected and high counts by role and purpose."""
         rollouts = self._count_rollouts()
         calls = {("target", "rollout"): rollouts, **self._optimizer_calls()}
         if self._config.uses_critic:
@@ -100,18 +85,15 @@ class _RunCostEstimator:
         return RunCostEstimate(steps=self._left, rows=rows, assumptions=assumptions)
 
     def _count_rollouts(self) -> EstimateRange:
-        rolled = self._count_training_rollouts() + self._baseline() + self._final()
-        for _ in range(self._left):
-            rolled += self._decision()
-        for _ in range(self._count_epoch_ends()):
-            rolled += self._epoch_end()
-        return rolled + self._decision(low=0, expected=0)
-
-    def _count_training_rollouts(self) -> EstimateRange:
-        """Return the rollouts of batches; rollouts under an unchanged skill are stored."""
         sizes = [sum(len(batch) for batch in step) for step in self._plan_steps()]
-        first_epoch = sum(sizes[: max(0, self._per_epoch - self._done)])
-        return EstimateRange(low=first_epoch, expected=sum(sizes), high=sum(sizes))
+        first_epoch = sum(
+            sizes[: max(0, self._per_epoch - self._done)]
+        )  # those of an unchanged skill are stored
+        rolled = EstimateRange(low=first_epoch, expected=sum(sizes), high=sum(sizes))
+        rolled += self._baseline() + self._final()
+        rolled += self._decision() * exact_range(self._left)
+        rolled += self._epoch_end() * exact_range(self._count_epoch_ends())
+        return rolled + self._decision(expected=0)
 
     def _plan_steps(self) -> list[tuple[tuple[str, ...], ...]]:
         train, ids = self._config.train, [item.id for item in self._data.train]
@@ -135,22 +117,16 @@ class _RunCostEstimator:
         repeats = gate.enabled and gate.policy == "paired" and self._config.target.deterministic is None
         return exact_range(2 * n if repeats else n)
 
-    def _decision(self, low: float = 0.0, expected: float = 1.0) -> EstimateRange:
+    def _decision(self, expected: float = 1.0) -> EstimateRange:
         """Return the rollouts of one gate decision on both sides; those of the current skill are mostly stored."""
         gate, n = self._config.gate, len(self._data.val)
         if not gate.enabled or gate.policy == "strict":
-            return EstimateRange(low=low * n, expected=expected * n, high=4 * n)
-        trials = self._trials()
-        typical = n if self._config.target.deterministic else n * (1 + 0.2 * 3)
-        return EstimateRange(low=low * n, expected=expected * typical, high=4 * n * (trials + 2))
-
-    def _trials(self) -> int:
-        gate = self._config.gate
-        if gate.max_trials is not None:
-            return gate.max_trials
-        return choose_trials(
-            len(self._data.val), decisions=self._total + 1, alpha=gate.alpha, effect=gate.effect
+            return EstimateRange(expected=expected * n, high=4 * n)
+        trials = gate.max_trials or choose_trials(
+            n, decisions=self._total + 1, alpha=gate.alpha, effect=gate.effect
         )
+        typical = n if self._config.target.deterministic else n * (1 + 0.2 * 3)
+        return EstimateRange(expected=expected * typical, high=4 * n * (trials + 2))
 
     def _count_epoch_ends(self) -> int:
         """Return the number of remaining ends of epochs with a comparison."""
@@ -177,64 +153,57 @@ class _RunCostEstimator:
 
     def _optimizer_calls(self) -> dict[tuple[str, str], EstimateRange]:
         """Return the optimizer's calls by purpose; the high count includes re-asks."""
-        calls: dict[str, EstimateRange] = {}
-
-        def add(purpose: str, amount: EstimateRange) -> None:
-            calls[purpose] = calls.get(purpose, EstimateRange()) + amount
-
+        calls: defaultdict[str, EstimateRange] = defaultdict(EstimateRange)
+        appendix, slow = self._config.appendix, self._config.slow_update
         for step in self._plan_steps():
-            sizes = [len(batch) for batch in step]
-            failure, success = _sum(self._minibatches(size) for size in sizes)
-            add("analyst_failure", failure)
-            add("analyst_success", success)
-            if self._config.appendix.enabled:
-                add("lapse_failure", EstimateRange(expected=failure.expected, high=failure.high))
-                add("lapse_success", EstimateRange(expected=success.expected, high=success.high))
-            self._add_decision_calls(failure, success, add)
-        for _ in range(self._count_epoch_ends()):
-            once = EstimateRange(
-                low=float(self._config.slow_update.pair_policy == "mixed"), expected=1, high=1
-            )
-            if self._config.slow_update.enabled:
-                add("slow_update", once)
-            if self._config.meta_skill.enabled:
-                add("meta_skill", once)
+            failure, success = self._minibatches([len(batch) for batch in step])
+            calls["analyst_failure"] += failure
+            calls["analyst_success"] += success
+            if appendix.enabled:
+                calls["lapse_failure"] += failure
+                calls["lapse_success"] += success
+            for purpose, amount in self._decision_calls(failure, success).items():
+                calls[purpose] += amount
+        ends = self._count_epoch_ends()
+        once = EstimateRange(low=ends * (slow.pair_policy == "mixed"), expected=ends, high=ends)
+        if slow.enabled:
+            calls["slow_update"] = once
+        if self._config.meta_skill.enabled:
+            calls["meta_skill"] = once
         tries = EstimateRange(low=1, expected=1, high=1 + self._config.models.optimizer.reasks)
         return {("optimizer", purpose): amount * tries for purpose, amount in calls.items()}
 
-    def _minibatches(self, size: int) -> tuple[EstimateRange, EstimateRange]:
-        """Return the minibatches of failures and of successes in a batch."""
-        most = math.ceil(size / self._config.reflect.minibatch_size)
-        half = math.ceil(size / 2 / self._config.reflect.minibatch_size)
+    def _minibatches(self, sizes: Sequence[int]) -> tuple[EstimateRange, EstimateRange]:
+        """Return the minibatches of failures and of successes in batches of these sizes."""
+        minibatch = self._config.reflect.minibatch_size
+        most = sum(math.ceil(size / minibatch) for size in sizes)
         if self._config.reflect.failure_only:
-            return EstimateRange(low=0, expected=most, high=most), EstimateRange()
-        return EstimateRange(low=0, expected=half, high=most), EstimateRange(low=0, expected=half, high=most)
+            return EstimateRange(expected=most, high=most), EstimateRange()
+        half = EstimateRange(expected=sum(math.ceil(size / 2 / minibatch) for size in sizes), high=most)
+        return half, half
 
-    def _add_decision_calls(self, failure: EstimateRange, success: EstimateRange, add: AddCalls) -> None:
-        """Add the calls for merges, ranking, step size and rewrite of one step."""
-        draft = "draft_" if self._config.update.mode == "full_rewrite" else ""
-        size = self._config.aggregate.merge_batch_size
-        add(
-            f"{draft}merge",
-            EstimateRange(
-                expected=_count_merges(failure.expected, size) + _count_merges(success.expected, size),
-                high=_count_merges(failure.high, size) + _count_merges(success.high, size),
-            ),
+    def _decision_calls(self, failure: EstimateRange, success: EstimateRange) -> dict[str, EstimateRange]:
+        """Return the calls for merges, ranking, step size, rewrite and appendix of one step."""
+        config = self._config
+        draft = "draft_" if config.update.mode == "full_rewrite" else ""
+        size, both = config.aggregate.merge_batch_size, float(success.high > 0)
+        merges = EstimateRange(
+            expected=_count_merges(failure.expected, size) + _count_merges(success.expected, size),
+            high=_count_merges(failure.high, size) + _count_merges(success.high, size),
         )
-        both = success.high > 0
-        add(f"{draft}merge_final", EstimateRange(expected=float(both), high=float(both)))
+        once = EstimateRange(expected=1, high=1)
+        calls = {f"{draft}merge": merges, f"{draft}merge_final": EstimateRange(expected=both, high=both)}
         if draft:
-            return
-        control = self._config.select.lr_control
-        pool = failure.expected + success.expected
-        if control != "none":
-            add("ranking", EstimateRange(expected=float(pool > 1), high=1))
-        if control == "autonomous":
-            add("step_size", EstimateRange(expected=1, high=1))
-        if self._config.update.mode == "rewrite":
-            add("rewrite", EstimateRange(expected=1, high=1))
-        if self._config.appendix.enabled and self._config.appendix.consolidate_threshold is not None:
-            add("consolidate", EstimateRange(high=1))
+            return calls
+        if config.select.lr_control != "none":
+            calls["ranking"] = EstimateRange(expected=failure.expected + success.expected > 1, high=1)
+        if config.select.lr_control == "autonomous":
+            calls["step_size"] = once
+        if config.update.mode == "rewrite":
+            calls["rewrite"] = once
+        if config.appendix.enabled and config.appendix.consolidate_threshold is not None:
+            calls["consolidate"] = EstimateRange(high=1)
+        return calls
 
     def _count_critic_calls(self, rollouts: EstimateRange) -> EstimateRange:
         """Return the critic's calls: anchors, graded answers, and notes on failures it did not grade.
@@ -253,7 +222,11 @@ class _RunCostEstimator:
         return scores * tries * exact_range(own.n_samples)
 
     def _row(self, role: str, purpose: str, calls: EstimateRange) -> EstimateRow:
-        length = self._length(role, purpose)
+        length = CallTokens.estimate(
+            self._bytes(role, purpose),
+            cap=getattr(self._config.models, role).max_tokens,
+            usage=self._spent.get((role, purpose)),
+        )
         return EstimateRow(
             role=role,
             purpose=purpose,
@@ -262,16 +235,9 @@ class _RunCostEstimator:
             output_tokens=calls * length.output_tokens,
         )
 
-    def _length(self, role: str, purpose: str) -> CallTokens:
-        return CallTokens.estimate(
-            self._bytes(role, purpose),
-            cap=getattr(self._config.models, role).max_tokens,
-            usage=self._spent.get((role, purpose)),
-        )
-
     def _bytes(self, role: str, purpose: str) -> float:
         """Return the estimated bytes of a call's prompt."""
-        item = _mean([_size(item) for item in (*self._data.train, *self._data.val, *self._data.test)])
+        item = fmean(_size(item) for split in Split for item in self._data.items(split))
         if role == "target":
             return self._skill + item
         if role == "critic":
@@ -279,17 +245,10 @@ class _RunCostEstimator:
             return self._prompts["critic"] + 3 * item + examples * BYTES_PER_TOKEN
         own = self._prompts.get(purpose, max(self._prompts.values(), default=0))
         if purpose.startswith(("analyst", "lapse")):
-            shown = _mean([_size(item) for item in self._data.train]) * self._config.reflect.minibatch_size
+            shown = fmean(map(_size, self._data.train)) * self._config.reflect.minibatch_size
         else:
             shown = 2000.0
         return own + self._skill + min(shown, 3 * self._config.reflect.trajectory_tokens)
-
-
-def _sum(pairs: Iterable[tuple[EstimateRange, EstimateRange]]) -> tuple[EstimateRange, EstimateRange]:
-    first, second = EstimateRange(), EstimateRange()
-    for one, other in pairs:
-        first, second = first + one, second + other
-    return first, second
 
 
 def _count_merges(patches: float, size: int) -> float:
@@ -304,7 +263,3 @@ def _count_merges(patches: float, size: int) -> float:
 
 def _size(item: Item) -> int:
     return len((item.input if isinstance(item.input, str) else canonical_json(item.input)).encode())
-
-
-def _mean(values: Sequence[int]) -> float:
-    return sum(values) / len(values) if values else 0.0

@@ -30,8 +30,7 @@ from reflact.training.epoch_end import EpochFinalizer
 from reflact.training.final_evaluation import FinalEvaluator, FinalMeasurements
 from reflact.training.gating import GateKeeper
 from reflact.training.rollouts import RolloutScheduler
-from reflact.training.setup import Runtime
-from reflact.training.shutdown import GracefulStop
+from reflact.training.setup import Runtime, measure_critic
 from reflact.training.state import (
     apply_epoch,
     apply_promotion,
@@ -58,22 +57,14 @@ class Run:
         runtime: The collaborators.
         on_event: Receives all events.
         approve: Asked about each candidate that the gate would accept.
-        graceful_stop: Stops the run after a commit, once it is requested.
     """
 
-    def __init__(
-        self,
-        runtime: Runtime,
-        on_event: EventCallback,
-        approve: Approver | None = None,
-        graceful_stop: GracefulStop | None = None,
-    ) -> None:
+    def __init__(self, runtime: Runtime, on_event: EventCallback, approve: Approver | None = None) -> None:
         plan, store = runtime.plan, runtime.store
         self._runtime = runtime
         self._plan = plan
         self._config = plan.config
         self._on_event = on_event
-        self._graceful_stop = graceful_stop
         self._store = store
         self._decision_log = store.decision_log(plan.run_id)
         self._timer = StageTimer(plan.run_id, on_event, runtime.tracing)
@@ -212,7 +203,7 @@ class Run:
         if self._runtime.critic is not None:
             step = 0 if self.state is None else self.state.step
             async with self._timer.stage("evaluate", step=step, name="critic"):
-                self._critic = await self._runtime.critic.measure_accuracy()
+                self._critic = await measure_critic(self._runtime.critic, self._config, self._decision_log)
 
     def _describe_critic(self, used: CriticDescription | None) -> CriticDescription | None:
         own = self._critic
@@ -296,8 +287,7 @@ class Run:
     ) -> RunState:
         await finish_if_cancelled(lambda: self._save(record, state, skills))
         await self._emit_commit(record, state)
-        if self._graceful_stop is not None:
-            await self._graceful_stop.stop_after_commit()
+        await self._runtime.graceful_stop.stop_after_commit()
         return state
 
     async def _save(self, record: CommitRecord | None, state: RunState, skills: Sequence[Skill]) -> None:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
@@ -48,7 +47,7 @@ from reflact.protocols import (
 from reflact.records import CriticAccuracy, CriticDescription, Spend, Usage
 from reflact.skills.document import check_document
 from reflact.store.artifacts import resolve_inside
-from reflact.training.cost_estimate import RunCostEstimate, estimate_run_cost
+from reflact.training.cost_estimate import RunCostEstimate, RunCostEstimator
 from reflact.training.shutdown import GracefulStop, StoppableAnnotator, StoppableEnvironment, StoppableLLM
 from reflact.types import Skill, Split, canonical_json, digest_json
 
@@ -56,131 +55,14 @@ if TYPE_CHECKING:
     import httpx
 
     from reflact.integrations.opentelemetry import Telemetry, Tracing
-    from reflact.llm.rate_limit import LimitChange
-
-
-PAIRS_ADAPTER: TypeAdapter[tuple[ContrastPair, ...]] = TypeAdapter(tuple[ContrastPair, ...])
-
-
-PAIRS_LABEL = "critic_pairs"
-
-
-ACCURACY_LABEL = "critic_accuracy"
-
-
-class RunCritic:
-    """What a run asks its critic for, and what it says of it.
-
-    Args:
-        critic: The critic, pinned.
-        config: What it is asked for.
-        journal: Where it stands what it was measured to be worth.
-        limit: Steps that are scored at a time where it is measured.
-    """
-
-    def __init__(
-        self, critic: Critic, config: CriticConfig, *, decision_log: DecisionLog, max_concurrent: int
-    ) -> None:
-        self._critic = critic
-        self._config = config
-        self._decision_log = decision_log
-        self._max_concurrent = max_concurrent
-
-    @property
-    def grader(self) -> CriticGrader:
-        """The critic as grader."""
-        return CriticGrader(self._critic, pass_threshold=self._config.pass_threshold)
-
-    @property
-    def annotator(self) -> CriticAnnotator:
-        """The critic beside the failure analyst."""
-        return CriticAnnotator(self._critic)
-
-    async def measure_accuracy(self) -> CriticDescription:
-        """Return the critic with its accuracy on anchors, which are scored where no earlier start did it.
-
-        Raises:
-            ProviderError, BudgetSpent: Its endpoint or the run's budget failed.
-            StoreError: The memory cannot be read.
-        """
-        noted = await self._decision_log.get(0, ACCURACY_LABEL)
-        if noted is not None:
-            measured = CriticAccuracy.model_validate(noted)
-            return describe_critic(self._critic, None).model_copy(update={"accuracy": measured})
-        anchors = await _load_anchors(self._config)
-        found = describe_critic(
-            self._critic,
-            await measure_critic_on_steps(
-                self._critic, list_pair_steps(anchors), max_concurrent=self._max_concurrent
-            ),
-        )
-        if found.accuracy is not None:
-            await self._decision_log.put(0, ACCURACY_LABEL, found.accuracy.model_dump(mode="json"))
-        return found
-
-
-async def pin_critic(
-    llm: LLM,
-    config: CriticConfig,
-    *,
-    prompts: PromptBook,
-    decision_log: DecisionLog,
-    ensure_run: Callable[[], Awaitable[object]],
-) -> Critic:
-    """Return a run's critic with the pairs that it began with; at the first start, with those promoted now.
-
-    Args:
-        llm: The model that scores.
-        config: Where its memory is, and how it works.
-        prompts: The run's prompts.
-        decision_log: Where the pairs are kept, whole, so that the memory is not needed again.
-        ensure_run: Makes sure that the run is in its store, where something is about to be noted.
-
-    Raises:
-        ConfigError: There is no such memory.
-        StoreError: The memory cannot be read, or what was kept.
-    """
-    critic = Critic(llm, settings=config.settings, prompts=prompts)
-    noted = await decision_log.get(0, PAIRS_LABEL)
-    if noted is None:
-        pairs = await _load_promoted_pairs(llm, config)
-        await ensure_run()
-        await decision_log.put(0, PAIRS_LABEL, canonical_json(PAIRS_ADAPTER.dump_python(pairs, mode="json")))
-        noted = await decision_log.get(0, PAIRS_LABEL)
-    return critic.pin_to(
-        parse_stored(
-            lambda text: PAIRS_ADAPTER.validate_python(json.loads(text)), str(noted), "critic of this run"
-        )
-    )
-
-
-async def _load_promoted_pairs(llm: LLM, config: CriticConfig) -> tuple[ContrastPair, ...]:
-    if config.memory is None:
-        return ()
-    if not config.memory.is_file():
-        raise ConfigError(
-            f"critic.memory: there is no file {config.memory}; null is a critic without examples"
-        )
-    from reflact.memory.store import MemoryStore
-
-    async with MemoryStore(config.memory) as memory:
-        return (await Critic(llm, memory=memory).pin()).pairs or ()
-
-
-async def _load_anchors(config: CriticConfig) -> tuple[ContrastPair, ...]:
-    """Return the anchors to measure on; none where the memory is gone since the run began."""
-    if config.memory is None or not config.max_anchors or not config.memory.is_file():
-        return ()
-    from reflact.memory.store import MemoryStore
-
-    async with MemoryStore(config.memory) as memory:
-        return (await memory.anchors())[: config.max_anchors]
 
 
 ROLES = ("target", "optimizer")
-
-
 """The roles of every run."""
+
+PAIRS_ADAPTER: TypeAdapter[tuple[ContrastPair, ...]] = TypeAdapter(tuple[ContrastPair, ...])
+PAIRS_LABEL = "critic_pairs"
+ACCURACY_LABEL = "critic_accuracy"
 
 
 @dataclass(frozen=True)
@@ -197,8 +79,7 @@ class Overrides:
     @property
     def roles(self) -> frozenset[str]:
         """The roles whose calls are not seen."""
-        given = {"target": self.target, "optimizer": self.optimizer}
-        return frozenset(role for role, model in given.items() if model is not None)
+        return frozenset(role for role in ROLES if getattr(self, role) is not None)
 
 
 @dataclass(frozen=True)
@@ -222,14 +103,14 @@ class RunPlan:
 
     def estimate_cost(self, *, done: int, skill: str | None, spent: Sequence[Spend]) -> RunCostEstimate:
         """Return what the run will take from a step on; without a skill it starts with the initial one."""
-        predicted = estimate_run_cost(
+        predicted = RunCostEstimator(
             self.config,
             self.data,
             prompts={name: len(p.system + p.user) for name, p in self.prompts.prompts.items()},
             skill=self.initial_skill.text if skill is None else skill,
             done=done,
             spent=spent,
-        )
+        ).estimate()
         models = self.config.models
         rows = (row.with_price(partial(usd_of, config=getattr(models, row.role))) for row in predicted.rows)
         return predicted.model_copy(update={"rows": tuple(rows)})
@@ -245,7 +126,13 @@ class Runtime:
     optimizer: LLM
     budget: Budget
     tracing: Tracing
-    critic: RunCritic | None = None
+    critic: Critic | None = None
+    graceful_stop: GracefulStop = field(default_factory=GracefulStop)
+
+    @property
+    def decision_log(self) -> DecisionLog:
+        """The run's decision log."""
+        return self.store.decision_log(self.plan.run_id)
 
 
 def check_config(config: TrainerConfig, overrides: Overrides) -> None:
@@ -254,8 +141,8 @@ def check_config(config: TrainerConfig, overrides: Overrides) -> None:
     Raises:
         ConfigError: A model, a cap or a package is missing, or two settings contradict each other.
     """
-    for role, given in (("target", overrides.target), ("optimizer", overrides.optimizer)):
-        if given is None and not getattr(config.models, role).model:
+    for role in ROLES:
+        if role not in overrides.roles and not getattr(config.models, role).model:
             raise ConfigError(f"models.{role}.model is required: name the model that plays this role")
     _require_critic(config, overrides)
     require_caps(config, passed=overrides.roles)
@@ -265,14 +152,17 @@ def check_config(config: TrainerConfig, overrides: Overrides) -> None:
 
 def import_collaborators(config: TrainerConfig, overrides: Overrides) -> None:
     """Import the slow libraries that a run will use; call it on a worker thread."""
-    names = ["integrations.opentelemetry", "store.lock", "store.runs"]
-    if config.uses_critic or len(overrides.roles) < len(ROLES):
-        names += ["llm.client", "targets.chat"]
+    names = ["reflact.integrations.opentelemetry", "reflact.store.lock", "reflact.store.runs"]
+    if _sends_requests(config, overrides):
+        names += ["reflact.llm.client", "reflact.targets.chat"]
+        # these libraries import half of themselves at the first call
+        names += ["httpcore", "openai.resources.chat.completions", "genai_prices.data"]
     for name in names:
-        import_module(f"reflact.{name}")
-    if "llm.client" in names:  # these libraries import half of themselves at the first call
-        for name in ("httpcore", "openai.resources.chat.completions", "genai_prices.data"):
-            import_module(name)
+        import_module(name)
+
+
+def _sends_requests(config: TrainerConfig, overrides: Overrides) -> bool:
+    return config.uses_critic or len(overrides.roles) < len(ROLES)
 
 
 def prepare_run(config: TrainerConfig, overrides: Overrides) -> RunPlan:
@@ -281,13 +171,11 @@ def prepare_run(config: TrainerConfig, overrides: Overrides) -> RunPlan:
     Raises:
         UsageError: Something is missing, malformed or contradictory.
     """
+    from reflact.environments.dataset import build_environment
+
     check_config(config, overrides)
-    environment = overrides.environment or _build_environment(config)
-    data = DataSet(
-        train=tuple(environment.items(Split.train)),
-        val=tuple(environment.items(Split.val)),
-        test=tuple(environment.items(Split.test)),
-    )
+    environment = overrides.environment or build_environment(config)
+    data = DataSet.model_validate({split.value: tuple(environment.items(split)) for split in Split})
     check_dataset(data, config.data.train_size)
     prompts = load_prompts(config.prompts.versions, config.prompts.folder)
     initial = _load_initial_skill(config)
@@ -298,12 +186,9 @@ def prepare_run(config: TrainerConfig, overrides: Overrides) -> RunPlan:
         "environment": environment.identity,
         "skill": initial.hash,
     }
-    if overrides.target is not None:
-        identity["target"] = overrides.target.identity
-    if overrides.optimizer is not None:
-        identity["optimizer"] = overrides.optimizer.identity
-    if overrides.annotator is not None:
-        identity["annotator"] = overrides.annotator.identity
+    for name in ("target", "optimizer", "annotator"):
+        if (collaborator := getattr(overrides, name)) is not None:
+            identity[name] = collaborator.identity
     if config.uses_critic:
         identity["critic.memory"] = config.critic.memory is not None
     return RunPlan(
@@ -339,12 +224,12 @@ def _find_critic(collaborator: object) -> CriticDescription | None:
 
 
 async def ignore_event(event: Event) -> None:
-    """Take an event and tell nobody."""
+    """Do nothing with an event."""
 
 
 @asynccontextmanager
 async def track_with_mlflow(plan: RunPlan, on_event: EventCallback) -> AsyncIterator[EventCallback]:
-    """Give an emitter that lets MLflow know of events, where the configuration says so."""
+    """Yield a callback that also reports to MLflow if the configuration names a server."""
     config = plan.config
     if config.telemetry.mlflow is None:
         yield on_event
@@ -357,8 +242,8 @@ async def track_with_mlflow(plan: RunPlan, on_event: EventCallback) -> AsyncIter
         run_id=plan.run_id,
         identity=plan.identity,
         out_dir=config.out_dir,
-    ) as told:
-        yield told
+    ) as emit:
+        yield emit
 
 
 @asynccontextmanager
@@ -389,23 +274,22 @@ async def open_runtime(
     config = plan.config
     async with AsyncExitStack() as stack:
         lock = stack.enter_context(lock_run(config.out_dir))
-        transport = overrides.transport
-        sends_requests = config.uses_critic or len(overrides.roles) < len(ROLES)
-        if config.replay.cassette is not None and sends_requests:
+        if config.replay.cassette is not None and _sends_requests(config, overrides):
             from reflact.llm.cassettes import open_cassette
 
-            transport = await stack.enter_async_context(
-                open_cassette(config.replay.cassette, mode=config.replay.mode, inner=transport)
+            opening = open_cassette(
+                config.replay.cassette, mode=config.replay.mode, inner=overrides.transport
             )
+            overrides = replace(overrides, transport=await stack.enter_async_context(opening))
         if config.store is None:
-            opening = open_store(resolve_inside(config.out_dir, "run.db"), run_lock=lock)
+            database = open_store(resolve_inside(config.out_dir, "run.db"), run_lock=lock)
         else:
-            opening = open_store(config.store)
-        store = await stack.enter_async_context(opening)
+            database = open_store(config.store)
+        store = await stack.enter_async_context(database)
         await store.check_integrity()
         if config.store is None and not config.fork:
             await store.refuse_other_runs(plan.run_id, plan.identity)
-        connecting = connect_models(plan, overrides, store, transport, on_event, graceful_stop=graceful_stop)
+        connecting = connect_models(plan, overrides, store, on_event, graceful_stop=graceful_stop)
         yield await stack.enter_async_context(connecting)
 
 
@@ -414,7 +298,6 @@ async def connect_models(
     plan: RunPlan,
     overrides: Overrides,
     store: RunStore,
-    transport: httpx.AsyncBaseTransport | None,
     on_event: EventCallback = ignore_event,
     *,
     graceful_stop: GracefulStop | None = None,
@@ -429,21 +312,14 @@ async def connect_models(
     from reflact.integrations.opentelemetry import TracedEnvironment, TracedLLM, TracedResponseStore, Tracing
 
     config = plan.config
+    stop = graceful_stop or GracefulStop()
     async with AsyncExitStack() as stack:
         hide = await _make_redactor(plan, overrides) if config.telemetry.content else None
         tracing = Tracing(plan.run_id, overrides.telemetry, hide=hide)
-        post = await stack.enter_async_context(open_outbox(on_event))
-        limits = config.budget.model_dump()
-
-        def post_budget(usage: Usage, seconds: float) -> None:
-            post(BudgetUpdated(run_id=plan.run_id, usage=usage, seconds=seconds, **limits))
-
-        def post_limit_change(change: LimitChange) -> None:
-            post(RateLimited(run_id=plan.run_id, **change._asdict()))
-
-        account = Account(
-            plan.run_id, store, store.decision_log(plan.run_id), Budget(config.budget, on_usage=post_budget)
+        limits = LimitEvents(
+            plan.run_id, config.budget, await stack.enter_async_context(open_outbox(on_event))
         )
+        budget = Budget(config.budget, on_usage=limits.post_budget)
 
         async def connect(role: str) -> LLM:
             from reflact.llm.client import Client
@@ -451,40 +327,38 @@ async def connect_models(
             settings = _model_settings(plan, role)
             client = Client(
                 settings,
-                role,
-                replace(account, responses=TracedResponseStore(store, tracing, settings)),
-                transport=transport,
+                role=role,
+                run_id=plan.run_id,
+                responses=TracedResponseStore(store, tracing, settings),
+                decision_log=store.decision_log(plan.run_id),
+                budget=budget,
+                transport=overrides.transport,
                 on_event=None if on_event is ignore_event else on_event,
-                on_limit=post_limit_change,
+                on_limit=limits.post_limit_change,
             )
             return await stack.enter_async_context(client)
 
         critic = None
         if config.uses_critic:
-            llm = compose(
-                await connect("critic"), [lambda llm: TracedLLM(llm, tracing, config.models.critic)]
+            critic = await _pin_critic(
+                plan, store, TracedLLM(await connect("critic"), tracing, config.models.critic)
             )
-            critic = await _pin_run_critic(plan, store, llm)
             plan = _add_critic(plan, critic)
         target = overrides.target
         if target is None:
-            target = _build_chat_target(
-                config,
-                compose(await connect("target"), [lambda llm: TracedLLM(llm, tracing, config.models.target)]),
-            )
-        seen = None if overrides.optimizer is not None else config.models.optimizer
-        stops: list[GracefulStop] = [] if graceful_stop is None else [graceful_stop]
+            from reflact.targets.chat import ChatTarget
+
+            llm = TracedLLM(await connect("target"), tracing, config.models.target)
+            target = ChatTarget(llm, preamble=config.target.preamble, postamble=config.target.postamble)
+        settings = None if overrides.optimizer is not None else config.models.optimizer
         optimizer = compose(
             overrides.optimizer or await connect("optimizer"),
-            [
-                *(partial(StoppableLLM, graceful_stop=stop) for stop in stops),
-                lambda llm: TracedLLM(llm, tracing, seen),
-            ],
+            [partial(StoppableLLM, graceful_stop=stop), lambda llm: TracedLLM(llm, tracing, settings)],
         )
         environment = compose(
             plan.environment,
             [
-                *(partial(StoppableEnvironment, graceful_stop=stop) for stop in stops),
+                partial(StoppableEnvironment, graceful_stop=stop),
                 lambda inner: TracedEnvironment(inner, tracing),
                 lambda inner: BudgetedEnvironment(
                     inner,
@@ -493,43 +367,88 @@ async def connect_models(
                 ),
             ],
         )
-        annotator = plan.annotator
-        if annotator is not None and graceful_stop is not None:
-            annotator = StoppableAnnotator(annotator, graceful_stop)
+        annotator = None if plan.annotator is None else StoppableAnnotator(plan.annotator, stop)
         plan = replace(plan, environment=environment, annotator=annotator)
-        yield Runtime(plan, store, target, optimizer, account.budget, tracing, critic)
+        yield Runtime(plan, store, target, optimizer, budget, tracing, critic, stop)
 
 
-def _build_chat_target(config: TrainerConfig, llm: LLM) -> Target:
-    from reflact.targets.chat import ChatTarget
-
-    return ChatTarget(llm, preamble=config.target.preamble, postamble=config.target.postamble)
-
-
-async def _pin_run_critic(plan: RunPlan, store: RunStore, llm: LLM) -> RunCritic:
-
-    config, journal = plan.config, store.decision_log(plan.run_id)
-    plain = config.model_dump(mode="json")
-    critic = await pin_critic(
-        llm,
-        config.critic,
-        prompts=plan.prompts,
-        decision_log=journal,
-        ensure_run=lambda: store.open_run(plan.run_id, plan.identity, plain, resume=False),
-    )
-    return RunCritic(
-        critic, config.critic, decision_log=journal, max_concurrent=config.models.critic.concurrency
+def _add_budget(
+    environment: Environment, plan: RunPlan, overrides: Overrides, store: RunStore, budget: Budget
+) -> Environment:
+    """Return an environment under the budget; the calls of a target that is passed in are not seen."""
+    worst = declared_rollout_cost(plan.config)
+    if overrides.target is None or worst is None:
+        return BudgetedEnvironment(environment, budget=budget)
+    return DeclaredCostEnvironment(
+        environment, budget=budget, responses=store, run_id=plan.run_id, worst=worst
     )
 
 
-def _add_critic(plan: RunPlan, own: RunCritic) -> RunPlan:
+async def _pin_critic(plan: RunPlan, store: RunStore, llm: LLM) -> Critic:
+    """Return a run's critic with the pairs that were promoted at the run's first start."""
+    config, decision_log = plan.config, store.decision_log(plan.run_id)
+    critic = Critic(llm, settings=config.critic.settings, prompts=plan.prompts)
+    stored = await decision_log.get(0, PAIRS_LABEL)
+    if stored is None:
+        pairs = await _load_promoted_pairs(llm, config.critic)
+        await store.open_run(plan.run_id, plan.identity, config.model_dump(mode="json"), resume=False)
+        stored = canonical_json(PAIRS_ADAPTER.dump_python(pairs, mode="json"))
+        await decision_log.put(0, PAIRS_LABEL, stored)
+    return critic.pin_to(parse_stored(PAIRS_ADAPTER.validate_json, str(stored), "critic of this run"))
+
+
+async def _load_promoted_pairs(llm: LLM, config: CriticConfig) -> tuple[ContrastPair, ...]:
+    from reflact.memory.store import MemoryStore
+
+    if config.memory is None:
+        return ()
+    if not config.memory.is_file():
+        raise ConfigError(
+            f"critic.memory: there is no file {config.memory}; null is a critic without examples"
+        )
+    async with MemoryStore(config.memory) as memory:
+        return (await Critic(llm, memory=memory).pin()).pairs or ()
+
+
+async def measure_critic(
+    critic: Critic, config: TrainerConfig, decision_log: DecisionLog
+) -> CriticDescription:
+    """Return a run's critic with its accuracy on the memory's anchors, which are scored once in a run.
+
+    Raises:
+        ProviderError, BudgetSpent: Its endpoint or the run's budget failed.
+        StoreError: The memory cannot be read.
+    """
+    from reflact.memory.store import MemoryStore
+
+    stored = await decision_log.get(0, ACCURACY_LABEL)
+    if stored is not None:
+        accuracy = CriticAccuracy.model_validate(stored)
+        return describe_critic(critic, None).model_copy(update={"accuracy": accuracy})
+    anchors: tuple[ContrastPair, ...] = ()
+    path, most = config.critic.memory, config.critic.max_anchors
+    if path is not None and most and path.is_file():
+        async with MemoryStore(path) as memory:
+            anchors = (await memory.anchors())[:most]
+    measurements = await measure_critic_on_steps(
+        critic, list_pair_steps(anchors), max_concurrent=config.models.critic.concurrency
+    )
+    description = describe_critic(critic, measurements)
+    if description.accuracy is not None:
+        await decision_log.put(0, ACCURACY_LABEL, description.accuracy.model_dump(mode="json"))
+    return description
+
+
+def _add_critic(plan: RunPlan, critic: Critic) -> RunPlan:
     """Return a plan in which the run's own critic does what the configuration asks it for."""
     from reflact.environments.dataset import DatasetEnvironment
 
     config, environment = plan.config, plan.environment
     if config.environment.grader == "critic" and isinstance(environment, DatasetEnvironment):
-        environment = environment.with_grader(own.grader)
-    annotator = own.annotator if config.critic.annotate else plan.annotator
+        environment = environment.with_grader(
+            CriticGrader(critic, pass_threshold=config.critic.pass_threshold)
+        )
+    annotator = CriticAnnotator(critic) if config.critic.annotate else plan.annotator
     return replace(plan, environment=environment, critic=_find_critic(environment), annotator=annotator)
 
 
@@ -542,18 +461,12 @@ def _model_settings(plan: RunPlan, role: str) -> ModelConfig:
 
 
 async def _make_redactor(plan: RunPlan, overrides: Overrides) -> Callable[[str], str]:
-    """Return what takes the keys of all roles out of a text."""
+    """Return a function that removes the keys of all roles from a text."""
     from reflact.llm.redaction import is_key, remove_keys, resolve_key
 
     roles = sorted({*ROLES, *(["critic"] if plan.config.uses_critic else [])} - overrides.roles)
     keys = [await resolve_key(_model_settings(plan, role), role) for role in roles]
     return partial(remove_keys, [key for key in keys if key is not None and is_key(key)])
-
-
-def _build_environment(config: TrainerConfig) -> Environment:
-    from reflact.environments.dataset import build_environment
-
-    return build_environment(config)
 
 
 def _load_initial_skill(config: TrainerConfig) -> Skill:

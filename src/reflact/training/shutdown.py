@@ -1,4 +1,4 @@
-"""How a run comes to a halt in order: nothing new is begun, what is under way may finish."""
+"""Graceful stop of a run: no new work begins, and work under way may finish."""
 
 from __future__ import annotations
 
@@ -18,25 +18,23 @@ from reflact.types import Grade, Item, Rollout
 R = TypeVar("R", bound=ReplyModel)
 
 SETTLE_SECONDS = 0.2
-"""Time in which what the last results settle may still be decided and committed."""
+"""Time to decide and commit on the last results."""
 
 
 class GracefulStop:
-    """Halts one start of a run once it is pulled.
+    """Stops one start of a run when it is requested.
 
-    From then on rollouts and calls of the optimizer that would begin are held back. The run is cancelled
-    when it has committed, when all that is under way has finished and something is held back or waits for a
-    person, or when the grace is over, whichever comes first. Cancelling cannot be mistaken for a failure of
-    what it ends.
+    From then on no rollout and no call of the optimizer begins. The run is cancelled when it has committed, when
+    all work under way has finished and other work is blocked or waits for a person, or when the grace is over.
 
     Args:
-        grace: Seconds that what is under way may take.
+        grace: Seconds that work under way may take.
 
     Attributes:
-        reason: Why the run halts; None while it goes on.
+        reason: Why the run stops; None while it goes on.
     """
 
-    def __init__(self, grace: float) -> None:
+    def __init__(self, grace: float = 0.0) -> None:
         self.reason: str | None = None
         self._grace = grace
         self._scope: anyio.CancelScope | None = None
@@ -49,7 +47,7 @@ class GracefulStop:
         return self._scope is not None and self._scope.cancelled_caught
 
     def request(self, reason: str) -> None:
-        """Let the run halt; pulling again changes nothing. Call it in the event loop's thread."""
+        """Stop the run; further requests change nothing. Call it in the event loop's thread."""
         if self.reason is None:
             self.reason = reason
             self._end_within(self._grace)
@@ -57,7 +55,7 @@ class GracefulStop:
 
     @contextmanager
     def cancel_scope(self) -> Iterator[None]:
-        """The block that is cancelled; enter it once."""
+        """Cancel the block when the run stops; enter it once."""
         with anyio.CancelScope() as self._scope:
             if self.reason is not None:
                 self._end_within(self._grace)
@@ -79,7 +77,7 @@ class GracefulStop:
 
     @contextmanager
     def wait_for_person(self) -> Iterator[None]:
-        """A block that waits for a person: the run does not go on by itself, and gets no grace for it."""
+        """Mark a block that waits for a person and therefore gets no grace."""
         self._is_blocked = True
         try:
             yield

@@ -219,10 +219,7 @@ class StepRunner:
 
         def notes(batch: Minibatch) -> str:
             text = show_cases(
-                batch.rollouts,
-                batch.items,
-                failed=batch.source == "failure",
-                tokens=config.trajectory_tokens,
+                batch.rollouts, batch.items, failed=batch.source == "failure", tokens=config.trajectory_tokens
             )
             parts = (fixed[0], show_memory(select_relevant_edits(cards, text)) if cards else "", fixed[1])
             return "\n\n".join(part for part in parts if part)
