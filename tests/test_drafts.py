@@ -25,7 +25,6 @@ from reflact.llm.client import Client
 from reflact.llm.drafts import DraftStream, Reset, extends, read_partial
 from reflact.llm.sse import parse_chunk, read_events
 from reflact.messages import Draft, Reply, ReplyModel, Text
-from reflact.protocols import DraftingLLM
 from reflact.types import FrozenModel
 from sse import Body, Kept, Streaming, chunk, stream
 
@@ -76,15 +75,6 @@ class Told(list[Event]):
 def only_grow(drafts: list[Any]) -> bool:
     """Whether each draft is a beginning of the next one."""
     return all(extends(after, before) for before, after in pairwise(drafts))
-
-
-def test_a_client_shows_drafts() -> None:
-    """The client has the shape of the port."""
-
-    def accept(drafter: DraftingLLM) -> DraftingLLM:
-        return drafter
-
-    assert accept(Client.__new__(Client))
 
 
 # ------------------------------------------------------------------------------------------- a recorded reply

@@ -176,7 +176,11 @@ class Client:
         call_id: CallId,
         check: Callable[[R], None] | None = None,
     ) -> Stream[Draft[R]]:
-        """Send a prompt and stream drafts of the reply; see ``reflact.protocols.DraftingLLM.draft``."""
+        """Ask as ``ask`` does, and iterate over drafts; the last one carries the reply.
+
+        The first iteration sends the request. Leaving ``async with`` or the loop cancels the call. There is
+        only one draft if the reply is stored or plain text, or if the endpoint does not stream.
+        """
         return Stream(partial(self._call, prompt, reply_type, call_id, check))
 
     async def _call(
