@@ -136,12 +136,21 @@ def _parameter(parameter: Any) -> str:
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
+def draw_errors(kind: type[Exception], indent: str = "") -> Iterator[str]:
+    """Yield a line for each subclass of an error, with the first line of its docstring."""
+    below = [one for one in kind.__subclasses__() if one.__module__ == errors.__name__]
+    for one in below:
+        branch, trunk = ("└── ", "    ") if one is below[-1] else ("├── ", "│   ")
+        meaning = str(one.__doc__).splitlines()[0].removesuffix(".").replace("``", "`")
+        yield f"{indent + branch + one.__name__:<30}{meaning}"
+        yield from draw_errors(one, indent + trunk)
+
+
 def error_tree() -> str:
-    """Return the tree of errors, as its module draws it, with each error's meaning."""
-    tree = str(errors.__doc__).split("::\n", 1)[1].rsplit("\n\n", 1)[0].strip("\n")
-    lines = ["# Errors", NOTE, "", "All are in `reflact.errors`.", "", "```text"]
-    lines += [line.removeprefix("    ") for line in tree.splitlines()]
+    """Return the tree of errors with each error's meaning."""
+    lines = ["# Errors", NOTE, "", "All are in `reflact.errors`.", "", "```text", "ReflactError"]
     lines += [
+        *draw_errors(errors.ReflactError),
         "```",
         "",
         "A `UsageError` is raised before any request is sent. No error removes finished work from the store.",

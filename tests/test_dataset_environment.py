@@ -13,8 +13,16 @@ from pydantic import JsonValue
 
 from reflact.config.training import DataConfig, EnvironmentConfig, TrainerConfig
 from reflact.data import DataSet
-from reflact.environments.dataset import DatasetEnvironment, build_environment
-from reflact.environments.graders import ExactGrader, Grader, NumericGrader
+from reflact.environments.dataset import DatasetEnvironment, build_environment, build_grader
+from reflact.environments.graders import (
+    ExactGrader,
+    Grader,
+    JsonFieldsGrader,
+    NormalizedGrader,
+    NumericGrader,
+    RegexGrader,
+    TokenF1Grader,
+)
 from reflact.errors import ConfigError, DataError, ProviderDown
 from reflact.protocols import Environment
 from reflact.types import Grade, Item, Score, Split, Turn
@@ -122,13 +130,12 @@ def test_items_come_in_the_order_of_the_data() -> None:
 
 @pytest.mark.parametrize("split", list(Split))
 def test_references_are_checked_before_anything_is_asked(split: Split) -> None:
-    """One unusable reference in any split is an error that names the item, unless checking is off."""
+    """One unusable reference in any split is an error that names the item; a function's cannot be checked."""
     bad = Item(id="bad", input="x", reference="many")
     good = Item(id="good", input="y", reference=1)
     data = DataSet.model_validate({s.value: (good, bad) if s is split else (good,) for s in Split})
     with pytest.raises(DataError, match=r"item 'bad'.*many"):
         DatasetEnvironment(data, grade=NumericGrader())
-    DatasetEnvironment(data, grade=NumericGrader(), check_references=False)
     DatasetEnvironment(data, grade=lambda item, answer: True)
 
 
@@ -187,6 +194,25 @@ def test_a_configuration_describes_an_environment(tmp_path: Path) -> None:
     assert [len(environment.items(split)) for split in Split] == [5, 3, 2]
     same = DatasetEnvironment(_data(), grade=NumericGrader(tolerance=0.5), template="Q: {input}")
     assert environment.identity == same.identity
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        (EnvironmentConfig(grader="exact"), ExactGrader()),
+        (EnvironmentConfig(), NormalizedGrader()),
+        (EnvironmentConfig(grader="token_f1", threshold=0.5), TokenF1Grader(threshold=0.5)),
+        (
+            EnvironmentConfig(grader="numeric", tolerance=0.1, relative_tolerance=0.2),
+            NumericGrader(tolerance=0.1, relative_tolerance=0.2),
+        ),
+        (EnvironmentConfig(grader="regex"), RegexGrader()),
+        (EnvironmentConfig(grader="json_fields"), JsonFieldsGrader()),
+    ],
+)
+def test_a_configuration_names_a_grader(config: EnvironmentConfig, expected: Grader) -> None:
+    """Each grader can be chosen by name, and gets the settings that it has."""
+    assert build_grader(TrainerConfig(environment=config)) == expected
 
 
 def test_bad_data_is_refused(tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import JsonValue
 
-from reflact.config.training import EnvironmentConfig
 from reflact.environments.graders import (
     ExactGrader,
     Grader,
@@ -22,7 +21,6 @@ from reflact.environments.graders import (
     RegexGrader,
     TokenF1Grader,
     apply_grader,
-    build_grader,
     identify_grader,
     normalize,
     parse_number,
@@ -325,25 +323,6 @@ def test_the_best_of_several_objects_counts() -> None:
 # ------------------------------------------------------------------------------- configuration, identity
 
 
-@pytest.mark.parametrize(
-    ("config", "expected"),
-    [
-        (EnvironmentConfig(grader="exact"), ExactGrader()),
-        (EnvironmentConfig(), NormalizedGrader()),
-        (EnvironmentConfig(grader="token_f1", threshold=0.5), TokenF1Grader(threshold=0.5)),
-        (
-            EnvironmentConfig(grader="numeric", tolerance=0.1, relative_tolerance=0.2),
-            NumericGrader(tolerance=0.1, relative_tolerance=0.2),
-        ),
-        (EnvironmentConfig(grader="regex"), RegexGrader()),
-        (EnvironmentConfig(grader="json_fields"), JsonFieldsGrader()),
-    ],
-)
-def test_a_configuration_names_a_grader(config: EnvironmentConfig, expected: AnyGrader) -> None:
-    """Each grader can be chosen by name, and gets the settings that it has."""
-    assert build_grader(config) == expected
-
-
 def _plain(item: Item, answer: str) -> bool:
     return answer == item.reference
 
@@ -363,7 +342,7 @@ def test_a_grader_without_a_name_is_refused() -> None:
         def __call__(self, item: Item, answer: str) -> bool:
             return True
 
-    with pytest.raises(ConfigError, match="Nameless has no name"):
+    with pytest.raises(ConfigError, match=r"Nameless.* has no name"):
         identify_grader(Nameless())
 
 

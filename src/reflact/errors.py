@@ -1,32 +1,4 @@
-"""All exceptions of reflact, in one tree.
-
-::
-
-    ReflactError
-    ├── UsageError               the input is wrong; nothing was sent or spent
-    │   ├── ConfigError          a key or a value of the configuration
-    │   ├── DataError            a data file, a split, an item
-    │   ├── PromptError          a prompt file, its version, its variables
-    │   ├── SkillError           a malformed skill document
-    │   └── RunConflict          the folder contains another run, or another process uses it
-    ├── ModelError               a model call gave no usable reply
-    │   ├── ReplyError           no reply passed validation
-    │   ├── ContextOverflow      the request is larger than the model's context
-    │   └── ProviderError        the provider refused, failed or could not be reached
-    │       ├── AccessDenied     401 or 403: the key is missing, wrong or not allowed
-    │       ├── BadRequest       400, 404, 422: the endpoint will not serve this request
-    │       │   └── UnknownModel the endpoint does not know the model
-    │       └── ProviderDown     retries are used up: connection, time-out, 408, 409, 429, 5xx
-    ├── CassetteError            a recording is missing, malformed, or has no response
-    │   └── CassetteMiss         a request that was not recorded
-    ├── EnvironmentFailure       an environment failed; its items stay unmeasured
-    ├── StoreError               the database cannot be opened, read or written
-    ├── BudgetSpent              a limit of `budget` allows no further call
-    └── RunFailed                a run ended without completing
-        └── Unmeasured           too few rollouts could be measured for a decision
-
-Messages state what happened, where, and what to do. No exception loses stored results.
-"""
+"""All exceptions of reflact, in one tree; their messages state what happened, where, and what to do."""
 
 from __future__ import annotations
 
@@ -34,7 +6,7 @@ from reflact.records import Usage
 
 
 class ReflactError(Exception):
-    """Base of all errors raised by reflact."""
+    """Base of all errors raised by reflact; none loses stored results."""
 
 
 class UsageError(ReflactError):

@@ -111,6 +111,17 @@ def _group(values: Sequence[T], size: Callable[[T], int]) -> Iterator[list[T]]:
         yield group
 
 
+def describe_problems(error: ValidationError) -> str:
+    """Return the problems of a JSON value, each with its location."""
+    problems = []
+    for problem in error.errors(include_url=False, include_input=False):
+        location = ".".join(str(part) for part in problem["loc"])
+        cause = problem.get("ctx", {}).get("error")
+        message = str(cause) if isinstance(cause, ValueError) and not location else problem["msg"]
+        problems.append(f"{location}: {message}" if location else message)
+    return "; ".join(problems)
+
+
 def parse_stored(validate: Callable[[str], T], text: str, what: str) -> T:
     """Return the value of a stored text.
 

@@ -1,7 +1,4 @@
-"""Protocols of the collaborators of a run: models, targets, environments, annotators and stores.
-
-Stages and the trainer use models, targets, environments and storage only through these protocols.
-"""
+"""Protocols of the collaborators of a run: models, targets, environments, annotators and stores."""
 
 from __future__ import annotations
 
@@ -47,7 +44,6 @@ class LLM(Protocol):
     @property
     def identity(self) -> str:
         """The endpoint, model and settings that influence replies; never credentials."""
-        ...
 
     async def ask(
         self,
@@ -72,7 +68,6 @@ class LLM(Protocol):
             ProviderError: The endpoint refused, failed or could not be reached.
             BudgetSpent: A limit of the budget allows no further call.
         """
-        ...
 
 
 class Session(Protocol):
@@ -81,11 +76,9 @@ class Session(Protocol):
     @property
     def turns(self) -> tuple[Turn, ...]:
         """The conversation so far, without the skill."""
-        ...
 
     async def reply(self, message: str) -> str:
         """Send the target a message (a question, an observation) and return its answer."""
-        ...
 
 
 class Target(Protocol):
@@ -94,11 +87,9 @@ class Target(Protocol):
     @property
     def identity(self) -> str:
         """The settings that influence answers; part of every rollout's key."""
-        ...
 
     def session(self, skill: Skill, *, rollout: str) -> Session:
         """Start a conversation under a skill; ``rollout`` is the rollout's key."""
-        ...
 
 
 class Environment(Protocol):
@@ -107,11 +98,9 @@ class Environment(Protocol):
     @property
     def identity(self) -> str:
         """Name, version and settings that influence scores; part of every rollout's key."""
-        ...
 
     def items(self, split: Split) -> Sequence[Item]:
         """Return a split's items, in a fixed order."""
-        ...
 
     async def run(self, item: Item, session: Session, *, seed: int) -> Grade:
         """Let the session work on an item and grade the result.
@@ -119,7 +108,6 @@ class Environment(Protocol):
         ``seed`` derives from the item and the trial. Do not catch a ``ModelError``. Any other exception leaves
         the item unmeasured.
         """
-        ...
 
 
 class Annotator(Protocol):
@@ -128,11 +116,9 @@ class Annotator(Protocol):
     @property
     def identity(self) -> str:
         """The settings that its notes depend on; part of the run's identity."""
-        ...
 
     async def annotate(self, item: Item, rollout: Rollout) -> Sequence[str]:
         """Return notes on a failed rollout, each one line; do not catch a ``ModelError``."""
-        ...
 
 
 @runtime_checkable
@@ -142,7 +128,6 @@ class CriticBacked(Protocol):
     @property
     def scored_by(self) -> CriticDescription | None:
         """The critic; None if no critic is used."""
-        ...
 
 
 class ResponseStore(Protocol):
@@ -150,27 +135,21 @@ class ResponseStore(Protocol):
 
     async def find_response(self, key: str) -> StoredResponse | None:
         """Return the response stored under a key, or None."""
-        ...
 
     async def reserve(self, reservation: CallReservation) -> None:
         """Add an open call to the ledger before it is sent; on disk when this returns."""
-        ...
 
     async def store_response(self, response: StoredResponse, reservation: CallReservation) -> None:
         """Store a response and settle its call in one transaction; on disk when this returns."""
-        ...
 
     async def settle(self, reservation: CallReservation, usage: Usage) -> None:
         """Settle a call without a stored response."""
-        ...
 
     async def release(self, reservation: CallReservation) -> None:
         """Remove an open call that cost nothing."""
-        ...
 
     async def count_fault(self, run_id: str, kind: FaultKind) -> None:
         """Count a failed attempt of a run's call; on disk when this returns."""
-        ...
 
 
 class RolloutStore(Protocol):
@@ -178,11 +157,9 @@ class RolloutStore(Protocol):
 
     async def find_rollouts(self, keys: Sequence[str]) -> Mapping[str, Rollout]:
         """Return the stored rollouts among the keys."""
-        ...
 
     async def store_rollout(self, rollout: Rollout) -> None:
         """Store a measured rollout; on disk when this returns."""
-        ...
 
 
 class DecisionLog(Protocol):
@@ -190,11 +167,9 @@ class DecisionLog(Protocol):
 
     async def get(self, step: int, label: str) -> JsonValue:
         """Return the logged outcome, or None."""
-        ...
 
     async def put(self, step: int, label: str, value: JsonValue) -> None:
         """Log an outcome before it is used; the first one under a label is kept."""
-        ...
 
 
 class RunStore(RolloutStore, ResponseStore, Protocol):
@@ -208,11 +183,9 @@ class RunStore(RolloutStore, ResponseStore, Protocol):
         Open reservations of an earlier process become unsettled. Without ``resume`` the run is only read or
         measured, and its end and its configuration stay as they are.
         """
-        ...
 
     def decision_log(self, run_id: str) -> DecisionLog:
         """Return the run's decision log."""
-        ...
 
     async def commit(
         self, run_id: str, record: CommitRecord | None, state: RunState, skills: Sequence[Skill]
@@ -221,79 +194,47 @@ class RunStore(RolloutStore, ResponseStore, Protocol):
 
         Without a record, the state is the run's first.
         """
-        ...
 
     async def records(self, run_id: str) -> tuple[StepRecord, ...]:
         """Return the records of all committed steps, in order."""
-        ...
 
     async def epochs(self, run_id: str) -> tuple[EpochRecord, ...]:
         """Return the records of all committed epoch ends, in order."""
-        ...
 
     async def promotions(self, run_id: str) -> tuple[PromotionRecord, ...]:
         """Return the comparisons of the last skill with the best one, in order."""
-        ...
 
     async def records_of_other_runs(
         self, environment: str, *, exclude: str
     ) -> Mapping[str, tuple[StepRecord, ...]]:
-        """Return the committed steps of an environment's other runs, by run, the oldest run first.
-
-        Args:
-            environment: The environment's identity.
-            exclude: The run to leave out.
-        """
-        ...
+        """Return the committed steps of the other runs of an environment's identity, the oldest run first."""
 
     async def skill(self, skill_hash: str) -> Skill:
-        """Return a stored document.
-
-        Raises:
-            StoreError: There is none with this hash.
-        """
-        ...
+        """Return a stored document; StoreError if there is none with this hash."""
 
     async def append_event(self, event: Event) -> bool:
         """Store a durable event; returns False if this run already has it."""
-        ...
 
     async def events(self, run_id: str) -> tuple[Event, ...]:
         """Return the run's durable events, in order."""
-        ...
 
     @property
     def reuse(self) -> Reuse:
         """What this process reused from the store since opening it."""
-        ...
 
     async def spend(self, run_id: str) -> tuple[Spend, ...]:
         """Return the run's spend by role and purpose, sorted; calls in flight count as unsettled."""
-        ...
 
     async def add_seconds(
         self, run_id: str, seconds: float, stages: Mapping[str, float] | None = None
     ) -> float:
         """Add active seconds, in total and by stage, and return the run's total."""
-        ...
 
     async def stage_times(self, run_id: str) -> tuple[StageTime, ...]:
         """Return the active time of each stage over all starts of the run."""
-        ...
 
     async def faults(self, run_id: str) -> tuple[FaultCount, ...]:
         """Return the number of failed attempts of each kind over all starts of the run, sorted."""
-        ...
 
     async def finish(self, run_id: str, status: RunStatus, reason: str | None, summary: str) -> None:
         """Store the end of this start of the run, with its summary as JSON text."""
-        ...
-
-
-@runtime_checkable
-class EventSink(Protocol):
-    """A receiver of events; must not block."""
-
-    async def __call__(self, event: Event) -> None:
-        """Receive one event."""
-        ...

@@ -400,16 +400,12 @@ def _format_value(value: object, max_length: int = MAX_TEXT_LENGTH) -> str:
     match value:
         case float():
             return f"{value:.3g}"
-        case str():
-            return repr(value if len(value) <= max_length else f"{value[: max_length - 3]}...")
+        case str() if len(value) > max_length:
+            return repr(f"{value[: max_length - 3]}...")
+        case tuple() if len(value) > MAX_LIST_ITEMS:
+            return f"<{len(value):,}>"
         case tuple():
-            return _format_sequence(value)
+            return f"({', '.join(map(_format_value, value))}{',' if len(value) == 1 else ''})"
         case BaseModel() if not isinstance(value, ShortReprModel):
             return short_repr(value)
     return repr(value)
-
-
-def _format_sequence(values: tuple[object, ...]) -> str:
-    if len(values) > MAX_LIST_ITEMS:
-        return f"<{len(values):,}>"
-    return f"({', '.join(map(_format_value, values))}{',' if len(values) == 1 else ''})"

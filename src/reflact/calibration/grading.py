@@ -14,6 +14,7 @@ from reflact.calibration.replay import LabeledStep, list_labeled_steps, score_st
 from reflact.calibration.trace import Trace
 from reflact.calibration.trace_sources import REPLY_ACTION, last_messages, list_transitions
 from reflact.concurrency import fan_out
+from reflact.environments.graders import name_function
 from reflact.errors import ConfigError, ContextOverflow, EnvironmentFailure, ReplyError
 from reflact.memory.models import Action, StateScore, Transition
 from reflact.records import CriticAccuracy, CriticDescription
@@ -130,7 +131,7 @@ class CriticGrader:
         self._critic = critic
         self._pass_threshold = pass_threshold
         self._purpose = purpose
-        self._purpose_name = function_name(purpose)
+        self._purpose_name = name_function(purpose)
         self._critic_description = describe_critic(critic, measurements)
 
     @property
@@ -237,20 +238,6 @@ def describe_critic(critic: Critic, measurements: CriticMetrics | None) -> Criti
     )
 
 
-def function_name(function: Callable[..., object]) -> str:
-    """Return the qualified name by which a function is known in identities.
-
-    Raises:
-        ConfigError: It has none, such as a ``functools.partial``.
-    """
-    name = getattr(function, "__qualname__", None)
-    if name is None:
-        raise ConfigError(
-            f"{function!r:.100} has no name to tell its scores from others': pass a function or a method"
-        )
-    return f"{function.__module__}.{name}"
-
-
 def _build_accuracy(measurements: CriticMetrics) -> CriticAccuracy:
     return CriticAccuracy(
         traces=measurements.n_traces,
@@ -290,8 +277,8 @@ class CriticAnnotator:
             {
                 "notes": "critic",
                 "critic": critic.identity,
-                "purpose": function_name(purpose),
-                "state": function_name(state),
+                "purpose": name_function(purpose),
+                "state": name_function(state),
             }
         )
 

@@ -2,29 +2,24 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from reflact.lazy import load_exports
-
-if TYPE_CHECKING:
-    from reflact.data import DataSet
-    from reflact.environments.dataset import DatasetEnvironment
-    from reflact.environments.graders import (
-        CheckedGrader,
-        ExactGrader,
-        Grader,
-        JsonFieldsGrader,
-        NormalizedGrader,
-        NumericGrader,
-        ReferenceGrader,
-        RegexGrader,
-        TokenF1Grader,
-    )
-    from reflact.environments.python_grader import PythonGrader
-    from reflact.environments.simulator import SimulatorEnvironment
-    from reflact.environments.sql_grader import SQLGrader, read_tables
-    from reflact.protocols import Environment, Session
-    from reflact.types import Grade, Item, Score, Split
+from reflact.data import DataSet
+from reflact.environments.dataset import DatasetEnvironment
+from reflact.environments.graders import (
+    CheckedGrader,
+    ExactGrader,
+    Grader,
+    JsonFieldsGrader,
+    NormalizedGrader,
+    NumericGrader,
+    ReferenceGrader,
+    RegexGrader,
+    TokenF1Grader,
+)
+from reflact.environments.python_grader import PythonGrader
+from reflact.environments.simulator import SimulatorEnvironment
+from reflact.environments.sql_grader import SQLGrader, read_tables
+from reflact.protocols import Environment, Session
+from reflact.types import Grade, Item, Score, Split
 
 __all__ = [
     "CheckedGrader",
@@ -49,27 +44,3 @@ __all__ = [
     "TokenF1Grader",
     "read_tables",
 ]
-
-__getattr__ = load_exports(
-    __name__,
-    {
-        "data": ("DataSet",),
-        "environments.dataset": ("DatasetEnvironment",),
-        "environments.graders": (
-            "CheckedGrader",
-            "ExactGrader",
-            "Grader",
-            "JsonFieldsGrader",
-            "NormalizedGrader",
-            "NumericGrader",
-            "ReferenceGrader",
-            "RegexGrader",
-            "TokenF1Grader",
-        ),
-        "environments.python_grader": ("PythonGrader",),
-        "environments.simulator": ("SimulatorEnvironment",),
-        "environments.sql_grader": ("SQLGrader", "read_tables"),
-        "protocols": ("Environment", "Session"),
-        "types": ("Grade", "Item", "Score", "Split"),
-    },
-)

@@ -7,9 +7,20 @@ from collections.abc import Sequence
 
 from pydantic import JsonValue
 
-from reflact.config.training import EnvironmentConfig, TrainerConfig
+from reflact.config.training import TrainerConfig
 from reflact.data import DataSet, check_dataset, load_dataset
-from reflact.environments.graders import CheckedGrader, Grader, apply_grader, build_grader, identify_grader
+from reflact.environments.graders import (
+    CheckedGrader,
+    ExactGrader,
+    Grader,
+    JsonFieldsGrader,
+    NormalizedGrader,
+    NumericGrader,
+    RegexGrader,
+    TokenF1Grader,
+    apply_grader,
+    identify_grader,
+)
 from reflact.environments.python_grader import build_python_grader
 from reflact.environments.sql_grader import SQLGrader, read_tables
 from reflact.errors import ConfigError
@@ -31,8 +42,6 @@ class DatasetEnvironment:
         name: The environment's name; part of its identity.
         version: Raise it if ``grade`` is your own function and its scores change, so that older scores are
             not reused.
-        check_references: Whether to check all references now, before any call; your own function cannot
-            check them.
 
     Raises:
         ConfigError: The template has no ``{input}``, or the grader has no name.
@@ -47,7 +56,6 @@ class DatasetEnvironment:
         template: str = INPUT_VARIABLE,
         name: str = "dataset",
         version: int = 1,
-        check_references: bool = True,
     ) -> None:
         if INPUT_VARIABLE not in template:
             raise ConfigError(f"the template {template!r} has no {INPUT_VARIABLE} for the item's input")
@@ -59,7 +67,7 @@ class DatasetEnvironment:
         self._identity = canonical_json(
             {"environment": name, "version": version, "template": template, "grader": identify_grader(grade)}
         )
-        if check_references and isinstance(grade, CheckedGrader):
+        if isinstance(grade, CheckedGrader):
             for split in Split:
                 for item in data.items(split):
                     grade.check(item)
@@ -75,14 +83,9 @@ class DatasetEnvironment:
         return self._grade.scored_by if isinstance(self._grade, CriticBacked) else None
 
     def with_grader(self, grade: Grader) -> DatasetEnvironment:
-        """Return the environment with another grader, without a check of the references."""
+        """Return the environment with another grader."""
         return DatasetEnvironment(
-            self._data,
-            grade=grade,
-            template=self._template,
-            name=self._name,
-            version=self._version,
-            check_references=False,
+            self._data, grade=grade, template=self._template, name=self._name, version=self._version
         )
 
     def items(self, split: Split) -> Sequence[Item]:
@@ -101,7 +104,10 @@ class DatasetEnvironment:
 
     def render_message(self, item: Item) -> str:
         """Return the message to the target: the template with the item's input."""
-        return self._template.replace(INPUT_VARIABLE, _format_input(item.input))
+        text = item.input
+        if not isinstance(text, str):
+            text = json.dumps(text, sort_keys=True, indent=2, ensure_ascii=False, allow_nan=False)
+        return self._template.replace(INPUT_VARIABLE, text)
 
 
 def build_environment(config: TrainerConfig) -> DatasetEnvironment:
@@ -115,12 +121,7 @@ def build_environment(config: TrainerConfig) -> DatasetEnvironment:
         raise ConfigError("data.path is required: a folder with train, val and test, or one file")
     dataset = load_dataset(config.data.path, config.data.ratio, config.data.split_seed)
     check_dataset(dataset, config.data.train_size)
-    grade = (
-        _PendingCriticGrader(config)
-        if config.environment.grader == "critic"
-        else _build_grader(config.environment)
-    )
-    return DatasetEnvironment(dataset, grade=grade, template=config.environment.template)
+    return DatasetEnvironment(dataset, grade=build_grader(config), template=config.environment.template)
 
 
 class _PendingCriticGrader:
@@ -140,19 +141,32 @@ class _PendingCriticGrader:
         )
 
 
-def _build_grader(config: EnvironmentConfig) -> Grader:
-    if config.grader == "python":
-        return build_python_grader(
-            seconds=config.time_limit, mebibytes=config.memory_limit, allow_unconfined=config.allow_unconfined
-        )
-    if config.grader != "sql":
-        return build_grader(config)
-    if config.tables is None:
-        raise ConfigError("environment.tables is required for grader: sql; name the folder of .csv tables")
-    return SQLGrader(tables=read_tables(config.tables))
+def build_grader(config: TrainerConfig) -> Grader:
+    """Return a configuration's grader with its settings.
 
-
-def _format_input(value: JsonValue) -> str:
-    if isinstance(value, str):
-        return value
-    return json.dumps(value, sort_keys=True, indent=2, ensure_ascii=False, allow_nan=False)
+    Raises:
+        ConfigError: The tables of ``sql`` are missing, or this system cannot confine programs for ``python``.
+    """
+    settings = config.environment
+    match settings.grader:
+        case "token_f1":
+            return TokenF1Grader(threshold=settings.threshold)
+        case "numeric":
+            return NumericGrader(tolerance=settings.tolerance, relative_tolerance=settings.relative_tolerance)
+        case "critic":
+            return _PendingCriticGrader(config)
+        case "python":
+            return build_python_grader(
+                seconds=settings.time_limit,
+                mebibytes=settings.memory_limit,
+                allow_unconfined=settings.allow_unconfined,
+            )
+        case "sql":
+            if settings.tables is None:
+                raise ConfigError(
+                    "environment.tables is required for grader: sql; name a folder of .csv files"
+                )
+            return SQLGrader(tables=read_tables(settings.tables))
+        case name:
+            plain = (ExactGrader, NormalizedGrader, RegexGrader, JsonFieldsGrader)
+            return {grader.name: grader for grader in plain}[name]()

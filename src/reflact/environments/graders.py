@@ -18,21 +18,10 @@ import unicodedata
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
-from typing import (
-    TYPE_CHECKING,
-    Any,
-    ClassVar,
-    Generic,
-    NoReturn,
-    Protocol,
-    TypeAlias,
-    TypeVar,
-    runtime_checkable,
-)
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NoReturn, TypeAlias, TypeVar
 
 from pydantic import Field, JsonValue
 
-from reflact.config.training import EnvironmentConfig
 from reflact.errors import ConfigError, DataError, EnvironmentFailure
 from reflact.types import FrozenModel, Grade, Item, Score
 
@@ -176,21 +165,7 @@ MATCH_SECONDS = 0.25
 """Time limit of ``RegexGrader`` for one pattern on one answer, in seconds."""
 
 
-@runtime_checkable
-class IdentifiedGrader(Protocol):
-    """A grader with an identity."""
-
-    @property
-    def identity(self) -> JsonValue:
-        """Name and settings: everything that a score depends on beside item and answer."""
-        ...
-
-    def __call__(self, item: Item, answer: str) -> Awaitable[GraderOutput] | GraderOutput:
-        """Grade an answer to an item."""
-        ...
-
-
-class CheckedGrader(FrozenModel, ABC):
+class CheckedGrader(FrozenModel, ABC, Generic[E]):
     """Base of the graders with an identity and a check of references."""
 
     name: ClassVar[str]
@@ -201,16 +176,31 @@ class CheckedGrader(FrozenModel, ABC):
         """Grade an answer to an item."""
 
     @property
-    @abstractmethod
-    def identity(self) -> JsonValue:
+    def identity(self) -> dict[str, JsonValue]:
         """Name, version and settings: everything that a score depends on beside item and answer."""
+        return {"grader": self.name, "version": self.version, "settings": self.model_dump(mode="json")}
 
-    @abstractmethod
     def check(self, item: Item) -> None:
         """Raise DataError, which names the item, if this grader cannot use its reference."""
+        self._list_accepted(item)
+
+    def _list_accepted(self, item: Item) -> list[E]:
+        try:
+            accepted = [self._read(reference) for reference in _references(item)]
+        except ValueError as error:
+            raise DataError(f"item {item.id!r} cannot be graded by {self.name}: {error}") from None
+        if not accepted:
+            raise DataError(
+                f"item {item.id!r} cannot be graded by {self.name}: the list of references is empty"
+            )
+        return accepted
+
+    @abstractmethod
+    def _read(self, reference: JsonValue) -> E:
+        """Return a reference in the form used for comparison; raises ValueError if it has none."""
 
 
-class ReferenceGrader(CheckedGrader, Generic[E]):
+class ReferenceGrader(CheckedGrader[E]):
     """Base of the graders that compare an answer with the item's reference."""
 
     def __call__(self, item: Item, answer: str) -> Grade:
@@ -221,42 +211,19 @@ class ReferenceGrader(CheckedGrader, Generic[E]):
         """
         matches = [self._match(expected, answer) for expected in self._list_accepted(item)]
         soft, reason = max(matches, key=lambda match: match[0])
+        feedback = None if soft == 1 else self._feedback(item, answer, reason) or None
         score = Score(hard=float(soft >= self._pass_threshold), soft=soft)
-        if soft == 1:
-            return Grade(score=score, answer=answer)
-        return Grade(score=score, answer=answer, feedback=self._feedback(item, answer, reason) or None)
-
-    @property
-    def identity(self) -> JsonValue:
-        """Name, version and settings: everything that a score depends on beside item and answer."""
-        return {"grader": self.name, "version": self.version, "settings": self.model_dump(mode="json")}
-
-    def check(self, item: Item) -> None:
-        """Raise DataError, which names the item, if this grader cannot use its reference."""
-        self._list_accepted(item)
+        return Grade(score=score, answer=answer, feedback=feedback)
 
     @property
     def _pass_threshold(self) -> float:
         """The minimum soft score of a solved item."""
         return 1.0
 
-    def _list_accepted(self, item: Item) -> list[E]:
-        try:
-            accepted = [self._read(reference) for reference in _references(item)]
-        except ValueError as error:
-            raise DataError(f"item {item.id!r} cannot be graded by {self.name}: {error}") from None
-        if not accepted:
-            raise DataError(f"item {item.id!r} cannot be graded by {self.name}: it accepts no answer at all")
-        return accepted
-
     def _feedback(self, item: Item, answer: str, reason: str) -> str:
         """Return the feedback for the failure analyst; empty if answer and reference suffice."""
         expected = " or ".join(quote_json(reference) for reference in _references(item))
         return f"expected {expected}, got {quote_json(answer)}" + (f": {reason}" if reason else "")
-
-    @abstractmethod
-    def _read(self, reference: JsonValue) -> E:
-        """Return one accepted answer in the form used for comparison; raises ValueError if it has none."""
 
     @abstractmethod
     def _match(self, expected: E, answer: str) -> tuple[float, str]:
@@ -433,51 +400,28 @@ def _list_wrong_fields(expected: dict[str, JsonValue], answer: Any) -> list[str]
     ]
 
 
-# --------------------------------------------------------------------------------------------- choosing
-
-
-def build_grader(config: EnvironmentConfig) -> ReferenceGrader[Any]:
-    """Return a configuration's grader with its settings.
-
-    Raises:
-        ConfigError: The grader needs more than a configuration (sql, python, critic).
-    """
-    match config.grader:
-        case "exact":
-            return ExactGrader()
-        case "normalized":
-            return NormalizedGrader()
-        case "token_f1":
-            return TokenF1Grader(threshold=config.threshold)
-        case "numeric":
-            return NumericGrader(tolerance=config.tolerance, relative_tolerance=config.relative_tolerance)
-        case "regex":
-            return RegexGrader()
-        case "json_fields":
-            return JsonFieldsGrader()
-        case "sql":
-            raise ConfigError("the sql grader needs tables: use reflact.environments.sql_grader.SQLGrader")
-        case "python":
-            raise ConfigError("the python grader is reflact.environments.python_grader.PythonGrader")
-        case "critic":
-            raise ConfigError("the critic grader is reflact.calibration.grading.CriticGrader")
+# --------------------------------------------------------------------------------------------- applying
 
 
 def identify_grader(grade: Grader) -> JsonValue:
-    """Return a grader's own ``identity``, or a function's qualified name.
+    """Return a grader's own ``identity``, or a function's qualified name; ConfigError if it has neither."""
+    identity: JsonValue = getattr(grade, "identity", None)
+    return {"grader": name_function(grade)} if identity is None else identity
+
+
+def name_function(function: Callable[..., object]) -> str:
+    """Return the qualified name by which a function is known in identities.
 
     Raises:
-        ConfigError: It is an object without a name, such as a ``functools.partial``.
+        ConfigError: It has none, such as a ``functools.partial``.
     """
-    if isinstance(grade, IdentifiedGrader):
-        return grade.identity
-    name = getattr(grade, "__qualname__", None)
+    name = getattr(function, "__qualname__", None)
     if name is None:
         raise ConfigError(
-            f"the grader {type(grade).__name__} has no name that identifies its scores: "
-            "pass a function or a method, or give it an `identity`"
+            f"{function!r:.100} has no name that identifies its scores: pass a function or a method, or give a "
+            "grader an `identity`"
         )
-    return {"grader": f"{grade.__module__}.{name}"}
+    return f"{function.__module__}.{name}"
 
 
 async def apply_grader(grade: Grader, item: Item, answer: str) -> Grade:

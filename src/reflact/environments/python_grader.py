@@ -24,7 +24,8 @@ from pydantic import Field, JsonValue, PrivateAttr, ValidationError
 
 from reflact.environments.graders import CheckedGrader, quote_json
 from reflact.environments.sandbox import CONFINED_MARK, TESTS_PASSED_MARK, SandboxRequest, can_confine
-from reflact.errors import ConfigError, DataError, EnvironmentFailure
+from reflact.errors import ConfigError, EnvironmentFailure
+from reflact.jsonutil import describe_problems
 from reflact.types import FrozenModel, Grade, Item, Score
 
 SCRIPT = Path(__file__).with_name("sandbox.py")
@@ -70,7 +71,7 @@ class ProgramFiles(NamedTuple):
     report: IO[bytes]
 
 
-class PythonGrader(CheckedGrader):
+class PythonGrader(CheckedGrader[ProgramCase]):
     """Runs answers as Python programs, with this interpreter and its libraries.
 
     A reference is one case or a list of cases: ``{"tests": "assert add(1, 2) == 3"}``,
@@ -98,19 +99,9 @@ class PythonGrader(CheckedGrader):
     )
 
     @property
-    def identity(self) -> JsonValue:
+    def identity(self) -> dict[str, JsonValue]:
         """Name, version, settings, and the interpreter's version."""
-        version = f"{sys.version_info.major}.{sys.version_info.minor}"
-        return {
-            "grader": self.name,
-            "version": self.version,
-            "settings": self.model_dump(mode="json"),
-            "python": version,
-        }
-
-    def check(self, item: Item) -> None:
-        """Raise DataError, which names the item, if its reference has no valid cases."""
-        self._parse_cases(item)
+        return {**super().identity, "python": f"{sys.version_info.major}.{sys.version_info.minor}"}
 
     async def __call__(self, item: Item, answer: str) -> Grade:
         """Run an answer on all cases of an item.
@@ -119,20 +110,21 @@ class PythonGrader(CheckedGrader):
             DataError: The item's reference has no valid cases.
             EnvironmentFailure: The process could not be started or confined.
         """
-        cases = self._parse_cases(item)
+        cases = self._list_accepted(item)
         faults = [fault for case in cases if (fault := await self._run_case(case, answer)) is not None]
         score = Score(hard=float(not faults), soft=1 - len(faults) / len(cases))
         return Grade(score=score, answer=answer, feedback=faults[0] if faults else None)
 
-    def _parse_cases(self, item: Item) -> list[ProgramCase]:
-        references = item.reference if isinstance(item.reference, list) else [item.reference]
+    def _read(self, reference: JsonValue) -> ProgramCase:
+        has_tests = isinstance(reference, dict) and "tests" in reference
+        kind: type[ProgramCase] = AssertionCase if has_tests else OutputCase
         try:
-            cases = [_parse_case(reference) for reference in references]
-        except ValueError as error:
-            raise DataError(f"item {item.id!r} cannot be graded by {self.name}: {error}") from None
-        if not cases:
-            raise DataError(f"item {item.id!r} cannot be graded by {self.name}: it has no case at all")
-        return cases
+            return kind.model_validate(reference, strict=True)
+        except ValidationError as error:
+            raise ValueError(
+                f"the reference {quote_json(reference)} has neither `tests` alone, nor `stdout` with or without "
+                f"`stdin`: {describe_problems(error)}"
+            ) from None
 
     async def _run_case(self, case: ProgramCase, answer: str) -> str | None:
         async with self._slots:
@@ -216,18 +208,6 @@ def split_output(output: str) -> Sequence[str]:
 def find_last_line(text: str) -> str:
     """Return the last line that is not blank; empty if there is none."""
     return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "")
-
-
-def _parse_case(reference: JsonValue) -> ProgramCase:
-    if not isinstance(reference, dict):
-        raise ValueError(f"the reference {quote_json(reference)} is not an object with tests, or with stdout")  # noqa: TRY004
-    kind: type[ProgramCase] = AssertionCase if "tests" in reference else OutputCase
-    try:
-        return kind.model_validate(reference, strict=True)
-    except ValidationError as error:
-        problem = error.errors(include_input=False)[0]
-        where = ".".join(str(part) for part in problem["loc"])
-        raise ValueError(f"the field {where!r} of the reference is wrong: {problem['msg']}") from None
 
 
 @contextmanager

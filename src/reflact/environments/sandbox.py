@@ -130,18 +130,14 @@ def main(order: SandboxRequest) -> None:
     tests = program["tests"]
     if tests is None:
         os.close(order.report)
-    names = _module("__main__" if tests is None else "answer").__dict__
+    name = "__main__" if tests is None else "answer"
+    module = sys.modules[name] = types.ModuleType(name)
+    sys.argv = ["answer.py"]
+    names = module.__dict__
     exec(compile(program["answer"], "answer.py", "exec"), names)  # noqa: S102 - the purpose of this process
     if tests is not None:
         exec(compile(tests, "tests.py", "exec"), names)  # noqa: S102
         os.write(order.report, TESTS_PASSED_MARK)
-
-
-def _module(name: str) -> types.ModuleType:
-    """Return a new module that is registered in ``sys.modules``."""
-    module = sys.modules[name] = types.ModuleType(name)
-    sys.argv = ["answer.py"]
-    return module
 
 
 def set_limits(order: SandboxRequest, *, alone: bool) -> None:
@@ -212,15 +208,15 @@ def build_filter(machine: Processor, process: int) -> Iterator[bytes]:
     for number in columns[machine.column :: 3]:
         if number != "-":
             yield from _refuse(int(number), DENY)
-    yield from _allow_if(machine.clone, 0, HAS_BITS, CLONE_THREAD)
-    yield from _allow_if(machine.kill, 0, EQUAL, process)
-    yield from _allow_if(machine.tgkill, 0, EQUAL, process)
-    yield from _allow_if(machine.prlimit, 0, EQUAL, 0)
-    yield from _refuse_if(machine.prctl, 0, EQUAL, SET_DEATH_SIGNAL)
-    yield from _refuse_if(machine.openat, 2, HAS_BITS, os.O_TRUNC)
-    yield from _refuse_if(machine.socketpair, 1, HAS_BITS, NOT_A_STREAM)
+    yield from _decide(machine.clone, 0, HAS_BITS, CLONE_THREAD, (ALLOW, DENY))
+    yield from _decide(machine.kill, 0, EQUAL, process, (ALLOW, DENY))
+    yield from _decide(machine.tgkill, 0, EQUAL, process, (ALLOW, DENY))
+    yield from _decide(machine.prlimit, 0, EQUAL, 0, (ALLOW, DENY))
+    yield from _decide(machine.prctl, 0, EQUAL, SET_DEATH_SIGNAL, (DENY, ALLOW))
+    yield from _decide(machine.openat, 2, HAS_BITS, os.O_TRUNC, (DENY, ALLOW))
+    yield from _decide(machine.socketpair, 1, HAS_BITS, NOT_A_STREAM, (DENY, ALLOW))
     if machine.open is not None:
-        yield from _refuse_if(machine.open, 1, HAS_BITS, os.O_TRUNC)
+        yield from _decide(machine.open, 1, HAS_BITS, os.O_TRUNC, (DENY, ALLOW))
     yield _instruction(RETURN, ALLOW)
 
 
@@ -229,19 +225,8 @@ def _refuse(number: int, outcome: int, *, test: int = EQUAL) -> Iterator[bytes]:
     yield _instruction(RETURN, outcome)
 
 
-def _allow_if(number: int, argument: int, test: int, value: int) -> Iterator[bytes]:
-    """Allow a call if the test of an argument's lower half is true, else refuse it."""
-    yield from _test_argument(number, argument, test, value, (ALLOW, DENY))
-
-
-def _refuse_if(number: int, argument: int, test: int, value: int) -> Iterator[bytes]:
-    """Refuse a call if the test of an argument's lower half is true, else allow it."""
-    yield from _test_argument(number, argument, test, value, (DENY, ALLOW))
-
-
-def _test_argument(
-    number: int, argument: int, test: int, value: int, outcomes: tuple[int, int]
-) -> Iterator[bytes]:
+def _decide(number: int, argument: int, test: int, value: int, outcomes: tuple[int, int]) -> Iterator[bytes]:
+    """Decide on a call by the test of an argument's lower half: the outcomes if it is true, and if not."""
     yield _instruction(EQUAL, number, no=4)
     yield _instruction(LOAD, 16 + 8 * argument)
     yield _instruction(test, value, no=1)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import csv
 import hashlib
+import itertools
 import math
 import sqlite3
 from collections.abc import Sequence
@@ -39,7 +40,7 @@ RELATIVE_TOLERANCE = 1e-6
 
 READ_ACTIONS = {sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, sqlite3.SQLITE_RECURSIVE}
 
-NONDETERMINISTIC_FUNCTIONS = {
+REFUSED_FUNCTIONS = {
     "random",
     "randomblob",
     "current_date",
@@ -47,7 +48,7 @@ NONDETERMINISTIC_FUNCTIONS = {
     "current_timestamp",
     "load_extension",
 }
-"""Refused functions, because scores must be reproducible."""
+"""Refused functions: scores must be reproducible, and queries must not load code."""
 
 
 class QueryResult(NamedTuple):
@@ -68,13 +69,10 @@ class SQLGrader(ReferenceGrader[QueryResult]):
     tables: bytes
 
     @property
-    def identity(self) -> JsonValue:
+    def identity(self) -> dict[str, JsonValue]:
         """Name, version and the tables' hash."""
-        return {
-            "grader": self.name,
-            "version": self.version,
-            "tables": hashlib.sha256(self.tables).hexdigest(),
-        }
+        tables = hashlib.sha256(self.tables).hexdigest()
+        return {"grader": self.name, "version": self.version, "tables": tables}
 
     def _read(self, reference: JsonValue) -> QueryResult:
         if not isinstance(reference, str):
@@ -101,7 +99,8 @@ class SQLGrader(ReferenceGrader[QueryResult]):
             connection.deserialize(self.tables)
             connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MAX_VALUE_BYTES)
             connection.set_authorizer(_authorize)
-            connection.set_progress_handler(_StepLimit(MAX_STEPS // 1000), 1000)
+            calls = itertools.count(1)
+            connection.set_progress_handler(lambda: next(calls) > MAX_STEPS // 1000, 1000)
             try:
                 rows = connection.execute(query).fetchmany(MAX_ROWS + 1)
             except (sqlite3.Error, sqlite3.Warning, ValueError) as error:
@@ -147,21 +146,8 @@ def _load(connection: sqlite3.Connection, file: Path) -> None:
         raise ConfigError(f"environment.tables: {file} makes no table: {error}") from None
 
 
-class _StepLimit:
-    """Stops a query after a number of calls."""
-
-    def __init__(self, calls: int) -> None:
-        self._left = calls
-
-    def __call__(self) -> int:
-        self._left -= 1
-        return int(self._left < 0)
-
-
 def _authorize(action: int, _: str | None, name: str | None, *__: str | None) -> int:
-    allowed = action in READ_ACTIONS and (
-        action != sqlite3.SQLITE_FUNCTION or name not in NONDETERMINISTIC_FUNCTIONS
-    )
+    allowed = action in READ_ACTIONS and (action != sqlite3.SQLITE_FUNCTION or name not in REFUSED_FUNCTIONS)
     return sqlite3.SQLITE_OK if allowed else sqlite3.SQLITE_DENY
 
 

@@ -20,6 +20,7 @@ from openai.types.chat import ChatCompletion
 from pydantic import BaseModel, ValidationError, ValidationInfo, model_validator
 
 from reflact.errors import ProviderError, UnknownModel
+from reflact.jsonutil import describe_problems
 from reflact.messages import Message, ReplyModel
 
 Body = dict[str, Any]
@@ -206,17 +207,6 @@ def refuses_format(error: ProviderError) -> bool:
     if error.status is not None and error.status >= 500 and error.status not in FORMAT_REFUSALS:
         return any(field in str(error) for field in ("response_format", "tool_choice"))
     return error.status in FORMAT_REFUSALS
-
-
-def describe_problems(error: ValidationError) -> str:
-    """Return the problems of a reply, each with its location in the reply."""
-    problems = []
-    for problem in error.errors(include_url=False, include_input=False):
-        location = ".".join(str(part) for part in problem["loc"])
-        cause = problem.get("ctx", {}).get("error")
-        message = str(cause) if isinstance(cause, ValueError) and not location else problem["msg"]
-        problems.append(f"{location}: {message}" if location else message)
-    return "; ".join(problems)
 
 
 def replace_surrogates(text: str) -> str:

@@ -39,9 +39,8 @@ class ChatTarget:
 
     def session(self, skill: Skill, *, rollout: str) -> ChatSession:
         """Start a conversation under a skill; ``rollout`` is the rollout's key."""
-        return ChatSession(
-            self._llm, join_system_message(self._preamble, skill.text, self._postamble), rollout
-        )
+        system = join_system_message(self._preamble, skill.text, self._postamble)
+        return ChatSession(self._llm, system, rollout)
 
 
 class ChatSession:

@@ -12,6 +12,7 @@ from anyio.lowlevel import checkpoint
 from pydantic import JsonValue, ValidationError
 
 from reflact.errors import ReplyError
+from reflact.jsonutil import describe_problems
 from reflact.messages import CallId, RenderedPrompt, Reply, ReplyModel, Text
 from reflact.protocols import R
 from reflact.records import Usage
@@ -84,7 +85,7 @@ class ScriptedLLM:
                 if check is not None:
                     check(value)
             except ValueError as error:
-                reasons.append(_reason(error))
+                reasons.append(describe_problems(error) if isinstance(error, ValidationError) else str(error))
             else:
                 return Reply(value=value, attempts=attempt + 1, usage=Usage(calls=attempt + 1))
         failure = ReplyError(
@@ -114,13 +115,6 @@ def _read(answer: ReplyModel | JsonValue, reply_type: type[R]) -> R:
     if isinstance(answer, str) and issubclass(reply_type, Text):
         return reply_type(text=answer)
     return reply_type.model_validate_json(answer if isinstance(answer, str) else json.dumps(answer))
-
-
-def _reason(error: ValueError) -> str:
-    if not isinstance(error, ValidationError):
-        return str(error)
-    problems = ((".".join(map(str, p["loc"])), p["msg"]) for p in error.errors(include_url=False))
-    return "; ".join(f"{location}: {message}" if location else message for location, message in problems)
 
 
 def append_reply(reply_type: type[ReplyModel], *contents: str) -> JsonValue:
