@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from contrast_world import PURPOSE, KnowingJudge, event, round_of
-from reflact.calibration.contrast import ContrastSettings, GenerationResult, generate_contrast_pairs
+from contrast_world import PURPOSE, KnowingJudge, event, generate, round_of
+from reflact.calibration.contrast import ContrastSettings, GenerationResult
 from reflact.calibration.judges import (
     compare_sides,
     count_needed,
@@ -194,13 +194,11 @@ async def test_difficulty_is_the_share_that_erred() -> None:
     steps = [event(n, said=(2, 9)).model_copy(update={"label": gold}) for n in range(10)]
 
     async def made(accuracy: float) -> GenerationResult:
-        return await generate_contrast_pairs(
-            steps,
-            purpose=PURPOSE,
-            trace_id="t",
-            round_plan=round_of("inflated_score"),
-            llm=ScriptedLLM(lambda prompt, reply_type, call_id: ReplyError("not asked")),
-            judge=ScriptedLLM(KnowingJudge(accuracy)),
+        return await generate(
+            *steps,
+            plan=round_of("inflated_score"),
+            write=lambda prompt, reply_type, call_id: ReplyError("not asked"),
+            judge=KnowingJudge(accuracy),
             settings=ContrastSettings(candidates_per_event=1, n_judges=10),
         )
 
