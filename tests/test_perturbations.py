@@ -19,6 +19,7 @@ from reflact.calibration.perturbations import (
     find_reference,
     quote_changes,
 )
+from reflact.calibration.state_diff import TransitionView
 from reflact.memory.models import (
     MISTAKE_KINDS,
     Action,
@@ -65,7 +66,7 @@ def test_the_unperturbed_evaluation_is_wrong_for_every_perturbed_input(
         assert made.wrong == one.evaluation
         assert made.right.progress_before in {low, high}
         assert made.right.reasoning.strip()
-        assert not QuotableTexts(made.transition).find_invented(made.right.evidence)
+        assert not QuotableTexts(TransitionView(made.transition)).find_invented(made.right.evidence)
 
 
 @given(before=STATES, low=PHI, high=PHI)

@@ -47,6 +47,7 @@ from reflact.calibration.perturbations import (
     find_reference,
 )
 from reflact.calibration.rendering import show_transition
+from reflact.calibration.state_diff import TransitionView
 from reflact.concurrency import fan_out, run_in_thread
 from reflact.errors import ConfigError, ContextOverflow, ReplyError
 from reflact.memory.models import ContrastPair, Evaluation, ScoreEvent, Transition
@@ -397,7 +398,7 @@ class _PairGenerator:
         return pair.model_copy(update={"n_judgements": n_judges, "agreement": sum(found) / n_judges})
 
     def _format_step(self, purpose: str, transition: Transition) -> str:
-        return show_transition(purpose, transition, max_tokens=self._settings.state_tokens)
+        return show_transition(purpose, TransitionView(transition), max_tokens=self._settings.state_tokens)
 
 
 def _is_proven(pair: ContrastPair) -> bool:

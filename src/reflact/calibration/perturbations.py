@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 from pydantic import JsonValue
 
 from reflact.calibration.guards import QuotableTexts
-from reflact.calibration.state_diff import list_changes, show_state
+from reflact.calibration.state_diff import TransitionView, list_changes, show_state
 from reflact.jsonutil import is_same_json
 from reflact.memory.models import (
     Action,
@@ -85,7 +85,7 @@ class StepToContrast(NamedTuple):
     ) -> ContrastPair:
         """Return a pair of the step; ``changes`` replace fields that follow from it."""
         label, step = self.event.label, self.event.step
-        fields = {
+        fields: dict[str, Any] = {
             "purpose": self.purpose,
             "transition": self.event.transition,
             "right": self.right,
@@ -187,7 +187,8 @@ def _list_change_texts(before: JsonValue, after: JsonValue) -> Iterator[str]:
 
 def _is_quotable(quote: str, text: str, action: Action) -> bool:
     """Whether a quote from the beginning of a text ends at the end of a word, and says more than connects."""
-    return not QuotableTexts(Transition(before="", action=action, after=text)).find_invented([quote])
+    view = TransitionView(Transition(before="", action=action, after=text))
+    return not QuotableTexts(view).find_invented([quote])
 
 
 # --------------------------------------------------------------------------------------- constructions
