@@ -38,9 +38,8 @@ from reflact import Calibrator, Critic, MemoryStore, Trace
 from reflact.calibration.config import CalibrateConfig, resolve_paths
 from reflact.calibration.perturbations import (
     DistanceBand,
-    PairCandidate,
-    ReferenceEvaluation,
-    build_candidates,
+    StepToContrast,
+    build_pairs,
     find_reference,
 )
 from reflact.concurrency import fan_out
@@ -50,7 +49,7 @@ from reflact.llm.budget import Account
 from reflact.llm.cassettes import open_cassette
 from reflact.llm.client import Client
 from reflact.llm.connection_pool import PooledTransport
-from reflact.memory.models import Action, ContrastPair, Evaluation, Label, Provenance, ScoreEvent, Transition
+from reflact.memory.models import Action, ContrastPair, Evaluation, Label, Transition
 from reflact.messages import CallId, Message, RenderedPrompt, ReplyModel
 from reflact.protocols import LLM
 from reflact.testing import InMemoryRunStore
@@ -303,27 +302,19 @@ def gold_pairs(trace: Trace) -> list[ContrastPair]:
     """Return two gold pairs for each step: of the step itself, and of a perturbed one, by turns."""
     pairs = []
     for event in trace.events:
-        assert event.label is not None
-        label = find_reference(event, event.label)
-        assert label is not None
-        perturbed = [
-            one
-            for one in build_candidates(event, label, purpose=trace.purpose, band=DistanceBand(1, 10))
-            if one.construction != "observed"
-        ]
-        found = [written(event, label, trace.purpose)]
+        right = find_reference(event)
+        assert right is not None
+        step = StepToContrast(event, right, trace.purpose, trace.id, DistanceBand(1, 10))
+        perturbed = [one for one in build_pairs(step) if one.construction != "observed"]
+        pairs.append(written(step))
         if perturbed:
-            found.append(perturbed[event.step % len(perturbed)])
-        for one in found:
-            about = one.model_dump(exclude={"source"})
-            place = Provenance(trace_id=trace.id, step=event.step)
-            pairs.append(ContrastPair.model_validate({**about, "label": one.source, "provenance": place}))
+            pairs.append(perturbed[event.step % len(perturbed)])
     return pairs
 
 
-def written(event: ScoreEvent, label: ReferenceEvaluation, aim: str) -> PairCandidate:
+def written(step: StepToContrast) -> ContrastPair:
     """Return a pair of a step as it was: its gold, and no credit for progress, or credit for none."""
-    right = label.evaluation
+    right = step.right
     gained = right.delta > 0
     wrong = right.model_copy(
         update={
@@ -332,15 +323,11 @@ def written(event: ScoreEvent, label: ReferenceEvaluation, aim: str) -> PairCand
             "evidence": (),
         }
     )
-    return PairCandidate(
+    return step.build_pair(
+        wrong,
         construction="written",
         mistake="ignored_evidence" if gained else "credit_for_intention",
-        purpose=aim,
-        transition=event.transition,
-        right=right,
-        wrong=wrong,
-        source=label.source,
-        why="It overlooks what was achieved." if gained else "It credits what was not achieved.",
+        reason="It overlooks what was achieved." if gained else "It credits what was not achieved.",
     )
 
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Container, Sequence
+from typing import Any
 
 from pydantic import JsonValue
 
+from reflact.calibration.contrast import GenerationTask, PairModels, generate_contrast_pairs
+from reflact.calibration.critic import Scorer
 from reflact.calibration.curriculum import MistakeShare, RoundPlan
+from reflact.calibration.mistakes import GenerationResult
 from reflact.data import make_rng
 from reflact.memory.models import (
     MISTAKE_KINDS,
@@ -20,6 +24,7 @@ from reflact.memory.models import (
     Transition,
 )
 from reflact.messages import CallId, RenderedPrompt, ReplyModel
+from reflact.testing import ScriptedLLM
 
 PURPOSE = "Write the three chapters of the report."
 
@@ -75,6 +80,29 @@ def mistaken(prompt: RenderedPrompt, reply_type: type[ReplyModel], call_id: Call
         "phi_after": low + (high - low) / 2,
         "why": "The state shows something else.",
     }
+
+
+Script = Callable[[RenderedPrompt, type[ReplyModel], CallId], Any]
+
+
+async def generate(
+    *events: ScoreEvent,
+    plan: RoundPlan | None = None,
+    write: Script | ScriptedLLM = mistaken,
+    judge: Script | None = None,
+    critic: Scorer | None = None,
+    known_pair_ids: Container[str] = (),
+    other_purposes: Sequence[str] = (),
+    **more: Any,
+) -> GenerationResult:
+    """Generate the pairs of a trace."""
+    writer = write if isinstance(write, ScriptedLLM) else ScriptedLLM(write)
+    return await generate_contrast_pairs(
+        events,
+        GenerationTask(PURPOSE, "t", plan or round_of(), known_pair_ids, other_purposes),
+        PairModels(writer, None if judge is None else ScriptedLLM(judge), critic),
+        **more,
+    )
 
 
 class KnowingJudge:

@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 from pydantic import JsonValue
 
-from reflact.calibration.contrast import ContrastSettings, generate_contrast_pairs
+from reflact.calibration.contrast import ContrastSettings, GenerationTask, PairModels, generate_contrast_pairs
 from reflact.calibration.critic import Critic
 from reflact.calibration.curriculum import MistakeShare, RoundPlan
 from reflact.config.models import ModelConfig
@@ -317,12 +317,8 @@ async def _contrast(listener: Listener) -> None:
     )
     await generate_contrast_pairs(
         [event],
-        purpose=PURPOSE,
-        trace_id="t",
-        round_plan=RoundPlan(number=1, shares=shares, nearest=1, farthest=10),
-        llm=listener,
-        judge=listener,
-        critic=Critic(listener),
+        GenerationTask(PURPOSE, "t", RoundPlan(number=1, shares=shares, nearest=1, farthest=10)),
+        PairModels(listener, listener, Critic(listener)),
         settings=ContrastSettings(n_judges=2),
     )
 

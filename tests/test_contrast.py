@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import random
 from collections import Counter
-from collections.abc import Callable
 from typing import Any
 
 import anyio
@@ -15,26 +14,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import JsonValue, ValidationError
 
-from contrast_world import PURPOSE, KnowingJudge, PlainCritic, event, mistaken, round_of
+from contrast_world import PURPOSE, KnowingJudge, PlainCritic, Script, event, generate, mistaken, round_of
 from doubles import Endpoint, completion, config, connected, opened
 from reflact.calibration.contrast import (
     ContrastSettings,
     DroppedCandidate,
     GenerationResult,
+    GenerationTask,
+    PairModels,
     generate_contrast_pairs,
     select_events,
-    stream_contrast_pairs,
 )
 from reflact.calibration.curriculum import MistakeShare, RoundPlan
 from reflact.calibration.mistakes import Mistake
 from reflact.errors import ConfigError, ProviderDown
 from reflact.memory.models import ContrastPair, Label, ScoreEvent
 from reflact.messages import CallId, RenderedPrompt, ReplyModel
-from reflact.testing import ScriptedLLM
 
 pytestmark = pytest.mark.anyio
 
-Script = Callable[[RenderedPrompt, type[ReplyModel], CallId], Any]
 EVENTS = (event(0), event(1, said=(2, 9)), event(2, after=2, said=(2, 5), changed=False), event(3, before=5))
 
 
@@ -43,23 +41,9 @@ def silent(prompt: RenderedPrompt, reply_type: type[ReplyModel], call_id: CallId
     return {"nothing": True}
 
 
-async def made(
-    *events: ScoreEvent,
-    plan: RoundPlan | None = None,
-    write: Script = mistaken,
-    judge: Script | None = None,
-    **more: Any,
-) -> GenerationResult:
+async def made(*events: ScoreEvent, **more: Any) -> GenerationResult:
     """Make the pairs of a trace."""
-    return await generate_contrast_pairs(
-        events or EVENTS,
-        purpose=PURPOSE,
-        trace_id="t1",
-        round_plan=plan or round_of(),
-        llm=ScriptedLLM(write),
-        judge=None if judge is None else ScriptedLLM(judge),
-        **more,
-    )
+    return await generate(*(events or EVENTS), **more)
 
 
 # ------------------------------------------------------------------------------------------- selection
@@ -266,7 +250,7 @@ def test_candidates_add_up_and_pairs_are_contrasts(
     for pair in result.pairs:
         assert abs(pair.right.progress_after - pair.wrong.progress_after) >= 1 - 1e-9
         assert pair.wrong.reasoning.strip() != pair.right.reasoning.strip()
-        assert pair.provenance.trace_id == "t1"
+        assert pair.provenance.trace_id == "t"
 
 
 def test_a_result_that_does_not_add_up_is_refused() -> None:
@@ -276,7 +260,7 @@ def test_a_result_that_does_not_add_up_is_refused() -> None:
 
 
 async def test_the_order_of_replies_changes_nothing() -> None:
-    """Whatever finishes first, pairs and drops come in the order of the steps; the stream has the same."""
+    """Whatever finishes first, pairs and drops come in the order of the steps; the callback gets the same."""
     plain = await made(judge=KnowingJudge(), settings=ContrastSettings(n_judges=2))
     chance = random.Random(3)
 
@@ -290,23 +274,19 @@ async def test_the_order_of_replies_changes_nothing() -> None:
 
     for _ in range(5):
         told: list[ContrastPair | DroppedCandidate] = []
-        async with stream_contrast_pairs(
-            lambda report: made(
-                write=late(mistaken),
-                judge=late(KnowingJudge()),
-                settings=ContrastSettings(n_judges=2),
-                on_result=report,
-            )
-        ) as stream:
-            told += [one async for one in stream]
+
+        async def report(one: ContrastPair | DroppedCandidate) -> None:
+            told.append(one)  # noqa: B023
+
+        result = await made(
+            write=late(mistaken),
+            judge=late(KnowingJudge()),
+            settings=ContrastSettings(n_judges=2),
+            on_result=report,
+        )
+        assert result == plain
         assert Counter(one.model_dump_json() for one in told) == Counter(
             one.model_dump_json() for one in (*plain.pairs, *plain.dropped)
-        )
-        assert (
-            await made(
-                write=late(mistaken), judge=late(KnowingJudge()), settings=ContrastSettings(n_judges=2)
-            )
-            == plain
         )
 
 
@@ -450,10 +430,8 @@ async def made_contrast_replies(endpoint: Endpoint, *, each: int = 1, store: Any
     async with connected(endpoint, config(reasks=1), store=store) as llm:
         return await generate_contrast_pairs(
             [step()],
-            purpose=PURPOSE,
-            trace_id="t",
-            round_plan=round_of("inflated_score"),
-            llm=llm,
+            GenerationTask(PURPOSE, "t", round_of("inflated_score")),
+            PairModels(llm),
             settings=ContrastSettings(candidates_per_event=each),
         )
 

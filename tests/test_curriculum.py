@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import JsonValue, ValidationError
 
-from contrast_world import PURPOSE, event, mistaken
-from reflact.calibration.contrast import ContrastSettings, generate_contrast_pairs
+from contrast_world import event, generate
+from reflact.calibration.contrast import ContrastSettings
 from reflact.calibration.curriculum import (
     CriticAccuracyByMistake,
     CurriculumSettings,
@@ -28,7 +28,6 @@ from reflact.calibration.metrics import ScoredStep
 from reflact.data import make_rng
 from reflact.memory.models import MISTAKE_KINDS, ContrastPair, Label
 from reflact.messages import CallId, RenderedPrompt, ReplyModel
-from reflact.testing import ScriptedLLM
 
 pytestmark = pytest.mark.anyio
 
@@ -225,13 +224,10 @@ async def test_three_rounds_without_duplicates_get_harder_and_turn_to_the_weakes
     weakest: list[float] = []
     accuracies = iter((0.7, 0.8, 0.805))
     while (plan := plan_next_round(history, chosen)) is not None:
-        result = await generate_contrast_pairs(
-            steps,
-            purpose=PURPOSE,
-            trace_id="t",
-            round_plan=plan,
-            llm=ScriptedLLM(mistaken),
-            judge=ScriptedLLM(by_distance),
+        result = await generate(
+            *steps,
+            plan=plan,
+            judge=by_distance,
             settings=ContrastSettings(n_judges=10),
             known_pair_ids={pair.id for made in seen for pair in made},
         )

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from doubles import PROMPT, Endpoint, call_id, completion, config, connected
 from prompt_examples import Listener
-from reflact.calibration.contrast import ContrastSettings, generate_contrast_pairs
+from reflact.calibration.contrast import ContrastSettings, GenerationTask, PairModels, generate_contrast_pairs
 from reflact.calibration.critic import Critic
 from reflact.calibration.curriculum import MistakeShare, RoundPlan
 from reflact.config.critic import CriticSettings
@@ -236,12 +236,8 @@ async def _contrast(listener: Listener, says: Says) -> None:
     )
     await generate_contrast_pairs(
         events,
-        purpose=says("purpose"),
-        trace_id="t",
-        round_plan=RoundPlan(number=1, shares=shares, nearest=1, farthest=10),
-        llm=listener,
-        judge=listener,
-        critic=Critic(listener),
+        GenerationTask(says("purpose"), "t", RoundPlan(number=1, shares=shares, nearest=1, farthest=10)),
+        PairModels(listener, listener, Critic(listener)),
         settings=ContrastSettings(n_judges=2, state_tokens=TOKENS),
     )
 

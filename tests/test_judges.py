@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from itertools import product
 from pathlib import Path
@@ -10,13 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from contrast_world import PURPOSE, KnowingJudge, event, round_of
-from reflact.calibration.contrast import ContrastSettings, GenerationResult, generate_contrast_pairs
+from contrast_world import PURPOSE, KnowingJudge, event, generate, round_of
+from reflact.calibration.contrast import ContrastSettings, GenerationResult
 from reflact.calibration.judges import (
     compare_sides,
     count_needed,
     decide_outcome,
-    keep_probability,
     plan_sides,
 )
 from reflact.errors import ReplyError
@@ -60,6 +60,26 @@ async def kept(judge: KnowingJudge, *, judges: int, agreement: float) -> Counter
         )
         results[decided] += 1
     return results
+
+
+def keep_probability(
+    n_judges: int, min_agreement: float, *, first_rate: float, second_rate: float | None = None
+) -> float:
+    """Return how probable it is that a pair is kept, by how often a judge finds the right side in each order."""
+
+    def binomial(hits: int, tries: int, rate: float) -> float:
+        return math.comb(tries, hits) * rate**hits * (1 - rate) ** (tries - hits)
+
+    total = 0.0
+    for a, b in ((n_judges // 2, n_judges - n_judges // 2), (n_judges - n_judges // 2, n_judges // 2)):
+        shown = ((a, first_rate), (b, first_rate if second_rate is None else second_rate))
+        total += 0.5 * math.fsum(
+            binomial(x, *shown[0]) * binomial(y, *shown[1])
+            for x in range((a + 1) // 2, a + 1)
+            for y in range((b + 1) // 2, b + 1)
+            if x + y >= count_needed(n_judges, min_agreement)
+        )
+    return total
 
 
 # --------------------------------------------------------------------------------------- judges we know
@@ -194,13 +214,11 @@ async def test_difficulty_is_the_share_that_erred() -> None:
     steps = [event(n, said=(2, 9)).model_copy(update={"label": gold}) for n in range(10)]
 
     async def made(accuracy: float) -> GenerationResult:
-        return await generate_contrast_pairs(
-            steps,
-            purpose=PURPOSE,
-            trace_id="t",
-            round_plan=round_of("inflated_score"),
-            llm=ScriptedLLM(lambda prompt, reply_type, call_id: ReplyError("not asked")),
-            judge=ScriptedLLM(KnowingJudge(accuracy)),
+        return await generate(
+            *steps,
+            plan=round_of("inflated_score"),
+            write=lambda prompt, reply_type, call_id: ReplyError("not asked"),
+            judge=KnowingJudge(accuracy),
             settings=ContrastSettings(candidates_per_event=1, n_judges=10),
         )
 

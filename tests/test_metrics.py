@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import JsonValue
 
-from contrast_world import PURPOSE, PlainCritic, mistaken, round_of
+from contrast_world import PURPOSE, PlainCritic, generate, mistaken
 from profiles import cases
 from reflact import Calibrator, Trace
-from reflact.calibration.contrast import ContrastSettings, generate_contrast_pairs, select_events
+from reflact.calibration.contrast import ContrastSettings, select_events
 from reflact.calibration.critic import CriticReply
 from reflact.calibration.metrics import (
     MIN_LABEL_DIFFERENCE,
@@ -330,9 +330,7 @@ async def test_no_pair_is_made_of_what_is_known_by_half() -> None:
     half = ScoreEvent(step=0, transition=step("a", "b"), label=reached(4))
     llm = ScriptedLLM(mistaken)
     critic = PlainCritic()
-    made = await generate_contrast_pairs(
-        [half], purpose=PURPOSE, trace_id="t", round_plan=round_of(), llm=llm, critic=critic
-    )
+    made = await generate(half, write=llm, critic=critic)
     assert (made.pairs, {drop.reason for drop in made.dropped}) == ((), {"unverified"})
     assert "not the progress before" in made.dropped[0].explanation
     assert (llm.calls, critic.trials) == ([], [])

@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 from pydantic import JsonValue
 
-from contrast_world import PURPOSE, PlainCritic, event, mistaken, round_of
+from contrast_world import PURPOSE, PlainCritic, event, generate
 from memory_pairs import make_pair
 from reflact import Calibrator, MemoryStore, Trace
-from reflact.calibration.contrast import ContrastSettings, generate_contrast_pairs, select_events
+from reflact.calibration.contrast import ContrastSettings, select_events
 from reflact.calibration.critic import CriticReply
 from reflact.calibration.mistakes import GenerationResult
-from reflact.calibration.perturbations import DistanceBand, build_candidates, find_reference
+from reflact.calibration.perturbations import DistanceBand, StepToContrast, build_pairs, find_reference
 from reflact.concurrency import INLINE_LIMIT
 from reflact.errors import DataError
 from reflact.memory.cards import ScanFinding, compute_subject_hash, subject_hash
@@ -38,13 +38,6 @@ def unscored(
     """Return a step that no critic saw."""
     one = event(step, before=before, after=after, gold=gold, changed=changed)
     return one.model_copy(update={"evaluation": None})
-
-
-async def made(one: ScoreEvent, *, critic: PlainCritic | None = None) -> GenerationResult:
-    """Make the pairs of one step."""
-    return await generate_contrast_pairs(
-        [one], purpose=PURPOSE, trace_id="t", round_plan=round_of(), llm=ScriptedLLM(mistaken), critic=critic
-    )
 
 
 def test_a_step_is_recorded_with_gold_alone_or_with_nothing(tmp_path: Path) -> None:
@@ -115,20 +108,19 @@ def test_steps_are_selected_by_gold_or_because_they_changed(
 def test_gold_alone_gives_all_perturbations() -> None:
     """What is right for the true step is wrong for each perturbed one; nothing was observed."""
     one = unscored()
-    assert one.label is not None
-    label = find_reference(one, one.label)
-    found = {
-        b.construction: b for b in build_candidates(one, label, purpose=PURPOSE, band=DistanceBand(1, 10))
-    }
+    right = find_reference(one)
+    assert right is not None
+    pairs = build_pairs(StepToContrast(one, right, PURPOSE, "t", DistanceBand(1, 10)))
+    found = {pair.construction: pair for pair in pairs}
     assert set(found) == {"no_effect", "claim_for_effect", "progress_reversed", "evidence_withdrawn"}
-    assert all(b.wrong == label.evaluation for b in found.values())
-    assert label.evaluation.reasoning == "It was at 2 before the action and is at 6 after it."
-    assert label.evaluation.evidence == ("chapters",)
+    assert all(b.wrong == right for b in found.values())
+    assert right.reasoning == "It was at 2 before the action and is at 6 after it."
+    assert right.evidence == ("chapters",)
 
 
 async def test_gold_alone_makes_pairs_without_a_critic() -> None:
     """Every candidate of a step with gold becomes a pair, labelled by who gave the gold."""
-    result = await made(unscored())
+    result = await generate(unscored())
     assert result.dropped == ()
     assert {pair.label_source for pair in result.pairs} == {"program"}
     assert "observed" not in {pair.construction for pair in result.pairs}
@@ -136,9 +128,9 @@ async def test_gold_alone_makes_pairs_without_a_critic() -> None:
 
 async def test_without_gold_samples_that_agree_make_pairs() -> None:
     """A step that nobody judged is labelled by agreement, and dropped where there is no critic to sample."""
-    result = await made(unscored(gold=False), critic=PlainCritic((2, 6)))
+    result = await generate(unscored(gold=False), critic=PlainCritic((2, 6)))
     assert {pair.label_source for pair in result.pairs} == {"agreement"}
-    assert [drop.reason for drop in (await made(unscored(gold=False))).dropped] == ["unverified"] * 4
+    assert [drop.reason for drop in (await generate(unscored(gold=False))).dropped] == ["unverified"] * 4
 
 
 # ------------------------------------------------------------------------------------------- purpose
@@ -263,32 +255,19 @@ class Where:
         return False
 
 
-async def made_of(steps: Iterable[ScoreEvent], known: Where) -> GenerationResult:
-    """Make the pairs of steps that need no model."""
-    return await generate_contrast_pairs(
-        tuple(steps),
-        purpose=PURPOSE,
-        trace_id="t",
-        round_plan=round_of(),
-        llm=ScriptedLLM(mistaken),
-        settings=ContrastSettings(n_judges=0),
-        known_pair_ids=known,
-    )
-
-
 @pytest.mark.parametrize("rows", [0, INLINE_LIMIT])
 async def test_pairs_of_long_states_are_made_off_the_loop(rows: int) -> None:
     """Perturbed inputs and their ids are computed on another thread where states are long, else in place."""
     known = Where()
-    made = await made_of([longer(event(n), rows) for n in range(3)], known)
+    made = await generate(*(longer(event(n), rows) for n in range(3)), known_pair_ids=known)
     assert made.pairs
     assert (known.threads != {threading.get_ident()}) is (rows > 0)
 
 
 async def test_long_states_make_the_pairs_that_short_ones_make() -> None:
     """What does not change makes no difference to what is made of steps, and in which order."""
-    few = await made_of([event(n) for n in range(3)], Where())
-    many = await made_of([longer(event(n), INLINE_LIMIT) for n in range(3)], Where())
+    few = await generate(*(event(n) for n in range(3)))
+    many = await generate(*(longer(event(n), INLINE_LIMIT) for n in range(3)))
 
     def told(made: GenerationResult) -> list[object]:
         pairs = [

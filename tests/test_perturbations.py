@@ -13,13 +13,22 @@ from reflact.calibration.mistakes import KNOWN_MISTAKES, Mistake, compute_reach
 from reflact.calibration.perturbations import (
     HIDDEN_TEXT,
     DistanceBand,
-    PairCandidate,
-    build_candidates,
+    StepToContrast,
+    build_pairs,
     classify_error,
     find_reference,
     quote_changes,
 )
-from reflact.memory.models import MISTAKE_KINDS, Action, Evaluation, Label, ScoreEvent, Transition
+from reflact.calibration.state_diff import TransitionView
+from reflact.memory.models import (
+    MISTAKE_KINDS,
+    Action,
+    ContrastPair,
+    Evaluation,
+    Label,
+    ScoreEvent,
+    Transition,
+)
 
 BAND = DistanceBand(1, 10)
 PHI = st.floats(0, 10)
@@ -30,13 +39,11 @@ STATES = st.recursive(
 )
 
 
-def ways(one: ScoreEvent, band: DistanceBand = BAND) -> dict[str, PairCandidate]:
+def ways(one: ScoreEvent, band: DistanceBand = BAND) -> dict[str, ContrastPair]:
     """Return what is built of a step with gold, by construction."""
-    assert one.label is not None
-    return {
-        b.construction: b
-        for b in build_candidates(one, find_reference(one, one.label), purpose=PURPOSE, band=band)
-    }
+    right = find_reference(one)
+    assert right is not None
+    return {pair.construction: pair for pair in build_pairs(StepToContrast(one, right, PURPOSE, "t", band))}
 
 
 def scored(before: JsonValue, after: JsonValue, low: float, high: float) -> ScoreEvent:
@@ -59,7 +66,7 @@ def test_the_unperturbed_evaluation_is_wrong_for_every_perturbed_input(
         assert made.wrong == one.evaluation
         assert made.right.progress_before in {low, high}
         assert made.right.reasoning.strip()
-        assert not QuotableTexts(made.transition).find_invented(made.right.evidence)
+        assert not QuotableTexts(TransitionView(made.transition)).find_invented(made.right.evidence)
 
 
 @given(before=STATES, low=PHI, high=PHI)
@@ -122,12 +129,11 @@ def test_an_observed_mistake_has_a_kind(right: tuple[float, float], wrong: float
 
 def test_gold_without_reasons_takes_those_of_a_close_evaluation_alone() -> None:
     """The words of an evaluation that is far from gold never stand on the right side."""
-    near, far = event(said=(2, 6.4)), event(said=(2, 9))
-    assert near.label is not None
-    assert far.label is not None
-    taken = find_reference(near, near.label).evaluation
+    taken = find_reference(event(said=(2, 6.4)))
+    own = find_reference(event(said=(2, 9)))
+    assert taken is not None
+    assert own is not None
     assert (taken.progress_after, taken.reasoning) == (6, "Step 0 was scored.")
-    own = find_reference(far, far.label).evaluation
     assert own.progress_after == 6
     assert "scored" not in own.reasoning
 

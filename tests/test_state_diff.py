@@ -17,7 +17,6 @@ from reflact.calibration.state_diff import (
     list_changes,
     show_change,
     show_state,
-    view_transition,
 )
 from reflact.memory.cards import compute_subject_hash
 from reflact.memory.models import Action, Transition
@@ -170,5 +169,3 @@ def test_what_is_made_in_parts_is_what_is_made_at_once(
     assert (texts.before_text, texts.after_text) == (show_state(before), show_state(after))
     assert texts.change_text == show_change(before, after)
     assert texts.short_change_text == show_change(before, after, shorten=True)
-    assert view_transition(texts) is texts
-    assert view_transition(step).transition is step

@@ -12,7 +12,6 @@ from reflact import Trace
 from reflact.calibration.trace_sources import (
     build_anchors,
     label_replies,
-    label_reply,
     last_messages,
     list_transitions,
 )
@@ -136,17 +135,8 @@ def test_nothing_was_heard_of_no_conversation() -> None:
     assert last_messages([]) == ""
 
 
-def test_a_score_is_gold_for_a_single_reply() -> None:
-    """The program's soft score is the phi after; several replies share it, and none has it alone."""
-    assert label_reply(rollout("u1", "a1", score=0.5)) == Label(
-        progress_before=0, progress_after=5, source="program", reasoning="Half of it."
-    )
-    assert label_reply(rollout("u1", "a1")) is None
-    assert label_reply(rollout("u1", "a1", "u2", "a2", score=1)) is None
-
-
-def test_of_several_replies_the_last_one_has_the_score() -> None:
-    """What came out is worth what the program says; what the state before was worth nobody knows."""
+def test_the_last_reply_has_the_score() -> None:
+    """What came out is worth what the program says; the state before is worth 0 only for a single reply."""
     said = rollout("u1", "a1", "u2", "a2", score=0.5)
     golds = label_replies(said)
     assert golds == (None, Label(progress_after=5, source="program", reasoning="Half of it."))
@@ -154,6 +144,8 @@ def test_of_several_replies_the_last_one_has_the_score() -> None:
     for transition, gold in zip(list_transitions(said), golds, strict=True):
         trace.record(transition, label=gold)
     assert [event.label for event in trace.events] == list(golds)
-    assert label_replies(rollout("u1", "a1", score=0.5)) == (label_reply(rollout("u1", "a1", score=0.5)),)
+    only = Label(progress_before=0, progress_after=5, source="program", reasoning="Half of it.")
+    assert label_replies(rollout("u1", "a1", score=0.5)) == (only,)
+    assert label_replies(rollout("u1", "a1")) == (None,)
     assert label_replies(rollout("u1", "a1", "u2", "a2")) == (None, None)
     assert label_replies(rollout("u1", score=0.5)) == ()

@@ -22,8 +22,8 @@ from reflact.calibration.rendering import (
     MAX_PAIRS_TRIED,
     ExampleRenderer,
     estimate_tokens,
-    show_examples,
 )
+from reflact.calibration.state_diff import TransitionView
 from reflact.calibration.worked_examples import RankingIndex, rank_pairs
 from reflact.config.critic import CriticSettings
 from reflact.memory.cards import is_visible_to
@@ -51,9 +51,8 @@ async def test_a_thousand_random_stores_and_budgets() -> None:
         by_id = {one.pair.id: one for one in world.stored}
         pairs = [by_id[pair_id].pair for pair_id in score.pair_ids]
         settings = world.settings
-        whole = show_examples(
-            pairs, max_tokens=10**9, max_pairs=10**9, tokens_per_field=settings.example_state_tokens
-        )
+        renderer = ExampleRenderer(settings.example_state_tokens)
+        whole = renderer.show(pairs, max_tokens=10**9, max_pairs=10**9)
         assert estimate_tokens(whole.text) <= settings.example_tokens
         assert len(pairs) == len(set(score.pair_ids)) <= settings.max_examples
         assert all(by_id[pair_id].status == "promoted" for pair_id in score.pair_ids)
@@ -88,7 +87,7 @@ def test_a_scope_is_seen_by_those_who_name_one_of_its_values(scope: Scope, seen:
 def test_an_example_holds_all_that_makes_it_one() -> None:
     """Input, right evaluation, wrong evaluation and the reason stand in it, numbers included."""
     one = pair(Random(1)).model_copy(update={"purpose": "Ship it.", "reason": "It is not shipped."})
-    text = show_examples([one], max_tokens=10**6, max_pairs=1, tokens_per_field=10**6).text
+    text = ExampleRenderer(10**6).show([one], max_tokens=10**6, max_pairs=1).text
     for tag in ("purpose", "before", "action", "after", "change", "right", "wrong", "why"):
         assert len(re.findall(rf"^<{tag}_*>$", text, re.MULTILINE)) == 1, tag
     for evaluation in (one.right, one.wrong):
@@ -105,20 +104,18 @@ def test_the_budget_holds_for_any_counter(room: int, count: object) -> None:
     """Whatever counts, the whole text with its first line counts no more than the budget."""
     assert callable(count)
     pairs = [pair(Random(seed)) for seed in range(6)]
-    shown = show_examples(pairs, max_tokens=room, max_pairs=10, tokens_per_field=60, count_tokens=count)
+    renderer = ExampleRenderer(60, count)
+    shown = renderer.show(pairs, max_tokens=room, max_pairs=10)
     assert shown.text == "" or count(shown.text) <= room
-    longer = show_examples(pairs, max_tokens=10**9, max_pairs=10, tokens_per_field=60, count_tokens=count)
-    assert len(longer.pairs) == 6
+    assert len(renderer.show(pairs, max_tokens=10**9, max_pairs=10).pairs) == 6
 
 
 def test_a_pair_that_does_not_fit_makes_room_for_the_next() -> None:
     """A pair that is too long is left out whole, and a shorter one after it is shown."""
     small, large = pair(Random(1)), pair(Random(2)).model_copy(update={"reason": "because " * 2000})
-    alone = show_examples([small], max_tokens=10**6, max_pairs=5, tokens_per_field=60)
-    shown = show_examples(
-        [large, small], max_tokens=estimate_tokens(alone.text), max_pairs=5, tokens_per_field=60
-    )
-    assert shown == alone
+    alone = ExampleRenderer(60).show([small], max_tokens=10**6, max_pairs=5)
+    room = estimate_tokens(alone.text)
+    assert ExampleRenderer(60).show([large, small], max_tokens=room, max_pairs=5) == alone
 
 
 def test_the_choice_is_the_same_in_every_process() -> None:
@@ -143,7 +140,7 @@ def test_kinds_of_mistakes_take_turns() -> None:
     random = Random(5)
     kinds = ["inflated_score"] * 12 + [*MISTAKE_KINDS[2:], "my own"]
     pairs = [pair(random).model_copy(update={"mistake": kind}) for kind in kinds]
-    order = [*rank_pairs(pairs, transition(random), purpose="p")]
+    order = [*rank_pairs(pairs, TransitionView(transition(random)), purpose="p")]
     assert {one.mistake for one in order[:4]} == set(kinds)
     assert len(order) == len(pairs)
 
@@ -159,7 +156,7 @@ def test_credit_and_no_credit_balance_each_other() -> None:
         return pair(random).model_copy(update={"mistake": MISTAKE_KINDS[number % 4], "right": right})
 
     pairs = [one(n, credit=n % 5 == 0) for n in range(40)]
-    order = [*rank_pairs(pairs, transition(random), purpose="p")]
+    order = [*rank_pairs(pairs, TransitionView(transition(random)), purpose="p")]
     gives = [pair.right.delta > 0 for pair in order]
     assert [sum(gives[:n]) for n in (2, 4, 6, 8)] == [1, 2, 3, 4]
     assert sorted(order, key=lambda pair: pair.id) == sorted(pairs, key=lambda pair: pair.id)
@@ -170,7 +167,7 @@ def test_credit_and_no_credit_balance_each_other() -> None:
 
 def test_within_a_kind_the_more_relevant_comes_first() -> None:
     """A pair that speaks of the same things is shown before one that does not."""
-    asked = critic_worlds.transition(Random(1))
+    asked = TransitionView(transition(Random(1)))
     near, far = (
         pair(Random(n)).model_copy(update={"mistake": "inflated_score", "purpose": purpose})
         for n, purpose in ((7, "water the plants on the balcony"), (7, "sort the mail by sender"))
@@ -262,33 +259,28 @@ def test_an_example_is_rendered_once_whatever_is_scored() -> None:
     counted: list[str] = []
 
     def count(text: str) -> int:
-        counted.append(text)
+        if not text.startswith(EXAMPLES_HEADER):
+            counted.append(text)
         return estimate_tokens(text)
 
     def some() -> list[ContrastPair]:
         return [pair(Random(seed)) for seed in range(40)]
 
-    read, render = RankingIndex(), ExampleRenderer(60, count)
-    asked, counts = transition(Random(99)), list[int]()
+    read, renderer = RankingIndex(), ExampleRenderer(60, count)
+    asked, counts = TransitionView(transition(Random(99))), list[int]()
     for _ in range(2):
-        shown = show_examples(
-            rank_pairs(some(), asked, purpose="Ship it.", index=read),
-            max_tokens=400,
-            max_pairs=8,
-            tokens_per_field=60,
-            render=render,
-        )
+        ranked = rank_pairs(some(), asked, purpose="Ship it.", index=read)
+        shown = renderer.show(ranked, max_tokens=400, max_pairs=8)
         counts.append(len(counted))
-        assert shown == show_examples(
-            rank_pairs(some(), asked, purpose="Ship it."), max_tokens=400, max_pairs=8, tokens_per_field=60
-        )
+        anew = rank_pairs(some(), asked, purpose="Ship it.")
+        assert shown == ExampleRenderer(60).show(anew, max_tokens=400, max_pairs=8)
     assert counts[0] > 0
     assert counts[1] == counts[0]
 
 
 def test_pairs_with_one_id_and_other_words_are_told_apart() -> None:
     """What a pair's id leaves out, such as why it is wrong, is shown as the pair at hand has it."""
-    render, one = ExampleRenderer(60), pair(Random(1))
+    render, one = ExampleRenderer(60).render, pair(Random(1))
     other = one.model_copy(update={"reason": "Another reason."})
     assert one.id == other.id
     first, second = render(one, 1), render(other, 1)
@@ -320,14 +312,15 @@ def test_a_full_room_ends_the_search() -> None:
     """Nothing is rendered once the room is used up, and few pairs once none fits any more."""
     rendered: list[int] = []
 
-    def render(one: ContrastPair, number: int) -> str:
-        rendered.append(number)
-        return "word " * (15 if len(rendered) <= 2 else 300)
+    class Words(ExampleRenderer):
+        def render(self, pair: ContrastPair, number: int) -> str:
+            rendered.append(number)
+            return "word " * (15 if len(rendered) <= 2 else 300)
 
     pairs = [pair(Random(1)).model_copy(update={"purpose": f"p{n}"}) for n in range(500)]
-    shown = show_examples(iter(pairs), max_tokens=120, max_pairs=100, tokens_per_field=60, render=render)
+    shown = Words(60).show(iter(pairs), max_tokens=120, max_pairs=100)
     assert len(shown.pairs) == 2
     assert len(rendered) == 2 + MAX_PAIRS_TRIED
     rendered.clear()
-    assert show_examples(pairs, max_tokens=0, max_pairs=100, tokens_per_field=60, render=render).pairs == ()
+    assert Words(60).show(pairs, max_tokens=0, max_pairs=100).pairs == ()
     assert rendered == []

@@ -9,7 +9,7 @@ from reflact.lazy import load_exports
 if TYPE_CHECKING:
     from reflact.calibration.calibrator import Calibrator
     from reflact.calibration.config import CalibratorSettings
-    from reflact.calibration.contrast import generate_contrast_pairs, stream_contrast_pairs
+    from reflact.calibration.contrast import GenerationTask, PairModels, generate_contrast_pairs
     from reflact.calibration.critic import Critic
     from reflact.calibration.curriculum import CurriculumSettings, RoundPlan, plan_next_round
     from reflact.calibration.events import (
@@ -53,7 +53,9 @@ __all__ = [
     "CurriculumSettings",
     "DroppedCandidate",
     "GenerationResult",
+    "GenerationTask",
     "PairBatchTested",
+    "PairModels",
     "PairsGenerated",
     "RoundPlan",
     "RoundStarted",
@@ -68,7 +70,6 @@ __all__ = [
     "label_replies",
     "list_transitions",
     "plan_next_round",
-    "stream_contrast_pairs",
 ]
 
 __getattr__ = load_exports(
@@ -77,8 +78,9 @@ __getattr__ = load_exports(
         "calibration.calibrator": ("Calibrator",),
         "calibration.config": ("CalibratorSettings",),
         "calibration.contrast": (
+            "GenerationTask",
+            "PairModels",
             "generate_contrast_pairs",
-            "stream_contrast_pairs",
         ),
         "calibration.critic": ("Critic",),
         "calibration.curriculum": (

@@ -13,7 +13,7 @@ from reflact.calibration.checkpoint import CalibrationState, list_free_events
 from reflact.calibration.config import CalibratorSettings
 from reflact.calibration.contrast import select_events
 from reflact.calibration.metrics import pairwise_accuracy
-from reflact.calibration.mistakes import OTHER_PURPOSE_MISTAKE
+from reflact.calibration.perturbations import OTHER_PURPOSE_MISTAKE
 from reflact.calibration.replay import LabeledStep, list_labeled_steps, list_pair_steps
 from reflact.calibration.significance import describe_test_power, find_missing_traces
 from reflact.memory.cards import AnchorExclusions, compute_subject_hash

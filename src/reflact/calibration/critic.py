@@ -11,13 +11,12 @@ from pydantic import Field, field_validator
 
 from reflact.calibration.arguments import require_memory, require_model, require_type
 from reflact.calibration.cache import ResultCache
-from reflact.calibration.guards import GuardCase, GuardLimits, apply_guards, find_objection
+from reflact.calibration.guards import GuardCase, QuotableTexts, apply_guards, find_objection
 from reflact.calibration.rendering import (
     ExampleRenderer,
     ShownExamples,
     TokenCounter,
     estimate_tokens,
-    show_examples,
     show_transition,
 )
 from reflact.calibration.state_diff import TransitionView
@@ -147,13 +146,8 @@ class Critic:
 
     @property
     def pairs(self) -> tuple[ContrastPair, ...] | None:
-        """The pairs that it is pinned to, by id; None where it reads the memory."""
+        """The pairs that it is pinned to, by id; None if it reads the memory."""
         return self._pinned_pairs
-
-    @property
-    def pair_ids(self) -> tuple[str, ...] | None:
-        """The pairs that it is pinned to, sorted; None where it reads the memory."""
-        return None if self._pinned_pairs is None else tuple(pair.id for pair in self._pinned_pairs)
 
     def pin_to(self, pairs: Sequence[ContrastPair]) -> Critic:
         """Return a critic that chooses its worked examples from these pairs alone, whatever is promoted."""
@@ -227,8 +221,6 @@ class Critic:
         key = digest_json([step_hash, trial, progress_before, *pair_ids])
         return await self._scores.get_or_compute(key, lambda: self._ask(step, step_hash, examples))
 
-    # ---------------------------------------------------------------------------------- what is shown
-
     async def _load_pairs(self, scope: Scope) -> tuple[ContrastPair, ...]:
         """Return all pairs that may be shown, as many as there are: a replay test chooses among the same."""
         if self._pinned_pairs is not None:
@@ -248,16 +240,10 @@ class Critic:
             include_same=settings.include_same_transition,
             index=self._reader,
         )
-        return step_hash, show_examples(
-            order,
-            max_tokens=settings.example_tokens,
-            max_pairs=settings.max_examples,
-            tokens_per_field=settings.example_state_tokens,
-            count_tokens=self._count_tokens,
-            render=self._renderer,
+        examples = self._renderer.show(
+            order, max_tokens=settings.example_tokens, max_pairs=settings.max_examples
         )
-
-    # ------------------------------------------------------------------------------------- the question
+        return step_hash, examples
 
     async def _ask(self, step: _StepToScore, step_hash: str, examples: ShownExamples) -> StateScore:
         samples, payloads = self._settings.n_samples, step.view.transition.payloads
@@ -278,10 +264,8 @@ class Critic:
             step.purpose, step.view, max_tokens=settings.state_tokens, count_tokens=self._count_tokens
         )
         prompt = self._prompts.render(CRITIC_PROMPT, {"examples": examples.text, "transition": shown})
-        limits = GuardLimits(
-            settings.max_jump, settings.max_jump_confidence, settings.max_unsupported_confidence
-        )
-        return prompt, GuardCase.from_transition(step.view, limits, progress_before=step.progress_before)
+        changed = step.view.transition.changes_state
+        return prompt, GuardCase(changed, QuotableTexts(step.view), settings, step.progress_before)
 
     async def _sample_evaluation(
         self, prompt: RenderedPrompt, case: GuardCase, call_id: CallId

@@ -224,7 +224,7 @@ def describe_critic(critic: Critic, measurements: CriticMetrics | None) -> Criti
     Raises:
         ConfigError: It is not pinned.
     """
-    if critic.snapshot is None or critic.pair_ids is None:
+    if critic.snapshot is None or critic.pairs is None:
         raise ConfigError(
             "a critic that reads its memory may change its mind during a run: use "
             "`await critic.pin()` or `critic.pinned(pairs)`"
@@ -233,7 +233,7 @@ def describe_critic(critic: Critic, measurements: CriticMetrics | None) -> Criti
         identity=critic.identity,
         snapshot=critic.snapshot,
         prompt=critic.prompt,
-        pairs=len(critic.pair_ids),
+        pairs=len(critic.pairs),
         accuracy=None if measurements is None else _build_accuracy(measurements),
     )
 

@@ -1,18 +1,20 @@
 """Rules that an evaluation must keep whatever the model says. Pure.
 
-They are applied in the order of ``GUARDS``. The first four take credit away and nothing gives it back; the
-others lower confidence in what is left, which nothing raises. So none undoes what another did.
+Some take credit away and nothing gives it back; the others lower confidence, which nothing raises. So none undoes
+what another did.
 """
 
 from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Final, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import Final, NamedTuple, TypeAlias
 
-from reflact.calibration.state_diff import ABSENT_TEXT, FieldChange, TransitionView, view_transition
-from reflact.memory.models import Evaluation, Transition
+from reflact.calibration.state_diff import ABSENT_TEXT, FieldChange, TransitionView
+from reflact.config.critic import CriticSettings
+from reflact.memory.models import Evaluation
 
 _ESCAPE = re.compile(r'\\[nrt"\\/]')
 _SEPARATOR = "\x1e"
@@ -32,52 +34,17 @@ _WHOLE_NUMBER = re.compile(r"(-?\d+)\.0+")
 _SIGN_WORDS = frozenset("-+ ")
 """What a diff has before each line; a minus makes another number of one that a line begins with."""
 
-_CONNECTING_WORDS = frozenset(
-    {
-        "a",
-        "an",
-        "and",
-        "are",
-        "as",
-        "at",
-        "became",
-        "been",
-        "changed",
-        "contains",
-        "equals",
-        "field",
-        "from",
-        "has",
-        "have",
-        "in",
-        "into",
-        "is",
-        "it",
-        "its",
-        "new",
-        "now",
-        "of",
-        "old",
-        "set",
-        "shows",
-        "state",
-        "the",
-        "to",
-        "updated",
-        "value",
-        "was",
-        "went",
-        "were",
-        "with",
-    }
+_CONNECTING_TEXT = (
+    "a an and are as at became been changed contains equals field from has have in into is it its new now "
+    "of old set shows state the to updated value was went were with"
 )
+_CONNECTING_WORDS = frozenset(_CONNECTING_TEXT.split())
 
 
 class QuotableTexts:
     """What evidence about a transition may quote: the state after, and what changed."""
 
-    def __init__(self, transition: Transition | TransitionView) -> None:
-        texts = view_transition(transition)
+    def __init__(self, texts: TransitionView) -> None:
         self._locations: dict[str, _QuoteLocation] = {}
         self._before = _WordSequence([texts.before_text])
         self._after = _WordSequence([texts.after_text])
@@ -193,109 +160,84 @@ def _join_runs(runs: Sequence[str]) -> str:
     return "\x1f".join(("", *runs, ""))
 
 
-class GuardLimits(NamedTuple):
-    """What the guards go by; see ``CriticSettings``."""
-
-    max_jump: float
-    max_jump_confidence: float
-    max_unsupported_confidence: float
-
-
 class GuardCase(NamedTuple):
     """A transition as guards see it.
 
     Args:
         has_change: Whether its states differ.
         quotable: What evidence may quote.
-        limits: What the guards go by.
+        settings: The bounds that guards go by.
         progress_before: What the state before is worth whatever an evaluation says; None: that is its to say.
     """
 
     has_change: bool
     quotable: QuotableTexts
-    limits: GuardLimits
+    settings: CriticSettings
     progress_before: float | None = None
 
-    @classmethod
-    def from_transition(
-        cls,
-        transition: Transition | TransitionView,
-        limits: GuardLimits,
-        *,
-        progress_before: float | None = None,
-    ) -> GuardCase:
-        """Return what the guards need to know of a transition."""
-        texts = view_transition(transition)
-        return cls(texts.transition.changes_state, QuotableTexts(texts), limits, progress_before)
+
+Guard: TypeAlias = Callable[[Evaluation, GuardCase], Evaluation]
 
 
-def no_change(evaluation: Evaluation, case: GuardCase) -> Evaluation:
-    """If nothing changed nothing was achieved: progress after is progress before."""
-    return evaluation if case.has_change else _remove_credit(evaluation)
-
-
-def invented_evidence(evaluation: Evaluation, case: GuardCase) -> Evaluation:
+def deny_invented_evidence(evaluation: Evaluation, case: GuardCase) -> Evaluation:
     """Evidence that is not there is struck out; what rests on it gets no credit and little confidence."""
-    invented = case.quotable.find_invented(evaluation.evidence) if case.has_change else ()
+    invented = case.quotable.find_invented(evaluation.evidence)
     if not invented:
         return evaluation
     remaining = tuple(quote for quote in evaluation.evidence if quote not in invented)
-    return _cap_confidence(_remove_credit(evaluation), case.limits.max_unsupported_confidence).model_copy(
-        update={"evidence": remaining}
-    )
+    return _deny_credit(evaluation, case).model_copy(update={"evidence": remaining})
 
 
-def no_evidence(evaluation: Evaluation, case: GuardCase) -> Evaluation:
+def deny_missing_evidence(evaluation: Evaluation, case: GuardCase) -> Evaluation:
     """A change that is judged without any evidence gets no credit and little confidence."""
-    if not case.has_change or evaluation.evidence:
-        return evaluation
-    return _cap_confidence(_remove_credit(evaluation), case.limits.max_unsupported_confidence)
+    return evaluation if evaluation.evidence else _deny_credit(evaluation, case)
 
 
-def vanished_evidence(evaluation: Evaluation, case: GuardCase) -> Evaluation:
+def deny_vanished_evidence(evaluation: Evaluation, case: GuardCase) -> Evaluation:
     """A gain for which only what is gone is quoted gets no credit and little confidence: it shows a loss."""
-    if not case.has_change or not evaluation.evidence or _select_bearing_evidence(evaluation, case):
+    if not evaluation.evidence or _select_bearing_evidence(evaluation, case):
         return evaluation
-    return _cap_confidence(_remove_credit(evaluation), case.limits.max_unsupported_confidence)
+    return _deny_credit(evaluation, case)
 
 
-def old_evidence(evaluation: Evaluation, case: GuardCase) -> Evaluation:
+def doubt_old_evidence(evaluation: Evaluation, case: GuardCase) -> Evaluation:
     """A change of phi for which only what was there before is quoted gets little confidence."""
-    if (
-        not case.has_change
-        or evaluation.delta == 0
-        or case.quotable.mentions_change(_select_bearing_evidence(evaluation, case))
-    ):
+    bearing = _select_bearing_evidence(evaluation, case)
+    if evaluation.delta == 0 or case.quotable.mentions_change(bearing):
         return evaluation
-    return _cap_confidence(evaluation, case.limits.max_unsupported_confidence)
+    return _cap_confidence(evaluation, case.settings.max_unsupported_confidence)
 
 
-def jump(evaluation: Evaluation, case: GuardCase) -> Evaluation:
+def doubt_jump(evaluation: Evaluation, case: GuardCase) -> Evaluation:
     """A large change of phi in one step gets limited confidence."""
-    return (
-        _cap_confidence(evaluation, case.limits.max_jump_confidence)
-        if abs(evaluation.delta) > case.limits.max_jump
-        else evaluation
-    )
+    if abs(evaluation.delta) <= case.settings.max_jump:
+        return evaluation
+    return _cap_confidence(evaluation, case.settings.max_jump_confidence)
 
 
-GUARDS: Final[tuple[Callable[[Evaluation, GuardCase], Evaluation], ...]] = (
-    no_change,
-    invented_evidence,
-    no_evidence,
-    vanished_evidence,
-    old_evidence,
-    jump,
+GUARDS: Final[Mapping[str, Guard]] = MappingProxyType(
+    {
+        "invented_evidence": deny_invented_evidence,
+        "no_evidence": deny_missing_evidence,
+        "vanished_evidence": deny_vanished_evidence,
+        "old_evidence": doubt_old_evidence,
+        "jump": doubt_jump,
+    }
 )
+"""The guards of a transition that changed something, by the names in scores, in the order of their application."""
 
 
 def apply_guards(evaluation: Evaluation, case: GuardCase) -> tuple[Evaluation, tuple[str, ...]]:
-    """Return what is left of an evaluation, and the names of the guards that changed something."""
+    """Return what is left of an evaluation, and the names of the guards that changed something.
+
+    If nothing changed, nothing was achieved: the guard ``no_change`` makes progress after progress before.
+    """
     evaluation, names = _set_progress_before(evaluation, case), list[str]()
-    for guard in GUARDS:
+    guards = GUARDS if case.has_change else {"no_change": _remove_credit}
+    for name, guard in guards.items():
         left = guard(evaluation, case)
         if left != evaluation:
-            names.append(guard.__name__)
+            names.append(name)
         evaluation = left
     return evaluation, tuple(names)
 
@@ -351,8 +293,12 @@ def _describe_no_change(case: GuardCase) -> str:
     return f"give {case.progress_before:g} as phi after, since the state before counts {case.progress_before:g} here"
 
 
-def _remove_credit(evaluation: Evaluation) -> Evaluation:
+def _remove_credit(evaluation: Evaluation, case: GuardCase) -> Evaluation:
     return evaluation.model_copy(update={"progress_after": evaluation.progress_before})
+
+
+def _deny_credit(evaluation: Evaluation, case: GuardCase) -> Evaluation:
+    return _cap_confidence(_remove_credit(evaluation, case), case.settings.max_unsupported_confidence)
 
 
 def _cap_confidence(evaluation: Evaluation, max_confidence: float) -> Evaluation:

@@ -82,29 +82,6 @@ def count_needed(n_judges: int, min_agreement: float) -> int:
     return math.ceil(n_judges * min_agreement - DISTANCE_TOLERANCE)
 
 
-def keep_probability(
-    n_judges: int, min_agreement: float, *, first_rate: float, second_rate: float | None = None
-) -> float:
-    """Return how probable it is that a pair is kept.
-
-    Args:
-        n_judges: Comparisons, at least 2.
-        min_agreement: The least share that has to find the right side.
-        first_rate: How probable it is that one finds it if it stands first.
-        second_rate: The same if it stands second; None: as probable.
-    """
-    total = 0.0
-    for a, b in ((n_judges // 2, n_judges - n_judges // 2), (n_judges - n_judges // 2, n_judges // 2)):
-        shown = ((a, first_rate), (b, first_rate if second_rate is None else second_rate))
-        total += 0.5 * math.fsum(
-            _binomial_probability(x, *shown[0]) * _binomial_probability(y, *shown[1])
-            for x in range((a + 1) // 2, a + 1)
-            for y in range((b + 1) // 2, b + 1)
-            if x + y >= count_needed(n_judges, min_agreement)
-        )
-    return total
-
-
 def build_judge_prompt(
     prompts: PromptBook, *, step: str, right: Evaluation, wrong: Evaluation, right_first: bool
 ) -> RenderedPrompt:
@@ -151,10 +128,6 @@ async def compare_sides(
     while (decided := decide_outcome(right_first, found, min_agreement=min_agreement)) is None:
         found.append(await one(len(found)))
     return decided, tuple(found)
-
-
-def _binomial_probability(hits: int, tries: int, rate: float) -> float:
-    return math.comb(tries, hits) * rate**hits * (1 - rate) ** (tries - hits)
 
 
 def _format_evaluation(evaluation: Evaluation) -> str:

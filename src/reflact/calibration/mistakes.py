@@ -1,22 +1,19 @@
-"""Mistaken evaluations of true inputs: which kinds there are, how far they may go, how a model is asked.
-
-They are the weaker construction, for what no perturbation gives. Only the mistake is asked for, never what
-is right: that is known before.
-"""
+"""Mistaken evaluations of true inputs: which kinds there are, how far they may go, how a model is asked."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import lru_cache
-from typing import Any, ClassVar, Final, Literal, NamedTuple, Self, TypeAlias, TypeVar
+from itertools import repeat
+from typing import Any, ClassVar, Final, Literal, NamedTuple, Self, TypeAlias
 
 from pydantic import Field, create_model, model_validator
 
 from reflact.calibration.perturbations import (
     DISTANCE_TOLERANCE,
+    OTHER_PURPOSE_MISTAKE,
     DistanceBand,
-    PairCandidate,
-    ReferenceEvaluation,
+    StepToContrast,
     has_same_words,
     keep_letters_and_digits,
 )
@@ -113,23 +110,16 @@ def compute_reach(
 ) -> ProgressRange | None:
     """Return the range that a mistake of a kind may reach beside the right score; None if the scale ends before it.
 
-    A kind that may lead both ways goes to the side on which the scale has more room, and every second variation the other
-    way, if there is any.
+    A kind that may lead both ways goes to the side on which the scale has more room, and every second variant goes
+    the other way, if there is room.
     """
-    high = ProgressRange(
-        low=min(10.0, right.progress_after + band.nearest),
-        high=min(10.0, right.progress_after + band.farthest),
-    )
-    low = ProgressRange(
-        low=max(0.0, right.progress_after - band.farthest), high=max(0.0, right.progress_after - band.nearest)
-    )
-    fits = {
-        "too_high": right.progress_after + band.nearest <= 10 + DISTANCE_TOLERANCE,
-        "too_low": right.progress_after - band.nearest >= -DISTANCE_TOLERANCE,
-    }
-    ways = {"too_high": high, "too_low": low}
-    names = [name for name in _list_directions(mistake, right, variant) if fits[name]]
-    return ways[names[0]] if names else None
+    phi = right.progress_after
+    for direction in _list_directions(mistake, right, variant):
+        if direction == "too_high" and phi + band.nearest <= 10 + DISTANCE_TOLERANCE:
+            return ProgressRange(low=min(10.0, phi + band.nearest), high=min(10.0, phi + band.farthest))
+        if direction == "too_low" and phi - band.nearest >= -DISTANCE_TOLERANCE:
+            return ProgressRange(low=max(0.0, phi - band.farthest), high=max(0.0, phi - band.nearest))
+    return None
 
 
 def _list_directions(mistake: Mistake, right: Evaluation, variant: int) -> tuple[str, ...]:
@@ -306,24 +296,23 @@ DEFAULT_CONTRAST_SETTINGS = ContrastSettings()
 CandidateCallback: TypeAlias = Callable[[ContrastPair | DroppedCandidate], Awaitable[None]]
 """Gets each pair and each dropped candidate when it is ready."""
 
-OTHER_PURPOSE_MISTAKE = "inflated_score"
-"""The kind of mistake that an evaluation makes which is meant for another purpose."""
-
 
 class OtherPurposePlan(NamedTuple):
     """Look at the step under another purpose; None: one that a model writes."""
 
-    reference: ReferenceEvaluation
+    step: StepToContrast
     purpose: str | None
+    construction: Construction = "other_purpose"
 
 
 class AskedMistakePlan(NamedTuple):
-    """Ask a model for a mistake of the true step; equal ones differ by their variation."""
+    """Ask a model for a mistake of the true step; equal ones differ by their variant."""
 
-    reference: ReferenceEvaluation
+    step: StepToContrast
     mistake: Mistake
     reach: ProgressRange
     variant: int
+    construction: Construction = "asked"
 
 
 class ImpossiblePlan(NamedTuple):
@@ -331,41 +320,34 @@ class ImpossiblePlan(NamedTuple):
 
     reason: DropReason
     explanation: str
+    construction: Construction | None = None
 
 
-ReadyCandidate = TypeVar("ReadyCandidate", PairCandidate, ContrastPair)
+CandidatePlan: TypeAlias = ContrastPair | OtherPurposePlan | AskedMistakePlan | ImpossiblePlan
+"""How a candidate is made; pairs that need no model are there already."""
 
-CandidateChoice: TypeAlias = ReadyCandidate | OtherPurposePlan | AskedMistakePlan | ImpossiblePlan
 
-
-def choose_candidates(
-    mistake_names: Sequence[str],
-    reference: ReferenceEvaluation,
+def plan_candidates(
+    mistakes: Sequence[Mistake],
+    step: StepToContrast,
     *,
-    ready_candidates: Sequence[ReadyCandidate],
+    ready_pairs: Sequence[ContrastPair],
     other_purpose: OtherPurposePlan | None,
-    band: DistanceBand,
-    mistakes: Mapping[str, Mistake],
-) -> tuple[CandidateChoice[ReadyCandidate], ...]:
-    """Return for each kind of mistake in a hand how to make it: each way at most once, the best first.
+) -> tuple[CandidatePlan, ...]:
+    """Return for each mistake that a step was dealt how to make it: each way at most once, the best first.
 
     Args:
-        mistake_names: The kinds that an event was dealt.
-        reference: What is right.
-        ready_candidates: Pairs that need no model and are not known yet, the best first.
+        mistakes: The mistakes that the step was dealt.
+        step: The step.
+        ready_pairs: Pairs that need no model and are not known yet, the best first.
         other_purpose: Another purpose to look at the step under, if there is one.
-        band: How far wrong scores may lie from it.
-        mistakes: All kinds, by name.
     """
-    ways = {
-        kind: _list_choices(mistakes[kind], ready_candidates, other_purpose, reference, band)
-        for kind in mistake_names
-    }
-    return tuple(next(ways[kind]) for kind in mistake_names)
+    ways = {mistake.name: _list_ways(mistake, step, ready_pairs, other_purpose) for mistake in mistakes}
+    return tuple(next(ways[mistake.name]) for mistake in mistakes)
 
 
 def find_other_purpose(purpose: str, others: Sequence[str], *, index: int) -> str | None:
-    """Return the purpose at a place among those that differ from a given one; None if there is none."""
+    """Return the purpose at an index among those that differ from a given one; None if there is none."""
     different = {
         keep_letters_and_digits(other): other
         for other in sorted(others)
@@ -374,22 +356,19 @@ def find_other_purpose(purpose: str, others: Sequence[str], *, index: int) -> st
     return dict(enumerate(different.values())).get(index)
 
 
-def _list_choices(
+def _list_ways(
     mistake: Mistake,
-    ready_candidates: Sequence[ReadyCandidate],
+    step: StepToContrast,
+    ready_pairs: Sequence[ContrastPair],
     other_purpose: OtherPurposePlan | None,
-    reference: ReferenceEvaluation,
-    band: DistanceBand,
-) -> Iterator[CandidateChoice[ReadyCandidate]]:
-    yield from (one for one in ready_candidates if one.mistake == mistake.name)
+) -> Iterator[CandidatePlan]:
+    yield from (pair for pair in ready_pairs if pair.mistake == mistake.name)
     if other_purpose is not None and mistake.name == OTHER_PURPOSE_MISTAKE:
         yield other_purpose
-    variation = 0
-    while (numbers := compute_reach(mistake, reference.evaluation, band=band, variant=variation)) is not None:
-        yield AskedMistakePlan(reference, mistake, numbers, variation)
-        variation += 1
-    while True:
-        yield ImpossiblePlan(
-            "not_applicable",
-            f"no construction makes it, and beside {reference.evaluation.progress_after:g} the scale has no room for it",
-        )
+    variant = 0
+    while (reach := compute_reach(mistake, step.right, band=step.band, variant=variant)) is not None:
+        yield AskedMistakePlan(step, mistake, reach, variant)
+        variant += 1
+    phi = f"{step.right.progress_after:g}"
+    explanation = f"no construction makes it, and beside {phi} the scale has no room for it"
+    yield from repeat(ImpossiblePlan("not_applicable", explanation))

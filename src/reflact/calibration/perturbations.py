@@ -10,8 +10,7 @@ right for the other step follows from how it was made, so that no opinion is ask
 - ``evidence_withdrawn``: all that changed is hidden, so phi stays by the rule that nothing is credited
   unseen. What it truly is nobody knows: such a pair teaches the rule.
 
-For another purpose nothing is known but that the evaluation should be too high; ``under`` therefore takes
-what samples agree on for it, and refuses what does not bear that out.
+For another purpose, samples have to agree on a score, and on a lower one.
 
 Source of the idea: T. Wang et al., Self-Taught Evaluators (arXiv 2408.02666), section 3: the worse answer is
 a good answer to a modified instruction.
@@ -20,15 +19,22 @@ a good answer to a modified instruction.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from pydantic import JsonValue
 
 from reflact.calibration.guards import QuotableTexts
-from reflact.calibration.state_diff import list_changes, show_state
+from reflact.calibration.state_diff import TransitionView, list_changes, show_state
 from reflact.jsonutil import is_same_json
-from reflact.memory.models import Action, Construction, Evaluation, Label, LabelSource, ScoreEvent, Transition
-from reflact.types import FrozenModel
+from reflact.memory.models import (
+    Action,
+    Construction,
+    ContrastPair,
+    Evaluation,
+    Provenance,
+    ScoreEvent,
+    Transition,
+)
 
 HIDDEN_TEXT = "(not shown)"
 """Stands for what is withdrawn from a state."""
@@ -37,15 +43,12 @@ MAX_LABEL_DISTANCE = 0.5
 """An evaluation that is so near to a label without reasons lends it its reasons."""
 
 DISTANCE_TOLERANCE = 1e-9
+
+OTHER_PURPOSE_MISTAKE = "inflated_score"
+"""The kind of mistake of an evaluation that is meant for another purpose."""
+
 _MAX_QUOTE_CHARS = 80
 _MAX_QUOTED_FIELDS = 3
-
-
-class ReferenceEvaluation(FrozenModel):
-    """What is right for a step, and who says so."""
-
-    evaluation: Evaluation
-    source: LabelSource
 
 
 class DistanceBand(NamedTuple):
@@ -60,90 +63,95 @@ class DistanceBand(NamedTuple):
         return self.nearest - DISTANCE_TOLERANCE <= distance <= self.farthest + DISTANCE_TOLERANCE
 
 
-class PairCandidate(FrozenModel):
-    """A pair's two sides with their input, before anything was paid for or compared."""
+class StepToContrast(NamedTuple):
+    """A step that pairs are made of.
 
-    construction: Construction
-    mistake: str
-    purpose: str
-    transition: Transition
-    right: Evaluation
-    wrong: Evaluation
-    source: LabelSource
-    why: str
-
-
-def find_reference(event: ScoreEvent, label: Label) -> ReferenceEvaluation | None:
-    """Return the right evaluation of a step: the label's numbers, in its own words or those of a close evaluation.
-
-    Without either, the words only repeat the numbers, and the changes are the evidence. None if the label lacks the
-    state before: then only half of what is right is known.
+    Args:
+        event: The scored step.
+        right: The right evaluation of it.
+        purpose: What the agent was to achieve.
+        trace_id: The trace that the step comes from.
+        band: How far wrong scores may lie from right ones.
     """
-    own, before = event.evaluation, label.progress_before
-    if before is None:
+
+    event: ScoreEvent
+    right: Evaluation
+    purpose: str
+    trace_id: str
+    band: DistanceBand
+
+    def build_pair(
+        self, wrong: Evaluation, *, construction: Construction, mistake: str, reason: str, **changes: Any
+    ) -> ContrastPair:
+        """Return a pair of the step; ``changes`` replace fields that follow from it."""
+        label, step = self.event.label, self.event.step
+        fields: dict[str, Any] = {
+            "purpose": self.purpose,
+            "transition": self.event.transition,
+            "right": self.right,
+            "label_source": "agreement" if label is None else label.source,
+            "provenance": Provenance(trace_id=self.trace_id, step=step),
+        }
+        return ContrastPair(
+            wrong=wrong, construction=construction, mistake=mistake, reason=reason, **(fields | changes)
+        )
+
+    def list_wrong_evaluations(self) -> tuple[Evaluation, ...]:
+        """Return what fits the true step, the critic's own words first if it has said any."""
+        own = self.event.evaluation
+        return (self.right,) if own is None else (own, self.right)
+
+
+def find_reference(event: ScoreEvent) -> Evaluation | None:
+    """Return the right evaluation of a step: its label's numbers, in its own words or those of a close evaluation.
+
+    Without either, the words only repeat the numbers, and the changes are the evidence. None without a label, or if
+    the label lacks the state before: then only half of what is right is known.
+    """
+    label, own = event.label, event.evaluation
+    if label is None or label.progress_before is None:
         return None
+    before, after = label.progress_before, label.progress_after
     if (
         own is not None
         and not label.reasoning.strip()
-        and _measure_distance(own, before, label.progress_after) <= MAX_LABEL_DISTANCE
+        and abs(own.progress_before - before) <= MAX_LABEL_DISTANCE
+        and abs(own.progress_after - after) <= MAX_LABEL_DISTANCE
     ):
-        numbers = {"progress_before": before, "progress_after": label.progress_after}
-        return ReferenceEvaluation(evaluation=own.model_copy(update=numbers), source=label.source)
-    low, high = _format_progress(before), _format_progress(label.progress_after)
-    bare = f"It was at {low} before the action and is at {high} after it."
-    right = Evaluation(
+        return own.model_copy(update={"progress_before": before, "progress_after": after})
+    bare = f"It was at {_format_progress(before)} before the action and is at {_format_progress(after)} after it."
+    return Evaluation(
         progress_before=before,
-        progress_after=label.progress_after,
+        progress_after=after,
         reasoning=label.reasoning if label.reasoning.strip() else bare,
         evidence=label.evidence or quote_changes(event.transition),
         confidence=1,
     )
-    return ReferenceEvaluation(evaluation=right, source=label.source)
 
 
-def _measure_distance(own: Evaluation, progress_before: float, progress_after: float) -> float:
-    return max(abs(own.progress_before - progress_before), abs(own.progress_after - progress_after))
-
-
-def build_candidates(
-    event: ScoreEvent, reference: ReferenceEvaluation, *, purpose: str, band: DistanceBand
-) -> tuple[PairCandidate, ...]:
+def build_pairs(step: StepToContrast) -> tuple[ContrastPair, ...]:
     """Return all pairs that need no model, the best first; each within the band."""
-    found = (
-        _build_observed(event, reference, purpose, band),
-        *_build_perturbed(event, reference, purpose, band),
-    )
-    return tuple(one for one in found if one is not None)
+    observed = _build_observed(step)
+    return (*([] if observed is None else [observed]), *_build_perturbed(step))
 
 
-def build_other_purpose_candidate(
-    event: ScoreEvent, reference: ReferenceEvaluation, *, purpose: str, right: Evaluation, band: DistanceBand
-) -> PairCandidate | None:
+def build_other_purpose_pair(step: StepToContrast, *, purpose: str, right: Evaluation) -> ContrastPair | None:
     """Return the pair of a step under another purpose, for which ``right`` was agreed on.
 
     None if the step's evaluation is not too high for that purpose, by a distance within the band.
     """
-    wrong = next(
-        (
-            w
-            for w in _list_wrong_evaluations(event, reference)
-            if w.progress_after > right.progress_after and band.contains(w, right)
-        ),
-        None,
-    )
-    if wrong is None:
-        return None
-    why = "It credits what the action did towards something else than this purpose."
-    return PairCandidate(
-        construction="other_purpose",
-        mistake="inflated_score",
-        purpose=purpose,
-        transition=event.transition,
-        right=right,
-        wrong=wrong,
-        source="agreement",
-        why=why,
-    )
+    for wrong in step.list_wrong_evaluations():
+        if wrong.progress_after > right.progress_after and step.band.contains(wrong, right):
+            return step.build_pair(
+                wrong,
+                construction="other_purpose",
+                mistake=OTHER_PURPOSE_MISTAKE,
+                reason="It credits what the action did towards something else than this purpose.",
+                purpose=purpose,
+                right=right,
+                label_source="agreement",
+            )
+    return None
 
 
 def classify_error(wrong: Evaluation, right: Evaluation) -> str:
@@ -179,55 +187,47 @@ def _list_change_texts(before: JsonValue, after: JsonValue) -> Iterator[str]:
 
 def _is_quotable(quote: str, text: str, action: Action) -> bool:
     """Whether a quote from the beginning of a text ends at the end of a word, and says more than connects."""
-    return not QuotableTexts(Transition(before="", action=action, after=text)).find_invented([quote])
+    view = TransitionView(Transition(before="", action=action, after=text))
+    return not QuotableTexts(view).find_invented([quote])
 
 
 # --------------------------------------------------------------------------------------- constructions
 
 
-def _build_observed(
-    event: ScoreEvent, reference: ReferenceEvaluation, purpose: str, band: DistanceBand
-) -> PairCandidate | None:
-    wrong = event.evaluation
-    if wrong is None or not band.contains(wrong, reference.evaluation):
+def _build_observed(step: StepToContrast) -> ContrastPair | None:
+    wrong, right = step.event.evaluation, step.right
+    if (
+        wrong is None
+        or not step.band.contains(wrong, right)
+        or has_same_words(wrong.reasoning, right.reasoning)
+    ):
         return None
-    if has_same_words(wrong.reasoning, reference.evaluation.reasoning):
-        return None
-    high = wrong.progress_after > reference.evaluation.progress_after
-    why = f"It is too {'high' if high else 'low'} by {_format_progress(abs(wrong.progress_after - reference.evaluation.progress_after))}."
-    return PairCandidate(
+    error = wrong.progress_after - right.progress_after
+    return step.build_pair(
+        wrong,
         construction="observed",
-        mistake=classify_error(wrong, reference.evaluation),
-        purpose=purpose,
-        transition=event.transition,
-        right=reference.evaluation,
-        wrong=wrong,
-        source=reference.source,
-        why=why,
+        mistake=classify_error(wrong, right),
+        reason=f"It is too {'high' if error > 0 else 'low'} by {_format_progress(abs(error))}.",
     )
 
 
-def _build_perturbed(
-    event: ScoreEvent, reference: ReferenceEvaluation, purpose: str, band: DistanceBand
-) -> Iterator[PairCandidate]:
+def _build_perturbed(step: StepToContrast) -> Iterator[ContrastPair]:
     """Yield the perturbations that apply, each with the first evaluation that it makes wrong."""
-    if not event.transition.changes_state:
+    if not step.event.transition.changes_state:
         return
-    for transition, right, construction, mistake, why in _perturb_input(
-        event.transition, reference.evaluation
-    ):
+    for transition, right, construction, mistake, reason in _perturb_input(step.event.transition, step.right):
         upward = construction == "claim_for_effect"
-        for wrong in _list_wrong_evaluations(event, reference):
-            if band.contains(wrong, right) and (not upward or wrong.progress_after > right.progress_after):
-                yield PairCandidate(
+        for wrong in step.list_wrong_evaluations():
+            if step.band.contains(wrong, right) and (
+                not upward or wrong.progress_after > right.progress_after
+            ):
+                yield step.build_pair(
+                    wrong,
                     construction=construction,
                     mistake=mistake,
-                    purpose=purpose,
+                    reason=reason,
                     transition=transition,
                     right=right,
-                    wrong=wrong,
-                    source=reference.source,
-                    why=why,
                 )
                 break
 
@@ -287,11 +287,6 @@ def _perturb_input(
         "ignored_evidence",
         "It credits what the state after does not show.",
     )
-
-
-def _list_wrong_evaluations(event: ScoreEvent, reference: ReferenceEvaluation) -> tuple[Evaluation, ...]:
-    """Return what fits the true step, the critic's own words first if it has said any."""
-    return (reference.evaluation,) if event.evaluation is None else (event.evaluation, reference.evaluation)
 
 
 def _add_claim(state: JsonValue, claim: str) -> JsonValue:

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import NamedTuple, TypeAlias
 
-from pydantic import JsonValue
-
 from reflact.calibration.cache import PairCache
-from reflact.calibration.state_diff import TransitionView, show_state, view_transition
-from reflact.memory.models import Action, ContrastPair, Evaluation, Transition
+from reflact.calibration.state_diff import TransitionView, show_state
+from reflact.memory.models import Action, ContrastPair, Evaluation
 from reflact.prompts import fence
 
 TokenCounter: TypeAlias = Callable[[str], int]
@@ -59,8 +57,7 @@ def _truncate_to_chars(text: str, n_chars: int) -> str:
 EXAMPLES_HEADER = "Other transitions. Each has an evaluation that is right and one that is wrong:"
 """The line above the worked examples."""
 
-_NO_TOKENS = 0
-"""What stands for the number of an example that has none yet."""
+_NO_NUMBER = 0
 
 MAX_PAIRS_TRIED = 32
 """Pairs in a row that may not fit before a room counts as full."""
@@ -75,7 +72,7 @@ class ShownExamples(NamedTuple):
 
 def show_transition(
     purpose: str,
-    transition: Transition | TransitionView,
+    view: TransitionView,
     *,
     max_tokens: int,
     count_tokens: TokenCounter = estimate_tokens,
@@ -84,19 +81,17 @@ def show_transition(
 
     Args:
         purpose: What the agent is to achieve.
-        transition: What it did.
+        view: What it did.
         max_tokens: Tokens for each of the five, the tags around it aside; what is longer is cut with a mark.
         count_tokens: Counts tokens.
     """
-    texts = view_transition(transition)
+    change_fits = count_tokens(view.change_text) <= max_tokens
     parts = {
         "purpose": show_state(purpose),
-        "before": texts.before_text,
-        "action": show_action(texts.transition.action),
-        "after": texts.after_text,
-        "change": texts.change_text
-        if count_tokens(texts.change_text) <= max_tokens
-        else texts.short_change_text,
+        "before": view.before_text,
+        "action": show_action(view.transition.action),
+        "after": view.after_text,
+        "change": view.change_text if change_fits else view.short_change_text,
     }
     return "\n\n".join(
         fence(tag, truncate_to_tokens(text, max_tokens, count_tokens=count_tokens))
@@ -125,74 +120,53 @@ class ExampleRenderer:
         self._count_tokens = count_tokens
         self._texts: PairCache[dict[int, str]] = PairCache(size)
 
-    def __call__(self, pair: ContrastPair, number: int) -> str:
+    def render(self, pair: ContrastPair, number: int) -> str:
         """Return a pair as the example of a number, fenced."""
         texts = self._texts.get(pair)
         if texts is None:
-            texts = {_NO_TOKENS: _format_example(pair, self._max_tokens, self._count_tokens)}
+            texts = {_NO_NUMBER: self._format_example(pair)}
             self._texts.put(pair, texts)
         if number not in texts:
-            texts[number] = fence(f"example_{number}", texts[_NO_TOKENS])
+            texts[number] = fence(f"example_{number}", texts[_NO_NUMBER])
         return texts[number]
 
+    def show(self, pairs: Iterable[ContrastPair], *, max_tokens: int, max_pairs: int) -> ShownExamples:
+        """Return as many of the pairs as fit, in their order; one that does not fit is passed over whole.
 
-def show_examples(
-    pairs: Iterable[ContrastPair],
-    *,
-    max_tokens: int,
-    max_pairs: int,
-    tokens_per_field: int,
-    count_tokens: TokenCounter = estimate_tokens,
-    render: Callable[[ContrastPair, int], str] | None = None,
-) -> ShownExamples:
-    """Return as many of the pairs as fit, in their order; one that does not fit is passed over whole.
+        Once ``MAX_PAIRS_TRIED`` in a row do not fit the room counts as full, and no further one is looked at.
 
-    Once ``MAX_PAIRS_TRIED`` in a row do not fit the room counts as full, and no further one is looked at.
+        Args:
+            pairs: The candidates, the best first; no more are taken than are looked at.
+            max_tokens: Tokens for all of the text, the line above it and all tags included. Never exceeded.
+            max_pairs: Pairs at most.
+        """
+        shown, passed = ShownExamples("", ()), 0
+        for pair in pairs:
+            is_full = self._count_tokens(shown.text or EXAMPLES_HEADER) >= max_tokens
+            if len(shown.pairs) == max_pairs or passed == MAX_PAIRS_TRIED or is_full:
+                break
+            text = f"{shown.text or EXAMPLES_HEADER}\n\n{self.render(pair, len(shown.pairs) + 1)}"
+            fits = self._count_tokens(text) <= max_tokens
+            shown = ShownExamples(text, (*shown.pairs, pair)) if fits else shown
+            passed = 0 if fits else passed + 1
+        return shown
 
-    Args:
-        pairs: The candidates, the best first; no more are taken than are looked at.
-        max_tokens: Tokens for all of the text, the line above it and all tags included. Never exceeded.
-        max_pairs: Pairs at most.
-        tokens_per_field: Tokens for each part of a transition; what is longer is cut with a mark.
-        count_tokens: Counts tokens.
-        render: Renders an example, as an ``ExampleRenderer`` for so many tokens each does; None: one of its own.
-    """
-    shown, render, passed = (
-        ShownExamples("", ()),
-        render or ExampleRenderer(tokens_per_field, count_tokens),
-        0,
-    )
-    for pair in pairs:
-        if (
-            len(shown.pairs) == max_pairs
-            or passed == MAX_PAIRS_TRIED
-            or count_tokens(shown.text or EXAMPLES_HEADER) >= max_tokens
-        ):
-            break
-        text = f"{shown.text or EXAMPLES_HEADER}\n\n{render(pair, len(shown.pairs) + 1)}"
-        fits = count_tokens(text) <= max_tokens
-        shown = ShownExamples(text, (*shown.pairs, pair)) if fits else shown
-        passed = 0 if fits else passed + 1
-    return shown
+    def _format_example(self, pair: ContrastPair) -> str:
+        view, limit, count = TransitionView(pair.transition), self._max_tokens, self._count_tokens
+        parts = (
+            show_transition(pair.purpose, view, max_tokens=limit, count_tokens=count),
+            fence("right", _format_evaluation(pair.right)),
+            fence("wrong", _format_evaluation(pair.wrong)),
+            fence("why", show_state(f"{pair.mistake}: {pair.reason}")),
+        )
+        return "\n\n".join(parts)
 
 
-def _format_example(pair: ContrastPair, tokens_per_field: int, count_tokens: TokenCounter) -> str:
-    parts = (
-        show_transition(
-            pair.purpose, pair.transition, max_tokens=tokens_per_field, count_tokens=count_tokens
-        ),
-        fence("right", _format_example_evaluation(pair.right)),
-        fence("wrong", _format_example_evaluation(pair.wrong)),
-        fence("why", show_state(f"{pair.mistake}: {pair.reason}")),
-    )
-    return "\n\n".join(parts)
-
-
-def _format_example_evaluation(evaluation: Evaluation) -> str:
-    lines: list[JsonValue] = [
+def _format_evaluation(evaluation: Evaluation) -> str:
+    lines = (
         f"reasoning: {evaluation.reasoning}",
         *(f"evidence: {quote}" for quote in evaluation.evidence),
         f"phi before: {evaluation.progress_before:g}",
         f"phi after: {evaluation.progress_after:g}",
-    ]
-    return show_state("\n".join(map(str, lines)))
+    )
+    return show_state("\n".join(lines))

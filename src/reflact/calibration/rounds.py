@@ -30,7 +30,7 @@ from reflact.calibration.checkpoint import (
     open_calibration,
 )
 from reflact.calibration.config import CalibratorSettings
-from reflact.calibration.contrast import generate_contrast_pairs
+from reflact.calibration.contrast import GenerationTask, PairModels, generate_contrast_pairs
 from reflact.calibration.critic import Critic
 from reflact.calibration.curriculum import RoundPlan, build_history, plan_next_round
 from reflact.calibration.events import (
@@ -148,16 +148,14 @@ class RoundRunner:
 
         result = await generate_contrast_pairs(
             list_free_events(trace, anchored),
-            purpose=trace.purpose,
-            trace_id=trace.id,
-            round_plan=round_plan,
-            llm=writer,
-            judge=self._judge,
-            critic=LimitedCritic(self.tester.fail_fast_critic, self._semaphore, pairs=shown_pairs),
+            GenerationTask(trace.purpose, trace.id, round_plan, known_pair_ids, other_purposes),
+            PairModels(
+                writer,
+                self._judge,
+                LimitedCritic(self.tester.fail_fast_critic, self._semaphore, pairs=shown_pairs),
+            ),
             settings=self._settings.contrast,
             prompts=self._prompts,
-            known_pair_ids=known_pair_ids,
-            other_purposes=other_purposes,
             on_result=report,
         )
         fresh = sum(

@@ -214,8 +214,3 @@ class TransitionView:
         """Return the hash of the transition under a purpose; see ``memory.cards.compute_subject_hash``."""
         fields = {"purpose": canonical_json(purpose), "transition": self.canonical_json}
         return digest_text(join_canonical_json(fields))
-
-
-def view_transition(transition: Transition | TransitionView) -> TransitionView:
-    """Return a transition as it is looked at, with the texts that it has by now."""
-    return transition if isinstance(transition, TransitionView) else TransitionView(transition)

@@ -7,10 +7,10 @@ from itertools import pairwise
 
 from pydantic import JsonValue
 
-from reflact.calibration.perturbations import classify_error, find_reference
+from reflact.calibration.perturbations import DistanceBand, StepToContrast, classify_error, find_reference
 from reflact.calibration.splits import list_labeled_events
 from reflact.calibration.trace import Trace
-from reflact.memory.models import Action, ContrastPair, Evaluation, Label, Provenance, ScoreEvent, Transition
+from reflact.memory.models import Action, ContrastPair, Evaluation, Label, Transition
 from reflact.types import Rollout, Turn
 
 REPLY_ACTION = "reply"
@@ -20,8 +20,8 @@ REPLY_ACTION = "reply"
 def last_messages(turns: Sequence[Turn]) -> str:
     """Return the messages that the agent has not answered yet; if it had the last word, what it said."""
     answered = max((n for n, turn in enumerate(turns) if turn.role == "assistant"), default=-1)
-    heard = turns[answered + 1 :] or turns[answered:]
-    return "\n\n".join(turn.content for turn in heard)
+    unanswered = turns[answered + 1 :] or turns[answered:]
+    return "\n\n".join(turn.content for turn in unanswered)
 
 
 def list_transitions(
@@ -45,15 +45,6 @@ def list_transitions(
     )
 
 
-def label_reply(rollout: Rollout) -> Label | None:
-    """Return what a program found of a rollout's only reply: from 0 to ten times the soft score.
-
-    None if nothing was measured, or if several replies share the score; see ``label_replies``.
-    """
-    golds = label_replies(rollout)
-    return golds[0] if len(golds) == 1 else None
-
-
 def label_replies(rollout: Rollout) -> tuple[Label | None, ...]:
     """Return what a program found of each reply, in the order of ``list_transitions``.
 
@@ -72,8 +63,8 @@ def label_replies(rollout: Rollout) -> tuple[Label | None, ...]:
     return (*(None,) * (replies - 1), last)
 
 
-MIN_ANCHOR_DISTANCE = 1.0
-"""So far a wrong progress after lies from the right one at least."""
+ANCHOR_BAND = DistanceBand(1, 10)
+"""How far a wrong progress after lies from the right one."""
 
 CARELESS_DISTANCE = 3.0
 """So many points a careless evaluation is off, if it credits what was not achieved."""
@@ -89,46 +80,32 @@ def build_anchors(traces: Iterable[Trace]) -> tuple[ContrastPair, ...]:
         traces: Runs that are set apart: neither learned from nor held out.
     """
     return tuple(
-        pair
+        _build_anchor(StepToContrast(event, right, trace.purpose, trace.id, ANCHOR_BAND))
         for trace in traces
         for event in list_labeled_events(trace)
-        if (pair := _build_anchor(trace, event)) is not None
+        if (right := find_reference(event)) is not None
     )
 
 
-def _build_anchor(trace: Trace, event: ScoreEvent) -> ContrastPair | None:
-    label = None if event.label is None else find_reference(event, event.label)
-    if label is None:
-        return None
-    own = event.evaluation
-    observed = (
-        own is not None and abs(own.progress_after - label.evaluation.progress_after) >= MIN_ANCHOR_DISTANCE
-    )
-    wrong = own if own is not None and observed else _make_careless(label.evaluation)
-    high = wrong.progress_after > label.evaluation.progress_after
-    return ContrastPair(
-        purpose=trace.purpose,
-        transition=event.transition,
-        right=label.evaluation,
-        wrong=wrong,
-        reason="It credits what was not achieved." if high else "It overlooks what was achieved.",
-        mistake=classify_error(wrong, label.evaluation),
+def _build_anchor(step: StepToContrast) -> ContrastPair:
+    own, right = step.event.evaluation, step.right
+    observed = own is not None and step.band.contains(own, right)
+    wrong = own if own is not None and observed else _make_careless(right)
+    high = wrong.progress_after > right.progress_after
+    return step.build_pair(
+        wrong,
         construction="observed" if observed else "written",
-        label_source=label.source,
-        provenance=Provenance(trace_id=trace.id, step=event.step),
+        mistake=classify_error(wrong, right),
+        reason="It credits what was not achieved." if high else "It overlooks what was achieved.",
     )
 
 
 def _make_careless(right: Evaluation) -> Evaluation:
     """Return an evaluation that overlooks progress, or else one that believes in it."""
-    if right.delta >= MIN_ANCHOR_DISTANCE:
-        return _replace_progress(right, right.progress_before, "Nothing has changed.")
-    high = right.progress_after + CARELESS_DISTANCE <= 10
-    phi = right.progress_after + (CARELESS_DISTANCE if high else -CARELESS_DISTANCE)
-    return _replace_progress(
-        right, phi, "The agent does what it wants to do." if high else "Little of it is there."
-    )
-
-
-def _replace_progress(right: Evaluation, progress_after: float, reasoning: str) -> Evaluation:
-    return right.model_copy(update={"progress_after": progress_after, "reasoning": reasoning, "evidence": ()})
+    if right.delta >= ANCHOR_BAND.nearest:
+        phi, reasoning = right.progress_before, "Nothing has changed."
+    elif right.progress_after + CARELESS_DISTANCE <= 10:
+        phi, reasoning = right.progress_after + CARELESS_DISTANCE, "The agent does what it wants to do."
+    else:
+        phi, reasoning = right.progress_after - CARELESS_DISTANCE, "Little of it is there."
+    return right.model_copy(update={"progress_after": phi, "reasoning": reasoning, "evidence": ()})

@@ -1,7 +1,6 @@
-"""Which pairs a critic is shown: the relevant ones, the kinds of mistakes balanced. Pure.
+"""Which pairs a critic is shown: the relevant ones, the kinds of mistakes balanced.
 
-The choice depends on the pairs and on what is scored alone: not on the order in which pairs come, nor on
-anything that differs between processes.
+The choice does not depend on the order in which pairs come, nor on anything that differs between processes.
 """
 
 from __future__ import annotations
@@ -10,13 +9,13 @@ import math
 import re
 import unicodedata
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from reflact.calibration.cache import PairCache
 from reflact.calibration.rendering import show_action
-from reflact.calibration.state_diff import TransitionView, view_transition
-from reflact.memory.models import ContrastPair, Transition
+from reflact.calibration.state_diff import TransitionView
+from reflact.memory.models import ContrastPair
 
 _WORD = re.compile(r"[\u0e00-\U0010ffff]|[^\W_\u0e00-\U0010ffff]+")
 _MAX_INDEXED_CHARS = 4000
@@ -29,11 +28,6 @@ class RankingEntry(NamedTuple):
     id: str
     subject_hash: str
     words: frozenset[str]
-
-
-def index_pairs(pairs: Sequence[ContrastPair]) -> tuple[RankingEntry, ...]:
-    """Return what ranking needs to know of pairs, each once."""
-    return RankingIndex()(pairs)
 
 
 class RankingIndex:
@@ -57,7 +51,7 @@ class RankingIndex:
         self._last_pairs = (
             requested,
             reads,
-        )  # these very objects, which are found equal without a look into them
+        )  # these very objects, which compare equal without a look into them
         return reads
 
     def list_unindexed(self, pairs: Sequence[ContrastPair]) -> tuple[ContrastPair, ...]:
@@ -77,11 +71,11 @@ class RankingIndex:
 
 def rank_pairs(
     pairs: Sequence[ContrastPair],
-    transition: Transition | TransitionView,
+    view: TransitionView,
     *,
     purpose: str,
     include_same: bool = False,
-    index: Callable[[Sequence[ContrastPair]], Sequence[RankingEntry]] = index_pairs,
+    index: RankingIndex | None = None,
 ) -> Iterator[ContrastPair]:
     """Yield pairs, each once, the best example first.
 
@@ -93,13 +87,13 @@ def rank_pairs(
 
     Args:
         pairs: The candidates.
-        transition: What is to be scored.
+        view: What is to be scored.
         purpose: Under which purpose.
         include_same: Keep pairs of the same transition under the same purpose, which give the answer away.
-        index: Reads pairs; a ``RankingIndex`` if the same pairs come again.
+        index: What is known of the pairs; None: nothing yet.
     """
-    texts = view_transition(transition)
-    asked, own = _word_set(purpose, texts), texts.subject_hash(purpose)
+    index = index or RankingIndex()
+    asked, own = _word_set(purpose, view), view.subject_hash(purpose)
     order = sorted(
         (-_cosine_similarity(asked, one.words), one.id, one.pair)
         for one in index(pairs)
