@@ -417,7 +417,7 @@ async def test_a_valid_reply_comes_back_and_leaves_no_note() -> None:
     """What was had is a stored reply's business, not the journal's."""
     store = await open_run()
     assert await ask_word(scripted({"word": "yes"}), store) == Word(word="yes")
-    assert not store._runs[RUN_ID].outcomes
+    assert not await store._database.fetch_rows("SELECT * FROM decision_log")
 
 
 async def test_a_refusal_is_final() -> None:
@@ -472,7 +472,7 @@ async def test_a_provider_that_fails_is_no_refusal(shorter: bool) -> None:
     store = await open_run()
     with pytest.raises(ProviderDown, match="gone"):
         await ask_word(scripted(ProviderDown("gone")), store, shorter=shorter)
-    assert not store._runs[RUN_ID].outcomes
+    assert not await store._database.fetch_rows("SELECT * FROM decision_log")
     assert await ask_word(scripted({"word": "yes"}), store) == Word(word="yes")
 
 
