@@ -215,10 +215,15 @@ def load_keys(values: Mapping[str, Any]) -> TrainerConfig:
     Raises:
         ConfigError: A key is unknown or has a wrong value.
     """
+    return load_config(nest_keys(values))
+
+
+def nest_keys(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the sections of values under dotted keys."""
     sections: dict[str, Any] = {}
     for key, value in values.items():
         sections = _overlay(sections, _nest_key(key, value))
-    return load_config(sections)
+    return sections
 
 
 def _nest_key(key: str, value: Any) -> dict[str, Any]:
