@@ -15,7 +15,7 @@ from reflact import events
 from reflact.events import EVENT_ADAPTER, Event
 from reflact.records import SkillVersion
 from reflact.reporting.live import JsonView, LineView, LiveView, RunView
-from reflact.reporting.live_state import LiveState
+from reflact.reporting.live_display import LiveState
 
 RUN = "r1"
 V0 = SkillVersion(number=0, skill_hash="a" * 64, origin="initial", score=0.25)

@@ -153,7 +153,7 @@ def build_view(
     import time
 
     from reflact.reporting.live import JsonView, LineView, LiveView, RunView
-    from reflact.reporting.live_state import LiveState
+    from reflact.reporting.live_display import LiveState
 
     if show is ShowMode.quiet:
         return RunView()

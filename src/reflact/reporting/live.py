@@ -16,8 +16,7 @@ from rich.text import Text
 
 from reflact import events
 from reflact.reporting.lines import EventLines, escape_controls, wrap_line
-from reflact.reporting.live_layout import LiveDisplay, limit_height
-from reflact.reporting.live_state import LiveState, restore_state, update_state
+from reflact.reporting.live_display import LiveDisplay, LiveState, limit_height, restore_state, update_state
 
 FRAMES_PER_SECOND = 4.0
 SHOW_CURSOR = "\x1b[?25h"
