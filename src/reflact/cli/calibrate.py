@@ -222,6 +222,7 @@ async def _estimate(config: CalibrateConfig) -> tuple[CalibrationCostEstimate, i
     from reflact.calibration.calibrator import Calibrator
     from reflact.calibration.critic import Critic
     from reflact.calibration.setup import account_name
+    from reflact.llm.budget import Account
     from reflact.llm.client import Client
     from reflact.memory.store import MemoryStore
     from reflact.prompts import load_prompts
@@ -238,13 +239,8 @@ async def _estimate(config: CalibrateConfig) -> tuple[CalibrationCostEstimate, i
         calls = await stack.enter_async_context(
             open_store(path if stored else empty / "calls.db", read_only=stored)
         )
-        llm = Client(  # it is not entered: only its identity is asked for
-            config.models.critic,
-            role=CRITIC_ROLE,
-            run_id=run_id,
-            responses=calls,
-            decision_log=calls.decision_log(run_id),
-        )
+        account = Account(run_id, calls, calls.decision_log(run_id))
+        llm = Client(config.models.critic, CRITIC_ROLE, account)  # never entered: it only gives its identity
         critic = Critic(llm, memory=memory, settings=config.critic, prompts=prompts)
         calibrator = Calibrator(llm, memory, critic=critic, settings=config.calibrator, prompts=prompts)
         anchors = () if config.anchors is None else read_pairs(config.anchors)

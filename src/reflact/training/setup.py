@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     import httpx
 
     from reflact.integrations.opentelemetry import Telemetry, Tracing
+    from reflact.llm.rate_limit import LimitChange
 
 
 ROLES = ("target", "optimizer")
@@ -316,10 +317,18 @@ async def connect_models(
     async with AsyncExitStack() as stack:
         hide = await _make_redactor(plan, overrides) if config.telemetry.content else None
         tracing = Tracing(plan.run_id, overrides.telemetry, hide=hide)
-        limits = LimitEvents(
-            plan.run_id, config.budget, await stack.enter_async_context(open_outbox(on_event))
+        post = await stack.enter_async_context(open_outbox(on_event))
+        limits = config.budget.model_dump()
+
+        def post_budget(usage: Usage, seconds: float) -> None:
+            post(BudgetUpdated(run_id=plan.run_id, usage=usage, seconds=seconds, **limits))
+
+        def post_limit_change(change: LimitChange) -> None:
+            post(RateLimited(run_id=plan.run_id, **change._asdict()))
+
+        account = Account(
+            plan.run_id, store, store.decision_log(plan.run_id), Budget(config.budget, on_usage=post_budget)
         )
-        budget = Budget(config.budget, on_usage=limits.post_budget)
 
         async def connect(role: str) -> LLM:
             from reflact.llm.client import Client
@@ -327,14 +336,11 @@ async def connect_models(
             settings = _model_settings(plan, role)
             client = Client(
                 settings,
-                role=role,
-                run_id=plan.run_id,
-                responses=TracedResponseStore(store, tracing, settings),
-                decision_log=store.decision_log(plan.run_id),
-                budget=budget,
+                role,
+                replace(account, responses=TracedResponseStore(store, tracing, settings)),
                 transport=overrides.transport,
                 on_event=None if on_event is ignore_event else on_event,
-                on_limit=limits.post_limit_change,
+                on_limit=post_limit_change,
             )
             return await stack.enter_async_context(client)
 
@@ -369,19 +375,7 @@ async def connect_models(
         )
         annotator = None if plan.annotator is None else StoppableAnnotator(plan.annotator, stop)
         plan = replace(plan, environment=environment, annotator=annotator)
-        yield Runtime(plan, store, target, optimizer, budget, tracing, critic, stop)
-
-
-def _add_budget(
-    environment: Environment, plan: RunPlan, overrides: Overrides, store: RunStore, budget: Budget
-) -> Environment:
-    """Return an environment under the budget; the calls of a target that is passed in are not seen."""
-    worst = declared_rollout_cost(plan.config)
-    if overrides.target is None or worst is None:
-        return BudgetedEnvironment(environment, budget=budget)
-    return DeclaredCostEnvironment(
-        environment, budget=budget, responses=store, run_id=plan.run_id, worst=worst
-    )
+        yield Runtime(plan, store, target, optimizer, account.budget, tracing, critic, stop)
 
 
 async def _pin_critic(plan: RunPlan, store: RunStore, llm: LLM) -> Critic:
