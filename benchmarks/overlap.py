@@ -24,8 +24,10 @@ from reflact.config.training import ReflectConfig
 from reflact.messages import CallId, RenderedPrompt, ReplyModel
 from reflact.prompts import load_prompts
 from reflact.protocols import Session
+from reflact.stages.context import StageContext
 from reflact.stages.overlap import roll_out_and_reflect
 from reflact.stages.reflect import Analyst, make_edit_analysis
+from reflact.stages.rollout import RolloutRunner
 from reflact.testing import InMemoryRunStore, ScriptedLLM, ToyEnvironment, ToyTarget, toy_optimizer
 from reflact.testing.llm import Script, ScriptedAnswer
 from reflact.types import AnalystReport, Item, Skill, Split, Turn, digest_json
@@ -92,10 +94,12 @@ async def timed(
     store = InMemoryRunStore()
     await store.open_run("r", {}, {})
     analyst = Analyst(
-        llm=ScriptedLLM(slow_optimizer(round_)),
-        prompts=load_prompts(),
-        decision_log=store.decision_log("r"),
-        step=1,
+        context=StageContext(
+            llm=ScriptedLLM(slow_optimizer(round_)),
+            prompts=load_prompts(),
+            decision_log=store.decision_log("r"),
+            step=1,
+        ),
         tokens=12000,
         analysis=make_edit_analysis(SKILL, max_edits=4, operations=("append",)),
         notes=lambda batch: "",
@@ -104,16 +108,19 @@ async def timed(
     _, reports = await roll_out_and_reflect(
         [items[: BATCH // 2], items[BATCH // 2 :]],
         SKILL,
-        target=SlowTarget(round_),
-        environment=ToyEnvironment(train=BATCH),
-        store=store,
-        decision_log=store.decision_log("r"),
-        step=1,
-        seed=SEED,
-        config=ReflectConfig(overlap=overlap, minibatch_size=8, concurrency=analysts),
-        threshold=None,
-        limit=rollouts,
+        runner=RolloutRunner(
+            target=SlowTarget(round_),
+            environment=ToyEnvironment(train=BATCH),
+            store=store,
+            decision_log=store.decision_log("r"),
+            step=1,
+            feedback=True,
+            limit=rollouts,
+        ),
         analyse=analyst.report,
+        config=ReflectConfig(overlap=overlap, minibatch_size=8, concurrency=analysts),
+        seed=SEED,
+        threshold=None,
     )
     return time.perf_counter() - started, reports
 

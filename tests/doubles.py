@@ -14,7 +14,9 @@ from reflact.config.training import BudgetConfig
 from reflact.llm.budget import Account, Budget
 from reflact.llm.client import Client
 from reflact.messages import CallId, Message, RenderedPrompt
-from reflact.protocols import DecisionLog, EventCallback, ResponseStore
+from reflact.prompts import load_prompts
+from reflact.protocols import LLM, DecisionLog, EventCallback, ResponseStore
+from reflact.stages.context import StageContext
 from reflact.testing import InMemoryRunStore
 
 RUN = "r0"
@@ -85,6 +87,12 @@ class Endpoint(httpx.AsyncBaseTransport):
     def bodies(self) -> Sequence[Any]:
         """The JSON bodies that arrived, in order."""
         return [json.loads(request.content) for request in self.requests]
+
+
+async def open_context(llm: LLM, store: InMemoryRunStore | None = None, *, step: int = 1) -> StageContext:
+    """Return the context of a step with the packaged prompts, in a new store or an open one."""
+    store = await opened() if store is None else store
+    return StageContext(llm=llm, prompts=load_prompts(), decision_log=store.decision_log(RUN), step=step)
 
 
 async def opened() -> InMemoryRunStore:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from reflact.protocols import R
 from reflact.records import StepBufferEntry
 from reflact.skills.regions import replace_notes
 from reflact.stages.aggregate import aggregate
+from reflact.stages.context import StageContext
 from reflact.stages.execution_notes import LapseTriage, update_appendix
 from reflact.stages.meta_skill import update_meta_skill
 from reflact.stages.prompt_sections import show_buffer, show_edits, show_meta
@@ -206,12 +207,12 @@ async def examples() -> dict[str, Example]:
     another hole are rendered as the stages did then.
     """
     listener = Listener()
-    asked: dict[str, Any] = {"llm": listener, "prompts": load_prompts(), "decision_log": listener}
-    await _reflect(asked)
-    await _merge(asked, SKILL, "append", RULES)
-    await _merge(asked, LIST, "rewrite", DRAFTS)
-    await _decide(asked)
-    await _close(asked)
+    context = StageContext(llm=listener, prompts=load_prompts(), decision_log=listener, step=1)
+    await _reflect(context)
+    await _merge(context, SKILL, "append", RULES)
+    await _merge(context, LIST, "rewrite", DRAFTS)
+    await _decide(context)
+    await _close(context)
     await _judge(listener)
     await _contrast(listener)
     return _older() | listener.heard
@@ -232,7 +233,7 @@ def _older() -> dict[str, Example]:
     return {example.name: example for example in older}
 
 
-async def _reflect(asked: dict[str, Any]) -> None:
+async def _reflect(context: StageContext) -> None:
     batches = (_batch("failure", WRONG), _batch("success", RIGHT))
     for update_config in (
         UpdateConfig(operations=("append",)),
@@ -240,20 +241,19 @@ async def _reflect(asked: dict[str, Any]) -> None:
         UpdateConfig(mode="full_rewrite"),
     ):
         analyst = Analyst(
-            **asked,
-            step=1,
+            context=context,
             tokens=1000,
             analysis=choose_analysis(update_config, SKILL, max_edits=1),
             notes=lambda batch: "",
         )
         for batch in batches:
             await analyst.report(batch)
-    triage = LapseTriage(LATER, _unread, successes=True, **asked, step=1, tokens=1000)
+    triage = LapseTriage(LATER, _unread, context=context, successes=True, tokens=1000)
     for batch in batches:
         await triage.report(batch)
 
 
-async def _merge(asked: dict[str, Any], skill: Skill, kind: EditKind, texts: Sequence[str]) -> None:
+async def _merge(context: StageContext, skill: Skill, kind: EditKind, texts: Sequence[str]) -> None:
     sources: tuple[RolloutSource, ...] = ("failure", "failure", "failure", "success")
     reports = [
         AnalystReport(
@@ -267,30 +267,29 @@ async def _merge(asked: dict[str, Any], skill: Skill, kind: EditKind, texts: Seq
     await aggregate(
         reports,
         skill,
-        **asked,
+        context=context,
         config=AggregateConfig(),
         operations=("append",),
         notes=show_meta(MEMORY),
-        step=1,
     )
 
 
-async def _decide(asked: dict[str, Any]) -> None:
+async def _decide(context: StageContext) -> None:
     edits = tuple(_edit("append", rule, "failure", 3 - n) for n, rule in enumerate(RULES[:3]))
     merged = AggregateResult(patch=Patch(edits=edits))
-    await choose_step_size(merged, SKILL, notes=show_buffer(ATTEMPTS), **asked, step=1, default=1)
-    await select(merged, SKILL, budget=2, notes=show_meta(MEMORY), **asked, step=1)
+    await choose_step_size(merged, SKILL, context=context, notes=show_buffer(ATTEMPTS), default=1)
+    await select(merged, SKILL, context=context, budget=2, notes=show_meta(MEMORY))
     suggestions = tuple(_edit("suggest", text, "failure", 2) for text in SUGGESTIONS)
-    await update(LIST, SelectResult(patch=Patch(edits=suggestions), pool_size=2), **asked, step=1)
+    await update(LIST, SelectResult(patch=Patch(edits=suggestions), pool_size=2), context=context)
     reports = [AnalystReport(source_type="failure", index=0, item_ids=("0",), reminders=NOTES[3:])]
-    await update_appendix(replace_notes(SKILL, NOTES[:3]), reports, threshold=2, **asked, step=1)
+    await update_appendix(replace_notes(SKILL, NOTES[:3]), reports, context=context, threshold=2)
 
 
-async def _close(asked: dict[str, Any]) -> None:
+async def _close(context: StageContext) -> None:
     before = _rollouts(SKILL, WRONG, hard=0)
     after = (*_rollouts(LATER, RIGHT[:1], hard=1), *_rollouts(LATER, WRONG, hard=0)[1:])
     comparison = show_comparison(categorize_items(ITEMS, before, after, None), tokens=1000)
-    place = {**asked, "comparison": comparison, "step": 2, "epoch": 2}
+    place: dict[str, Any] = {"context": replace(context, step=2), "comparison": comparison, "epoch": 2}
     await slow_update(SKILL, LATER, guidance="Read the question twice.", **place)
     await update_meta_skill(SKILL, LATER, attempts=show_buffer(ATTEMPTS), memory=MEMORY, **place)
 

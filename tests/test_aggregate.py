@@ -11,10 +11,9 @@ from anyio import run
 from hypothesis import given
 from hypothesis import strategies as st
 
-from doubles import RUN, opened
+from doubles import open_context
 from reflact.config.training import AggregateConfig
 from reflact.messages import CallId, RenderedPrompt, ReplyModel
-from reflact.prompts import load_prompts
 from reflact.stages.aggregate import aggregate, join_edits
 from reflact.stages.select import select, sort_by_support
 from reflact.testing import ScriptedLLM
@@ -23,7 +22,6 @@ from reflact.types import AggregateResult, AnalystReport, Edit, Patch, RolloutSo
 
 pytestmark = pytest.mark.anyio
 
-BOOK = load_prompts()
 SKILL = Skill(text="Answer briefly.\n")
 PROPOSAL = re.compile(r"<(proposal_(\d+)_*)>\n(.*?)\n</\1>", re.DOTALL)
 
@@ -62,13 +60,10 @@ async def merged(reports: Sequence[AnalystReport], llm: ScriptedLLM, size: int =
     return await aggregate(
         reports,
         SKILL,
-        llm=llm,
-        prompts=BOOK,
+        context=await open_context(llm),
         config=AggregateConfig(merge_batch_size=size),
         operations=("append",),
         notes="",
-        decision_log=(await opened()).decision_log(RUN),
-        step=1,
     )
 
 
@@ -138,10 +133,7 @@ def pool_of(size: int) -> AggregateResult:
 
 async def chosen(size: int, budget: int | None, llm: ScriptedLLM) -> SelectResult:
     """Select with the packaged prompts."""
-    journal = (await opened()).decision_log(RUN)
-    return await select(
-        pool_of(size), SKILL, budget=budget, notes="", llm=llm, prompts=BOOK, decision_log=journal, step=1
-    )
+    return await select(pool_of(size), SKILL, context=await open_context(llm), budget=budget, notes="")
 
 
 @pytest.mark.parametrize(

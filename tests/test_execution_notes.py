@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 from pydantic import JsonValue
 from rich.console import Console
 
-from reflact.prompts import load_prompts
+from doubles import open_context
 from reflact.reporting.summary import format_step, print_summary
 from reflact.skills.document import find_regions
 from reflact.skills.regions import read_notes
 from reflact.stages.execution_notes import CompactReply, LapseReply, ReminderReply, update_appendix
 from reflact.stages.reply_models import AnalystReply, DraftReply, SuccessDraftReply
 from reflact.stages.update import RewriteReply
-from reflact.testing import InMemoryRunStore, ScriptedLLM, ToyEnvironment, append_reply
+from reflact.testing import ScriptedLLM, ToyEnvironment, append_reply
 from reflact.testing.llm import ScriptedAnswer
 from reflact.types import AnalystReport, Skill
 from skill_documents import documents
@@ -230,17 +230,8 @@ lines = st.lists(
 async def test_reminding_changes_the_appendix_alone(text: str, reminders: list[str]) -> None:
     """On any document every byte outside the appendix is where it was, in its order."""
     report = AnalystReport(source_type="failure", index=0, item_ids=("a",), reminders=tuple(reminders))
-    store = InMemoryRunStore()
-    await store.open_run("r0", {}, {})
-    noted = await update_appendix(
-        Skill(text=text),
-        [report],
-        threshold=None,
-        llm=ScriptedLLM(lambda *_: "never asked"),
-        prompts=load_prompts(),
-        decision_log=store.decision_log("r0"),
-        step=1,
-    )
+    context = await open_context(ScriptedLLM(lambda *_: "never asked"))
+    noted = await update_appendix(Skill(text=text), [report], context=context, threshold=None)
     assert without_appendix(noted.skill.text).startswith(without_appendix(text).rstrip("\r\n"))
     assert without_appendix(noted.skill.text).split() == without_appendix(text).split()
     assert (noted.notes is None) == (noted.skill.text == text)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reflact.gate.scores import build_measurement, score_measurement
+from reflact.stages.evaluate import GateMetric, build_measurement
 from reflact.types import Rollout, Score, Split
 
 CANDIDATE = "c" * 64
@@ -41,7 +41,7 @@ def test_nothing_measured_has_no_score() -> None:
     """Absence is None, never a zero."""
     found = build_measurement(CANDIDATE, Split.val, _rollouts(CANDIDATE, [None]))
     assert (found.n, found.hard, found.soft) == (0, None, None)
-    assert score_measurement(found, metric="hard", mixed_weight=0.5) is None
+    assert GateMetric(metric="hard").score_measurement(found) is None
 
 
 @given(st.lists(scores, min_size=1, max_size=30), st.randoms(use_true_random=False))
@@ -62,6 +62,6 @@ def test_a_score_belongs_to_one_skill() -> None:
 def test_metrics_pick_and_mix() -> None:
     """Hard and soft are taken as they are, mixed weighs soft by its weight."""
     found = build_measurement(CANDIDATE, Split.val, _rollouts(CANDIDATE, [Score(hard=1, soft=0.5)]))
-    assert score_measurement(found, metric="hard", mixed_weight=0.2) == 1
-    assert score_measurement(found, metric="soft", mixed_weight=0.2) == 0.5
-    assert score_measurement(found, metric="mixed", mixed_weight=0.2) == 0.9
+    assert GateMetric(metric="hard", mixed_weight=0.2).score_measurement(found) == 1
+    assert GateMetric(metric="soft", mixed_weight=0.2).score_measurement(found) == 0.5
+    assert GateMetric(metric="mixed", mixed_weight=0.2).score_measurement(found) == 0.9

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -33,6 +34,7 @@ from reflact.records import StepBufferEntry
 from reflact.skills.regions import replace_notes
 from reflact.skills.rejected_edits import RejectedEdit
 from reflact.stages.aggregate import aggregate
+from reflact.stages.context import StageContext
 from reflact.stages.execution_notes import LapseTriage, update_appendix
 from reflact.stages.meta_skill import update_meta_skill
 from reflact.stages.prompt_sections import show_buffer, show_memory, show_meta
@@ -126,13 +128,13 @@ LOOKALIKES = {
 async def asked(says: Says) -> list[RenderedPrompt]:
     """Return what all stages ask, with texts from ``says`` in every place that is not the house's own."""
     listener = Listener()
-    ours: dict[str, Any] = {"llm": listener, "prompts": load_prompts(), "decision_log": listener}
+    context = StageContext(llm=listener, prompts=load_prompts(), decision_log=listener, step=1)
     skill, later = Skill(text=f"{says('document')}\n"), Skill(text=f"{says('later document')}\n")
-    await _reflect(ours, says, skill)
-    await _merge(ours, says, skill, "append")
-    await _merge(ours, says, skill, "rewrite")
-    await _decide(ours, says, skill)
-    await _close(ours, says, skill, later)
+    await _reflect(context, says, skill)
+    await _merge(context, says, skill, "append")
+    await _merge(context, says, skill, "rewrite")
+    await _decide(context, says, skill)
+    await _close(context, says, skill, later)
     await _judge(listener, says)
     await _contrast(listener, says)
     return listener.prompts
@@ -148,14 +150,14 @@ def notes_of(says: Says) -> str:
     return "\n\n".join([show_buffer([entry]), show_memory([card]), show_meta(says("memory"))])
 
 
-async def _reflect(ours: dict[str, Any], says: Says, skill: Skill) -> None:
+async def _reflect(context: StageContext, says: Says, skill: Skill) -> None:
     sources: tuple[RolloutSource, ...] = ("failure", "success")
     for mode in ("patch", "rewrite", "full_rewrite"):
         analysis = choose_analysis(UpdateConfig(mode=mode), skill, max_edits=2)
-        analyst = Analyst(**ours, step=1, tokens=TOKENS, analysis=analysis, notes=lambda _: notes_of(says))
+        analyst = Analyst(context=context, tokens=TOKENS, analysis=analysis, notes=lambda _: notes_of(says))
         for source in sources:
             await analyst.report(_batch(says, skill, source))
-    triage = LapseTriage(skill, _blank, successes=True, **ours, step=1, tokens=TOKENS)
+    triage = LapseTriage(skill, _blank, context=context, successes=True, tokens=TOKENS)
     for source in sources:
         await triage.report(_batch(says, skill, source))
 
@@ -164,7 +166,7 @@ async def _blank(batch: Minibatch) -> AnalystReport:
     return batch.empty_report
 
 
-async def _merge(ours: dict[str, Any], says: Says, skill: Skill, kind: EditKind) -> None:
+async def _merge(context: StageContext, says: Says, skill: Skill, kind: EditKind) -> None:
     sources: tuple[RolloutSource, ...] = ("failure", "failure", "success")
     reports = [
         AnalystReport(
@@ -175,30 +177,36 @@ async def _merge(ours: dict[str, Any], says: Says, skill: Skill, kind: EditKind)
         )
         for n, source in enumerate(sources)
     ]
-    aggregated = {"config": AggregateConfig(), "operations": ("append",), "notes": notes_of(says)}
-    await aggregate(reports, skill, **ours, **aggregated, step=1)
+    await aggregate(
+        reports,
+        skill,
+        context=context,
+        config=AggregateConfig(),
+        operations=("append",),
+        notes=notes_of(says),
+    )
 
 
-async def _decide(ours: dict[str, Any], says: Says, skill: Skill) -> None:
+async def _decide(context: StageContext, says: Says, skill: Skill) -> None:
     edits = tuple(
         _edit("replace", says(f"edit {n}"), "failure", target=says(f"anchor {n}")) for n in range(3)
     )
     merged = AggregateResult(patch=Patch(edits=edits))
-    await choose_step_size(merged, skill, notes=notes_of(says), **ours, step=1, default=1)
-    await select(merged, skill, budget=2, notes=notes_of(says), **ours, step=1)
+    await choose_step_size(merged, skill, context=context, notes=notes_of(says), default=1)
+    await select(merged, skill, context=context, budget=2, notes=notes_of(says))
     suggestions = tuple(_edit("suggest", says(f"suggestion {n}"), "failure") for n in range(2))
-    await update(skill, SelectResult(patch=Patch(edits=suggestions), pool_size=2), **ours, step=1)
+    await update(skill, SelectResult(patch=Patch(edits=suggestions), pool_size=2), context=context)
     noted = [f"{n}. " + " ".join(says(f"note {n}").replace("<!--", "<--").split()) for n in range(3)]
     reports = [AnalystReport(source_type="failure", index=0, item_ids=("0",), reminders=tuple(noted[2:]))]
     await update_appendix(
-        replace_notes(Skill(text="Rules.\n"), noted[:2]), reports, threshold=1, **ours, step=1
+        replace_notes(Skill(text="Rules.\n"), noted[:2]), reports, context=context, threshold=1
     )
 
 
-async def _close(ours: dict[str, Any], says: Says, skill: Skill, later: Skill) -> None:
+async def _close(context: StageContext, says: Says, skill: Skill, later: Skill) -> None:
     before, after = _rollouts(says, skill, 0, "before"), _rollouts(says, later, 1, "after")
     comparison = show_comparison(categorize_items(_items(says), before, after, None), tokens=TOKENS)
-    place = {**ours, "comparison": comparison, "step": 2, "epoch": 2}
+    place: dict[str, Any] = {"context": replace(context, step=2), "comparison": comparison, "epoch": 2}
     await slow_update(skill, later, guidance=says("guidance"), **place)
     await update_meta_skill(skill, later, attempts=notes_of(says), memory=says("memory"), **place)
 

@@ -17,9 +17,11 @@ from reflact.config.training import ReflectConfig
 from reflact.errors import AccessDenied, ContextOverflow, EnvironmentFailure, ProviderDown, RunFailed
 from reflact.messages import CallId, RenderedPrompt, ReplyModel
 from reflact.prompts import load_prompts
-from reflact.protocols import Session
+from reflact.protocols import LLM, Session
+from reflact.stages.context import StageContext
 from reflact.stages.overlap import find_completed_minibatches, roll_out_and_reflect
-from reflact.stages.reflect import Analyst, Minibatch, batch_order, deal_minibatches, make_edit_analysis
+from reflact.stages.reflect import Analyst, Minibatch, make_edit_analysis, shuffle_batch
+from reflact.stages.rollout import RolloutRunner
 from reflact.testing import InMemoryRunStore, ScriptedLLM
 from reflact.testing.llm import ScriptedAnswer, append_edit
 from reflact.types import AnalystReport, Grade, Item, Rollout, Score, Skill, Split, Turn, digest_json
@@ -125,13 +127,15 @@ def notes_of(store: InMemoryRunStore) -> Notes:
     return dict(store._runs[RUN].outcomes)
 
 
+def make_context(llm: LLM, store: InMemoryRunStore) -> StageContext:
+    """Return the context of the step."""
+    return StageContext(llm=llm, prompts=BOOK, decision_log=store.decision_log(RUN), step=STEP)
+
+
 def analyst(store: InMemoryRunStore, waits: Waits) -> Analyst:
     """Return an analyst with the packaged prompts and a moody model."""
     return Analyst(
-        llm=moody(waits),
-        prompts=BOOK,
-        decision_log=store.decision_log(RUN),
-        step=STEP,
+        context=make_context(moody(waits), store),
         tokens=2000,
         analysis=make_edit_analysis(SKILL, max_edits=2, operations=("append",)),
         notes=lambda batch: f"This is {batch.source} {batch.part}.",
@@ -160,25 +164,28 @@ async def gathered(
     return await roll_out_and_reflect(
         batches,
         SKILL,
-        target=Target(),
-        environment=environment,
-        store=store,
-        decision_log=store.decision_log(RUN),
-        step=STEP,
-        seed=SEED,
+        runner=RolloutRunner(
+            target=Target(),
+            environment=environment,
+            store=store,
+            decision_log=store.decision_log(RUN),
+            step=STEP,
+            feedback=True,
+            limit=limit,
+            on_rollout=rolled,
+        ),
+        analyse=analyse,
         config=ReflectConfig(
             minibatch_size=size, concurrency=concurrency, overlap=overlap, failure_only=failure_only
         ),
+        seed=SEED,
         threshold=THRESHOLD,
-        limit=limit,
-        analyse=analyse,
-        on_rollout=rolled,
     )
 
 
 def in_order(batch: Sequence[Item]) -> list[str]:
     """Return the ids of the first batch in its seeded order."""
-    return [batch[i].id for i in batch_order(len(batch), seed=SEED, step=STEP)]
+    return [item.id for item in shuffle_batch(batch, seed=SEED, step=STEP)]
 
 
 # ---------------------------------------------------------------------------------- order of completion
@@ -240,7 +247,10 @@ def test_the_order_of_completion_changes_nothing(concurrency: int) -> None:
 def test_prefixes_complete_every_minibatch_once(
     outcomes: list[str], size: int, batch: int, failure_only: bool
 ) -> None:
-    """Over all prefixes of the order each minibatch is completed once, by its last member or by the end."""
+    """Over all prefixes each minibatch is completed once, by its last member or by the end.
+
+    Failures and successes are two subsequences of one order; unmeasured rollouts are in neither.
+    """
     config = ReflectConfig(minibatch_size=size, failure_only=failure_only)
     cases = items(*outcomes)
     scores = [None if outcome == "lost" else Score.of(float(outcome)) for outcome in outcomes]
@@ -248,18 +258,22 @@ def test_prefixes_complete_every_minibatch_once(
         Rollout(key=item.id, item_id=item.id, skill_hash="s", score=score)
         for item, score in zip(cases, scores, strict=True)
     ]
-    order = batch_order(len(cases), seed=SEED, step=STEP, batch=batch)
-    ordered, done = [cases[i] for i in order], [rollouts[i] for i in order]
     found = []
-    for length in range(1, len(order) + 1):
+    for length in range(1, len(cases) + 1):
         for part in find_completed_minibatches(
-            ordered, done[:length], config, batch=batch, threshold=THRESHOLD
+            cases, rollouts[:length], config, batch=batch, threshold=THRESHOLD
         ):
-            assert part.rollouts[-1] == done[length - 1] or length == len(order)
-            assert len(part.items) == size or length == len(order)
+            assert part.rollouts[-1] == rollouts[length - 1] or length == len(cases)
+            assert len(part.items) == size or length == len(cases)
+            assert part.batch == batch
             found.append(part)
-    dealt = deal_minibatches(cases, rollouts, config, seed=SEED, step=STEP, batch=batch, threshold=THRESHOLD)
-    assert sorted(found, key=lambda part: (part.source, part.index)) == list(dealt)
+    for source, kinds in (("failure", {"0", "0.4"}), ("success", set() if failure_only else {"0.5", "1"})):
+        mine = [part for part in found if part.source == source]
+        wanted = [
+            pair for pair, o in zip(zip(cases, rollouts, strict=True), outcomes, strict=True) if o in kinds
+        ]
+        assert [pair for part in mine for pair in zip(part.items, part.rollouts, strict=True)] == wanted
+        assert [part.index for part in mine] == list(range(len(mine)))
 
 
 # ----------------------------------------------------------------------------------------------- overlap
@@ -330,10 +344,7 @@ async def test_accumulated_batches_are_dealt_apart(overlap: bool) -> None:
     store = await opened()
     model = moody(at_once)
     reader = Analyst(
-        llm=model,
-        prompts=BOOK,
-        decision_log=store.decision_log(RUN),
-        step=STEP,
+        context=make_context(model, store),
         tokens=2000,
         analysis=make_edit_analysis(SKILL, max_edits=2, operations=("append",)),
         notes=lambda batch: "",

@@ -7,24 +7,20 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from reflact.concurrency import fan_out
+from doubles import open_context
 from reflact.config.training import ReflectConfig
 from reflact.errors import ContextOverflow
 from reflact.messages import CallId, RenderedPrompt, ReplyModel
-from reflact.prompts import load_prompts
-from reflact.stages.reflect import Analyst, deal_minibatches, make_edit_analysis
+from reflact.stages.reflect import Analyst, Minibatch, make_edit_analysis
 from reflact.store.runs import open_store
-from reflact.testing import InMemoryRunStore, ScriptedLLM, ToyEnvironment
+from reflact.testing import ScriptedLLM, ToyEnvironment
 from reflact.testing.llm import ScriptedAnswer
 from reflact.types import AnalystReport, Item, Patch, Rollout, Score, Skill, Split, Turn, is_failure
 from toy_runs import Ran, run
 
 pytestmark = pytest.mark.anyio
 
-BOOK = load_prompts()
 SKILL = Skill(text="Answer briefly.\n")
 
 
@@ -46,57 +42,22 @@ def items(size: int) -> list[Item]:
     return [Item(id=f"i{n}", input=f"q{n}") for n in range(size)]
 
 
-@given(
-    st.lists(st.sampled_from([0.0, 0.3, 1.0, None]), min_size=1, max_size=40),
-    st.integers(1, 9),
-    st.integers(0, 9),
-)
-def test_minibatches_follow_one_seeded_order(outcomes: list[float | None], size: int, step: int) -> None:
-    """Failures and successes are two subsequences of one order; unmeasured rollouts are in neither."""
-    batch = items(len(outcomes))
-    config = ReflectConfig(minibatch_size=size)
-    rollouts = [rollout(i, o) for i, o in zip(batch, outcomes, strict=True)]
-    dealt = deal_minibatches(batch, rollouts, config, seed=7, step=step)
-    whole = deal_minibatches(batch, [rollout(i, 0) for i in batch], config, seed=7, step=step)
-    order = [i.id for b in whole for i in b.items]
-    for source, wanted in (("failure", {0.0}), ("success", {0.3, 1.0})):
-        mine = [b for b in dealt if b.source == source]
-        members = {i.id for i, o in zip(batch, outcomes, strict=True) if o in wanted}
-        assert [i.id for b in mine for i in b.items] == [i for i in order if i in members]
-        assert [b.index for b in mine] == list(range(len(mine)))
-        assert all(len(b.items) == size for b in mine[:-1])
-    assert all(r.item_id == i.id for b in dealt for r, i in zip(b.rollouts, b.items, strict=True))
-
-
-def test_failure_only_skips_successes() -> None:
-    """Where only failures are asked for, there is no success minibatch."""
-    batch = items(4)
-    rollouts = [rollout(i, n % 2) for n, i in enumerate(batch)]
-    dealt = deal_minibatches(batch, rollouts, ReflectConfig(failure_only=True), seed=1, step=1)
-    assert [(b.source, len(b.items)) for b in dealt] == [("failure", 2)]
-
-
-async def reported(llm: ScriptedLLM, config: ReflectConfig, answer: str = "no") -> tuple[AnalystReport, ...]:
+async def reported(llm: ScriptedLLM, config: ReflectConfig, answer: str = "no") -> AnalystReport:
     """Reflect on two failures with the packaged prompts."""
     batch = items(2)
-    dealt = deal_minibatches(batch, [rollout(i, 0, answer) for i in batch], config, seed=1, step=1)
-    store = InMemoryRunStore()
-    await store.open_run("r", {}, {})
+    rollouts = tuple(rollout(i, 0, answer) for i in batch)
     analyst = Analyst(
-        llm=llm,
-        prompts=BOOK,
-        decision_log=store.decision_log("r"),
-        step=1,
+        context=await open_context(llm),
         tokens=config.trajectory_tokens,
         analysis=make_edit_analysis(SKILL, max_edits=1, operations=("append",)),
         notes=lambda batch: "",
     )
-    return await fan_out(analyst.report, dealt)
+    return await analyst.report(Minibatch(source="failure", index=0, items=tuple(batch), rollouts=rollouts))
 
 
 async def test_an_analyst_without_a_valid_reply_is_recorded() -> None:
     """A minibatch whose analyst gave nothing valid has a report that says why."""
-    (only,) = await reported(ScriptedLLM(useless), ReflectConfig())
+    only = await reported(ScriptedLLM(useless), ReflectConfig())
     assert only.patch == Patch()
     assert only.no_reply_reason is not None
     assert "3 attempts" in only.no_reply_reason
@@ -109,7 +70,7 @@ async def test_an_overflow_leads_to_shorter_trajectories_once() -> None:
         return ContextOverflow("too long")
 
     llm = ScriptedLLM(overflow)
-    (only,) = await reported(llm, ReflectConfig(trajectory_tokens=500), answer="x" * 9000)
+    only = await reported(llm, ReflectConfig(trajectory_tokens=500), answer="x" * 9000)
     assert only.no_reply_reason == "too long"
     marks = [
         re.findall(r"\[\.\.\. ([0-9,]+) characters cut \.\.\.\]", call.prompt.messages[-1].content)

@@ -10,15 +10,15 @@ import httpx
 import pytest
 from pydantic import Field
 
-from doubles import PROMPT, RUN, Endpoint, call_id, completion, config, connected, opened
+from doubles import PROMPT, RUN, Endpoint, call_id, completion, config, connected, open_context, opened
 from reflact.config.training import AggregateConfig, ReflectConfig
 from reflact.errors import ContextOverflow, ProviderDown, ReplyError
-from reflact.messages import CallId, Message, RenderedPrompt, ReplyModel
+from reflact.messages import CallId, RenderedPrompt, ReplyModel
 from reflact.prompts import load_prompts
 from reflact.records import Usage
 from reflact.stages.aggregate import aggregate
+from reflact.stages.context import NoReply
 from reflact.stages.reflect import Analyst, Minibatch, make_edit_analysis
-from reflact.stages.reply_models import NoReply, ask_or_fallback
 from reflact.stages.select import select
 from reflact.testing import InMemoryRunStore, ScriptedLLM
 from reflact.testing.llm import ScriptedAnswer
@@ -276,8 +276,8 @@ def edits(*contents: str) -> tuple[Edit, ...]:
 
 async def outcome(stage: str, endpoint: Endpoint) -> AnalystReport | AggregateResult | SelectResult:
     """Run one stage in front of an endpoint, on data that needs exactly one model call."""
-    journal = (await opened()).decision_log(RUN)
     async with connected(endpoint) as llm:
+        context = await open_context(llm)
         if stage.startswith("analyst"):
             failed = stage == "analyst_failure"
             batch = Minibatch(
@@ -287,10 +287,7 @@ async def outcome(stage: str, endpoint: Endpoint) -> AnalystReport | AggregateRe
                 rollouts=(FAILED if failed else SOLVED,),
             )
             analyst = Analyst(
-                llm=llm,
-                prompts=PROMPTS,
-                decision_log=journal,
-                step=1,
+                context=context,
                 tokens=ReflectConfig().trajectory_tokens,
                 analysis=make_edit_analysis(SKILL, max_edits=2, operations=OPERATIONS),
                 notes=lambda batch: "",
@@ -306,18 +303,13 @@ async def outcome(stage: str, endpoint: Endpoint) -> AnalystReport | AggregateRe
             return await aggregate(
                 reports,
                 SKILL,
-                llm=llm,
-                prompts=PROMPTS,
+                context=context,
                 config=AggregateConfig(),
                 operations=OPERATIONS,
                 notes="",
-                decision_log=journal,
-                step=1,
             )
         pool = AggregateResult(patch=Patch(edits=edits("a", "b", "c")))
-        return await select(
-            pool, SKILL, budget=1, notes="", llm=llm, prompts=PROMPTS, decision_log=journal, step=1
-        )
+        return await select(pool, SKILL, context=context, budget=1, notes="")
 
 
 async def test_every_stage_mends_every_kind() -> None:
@@ -355,102 +347,83 @@ async def test_no_stage_loses_a_missing_reply() -> None:
         assert "in 3 attempts" in reason, (stage, kind)
 
 
-RUN_ID = "r0"
-WORD_CALL = CallId(role="optimizer", purpose="merge", step=3, part="a")
-
-
 class Word(ReplyModel):
     """One word."""
 
     word: str
 
 
-def word_prompt(text: str) -> RenderedPrompt:
-    """Return a word_prompt of one message."""
-    return RenderedPrompt(name="p", version=1, messages=(Message(role="user", content=text),))
-
-
-async def open_run() -> InMemoryRunStore:
-    """Return a store in which the run is open."""
-    store = InMemoryRunStore()
-    await store.open_run(RUN_ID, {}, {})
-    return store
-
-
 async def ask_word(
-    llm: ScriptedLLM, store: InMemoryRunStore, *, shorter: bool = False, call_id: CallId = WORD_CALL
+    llm: ScriptedLLM, store: InMemoryRunStore, *, shorter: bool = False, part: str = ""
 ) -> Word | NoReply:
-    """Ask for a word other than ``bad``, with a long word_prompt and maybe a short one in reserve."""
+    """Ask for a word other than ``bad``, with a long prompt and maybe a short one in reserve."""
 
     def check(reply: Word) -> None:
         if reply.word == "bad":
             raise ValueError("not that word")
 
-    return await ask_or_fallback(
-        llm,
-        word_prompt("long"),
+    return await (await open_context(llm, store)).ask_or_fallback(
+        "rewrite",
+        {"document": "LONG", "proposals": ""},
         Word,
-        call_id=call_id,
+        part=part,
         check=check,
-        decision_log=store.decision_log(RUN_ID),
-        shorten=(lambda: word_prompt("short")) if shorter else None,
+        shorten=(lambda: {"document": "SHORT", "proposals": ""}) if shorter else None,
     )
 
 
 def scripted(long: ScriptedAnswer, short: ScriptedAnswer = None) -> ScriptedLLM:
-    """Return a model that gives one answer to the long word_prompt and one to the short."""
+    """Return a model that gives one answer to the long prompt and one to the short."""
 
-    def answer(
-        shown_prompts: RenderedPrompt, reply_type: type[ReplyModel], call_id: CallId
-    ) -> ScriptedAnswer:
-        return long if shown_prompts.messages[0].content == "long" else short
+    def answer(prompt: RenderedPrompt, reply_type: type[ReplyModel], call_id: CallId) -> ScriptedAnswer:
+        return long if "LONG" in prompt.messages[-1].content else short
 
     return ScriptedLLM(answer)
 
 
 def shown_prompts(llm: ScriptedLLM) -> list[str]:
     """Return the prompts that were sent, attempts of one call once."""
-    return [call.prompt.messages[0].content for call in llm.calls if call.call_id.attempt == 0]
+    texts = [call.prompt.messages[-1].content for call in llm.calls if call.call_id.attempt == 0]
+    return ["long" if "LONG" in text else "short" for text in texts]
 
 
 async def test_a_valid_reply_comes_back_and_leaves_no_note() -> None:
     """What was had is a stored reply's business, not the journal's."""
-    store = await open_run()
+    store = await opened()
     assert await ask_word(scripted({"word": "yes"}), store) == Word(word="yes")
-    assert not store._runs[RUN_ID].outcomes
+    assert not store._runs[RUN].outcomes
 
 
 async def test_a_refusal_is_final() -> None:
-    """No valid reply is journalled with the reason; after a restart the model is not ask_word again."""
-    store = await open_run()
+    """No valid reply is journalled with the reason; after a restart the model is not asked again."""
+    store = await opened()
     refusal = await ask_word(scripted({"word": "bad"}), store)
     assert isinstance(refusal, NoReply)
     assert "not that word" in refusal.reason
     better = scripted({"word": "yes"})
     assert await ask_word(better, store) == refusal
     assert better.calls == []
-    other = WORD_CALL.model_copy(update={"part": "b"})
-    assert await ask_word(better, store, call_id=other) == Word(word="yes")
+    assert await ask_word(better, store, part="b") == Word(word="yes")
 
 
 async def test_a_prompt_that_is_too_long_is_refused() -> None:
     """Without a shorter one, an overflow is a reason like any other."""
-    store = await open_run()
+    store = await opened()
     assert await ask_word(scripted(ContextOverflow("too long")), store) == NoReply(reason="too long")
     assert await ask_word(scripted({"word": "yes"}), store) == NoReply(reason="too long")
 
 
 async def test_a_prompt_is_shortened_once() -> None:
-    """An overflow leads to the shorter word_prompt; one that overflows too is refused."""
-    store = await open_run()
+    """An overflow leads to the shorter prompt; one that overflows too is refused."""
+    store = await opened()
     llm = scripted(ContextOverflow("too long"), ContextOverflow("still too long"))
     assert await ask_word(llm, store, shorter=True) == NoReply(reason="still too long")
     assert shown_prompts(llm) == ["long", "short"]
 
 
 async def test_a_restart_asks_with_the_same_prompt() -> None:
-    """Once it was shortened a word_prompt stays so, even for a model with more room."""
-    store = await open_run()
+    """Once it was shortened a prompt stays so, even for a model with more room."""
+    store = await opened()
     first = scripted(ContextOverflow("too long"), {"word": "short"})
     assert await ask_word(first, store, shorter=True) == Word(word="short")
     second = scripted({"word": "long"}, {"word": "short"})
@@ -459,8 +432,8 @@ async def test_a_restart_asks_with_the_same_prompt() -> None:
 
 
 async def test_a_shorter_prompt_may_be_refused_for_another_reason() -> None:
-    """Invalid replies to the shorter word_prompt are refused as those to a first one are."""
-    store = await open_run()
+    """Invalid replies to the shorter prompt are refused as those to a first one are."""
+    store = await opened()
     refusal = await ask_word(scripted(ContextOverflow("too long"), {"word": "bad"}), store, shorter=True)
     assert isinstance(refusal, NoReply)
     assert "not that word" in refusal.reason
@@ -469,15 +442,8 @@ async def test_a_shorter_prompt_may_be_refused_for_another_reason() -> None:
 @pytest.mark.parametrize("shorter", [False, True])
 async def test_a_provider_that_fails_is_no_refusal(shorter: bool) -> None:
     """An endpoint that cannot be reached has decided nothing: the error is passed on, nothing is noted."""
-    store = await open_run()
+    store = await opened()
     with pytest.raises(ProviderDown, match="gone"):
         await ask_word(scripted(ProviderDown("gone")), store, shorter=shorter)
-    assert not store._runs[RUN_ID].outcomes
+    assert not store._runs[RUN].outcomes
     assert await ask_word(scripted({"word": "yes"}), store) == Word(word="yes")
-
-
-async def test_a_sample_without_a_step_is_a_mistake() -> None:
-    """Absences are journalled under a step, so there must be one."""
-    outside = CallId(role="optimizer", purpose="merge", rollout="k")
-    with pytest.raises(ValueError, match="has no step"):
-        await ask_word(scripted({"word": "yes"}), await open_run(), call_id=outside)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import anyio
 import pytest
@@ -17,12 +17,11 @@ from reflact.errors import AccessDenied, EnvironmentFailure, RunFailed
 from reflact.protocols import Session
 from reflact.stages.rollout import (
     RolloutPair,
+    RolloutRunner,
     build_rollout_key,
     derive_rollout_seed,
     log_unmeasured,
     number_trials,
-    rollout,
-    rollout_pairs,
 )
 from reflact.testing import InMemoryRunStore
 from reflact.types import Grade, Item, Rollout, Score, Skill, Split, Turn
@@ -124,25 +123,26 @@ async def rolled(
     step: int = 1,
     coverage: float = 0.0,
     limit: int = 4,
-    trial: int | None = None,
+    trial: int = 0,
     phase: str | None = None,
-    until: Callable[[Sequence[Rollout]], bool] | None = None,
 ) -> tuple[Rollout, ...]:
     """Roll items out under one skill."""
-    return await rollout(
-        batch,
-        NEW,
+    runner = make_runner(environment, store, step=step, limit=limit, phase=phase)
+    return await runner.roll_out(batch, NEW, coverage=coverage, trial=trial)
+
+
+def make_runner(
+    environment: Scripted, store: InMemoryRunStore, *, step: int = 1, **settings: Any
+) -> RolloutRunner:
+    """Return a runner for a step of the run."""
+    return RolloutRunner(
         target=SkillTarget(),
         environment=environment,
         store=store,
         decision_log=store.decision_log(RUN),
         step=step,
         feedback=False,
-        coverage=coverage,
-        limit=limit,
-        trial=trial,
-        phase=phase,
-        stop_when=until,
+        **settings,
     )
 
 
@@ -157,20 +157,8 @@ async def compared(
     report: Callable[[Rollout], Awaitable[None]] | None = None,
 ) -> tuple[RolloutPair, ...]:
     """Roll items out under both skills."""
-    return await rollout_pairs(
-        batch,
-        NEW,
-        OLD,
-        target=SkillTarget(),
-        environment=environment,
-        store=store,
-        decision_log=store.decision_log(RUN),
-        step=1,
-        trial=trial,
-        limit=limit,
-        stop_when=until,
-        on_rollout=report,
-    )
+    runner = make_runner(environment, store, limit=limit, on_rollout=report)
+    return await runner.roll_out_pairs(batch, NEW, OLD, trial=trial, stop_when=until)
 
 
 # -------------------------------------------------------------------------------------------- identities
@@ -215,17 +203,9 @@ async def test_seeds_are_shared_by_all_skills() -> None:
 # -------------------------------------------------------------------------------------------- one skill
 
 
-async def test_an_item_that_occurs_twice_is_rolled_out_twice() -> None:
-    """Without a trial given, occurrences are trials of their own; results stand in the order of items."""
-    environment, store, (a, b) = Scripted(right, waits=1), await opened(), items(2)
-    found = await rolled(environment, [a, b, a], store=store)
-    assert [(r.item_id, r.trial) for r in found] == [("i0", 0), ("i1", 0), ("i0", 1)]
-    assert Counter(environment.ran) == {("i0", "new"): 2, ("i1", "new"): 1}
-
-
 @pytest.mark.parametrize("limit", [1, 4])
 async def test_equal_rollouts_run_once(limit: int) -> None:
-    """With a trial given, an item that occurs twice is one rollout, finished or still under way."""
+    """An item that occurs twice is one rollout, finished or still under way."""
     environment, store, (a, b) = Scripted(right, waits=2), await opened(), items(2)
     found = await rolled(environment, [a, b, a, a], store=store, trial=5, limit=limit)
     assert [r.item_id for r in found] == ["i0", "i1", "i0", "i0"]
@@ -240,32 +220,6 @@ async def test_phases_share_nothing_with_each_other() -> None:
     for phase in (None, "a", "b", "b", None):
         await rolled(environment, batch, store=store, phase=phase)
     assert len(environment.ran) == 3
-
-
-@given(
-    scores=st.lists(st.sampled_from([0.0, 1.0]), max_size=8),
-    wanted=st.integers(1, 4),
-    limit=st.integers(1, 5),
-    waits=st.integers(0, 10**6),
-)
-def test_rollouts_end_at_the_shortest_prefix_that_is_enough(
-    scores: list[float], wanted: int, limit: int, waits: int
-) -> None:
-    """However the rollouts finish, the prefix is the one that a reader from front to back would stop at."""
-
-    async def run() -> tuple[Rollout, ...]:
-        environment = Scripted(lambda item, skill, attempt: scores[int(item[1:])], waits=waits)
-        return await rolled(
-            environment,
-            items(len(scores)),
-            store=await opened(),
-            limit=limit,
-            until=lambda prefix: sum(r.score.hard for r in prefix if r.score is not None) >= wanted,
-        )
-
-    hits = [n for n in range(1, len(scores) + 1) if sum(scores[:n]) >= wanted]
-    found = anyio.run(run)
-    assert [r.item_id for r in found] == [f"i{n}" for n in range(hits[0] if hits else len(scores))]
 
 
 async def test_an_absence_that_was_used_stays() -> None:

@@ -10,11 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from reflact.config.training import SlowUpdateConfig
 from reflact.data import shuffle
 from reflact.errors import ProviderDown, RunFailed
 from reflact.skills.regions import read_guidance
 from reflact.stages.reply_models import AnalystReply
-from reflact.stages.slow_update import GuidanceReply, PairPolicy, compare_skills
+from reflact.stages.slow_update import GuidanceReply, compare_skills
 from reflact.testing import ToyEnvironment, append_reply
 from reflact.testing.llm import ScriptedAnswer
 from reflact.types import Item, Rollout, Score, Skill, Split
@@ -66,7 +67,7 @@ class World:
 
 
 async def compared(
-    world: World, policy: PairPolicy, samples: int, threshold: float | None = None
+    world: World, policy: Any, samples: int, threshold: float | None = None
 ) -> list[tuple[str, str]]:
     """Return the items that are compared with what became of them."""
     pairs = await compare_skills(
@@ -74,8 +75,7 @@ async def compared(
         EARLIER,
         LATER,
         roll=world.roll,
-        policy=policy,
-        samples=samples,
+        config=SlowUpdateConfig(pair_policy=policy, samples=samples),
         threshold=threshold,
         seed=7,
         epoch=2,
@@ -99,7 +99,7 @@ NAMES = {
     st.integers(1, 13),
 )
 async def test_pairs_are_taken_along_the_seeded_order(
-    scores: list[tuple[float | None, float | None]], policy: PairPolicy, samples: int
+    scores: list[tuple[float | None, float | None]], policy: str, samples: int
 ) -> None:
     """Each policy keeps the first pairs of its kind that are measured on both sides, ``samples`` at most.
 

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from doubles import open_context
 from reflact.messages import ReplyModel
-from reflact.prompts import load_prompts
 from reflact.skills.document import editable_text
 from reflact.stages.reply_models import AnalystReply, DraftMergeReply, DraftReply, MergeReply
 from reflact.stages.update import RewriteReply, update
-from reflact.testing import InMemoryRunStore, ScriptedLLM, ToyEnvironment, append_reply
+from reflact.testing import ScriptedLLM, ToyEnvironment, append_reply
 from reflact.testing.llm import ScriptedAnswer
 from reflact.types import Edit, Patch, SelectResult, Skill, Split
 from skill_documents import documents, plain, protected, wild
@@ -28,7 +28,6 @@ GUARDED = (
     "<!-- SLOW_UPDATE_START -->\nTake  your time. \n<!-- SLOW_UPDATE_END -->\n\n"
     "<!-- APPENDIX_START -->\n## Execution Notes Appendix\n\n-   Mind it.\n<!-- APPENDIX_END -->\n"
 )
-BOOK = load_prompts()
 
 
 def asked_for(done: Ran) -> set[str]:
@@ -42,13 +41,9 @@ def asked_for(done: Ran) -> set[str]:
 @given(documents(), wild | plain, st.sampled_from(["suggest", "rewrite", "append"]))
 async def test_no_reply_touches_a_protected_region(text: str, reply: str, op: Any) -> None:
     """Whatever a model writes, the regions of any document come out byte-identical, or nothing changes."""
-    store = InMemoryRunStore()
-    await store.open_run("r0", {}, {})
     llm = ScriptedLLM(lambda *_: {"summary": "s", "document": reply})
     chosen = SelectResult(patch=Patch(edits=(Edit(op=op, content=reply),)), pool_size=1)
-    candidate = await update(
-        Skill(text=text), chosen, llm=llm, prompts=BOOK, decision_log=store.decision_log("r0"), step=1
-    )
+    candidate = await update(Skill(text=text), chosen, context=await open_context(llm))
     assert protected(candidate.skill.text) == protected(text)
     if candidate.fallbacks:
         assert candidate.skill.text == text

@@ -7,14 +7,10 @@ from dataclasses import dataclass
 
 from reflact.concurrency import fan_out
 from reflact.config.training import AggregateConfig
-from reflact.messages import CallId
-from reflact.prompts import PromptBook
-from reflact.protocols import LLM, DecisionLog
+from reflact.stages.context import NoReply, StageContext
 from reflact.stages.prompt_sections import show_edits, show_skill
 from reflact.stages.reply_models import (
     DraftMergeReply,
-    NoReply,
-    ask_or_fallback,
     check_whole_document,
     list_allowed_operations,
     make_edits_check,
@@ -42,13 +38,10 @@ async def aggregate(
     reports: Sequence[AnalystReport],
     skill: Skill,
     *,
-    llm: LLM,
-    prompts: PromptBook,
+    context: StageContext,
     config: AggregateConfig,
     operations: tuple[EditKind, ...],
     notes: str,
-    decision_log: DecisionLog,
-    step: int,
 ) -> AggregateResult:
     """Merge the patches of all reports: failures and successes separately, then both, failures first.
 
@@ -60,16 +53,7 @@ async def aggregate(
     Raises:
         ProviderError: The endpoint refused, failed or could not be reached.
     """
-    merger = _Merger(
-        skill=skill,
-        llm=llm,
-        prompts=prompts,
-        group_size=config.merge_batch_size,
-        operations=operations,
-        notes=notes,
-        decision_log=decision_log,
-        step=step,
-    )
+    merger = _Merger(skill, context, config.merge_batch_size, operations, notes)
     sides = await fan_out(
         merger.merge_tree, [(s, _collect_patches(reports, s)) for s in ("failure", "success")]
     )
@@ -107,16 +91,13 @@ def _collect_patches(reports: Sequence[AnalystReport], source: str) -> tuple[Pat
     return tuple(r.patch for r in ordered if r.patch.edits)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class _Merger:
     skill: Skill
-    llm: LLM
-    prompts: PromptBook
+    context: StageContext
     group_size: int
     operations: tuple[EditKind, ...]
     notes: str
-    decision_log: DecisionLog
-    step: int
 
     async def merge_tree(self, side: tuple[RolloutSource, Sequence[Patch]]) -> _Node:
         source, patches = side
@@ -141,15 +122,13 @@ class _Merger:
             return _Node(patch=Patch(reasoning=reasoning, edits=edits))
         if edits[0].op == "rewrite":
             return await self._merge_drafts(name, part, reasoning, edits)
-        prompt = self.prompts.render(name, self._variables(edits))
-        call_id = CallId(role="optimizer", purpose=name, step=self.step, part=part)
-        reply = await ask_or_fallback(
-            self.llm,
-            prompt,
-            merge_reply_type(list_allowed_operations(self.skill, self.operations), proposals=len(edits)),
-            call_id=call_id,
+        kinds = list_allowed_operations(self.skill, self.operations)
+        reply = await self.context.ask_or_fallback(
+            name,
+            self._variables(edits),
+            merge_reply_type(kinds, proposals=len(edits)),
+            part=part,
             check=make_edits_check(self.skill),
-            decision_log=self.decision_log,
         )
         if isinstance(reply, NoReply):
             fallback = Fallback(
@@ -165,14 +144,12 @@ class _Merger:
 
     async def _merge_drafts(self, name: str, part: str, reasoning: str, drafts: Sequence[Edit]) -> _Node:
         purpose = f"draft_{name}"
-        prompt = self.prompts.render(purpose, self._variables(drafts))
-        call_id = CallId(role="optimizer", purpose=purpose, step=self.step, part=part)
-
-        def check(reply: DraftMergeReply) -> None:
-            check_whole_document(self.skill, reply.document)
-
-        reply = await ask_or_fallback(
-            self.llm, prompt, DraftMergeReply, call_id=call_id, check=check, decision_log=self.decision_log
+        reply = await self.context.ask_or_fallback(
+            purpose,
+            self._variables(drafts),
+            DraftMergeReply,
+            part=part,
+            check=lambda reply: check_whole_document(self.skill, reply.document),
         )
         if isinstance(reply, NoReply):
             fallback = Fallback(label=f"{purpose}/{part}", reason=reply.reason, replacement="the first draft")

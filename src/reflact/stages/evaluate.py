@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from typing import Literal
 
 from reflact.gate.decision import (
     GateSettings,
@@ -14,14 +16,12 @@ from reflact.gate.decision import (
     has_coverage,
 )
 from reflact.gate.early_stop import decide_early
-from reflact.gate.scores import Metric, build_measurement, combine_scores, score_measurement
 from reflact.types import (
     AggregateResult,
     Candidate,
     FrozenModel,
     Measurement,
     Rollout,
-    Score,
     Skill,
     Split,
     Verdict,
@@ -40,17 +40,13 @@ class GateMetric(FrozenModel):
     An item is solved if its hard score reaches ``threshold``; None: if it is above 0.
     """
 
-    metric: Metric
+    metric: Literal["hard", "soft", "mixed"]
     mixed_weight: float = 0.5
     threshold: float | None = None
 
     def score_rollout(self, rollout: Rollout) -> float | None:
         """Return a rollout's score in the metric, in 0..1; None if it is unmeasured."""
-        return None if rollout.score is None else self.combine_score(rollout.score)
-
-    def combine_score(self, value: Score) -> float:
-        """Return a score in the metric, in 0..1."""
-        return combine_scores(value.hard, value.soft, metric=self.metric, mixed_weight=self.mixed_weight)
+        return None if rollout.score is None else self._combine(rollout.score.hard, rollout.score.soft)
 
     def is_solved(self, rollout: Rollout) -> bool | None:
         """Return whether a rollout solved its item; None if it is unmeasured."""
@@ -58,7 +54,41 @@ class GateMetric(FrozenModel):
 
     def score_measurement(self, measurement: Measurement) -> float | None:
         """Return a measurement in the metric; None if nothing was measured."""
-        return score_measurement(measurement, metric=self.metric, mixed_weight=self.mixed_weight)
+        if measurement.hard is None or measurement.soft is None:
+            return None
+        return self._combine(measurement.hard, measurement.soft)
+
+    def _combine(self, hard: float, soft: float) -> float:
+        match self.metric:
+            case "hard":
+                return hard
+            case "soft":
+                return soft
+            case "mixed":
+                return (1 - self.mixed_weight) * hard + self.mixed_weight * soft
+
+
+def build_measurement(skill_hash: str, split: Split, rollouts: Sequence[Rollout]) -> Measurement:
+    """Return the means of one skill's rollouts on a split; their order does not matter.
+
+    Raises:
+        ValueError: A rollout belongs to another skill.
+    """
+    if any(rollout.skill_hash != skill_hash for rollout in rollouts):
+        raise ValueError(f"rollouts of another skill than {skill_hash} cannot measure it")
+    scores = [rollout.score for rollout in rollouts if rollout.score is not None]
+    return Measurement(
+        skill_hash=skill_hash,
+        split=split,
+        n=len(scores),
+        unmeasured=tuple(sorted({rollout.item_id for rollout in rollouts if rollout.score is None})),
+        hard=_mean([score.hard for score in scores]),
+        soft=_mean([score.soft for score in scores]),
+    )
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return math.fsum(values) / len(values) if values else None
 
 
 class GateComparison(FrozenModel):

@@ -6,21 +6,22 @@ document that was not followed; it gets a short reminder in the appendix of exec
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from functools import lru_cache
 from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from reflact.messages import CallId, RenderedPrompt, ReplyModel
-from reflact.prompts import PromptBook, fence
-from reflact.protocols import LLM, DecisionLog, R
+from reflact.messages import ReplyModel
+from reflact.prompts import fence
+from reflact.protocols import R
 from reflact.skills.document import editable_text
 from reflact.skills.regions import check_region_text, merge_notes, read_guidance, read_notes, replace_notes
+from reflact.stages.context import NoReply, StageContext
 from reflact.stages.prompt_sections import show_cases, show_skill
 from reflact.stages.reflect import Minibatch
-from reflact.stages.reply_models import NoReply, ask_or_fallback, narrow_reply_type
+from reflact.stages.reply_models import narrow_reply_type
 from reflact.types import AnalystReport, AppendixResult, Fallback, Skill
 
 MAX_REMINDERS = 3
@@ -69,22 +70,16 @@ class LapseTriage:
     Args:
         skill: The document whose rules may not have been followed.
         analyse: Proposes edits for the other cases.
+        context: The collaborators of the calls.
         successes: Whether minibatches of successes may give reminders too.
-        llm: The optimizer.
-        prompts: The run's prompts.
-        decision_log: Where missing replies are logged.
-        step: The step.
         tokens: Maximum of estimated tokens of trajectories in one prompt.
     """
 
     skill: Skill
     analyse: Callable[[Minibatch], Awaitable[AnalystReport]]
     _: KW_ONLY
+    context: StageContext
     successes: bool
-    llm: LLM
-    prompts: PromptBook
-    decision_log: DecisionLog
-    step: int
     tokens: int
 
     async def report(self, batch: Minibatch) -> AnalystReport:
@@ -135,18 +130,17 @@ class LapseTriage:
     async def _ask_or_fallback(
         self, batch: Minibatch, name: str, reply_type: type[R], check: Callable[[R], None]
     ) -> R | NoReply:
-        def prompt(tokens: int) -> RenderedPrompt:
+        def variables(tokens: int) -> Mapping[str, str]:
             cases = show_cases(batch.rollouts, batch.items, failed=batch.source == "failure", tokens=tokens)
-            return self.prompts.render(name, {"document": show_rules(self.skill), "cases": cases})
+            return {"document": show_rules(self.skill), "cases": cases}
 
-        return await ask_or_fallback(
-            self.llm,
-            prompt(self.tokens),
+        return await self.context.ask_or_fallback(
+            name,
+            variables(self.tokens),
             reply_type,
-            call_id=CallId(role="optimizer", purpose=name, step=self.step, part=batch.part),
+            part=batch.part,
             check=check,
-            decision_log=self.decision_log,
-            shorten=lambda: prompt(self.tokens // 2),
+            shorten=lambda: variables(self.tokens // 2),
         )
 
     def _make_lapse_check(self, batch: Minibatch) -> Callable[[LapseReply], None]:
@@ -196,14 +190,7 @@ def compact_reply_type(*, most: int) -> type[CompactReply]:
 
 
 async def update_appendix(
-    skill: Skill,
-    reports: Sequence[AnalystReport],
-    *,
-    threshold: int | None,
-    llm: LLM,
-    prompts: PromptBook,
-    decision_log: DecisionLog,
-    step: int,
+    skill: Skill, reports: Sequence[AnalystReport], *, context: StageContext, threshold: int | None
 ) -> AppendixResult:
     """Return the document with the reports' reminders added to its appendix, without duplicates.
 
@@ -222,17 +209,11 @@ async def update_appendix(
     fallbacks: tuple[Fallback, ...] = ()
     if threshold is not None and len(after) > threshold:
         notes = fence("notes", "\n".join(f"- {note}" for note in after))
-        prompt = prompts.render(
-            "consolidate", {"document": show_skill(skill), "notes": notes, "most": str(threshold)}
-        )
-        call_id = CallId(role="optimizer", purpose="consolidate", step=step)
-        reply = await ask_or_fallback(
-            llm,
-            prompt,
+        reply = await context.ask_or_fallback(
+            "consolidate",
+            {"document": show_skill(skill), "notes": notes, "most": str(threshold)},
             compact_reply_type(most=threshold),
-            call_id=call_id,
             check=lambda reply: _check_notes(reply.notes),
-            decision_log=decision_log,
         )
         if isinstance(reply, NoReply):
             replacement = f"the {len(after)} notes stay as they are"

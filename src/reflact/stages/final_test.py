@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 
 from reflact.gate.intervals import improvement_interval, mean_interval
-from reflact.gate.scores import build_measurement
 from reflact.records import Improvement, SkillScore, TaskTypeScore
+from reflact.stages.evaluate import build_measurement
 from reflact.types import FrozenModel, Item, Rollout, Skill, Split
 
 

@@ -6,11 +6,9 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from reflact.messages import CallId, ReplyModel
-from reflact.prompts import PromptBook
-from reflact.protocols import LLM, DecisionLog
+from reflact.messages import ReplyModel
+from reflact.stages.context import NoReply, StageContext
 from reflact.stages.prompt_sections import show_meta, show_skill
-from reflact.stages.reply_models import NoReply, ask_or_fallback
 from reflact.types import Skill
 
 
@@ -30,14 +28,11 @@ async def update_meta_skill(
     earlier: Skill,
     current: Skill,
     *,
+    context: StageContext,
+    epoch: int,
     comparison: str,
     attempts: str,
     memory: str,
-    llm: LLM,
-    prompts: PromptBook,
-    decision_log: DecisionLog,
-    step: int,
-    epoch: int,
 ) -> MemoryReply | NoReply:
     """Return the optimizer's memory after the comparison of two epochs' skills.
 
@@ -47,15 +42,11 @@ async def update_meta_skill(
     Raises:
         ProviderError: The endpoint refused, failed or could not be reached.
     """
-    prompt = prompts.render(
-        "meta_skill",
-        {
-            "earlier": show_skill(earlier),
-            "document": show_skill(current),
-            "attempts": attempts,
-            "memory": show_meta(memory),
-            "comparison": comparison,
-        },
-    )
-    call_id = CallId(role="optimizer", purpose="meta_skill", step=step, part=f"epoch-{epoch}")
-    return await ask_or_fallback(llm, prompt, MemoryReply, call_id=call_id, decision_log=decision_log)
+    variables = {
+        "earlier": show_skill(earlier),
+        "document": show_skill(current),
+        "attempts": attempts,
+        "memory": show_meta(memory),
+        "comparison": comparison,
+    }
+    return await context.ask_or_fallback("meta_skill", variables, MemoryReply, part=f"epoch-{epoch}")

@@ -4,27 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
-from typing import Any, Generic, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from pydantic import TypeAdapter
 
 from reflact.concurrency import fan_out
-from reflact.config.training import ReflectConfig, UpdateConfig
+from reflact.config.training import UpdateConfig
 from reflact.data import shuffle
-from reflact.messages import CallId, RenderedPrompt
-from reflact.prompts import PromptBook
-from reflact.protocols import LLM, Annotator, DecisionLog, R
+from reflact.protocols import Annotator, DecisionLog, R
 from reflact.skills.document import is_same_body
+from reflact.stages.context import NoReply, StageContext
 from reflact.stages.prompt_sections import show_cases, show_skill
 from reflact.stages.reply_models import (
     AnalystReply,
     DraftReply,
-    NoReply,
     PatternReply,
     Proposal,
     SuccessDraftReply,
     SuccessReply,
-    ask_or_fallback,
     check_whole_document,
     draft_reply_type,
     failure_reply_type,
@@ -47,6 +44,8 @@ from reflact.types import (
     Skill,
     is_failure,
 )
+
+T = TypeVar("T")
 
 SOURCES: tuple[RolloutSource, ...] = ("failure", "success")
 
@@ -75,10 +74,9 @@ class Minibatch(FrozenModel):
         return AnalystReport(source_type=self.source, index=self.index, item_ids=ids, batch=self.batch)
 
 
-def batch_order(size: int, *, seed: int, step: int, batch: int = 0) -> tuple[int, ...]:
-    """Return the order in which a batch of ``size`` items is dealt."""
-    label = f"reflect/{step}" if batch == 0 else f"reflect/{step}/{batch}"
-    return shuffle(range(size), seed, label)
+def shuffle_batch(values: Sequence[T], *, seed: int, step: int, batch: int = 0) -> tuple[T, ...]:
+    """Return a batch in the order in which it is dealt."""
+    return shuffle(values, seed, f"reflect/{step}" if batch == 0 else f"reflect/{step}/{batch}")
 
 
 def classify_rollout(rollout: Rollout, threshold: float | None) -> RolloutSource | None:
@@ -86,39 +84,6 @@ def classify_rollout(rollout: Rollout, threshold: float | None) -> RolloutSource
     if rollout.score is None:
         return None
     return "failure" if is_failure(rollout, threshold) else "success"
-
-
-def deal_minibatches(
-    items: Sequence[Item],
-    rollouts: Sequence[Rollout],
-    config: ReflectConfig,
-    *,
-    seed: int,
-    step: int,
-    batch: int = 0,
-    threshold: float | None = None,
-) -> tuple[Minibatch, ...]:
-    """Deal a batch into minibatches: failures and successes separately, each along one seeded order.
-
-    Unmeasured rollouts are left out.
-    """
-    order = batch_order(len(items), seed=seed, step=step, batch=batch)
-    dealt = []
-    for source in SOURCES[:1] if config.failure_only else SOURCES:
-        chosen = [i for i in order if classify_rollout(rollouts[i], threshold) == source]
-        size = config.minibatch_size
-        for index, start in enumerate(range(0, len(chosen), size)):
-            part = chosen[start : start + size]
-            dealt.append(
-                Minibatch(
-                    source=source,
-                    index=index,
-                    items=tuple(items[i] for i in part),
-                    rollouts=tuple(rollouts[i] for i in part),
-                    batch=batch,
-                )
-            )
-    return tuple(dealt)
 
 
 class Analysis(NamedTuple, Generic[R]):
@@ -172,19 +137,13 @@ class Analyst:
     """Reads one minibatch at a time.
 
     Args:
-        llm: The optimizer.
-        prompts: The run's prompts.
-        decision_log: Where missing replies and shortened prompts are logged.
-        step: The step that uses the reports.
+        context: The collaborators of the calls.
         tokens: Maximum of estimated tokens of trajectories in one prompt.
         analysis: Returns the call about a minibatch.
         notes: Returns the notes on earlier attempts for a minibatch's prompt; empty for none.
     """
 
-    llm: LLM
-    prompts: PromptBook
-    decision_log: DecisionLog
-    step: int
+    context: StageContext
     tokens: int
     analysis: Callable[[Minibatch], Analysis[Any]]
     notes: Callable[[Minibatch], str]
@@ -199,21 +158,18 @@ class Analyst:
         """
         analysis, attempts = self.analysis(batch), self.notes(batch)
 
-        def prompt(tokens: int) -> RenderedPrompt:
+        def variables(tokens: int) -> Mapping[str, str]:
             cases = show_cases(batch.rollouts, batch.items, failed=batch.source == "failure", tokens=tokens)
-            return self.prompts.render(
-                analysis.prompt, {**analysis.variables, "cases": cases, "attempts": attempts}
-            )
+            return {**analysis.variables, "cases": cases, "attempts": attempts}
 
-        purpose = f"analyst_{batch.source}"
-        reply = await ask_or_fallback(
-            self.llm,
-            prompt(self.tokens),
+        reply = await self.context.ask_or_fallback(
+            analysis.prompt,
+            variables(self.tokens),
             analysis.reply_type,
-            call_id=CallId(role="optimizer", purpose=purpose, step=self.step, part=batch.part),
+            purpose=f"analyst_{batch.source}",
+            part=batch.part,
             check=analysis.check,
-            decision_log=self.decision_log,
-            shorten=lambda: prompt(self.tokens // 2),
+            shorten=lambda: variables(self.tokens // 2),
         )
         if isinstance(reply, NoReply):
             return batch.empty_report.model_copy(update={"no_reply_reason": reply.reason})

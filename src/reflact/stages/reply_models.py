@@ -1,21 +1,18 @@
-"""Reply types of the optimizer's calls, their checks, and the call that falls back if no reply is valid."""
+"""Reply types of the optimizer's calls, and their checks."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
-from typing import Annotated, Any, ClassVar, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, create_model
 
-from reflact.errors import ContextOverflow, ReplyError
-from reflact.messages import CallId, RenderedPrompt, ReplyModel
-from reflact.protocols import LLM, DecisionLog
+from reflact.messages import ReplyModel
+from reflact.protocols import R
 from reflact.skills.document import apply_edits, editable_text, is_same_body
-from reflact.types import Edit, EditKind, FrozenModel, Operation, Skill
-
-R = TypeVar("R", bound=ReplyModel)
+from reflact.types import Edit, EditKind, Operation, Skill
 
 TAG = re.compile(r"</?(?:document|proposal_\d+|case_\d+|attempts|rejected|advice|guidance|notes)_*>")
 """The tags that fence material in prompts."""
@@ -332,50 +329,3 @@ def check_whole_document(skill: Skill, document: str) -> None:
     (result,) = apply_edits(skill, [Edit(op="rewrite", content=document)]).results
     if result.status == "rejected":
         raise ValueError(f"the new document cannot be used: {result.reason}")
-
-
-class NoReply(FrozenModel):
-    """No valid reply to a model call, with the reason."""
-
-    reason: str
-
-
-async def ask_or_fallback(
-    llm: LLM,
-    prompt: RenderedPrompt,
-    reply_type: type[R],
-    *,
-    call_id: CallId,
-    check: Callable[[R], None] | None = None,
-    decision_log: DecisionLog,
-    shorten: Callable[[], RenderedPrompt] | None = None,
-) -> R | NoReply:
-    """Return a model's reply, or ``NoReply`` if no attempt was valid or the prompt was too long.
-
-    A missing reply is logged before it is returned, so that a resumed run decides the same without a call.
-    If the prompt is too long and ``shorten`` is given, the call is repeated once with the shorter prompt.
-    That is logged as well, so that a resumed run sends the same prompt.
-
-    Raises:
-        ProviderError: The endpoint refused, failed or could not be reached; nothing is logged.
-        ValueError: The call id has no step.
-    """
-    if call_id.step is None:
-        raise ValueError(f"the call {call_id.label} has no step under which a missing reply could be logged")
-    step, no_reply, shortened = call_id.step, f"no_reply/{call_id.label}", f"shortened_prompt/{call_id.label}"
-    logged = await decision_log.get(step, no_reply)
-    if logged is not None:
-        return NoReply(reason=str(logged))
-    if shorten is not None and await decision_log.get(step, shortened) is not None:
-        prompt, shorten = shorten(), None
-    try:
-        try:
-            return (await llm.ask(prompt, reply_type, call_id=call_id, check=check)).value
-        except ContextOverflow as error:
-            if shorten is None:
-                raise
-            await decision_log.put(step, shortened, str(error))
-        return (await llm.ask(shorten(), reply_type, call_id=call_id, check=check)).value
-    except (ReplyError, ContextOverflow) as error:
-        await decision_log.put(step, no_reply, str(error))
-        return NoReply(reason=str(error))

@@ -74,133 +74,6 @@ def number_trials(items: Sequence[Item]) -> tuple[int, ...]:
     return tuple(trials)
 
 
-async def rollout(
-    items: Sequence[Item],
-    skill: Skill,
-    *,
-    target: Target,
-    environment: Environment,
-    store: RolloutStore,
-    decision_log: DecisionLog,
-    step: int,
-    feedback: bool,
-    coverage: float | None,
-    limit: int,
-    trial: int | None = None,
-    phase: str | None = None,
-    stop_when: Callable[[Sequence[Rollout]], bool] | None = None,
-    on_rollout: RolloutCallback | None = None,
-) -> tuple[Rollout, ...]:
-    """Return one rollout for each item, in the order of the items; stored rollouts are reused.
-
-    A rollout has no score if the provider or the environment failed. It is logged under ``step`` before it is
-    returned, so that a resumed run decides on the same evidence.
-
-    Args:
-        items: The items.
-        skill: The instructions.
-        target: The frozen agent.
-        environment: Runs and grades items.
-        store: Stores finished rollouts.
-        decision_log: Where unmeasured rollouts are logged.
-        step: The step that uses the rollouts.
-        feedback: Whether rollouts carry the environment's feedback for the analysts.
-        coverage: Share of items that must be measured, 0..1, and at least one item. None: any number, and
-            the caller logs the unmeasured ones with ``log_unmeasured``.
-        limit: Maximum of rollouts in flight.
-        trial: Number of the trial; None numbers the occurrences of each item from 0.
-        phase: Rollouts are reused within this phase only; None: among all phases that are None.
-        stop_when: Stops at the shortest finished prefix for which it is true; that prefix is returned.
-        on_rollout: Called with each rollout as it finishes, in any order.
-
-    Raises:
-        RunFailed: Less than ``coverage`` of the items could be measured; nothing is logged.
-        AccessDenied, BadRequest: The endpoint serves no request of this kind.
-        BudgetSpent: A limit of the budget allows no further call.
-    """
-    runner = RolloutRunner(
-        target=target,
-        environment=environment,
-        store=store,
-        decision_log=decision_log,
-        step=step,
-        feedback=feedback,
-        phase=phase,
-        on_rollout=on_rollout,
-    )
-    trials = number_trials(items) if trial is None else [trial] * len(items)
-    jobs = [runner.make_job(item, skill, number) for item, number in zip(items, trials, strict=True)]
-    await runner.find_stored(jobs)
-    if stop_when is None:
-        rollouts = await fan_out(runner.run, jobs, limit=limit)
-    else:
-        rollouts = await fan_out_until(runner.run, jobs, enough=stop_when, limit=limit)
-    if coverage is not None:
-        require_coverage(rollouts, coverage)
-        await log_unmeasured(rollouts, decision_log=decision_log, step=step)
-    return rollouts
-
-
-async def rollout_pairs(
-    items: Sequence[Item],
-    candidate: Skill,
-    current: Skill,
-    *,
-    target: Target,
-    environment: Environment,
-    store: RolloutStore,
-    decision_log: DecisionLog,
-    step: int,
-    trial: int,
-    limit: int,
-    phase: str | None = None,
-    stop_when: Callable[[Sequence[RolloutPair]], bool] | None = None,
-    on_rollout: RolloutCallback | None = None,
-) -> tuple[RolloutPair, ...]:
-    """Return one trial of each item under both skills, in the order of the items, without feedback.
-
-    Both sides of an item run concurrently. An unmeasured side is retried once after all others have
-    finished; the second result is final. ``stop_when`` stops at the shortest prefix of final pairs for which
-    it is true; exactly that prefix is returned. It must depend on the pairs alone. Nothing is logged: the
-    caller logs unmeasured rollouts with ``log_unmeasured``. For the other arguments see ``rollout``.
-
-    Raises:
-        AccessDenied, BadRequest: The endpoint serves no request of this kind.
-        BudgetSpent: A limit of the budget allows no further call.
-    """
-    runner = RolloutRunner(
-        target=target,
-        environment=environment,
-        store=store,
-        decision_log=decision_log,
-        step=step,
-        feedback=False,
-        phase=phase,
-        on_rollout=on_rollout,
-    )
-    sides = [runner.make_job(item, skill, trial) for item in items for skill in (candidate, current)]
-    await runner.find_stored(sides)
-
-    def stop(finished: Sequence[Rollout]) -> bool:
-        measured = all(side.score is not None for side in finished)
-        return (
-            stop_when is not None and measured and len(finished) % 2 == 0 and stop_when(_pair_sides(finished))
-        )
-
-    first = await fan_out_until(runner.run, sides, enough=stop, limit=limit)
-    lost = [n for n, side in enumerate(first) if side.score is None]
-    if not lost:
-        return _pair_sides(first)
-
-    def enough(retried: Sequence[Rollout]) -> bool:
-        pairs = _finalize_pairs(first, lost, retried)
-        return _find_shortest_prefix(pairs, lost[0] // 2 + 1, stop_when) is not None
-
-    retried = await fan_out_until(runner.retry, [sides[n] for n in lost], enough=enough, limit=limit)
-    pairs = _finalize_pairs(first, lost, retried)
-    return pairs[: _find_shortest_prefix(pairs, lost[0] // 2 + 1, stop_when)]
-
-
 async def log_unmeasured(rollouts: Sequence[Rollout], *, decision_log: DecisionLog, step: int) -> None:
     """Log the unmeasured rollouts among those that a decision of the step is about to use."""
     for lost in (r for r in rollouts if r.score is None):
@@ -231,7 +104,7 @@ class RolloutJob(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class RolloutRunner:
-    """Runs jobs; stored rollouts and logged unmeasured ones are not run again, equal keys run once.
+    """Rolls items out; stored rollouts and logged unmeasured ones are not run again, equal keys run once.
 
     Args:
         target: The frozen agent.
@@ -239,9 +112,10 @@ class RolloutRunner:
         store: Stores finished rollouts.
         decision_log: Where unmeasured rollouts are logged.
         step: The step that uses the rollouts.
-        feedback: Whether rollouts carry the environment's feedback.
-        phase: See ``rollout``.
-        on_rollout: Called with each rollout when it first finishes.
+        feedback: Whether rollouts carry the environment's feedback for the analysts.
+        limit: Maximum of rollouts in flight.
+        phase: Rollouts are reused within this phase only; None: among all phases that are None.
+        on_rollout: Called with each rollout when it first finishes, in any order.
     """
 
     target: Target
@@ -250,10 +124,85 @@ class RolloutRunner:
     decision_log: DecisionLog
     step: int
     feedback: bool
+    limit: int
     phase: str | None = None
     on_rollout: RolloutCallback | None = None
     _known: dict[str, Rollout] = field(default_factory=dict, init=False)
     _locks: defaultdict[str, anyio.Lock] = field(default_factory=lambda: defaultdict(anyio.Lock), init=False)
+
+    async def roll_out(
+        self,
+        items: Sequence[Item],
+        skill: Skill,
+        *,
+        coverage: float | None,
+        trial: int = 0,
+    ) -> tuple[Rollout, ...]:
+        """Return one rollout for each item, in the order of the items; stored rollouts are reused.
+
+        A rollout has no score if the provider or the environment failed. It is logged under the step before
+        it is returned, so that a resumed run decides on the same evidence.
+
+        Args:
+            items: The items.
+            skill: The instructions.
+            coverage: Share of items that must be measured, 0..1, and at least one item. None: any number, and
+                the caller logs the unmeasured ones with ``log_unmeasured``.
+            trial: Number of the trial.
+
+        Raises:
+            RunFailed: Less than ``coverage`` of the items could be measured; nothing is logged.
+            AccessDenied, BadRequest: The endpoint serves no request of this kind.
+            BudgetSpent: A limit of the budget allows no further call.
+        """
+        jobs = [self.make_job(item, skill, trial) for item in items]
+        await self.find_stored(jobs)
+        rollouts = await fan_out(self.run, jobs, limit=self.limit)
+        if coverage is not None:
+            require_coverage(rollouts, coverage)
+            await log_unmeasured(rollouts, decision_log=self.decision_log, step=self.step)
+        return rollouts
+
+    async def roll_out_pairs(
+        self,
+        items: Sequence[Item],
+        candidate: Skill,
+        current: Skill,
+        *,
+        trial: int,
+        stop_when: Callable[[Sequence[RolloutPair]], bool] | None = None,
+    ) -> tuple[RolloutPair, ...]:
+        """Return one trial of each item under both skills, in the order of the items.
+
+        Both sides of an item run concurrently. An unmeasured side is retried once after all others have
+        finished; the second result is final. ``stop_when`` stops at the shortest prefix of final pairs for
+        which it is true; exactly that prefix is returned. It must depend on the pairs alone. Nothing is
+        logged: the caller logs unmeasured rollouts with ``log_unmeasured``.
+
+        Raises:
+            AccessDenied, BadRequest: The endpoint serves no request of this kind.
+            BudgetSpent: A limit of the budget allows no further call.
+        """
+        sides = [self.make_job(item, skill, trial) for item in items for skill in (candidate, current)]
+        await self.find_stored(sides)
+
+        def stop(finished: Sequence[Rollout]) -> bool:
+            if stop_when is None or len(finished) % 2 or any(side.score is None for side in finished):
+                return False
+            return stop_when(_pair_sides(finished))
+
+        first = await fan_out_until(self.run, sides, enough=stop, limit=self.limit)
+        lost = [n for n, side in enumerate(first) if side.score is None]
+        if not lost:
+            return _pair_sides(first)
+
+        def enough(retried: Sequence[Rollout]) -> bool:
+            pairs = _finalize_pairs(first, lost, retried)
+            return _find_shortest_prefix(pairs, lost[0] // 2 + 1, stop_when) is not None
+
+        retried = await fan_out_until(self.retry, [sides[n] for n in lost], enough=enough, limit=self.limit)
+        pairs = _finalize_pairs(first, lost, retried)
+        return pairs[: _find_shortest_prefix(pairs, lost[0] // 2 + 1, stop_when)]
 
     def make_job(self, item: Item, skill: Skill, trial: int) -> RolloutJob:
         """Return the job of an item's trial under a skill."""

@@ -9,17 +9,10 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from reflact.messages import CallId, ReplyModel
-from reflact.prompts import PromptBook
-from reflact.protocols import LLM, DecisionLog
+from reflact.messages import ReplyModel
+from reflact.stages.context import NoReply, StageContext
 from reflact.stages.prompt_sections import show_edits, show_skill
-from reflact.stages.reply_models import (
-    NoReply,
-    ask_or_fallback,
-    check_ranking,
-    narrow_reply_type,
-    rank_reply_type,
-)
+from reflact.stages.reply_models import check_ranking, narrow_reply_type, rank_reply_type
 from reflact.types import AggregateResult, Edit, Fallback, Patch, SelectResult, Skill, StepSize
 
 
@@ -40,15 +33,7 @@ def step_size_reply_type(*, offered: int) -> type[StepSizeReply]:
 
 
 async def choose_step_size(
-    merged: AggregateResult,
-    skill: Skill,
-    *,
-    notes: str,
-    llm: LLM,
-    prompts: PromptBook,
-    decision_log: DecisionLog,
-    step: int,
-    default: int,
+    merged: AggregateResult, skill: Skill, *, context: StageContext, notes: str, default: int
 ) -> StepSize | Fallback:
     """Let the optimizer decide how many of the pooled edits a step applies; the pool must not be empty.
 
@@ -59,18 +44,8 @@ async def choose_step_size(
         ProviderError: The endpoint refused, failed or could not be reached.
     """
     pool = merged.patch.edits
-    prompt = prompts.render(
-        "step_size",
-        {
-            "document": show_skill(skill),
-            "notes": notes,
-            "proposals": show_edits(pool),
-            "count": str(len(pool)),
-        },
-    )
-    call_id = CallId(role="optimizer", purpose="step_size", step=step)
-    reply = await ask_or_fallback(
-        llm, prompt, step_size_reply_type(offered=len(pool)), call_id=call_id, decision_log=decision_log
+    reply = await context.ask_or_fallback(
+        "step_size", _describe_pool(pool, skill, notes), step_size_reply_type(offered=len(pool))
     )
     if isinstance(reply, NoReply):
         return Fallback(label="step_size", reason=reply.reason, replacement=f"at most {default} edits")
@@ -78,15 +53,7 @@ async def choose_step_size(
 
 
 async def select(
-    merged: AggregateResult,
-    skill: Skill,
-    *,
-    budget: int | None,
-    notes: str,
-    llm: LLM,
-    prompts: PromptBook,
-    decision_log: DecisionLog,
-    step: int,
+    merged: AggregateResult, skill: Skill, *, context: StageContext, budget: int | None, notes: str
 ) -> SelectResult:
     """Select at most ``budget`` edits; None takes all, and a pool within the budget passes unchanged.
 
@@ -102,24 +69,11 @@ async def select(
         return outcome
     if budget == 0:
         return outcome.model_copy(update={"patch": Patch(reasoning=merged.patch.reasoning)})
-    prompt = prompts.render(
+    reply = await context.ask_or_fallback(
         "ranking",
-        {
-            "document": show_skill(skill),
-            "notes": notes,
-            "proposals": show_edits(pool),
-            "count": str(len(pool)),
-            "budget": str(budget),
-        },
-    )
-    call_id = CallId(role="optimizer", purpose="ranking", step=step)
-    reply = await ask_or_fallback(
-        llm,
-        prompt,
+        {**_describe_pool(pool, skill, notes), "budget": str(budget)},
         rank_reply_type(proposals=len(pool), budget=budget),
-        call_id=call_id,
         check=check_ranking,
-        decision_log=decision_log,
     )
     if isinstance(reply, NoReply):
         fallback = Fallback(
@@ -129,6 +83,15 @@ async def select(
         return outcome.model_copy(update={"patch": patch, "fallbacks": (fallback,)})
     patch = Patch(reasoning=reply.reasoning, edits=tuple(pool[n - 1] for n in reply.selected))
     return outcome.model_copy(update={"patch": patch, "ranked": True})
+
+
+def _describe_pool(pool: Sequence[Edit], skill: Skill, notes: str) -> dict[str, str]:
+    return {
+        "document": show_skill(skill),
+        "notes": notes,
+        "proposals": show_edits(pool),
+        "count": str(len(pool)),
+    }
 
 
 def sort_by_support(edits: Sequence[Edit]) -> tuple[Edit, ...]:

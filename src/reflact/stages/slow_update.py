@@ -7,15 +7,15 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
+from reflact.config.training import SlowUpdateConfig
 from reflact.data import shuffle
 from reflact.errors import RunFailed
-from reflact.messages import CallId, ReplyModel
-from reflact.prompts import PromptBook, fence
-from reflact.protocols import LLM, DecisionLog
+from reflact.messages import ReplyModel
+from reflact.prompts import fence
 from reflact.records import ComparisonCategory, ItemComparison
 from reflact.skills.regions import check_region_text
+from reflact.stages.context import NoReply, StageContext
 from reflact.stages.prompt_sections import show_case, show_skill
-from reflact.stages.reply_models import NoReply, ask_or_fallback
 from reflact.types import FrozenModel, Item, Rollout, Skill, is_failure
 
 
@@ -40,31 +40,25 @@ async def slow_update(
     earlier: Skill,
     current: Skill,
     *,
+    context: StageContext,
+    epoch: int,
     comparison: str,
     guidance: str,
-    llm: LLM,
-    prompts: PromptBook,
-    decision_log: DecisionLog,
-    step: int,
-    epoch: int,
 ) -> GuidanceReply | NoReply:
     """Return new guidance from the comparison of two epochs' skills.
 
     Args:
         earlier: The skill at the last step of the previous epoch.
         current: The skill at the last step of this epoch.
+        context: The collaborators, at the epoch's last step.
+        epoch: The epoch that ends.
         comparison: The outcomes of both on the same items, as text for the prompt.
         guidance: The current guidance; empty for none.
-        llm: The optimizer.
-        prompts: The prompts.
-        decision_log: Where a missing reply is logged.
-        step: The epoch's last step.
-        epoch: The epoch that ends.
 
     Raises:
         ProviderError: The endpoint refused, failed or could not be reached.
     """
-    prompt = prompts.render(
+    return await context.ask_or_fallback(
         "slow_update",
         {
             "earlier": show_skill(earlier),
@@ -72,19 +66,13 @@ async def slow_update(
             "guidance": fence("guidance", guidance) if guidance else "There is no guidance yet.",
             "comparison": comparison,
         },
-    )
-    call_id = CallId(role="optimizer", purpose="slow_update", step=step, part=f"epoch-{epoch}")
-
-    def check(reply: GuidanceReply) -> None:
-        check_region_text(reply.guidance)
-
-    return await ask_or_fallback(
-        llm, prompt, GuidanceReply, call_id=call_id, check=check, decision_log=decision_log
+        GuidanceReply,
+        part=f"epoch-{epoch}",
+        check=lambda reply: check_region_text(reply.guidance),
     )
 
 
 RollOut = Callable[[Sequence[Item], Skill], Awaitable[Sequence[Rollout]]]
-PairPolicy = Literal["mixed", "changed", "unchanged"]
 CHANGED_CATEGORIES: frozenset[ComparisonCategory] = frozenset({"improved", "regressed"})
 
 
@@ -112,24 +100,23 @@ async def compare_skills(
     later: Skill,
     *,
     roll: RollOut,
-    policy: PairPolicy,
-    samples: int,
+    config: SlowUpdateConfig,
     threshold: float | None,
     seed: int,
     epoch: int,
 ) -> tuple[ComparedItem, ...]:
-    """Return up to ``samples`` items on which both skills were measured.
+    """Return up to ``config.samples`` items on which both skills were measured.
 
     The items are shuffled with ``seed + 2000 * epoch``. ``mixed`` takes the first ones. ``changed`` and
-    ``unchanged`` select items whose outcome differs, or does not. They roll out ``samples`` further items at
-    a time until there are enough or none are left. The order of completion has no effect.
+    ``unchanged`` select items whose outcome differs, or does not. They roll out as many further items at a
+    time until there are enough or none are left. The order of completion has no effect.
 
     Raises:
         RunFailed: No item of the first round was measured under both skills.
     """
     order = shuffle(items, seed + 2000 * epoch, "slow")
     selected: list[ComparedItem] = []
-    measured = 0
+    measured, samples, policy = 0, config.samples, config.pair_policy
     for start in range(0, len(order), samples):
         chunk = order[start : start + samples]
         before = await roll(chunk, earlier)

@@ -6,12 +6,11 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from reflact.messages import CallId, ReplyModel
-from reflact.prompts import PromptBook
-from reflact.protocols import LLM, DecisionLog
+from reflact.messages import ReplyModel
 from reflact.skills.document import apply_edits
+from reflact.stages.context import NoReply, StageContext
 from reflact.stages.prompt_sections import show_edits, show_skill
-from reflact.stages.reply_models import NoReply, ask_or_fallback, check_whole_document
+from reflact.stages.reply_models import check_whole_document
 from reflact.types import Candidate, Edit, EditResult, Fallback, SelectResult, Skill
 
 
@@ -25,9 +24,7 @@ class RewriteReply(ReplyModel):
     )
 
 
-async def update(
-    skill: Skill, chosen: SelectResult, *, llm: LLM, prompts: PromptBook, decision_log: DecisionLog, step: int
-) -> Candidate:
+async def update(skill: Skill, chosen: SelectResult, *, context: StageContext) -> Candidate:
     """Return the candidate: edits and whole drafts are applied; one call rewrites the text by suggestions.
 
     Protected regions stay byte-identical. If the rewrite call gives no valid reply, the document stays as it
@@ -39,14 +36,11 @@ async def update(
     edits = chosen.patch.edits
     if not edits or edits[0].op != "suggest":
         return apply_edits(skill, edits)
-    prompt = prompts.render("rewrite", {"document": show_skill(skill), "proposals": show_edits(edits)})
-    call_id = CallId(role="optimizer", purpose="rewrite", step=step)
-
-    def check(reply: RewriteReply) -> None:
-        check_whole_document(skill, reply.document)
-
-    reply = await ask_or_fallback(
-        llm, prompt, RewriteReply, call_id=call_id, check=check, decision_log=decision_log
+    reply = await context.ask_or_fallback(
+        "rewrite",
+        {"document": show_skill(skill), "proposals": show_edits(edits)},
+        RewriteReply,
+        check=lambda reply: check_whole_document(skill, reply.document),
     )
     if isinstance(reply, NoReply):
         fallback = Fallback(label="rewrite", reason=reply.reason, replacement="the document stays as it is")

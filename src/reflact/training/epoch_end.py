@@ -8,9 +8,9 @@ from reflact.errors import Unmeasured
 from reflact.protocols import LLM, DecisionLog, RunStore
 from reflact.records import EpochRecord, OpenComparison, RunState, SkillVersion, SlowUpdate
 from reflact.skills.regions import read_guidance, replace_guidance, reserve_guidance_region
+from reflact.stages.context import NoReply, StageContext
 from reflact.stages.meta_skill import update_meta_skill
 from reflact.stages.prompt_sections import show_buffer
-from reflact.stages.reply_models import NoReply
 from reflact.stages.rollout import log_unmeasured
 from reflact.stages.slow_update import ComparedItem, compare_skills, show_comparison, slow_update
 from reflact.training.gating import GateKeeper
@@ -122,7 +122,6 @@ class EpochFinalizer:
         The caller logs unmeasured rollouts only after a model has answered about the items. If one outage
         affects both, a restart then retries both.
         """
-        slow = self._config.slow_update
         rollouts: list[Rollout] = []
 
         async def roll(items: Sequence[Item], skill: Skill) -> Sequence[Rollout]:
@@ -137,13 +136,17 @@ class EpochFinalizer:
             earlier,
             current,
             roll=roll,
-            policy=slow.pair_policy,
-            samples=slow.samples,
+            config=self._config.slow_update,
             threshold=self._config.train.success_threshold,
             seed=self._config.seed,
             epoch=epoch,
         )
         return pairs, rollouts
+
+    def _make_context(self, step: int) -> StageContext:
+        return StageContext(
+            llm=self._llm, prompts=self._plan.prompts, decision_log=self._decision_log, step=step
+        )
 
     async def _update_meta_skill(
         self, record: EpochRecord, earlier: Skill, current: Skill, shown: str, state: RunState
@@ -151,14 +154,11 @@ class EpochFinalizer:
         reply = await update_meta_skill(
             earlier,
             current,
+            context=self._make_context(record.step),
+            epoch=record.epoch,
             comparison=shown,
             attempts=show_buffer(state.step_buffer),
             memory=state.meta_skill,
-            llm=self._llm,
-            prompts=self._plan.prompts,
-            decision_log=self._decision_log,
-            step=record.step,
-            epoch=record.epoch,
         )
         if isinstance(reply, NoReply):
             return _with_fallback(record, "meta_skill", reply, "the meta skill stays unchanged")
@@ -177,13 +177,10 @@ class EpochFinalizer:
         reply = await slow_update(
             earlier,
             current,
+            context=self._make_context(record.step),
+            epoch=record.epoch,
             comparison=shown,
             guidance=read_guidance(current.text),
-            llm=self._llm,
-            prompts=self._plan.prompts,
-            decision_log=self._decision_log,
-            step=record.step,
-            epoch=record.epoch,
         )
         await log_unmeasured(rollouts, decision_log=self._decision_log, step=record.step)
         if isinstance(reply, NoReply):

@@ -9,7 +9,7 @@ from reflact import events
 from reflact.gate.decision import TrialRequest
 from reflact.protocols import EventCallback
 from reflact.stages.evaluate import PairRunner, RolloutPairs, StopCondition
-from reflact.stages.rollout import rollout, rollout_pairs
+from reflact.stages.rollout import RolloutCallback, RolloutRunner
 from reflact.training.setup import Runtime
 from reflact.types import Item, Rollout, Skill, Split
 
@@ -40,9 +40,21 @@ class RolloutScheduler:
         self._validation = {item.id: item for item in runtime.plan.data.val}
         self.surplus = 0
 
-    def phase_key(self, name: str) -> str | None:
-        """Return the part of a rollout's key for a phase; None if rollouts are reused everywhere."""
-        return None if self._config.train.reuse_rollouts else name
+    def make_runner(
+        self, step: int, *, feedback: bool, phase: str, on_rollout: RolloutCallback
+    ) -> RolloutRunner:
+        """Return a runner of rollouts for a step; unless rollouts are reused everywhere, only in the phase."""
+        return RolloutRunner(
+            target=self._runtime.target,
+            environment=self._plan.environment,
+            store=self._runtime.store,
+            decision_log=self._decision_log,
+            step=step,
+            feedback=feedback,
+            limit=self._config.train.rollout_concurrency,
+            phase=None if self._config.train.reuse_rollouts else phase,
+            on_rollout=on_rollout,
+        )
 
     async def roll_out_split(
         self, split: Split, skill: Skill, *, step: int, phase: str, trial: int = 0
@@ -88,20 +100,10 @@ class RolloutScheduler:
             await self._on_event(
                 events.TrialRequested(run_id=self._plan.run_id, step=step, part=part, trial=ask.trial, n=size)
             )
-            pairs = await rollout_pairs(
-                [self._validation[item_id] for item_id in ask.item_ids],
-                candidate,
-                current,
-                target=self._runtime.target,
-                environment=self._plan.environment,
-                store=self._runtime.store,
-                decision_log=self._decision_log,
-                step=step,
-                trial=offset + ask.trial,
-                limit=self._config.train.rollout_concurrency,
-                phase=self.phase_key(f"{part}/{step}"),
-                stop_when=until,
-                on_rollout=one_more,
+            runner = self.make_runner(step, feedback=False, phase=f"{part}/{step}", on_rollout=one_more)
+            items = [self._validation[item_id] for item_id in ask.item_ids]
+            pairs = await runner.roll_out_pairs(
+                items, candidate, current, trial=offset + ask.trial, stop_when=until
             )
             self.surplus += finished - 2 * len(pairs)
             return pairs
@@ -135,18 +137,6 @@ class RolloutScheduler:
         coverage: float | None,
         trial: int = 0,
     ) -> tuple[Rollout, ...]:
-        return await rollout(
-            items,
-            skill,
-            target=self._runtime.target,
-            environment=self._plan.environment,
-            store=self._runtime.store,
-            decision_log=self._decision_log,
-            step=step,
-            feedback=stage == "slow_update",
-            coverage=coverage,
-            limit=self._config.train.rollout_concurrency,
-            trial=trial,
-            phase=self.phase_key(phase),
-            on_rollout=self.make_progress_counter(stage, step, len(items)),
-        )
+        counter = self.make_progress_counter(stage, step, len(items))
+        runner = self.make_runner(step, feedback=stage == "slow_update", phase=phase, on_rollout=counter)
+        return await runner.roll_out(items, skill, coverage=coverage, trial=trial)

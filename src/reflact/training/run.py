@@ -12,7 +12,6 @@ from reflact import events
 from reflact.concurrency import finish_if_cancelled, run_beside
 from reflact.data import count_steps_per_epoch
 from reflact.errors import RunFailed, Unmeasured
-from reflact.gate.scores import build_measurement
 from reflact.protocols import Approver, CommitRecord, EventCallback
 from reflact.records import (
     CriticDescription,
@@ -25,6 +24,7 @@ from reflact.records import (
     summarize_history,
 )
 from reflact.skills.rejected_edits import RejectedEdit, collect_rejected_edits, deduplicate_edits
+from reflact.stages.evaluate import build_measurement
 from reflact.store import artifacts as exports
 from reflact.training.epoch_end import EpochFinalizer
 from reflact.training.final_evaluation import FinalEvaluator, FinalMeasurements

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from reflact import events
-from reflact.gate.scores import build_measurement
 from reflact.records import (
     AlphaBudget,
     EpochRecord,
@@ -16,17 +15,7 @@ from reflact.records import (
     StepBufferEntry,
     StepRecord,
 )
-from reflact.types import (
-    AggregateResult,
-    AnalystReport,
-    AppendixResult,
-    Candidate,
-    Rollout,
-    SelectResult,
-    Skill,
-    Split,
-    Verdict,
-)
+from reflact.types import Skill, Verdict
 
 
 def build_first_state(initial: Skill, score: float | None, *, deterministic: bool = True) -> RunState:
@@ -37,61 +26,24 @@ def build_first_state(initial: Skill, score: float | None, *, deterministic: boo
     )
 
 
-def build_step_record(
-    state: RunState,
-    *,
-    step: int,
-    epoch: int,
-    step_in_epoch: int,
-    rollouts: Sequence[Rollout],
-    n_failures: int,
-    reports: Sequence[AnalystReport],
-    merged: AggregateResult,
-    chosen: SelectResult,
-    candidate: Candidate,
-    verdict: Verdict,
-    appendix: AppendixResult,
-) -> StepRecord:
-    """Return the record of a step."""
-    current, best = state.current, state.best
+def create_versions(
+    state: RunState, step: int, candidate: Skill, verdict: Verdict, appended: Skill
+) -> tuple[SkillVersion, ...]:
+    """Return the versions that a step creates: of an accepted candidate, and of the document with new notes."""
+    current = state.current
     created: tuple[SkillVersion, ...] = ()
     if verdict.accepted:
         current = SkillVersion(
             number=state.latest_version + 1,
-            skill_hash=candidate.skill.hash,
+            skill_hash=candidate.hash,
             origin=f"step {step}",
             score=verdict.candidate_score,
         )
-        created += (current,)
-        best = current if is_better(verdict, best) else best
-    if appendix.skill.hash != current.skill_hash:
-        current = inherit_version(
-            current,
-            number=state.latest_version + len(created) + 1,
-            skill=appendix.skill,
-            origin=f"step {step} notes",
-        )
-        created += (current,)
-    return StepRecord(
-        step=step,
-        epoch=epoch,
-        step_in_epoch=step_in_epoch,
-        skill_before=state.current.skill_hash,
-        item_ids=tuple(r.item_id for r in rollouts),
-        rollout=build_measurement(state.current.skill_hash, Split.train, rollouts),
-        n_failures=n_failures,
-        reports=tuple(reports),
-        merged=merged,
-        chosen=chosen,
-        edits=candidate.results,
-        candidate_hash=candidate.skill.hash,
-        verdict=verdict,
-        created_versions=created,
-        notes=appendix.notes,
-        current=current,
-        best=best,
-        fallbacks=(*candidate.fallbacks, *appendix.fallbacks),
-    )
+        created = (current,)
+    if appended.hash == current.skill_hash:
+        return created
+    number = state.latest_version + len(created) + 1
+    return (*created, inherit_version(current, number=number, skill=appended, origin=f"step {step} notes"))
 
 
 def is_better(verdict: Verdict, best: SkillVersion) -> bool:

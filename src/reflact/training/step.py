@@ -16,7 +16,8 @@ from reflact.skills.rejected_edits import (
     select_relevant_edits,
 )
 from reflact.stages.aggregate import aggregate
-from reflact.stages.evaluate import EvaluationResult, decide_without_evaluation
+from reflact.stages.context import StageContext
+from reflact.stages.evaluate import EvaluationResult, build_measurement, decide_without_evaluation
 from reflact.stages.execution_notes import LapseTriage, update_appendix
 from reflact.stages.overlap import roll_out_and_reflect
 from reflact.stages.prompt_sections import show_buffer, show_cases, show_memory, show_meta
@@ -26,7 +27,7 @@ from reflact.stages.update import update
 from reflact.training.gating import GateKeeper
 from reflact.training.rollouts import RolloutScheduler
 from reflact.training.setup import Runtime
-from reflact.training.state import build_step_record
+from reflact.training.state import create_versions, is_better
 from reflact.training.timing import StageTimer
 from reflact.types import (
     AggregateResult,
@@ -39,6 +40,7 @@ from reflact.types import (
     Rollout,
     SelectResult,
     Skill,
+    Split,
     is_failure,
 )
 
@@ -112,56 +114,64 @@ class StepRunner:
         """
         epoch, index = self.locate_step(step)
         skill = await self._runtime.store.skill(state.current.skill_hash)
+        context = StageContext(
+            llm=self._runtime.optimizer,
+            prompts=self._plan.prompts,
+            decision_log=self._decision_log,
+            step=step,
+        )
         async with self._timer.stage("rollout", "reflect", step=step):
-            rollouts, reports = await self._roll_out_and_reflect(step, skill, state, earlier)
+            rollouts, reports = await self._roll_out_and_reflect(context, skill, state, earlier)
         notes = show_meta(state.meta_skill)
         async with self._timer.stage("aggregate", step=step):
             merged = await aggregate(
                 reports,
                 skill,
-                llm=self._runtime.optimizer,
-                prompts=self._plan.prompts,
+                context=context,
                 config=self._config.aggregate,
                 operations=list_edit_kinds(self._config.update),
                 notes=notes,
-                decision_log=self._decision_log,
-                step=step,
             )
         async with self._timer.stage("select", step=step):
-            chosen = await self._select(step, merged, skill, state, notes)
+            chosen = await self._select(context, merged, skill, state, notes)
         async with self._timer.stage("update", step=step):
-            candidate = await self._update(step, skill, chosen)
+            candidate = await update(skill, chosen, context=context)
         async with self._timer.stage("evaluate", step=step):
             evaluated, undecided = await self._evaluate(step, candidate, skill, merged, state)
+        verdict = evaluated.verdict
         appended = await self._update_appendix(
-            step, candidate.skill if evaluated.verdict.accepted else skill, reports
+            context, candidate.skill if verdict.accepted else skill, reports
         )
-        record = build_step_record(
-            state,
+        created = create_versions(state, step, candidate.skill, verdict, appended.skill)
+        record = StepRecord(
             step=step,
             epoch=epoch,
             step_in_epoch=index + 1,
-            rollouts=rollouts,
+            skill_before=skill.hash,
+            item_ids=tuple(r.item_id for r in rollouts),
+            rollout=build_measurement(skill.hash, Split.train, rollouts),
             n_failures=sum(is_failure(r, self._config.train.success_threshold) for r in rollouts),
             reports=reports,
             merged=merged,
             chosen=chosen,
-            candidate=candidate,
-            verdict=evaluated.verdict,
-            appendix=appended,
+            edits=candidate.results,
+            candidate_hash=candidate.skill.hash,
+            verdict=verdict,
+            created_versions=created,
+            notes=appended.notes,
+            current=created[-1] if created else state.current,
+            best=created[0] if is_better(verdict, state.best) else state.best,
+            fallbacks=(*candidate.fallbacks, *appended.fallbacks),
         )
         return StepOutcome(record=record, skills=(candidate.skill, appended.skill), undecided=undecided)
 
     async def _roll_out_and_reflect(
-        self, step: int, skill: Skill, state: RunState, earlier: Sequence[StepRecord]
+        self, context: StageContext, skill: Skill, state: RunState, earlier: Sequence[StepRecord]
     ) -> tuple[tuple[Rollout, ...], tuple[AnalystReport, ...]]:
-        config, batches = self._config, self.list_batches(step)
-        most = self._edit_budget(step)
+        config, step = self._config, context.step
+        batches, most = self.list_batches(step), self._edit_budget(step)
         analyst = Analyst(
-            llm=self._runtime.optimizer,
-            prompts=self._plan.prompts,
-            decision_log=self._decision_log,
-            step=step,
+            context=context,
             tokens=config.reflect.trajectory_tokens,
             analysis=choose_analysis(
                 config.update, skill, max_edits=config.select.max_edits if most is None else most
@@ -173,34 +183,28 @@ class StepRunner:
             analyse = LapseTriage(
                 skill,
                 analyse,
+                context=context,
                 successes=config.appendix.source == "both",
-                llm=self._runtime.optimizer,
-                prompts=self._plan.prompts,
-                decision_log=self._decision_log,
-                step=step,
                 tokens=config.reflect.trajectory_tokens,
             ).report
         if self._plan.annotator is not None:
             analyse = AnnotatingAnalyst(
                 analyse, self._plan.annotator, decision_log=self._decision_log, step=step
             ).report
+        total = sum(len(batch) for batch in batches)
         return await roll_out_and_reflect(
             batches,
             skill,
-            target=self._runtime.target,
-            environment=self._plan.environment,
-            store=self._runtime.store,
-            decision_log=self._decision_log,
-            step=step,
-            seed=config.seed,
-            config=config.reflect,
-            threshold=config.train.success_threshold,
-            limit=config.train.rollout_concurrency,
-            analyse=analyse,
-            phase=self._scheduler.phase_key(f"step/{step}"),
-            on_rollout=self._scheduler.make_progress_counter(
-                "rollout", step, sum(len(batch) for batch in batches)
+            runner=self._scheduler.make_runner(
+                step,
+                feedback=True,
+                phase=f"step/{step}",
+                on_rollout=self._scheduler.make_progress_counter("rollout", step, total),
             ),
+            analyse=analyse,
+            config=config.reflect,
+            seed=config.seed,
+            threshold=config.train.success_threshold,
         )
 
     def _make_notes(
@@ -234,50 +238,23 @@ class StepRunner:
         )
 
     async def _select(
-        self, step: int, merged: AggregateResult, skill: Skill, state: RunState, notes: str
+        self, context: StageContext, merged: AggregateResult, skill: Skill, state: RunState, notes: str
     ) -> SelectResult:
-        most, decision = self._edit_budget(step), None
+        most, decision = self._edit_budget(context.step), None
         fallbacks: tuple[Fallback, ...] = ()
         if self._config.update.mode == "full_rewrite":
             return SelectResult(patch=merged.patch, pool_size=len(merged.patch.edits))
         if self._config.select.lr_control == "autonomous" and merged.patch.edits:
             assert most is not None
-            parts = (self._show_attempts(step, state), notes)
-            size = await choose_step_size(
-                merged,
-                skill,
-                notes="\n\n".join(part for part in parts if part),
-                llm=self._runtime.optimizer,
-                prompts=self._plan.prompts,
-                decision_log=self._decision_log,
-                step=step,
-                default=most,
-            )
+            parts = (self._show_attempts(context.step, state), notes)
+            shown = "\n\n".join(part for part in parts if part)
+            size = await choose_step_size(merged, skill, context=context, notes=shown, default=most)
             if isinstance(size, Fallback):
                 fallbacks = (size,)
             else:
                 most, decision = size.count, size
-        chosen = await select(
-            merged,
-            skill,
-            budget=most,
-            notes=notes,
-            llm=self._runtime.optimizer,
-            prompts=self._plan.prompts,
-            decision_log=self._decision_log,
-            step=step,
-        )
+        chosen = await select(merged, skill, context=context, budget=most, notes=notes)
         return chosen.model_copy(update={"decision": decision, "fallbacks": fallbacks + chosen.fallbacks})
-
-    async def _update(self, step: int, skill: Skill, chosen: SelectResult) -> Candidate:
-        return await update(
-            skill,
-            chosen,
-            llm=self._runtime.optimizer,
-            prompts=self._plan.prompts,
-            decision_log=self._decision_log,
-            step=step,
-        )
 
     async def _evaluate(
         self, step: int, candidate: Candidate, skill: Skill, merged: AggregateResult, state: RunState
@@ -291,19 +268,13 @@ class StepRunner:
         return evaluated, undecided
 
     async def _update_appendix(
-        self, step: int, skill: Skill, reports: Sequence[AnalystReport]
+        self, context: StageContext, skill: Skill, reports: Sequence[AnalystReport]
     ) -> AppendixResult:
         if not self._config.appendix.enabled:
             return AppendixResult(skill=skill)
-        async with self._timer.stage("appendix", step=step):
+        async with self._timer.stage("appendix", step=context.step):
             return await update_appendix(
-                skill,
-                reports,
-                threshold=self._config.appendix.consolidate_threshold,
-                llm=self._runtime.optimizer,
-                prompts=self._plan.prompts,
-                decision_log=self._decision_log,
-                step=step,
+                skill, reports, context=context, threshold=self._config.appendix.consolidate_threshold
             )
 
     def _edit_budget(self, step: int) -> int | None:

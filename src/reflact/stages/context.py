@@ -1,0 +1,88 @@
+"""What the optimizer's calls of one step share, and the call that falls back if no reply is valid."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from reflact.errors import ContextOverflow, ReplyError
+from reflact.messages import CallId
+from reflact.prompts import PromptBook
+from reflact.protocols import LLM, DecisionLog, R
+from reflact.types import FrozenModel
+
+
+class NoReply(FrozenModel):
+    """No valid reply to a model call, with the reason."""
+
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageContext:
+    """The collaborators of the optimizer's calls in one step.
+
+    Args:
+        llm: The optimizer.
+        prompts: The run's prompts.
+        decision_log: Where missing replies and shortened prompts are logged.
+        step: The step that uses the replies.
+    """
+
+    llm: LLM
+    prompts: PromptBook
+    decision_log: DecisionLog
+    step: int
+
+    async def ask_or_fallback(
+        self,
+        prompt: str,
+        variables: Mapping[str, str],
+        reply_type: type[R],
+        *,
+        purpose: str | None = None,
+        part: str = "",
+        check: Callable[[R], None] | None = None,
+        shorten: Callable[[], Mapping[str, str]] | None = None,
+    ) -> R | NoReply:
+        """Return the optimizer's reply, or ``NoReply`` if no attempt was valid or the prompt was too long.
+
+        A missing reply is logged before it is returned, so that a resumed run decides the same without a call.
+        If the prompt is too long and ``shorten`` is given, the call is repeated once with its variables.
+        That is logged as well, so that a resumed run sends the same prompt.
+
+        Args:
+            prompt: The prompt's name.
+            variables: The prompt's variables.
+            reply_type: The type of the reply.
+            purpose: The purpose of the call; None: the prompt's name.
+            part: The part of the call id.
+            check: Raises ValueError if a reply cannot be used.
+            shorten: Returns the variables of a shorter prompt.
+
+        Raises:
+            ProviderError: The endpoint refused, failed or could not be reached; nothing is logged.
+        """
+        call_id = CallId(role="optimizer", purpose=purpose or prompt, step=self.step, part=part)
+        no_reply, shortened = f"no_reply/{call_id.label}", f"shortened_prompt/{call_id.label}"
+        logged = await self.decision_log.get(self.step, no_reply)
+        if logged is not None:
+            return NoReply(reason=str(logged))
+        if shorten is not None and await self.decision_log.get(self.step, shortened) is not None:
+            variables, shorten = shorten(), None
+
+        async def ask(variables: Mapping[str, str]) -> R:
+            rendered = self.prompts.render(prompt, variables)
+            return (await self.llm.ask(rendered, reply_type, call_id=call_id, check=check)).value
+
+        try:
+            try:
+                return await ask(variables)
+            except ContextOverflow as error:
+                if shorten is None:
+                    raise
+                await self.decision_log.put(self.step, shortened, str(error))
+            return await ask(shorten())
+        except (ReplyError, ContextOverflow) as error:
+            await self.decision_log.put(self.step, no_reply, str(error))
+            return NoReply(reason=str(error))
