@@ -34,6 +34,7 @@ from reflact.concurrency import fan_out
 from reflact.memory.cards import TraceIdentity, build_cards, compute_alpha
 from reflact.memory.models import (
     Action,
+    CardQuery,
     ContrastPair,
     Evaluation,
     PromotionEvidence,
@@ -41,7 +42,6 @@ from reflact.memory.models import (
     Scope,
     Transition,
 )
-from reflact.memory.protocols import CardQuery
 from reflact.memory.store import MemoryStore
 
 SEED = 8

@@ -20,8 +20,7 @@ from rich.terminal_theme import TerminalTheme
 from reflact import events
 from reflact.records import SkillVersion, Usage
 from reflact.reporting.lines import EventLines, wrap_line
-from reflact.reporting.live_layout import LiveDisplay
-from reflact.reporting.live_state import LiveState, update_state
+from reflact.reporting.live_display import LiveDisplay, LiveState, update_state
 from reflact.types import Edit, EditResult, GateAction, Verdict
 
 PICTURE = Path(__file__).resolve().parent.parent / "docs" / "live-view.svg"

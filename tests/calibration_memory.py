@@ -8,23 +8,26 @@ from typing import Literal
 
 from reflact.calibration.splits import list_labeled_events
 from reflact.calibration.trace import Trace
-from reflact.memory import protocols
-from reflact.memory.cards import TraceIdentity
-from reflact.memory.models import CardStatus, ContrastPair, PromotionEvidence, Scope, ScoreEvent
-from reflact.memory.protocols import (
+from reflact.memory import models
+from reflact.memory.cards import TraceIdentity, count_tests
+from reflact.memory.models import (
     BatchTest,
+    CardStatus,
+    ContrastPair,
+    PromotionEvidence,
+    Scope,
+    ScoreEvent,
     StoredCalibration,
     StoredPair,
     StoredTrace,
     Submission,
-    count_tests,
 )
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 class ListMemory:
-    """Implements ``memory_ports`` and ``calibration_ports``."""
+    """The methods of ``MemoryStore`` that calibration calls."""
 
     def __init__(self) -> None:
         self.stored: dict[str, StoredPair] = {}
@@ -112,10 +115,10 @@ class ListMemory:
             if one.number == number and one.result is None:
                 self.begun[identity] = one.model_copy(update={"result": result})
 
-    async def testable_traces(self, *, before: int | None, limit: int) -> tuple[protocols.TestableTrace, ...]:
+    async def testable_traces(self, *, before: int | None, limit: int) -> tuple[models.TestableTrace, ...]:
         taught = {origin.trace_id for one in self.stored.values() for origin in one.origins}
         listed = [
-            protocols.TestableTrace(
+            models.TestableTrace(
                 number,
                 one.id,
                 one.purpose,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 from reflact.calibration.metrics import CriticMetrics, ScoredStep, compute_metrics
 from reflact.calibration.report import CalibrationReport, DropCount, MetricsChange, PairCount, PurposeUsage
 from reflact.memory.models import Evaluation, Label, PromotionEvidence
@@ -31,6 +33,7 @@ NOTHING = CalibrationReport(
 )
 
 
+@cache
 def measures(
     error: float, *, traces: int = 24, mistakes: tuple[str, ...] = ("inflated_score",)
 ) -> CriticMetrics:
@@ -79,6 +82,7 @@ def evidence(
     )
 
 
+@cache
 def everything() -> CalibrationReport:
     """Return a report in which every field says something."""
     before, after = measures(2.0), measures(0.5)

@@ -26,9 +26,9 @@ from reflact.memory.models import (
     Evaluation,
     Scope,
     StateScore,
+    StoredPair,
     Transition,
 )
-from reflact.memory.protocols import StoredPair
 from reflact.messages import RenderedPrompt
 from reflact.prompts import load_prompts
 from reflact.testing import ScriptedLLM

@@ -8,6 +8,7 @@ from reflact import MemoryStore
 from reflact.memory.cards import TraceIdentity, compute_alpha, hash_purpose
 from reflact.memory.models import (
     Action,
+    BatchTest,
     ContrastPair,
     Evaluation,
     PromotionEvidence,
@@ -15,7 +16,6 @@ from reflact.memory.models import (
     Scope,
     Transition,
 )
-from reflact.memory.protocols import BatchTest, CardStore
 from reflact.messages import CallId, CallReservation, StoredResponse
 from reflact.protocols import ResponseStore
 from reflact.types import digest_json
@@ -95,7 +95,7 @@ def evidence_for(test: BatchTest, *, promoted: bool = True) -> PromotionEvidence
     )
 
 
-async def promote(memory: CardStore, pairs: Sequence[ContrastPair]) -> None:
+async def promote(memory: MemoryStore, pairs: Sequence[ContrastPair]) -> None:
     """Store pairs and promote them as one batch."""
     for pair in pairs:
         await memory.submit(pair)

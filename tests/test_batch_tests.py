@@ -20,9 +20,8 @@ from reflact.calibration.critic import Critic
 from reflact.calibration.promotion import PromotionTester
 from reflact.calibration.splits import HoldoutRule, list_tested_marks
 from reflact.errors import DataError
-from reflact.memory.cards import TOTAL_ALPHA, TraceIdentity, compute_alpha
-from reflact.memory.models import Action, Evaluation, Label, Transition
-from reflact.memory.protocols import BatchTest, count_tests
+from reflact.memory.cards import TOTAL_ALPHA, TraceIdentity, compute_alpha, count_tests
+from reflact.memory.models import Action, BatchTest, Evaluation, Label, Transition
 from reflact.testing import ScriptedLLM
 
 pytestmark = pytest.mark.anyio

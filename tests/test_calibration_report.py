@@ -1,21 +1,27 @@
-"""What `reflact calibrate` prints at its end: its books, and tables at a narrow terminal."""
+"""The report of a calibration at a terminal, on a page, and as one short line."""
 
 from __future__ import annotations
 
-import io
 from io import StringIO
-from pathlib import Path
 
 import pytest
+from pydantic import BaseModel
 from rich.console import Console
 
-from calibrate_command import configured, flattering, record, reflact
-from calibration_reports import everything
+from calibration_reports import everything, evidence
 from html_page import read
+from reflact.calibration.events import (
+    CalibrationFinished,
+    CalibratorStopped,
+    CriticMeasured,
+    PairBatchTested,
+    PairsGenerated,
+    ScoreSummary,
+    TraceFailed,
+)
 from reflact.calibration.report import (
     METRIC_DESCRIPTIONS,
-    CalibrationReport,
-    PurposeUsage,
+    DropCount,
     describe_gain,
     describe_outcome,
     describe_tests_left,
@@ -24,84 +30,49 @@ from reflact.calibration.report import (
 from reflact.cli.calibrate_output import print_calibration, print_calibration_spend
 from reflact.records import IntervalEstimate, Spend, Usage
 from reflact.reporting.html.calibration import render_calibration_page
+from reflact.types import ShortReprModel
 
 
-def printed_books(before: Spend, after: Spend) -> list[str]:
-    """Return what is printed of two looks at the books."""
-    out = StringIO()
-    print_calibration_spend(Console(file=out, width=200), [before], [after])
-    return [line.strip() for line in out.getvalue().splitlines()]
+def test_what_this_start_paid_is_told_apart() -> None:
+    """All starts are one line, with the most that interrupted calls may have cost; this start is another."""
+
+    def print_spend(*before: int) -> list[str]:
+        out = StringIO()
+        looks = [[booked(calls)] for calls in (*before, 1234)]
+        print_calibration_spend(Console(file=out, width=200), looks[0] if before else [], looks[-1])
+        return [line.strip() for line in out.getvalue().splitlines()]
+
+    total = "1,234 calls, 1,234 tokens in, 0 out; at most 56,789 tokens more for 1,000 interrupted calls"
+    assert print_spend() == [f"paid by this start: {total}"]
+    this = "paid by this start: 1,224 calls, 1,224 tokens in, 0 out"
+    assert print_spend(10) == [f"paid by all starts: {total}", this]
 
 
-def booked(calls: int, *, unsettled: int, at_risk: int) -> Spend:
-    """Return books of some calls, some of them in flight."""
+def booked(calls: int) -> Spend:
+    """Return books of some calls, and of others in flight."""
     return Spend(
         role="critic",
         purpose="score",
         usage=Usage(calls=calls, input_tokens=calls),
-        unsettled=unsettled,
-        worst_case=Usage(input_tokens=at_risk),
+        unsettled=1000,
+        worst_case=Usage(input_tokens=56789),
     )
 
 
-def test_what_another_process_had_in_flight_leaves_nothing_negative() -> None:
-    """Calls that were open at the first look and are settled at the second are no risk of this start."""
-    lines = printed_books(booked(10, unsettled=8, at_risk=800), booked(30, unsettled=6, at_risk=600))
-    assert lines == [
-        "paid by all starts: 30 calls, 30 tokens in, 0 out; at most 600 tokens more for 6 interrupted calls",
-        "paid by this start: 20 calls, 20 tokens in, 0 out",
-    ]
-
-
-def test_what_was_paid_is_written_like_other_figures() -> None:
-    """Thousands are separated in the books as everywhere else in the report."""
-    nothing = booked(0, unsettled=0, at_risk=0)
-    lines = printed_books(nothing, booked(1234, unsettled=1000, at_risk=56789))
-    assert lines[1] == (
-        "paid by this start: 1,234 calls, 1,234 tokens in, 0 out; at most 56,789 tokens more for 1,000 "
-        "interrupted calls"
-    )
-
-
-def test_who_never_answers_is_named() -> None:
-    """Pairs that a mute judge lost look misjudged, so it is said that it gave no valid reply."""
-    asked = [
-        PurposeUsage(role="judge", purpose="compare", n_questions=12, n_unanswered=12),
-        PurposeUsage(role="contrast", purpose="mistake", n_questions=12, n_unanswered=11),
-    ]
-    out = StringIO()
-    report = everything().model_copy(update={"usage_by_purpose": tuple(asked)})
-    print_calibration(Console(file=out, width=200), report)
-    said = [line for line in out.getvalue().splitlines() if line.startswith("None of the")]
-    assert len(said) == 1
-    assert said[0].startswith("None of the 12 questions of judge, compare, got a valid reply")
-
-
-def test_a_narrow_terminal_loses_no_figure(tmp_path: Path) -> None:
+def test_a_narrow_terminal_loses_no_figure() -> None:
     """At 60 columns figures are wrapped and not cut."""
-    record(tmp_path / "learn", 2)
-    record(tmp_path / "held out", 3)
-    with flattering() as (url, _):
-        result = reflact(configured(tmp_path, url), "--anyway", "--json")
-    assert result.exit_code == 0, result.output
     out = StringIO()
-    print_calibration(Console(file=out, width=60), CalibrationReport.model_validate_json(result.stdout))
+    print_calibration(Console(file=out, width=60), everything())
     assert "constant" in out.getvalue()
     assert "\N{HORIZONTAL ELLIPSIS}" not in out.getvalue()
 
 
-# ---------- calibration words
-
-
 def shown() -> tuple[str, str]:
-    """Return what a terminal and what a page show of one report, each on one line and typeset alike."""
-    out = io.StringIO()
+    """Return what a terminal and what a page show of one report, each on one line."""
+    out = StringIO()
     print_calibration(Console(file=out, width=200), everything())
     page = read(render_calibration_page(everything())).text
-    return tuple(
-        " ".join(text.replace("−", "-").replace("\N{NO-BREAK SPACE}", " ").split())
-        for text in (out.getvalue(), page)
-    )
+    return " ".join(out.getvalue().split()), " ".join(page.split())
 
 
 def test_outcomes_figures_and_changes_have_one_name() -> None:
@@ -124,17 +95,8 @@ def test_outcomes_figures_and_changes_have_one_name() -> None:
 def test_the_headline_has_the_figures_of_its_table() -> None:
     """Before and after are those of the table, over the same steps; what is averaged otherwise says so."""
     terminal, page = shown()
-    change = report_change()
-    assert f"mean absolute error {change[0]} -> {change[1]}" in terminal
-    assert f"mean absolute error went from {change[0]} to {change[1]}; averaged within each trace it" in page
-
-
-def report_change() -> tuple[str, str]:
-    """Return the errors before and after, as they are shown."""
-    before, after = everything().held_out.before, everything().held_out.after
-    assert before is not None
-    assert after is not None
-    return format_number(before.error.value), format_number(after.error.value)
+    assert "mean absolute error 2.00 -> 0.50" in terminal
+    assert "mean absolute error went from 2.00 to 0.50; averaged within each trace it" in page
 
 
 @pytest.mark.parametrize(
@@ -158,3 +120,86 @@ def test_what_tests_leave_is_said() -> None:
         "1 batch was tested on these held-out traces: another one passes at p of at most"
     )
     assert describe_tests_left(2).startswith("2 batches were tested")
+
+
+# ----------------------------------------------------------------------------- one short line
+
+SHORT = 300
+
+
+class Some(ShortReprModel):
+    """A value with fields of all sorts."""
+
+    number: float = 1.0
+    text: str = ""
+    many: tuple[str, ...] = ()
+    inner: Usage | None = None
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (Some(), "Some()"),
+        (Some(number=0.123456), "Some(number=0.123)"),
+        (Some(text="x" * 61), f"Some(text='{'x' * 57}...')"),
+        (Some(text="two\nlines"), "Some(text='two\\nlines')"),
+        (Some(many=("a",)), "Some(many=('a',))"),
+        (Some(many=("a", "b", "c", "d") * 300), "Some(many=<1,200>)"),
+        (Some(inner=Usage(calls=3)), "Some(inner=Usage(calls=3))"),
+    ],
+)
+def test_fields_are_shortened(value: BaseModel, shown: str) -> None:
+    """Figures have three digits, texts are cut, long lists are counted; what is as by default is left out."""
+    assert repr(value) == str(value) == shown
+
+
+def test_a_promotion_is_one_line() -> None:
+    """Its pairs are counted, its figures rounded, and the critic's identity is cut."""
+    said = repr(evidence(1, 0.61234, promoted=True, outcome="better"))
+    assert said.startswith(
+        "PromotionEvidence(pair_ids=<4>, passed_test=True, n_traces=24, n_transitions=72, n_earlier_tests=0, "
+    )
+    assert "effect=0.612, low=0.362, high=0.862, p_value=0.0021, alpha=0.0152" in said
+    assert len(said) <= SHORT
+    assert "\n" not in said
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        PairBatchTested(
+            evidence=evidence(2, -0.4, promoted=False, outcome="not_shown"), usage=Usage(calls=12)
+        ),
+        CalibrationFinished(report=everything()),
+        CriticMeasured(
+            when="before", held_out=ScoreSummary(n_steps=20, error=1.5), anchors=ScoreSummary(n_steps=0)
+        ),
+        TraceFailed(trace_id="t", error="StoreError", message="the disk is full\n" * 100),
+        PairsGenerated(
+            trace_id="t",
+            n_candidates=9,
+            n_pairs=2,
+            n_quarantined=0,
+            dropped=(DropCount(reason="bad_reply", n_candidates=7),),
+        ),
+    ],
+    ids=lambda event: event.kind,
+)
+def test_an_event_is_one_line(event: ShortReprModel) -> None:
+    """Also with a report in it, a long message, or many pairs."""
+    assert "\n" not in str(event)
+    assert len(str(event)) <= SHORT + 60
+
+
+def test_why_a_calibrator_stopped_can_be_read() -> None:
+    """An error of usual length is whole: the key to set stands at its end."""
+    reason = "budget.max_calls is 100: 100 are taken, and the next call may take 1; set a larger one to go on"
+    assert reason in str(CalibratorStopped(reason=reason))
+
+
+def test_a_report_names_its_outcome() -> None:
+    """What was made, tested and promoted, and the error before and after."""
+    assert repr(everything()) == (
+        "CalibrationReport(rounds=3, candidates=41, pairs=32, tests=3, promoted=4, error=2 -> 0.5, "
+        "calls=1234)"
+    )

@@ -18,8 +18,7 @@ from reflact.calibration.critic import CriticReply
 from reflact.calibration.curriculum import CurriculumSettings
 from reflact.calibration.trace import Trace
 from reflact.memory.cards import TraceIdentity
-from reflact.memory.models import Action, ContrastPair, Evaluation, Label, Provenance, Transition
-from reflact.memory.protocols import BatchTest
+from reflact.memory.models import Action, BatchTest, ContrastPair, Evaluation, Label, Provenance, Transition
 from reflact.messages import CallId, RenderedPrompt, ReplyModel
 from reflact.testing import ScriptedLLM
 from reflact.testing.llm import ScriptedAnswer

@@ -13,9 +13,8 @@ from reflact.calibration.events import BatchTestPostponed, CalibrationEvent, Tra
 from reflact.calibration.significance import is_level_used_up
 from reflact.calibration.splits import HoldoutRule
 from reflact.calibration.trace import Trace
-from reflact.memory import protocols
-from reflact.memory.models import Evaluation
-from reflact.memory.protocols import StoredTrace
+from reflact.memory import models
+from reflact.memory.models import Evaluation, StoredTrace
 
 BY_TRACE = HoldoutRule(4, "trace")
 
@@ -55,7 +54,7 @@ class Counting(ListMemory):
         self.loaded.append(trace_id)
         return await super().trace(trace_id)
 
-    async def testable_traces(self, *, before: int | None, limit: int) -> tuple[protocols.TestableTrace, ...]:
+    async def testable_traces(self, *, before: int | None, limit: int) -> tuple[models.TestableTrace, ...]:
         found = await super().testable_traces(before=before, limit=limit)
         self.pages.append(len(found))
         return found

@@ -26,7 +26,7 @@ from reflact.calibration.events import (
 )
 from reflact.calibration.report import CalibrationReport
 from reflact.cli.app import app
-from reflact.cli.calibrate_output import PausePrinter, choose_pause_printer
+from reflact.cli.calibrate_output import CalibrationDisplay
 from reflact.cli.common import ShowMode
 from reflact.llm.rate_limit import LimitChange
 from reflact.memory.cards import compute_alpha
@@ -195,14 +195,13 @@ def test_events_are_lines_of_json(folder: Path) -> None:
 
 
 def test_refused_replies_are_printed(folder: Path) -> None:
-    """What was refused was paid for: it counts, by purpose, and is said."""
+    """What was refused was paid for: it counts, and is said."""
     with flattering(first="no JSON") as (url, asked):
         result = reflact(configured(folder, url))
     shown = one_line(result.stdout)
     questions = len(asked) // 2
     assert f"{questions} questions took {len(asked)} calls" in shown
     assert f"{questions} replies were refused, 0 questions got no valid one" in shown
-    assert "critic, score: 48 questions, 96 calls, 960 tokens in, 288 out, 48 refused" in shown
     assert f"paid by this start: {len(asked)} calls" in shown
 
 
@@ -340,18 +339,11 @@ def test_it_is_told_only_among_lines(path: Path, options: list[str]) -> None:
     assert "trying again" not in result.output
 
 
-def test_beside_the_report_as_json_a_terminal_is_told() -> None:
-    """Whoever looks on sees why nothing comes; who asked for quiet does not."""
-    assert isinstance(choose_pause_printer(None, as_json=True, terminal=True), PausePrinter)
-    assert choose_pause_printer(None, as_json=True, terminal=False) is None
-    assert choose_pause_printer(ShowMode.quiet, as_json=True, terminal=True) is None
-
-
 def test_a_line_cannot_steer_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     """An address is shown letter by letter; the same back-off is told once."""
-    tell = PausePrinter()
+    display = CalibrationDisplay(ShowMode.lines)
     for _ in range(2):
-        tell(LimitChange("http://\x1b[2J", 429, 9.0, 2.5))
+        display.show_pause(LimitChange("http://\x1b[2J", 429, 9.0, 2.5))
     assert (
         capsys.readouterr().err == "limit     http://\\x1b[2J answered 429; waiting 9 s, then 2.5 calls/s\n"
     )

@@ -16,13 +16,13 @@ from reflact.llm.pricing import CostEstimate, EstimateRange, EstimateRow
     [
         (9_999, "9,999"),
         (17_812, "17.8k"),
-        (97_049, "97.0k"),
+        (97_049, "97k"),
         (99_960, "100k"),
-        (999_600, "1.0M"),
-        (2_300_000_000, "2.3G"),
+        (999_600, "1M"),
+        (2_340_000_000, "2.34G"),
     ],
 )
-def test_counts_keep_three_digits(count: int, shown: str) -> None:
+def test_counts_fit_their_columns(count: int, shown: str) -> None:
     """A count of any size is whole in its column, also where prices stand beside it."""
     amount = EstimateRange(low=count, expected=count, high=count)
     money = EstimateRange(low=1, expected=1234.567, high=9876.543)

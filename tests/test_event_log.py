@@ -93,8 +93,8 @@ async def start(store: InMemoryRunStore, folder: Path) -> list[Event]:
 
 async def log_of(store: InMemoryRunStore) -> list[str]:
     """Return what the events of the store's only run say."""
-    (run_id,) = store._runs
-    return [event.canonical_content for event in await store.events(run_id)]
+    (run,) = await store.runs()
+    return [event.canonical_content for event in await store.events(run.run_id)]
 
 
 @pytest.mark.anyio

@@ -148,9 +148,9 @@ def test_numbers_are_as_large_as_text_on_a_narrow_page(browser: Chrome, tmp_path
 
 
 def test_a_printed_page_shows_what_is_folded(browser: Chrome, tmp_path: Path) -> None:
-    """On paper nothing can be opened: numbers behind charts are printed, links to sections are not."""
+    """On paper nothing can be opened: the settings of the critic are printed, links to sections are not."""
     show(browser, tmp_path, everything(), width=1280)
-    (folded, *_) = browser.find_elements(By.CSS_SELECTOR, "details table")
+    (folded, *_) = browser.find_elements(By.CSS_SELECTOR, "details pre")
     assert not browser.execute_script(SEEN, folded)
     browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
     assert browser.execute_script(SEEN, folded)

@@ -15,7 +15,7 @@ from reflact import events
 from reflact.events import EVENT_ADAPTER, Event
 from reflact.records import SkillVersion
 from reflact.reporting.live import JsonView, LineView, LiveView, RunView
-from reflact.reporting.live_state import LiveState
+from reflact.reporting.live_display import LiveState
 
 RUN = "r1"
 V0 = SkillVersion(number=0, skill_hash="a" * 64, origin="initial", score=0.25)
@@ -105,9 +105,9 @@ def test_lines_stay_above_the_display() -> None:
         assert sum(line.startswith("demo r1 ") for line in screen.lines) == 1
         assert screen.lines[-1].startswith("decisions")
         assert not screen.terminal.cursor_shown
-        view.show_line("the end")
+        view.show_event(events.WarningIssued(run_id=RUN, message="the end"))
     assert screen.terminal.cursor_shown
-    assert screen.lines[-1] == "the end"
+    assert screen.lines[-1] == "warning   the end"
     assert not any("demo" in line for line in screen.lines)
 
 
@@ -252,5 +252,5 @@ def test_a_quiet_view_shows_nothing() -> None:
     with RunView() as view:
         view.restore((PLAN,))
         view.show_event(PLAN)
-        view.show_line("x")
+        view.show_interrupt("x")
         assert view.build_cleanup() == ""

@@ -13,8 +13,14 @@ from rich.console import Console
 
 from reflact import events
 from reflact.records import SkillVersion, Usage
-from reflact.reporting.live_layout import LiveDisplay, draw_heights, limit_height, render_draft
-from reflact.reporting.live_state import LiveState, update_state
+from reflact.reporting.live_display import (
+    LiveDisplay,
+    LiveState,
+    draw_heights,
+    limit_height,
+    render_draft,
+    update_state,
+)
 from reflact.types import GateAction
 
 RUN = "r1"

@@ -6,7 +6,7 @@ import pytest
 
 from reflact import events
 from reflact.records import SkillVersion, Usage
-from reflact.reporting.live_state import LiveState, restore_state, update_state
+from reflact.reporting.live_display import LiveState, restore_state, update_state
 from reflact.types import GateAction
 
 RUN = "r1"

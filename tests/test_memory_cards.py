@@ -23,8 +23,7 @@ from reflact.memory.cards import (
     is_visible_to,
     rank_units,
 )
-from reflact.memory.models import CardStatus, Scope
-from reflact.memory.protocols import BatchTest
+from reflact.memory.models import BatchTest, CardStatus, Scope
 
 NOW = datetime(2026, 3, 1, tzinfo=UTC)
 TEST = BatchTest(number=1, holdout_id="h", n_earlier_tests=0, unit_ids=("a",), at=NOW)

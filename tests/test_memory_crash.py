@@ -15,7 +15,7 @@ import pytest
 
 from memory_pairs import CRITIC, make_pair
 from reflact import MemoryStore
-from reflact.memory.protocols import CardQuery
+from reflact.memory.models import CardQuery
 
 pytestmark = [pytest.mark.slow, pytest.mark.anyio]
 

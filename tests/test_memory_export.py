@@ -13,8 +13,7 @@ from memory_pairs import HELD_OUT, evidence_for, make_pair, recorded
 from reflact import MemoryStore
 from reflact.errors import DataError
 from reflact.memory.cards import create_card
-from reflact.memory.models import Action, Evaluation, Label, Scope, ScoreEvent, Transition
-from reflact.memory.protocols import CardQuery
+from reflact.memory.models import Action, CardQuery, Evaluation, Label, Scope, ScoreEvent, Transition
 from reflact.memory.store import ImportResult
 
 pytestmark = pytest.mark.anyio

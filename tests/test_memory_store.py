@@ -26,6 +26,8 @@ from reflact.errors import DataError
 from reflact.memory.cards import PAIR_KINDS, create_card, is_visible_to
 from reflact.memory.models import (
     Action,
+    BatchTest,
+    CardQuery,
     ContrastPair,
     Evaluation,
     Label,
@@ -34,7 +36,6 @@ from reflact.memory.models import (
     ScoreEvent,
     Transition,
 )
-from reflact.memory.protocols import BatchTest, CardQuery, CardStore, TraceStore
 from reflact.memory.search import split_words
 from reflact.store.runs import open_store
 
@@ -74,14 +75,6 @@ async def promote(memory: MemoryStore, *pairs: ContrastPair) -> None:
 async def status(memory: MemoryStore, pair: ContrastPair) -> str:
     (stored,) = await memory.pairs([pair.id])
     return stored.status
-
-
-def test_a_memory_is_both_of_its_ports(tmp_path: Path) -> None:
-    """What users open is what the critic, the calibrator and traces ask for."""
-    store = MemoryStore(tmp_path / "m.db")
-    cards: CardStore = store
-    traces: TraceStore = store
-    assert cards is traces
 
 
 # ------------------------------------------------------------------------------------------- pairs

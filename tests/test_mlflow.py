@@ -8,7 +8,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
-from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from threading import Event as Flag
@@ -22,7 +21,7 @@ from reflact.concurrency import open_task_group
 from reflact.config.loading import load_config
 from reflact.errors import ConfigError
 from reflact.events import BaselineMeasured, Event, RunFinished, WarningIssued
-from reflact.integrations.mlflow import RunTracker, report_to_mlflow
+from reflact.integrations.mlflow import MlflowTracker, report_to_mlflow
 from reflact.records import RunSummary
 from reflact.testing import ScriptedLLM, ToyEnvironment, ToyTarget, toy_optimizer
 from reflact.training import setup as wiring
@@ -35,7 +34,7 @@ INSTALLED = find_spec("mlflow") is not None
 """The suite does without MLflow's client, which is large; with it, one test more runs."""
 
 
-class Notes:
+class Notes(MlflowTracker):
     """A tracker that records all reports.
 
     Args:
@@ -67,8 +66,8 @@ class Notes:
         self._broken("log_file")
         self.files[path.name if folder is None else f"{folder}/{path.name}"] = path.read_text("utf-8")
 
-    def end_run(self, status: str) -> None:
-        self._broken("end_run")
+    def set_status(self, status: str) -> None:
+        self._broken("set_status")
         self.status = status
 
 
@@ -86,7 +85,7 @@ def planned(folder: Path, **telemetry: str) -> tuple[wiring.RunPlan, wiring.Over
 
 
 async def trained(
-    folder: Path, connect: Callable[[], RunTracker], *, timeout_seconds: float = 20.0
+    folder: Path, tracker: MlflowTracker, *, timeout_seconds: float = 20.0
 ) -> tuple[RunSummary, list[Event]]:
     """Train in the toy world and return the summary and what happened."""
     plan, passed = planned(folder)
@@ -100,7 +99,7 @@ async def trained(
 
     telling = report_to_mlflow(
         hear,
-        connect=connect,
+        tracker,
         run_id=plan.run_id,
         identity=plan.identity,
         out_dir=plan.config.out_dir,
@@ -117,7 +116,7 @@ async def trained(
 async def test_a_run_is_recorded_with_all_that_it_made(tmp_path: Path) -> None:
     """Parameters, the scores and decisions of each step, the documents, the summary and how it ended."""
     notes = Notes()
-    summary, _ = await trained(tmp_path, lambda: notes)
+    summary, _ = await trained(tmp_path, notes)
     assert notes.opened == [(summary.run_id, "run")]
     assert notes.told["train.batch_size"] == "4"
     assert notes.told["target"] == ToyTarget().identity
@@ -147,15 +146,15 @@ async def test_a_run_is_recorded_with_all_that_it_made(tmp_path: Path) -> None:
 
 async def test_a_start_after_another_goes_on_in_the_same_record(tmp_path: Path) -> None:
     """What an earlier start told is not told again, and the end is."""
-    await trained(tmp_path, Notes)
+    await trained(tmp_path, Notes())
     again = Notes()
-    summary, _ = await trained(tmp_path, lambda: again)
+    summary, _ = await trained(tmp_path, again)
     assert again.opened == [(summary.run_id, "run")]
     assert "accepted" not in again.numbers
     assert again.status == "FINISHED"
 
 
-@pytest.mark.parametrize("where", ["connect", "open_run", "log_params", "log_metrics", "log_file", "end_run"])
+@pytest.mark.parametrize("where", ["open_run", "log_params", "log_metrics", "log_file", "set_status"])
 async def test_whatever_fails_there_is_one_warning(tmp_path: Path, where: str) -> None:
     """A failure anywhere is told once, before the run's last event, and the run is as it would have been."""
 
@@ -163,11 +162,7 @@ async def test_whatever_fails_there_is_one_warning(tmp_path: Path, where: str) -
         if place == where:
             raise ConnectionError("no\nserver")
 
-    def connect() -> RunTracker:
-        broken("connect")
-        return Notes(broken)
-
-    summary, seen = await trained(tmp_path, connect)
+    summary, seen = await trained(tmp_path, Notes(broken))
     (warning,) = [event for event in seen if isinstance(event, WarningIssued)]
     assert "ConnectionError: no server" in warning.message
     assert summary.status == "completed"
@@ -183,7 +178,7 @@ async def test_a_server_that_hangs_holds_up_nothing(tmp_path: Path) -> None:
 
     try:
         with anyio.fail_after(30):
-            summary, seen = await trained(tmp_path, partial(Notes, hang), timeout_seconds=0.2)
+            summary, seen = await trained(tmp_path, Notes(hang), timeout_seconds=0.2)
     finally:
         release.set()
     (warning,) = [event for event in seen if isinstance(event, WarningIssued)]
@@ -204,7 +199,7 @@ async def test_a_slow_server_is_left_behind_at_the_end(tmp_path: Path) -> None:
 
     async with report_to_mlflow(
         hear,
-        connect=partial(Notes, slow),
+        Notes(slow),
         run_id=plan.run_id,
         identity=plan.identity,
         out_dir=plan.config.out_dir,
@@ -243,7 +238,7 @@ async def test_whoever_cancels_is_not_held_up(tmp_path: Path) -> None:
         with scope:
             async with report_to_mlflow(
                 hear,
-                connect=partial(Notes, hang),
+                Notes(hang),
                 run_id=plan.run_id,
                 identity=plan.identity,
                 out_dir=plan.config.out_dir,

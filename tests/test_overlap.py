@@ -122,9 +122,10 @@ async def opened() -> InMemoryRunStore:
     return store
 
 
-def notes_of(store: InMemoryRunStore) -> Notes:
+async def notes_of(store: InMemoryRunStore) -> Notes:
     """Return what the run's journal holds."""
-    return dict(store._runs[RUN].outcomes)
+    rows = await store._database.fetch_rows("SELECT step, label, value FROM decision_log")
+    return {(step, label): value for step, label, value in rows}
 
 
 def make_context(llm: LLM, store: InMemoryRunStore) -> StageContext:
@@ -217,14 +218,15 @@ async def scheduled(schedules: Sequence[int], concurrency: int, overlap: bool) -
             analyse=analyst(store, waits).report,
         )
         assert {report.no_reply_reason is None for report in reports} == {True, False}
-        assert any("shortened_prompt" in label for _, label in notes_of(store))
-        stored = sorted(rollout.model_dump_json() for rollout in store._rollouts.values())
+        assert any("shortened_prompt" in label for _, label in await notes_of(store))
+        stored = await store._database.fetch_rows("SELECT rollout FROM rollouts ORDER BY rollout")
+        notes = await notes_of(store)
         seen.add(
             (
                 *(rollout.model_dump_json() for rollout in rollouts),
                 *(report.model_dump_json() for report in reports),
-                *(f"{step} {label} {value}" for (step, label), value in sorted(notes_of(store).items())),
-                *stored,
+                *(f"{step} {label} {value}" for (step, label), value in sorted(notes.items())),
+                *(rollout for (rollout,) in stored),
             )
         )
     return seen
@@ -385,14 +387,14 @@ async def test_an_absence_is_noted_with_the_first_report_that_relies_on_it(size:
     relied = [0]
 
     async def analyse(part: Minibatch) -> AnalystReport:
-        found = {value.split()[0].strip('"') for value in notes_of(store).values()}
+        found = {value.split()[0].strip('"') for value in (await notes_of(store)).values()}
         assert found == lost & set(order[: max(relied)])
         relied.append(order.index(part.items[-1].id) if len(part.items) == 2 else size)
         return part.empty_report
 
     await gathered([batch], environment=World(), store=store, limit=1, analyse=analyse)
     assert len(relied) == 1 + (size - len(lost) + 1) // 2
-    assert len(notes_of(store)) == len(lost)
+    assert len(await notes_of(store)) == len(lost)
 
 
 @pytest.mark.parametrize("overlap", [True, False])
@@ -406,7 +408,7 @@ async def test_an_outage_freezes_nothing(overlap: bool) -> None:
 
     with pytest.raises(ProviderDown, match="gone"):
         await gathered([batch], environment=World(), store=store, overlap=overlap, analyse=unreachable)
-    assert not notes_of(store)
+    assert not await notes_of(store)
 
 
 @pytest.mark.parametrize("overlap", [True, False])
@@ -454,7 +456,8 @@ async def test_a_restart_keeps_what_was_relied_on_and_tries_the_rest_again() -> 
 
     with pytest.raises(ProviderDown, match="gone"):
         await gathered([batch], environment=World(), store=store, limit=1, analyse=dies)
-    used = [item for item in lost if any(item in value for value in notes_of(store).values())]
+    notes = (await notes_of(store)).values()
+    used = [item for item in lost if any(item in value for value in notes)]
     assert 0 < len(used) < len(lost)
     assert asked == [0, 1]
     again = World()
@@ -469,7 +472,7 @@ async def test_a_step_needs_a_measured_rollout(overlap: bool) -> None:
     store = await opened()
     with pytest.raises(RunFailed, match="only 0 of 3 rollouts could be measured"):
         await gathered([items("lost", "lost", "lost")], environment=World(), store=store, overlap=overlap)
-    assert not notes_of(store)
+    assert not await notes_of(store)
 
 
 async def test_an_endpoint_that_refuses_ends_rollouts_and_analysts() -> None:

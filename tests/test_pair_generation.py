@@ -21,8 +21,7 @@ from reflact.calibration.perturbations import DistanceBand, StepToContrast, buil
 from reflact.concurrency import INLINE_LIMIT
 from reflact.errors import DataError
 from reflact.memory.cards import ScanFinding, compute_subject_hash, subject_hash
-from reflact.memory.models import Action, ContrastPair, Label, ScoreEvent, Transition
-from reflact.memory.protocols import StoredTrace
+from reflact.memory.models import Action, ContrastPair, Label, ScoreEvent, StoredTrace, Transition
 from reflact.messages import CallId, RenderedPrompt, ReplyModel
 from reflact.testing import ScriptedLLM
 from reflact.types import digest_json

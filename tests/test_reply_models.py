@@ -10,7 +10,7 @@ import httpx
 import pytest
 from pydantic import Field
 
-from doubles import PROMPT, RUN, Endpoint, call_id, completion, config, connected, open_context, opened
+from doubles import PROMPT, Endpoint, call_id, completion, config, connected, open_context, opened
 from reflact.config.training import AggregateConfig, ReflectConfig
 from reflact.errors import ContextOverflow, ProviderDown, ReplyError
 from reflact.messages import CallId, RenderedPrompt, ReplyModel
@@ -391,7 +391,7 @@ async def test_a_valid_reply_comes_back_and_leaves_no_note() -> None:
     """What was had is a stored reply's business, not the journal's."""
     store = await opened()
     assert await ask_word(scripted({"word": "yes"}), store) == Word(word="yes")
-    assert not store._runs[RUN].outcomes
+    assert not await store._database.fetch_rows("SELECT * FROM decision_log")
 
 
 async def test_a_refusal_is_final() -> None:
@@ -445,5 +445,5 @@ async def test_a_provider_that_fails_is_no_refusal(shorter: bool) -> None:
     store = await opened()
     with pytest.raises(ProviderDown, match="gone"):
         await ask_word(scripted(ProviderDown("gone")), store, shorter=shorter)
-    assert not store._runs[RUN].outcomes
+    assert not await store._database.fetch_rows("SELECT * FROM decision_log")
     assert await ask_word(scripted({"word": "yes"}), store) == Word(word="yes")

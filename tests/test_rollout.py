@@ -321,7 +321,7 @@ def test_pairs_end_at_the_shortest_prefix_of_final_pairs(
         environment = Scripted(outcome, waits=waits)
         store = await opened()
         pairs = await compared(environment, items(len(sides)), store=store, limit=limit, until=until)
-        assert not store._runs[RUN].outcomes
+        assert not await store._database.fetch_rows("SELECT * FROM decision_log")
         return pairs
 
     final = [tuple(None if losses > 1 else score for score, losses in pair) for pair in sides]

@@ -25,9 +25,17 @@ from reflact.calibration.splits import (
     split_by_rule,
 )
 from reflact.errors import DataError
-from reflact.memory.cards import MIN_TRACES
-from reflact.memory.models import Action, ContrastPair, Evaluation, Label, LabelSource, Provenance, Transition
-from reflact.memory.protocols import BatchTest, count_tests
+from reflact.memory.cards import MIN_TRACES, count_tests
+from reflact.memory.models import (
+    Action,
+    BatchTest,
+    ContrastPair,
+    Evaluation,
+    Label,
+    LabelSource,
+    Provenance,
+    Transition,
+)
 
 pytestmark = pytest.mark.anyio
 

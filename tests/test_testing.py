@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import ClassVar
 
@@ -14,21 +13,17 @@ from pydantic import Field, JsonValue
 
 from reflact import Trainer
 from reflact.data import DataSet, check_dataset
-from reflact.errors import ProviderDown, ReplyError, RunConflict, StoreError
-from reflact.events import CandidateJudged, RunStarted, StepStarted
+from reflact.errors import ProviderDown, ReplyError, StoreError
 from reflact.messages import (
     CallId,
-    CallReservation,
     Message,
     RenderedPrompt,
     ReplyModel,
-    StoredResponse,
     Text,
 )
-from reflact.protocols import LLM, Environment, RunStore, Target
-from reflact.records import RunState, SkillVersion, StepRecord, Usage
+from reflact.protocols import LLM, Environment, Target
+from reflact.records import Usage
 from reflact.stages.reply_models import AnalystReply, SuccessReply, failure_reply_type, success_reply_type
-from reflact.store.runs import open_store
 from reflact.testing import (
     TOY_RULES,
     ConnectFault,
@@ -45,16 +40,10 @@ from reflact.testing import (
     toy_optimizer,
 )
 from reflact.types import (
-    AggregateResult,
     Item,
-    Measurement,
     Operation,
-    Rollout,
-    Score,
-    SelectResult,
     Skill,
     Split,
-    Verdict,
 )
 
 pytestmark = pytest.mark.anyio
@@ -260,146 +249,15 @@ async def test_the_toy_optimizer_says_what_it_cannot_do() -> None:
 # ------------------------------------------------------------------------------------------------- store
 
 
-OLD, NEW = Skill(text="old"), Skill(text="new")
-
-
-def _version(step: int, skill: Skill) -> SkillVersion:
-    return SkillVersion(number=step, skill_hash=skill.hash, origin=f"step {step}", score=0.5)
-
-
-def _state(step: int, skill: Skill) -> RunState:
-    version = _version(step, skill)
-    return RunState(step=step, commits=step + 1, current=version, best=version, latest_version=step)
-
-
-def _record(step: int, reason: str = "greater") -> StepRecord:
-    return StepRecord(
-        step=step,
-        epoch=1,
-        step_in_epoch=step,
-        skill_before=OLD.hash,
-        item_ids=("a",),
-        rollout=Measurement(skill_hash=OLD.hash, split=Split.train, n=1, hard=0, soft=0),
-        n_failures=1,
-        reports=(),
-        merged=AggregateResult(),
-        chosen=SelectResult(),
-        edits=(),
-        candidate_hash=NEW.hash,
-        verdict=Verdict(action="accept_new_best", reason=reason),
-        created_versions=(_version(step, NEW),),
-        current=_version(step, NEW),
-        best=_version(step, NEW),
-    )
-
-
-def reserved_call(key: str, run_id: str = "r", purpose: str = "rollout") -> CallReservation:
-    return CallReservation(
-        key=key, run_id=run_id, call_id="s", role="target", purpose=purpose, endpoint="e", model="m"
-    )
-
-
-def _reply(key: str, body: str, usd: float | None) -> StoredResponse:
-    usage = Usage(calls=1, input_tokens=5, cached_tokens=1, output_tokens=2, usd=usd)
-    return StoredResponse(key=key, status=200, content_type="application/json", chunks=(body,), usage=usage)
-
-
-async def _refusal(call: Callable[[], object]) -> str:
-    try:
-        await call()  # type: ignore[misc]
-    except (StoreError, RunConflict) as error:
-        return type(error).__name__
-    return "no refusal"
-
-
-async def _effects(store: RunStore) -> AsyncIterator[object]:
-    yield await store.find_response("k")
-    await store.reserve(reserved_call("k"))
-    yield await store.spend("r")
-    await store.store_response(_reply("k", "first", 0.1), reserved_call("k"))
-    await store.reserve(reserved_call("k", "other"))
-    await store.store_response(_reply("k", "second", None), reserved_call("k", "other"))
-    yield await store.find_response("k")
-    await store.store_response(_reply("late", "x", 0.2), reserved_call("late"))
-    for kind in ("timeout", "429", "timeout"):
-        await store.count_fault("r", kind)
-    yield [await store.faults(run_id) for run_id in ("r", "other")]
-    for purpose in ("merge", "merge", "analyst"):
-        await store.reserve(reserved_call("open", purpose=purpose))
-    await store.release(reserved_call("open"))
-    await store.release(reserved_call("nothing"))
-    yield await store.spend("r")
-    await store.open_run("r", {"seed": 1}, None)
-    await store.store_response(_reply("open", "x", 0.7), reserved_call("open", purpose="merge"))
-    yield await store.spend("r")
-    yield await store.spend("other")
-    yield await store.spend("nobody")
-
-
-async def _rollouts(store: RunStore) -> AsyncIterator[object]:
-    for key, hard in (("b", 1), ("a", 0), ("b", 0)):
-        await store.store_rollout(Rollout(key=key, item_id="i", skill_hash="s", score=Score.of(hard)))
-    yield list((await store.find_rollouts(["a", "c", "b"])).items())
-    lost = Rollout(key="c", item_id="i", skill_hash="s", error="down")
-    yield await _refusal(lambda: store.store_rollout(lost))
-    yield dict(await store.find_rollouts(["c"]))
-
-
-async def _steps(store: RunStore) -> AsyncIterator[object]:
-    yield await store.open_run("r", {"seed": 1}, {"new": "config"})
-    yield await _refusal(lambda: store.open_run("r", {"seed": 2}, None))
-    yield await _refusal(lambda: store.commit("r", None, _state(0, OLD), []))
-    await store.commit("r", None, _state(0, OLD), [OLD])
-    yield await _refusal(lambda: store.commit("r", _record(1), _state(1, NEW), []))
-    yield await _refusal(lambda: store.commit("r", _record(2), _state(1, OLD), []))
-    await store.commit("r", _record(1), _state(1, NEW), [NEW])
-    await store.commit("r", _record(1), _state(1, NEW), [])
-    yield await _refusal(lambda: store.commit("r", _record(1, "other"), _state(1, NEW), []))
-    yield await store.open_run("r", {"seed": 1}, None)
-    yield await store.records("r")
-    yield await store.records("nobody")
-    yield await store.skill(NEW.hash)
-    yield await _refusal(lambda: store.skill("none"))
-    yield await _refusal(lambda: store.commit("nobody", None, _state(0, OLD), []))
-
-
-async def _notes(store: RunStore) -> AsyncIterator[object]:
-    journal = store.decision_log("r")
-    await journal.put(1, "merge", {"a": [1]})
-    await journal.put(1, "merge", "second")
-    await journal.put(2, "merge", False)
-    yield [await journal.get(step, "merge") for step in (1, 2, 3)]
-    yield await store.decision_log("other").get(1, "merge")
-    started = RunStarted(run_id="r", steps_per_epoch=1, n_train=1, n_val=1, n_test=1)
-    decided = CandidateJudged(run_id="r", step=1, verdict=Verdict(action="reject", reason="worse"))
-    again = StepStarted(run_id="r", step=1, epoch=1, item_ids=("a",))
-    events = (started, decided, again, decided)
-    yield [await store.append_event(event) for event in (*events, started.model_copy())]
-    yield await store.append_event(decided.model_copy(update={"run_id": "other"}))
-    yield await store.events("r")
-    yield await store.events("nobody")
-    yield [await store.add_seconds("r", seconds) for seconds in (1.5, 0.25)]
-    await store.finish("r", "completed", None, "{}")
-    yield await _refusal(lambda: store.finish("nobody", "completed", None, "{}"))
-    yield await _refusal(lambda: store.add_seconds("nobody", 1))
-    yield await _refusal(lambda: store.append_event(started.model_copy(update={"run_id": "nobody"})))
-
-
-@pytest.mark.parametrize("story", [_effects, _rollouts, _steps, _notes], ids=lambda story: story.__name__)
-async def test_the_memory_store_answers_as_the_database_does(
-    tmp_path: Path, story: Callable[[RunStore], AsyncIterator[object]]
-) -> None:
-    """The same calls on both stores give the same answers and the same refusals."""
-
-    async def told(store: RunStore) -> list[object]:
-        await store.open_run("r", {"seed": 1}, None)
-        await store.open_run("other", {"seed": 1}, None)
-        return [answer async for answer in story(store)]
-
-    async with open_store(tmp_path / "run.db") as database:
-        expected = await told(database)
-    assert await told(InMemoryRunStore()) == expected
-    assert "no refusal" not in expected
+async def test_the_memory_store_is_the_database_without_a_file() -> None:
+    """Two stores share nothing, and what the database refuses is refused."""
+    one, other = InMemoryRunStore(), InMemoryRunStore()
+    await one.open_run("r", {"seed": 1}, None)
+    await one.decision_log("r").put(1, "merge", {"a": [1]})
+    assert await one.decision_log("r").get(1, "merge") == {"a": [1]}
+    with pytest.raises(StoreError, match="contradicts what is stored"):
+        await other.decision_log("r").put(1, "merge", {"a": [1]})
+    assert await other.decision_log("r").get(1, "merge") is None
 
 
 # ----------------------------------------------------------------------------------------------- network

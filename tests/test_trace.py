@@ -20,8 +20,7 @@ from pydantic import JsonValue
 from reflact import Trace
 from reflact.concurrency import fan_out
 from reflact.errors import DataError, StoreError
-from reflact.memory.models import Action, Evaluation, Label, ScoreEvent, StateScore, Transition
-from reflact.memory.protocols import StoredTrace
+from reflact.memory.models import Action, Evaluation, Label, ScoreEvent, StateScore, StoredTrace, Transition
 from reflact.memory.store import MemoryStore
 from reflact.types import canonical_json
 

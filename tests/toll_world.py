@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import random
 from collections.abc import AsyncIterator, Callable
@@ -306,6 +305,13 @@ async def left_in(store: InMemoryRunStore, run_id: str) -> Left:
     )
 
 
+def copy_store(store: InMemoryRunStore) -> InMemoryRunStore:
+    """Return a store with the same content."""
+    copied = InMemoryRunStore()
+    store._database._tables.conn.backup(copied._database._tables.conn)
+    return copied
+
+
 class Story:
     """A run under random limits that is started again until it completes, each time with more.
 
@@ -352,7 +358,7 @@ class Story:
 
         def kill(number: int) -> None:
             if number == last and self.ends.count("killed") < 2:
-                kept.append(copy.deepcopy(self._store))
+                kept.append(copy_store(self._store))
             if kept:
                 raise Killed
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack, suppress
 from functools import partial
 from types import TracebackType
-from typing import Literal, Self
+from typing import TYPE_CHECKING, Literal, Self
 
 import anyio
 from anyio import to_thread
@@ -33,7 +33,7 @@ from reflact.calibration.events import (
     TraceSkipped,
 )
 from reflact.calibration.report import CalibrationReport
-from reflact.calibration.rounds import CalibrationMemory, PairCallback, RoundRunner
+from reflact.calibration.rounds import PairCallback, RoundRunner
 from reflact.calibration.significance import NotEnoughTraces, ReplayTestUse
 from reflact.calibration.trace import Trace
 from reflact.calibration.worker import BoundedQueue, QueueResult, TraceLearner
@@ -44,6 +44,9 @@ from reflact.prompts import PromptBook, load_prompts
 from reflact.protocols import LLM
 from reflact.records import Usage
 from reflact.types import FrozenModel
+
+if TYPE_CHECKING:
+    from reflact.memory.store import MemoryStore
 
 FATAL_ERRORS = (BudgetSpent, AccessDenied, UnknownModel, RunFailed)
 """Errors after which no further call can succeed."""
@@ -88,7 +91,7 @@ class Calibrator:
     def __init__(
         self,
         llm: LLM,
-        store: CalibrationMemory,
+        store: MemoryStore,
         *,
         critic: Critic | None = None,
         n_judges: int | None = None,

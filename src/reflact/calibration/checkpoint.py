@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from pydantic import JsonValue, ValidationError
 
@@ -31,11 +31,20 @@ from reflact.calibration.splits import (
     split_by_rule,
 )
 from reflact.calibration.trace import Trace
-from reflact.memory.cards import MIN_TRACES, AnchorExclusions
-from reflact.memory.models import ContrastPair, Origin, PromotionEvidence, ScoreEvent
-from reflact.memory.protocols import BatchTest, CardStore, StoredCalibration, count_tests
+from reflact.memory.cards import MIN_TRACES, AnchorExclusions, count_tests
+from reflact.memory.models import (
+    BatchTest,
+    ContrastPair,
+    Origin,
+    PromotionEvidence,
+    ScoreEvent,
+    StoredCalibration,
+)
 from reflact.prompts import PromptBook
 from reflact.types import FrozenModel, digest_json
+
+if TYPE_CHECKING:
+    from reflact.memory.store import MemoryStore
 
 StoredModel = TypeVar("StoredModel", bound=FrozenModel)
 
@@ -171,7 +180,7 @@ async def open_calibration(
     last_calibration: StoredCalibration | None,
     *,
     snapshot: MemorySnapshot,
-    store: CardStore,
+    store: MemoryStore,
 ) -> CalibrationState:
     """Return the course of a calibration: a new one, or that of the last one that was given the same.
 
@@ -213,7 +222,7 @@ async def open_calibration(
     return calibration
 
 
-async def load_pairs(store: CardStore, pair_ids: Collection[str]) -> tuple[ContrastPair, ...]:
+async def load_pairs(store: MemoryStore, pair_ids: Collection[str]) -> tuple[ContrastPair, ...]:
     """Return those of the pairs that the store has, by id."""
     if not pair_ids:
         return ()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from copy import copy
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from pydantic import Field, field_validator
 
@@ -26,11 +26,13 @@ from reflact.config.critic import CriticSettings
 from reflact.errors import ContextOverflow, ReplyError
 from reflact.memory.cards import is_visible_to
 from reflact.memory.models import ContrastPair, Evaluation, Progress, Scope, Share, StateScore, Transition
-from reflact.memory.protocols import CardStore
 from reflact.messages import CallId, RenderedPrompt, ReplyModel
 from reflact.prompts import PromptBook, load_prompts
 from reflact.protocols import LLM
 from reflact.types import canonical_json, digest_json, digest_text
+
+if TYPE_CHECKING:
+    from reflact.memory.store import MemoryStore
 
 CRITIC_SCOPE = Scope(roles=("critic",))
 """Who the critic is to the memory, where nothing else is said."""
@@ -95,7 +97,7 @@ class Critic:
         self,
         llm: LLM,
         *,
-        memory: CardStore | None = None,
+        memory: MemoryStore | None = None,
         settings: CriticSettings = DEFAULT_CRITIC_SETTINGS,
         prompts: PromptBook | None = None,
         count_tokens: TokenCounter = estimate_tokens,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from anyio import to_thread
 
@@ -28,9 +28,11 @@ from reflact.calibration.significance import (
 from reflact.calibration.splits import TrainingHistory
 from reflact.calibration.trace import Trace
 from reflact.errors import DataError
-from reflact.memory.cards import TraceIdentity, is_visible_to
-from reflact.memory.models import ContrastPair, PromotionEvidence
-from reflact.memory.protocols import BatchTest, CardStore, StoredPair, count_tests
+from reflact.memory.cards import TraceIdentity, count_tests, is_visible_to
+from reflact.memory.models import BatchTest, ContrastPair, PromotionEvidence, StoredPair
+
+if TYPE_CHECKING:
+    from reflact.memory.store import MemoryStore
 
 
 class MemorySnapshot(NamedTuple):
@@ -77,7 +79,7 @@ class PromotionTester:
         max_concurrent: Steps that are scored at a time.
     """
 
-    def __init__(self, critic: Critic, store: CardStore, *, max_concurrent: int) -> None:
+    def __init__(self, critic: Critic, store: MemoryStore, *, max_concurrent: int) -> None:
         self.critic = critic
         self.fail_fast_critic = FailFastCritic(critic)
         self._store = store

@@ -117,11 +117,15 @@ class CalibrationReport(ShortReprModel):
         error = ""
         if before is not None and after is not None:
             error = f", error={before.error.value:.3g} -> {after.error.value:.3g}"
-        pairs = sum(kind.n_pairs for kind in self.pairs)
         return (
-            f"CalibrationReport(rounds={self.n_rounds}, candidates={self.n_candidates}, pairs={pairs}, "
+            f"CalibrationReport(rounds={self.n_rounds}, candidates={self.n_candidates}, pairs={self.n_pairs}, "
             f"tests={len(self.tests)}, promoted={self.n_promoted}{error}, calls={self.usage.calls})"
         )
+
+    @property
+    def n_pairs(self) -> int:
+        """Pairs that were kept."""
+        return sum(kind.n_pairs for kind in self.pairs)
 
     @property
     def n_promoted(self) -> int:
@@ -136,21 +140,18 @@ class CalibrationReport(ShortReprModel):
 
 def count_pairs(pairs: Sequence[ContrastPair]) -> tuple[PairCount, ...]:
     """Return pairs counted by kind of mistake."""
-    kinds = sorted({pair.mistake for pair in pairs})
-    return tuple(_count_mistake(kind, [pair for pair in pairs if pair.mistake == kind]) for kind in kinds)
-
-
-def _count_mistake(mistake: str, pairs: Sequence[ContrastPair]) -> PairCount:
-    known = [pair.difficulty for pair in pairs if pair.difficulty is not None]
-    return PairCount(
-        mistake=mistake, n_pairs=len(pairs), difficulty=sum(known) / len(known) if known else None
-    )
+    found = []
+    for mistake, count in sorted(Counter(pair.mistake for pair in pairs).items()):
+        known = [one.difficulty for one in pairs if one.mistake == mistake and one.difficulty is not None]
+        difficulty = sum(known) / len(known) if known else None
+        found.append(PairCount(mistake=mistake, n_pairs=count, difficulty=difficulty))
+    return tuple(found)
 
 
 def count_drops(drops: Iterable[DroppedCandidate]) -> tuple[DropCount, ...]:
     """Return drops counted by reason."""
-    counts = Counter(drop.reason for drop in drops)
-    return tuple(DropCount(reason=reason, n_candidates=counts[reason]) for reason in sorted(counts))
+    counts = sorted(Counter(drop.reason for drop in drops).items())
+    return tuple(DropCount(reason=reason, n_candidates=count) for reason, count in counts)
 
 
 OUTCOME_TEXTS: Final = {
@@ -160,8 +161,6 @@ OUTCOME_TEXTS: Final = {
     "worse": "taken back: it does harm",
     "no_harm_shown": "kept: no harm was shown",
 }
-
-
 """How a test ended, in words."""
 
 
@@ -204,8 +203,12 @@ def describe_gain(gain: IntervalEstimate) -> str:
         return "did not change"
     if gain.value >= 0:
         return f"fell by {format_number(gain.value)} points {format_interval(gain)}"
-    risen = IntervalEstimate(value=-gain.value, low=-gain.high, high=-gain.low)
-    return f"rose by {format_number(risen.value)} points {format_interval(risen)}"
+    return f"rose by {format_number(-gain.value)} points [{format_number(-gain.high)}, {format_number(-gain.low)}]"
+
+
+def get_effect(test: PromotionEvidence) -> IntervalEstimate:
+    """Return by how much a batch lowered the error, with its interval."""
+    return IntervalEstimate(value=test.effect, low=test.low, high=test.high)
 
 
 def describe_outcome(test: PromotionEvidence) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal
 
 import anyio
 from anyio import to_thread
@@ -57,10 +57,12 @@ from reflact.calibration.splits import CALLER_HOLDOUT_NAME
 from reflact.calibration.trace import Trace
 from reflact.concurrency import fan_out
 from reflact.memory.cards import AnchorExclusions
-from reflact.memory.models import ContrastPair, PromotionEvidence
-from reflact.memory.protocols import CalibrationStore, CardStore, Submission, TraceStore
+from reflact.memory.models import ContrastPair, PromotionEvidence, Submission
 from reflact.prompts import PromptBook
 from reflact.protocols import LLM
+
+if TYPE_CHECKING:
+    from reflact.memory.store import MemoryStore
 
 CREATED_BY = "calibrator"
 
@@ -69,10 +71,6 @@ PairCallback = Callable[[ContrastPair], Awaitable[None]]
 
 TestCallback = Callable[[PromotionEvidence | NotEnoughTraces, int, ReplayTestUse], None]
 """Is told how a test of so many pairs ended, and what it was for."""
-
-
-class CalibrationMemory(CardStore, TraceStore, CalibrationStore, Protocol):
-    """A store of cards, traces and calibrations, such as ``MemoryStore``."""
 
 
 class RoundRunner:
@@ -92,7 +90,7 @@ class RoundRunner:
     def __init__(
         self,
         llm: LLM,
-        store: CalibrationMemory,
+        store: MemoryStore,
         critic: Critic,
         *,
         settings: CalibratorSettings,
@@ -441,7 +439,7 @@ def is_quarantined(submission: Submission) -> bool:
     )
 
 
-async def count_archived(store: CardStore, pairs: Sequence[ContrastPair]) -> int:
+async def count_archived(store: MemoryStore, pairs: Sequence[ContrastPair]) -> int:
     """Return how many of the pairs the memory's bound has archived."""
     stored = await store.pairs([pair.id for pair in pairs])
     return sum(one.status == "archived" and one.reason == "bound" for one in stored)

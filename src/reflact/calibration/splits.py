@@ -13,9 +13,8 @@ from typing import NamedTuple
 from reflact.calibration.config import HoldoutBy
 from reflact.calibration.significance import assign_fold, is_level_used_up
 from reflact.calibration.trace import Trace
-from reflact.memory.cards import MIN_TRACES
-from reflact.memory.models import ScoreEvent
-from reflact.memory.protocols import BatchTest, count_tests
+from reflact.memory.cards import MIN_TRACES, count_tests
+from reflact.memory.models import BatchTest, ScoreEvent
 
 MIN_PURPOSES = 2
 """As many purposes there have to be for each slice before whole purposes are sorted into slices."""

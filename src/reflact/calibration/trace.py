@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from threading import Lock
-from typing import Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar
 from uuid import uuid4
 
 from pydantic import ValidationError
@@ -20,9 +20,11 @@ from reflact.calibration.arguments import describe_first_error, require_trace_id
 from reflact.concurrency import fan_out
 from reflact.errors import DataError, StoreError
 from reflact.memory.cards import TraceIdentity, extend_content_hash, hash_purpose
-from reflact.memory.models import Evaluation, Label, ScoreEvent, StateScore, Transition
-from reflact.memory.protocols import StoredTrace, TraceStore
+from reflact.memory.models import Evaluation, Label, ScoreEvent, StateScore, StoredTrace, Transition
 from reflact.types import FrozenModel, canonical_json, digest_json
+
+if TYPE_CHECKING:
+    from reflact.memory.store import MemoryStore
 
 
 class TraceHeader(FrozenModel):
@@ -284,7 +286,7 @@ class Trace:
             self._write(_encode_line(TraceEnd(events=len(self._events)), str(self._path)))
             self._finished = True
 
-    async def save_to(self, store: TraceStore) -> int:
+    async def save_to(self, store: MemoryStore) -> int:
         """Append to a store what it does not have yet, and return how many events that were.
 
         Raises:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 import anyio
 
@@ -11,12 +11,14 @@ from reflact.calibration.checkpoint import StoredGeneration
 from reflact.calibration.config import CalibratorSettings, FullQueuePolicy
 from reflact.calibration.promotion import MemorySnapshot
 from reflact.calibration.replay import list_labeled_steps, load_recordings
-from reflact.calibration.rounds import CalibrationMemory, RoundRunner
+from reflact.calibration.rounds import RoundRunner
 from reflact.calibration.significance import NotEnoughTraces, find_missing_traces
 from reflact.calibration.splits import MIN_PURPOSES, HoldoutRule, list_labeled_events, list_tested_marks
 from reflact.calibration.trace import Trace
-from reflact.memory.cards import TraceIdentity, compute_fingerprint
-from reflact.memory.protocols import count_tests
+from reflact.memory.cards import TraceIdentity, compute_fingerprint, count_tests
+
+if TYPE_CHECKING:
+    from reflact.memory.store import MemoryStore
 
 T = TypeVar("T")
 
@@ -151,9 +153,7 @@ class TraceLearner:
         settings: How many of each.
     """
 
-    def __init__(
-        self, store: CalibrationMemory, rounds: RoundRunner, *, settings: CalibratorSettings
-    ) -> None:
+    def __init__(self, store: MemoryStore, rounds: RoundRunner, *, settings: CalibratorSettings) -> None:
         self._store = store
         self._rounds = rounds
         self._writer = rounds.make_writer()

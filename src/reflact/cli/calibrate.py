@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
@@ -15,83 +16,81 @@ from reflact.cli.common import ConfigArgument, OverrideOption, ShowMode, guard_c
 if TYPE_CHECKING:
     from reflact.calibration.config import CalibrateConfig
     from reflact.calibration.cost_estimate import CalibrationCostEstimate
-    from reflact.calibration.events import CalibrationEvent, CalibrationEventCallback
     from reflact.calibration.report import CalibrationReport
-    from reflact.calibration.setup import ModelConnection
     from reflact.calibration.trace import Trace
+    from reflact.cli.calibrate_output import CalibrationDisplay
     from reflact.cli.common import InterruptHandler
-    from reflact.llm.rate_limit import LimitChange
-    from reflact.memory.models import ContrastPair, PromotionEvidence
+    from reflact.memory.models import ContrastPair
     from reflact.memory.store import MemoryStore
-    from reflact.messages import CallId, RenderedPrompt, Reply
-    from reflact.protocols import R
     from reflact.records import Spend
-
 
 CRITIC_ROLE = "critic"
 
+STOP_SECONDS = 10.0
+"""What calls under way may take after the first signal."""
 
-class UncalledLLM:
-    """A model that nobody asks: what is foreseen is foreseen without it.
 
-    Args:
-        identity: That of the model which is meant, by which a calibration that was stopped is known.
+def calibrate(  # noqa: PLR0917 - one for each option of the command
+    config: ConfigArgument,
+    overrides: OverrideOption = None,
+    show: Annotated[
+        ShowMode | None,
+        typer.Option(
+            metavar="live|lines|quiet|json",
+            help="lines: one for each thing that matters, on standard error (live is the same here); quiet: "
+            "only the report; json: events, one a line, the report in the last, and nothing else. Without "
+            "it: lines, or quiet with --json.",
+        ),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
+    html: Annotated[
+        Path | None, typer.Option(metavar="PATH", help="Write the report as a page as well.")
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print how many calls it takes; call nothing and write nothing.")
+    ] = False,
+    anyway: Annotated[
+        bool, typer.Option("--anyway", help="Make pairs also where nothing can be tested yet.")
+    ] = False,
+    again: Annotated[
+        bool,
+        typer.Option(
+            "--again",
+            help="Make and test further pairs of the same traces, though nothing has changed.",
+        ),
+    ] = False,
+) -> None:
+    """Calibrate a critic from recorded traces.
+
+    Makes contrast pairs of the traces, promotes those that help the critic, and measures it before and after.
+
+    Calls that were paid for are not asked again: a stopped calibration resumes.
     """
-
-    def __init__(self, identity: str = "unasked") -> None:
-        self._identity = identity
-
-    @property
-    def identity(self) -> str:
-        """That of the model."""
-        return self._identity
-
-    async def ask(
-        self,
-        prompt: RenderedPrompt,
-        reply_type: type[R],
-        *,
-        call_id: CallId,
-        check: Callable[[R], None] | None = None,
-    ) -> Reply[R]:
-        """Refuse."""
-        raise AssertionError(f"a forecast asked a model: {call_id.label}")
+    if dry_run:
+        estimate_and_show(config, overrides, as_json=as_json)
+    else:
+        calibrate_and_show(
+            config, overrides, show=show, as_json=as_json, html=html, anyway=anyway, again=again
+        )
 
 
-def calibration_run_id(config: CalibrateConfig) -> str:
-    """Return under which name the calls are counted: one for each memory."""
-    from reflact.calibration.setup import account_name
+def load_calibrate_config(path: Path, overrides: Sequence[str] | None) -> CalibrateConfig:
+    """Return the configuration of a file with overrides, checked as far as that goes without traces.
 
-    return account_name(config.memory)
+    Raises:
+        ConfigError: The file, a key or a value is wrong.
+    """
+    from reflact.calibration.config import CalibrateConfig, resolve_paths
+    from reflact.config.loading import load_section
+    from reflact.errors import ConfigError
+    from reflact.llm.budget import require_cap
 
-
-def open_model(
-    config: CalibrateConfig, on_limit: Callable[[LimitChange], None] | None = None
-) -> AbstractAsyncContextManager[ModelConnection]:
-    """Return what opens the store of model calls and connects the model, see ``connection.connected``."""
-    from reflact.calibration.setup import open_connection
-
-    return open_connection(
-        config.models.critic,
-        store=config.store or config.memory,
-        role=CRITIC_ROLE,
-        run_id=calibration_run_id(config),
-        budget=config.budget,
-        replay=config.replay,
-        on_limit=on_limit,
-    )
-
-
-async def read_earlier_spend(config: CalibrateConfig) -> tuple[UncalledLLM, tuple[Spend, ...]]:
-    """Return the model without asking it, and what earlier starts have paid for."""
-    from reflact.llm.client import identify_model
-    from reflact.store.runs import open_store
-
-    path, run_id = config.store or config.memory, calibration_run_id(config)
-    if not path.is_file():
-        return UncalledLLM(), ()
-    async with open_store(path, read_only=True) as store:
-        return UncalledLLM(identify_model(config.models.critic)), await store.spend(run_id)
+    settings = load_section(CalibrateConfig, path, overrides=overrides or ())
+    settings = resolve_paths(settings, path.resolve().parent)
+    if not settings.models.critic.model:
+        raise ConfigError("models.critic.model is required: name the model that scores")
+    require_cap(settings.budget, settings.models.critic, role=CRITIC_ROLE)
+    return settings
 
 
 async def load_traces(
@@ -99,7 +98,7 @@ async def load_traces(
 ) -> tuple[tuple[Trace, ...], tuple[Trace, ...] | None]:
     """Return the traces to learn from, and those that are held out, None if the rule chooses them.
 
-    Files that are not whole are told on standard error, and files of which the memory has more labels.
+    Warnings go to standard error.
 
     Raises:
         DataError: A folder of traces is wrong, or the memory holds none.
@@ -196,85 +195,7 @@ def require_writable(path: Path) -> None:
         ) from None
 
 
-def write_calibration_page(path: Path, report: CalibrationReport) -> None:
-    """Write a calibration's page in one step, so that nobody reads a part of it.
-
-    Raises:
-        StoreError: The file cannot be written.
-    """
-    from reflact.reporting.html.calibration import render_calibration_page
-    from reflact.store.artifacts import write_atomically
-
-    write_atomically(path, render_calibration_page(report))
-
-
-STOP_SECONDS = 10.0
-"""What calls under way may take after the first signal."""
-
-
-def calibrate(  # noqa: PLR0917 - one for each option of the command
-    config: ConfigArgument,
-    overrides: OverrideOption = None,
-    show: Annotated[
-        ShowMode | None,
-        typer.Option(
-            metavar="live|lines|quiet|json",
-            help="lines: one for each thing that matters, on standard error (live is the same here); quiet: "
-            "only the report; json: events, one a line, the report in the last, and nothing else. Without "
-            "it: lines, or quiet with --json.",
-        ),
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
-    html: Annotated[
-        Path | None, typer.Option(metavar="PATH", help="Write the report as a page as well.")
-    ] = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print how many calls it takes; call nothing and write nothing.")
-    ] = False,
-    anyway: Annotated[
-        bool, typer.Option("--anyway", help="Make pairs also where nothing can be tested yet.")
-    ] = False,
-    again: Annotated[
-        bool,
-        typer.Option(
-            "--again",
-            help="Make and test further pairs of the same traces, though nothing has changed.",
-        ),
-    ] = False,
-) -> None:
-    """Calibrate a critic from recorded traces.
-
-    Makes contrast pairs of the traces, promotes those that help the critic, and measures it before and after.
-
-    Calls that were paid for are not asked again: a stopped calibration resumes.
-    """
-    if dry_run:
-        estimate_and_show(config, overrides, as_json=as_json)
-    else:
-        how = CalibrateOptions(anyway=anyway, again=again)
-        calibrate_and_show(config, overrides, show=show, as_json=as_json, html=html, options=how)
-
-
-def load_calibrate_config(path: Path, overrides: Sequence[str] | None) -> CalibrateConfig:
-    """Return the configuration of a file with overrides, checked as far as that goes without traces.
-
-    Raises:
-        ConfigError: The file, a key or a value is wrong.
-    """
-    from reflact.calibration.config import CalibrateConfig, resolve_paths
-    from reflact.config.loading import load_section
-    from reflact.errors import ConfigError
-    from reflact.llm.budget import require_cap
-
-    settings = load_section(CalibrateConfig, path, overrides=overrides or ())
-    settings = resolve_paths(settings, path.resolve().parent)
-    if not settings.models.critic.model:
-        raise ConfigError("models.critic.model is required: name the model that scores")
-    require_cap(settings.budget, settings.models.critic, role=CRITIC_ROLE)
-    return settings
-
-
-# ------------------------------------------------------------------------------------------------ before
+# ------------------------------------------------------------------------------------- the estimate
 
 
 def estimate_and_show(path: Path, overrides: Sequence[str] | None, *, as_json: bool = False) -> None:
@@ -289,50 +210,50 @@ def estimate_and_show(path: Path, overrides: Sequence[str] | None, *, as_json: b
 
     from reflact.cli.calibrate_output import print_estimate
 
-    estimate, spent = anyio.run(_estimate, load_calibrate_config(path, overrides))
+    estimate, paid = anyio.run(_estimate, load_calibrate_config(path, overrides))
     if as_json:
         typer.echo(estimate.model_dump_json())
     else:
-        print_estimate(Console(), estimate, spent)
+        print_estimate(Console(), estimate, paid=paid)
 
 
-async def _estimate(config: CalibrateConfig) -> tuple[CalibrationCostEstimate, tuple[Spend, ...]]:
-    from tempfile import TemporaryDirectory
-
+async def _estimate(config: CalibrateConfig) -> tuple[CalibrationCostEstimate, int]:
+    """Return what a calibration takes, and how many calls earlier starts have paid for."""
     from reflact.calibration.calibrator import Calibrator
     from reflact.calibration.critic import Critic
+    from reflact.calibration.setup import account_name
+    from reflact.llm.budget import Account
+    from reflact.llm.client import Client
     from reflact.memory.store import MemoryStore
     from reflact.prompts import load_prompts
+    from reflact.store.runs import open_store
 
     prompts = load_prompts(config.prompts.versions, config.prompts.folder)
-    llm, spent = await read_earlier_spend(config)
-    with TemporaryDirectory() as empty:
-        known = config.memory if config.memory.is_file() else Path(empty) / "memory.db"
-        async with MemoryStore(known, read_only=known == config.memory) as memory:
-            traces, heldout = await load_traces(config, memory)
-            critic = Critic(llm, memory=memory, settings=config.critic, prompts=prompts)
-            calibrator = Calibrator(llm, memory, critic=critic, settings=config.calibrator, prompts=prompts)
-            anchors = () if config.anchors is None else read_pairs(config.anchors)
-            reasks = config.models.critic.reasks
-            estimate = await calibrator.estimate_cost(traces, heldout=heldout, anchors=anchors, reasks=reasks)
-    return estimate, spent
+    run_id, path = account_name(config.memory), config.store or config.memory
+    async with AsyncExitStack() as stack:
+        empty = Path(stack.enter_context(TemporaryDirectory()))
+        known = config.memory if config.memory.is_file() else empty / "memory.db"
+        memory = await stack.enter_async_context(MemoryStore(known, read_only=known == config.memory))
+        traces, heldout = await load_traces(config, memory)
+        stored = path.is_file()
+        calls = await stack.enter_async_context(
+            open_store(path if stored else empty / "calls.db", read_only=stored)
+        )
+        account = Account(run_id, calls, calls.decision_log(run_id))
+        llm = Client(config.models.critic, CRITIC_ROLE, account)  # never entered: it only gives its identity
+        critic = Critic(llm, memory=memory, settings=config.critic, prompts=prompts)
+        calibrator = Calibrator(llm, memory, critic=critic, settings=config.calibrator, prompts=prompts)
+        anchors = () if config.anchors is None else read_pairs(config.anchors)
+        reasks = config.models.critic.reasks
+        estimate = await calibrator.estimate_cost(traces, heldout=heldout, anchors=anchors, reasks=reasks)
+        return estimate, sum(one.usage.calls for one in await calls.spend(run_id))
 
 
-# ------------------------------------------------------------------------------------- during and after
-
-
-class CalibrateOptions(NamedTuple):
-    """How a calibration is started; see ``Calibrator.calibrate``."""
-
-    anyway: bool = False
-    again: bool = False
-
-
-DEFAULT_OPTIONS = CalibrateOptions()
+# ----------------------------------------------------------------------------------- the calibration
 
 
 class _CalibrationOutcome(NamedTuple):
-    """What came of a start: its report (None if it was stopped), and the spend before and after it."""
+    """The report of a start (None if it was stopped), and the spend of all starts before and after it."""
 
     report: CalibrationReport | None
     before: tuple[Spend, ...]
@@ -346,9 +267,10 @@ def calibrate_and_show(
     show: ShowMode | None = None,
     as_json: bool = False,
     html: Path | None = None,
-    options: CalibrateOptions = DEFAULT_OPTIONS,
+    anyway: bool = False,
+    again: bool = False,
 ) -> None:
-    """Calibrate as a file describes it, tell what happens meanwhile, and print what it did.
+    """Calibrate as a file describes it, show what happens meanwhile, and print what it did.
 
     Raises:
         UsageError: The configuration, a trace or an anchor is wrong.
@@ -356,34 +278,38 @@ def calibrate_and_show(
         StoreError: The memory cannot be read or written.
         typer.Exit: It was stopped; the code is 128 and the signal's number.
     """
-    from reflact.cli.calibrate_output import choose_event_printer, choose_pause_printer
+    import anyio
+
+    from reflact.cli.calibrate_output import CalibrationDisplay
     from reflact.cli.common import InterruptHandler
     from reflact.errors import BudgetSpent, ModelError, RunFailed
 
     settings = load_calibrate_config(path, overrides)
     if html is not None:
         require_writable(html)
-    tell = choose_event_printer((ShowMode.quiet if as_json else ShowMode.lines) if show is None else show)
-    done = CalibrationProgress(None if tell is None else guard_callback(tell))
-    told = choose_pause_printer(show, as_json=as_json, terminal=sys.stderr.isatty())
+    show = show or (ShowMode.quiet if as_json else ShowMode.lines)
+    display = CalibrationDisplay(show)
     with InterruptHandler(STOP_SECONDS) as interrupts:
         try:
-            ended = _run_calibration(
-                settings, done, interrupts, options, None if told is None else guard_callback(told)
-            )
+            ended = anyio.run(partial(_calibrate, settings, display, interrupts, anyway=anyway, again=again))
+        except KeyboardInterrupt:
+            raise typer.Exit(interrupts.exit_code or 130) from None
         except (BudgetSpent, ModelError, RunFailed):
-            _print_stopped(settings, done)
+            _print_stopped(settings, display)
             raise
         if ended.report is None:
-            _print_stopped(settings, done)
+            _print_stopped(settings, display)
             raise typer.Exit(interrupts.exit_code or 1)
     if html is not None:
-        write_calibration_page(html, ended.report)
+        from reflact.reporting.html.calibration import render_calibration_page
+        from reflact.store.artifacts import write_atomically
+
+        write_atomically(html, render_calibration_page(ended.report))
     with ignore_broken_pipe():
-        if not as_json and show is not ShowMode.json:
-            _print_outcome(ended.report, ended, html)
-        elif show is not ShowMode.json:
+        if as_json and show is not ShowMode.json:
             typer.echo(ended.report.model_dump_json())
+        elif show is not ShowMode.json:
+            _print_outcome(ended.report, ended, html)
 
 
 def _print_outcome(report: CalibrationReport, ended: _CalibrationOutcome, html: Path | None) -> None:
@@ -402,41 +328,35 @@ def _print_outcome(report: CalibrationReport, ended: _CalibrationOutcome, html: 
         typer.echo(f"{html} shows this as a page.")
 
 
-def _run_calibration(
-    config: CalibrateConfig,
-    on_event: Callable[[CalibrationEvent], None],
-    interrupts: InterruptHandler,
-    options: CalibrateOptions,
-    on_limit: Callable[[LimitChange], None] | None,
-) -> _CalibrationOutcome:
-    import anyio
-
-    try:
-        return anyio.run(_calibrate, config, on_event, interrupts, options, on_limit)
-    except KeyboardInterrupt:
-        raise typer.Exit(interrupts.exit_code or 130) from None
-
-
 async def _calibrate(
     config: CalibrateConfig,
-    on_event: Callable[[CalibrationEvent], None],
+    display: CalibrationDisplay,
     interrupts: InterruptHandler,
-    options: CalibrateOptions,
-    on_limit: Callable[[LimitChange], None] | None,
+    *,
+    anyway: bool,
+    again: bool,
 ) -> _CalibrationOutcome:
     import anyio
 
     from reflact.calibration.calibrator import Calibrator
     from reflact.calibration.critic import Critic
+    from reflact.calibration.setup import account_name, open_connection
     from reflact.memory.store import MemoryStore
     from reflact.prompts import load_prompts
     from reflact.training.shutdown import GracefulStop, StoppableLLM
 
-    prompts, graceful_stop = (
-        load_prompts(config.prompts.versions, config.prompts.folder),
-        GracefulStop(STOP_SECONDS),
+    prompts = load_prompts(config.prompts.versions, config.prompts.folder)
+    graceful_stop = GracefulStop(STOP_SECONDS)
+    connection = open_connection(
+        config.models.critic,
+        store=config.store or config.memory,
+        role=CRITIC_ROLE,
+        run_id=account_name(config.memory),
+        budget=config.budget,
+        replay=config.replay,
+        on_limit=guard_callback(display.show_pause),
     )
-    async with MemoryStore(config.memory) as memory, open_model(config, on_limit) as model:
+    async with MemoryStore(config.memory) as memory, connection as model:
         traces, heldout = await load_traces(config, memory)
         if config.anchors is not None:
             await memory.add_anchors(read_pairs(config.anchors))
@@ -444,94 +364,44 @@ async def _calibrate(
         llm = StoppableLLM(model.llm, graceful_stop)
         critic = Critic(llm, memory=memory, settings=config.critic, prompts=prompts)
         calibrator = Calibrator(
-            llm, memory, critic=critic, settings=config.calibrator, prompts=prompts, on_event=on_event
+            llm,
+            memory,
+            critic=critic,
+            settings=config.calibrator,
+            prompts=prompts,
+            on_event=guard_callback(display.show_event),
         )
         with anyio.CancelScope() as scope:
             interrupts.bind(stop=graceful_stop.request, cancel=scope.cancel)
             with graceful_stop.cancel_scope():
                 report = await calibrator.calibrate(
-                    traces, heldout=heldout, allow_untested=options.anyway, ignore_finished=options.again
+                    traces, heldout=heldout, allow_untested=anyway, ignore_finished=again
                 )
         return _CalibrationOutcome(report, before, await model.spend())
 
 
-def _print_stopped(config: CalibrateConfig, progress: CalibrationProgress) -> None:
-    """Say what was done, what is kept, and what the same command goes on with."""
+def _print_stopped(config: CalibrateConfig, display: CalibrationDisplay) -> None:
+    """Say what was done, what is kept, and where the same command resumes."""
     import anyio
 
-    from reflact.records import Usage
-
-    _, spent = anyio.run(read_earlier_spend, config)
-    paid = sum((one.usage for one in spent), Usage()).calls
-    if not paid and not progress.has_begun:
-        with ignore_broken_pipe():
-            typer.echo(
-                f"stopped {progress.description}: no call was answered, so there is nothing to keep", err=True
-            )
-        return
+    paid = anyio.run(_count_paid_calls, config)
+    line = f"stopped {display.description}: no call was answered, so there is nothing to keep"
+    if paid or display.has_begun:
+        line = (
+            f"stopped {display.description}: all pairs that were made are in the memory, and the answers of the "
+            f"{paid:,} calls that were paid for are in the store; the same command goes on {display.resume_point} "
+            "and pays for none of them again"
+        )
     with ignore_broken_pipe():
-        typer.echo(
-            f"stopped {progress.description}: all pairs that were made are in the memory, and the answers of the "
-            f"{paid:,} calls that were paid for are in the store; the same command goes on {progress.resume_point} "
-            "and pays for none of them again",
-            err=True,
-        )
+        typer.echo(line, err=True)
 
 
-class CalibrationProgress:
-    """Counts what a calibration has done, for when it is stopped.
+async def _count_paid_calls(config: CalibrateConfig) -> int:
+    from reflact.calibration.setup import account_name
+    from reflact.store.runs import open_store
 
-    Args:
-        on_event: Gets each event after it was counted; None: nobody.
-    """
-
-    def __init__(self, on_event: CalibrationEventCallback | None) -> None:
-        self._on_event = on_event
-        self._round = 0
-        self._n_done = 0
-        self._n_traces = 0
-        self._pairs = 0
-        self._tests: list[PromotionEvidence] = []
-
-    def __call__(self, event: CalibrationEvent) -> None:
-        """Count what an event tells."""
-        from reflact.calibration import events
-
-        match event:
-            case events.RoundStarted():
-                self._round, self._n_done, self._n_traces = event.number, 0, event.n_traces
-            case events.PairsGenerated():
-                self._n_done, self._pairs = self._n_done + 1, self._pairs + event.n_pairs
-            case events.PairBatchTested():
-                self._tests.append(event.evidence)
-        if self._on_event is not None:
-            self._on_event(event)
-
-    @property
-    def has_begun(self) -> bool:
-        """Whether a round had begun."""
-        return self._round > 0
-
-    @property
-    def description(self) -> str:
-        """If it was, and what it has done until then."""
-        if not self._round:
-            return "before the first round"
-        promoted = sum(len(test.pair_ids) for test in self._tests if test.passed_test)
-        found = f", of which {promoted:,} pairs are promoted and count from now on" if promoted else ""
-        return (
-            f"in round {self._round}, with {self._n_done:,} of its {self._n_traces:,} traces done, {self._pairs:,} "
-            f"pairs made in all, and batches tested: {len(self._tests)}{found}"
-        )
-
-    @property
-    def resume_point(self) -> str:
-        """What the same command does next."""
-        if not self._round:
-            return "with its first measurement"
-        left = self._n_traces - self._n_done
-        if left:
-            return f"with the pairs of {left:,} more traces of round {self._round}"
-        if len(self._tests) < self._round:
-            return f"with the test of round {self._round}"
-        return f"after the test of round {self._round}"
+    path = config.store or config.memory
+    if not path.is_file():
+        return 0
+    async with open_store(path, read_only=True) as store:
+        return sum(one.usage.calls for one in await store.spend(account_name(config.memory)))

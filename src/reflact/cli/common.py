@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import signal
 import sys
@@ -14,7 +13,7 @@ from enum import StrEnum
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, Self, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Self, TypeVar
 
 import typer
 
@@ -29,16 +28,12 @@ if TYPE_CHECKING:
     from reflact.trainer import Trainer
 
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
 IMMEDIATE_SECONDS = 1.0
 MARGIN_SECONDS = 2.0
 """Seconds for clean-up after the grace period; then the process ends."""
 
 
-class _BoundRun(NamedTuple):
-    loop: asyncio.AbstractEventLoop
-    stop: Callable[[str], None]
-    cancel: Callable[[], None]
+_BoundRun = tuple[asyncio.AbstractEventLoop, Callable[[str], None], Callable[[], None]]
 
 
 class InterruptHandler:
@@ -49,30 +44,21 @@ class InterruptHandler:
 
     Args:
         grace: Seconds in which work under way may finish.
-        on_signal: Called with a line about the effect of the first signal. It may interrupt any other code, so
-            it must not use locks or buffers.
-        build_cleanup: Returns text for standard output before the process is ended, to restore the terminal.
+        view: Shows the effect of the first signal; None: a line on standard error.
 
     Attributes:
         exit_code: The exit code of the first signal, 130 or 143; None before any signal.
     """
 
-    def __init__(
-        self,
-        grace: float,
-        *,
-        on_signal: Callable[[str], None] | None = None,
-        build_cleanup: Callable[[], str] | None = None,
-    ) -> None:
+    def __init__(self, grace: float, view: RunView | None = None) -> None:
         self.exit_code: int | None = None
         self._grace = grace
-        self._on_signal = on_signal or write_line
-        self._build_cleanup = build_cleanup
+        self._view = view
         self._bound_run: _BoundRun | None = None
         self._previous_handlers: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Self:
-        for number in SIGNALS:
+        for number in (signal.SIGINT, signal.SIGTERM):
             before = signal.getsignal(number)
             if before is not signal.SIG_IGN:
                 self._previous_handlers[number] = before
@@ -87,24 +73,27 @@ class InterruptHandler:
 
     def bind(self, *, stop: Callable[[str], None], cancel: Callable[[], None]) -> None:
         """Set the functions that stop the run of this event loop with a reason, and that cancel it."""
-        self._bound_run = _BoundRun(asyncio.get_running_loop(), stop, cancel)
+        self._bound_run = asyncio.get_running_loop(), stop, cancel
 
     def _handle_signal(self, number: int, frame: FrameType | None) -> None:
         first = self.exit_code is None
         name = signal.Signals(number).name
         if first:
             self.exit_code = 128 + number
-            self._on_signal(
+            self._show(
                 f"{name}: work under way may finish for at most {self._grace:g} s (a second {name} ends it at once); "
                 "run the same command again to resume"
             )
         self._exit_after(self._grace + MARGIN_SECONDS if first else IMMEDIATE_SECONDS)
         if self._bound_run is None:
             raise KeyboardInterrupt
-        if first:
-            self._bound_run.loop.call_soon_threadsafe(self._bound_run.stop, f"stopped by {name}")
-        else:
-            self._bound_run.loop.call_soon_threadsafe(self._bound_run.cancel)
+        loop, stop, cancel = self._bound_run
+        loop.call_soon_threadsafe(partial(stop, f"stopped by {name}") if first else cancel)
+
+    def _show(self, line: str) -> None:
+        """Show a line without locks and buffers, because the signal may have interrupted their use."""
+        if self._view is None or not self._view.show_interrupt(line):
+            os.write(2, f"{line}\n".encode())
 
     def _exit_after(self, seconds: float) -> None:
         timer = threading.Timer(seconds, self._exit_process)
@@ -112,14 +101,9 @@ class InterruptHandler:
         timer.start()
 
     def _exit_process(self) -> None:
-        if self._build_cleanup is not None:
-            os.write(1, self._build_cleanup().encode())
+        if self._view is not None:
+            os.write(1, self._view.build_cleanup().encode())
         os._exit(self.exit_code or 1)
-
-
-def write_line(line: str) -> None:
-    """Write a line to standard error without buffers, because a signal may have interrupted their use."""
-    os.write(2, f"{line}\n".encode())
 
 
 class ShowMode(StrEnum):
@@ -145,11 +129,7 @@ JsonOption = Annotated[bool, typer.Option("--json", help="The same as --show jso
 
 
 def resolve_show_mode(show: ShowMode, *, as_json: bool) -> ShowMode:
-    """Return what to show, given ``--show`` and ``--json``.
-
-    Raises:
-        UsageError: The two contradict each other.
-    """
+    """Return what to show, given ``--show`` and ``--json``, unless the two contradict each other."""
     from reflact.errors import UsageError
 
     if as_json and show not in {ShowMode.live, ShowMode.json}:
@@ -173,7 +153,7 @@ def build_view(
     import time
 
     from reflact.reporting.live import JsonView, LineView, LiveView, RunView
-    from reflact.reporting.live_state import LiveState
+    from reflact.reporting.live_display import LiveState
 
     if show is ShowMode.quiet:
         return RunView()
@@ -183,16 +163,6 @@ def build_view(
         state = LiveState(name=name, epochs=epochs, opened_at=time.monotonic())
         return LiveView(console, state, clock=time.monotonic, times=times, with_errors=sys.stderr.isatty())
     return LineView(console, times=times)
-
-
-def show_interrupt(view: RunView, text: str) -> None:
-    """Show the effect of a signal, on standard error or in a live view of the same terminal."""
-    from reflact.reporting.live import LiveView
-
-    if isinstance(view, LiveView) and view.with_errors:
-        view.show_line(text)
-    else:
-        write_line(text)
 
 
 ConfigArgument = Annotated[
@@ -206,24 +176,12 @@ OverrideOption = Annotated[
     ),
 ]
 
-CassetteOption = Annotated[Path, typer.Option(metavar="FILE", help="The recording.", show_default=False)]
-
 
 def load_trainer_config(path: Path, overrides: Sequence[str] | None) -> TrainerConfig:
-    """Return the configuration of a file with overrides.
-
-    Raises:
-        ConfigError: The file, a key or a value is wrong.
-    """
+    """Return the configuration of a file with overrides; errors are those of ``load_config``."""
     from reflact.config.loading import load_config
 
     return load_config(path, overrides=overrides or ())
-
-
-def add_cassette_overrides(overrides: Sequence[str] | None, cassette: Path, mode: str) -> list[str]:
-    """Return overrides that make a run use a cassette; a relative path counts from the current folder."""
-    path = json.dumps(str(cassette.expanduser().absolute()))
-    return [*(overrides or ()), f"replay.cassette={path}", f"replay.mode={mode}"]
 
 
 def train_and_show(
@@ -239,8 +197,10 @@ def train_and_show(
         typer.Exit: The run did not complete. The code is 1; 2 if no call was answered, for example because a
             key, model or port is wrong; 128 plus the signal's number if a signal stopped it.
     """
+    import anyio
     from rich.console import Console
 
+    from reflact.errors import RunFailed
     from reflact.reporting.summary import print_summary
     from reflact.trainer import Trainer
 
@@ -249,80 +209,62 @@ def train_and_show(
     if approve is not None and show is ShowMode.live:
         show = ShowMode.lines
     view = build_view(show, console, name=config.out_dir.name, epochs=config.train.num_epochs, times=times)
-    grace, tell = config.train.grace_seconds, partial(show_interrupt, view)
-    with InterruptHandler(grace, on_signal=tell, build_cleanup=view.build_cleanup) as interrupts:
-        with view:
-            summary = _run_training(_RunFollower(trainer, config, view), interrupts)
-        if show is not ShowMode.json:
+    store = config.store or config.out_dir / "run.db"
+    with InterruptHandler(config.train.grace_seconds, view) as interrupts:
+        try:
+            with view:
+                summary = anyio.run(_follow_run, trainer, store, view, interrupts)
+        except KeyboardInterrupt:
+            raise typer.Exit(interrupts.exit_code or 130) from None
+        if summary is None and interrupts.exit_code is None:
+            raise RunFailed(f"run {trainer.run_id} stopped without a summary; start it again to resume")
+        if summary is not None and show is not ShowMode.json:
             print_summary(console, summary, config.out_dir)
-        if summary.status == "cancelled" and interrupts.exit_code is not None:
-            raise typer.Exit(interrupts.exit_code)
+        if summary is None or (summary.status == "cancelled" and interrupts.exit_code is not None):
+            raise typer.Exit(interrupts.exit_code or 1)
     if summary.status != "completed":
         print_error(f"the run ended as {summary.status}: {summary.reason}")
         raise typer.Exit(1 if any(entry.usage.calls for entry in summary.spend) else 2)
 
 
-def _run_training(follower: _RunFollower, interrupts: InterruptHandler) -> RunSummary:
+async def _follow_run(
+    trainer: Trainer, store: Path, view: RunView, interrupts: InterruptHandler
+) -> RunSummary | None:
+    """Run the training, show each event, and return the summary if the run reached its end."""
     import anyio
 
     from reflact.errors import RunFailed, StoreError
+    from reflact.events import RunFinished, RunStarted
 
+    has_begun, summary = False, None
     try:
-        anyio.run(follower.follow, interrupts)
+        with anyio.CancelScope() as scope:
+            interrupts.bind(stop=trainer.stop, cancel=scope.cancel)
+            async with trainer.stream() as stream:
+                async for event in stream:
+                    if not (has_begun or isinstance(event, RunStarted)):
+                        view.restore(await _read_earlier_events(store, trainer.run_id))
+                    has_begun = True
+                    view.show_event(event)
+                    if isinstance(event, RunFinished):
+                        summary = event.summary
     except StoreError as error:
-        if not follower.has_begun:
+        if not has_begun:
             raise
         raise RunFailed(str(error)) from None
-    except KeyboardInterrupt:
-        raise typer.Exit(interrupts.exit_code or 130) from None
-    if follower.summary is not None:
-        return follower.summary
-    if interrupts.exit_code is not None:
-        raise typer.Exit(interrupts.exit_code)
-    raise RunFailed(f"run {follower.run_id} stopped without a summary; start it again to resume")
+    return summary
 
 
-class _RunFollower:
-    """Shows the events of a run and keeps its summary."""
+async def _read_earlier_events(path: Path, run_id: str) -> tuple[Event, ...]:
+    """Return the durable events of earlier starts; nothing if the store cannot be read."""
+    from reflact.errors import StoreError
+    from reflact.store.runs import open_store
 
-    def __init__(self, trainer: Trainer, config: TrainerConfig, view: RunView) -> None:
-        self.has_begun = False
-        self.summary: RunSummary | None = None
-        self.run_id = trainer.run_id
-        self._trainer = trainer
-        self._store = config.out_dir / "run.db"
-        self._view = view
-
-    async def follow(self, interrupts: InterruptHandler) -> None:
-        """Run the training and show each event."""
-        import anyio
-
-        from reflact.events import RunFinished, RunStarted
-        from reflact.reporting.live import LineView
-
-        with anyio.CancelScope() as scope:
-            interrupts.bind(stop=self._trainer.stop, cancel=scope.cancel)
-            async with self._trainer.stream() as stream:
-                async for event in stream:
-                    if isinstance(self._view, LineView) and not (
-                        self.has_begun or isinstance(event, RunStarted)
-                    ):
-                        self._view.restore(await self._read_earlier_events())
-                    self.has_begun = True
-                    self._view.show_event(event)
-                    if isinstance(event, RunFinished):
-                        self.summary = event.summary
-
-    async def _read_earlier_events(self) -> tuple[Event, ...]:
-        """Return the durable events of earlier starts; nothing if the store cannot be read."""
-        from reflact.errors import StoreError
-        from reflact.store.runs import open_store
-
-        try:
-            async with open_store(self._store) as store:
-                return await store.events(self.run_id)
-        except StoreError:
-            return ()
+    try:
+        async with open_store(path) as store:
+            return await store.events(run_id)
+    except StoreError:
+        return ()
 
 
 def print_error(text: str, details: Sequence[str] = ()) -> None:
@@ -345,25 +287,15 @@ def ignore_broken_pipe() -> Iterator[None]:
     try:
         yield
     except BrokenPipeError:
-        _redirect_to_null()
+        null = os.open(os.devnull, os.O_WRONLY)
+        for stream in (sys.stdout, sys.stderr):
+            try:
+                stream.flush()
+            except BrokenPipeError:
+                os.dup2(null, stream.fileno())
+        os.close(null)
 
 
 def guard_callback(on_event: Callable[[T], None]) -> Callable[[T], None]:
     """Return a callback that ignores a broken pipe."""
-
-    def call(event: T) -> None:
-        with ignore_broken_pipe():
-            on_event(event)
-
-    return call
-
-
-def _redirect_to_null() -> None:
-    """Redirect standard output and standard error to the null device if nobody reads them."""
-    null = os.open(os.devnull, os.O_WRONLY)
-    for stream in (sys.stdout, sys.stderr):
-        try:
-            stream.flush()
-        except BrokenPipeError:
-            os.dup2(null, stream.fileno())
-    os.close(null)
+    return ignore_broken_pipe()(on_event)

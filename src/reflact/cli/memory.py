@@ -26,8 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
     from reflact.calibration.trace import Trace
-    from reflact.memory.models import Label, MemoryCard
-    from reflact.memory.protocols import ForgetResult
+    from reflact.memory.models import ForgetResult, Label, MemoryCard
     from reflact.memory.store import ImportResult, MemoryStore
 
 T = TypeVar("T")
@@ -280,7 +279,7 @@ async def _find_cards(
     from pydantic import ValidationError
 
     from reflact.errors import UsageError
-    from reflact.memory.protocols import CardQuery
+    from reflact.memory.models import CardQuery
 
     filters: dict[str, Any] = {"statuses": status or (), "kinds": kind or ()}
     try:

@@ -10,8 +10,14 @@ import typer
 
 if TYPE_CHECKING:
     from reflact.calibration.trace import Trace
-    from reflact.memory.models import ContrastPair, MemoryCard, ScoreEvent
-    from reflact.memory.protocols import StatusChange, StoredTrace, TraceSummary
+    from reflact.memory.models import (
+        ContrastPair,
+        MemoryCard,
+        ScoreEvent,
+        StatusChange,
+        StoredTrace,
+        TraceSummary,
+    )
     from reflact.memory.store import MemoryStore
     from reflact.types import FrozenModel
 

@@ -27,37 +27,21 @@ def runs(
     from rich.console import Console
     from rich.table import Table
 
-    from reflact.reporting.lines import format_score
-
-    table = Table("folder", "run", "status", box=box.SIMPLE_HEAD, pad_edge=False)
-    for heading in ("steps", "best", "started"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    for path in find_stores(folder):
-        for row, summary in anyio.run(_read_runs, path):
-            best = summary.best.score if summary is not None and summary.best is not None else None
-            table.add_row(
-                str(path.parent),
-                row.run_id,
-                row.status or "open",
-                str(row.steps),
-                format_score(best),
-                f"{row.created:%Y-%m-%d %H:%M}",
-            )
-    Console().print(table)
-
-
-def find_stores(folder: Path) -> list[Path]:
-    """Return the databases of all runs in or below a folder.
-
-    Raises:
-        UsageError: The folder contains no run.
-    """
     from reflact.errors import UsageError
+    from reflact.reporting.lines import format_score
 
     paths = sorted(folder.rglob("run.db")) if folder.is_dir() else []
     if not paths:
         raise UsageError(f"there is no run in {folder}; name the out_dir of a run, or a folder above it")
-    return paths
+    table = Table("folder", "run", "status", box=box.SIMPLE_HEAD, pad_edge=False)
+    for heading in ("steps", "best", "started"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for path in paths:
+        for row, summary in anyio.run(_read_runs, path):
+            best = summary.best.score if summary is not None and summary.best is not None else None
+            started, status = f"{row.created:%Y-%m-%d %H:%M}", row.status or "open"
+            table.add_row(str(path.parent), row.run_id, status, str(row.steps), format_score(best), started)
+    Console().print(table)
 
 
 async def _read_runs(path: Path) -> list[tuple[RunRow, RunSummary | None]]:
@@ -96,6 +80,7 @@ def show(
 async def _print_stored_run(path: Path, step: int | None, run: str | None) -> None:
     from rich.console import Console
 
+    from reflact.errors import UsageError
     from reflact.store.runs import open_store
     from reflact.training.history import choose_run
 
@@ -105,17 +90,11 @@ async def _print_stored_run(path: Path, step: int | None, run: str | None) -> No
         records = await store.records(row.run_id)
         if step is None:
             await _print_run(console, store, row, records, path.parent)
-        else:
-            await _print_step(console, store, _find_step(records, step, row.run_id))
-
-
-def _find_step(records: Sequence[StepRecord], step: int, run_id: str) -> StepRecord:
-    from reflact.errors import UsageError
-
-    found = next((record for record in records if record.step == step), None)
-    if found is None:
-        raise UsageError(f"run {run_id} has no step {step}; {len(records)} steps are committed")
-    return found
+            return
+        record = next((record for record in records if record.step == step), None)
+        if record is None:
+            raise UsageError(f"run {row.run_id} has no step {step}; {len(records)} steps are committed")
+        await _print_step(console, store, record)
 
 
 async def _print_run(

@@ -1,14 +1,16 @@
-"""``reflact train`` and ``reflact eval``."""
+"""The commands ``train``, ``eval``, ``record``, ``replay`` and ``demo``."""
 
 from __future__ import annotations
 
+import json
 import sys
-from enum import StrEnum
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from reflact.cli.calibrate import calibrate_and_show
 from reflact.cli.common import (
     ConfigArgument,
     JsonOption,
@@ -33,19 +35,15 @@ if TYPE_CHECKING:
     from reflact.types import Skill, Split
 
 
-class MeasuredSplit(StrEnum):
-    """The splits that a skill can be measured on."""
-
-    val = "val"
-    test = "test"
+CassetteOption = Annotated[Path, typer.Option(metavar="FILE", help="The recording.", show_default=False)]
 
 
 def evaluate(  # noqa: PLR0917 - one for each option of the command
     config: ConfigArgument,
     skill: Annotated[Path, typer.Option(metavar="FILE", help="The document to measure.", show_default=False)],
     split: Annotated[
-        MeasuredSplit, typer.Option(metavar="val|test", help="Where to measure it.")
-    ] = MeasuredSplit.val,
+        Literal["val", "test"], typer.Option(metavar="val|test", help="Where to measure it.")
+    ] = "val",
     overrides: OverrideOption = None,
     show: ShowOption = ShowMode.live,
     times: TimesOption = False,
@@ -65,7 +63,7 @@ def evaluate(  # noqa: PLR0917 - one for each option of the command
     document = _read_skill(skill)
     console = Console()
     with build_view(show, console, name=settings.out_dir.name, times=times) as view:
-        scored = anyio.run(_measure, settings, document, Split(split.value), view)
+        scored = anyio.run(_measure, settings, document, Split(split), view)
     if show is ShowMode.json:
         typer.echo(scored.model_dump_json(ensure_ascii=True))
     else:
@@ -98,7 +96,7 @@ def _read_skill(path: Path) -> Skill:
 
 
 def create_approver() -> Approver:
-    """Return an approver that shows a candidate's evidence and diff and asks at the terminal.
+    """Return an approver that shows a candidate's evidence and diff on standard error and asks there.
 
     An empty answer or ``y`` approves; ``n`` vetoes; any other text is a veto with that reason.
 
@@ -106,28 +104,24 @@ def create_approver() -> Approver:
         UsageError: Standard input is no terminal.
     """
     from reflact.errors import UsageError
+    from reflact.reporting.lines import escape_controls
 
     if not sys.stdin.isatty():
         raise UsageError("--review asks at a terminal, and standard input is none; leave it out")
 
+    def ask(review: CandidateReview) -> bool | str:
+        text = f"\n{review.diff}\n{review.part} {review.step}: {review.verdict.reason}"
+        typer.echo(escape_controls(text), err=True)
+        question = "take it? [Y/n/reason]"
+        answer = str(typer.prompt(question, default="y", show_default=False, err=True)).strip()
+        return {"y": True, "yes": True, "n": False, "no": False}.get(answer.lower(), answer)
+
     async def approve(review: CandidateReview) -> bool | str:
         import anyio.to_thread
 
-        return await anyio.to_thread.run_sync(ask_approval, review, abandon_on_cancel=True)
+        return await anyio.to_thread.run_sync(ask, review, abandon_on_cancel=True)
 
     return approve
-
-
-def ask_approval(review: CandidateReview) -> bool | str:
-    """Show a review on standard error and read the answer."""
-    from reflact.reporting.lines import escape_controls
-
-    text = f"\n{review.diff}\n{review.part} {review.step}: {review.verdict.reason}"
-    typer.echo(escape_controls(text), err=True)
-    answer = str(typer.prompt("take it? [Y/n/reason]", default="y", show_default=False, err=True)).strip()
-    if answer.lower() in {"y", "yes"}:
-        return True
-    return False if answer.lower() in {"n", "no"} else answer
 
 
 def print_cost_estimate(config: TrainerConfig) -> None:
@@ -168,43 +162,30 @@ def build_estimate_table(estimate: CostEstimate) -> Table:
     from rich import box
     from rich.table import Table
 
+    from reflact.reporting.lines import format_count
+
     priced = any(row.usd is not None for row in estimate.rows)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=0)
     table.add_column("role", no_wrap=True)
     table.add_column("calls for", no_wrap=True)
     for heading in ("least", "calls", "most", "tokens", "most", *(("$", "most") if priced else ())):
         table.add_column(heading, justify="right", no_wrap=True)
+
+    def format_usd(usd: float) -> str:
+        return f"{usd:.3f}" if usd < 99.9995 else format_count(round(usd))
+
+    def add_row(
+        role: str, purpose: str, calls: EstimateRange, tokens: EstimateRange, usd: EstimateRange | None
+    ) -> None:
+        counts = (calls.low, calls.expected, calls.high, tokens.expected, tokens.high)
+        prices = ("-", "-") if usd is None else (format_usd(usd.expected), format_usd(usd.high))
+        table.add_row(role, purpose, *(format_count(round(n)) for n in counts), *(prices if priced else ()))
+
     for row in estimate.rows:
-        counts = _format_counts(row.calls, row.input_tokens + row.output_tokens)
-        table.add_row(row.role, row.purpose, *counts, *(_format_usd_range(row.usd) if priced else ()))
+        add_row(row.role, row.purpose, row.calls, row.input_tokens + row.output_tokens, row.usd)
     table.add_section()
-    counts = _format_counts(estimate.calls, estimate.tokens())
-    table.add_row("all", "", *counts, *(_format_usd_range(estimate.usd) if priced else ()))
+    add_row("all", "", estimate.calls, estimate.tokens(), estimate.usd)
     return table
-
-
-def _format_counts(calls: EstimateRange, tokens: EstimateRange) -> tuple[str, ...]:
-    numbers = (calls.low, calls.expected, calls.high, tokens.expected, tokens.high)
-    return tuple(_format_short(number) for number in numbers)
-
-
-def _format_usd_range(usd: EstimateRange | None) -> tuple[str, str]:
-    return ("-", "-") if usd is None else (_format_usd(usd.expected), _format_usd(usd.high))
-
-
-def _format_usd(usd: float) -> str:
-    return f"{usd:.3f}" if usd < 99.9995 else _format_short(usd)
-
-
-def _format_short(number: float) -> str:
-    """Return a count in at most six characters: exact below 10,000, else three digits."""
-    if number < 9_999.5:
-        return f"{number:,.0f}"
-    for unit, size in (("k", 1e3), ("M", 1e6), ("G", 1e9)):
-        if number < size * 999.5:
-            digits = 1 if number < size * 99.95 else 0
-            return f"{number / size:.{digits}f}{unit}"
-    return f"{number:.0e}"
 
 
 def train(  # noqa: PLR0917 - one for each option of the command
@@ -234,3 +215,73 @@ def train(  # noqa: PLR0917 - one for each option of the command
         return
     mode = resolve_show_mode(show, as_json=as_json)
     train_and_show(settings, show=mode, times=times, approve=create_approver() if review else None)
+
+
+def record(
+    config: ConfigArgument,
+    cassette: CassetteOption,
+    overrides: OverrideOption = None,
+    show: ShowOption = ShowMode.live,
+    times: TimesOption = False,
+) -> None:
+    """Train and record each response in a cassette."""
+    settings = _load_with_cassette(config, overrides, cassette, "record")
+    train_and_show(settings, show=show, times=times)
+
+
+def replay(  # noqa: PLR0917 - one for each option of the command
+    config: ConfigArgument,
+    cassette: CassetteOption,
+    overrides: OverrideOption = None,
+    show: ShowOption = ShowMode.live,
+    as_json: JsonOption = False,
+    times: TimesOption = False,
+) -> None:
+    """Train from a cassette, without network.
+
+    If the cassette lacks a request, the run ends and reflact prints the difference.
+    """
+    settings = _load_with_cassette(config, overrides, cassette, "replay")
+    train_and_show(settings, show=resolve_show_mode(show, as_json=as_json), times=times)
+
+
+def _load_with_cassette(
+    config: Path, overrides: Sequence[str] | None, cassette: Path, mode: str
+) -> TrainerConfig:
+    """Return a configuration that uses a cassette; a relative path counts from the current folder."""
+    path = json.dumps(str(cassette.expanduser().absolute()))
+    return load_trainer_config(config, [*(overrides or ()), f"replay.cassette={path}", f"replay.mode={mode}"])
+
+
+def demo(
+    out: Annotated[Path, typer.Option(metavar="DIR", help="The folder for the run.")] = Path("demo-run"),
+    show: ShowOption = ShowMode.live,
+    times: TimesOption = False,
+    calibrate: Annotated[
+        bool, typer.Option("--calibrate", help="Replay a recorded round of calibration instead.")
+    ] = False,
+) -> None:
+    """Replay a recorded training run.
+
+    The demo needs no key and no network.
+    """
+    from reflact.errors import ConfigError
+    from reflact.prompts import find_data_folder
+
+    if calibrate:
+        memory = out / "memory.db"
+        if memory.exists():
+            raise ConfigError(
+                f"{memory} exists, but the recording starts with an empty memory; choose another --out"
+            )
+        calibrate_and_show(
+            find_data_folder("calibration") / "calibrate.yaml",
+            [f"memory={json.dumps(str(memory))}"],
+            show=ShowMode.quiet if show is ShowMode.live else show,
+            html=out / "calibration.html",
+        )
+        return
+    folder = find_data_folder("demo")
+    place = [f"out_dir={json.dumps(str(out))}"]
+    settings = _load_with_cassette(folder / "demo.yaml", place, folder / "cassette.jsonl", "replay")
+    train_and_show(settings, show=show, times=times)

@@ -195,6 +195,14 @@ def _read(path: Path) -> dict[str, Any]:
     return value
 
 
+def nest_keys(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the sections of values under dotted keys."""
+    sections: dict[str, Any] = {}
+    for key, value in values.items():
+        sections = _overlay(sections, _nest_key(key, value))
+    return sections
+
+
 def _nest_key(key: str, value: Any) -> dict[str, Any]:
     for part in reversed(key.split(".")):
         value = {part: value}

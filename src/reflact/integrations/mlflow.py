@@ -16,7 +16,7 @@ from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
 from threading import Thread
-from typing import Any, Protocol
+from typing import Any
 
 import anyio
 from pydantic import JsonValue
@@ -49,35 +49,69 @@ MLFLOW_STATUSES = {"completed": "FINISHED", "budget": "FINISHED", "cancelled": "
 ReportedEvent = BaselineMeasured | EpochCommitted | RunFinished | PromotionJudged | RunStarted | StepCommitted
 
 
-class RunTracker(Protocol):
-    """Records one run. Every method blocks."""
+class MlflowTracker:
+    """Records one run with MLflow's client. Every method blocks.
+
+    Args:
+        uri: The tracking address.
+        experiment: The experiment's name; created if it does not exist.
+    """
+
+    def __init__(self, uri: str, experiment: str) -> None:
+        self._uri = uri
+        self._experiment = experiment
+        self._client: Any = None
+        self._mlflow_run_id = ""
 
     def open_run(self, run_id: str, name: str) -> None:
-        """Find the record of a run, or create it."""
-        ...
+        """Connect; find the record of a run, or create it."""
+        from mlflow import MlflowClient
+
+        self._client = MlflowClient(tracking_uri=self._uri)
+        experiment = self._client.get_experiment_by_name(self._experiment)
+        experiment_id = (
+            self._client.create_experiment(self._experiment)
+            if experiment is None
+            else experiment.experiment_id
+        )
+        runs = self._client.search_runs([experiment_id], f"tags.`reflact.run_id` = '{run_id}'", max_results=1)
+        if runs:
+            self._mlflow_run_id = runs[0].info.run_id
+            self.set_status("RUNNING")
+        else:
+            run = self._client.create_run(experiment_id, run_name=name, tags={"reflact.run_id": run_id})
+            self._mlflow_run_id = run.info.run_id
 
     def log_params(self, values: Mapping[str, str]) -> None:
-        """Record the identity of the run."""
-        ...
+        """Record the identity of the run; recording the same again changes nothing."""
+        from mlflow.entities import Param
+
+        params = [Param(name, value) for name, value in values.items()]
+        for first in range(0, len(params), BATCH):
+            self._client.log_batch(self._mlflow_run_id, params=params[first : first + BATCH])
 
     def log_metrics(self, values: Mapping[str, float], *, step: int) -> None:
         """Record numbers at a step."""
-        ...
+        from mlflow.entities import Metric
+
+        now = int(time.time() * 1000)
+        metrics = [Metric(name, value, now, step) for name, value in values.items()]
+        self._client.log_batch(self._mlflow_run_id, metrics)
 
     def log_file(self, path: Path, folder: str | None = None) -> None:
         """Upload a copy of a file."""
-        ...
+        self._client.log_artifact(self._mlflow_run_id, str(path), folder)
 
-    def end_run(self, status: str) -> None:
-        """Record the final status of the run, by MLflow's name."""
-        ...
+    def set_status(self, status: str) -> None:
+        """Record the status, by MLflow's name. ``set_terminated`` would print to standard output."""
+        self._client.update_run(self._mlflow_run_id, status=status)
 
 
 @asynccontextmanager
 async def report_to_mlflow(
     on_event: EventCallback,
+    tracker: MlflowTracker,
     *,
-    connect: Callable[[], RunTracker],
     run_id: str,
     identity: Mapping[str, JsonValue],
     out_dir: Path,
@@ -87,13 +121,13 @@ async def report_to_mlflow(
 
     Args:
         on_event: Receives all events, and the warning.
-        connect: Opens the connection to MLflow; may block.
+        tracker: Records the run.
         run_id: The run.
         identity: The parameters that define the run.
         out_dir: The run's folder.
         timeout_seconds: Time limit for reporting one event.
     """
-    reporter, usage = _RunReporter(connect, run_id, identity, out_dir), Usage()
+    reporter, usage = _RunReporter(tracker, run_id, identity, out_dir), Usage()
     finished, failed, deadline = anyio.Event(), False, math.inf
 
     async def report(entry: tuple[ReportedEvent, Usage]) -> None:
@@ -153,111 +187,53 @@ class _RunReporter:
     """Reports the events of one start of a run; its methods block."""
 
     def __init__(
-        self, connect: Callable[[], RunTracker], run_id: str, identity: Mapping[str, JsonValue], out_dir: Path
+        self, tracker: MlflowTracker, run_id: str, identity: Mapping[str, JsonValue], out_dir: Path
     ) -> None:
-        self._connect = connect
+        self._tracker = tracker
         self._run_id = run_id
         self._identity = identity
         self._out_dir = out_dir
-        self._tracker: RunTracker | None = None
+        self._is_open = False
         self._uploaded: set[Path] = set()
 
     def report(self, event: ReportedEvent, usage: Usage) -> None:
         """Report an event and the usage before it."""
-        tracker = self._open_tracker()
-        match event:
-            case RunStarted():
-                pass
-            case BaselineMeasured():
-                scores = dict.fromkeys(("score.current", "score.best"), event.score)
-                tracker.log_metrics(scores, step=event.step)
-            case StepCommitted():
-                accepted = event.action in {"accept", "accept_new_best", "force_accept"}
-                spent = _build_spend_metrics(usage)
-                tracker.log_metrics(
-                    {**_build_score_metrics(event), "accepted": float(accepted), **spent}, step=event.step
-                )
-                self._upload_skills(tracker)
-            case EpochCommitted() | PromotionJudged():
-                tracker.log_metrics(_build_score_metrics(event), step=event.step)
-                self._upload_skills(tracker)
-            case RunFinished():
-                tracker.log_metrics(_build_summary_metrics(event.summary), step=event.step)
-                self._upload_skills(tracker)
-                tracker.log_file(self._out_dir / "summary.json")
-                tracker.end_run(MLFLOW_STATUSES[event.summary.status])
-
-    def _open_tracker(self) -> RunTracker:
-        if self._tracker is None:
-            self._tracker = self._connect()
+        if not self._is_open:
             self._tracker.open_run(self._run_id, self._out_dir.name)
             self._tracker.log_params({name: _format_param(value) for name, value in self._identity.items()})
-        return self._tracker
+            self._is_open = True
+        metrics = _build_metrics(event, usage)
+        if metrics:
+            self._tracker.log_metrics(metrics, step=event.step)
+        if not isinstance(event, RunStarted | BaselineMeasured):
+            self._upload_skills()
+        if isinstance(event, RunFinished):
+            self._tracker.log_file(self._out_dir / "summary.json")
+            self._tracker.set_status(MLFLOW_STATUSES[event.summary.status])
 
-    def _upload_skills(self, tracker: RunTracker) -> None:
+    def _upload_skills(self) -> None:
         """Upload the best document and the new versions."""
         for path in sorted(resolve_inside(self._out_dir, "skills").glob("v*.md")):
             if path not in self._uploaded:
-                tracker.log_file(path, "skills")
+                self._tracker.log_file(path, "skills")
                 self._uploaded.add(path)
-        tracker.log_file(self._out_dir / "best_skill.md")
+        self._tracker.log_file(self._out_dir / "best_skill.md")
 
 
-class MlflowTracker:
-    """Implements ``RunTracker`` with MLflow's client.
-
-    Args:
-        uri: The tracking address.
-        experiment: The experiment's name; created if it does not exist.
-    """
-
-    def __init__(self, uri: str, experiment: str) -> None:
-        from mlflow import MlflowClient
-
-        self._client: Any = MlflowClient(tracking_uri=uri)
-        self._experiment = experiment
-        self._mlflow_run_id = ""
-
-    def open_run(self, run_id: str, name: str) -> None:
-        """Find the record of a run, or create it."""
-        experiment = self._client.get_experiment_by_name(self._experiment)
-        experiment_id = (
-            self._client.create_experiment(self._experiment)
-            if experiment is None
-            else experiment.experiment_id
-        )
-        runs = self._client.search_runs([experiment_id], f"tags.`reflact.run_id` = '{run_id}'", max_results=1)
-        if runs:
-            self._mlflow_run_id = runs[0].info.run_id
-            self._client.update_run(self._mlflow_run_id, status="RUNNING")
-        else:
-            run = self._client.create_run(experiment_id, run_name=name, tags={"reflact.run_id": run_id})
-            self._mlflow_run_id = run.info.run_id
-
-    def log_params(self, values: Mapping[str, str]) -> None:
-        """Record the identity of the run; recording the same again changes nothing."""
-        from mlflow.entities import Param
-
-        params = [Param(name, value) for name, value in values.items()]
-        for first in range(0, len(params), BATCH):
-            self._client.log_batch(self._mlflow_run_id, params=params[first : first + BATCH])
-
-    def log_metrics(self, values: Mapping[str, float], *, step: int) -> None:
-        """Record numbers at a step."""
-        from mlflow.entities import Metric
-
-        now = int(time.time() * 1000)
-        self._client.log_batch(
-            self._mlflow_run_id, [Metric(name, value, now, step) for name, value in values.items()]
-        )
-
-    def log_file(self, path: Path, folder: str | None = None) -> None:
-        """Upload a copy of a file."""
-        self._client.log_artifact(self._mlflow_run_id, str(path), folder)
-
-    def end_run(self, status: str) -> None:
-        """Record the final status. ``set_terminated`` would print to standard output."""
-        self._client.update_run(self._mlflow_run_id, status=status)
+def _build_metrics(event: ReportedEvent, usage: Usage) -> dict[str, float]:
+    match event:
+        case BaselineMeasured():
+            return dict.fromkeys(("score.current", "score.best"), event.score)
+        case StepCommitted():
+            accepted = event.action in {"accept", "accept_new_best", "force_accept"}
+            spent = _build_spend_metrics(usage)
+            return {**_build_score_metrics(event), "accepted": float(accepted), **spent}
+        case EpochCommitted() | PromotionJudged():
+            return _build_score_metrics(event)
+        case RunFinished():
+            return _build_summary_metrics(event.summary)
+        case RunStarted():
+            return {}
 
 
 def _build_score_metrics(event: StepCommitted | EpochCommitted | PromotionJudged) -> dict[str, float]:

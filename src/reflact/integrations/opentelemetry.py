@@ -9,7 +9,7 @@ calls do nothing. Spans contain prompts, replies and error messages only if ``te
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -25,21 +25,13 @@ from reflact.events import CandidateJudged, EpochCommitted, Event, PromotionJudg
 from reflact.llm.middleware import EnvironmentMiddleware, LLMMiddleware
 from reflact.messages import CallId, CallReservation, RenderedPrompt, Reply, ReplyModel, StoredResponse, Text
 from reflact.protocols import LLM, Environment, EventCallback, R, ResponseStore, Session
-from reflact.records import FaultKind, RunSummary, Usage
+from reflact.records import RunSummary, Usage
 from reflact.types import Grade, Item, Verdict
 
-AttributeValue = str | bool | int | float
-
-
-Attributes = dict[str, AttributeValue]
-
+Attributes = dict[str, str | bool | int | float]
 
 TOKEN_BOUNDS = tuple(4.0**n for n in range(14))
-
-
 SECOND_BOUNDS = tuple(0.01 * 2**n for n in range(14))
-
-
 """Bounds of histograms, as the conventions recommend."""
 
 
@@ -49,26 +41,21 @@ class ModelCallSpan:
     Args:
         span: Its span.
         hide: Removes keys from content; None: no content is recorded.
-        seen: Whether it is seen what is sent, and what comes from a store.
+        has_store: Whether replies may come from a store.
 
     Attributes:
-        usage: What its answers that came from elsewhere than a store have consumed so far.
-        attempts: Its attempts, where they are known.
-        answered: Whether the model had its say, valid or not.
-        error: The name of the error that it ended with, if it did.
-        cut_off: Whether it was cancelled.
+        usage: The consumption of the replies so far that did not come from a store.
+        error: The error that ended the call.
     """
 
-    def __init__(self, span: Span, hide: Callable[[str], str] | None, *, seen: bool) -> None:
+    def __init__(self, span: Span, hide: Callable[[str], str] | None, *, has_store: bool) -> None:
         self.usage = Usage()
-        self.attempts: int | None = None
-        self.answered = False
-        self.error: str | None = None
-        self.cut_off = False
+        self.error: BaseException | None = None
+        self._attempts: int | None = None
         self._start = anyio.current_time()
         self._span = span
         self._hide = hide
-        self._seen = seen
+        self._has_store = has_store
 
     def record_prompt(self, prompt: RenderedPrompt) -> None:
         """Record the prompt if content is on."""
@@ -78,48 +65,44 @@ class ModelCallSpan:
 
     def record_reply(self, reply: Reply[R]) -> None:
         """Record the reply. A typed reply is complete; the end of plain text is unknown here."""
-        self.attempts, self.answered = reply.attempts, True
+        self._attempts = reply.attempts
         if self._hide is not None:
             plain = isinstance(reply.value, Text)
             text = reply.value.text if isinstance(reply.value, Text) else reply.value.model_dump_json()
-            message = _message("assistant", self._hide(text)) | {
-                "finish_reason": "unknown" if plain else "stop"
-            }
+            ending = {"finish_reason": "unknown" if plain else "stop"}
+            message = _message("assistant", self._hide(text)) | ending
             self._span.set_attribute("gen_ai.output.messages", json.dumps([message], ensure_ascii=False))
 
     def record_failure(self, error: BaseException) -> None:
         """Record that the call gave no reply."""
-        self.error, self.cut_off = type(error).__name__, not isinstance(error, Exception)
+        self.error = error
         if isinstance(error, ReplyError):
-            self.attempts, self.answered = len(error.reasons), True
+            self._attempts = len(error.reasons)
 
     @property
     def from_store(self) -> bool:
-        """Whether every answer came from the store, so that nothing was sent."""
-        return self._seen and self.answered and not self.usage.calls
+        """Whether every reply, valid or not, came from the store, so that nothing was sent."""
+        return self._has_store and self._attempts is not None and not self.usage.calls
 
     def finish(self) -> float:
         """Record the consumption and return the duration in seconds."""
+        values: dict[str, int | None] = {"reflact.attempts": self._attempts}
         if self.usage.calls > self.usage.uncounted:
-            self._span.set_attribute("gen_ai.usage.input_tokens", self.usage.input_tokens)
-            self._span.set_attribute("gen_ai.usage.output_tokens", self.usage.output_tokens)
-        if self.usage.cached_tokens:
-            self._span.set_attribute("gen_ai.usage.cache_read.input_tokens", self.usage.cached_tokens)
-        if self.attempts is not None:
-            self._span.set_attribute("reflact.attempts", self.attempts)
-        if self._seen:
-            self._span.set_attribute("reflact.stored", self.from_store)
+            values["gen_ai.usage.input_tokens"] = self.usage.input_tokens
+            values["gen_ai.usage.output_tokens"] = self.usage.output_tokens
+        values["gen_ai.usage.cache_read.input_tokens"] = self.usage.cached_tokens or None
+        values["reflact.stored"] = self.from_store if self._has_store else None
+        self._span.set_attributes({name: value for name, value in values.items() if value is not None})
         return anyio.current_time() - self._start
 
 
-def common_attributes(config: ModelConfig | None) -> Attributes:
+def _describe_model(config: ModelConfig | None) -> Attributes:
     """Return the attributes of a model's spans and metrics; a model passed as an object has few."""
-    chat: Attributes = {"gen_ai.operation.name": "chat"}
     if config is None:
-        return {**chat, "gen_ai.provider.name": "other"}
+        return {"gen_ai.operation.name": "chat", "gen_ai.provider.name": "other"}
     address = urlsplit(config.base_url)
     return {
-        **chat,
+        "gen_ai.operation.name": "chat",
         "gen_ai.provider.name": "azure.ai.openai" if config.api == "azure" else "openai",
         "gen_ai.request.model": config.model,
         "server.address": address.hostname or "",
@@ -127,17 +110,16 @@ def common_attributes(config: ModelConfig | None) -> Attributes:
     }
 
 
-def request_attributes(config: ModelConfig | None) -> Attributes:
-    """Return the settings of a model as span attributes."""
+def _describe_settings(config: ModelConfig | None) -> Attributes:
     if config is None:
         return {}
-    given = {
+    settings = {
         "gen_ai.request.temperature": config.temperature,
         "gen_ai.request.top_p": config.top_p,
         "gen_ai.request.max_tokens": config.max_tokens,
         "gen_ai.request.seed": config.seed if isinstance(config.seed, int) else None,
     }
-    return {name: value for name, value in given.items() if value is not None}
+    return {name: value for name, value in settings.items() if value is not None}
 
 
 def _message(role: str, text: str) -> dict[str, object]:
@@ -161,23 +143,27 @@ class _SpanPosition(NamedTuple):
     """The position of work in the plan.
 
     Args:
-        span: The span of the stage, or what stages hang under.
-        above: What stages hang under: a run or a step.
+        span: The span of the stage, or of the run or step if no stage is under way.
+        parent: The parent of stages: the span of a run or a step.
         step: The step, 0 before the first.
         stage: The stage, if one is under way.
-        rolling: The stage beside this one that rollouts belong to; None: this one.
+        rollouts: The stage beside this one that rollouts belong to; None: this one.
     """
 
     span: Span
     parent: Span
     step: int = 0
     stage: Stage | None = None
-    rollout_place: _SpanPosition | None = None
+    rollouts: _SpanPosition | None = None
+
+    @property
+    def attributes(self) -> Attributes:
+        """The step and the stage."""
+        stage: Attributes = {} if self.stage is None else {"reflact.stage": self.stage}
+        return {"reflact.step": self.step, **stage}
 
 
-_POSITION_KEY = context.create_key("reflact-place")
-
-
+_POSITION_KEY = context.create_key("reflact-position")
 _CALL_KEY = context.create_key("reflact-call")
 
 
@@ -191,17 +177,13 @@ class Tracing:
     """
 
     def __init__(
-        self,
-        run_id: str,
-        telemetry: Telemetry | None = None,
-        *,
-        hide: Callable[[str], str] | None = None,
+        self, run_id: str, telemetry: Telemetry | None = None, *, hide: Callable[[str], str] | None = None
     ) -> None:
-        given = telemetry or Telemetry()
+        telemetry = telemetry or Telemetry()
         self._run_id = run_id
         self._hide = hide
-        self._tracer = trace.get_tracer("reflact", tracer_provider=given.tracer_provider)
-        meter = metrics.get_meter("reflact", meter_provider=given.meter_provider)
+        self._tracer = trace.get_tracer("reflact", tracer_provider=telemetry.tracer_provider)
+        meter = metrics.get_meter("reflact", meter_provider=telemetry.meter_provider)
         self._durations = meter.create_histogram(
             "gen_ai.client.operation.duration",
             unit="s",
@@ -216,15 +198,11 @@ class Tracing:
         )
         self._steps = meter.create_counter("reflact.steps", unit="{step}", description="Committed steps.")
         self._decisions = meter.create_counter(
-            "reflact.decisions",
-            unit="{decision}",
-            description="Decisions on candidates, by what came of them.",
+            "reflact.decisions", unit="{decision}", description="Decisions on candidates, by outcome."
         )
         self._spend = meter.create_counter(
-            "reflact.spend", unit="{USD}", description="What model calls have cost, where prices are known."
+            "reflact.spend", unit="{USD}", description="The cost of model calls, if prices are known."
         )
-
-    # ---------------------------------------------------------------------------------------- the plan
 
     @contextmanager
     def run(self, name: str = "reflact.run") -> Iterator[None]:
@@ -235,9 +213,8 @@ class Tracing:
     @contextmanager
     def step(self, step: int, *, epoch: int) -> Iterator[None]:
         """Open the span of a step."""
-        attributes: Attributes = {"reflact.step": step, "reflact.epoch": epoch}
         with (
-            self._span("reflact.step", attributes) as span,
+            self._span("reflact.step", {"reflact.step": step, "reflact.epoch": epoch}) as span,
             _attach_value(_POSITION_KEY, _SpanPosition(span, span, step)),
         ):
             yield
@@ -249,45 +226,44 @@ class Tracing:
         Analysts may run during rollouts; rollouts keep their own stage.
         """
         here = _current_position()
-        within = None if here is None else trace.set_span_in_context(here.parent)
+        rollouts = here if stage == "reflect" and here.stage == "rollout" else None
         attributes: Attributes = {"reflact.step": step, "reflact.stage": stage}
-        rolling = here if stage == "reflect" and here is not None and here.stage == "rollout" else None
-        with self._span(f"reflact.stage {stage}", attributes, within=within) as span:
-            place = _SpanPosition(span, span if here is None else here.parent, step, stage, rolling)
-            with _attach_value(_POSITION_KEY, place):
-                yield
+        with (
+            self._span(f"reflact.stage {stage}", attributes, parent=here.parent) as span,
+            _attach_value(_POSITION_KEY, _SpanPosition(span, here.parent, step, stage, rollouts)),
+        ):
+            yield
 
     @contextmanager
     def rollout(self, item_id: str) -> Iterator[Span]:
         """Open the span of a rollout, as a child of its stage."""
         here = _current_position()
-        place = here if here is None or here.rollout_place is None else here.rollout_place
-        within = None if place is None else trace.set_span_in_context(place.span)
-        attributes = {"reflact.item.id": item_id, **_position_attributes(place)}
+        position = here.rollouts or here
+        attributes = {"reflact.item.id": item_id, **position.attributes}
         with (
-            self._span("reflact.rollout", attributes, within=within) as span,
-            _attach_value(_POSITION_KEY, place),
+            self._span("reflact.rollout", attributes, parent=position.span) as span,
+            _attach_value(_POSITION_KEY, position),
         ):
             yield span
-
-    # --------------------------------------------------------------------------------------- model calls
 
     @contextmanager
     def call(
         self, reply_type: type[ReplyModel], call_id: CallId, config: ModelConfig | None
     ) -> Iterator[ModelCallSpan]:
-        """Open the span of a model call with all attempts; stored answers are not measured."""
-        shared = {**common_attributes(config), "reflact.role": call_id.role}
+        """Open the span of a model call with all attempts; stored replies are not measured."""
+        shared = {**_describe_model(config), "reflact.role": call_id.role}
         attributes = {
             **shared,
-            **request_attributes(config),
+            **_describe_settings(config),
             "gen_ai.output.type": "text" if issubclass(reply_type, Text) else "json",
             "reflact.purpose": call_id.purpose,
-            **_position_attributes(_current_position()),
+            **_current_position().attributes,
         }
         name = "chat" if config is None else f"chat {config.model}"
         with self._span(name, attributes, kind=SpanKind.CLIENT) as span:
-            call = ModelCallSpan(span, self._hide if span.is_recording() else None, seen=config is not None)
+            call = ModelCallSpan(
+                span, self._hide if span.is_recording() else None, has_store=config is not None
+            )
             try:
                 with _attach_value(_CALL_KEY, call):
                     yield call
@@ -296,23 +272,22 @@ class Tracing:
                 raise
             finally:
                 seconds = call.finish()
-                if not (call.from_store or call.cut_off):
-                    ending = {} if call.error is None else {"error.type": call.error}
+                is_cut_off = call.error is not None and not isinstance(call.error, Exception)
+                if not (call.from_store or is_cut_off):
+                    ending = {} if call.error is None else {"error.type": type(call.error).__name__}
                     self._durations.record(seconds, {**shared, **ending})
 
     def count_usage(self, usage: Usage, *, role: str, purpose: str, config: ModelConfig | None) -> None:
-        """Count the consumption of an answer that did not come from the store."""
+        """Count the consumption of a reply that did not come from the store."""
         call = context.get_value(_CALL_KEY)
         if isinstance(call, ModelCallSpan):
             call.usage += usage
-        shared = {**common_attributes(config), "reflact.role": role}
+        shared = {**_describe_model(config), "reflact.role": role}
         if usage.calls > usage.uncounted:
             self._tokens.record(usage.input_tokens, {**shared, "gen_ai.token.type": "input"})
             self._tokens.record(usage.output_tokens, {**shared, "gen_ai.token.type": "output"})
         if usage.usd is not None:
             self._spend.add(usage.usd, {**shared, "reflact.purpose": purpose})
-
-    # -------------------------------------------------------------------------------------- what happens
 
     def count_events(self, on_event: EventCallback) -> EventCallback:
         """Return a callback that counts steps and decisions and passes events on."""
@@ -335,7 +310,7 @@ class Tracing:
             case StepCommitted():
                 self._steps.add(1)
                 here = _current_position()
-                if here is not None and here.step == event.step:
+                if here.step == event.step:
                     here.parent.set_attribute("reflact.action", event.action)
             case CandidateJudged() | PromotionJudged():
                 part = "step" if isinstance(event, CandidateJudged) else "promotion"
@@ -350,12 +325,13 @@ class Tracing:
     def _span(
         self,
         name: str,
-        attributes: Mapping[str, AttributeValue],
+        attributes: Attributes,
         *,
         kind: SpanKind = SpanKind.INTERNAL,
-        within: context.Context | None = None,
+        parent: Span | None = None,
     ) -> Iterator[Span]:
         """Open a span, by default under the current one, and make it the current one."""
+        within = None if parent is None else trace.set_span_in_context(parent)
         all_attributes = {"reflact.run.id": self._run_id, **attributes}
         span = self._tracer.start_span(name, context=within, kind=kind, attributes=all_attributes)
         token = context.attach(trace.set_span_in_context(span))
@@ -371,14 +347,16 @@ class Tracing:
             context.detach(token)
             span.end()
 
-    def _mark_failed(self, span: Span, kind: str, words: str) -> None:
+    def _mark_failed(self, span: Span, kind: str, message: str) -> None:
         span.set_attribute("error.type", kind)
-        span.set_status(StatusCode.ERROR, None if self._hide is None else self._hide(words))
+        span.set_status(StatusCode.ERROR, None if self._hide is None else self._hide(message))
 
 
-def _current_position() -> _SpanPosition | None:
-    place = context.get_value(_POSITION_KEY)
-    return place if isinstance(place, _SpanPosition) else None
+def _current_position() -> _SpanPosition:
+    position = context.get_value(_POSITION_KEY)
+    if isinstance(position, _SpanPosition):
+        return position
+    return _SpanPosition(trace.get_current_span(), trace.get_current_span())
 
 
 @contextmanager
@@ -390,21 +368,14 @@ def _attach_value(key: str, value: object) -> Iterator[None]:
         context.detach(token)
 
 
-def _position_attributes(place: _SpanPosition | None) -> Attributes:
-    if place is None:
-        return {}
-    stage: Attributes = {} if place.stage is None else {"reflact.stage": place.stage}
-    return {"reflact.step": place.step, **stage}
-
-
 class TracedLLM(LLMMiddleware):
     """A model whose calls are spans.
 
     Args:
         inner: The model.
         tracing: Where spans go.
-        config: Its settings, if a ``TracedResponseStore`` counts what it consumes. None: the model was passed
-            in by the caller, and the usage in its replies is counted.
+        config: Its settings, if a ``TracedResponseStore`` counts its consumption. None: the caller passed the
+            model, and the usage in its replies is counted.
     """
 
     def __init__(self, inner: LLM, tracing: Tracing, config: ModelConfig | None = None) -> None:
@@ -433,19 +404,14 @@ class TracedLLM(LLMMiddleware):
 
 
 class TracedEnvironment(EnvironmentMiddleware):
-    """An environment whose rollouts are spans.
-
-    Args:
-        inner: The environment.
-        tracing: Where spans go.
-    """
+    """An environment whose rollouts are spans of ``tracing``."""
 
     def __init__(self, inner: Environment, tracing: Tracing) -> None:
         super().__init__(inner)
         self._tracing = tracing
 
     async def run(self, item: Item, session: Session, *, seed: int) -> Grade:
-        """Run an item in a span that carries its score."""
+        """Run an item in a span with its score."""
         with self._tracing.rollout(item.id) as span:
             graded = await self.inner.run(item, session, seed=seed)
             span.set_attribute("reflact.score.hard", graded.score.hard)
@@ -454,42 +420,27 @@ class TracedEnvironment(EnvironmentMiddleware):
 
 
 class TracedResponseStore:
-    """Implements ``ports.EffectStore`` by another one; what is paid for a role's model is counted once.
+    """A ``ResponseStore`` around another one that counts the consumption of each paid reply once.
 
     Args:
-        inner: The other one.
+        inner: The store.
         tracing: Where metrics go.
-        config: The role's settings.
+        config: The settings of the role's model.
     """
 
     def __init__(self, inner: ResponseStore, tracing: Tracing, config: ModelConfig) -> None:
-        self._inner = inner
         self._tracing = tracing
         self._config = config
-
-    async def find_response(self, key: str) -> StoredResponse | None:
-        """Return what was stored under a key, or None."""
-        return await self._inner.find_response(key)
-
-    async def reserve(self, reservation: CallReservation) -> None:
-        """Book a call before it is sent."""
-        await self._inner.reserve(reservation)
+        self._store_response = inner.store_response
+        self.find_response = inner.find_response
+        self.reserve = inner.reserve
+        self.settle = inner.settle
+        self.release = inner.release
+        self.count_fault = inner.count_fault
 
     async def store_response(self, response: StoredResponse, reservation: CallReservation) -> None:
-        """Store an answer and count what it consumed."""
-        await self._inner.store_response(response, reservation)
+        """Store a response and count its consumption."""
+        await self._store_response(response, reservation)
         self._tracing.count_usage(
             response.usage, role=reservation.role, purpose=reservation.purpose, config=self._config
         )
-
-    async def settle(self, reservation: CallReservation, usage: Usage) -> None:
-        """Settle an intent that has no answer to be stored."""
-        await self._inner.settle(reservation, usage)
-
-    async def release(self, reservation: CallReservation) -> None:
-        """Close an intent whose call has given nothing that is charged."""
-        await self._inner.release(reservation)
-
-    async def count_fault(self, run_id: str, kind: FaultKind) -> None:
-        """Count a failed attempt of a run's call."""
-        await self._inner.count_fault(run_id, kind)

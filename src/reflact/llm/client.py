@@ -104,9 +104,9 @@ class Client:
             refuse_key_in(config, self._role, self._secret)
             self._stack.enter_context(redact_logs(self._secret))
         flights = await self._stack.enter_async_context(SingleFlight[Any]())
-        network: httpx.AsyncBaseTransport = self._transport or await self._stack.enter_async_context(
-            PooledTransport()
-        )
+        network = self._transport
+        if network is None:
+            network = await self._stack.enter_async_context(PooledTransport())
         endpoint = self._stack.enter_context(endpoint_for(config, on_limit=self._on_limit))
         layers: tuple[Callable[[httpx.AsyncBaseTransport], httpx.AsyncBaseTransport], ...] = (
             StreamingTransport,

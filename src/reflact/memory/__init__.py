@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from reflact.memory.cards import create_card
     from reflact.memory.models import (
         Action,
+        CardQuery,
         ContrastPair,
         Evaluation,
         Label,
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
         StateScore,
         Transition,
     )
-    from reflact.memory.protocols import CardQuery
     from reflact.memory.store import MemoryStore
 
 __all__ = [
@@ -45,6 +45,7 @@ __getattr__ = load_exports(
         "memory.cards": ("create_card",),
         "memory.models": (
             "Action",
+            "CardQuery",
             "ContrastPair",
             "Evaluation",
             "Label",
@@ -55,7 +56,6 @@ __getattr__ = load_exports(
             "StateScore",
             "Transition",
         ),
-        "memory.protocols": ("CardQuery",),
         "memory.store": ("MemoryStore",),
     },
 )

@@ -9,9 +9,14 @@ from typing import Literal
 
 from reflact.errors import DataError
 from reflact.memory import lifecycle, rows
-from reflact.memory.cards import TraceIdentity, compute_fingerprint, compute_utility, find_inconsistency
-from reflact.memory.models import PromotionEvidence
-from reflact.memory.protocols import BatchTest, count_tests
+from reflact.memory.cards import (
+    TraceIdentity,
+    compute_fingerprint,
+    compute_utility,
+    count_tests,
+    find_inconsistency,
+)
+from reflact.memory.models import BatchTest, PromotionEvidence
 from reflact.memory.rows import decode_value, encode_value, format_time, parse_time
 from reflact.store.database import Tables
 from reflact.types import canonical_json

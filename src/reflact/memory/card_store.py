@@ -13,8 +13,19 @@ from reflact.concurrency import run_in_thread
 from reflact.errors import DataError
 from reflact.memory import batch_tests, lifecycle, rows
 from reflact.memory.cards import ScanFinding, Scanner, TraceIdentity, content_id, is_visible_to
-from reflact.memory.models import CardStatus, ContrastPair, MemoryCard, PromotionEvidence, Scope
-from reflact.memory.protocols import BatchTest, CardQuery, ForgetResult, StatusChange, StoredPair, Submission
+from reflact.memory.models import (
+    BatchTest,
+    CardQuery,
+    CardStatus,
+    ContrastPair,
+    ForgetResult,
+    MemoryCard,
+    PromotionEvidence,
+    Scope,
+    StatusChange,
+    StoredPair,
+    Submission,
+)
 from reflact.memory.rows import Unit, require_pair_id
 from reflact.store.database import Database, Tables
 

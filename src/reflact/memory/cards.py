@@ -17,6 +17,7 @@ from pydantic import JsonValue
 from reflact.errors import DataError
 from reflact.jsonutil import iter_json_chunks
 from reflact.memory.models import (
+    BatchTest,
     CardKind,
     CardStatus,
     ContrastPair,
@@ -314,6 +315,12 @@ class TraceIdentity(NamedTuple):
     def fingerprints(self) -> frozenset[str]:
         """All fingerprints that match the trace in a test: of its name, and of its content up to each step."""
         return frozenset(map(compute_fingerprint, (self.id, *self.content_hashes)))
+
+
+def count_tests(tests: Iterable[BatchTest], traces: Iterable[TraceIdentity]) -> int:
+    """Return how many tests used any of these traces."""
+    fingerprints = frozenset[str]().union(*(trace.fingerprints for trace in traces))
+    return sum(not fingerprints.isdisjoint(test.fingerprints) for test in tests)
 
 
 def hash_purpose(purpose: str) -> str:

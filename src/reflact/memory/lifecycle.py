@@ -16,8 +16,7 @@ from reflact.memory.cards import (
     check_status_change,
     subject_hash,
 )
-from reflact.memory.models import CardStatus, Origin, PromotionEvidence
-from reflact.memory.protocols import ForgetResult, Submission
+from reflact.memory.models import CardStatus, ForgetResult, Origin, PromotionEvidence, Submission
 from reflact.memory.rows import (
     FROM_TRACE,
     PAIR_UNIT,

@@ -333,3 +333,188 @@ class PromotionEvidence(ShortReprModel):
     accuracy_change: float | None = None
     outcome: str = ""
     n_unscored: int = 0
+
+
+# ----------------------------------------------------------------------------------------- stored values
+
+
+class Submission(FrozenModel):
+    """The result of a submission.
+
+    Args:
+        unit_id: The id of the pair or the card.
+        is_new: False if the unit was stored already; it then stays as it is.
+        status: The status of the unit now.
+        reason: The rule that quarantined or rejected it, or None. ``anchor``: an anchor has the same
+            transition. ``anchor_trace``: an anchor came from the same trace.
+    """
+
+    unit_id: str
+    is_new: bool
+    status: CardStatus
+    reason: str | None = None
+
+
+class StoredPair(FrozenModel):
+    """A pair in the store, with its status and measurements.
+
+    ``origins`` are all steps that gave this pair, sorted. The pair's own provenance is the first submitted.
+    """
+
+    pair: ContrastPair
+    status: CardStatus
+    reason: str | None = None
+    version: int = 1
+    trust: Share = 0.5
+    utility: Share = 0.5
+    created_by: str = ""
+    created_at: datetime
+    changed_at: datetime
+    origins: tuple[Origin, ...] = ()
+
+    @property
+    def needs_review(self) -> bool:
+        """Whether it is quarantined for a reason and cannot be tested; see ``SQLiteCardStore.release``."""
+        return self.status == "quarantined" and self.reason is not None
+
+
+class CardQuery(FrozenModel):
+    """A query for cards.
+
+    Args:
+        text: Words that count for relevance; any text is valid. Without words, all cards match.
+        kinds: Kinds of cards; empty for all.
+        statuses: Statuses of cards; empty for all.
+        scope: Who asks. A card is found only if this shares a value with each of its fields that is not empty.
+        all_scopes: Ignore scopes: for lists that people read, never for a prompt.
+        now: The time from which recency is counted; without it recency does not count.
+        limit: The largest number of results, 1 to 1000.
+    """
+
+    text: str = ""
+    kinds: tuple[CardKind, ...] = ()
+    statuses: tuple[CardStatus, ...] = ("promoted",)
+    scope: Scope = Scope()
+    all_scopes: bool = False
+    now: datetime | None = None
+    limit: int = Field(default=10, ge=1, le=1000)
+
+
+class StatusChange(FrozenModel):
+    """One entry of a unit's history; ``test_number`` names the test that caused it."""
+
+    before: CardStatus | None
+    after: CardStatus
+    reason: str | None
+    test_number: int | None = None
+    version: int = 1
+    at: datetime
+
+
+class BatchTest(FrozenModel):
+    """A test of a batch.
+
+    Args:
+        number: The number of the test in its store, from 1.
+        holdout_id: The name of the held-out set.
+        n_earlier_tests: Tests that were opened before it on any of its traces.
+        unit_ids: The batch.
+        evidence: The result; None while the test runs.
+        kind: Whether the test promotes the batch, or measures promoted units again.
+        content_fingerprints: The fingerprints of the traces' contents, sorted; see ``compute_fingerprint``.
+        name_fingerprints: The fingerprints of the traces' names, sorted.
+    """
+
+    number: int
+    holdout_id: str
+    n_earlier_tests: int
+    unit_ids: tuple[str, ...]
+    evidence: PromotionEvidence | None = None
+    kind: Literal["promote", "demote"] = "promote"
+    content_fingerprints: tuple[str, ...] = ()
+    name_fingerprints: tuple[str, ...] = ()
+    at: datetime
+
+    @property
+    def fingerprints(self) -> frozenset[str]:
+        """All fingerprints of the traces."""
+        return frozenset((*self.content_fingerprints, *self.name_fingerprints))
+
+
+class ForgetResult(FrozenModel):
+    """What ``forget`` removed; the ids of units are hashes and reveal no content.
+
+    ``n_responses`` counts the removed responses to questions of calibrations. ``n_responses_left`` counts
+    those that stay in the file and may quote the trace. ``remains_in_wal`` says that another process was
+    reading, so that the write-ahead log still contains the removed data.
+    """
+
+    trace_id: str
+    trace_removed: bool
+    n_events: int
+    unit_ids: tuple[str, ...]
+    n_cards: int
+    n_anchors: int
+    n_responses: int = 0
+    n_responses_left: int = 0
+    remains_in_wal: bool = False
+
+
+class StoredTrace(FrozenModel):
+    """A stored trace with its events."""
+
+    id: str
+    purpose: str
+    events: tuple[ScoreEvent, ...]
+
+
+class TestableTrace(NamedTuple):
+    """A stored trace with labelled steps, without the steps themselves.
+
+    Args:
+        number: Its position in the order of insertion.
+        id: The id of the trace.
+        purpose: The purpose of the agent.
+        content_hash: The hash of its content; see ``TraceIdentity``.
+        has_pairs: Whether a stored pair came from this trace or from one with equal content.
+    """
+
+    number: int
+    id: str
+    purpose: str
+    content_hash: str
+    has_pairs: bool
+
+
+class TraceSummary(FrozenModel):
+    """Counts of a stored trace.
+
+    Args:
+        id: The id of the trace.
+        purpose: The purpose of the agent.
+        n_events: Its steps.
+        n_scored: Steps with an evaluation of a critic.
+        n_labelled: Steps with a label of a program or a person; agreement does not count.
+        n_pairs: Stored pairs that came from it; a trace with pairs tests no batch.
+    """
+
+    id: str
+    purpose: str
+    n_events: int
+    n_scored: int
+    n_labelled: int
+    n_pairs: int
+
+
+class StoredCalibration(FrozenModel):
+    """A calibration that has started.
+
+    Args:
+        number: The number of the calibration in its store, from 1.
+        baseline: The memory's state at the start, as JSON.
+        result: The result as JSON; None before the end.
+    """
+
+    number: int
+    baseline: str
+    result: str | None = None

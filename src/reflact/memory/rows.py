@@ -18,6 +18,7 @@ from reflact.memory.cards import RankedUnit, build_cards, iter_texts, rank_units
 from reflact.memory.models import (
     Action,
     CardKind,
+    CardQuery,
     CardStatus,
     ContrastPair,
     Evaluation,
@@ -26,9 +27,11 @@ from reflact.memory.models import (
     Provenance,
     Scope,
     ScoreEvent,
+    StatusChange,
+    StoredPair,
+    StoredTrace,
     Transition,
 )
-from reflact.memory.protocols import CardQuery, StatusChange, StoredPair, StoredTrace
 from reflact.memory.search import compute_relevances
 from reflact.store.database import Tables
 from reflact.types import FrozenModel, canonical_json, join_canonical_json

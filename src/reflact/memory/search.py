@@ -16,8 +16,7 @@ from itertools import accumulate
 import regex
 
 from reflact.memory.cards import NEXT_STATUSES
-from reflact.memory.models import CardKind, CardStatus, Scope
-from reflact.memory.protocols import CardQuery
+from reflact.memory.models import CardKind, CardQuery, CardStatus, Scope
 from reflact.skills.document import UNSPACED_SCRIPTS
 from reflact.store.database import Tables
 

@@ -18,8 +18,7 @@ from reflact.memory import lifecycle, rows
 from reflact.memory import trace_store as traces
 from reflact.memory.card_store import MAX_ACTIVE_CARDS, SQLiteCardStore, TimeSource, utc_now
 from reflact.memory.cards import ACTIVE_STATUSES, ScanFinding, Scanner, build_cards, content_id
-from reflact.memory.models import ContrastPair, MemoryCard, Origin
-from reflact.memory.protocols import StoredTrace
+from reflact.memory.models import ContrastPair, MemoryCard, Origin, StoredTrace
 from reflact.memory.rows import Unit, to_json_object
 from reflact.memory.scan import CachingScanner
 from reflact.memory.trace_store import SQLiteCalibrationStore, SQLiteTraceStore

@@ -7,8 +7,14 @@ from functools import partial
 
 from reflact.errors import DataError
 from reflact.memory.cards import extend_content_hash, hash_purpose
-from reflact.memory.models import Label, ScoreEvent
-from reflact.memory.protocols import StoredCalibration, StoredTrace, TestableTrace, TraceSummary
+from reflact.memory.models import (
+    Label,
+    ScoreEvent,
+    StoredCalibration,
+    StoredTrace,
+    TestableTrace,
+    TraceSummary,
+)
 from reflact.memory.rows import decode_value, encode_value, to_json_object
 from reflact.store.database import Database, Tables
 from reflact.types import canonical_json, digest_json

@@ -94,7 +94,6 @@ class EventLines:
 
 
 def _format_single(event: events.Event) -> str | None:
-    """Return the line of an event that needs no other event."""
     line: str | None = None
     match event:
         case events.RunStarted(n_train=train, n_val=val, n_test=test, steps_per_epoch=steps):
@@ -181,9 +180,7 @@ def escape_controls(text: str) -> str:
     and reverse the direction of text. A lone surrogate cannot be encoded at all.
     """
     text = text.replace("\r\n", "\n")
-    if text.isprintable():
-        return text
-    return "".join(_escape_character(character) for character in text)
+    return text if text.isprintable() else "".join(map(_escape_character, text))
 
 
 def escape_line(text: str) -> str:

@@ -16,8 +16,7 @@ from rich.text import Text
 
 from reflact import events
 from reflact.reporting.lines import EventLines, escape_controls, wrap_line
-from reflact.reporting.live_layout import LiveDisplay, limit_height
-from reflact.reporting.live_state import LiveState, restore_state, update_state
+from reflact.reporting.live_display import LiveDisplay, LiveState, limit_height, restore_state, update_state
 
 FRAMES_PER_SECOND = 4.0
 SHOW_CURSOR = "\x1b[?25h"
@@ -40,8 +39,9 @@ class RunView:
     def show_event(self, event: events.Event) -> None:
         """Show an event."""
 
-    def show_line(self, text: str) -> None:
-        """Show a line that is not about an event."""
+    def show_interrupt(self, text: str) -> bool:
+        """Show the effect of a signal without locks or buffers; return whether this view can."""
+        return False
 
     def build_cleanup(self) -> str:
         """Return the control sequences that clean the terminal if the process must exit inside the block."""
@@ -79,10 +79,6 @@ class LineView(RunView):
     def show_event(self, event: events.Event) -> None:
         """Print the line of an event."""
         self._show(self._event_lines.format_event(event), event.at)
-
-    def show_line(self, text: str) -> None:
-        """Print a line."""
-        self._show(text, datetime.now(UTC))
 
     def _show(self, line: str | None, at: datetime) -> None:
         if line is not None:
@@ -123,7 +119,7 @@ class LiveView(LineView):
         frames_per_second: float = FRAMES_PER_SECOND,
     ) -> None:
         super().__init__(console, times=times)
-        self.with_errors = with_errors
+        self._with_errors = with_errors
         self._state = state
         self._clock = clock
         self._pending: deque[str] = deque()
@@ -159,6 +155,12 @@ class LiveView(LineView):
         self._state = update_state(self._state, event, self._clock())
         super().show_event(event)
 
+    def show_interrupt(self, text: str) -> bool:
+        """Show a line above the display if standard error is the same terminal."""
+        if self._with_errors:
+            self._show(text, datetime.now(UTC))
+        return self._with_errors
+
     def build_cleanup(self) -> str:
         """Return the control sequences that remove the display and show the cursor."""
         if self._finished.is_set():
@@ -193,7 +195,7 @@ class LiveView(LineView):
 
     def _build_live(self) -> Live:
         return Live(
-            console=self._console, auto_refresh=False, transient=True, redirect_stderr=self.with_errors
+            console=self._console, auto_refresh=False, transient=True, redirect_stderr=self._with_errors
         )
 
     def _restart(self) -> None:

@@ -12,7 +12,6 @@ from rich.text import Text
 
 from reflact.records import (
     CriticDescription,
-    FaultCount,
     IntervalEstimate,
     RunSummary,
     SkillScore,
@@ -34,17 +33,10 @@ def build_score_table(scores: Sequence[SkillScore]) -> Table:
     for score in scores:
         interval = "-" if score.low is None else f"{format_score(score.low)} to {format_score(score.high)}"
         n = f"{score.n}" if not score.unmeasured else f"{score.n} (+{score.unmeasured} unmeasured)"
-        solved = f"{score.successes:g}" if score.n else "-"
-        table.add_row(
-            Text(escape_controls(score.name)),
-            score.split.value,
-            n,
-            solved,
-            format_score(score.hard),
-            interval,
-            format_score(score.soft),
-            score.skill_hash[:8],
-        )
+        solved, hard, soft = f"{score.successes:g}" if score.n else "-", score.hard, score.soft
+        measures = (n, solved, format_score(hard), interval, format_score(soft))
+        name = Text(escape_controls(score.name))
+        table.add_row(name, score.split.value, *measures, score.skill_hash[:8])
     return table
 
 
@@ -95,10 +87,8 @@ def _format_edit(result: EditResult) -> str:
 
 def format_spend(spend: Sequence[Spend]) -> tuple[str, ...]:
     """Return the spend of each role, one line each."""
-    return tuple(
-        _format_role(role, [entry for entry in spend if entry.role == role])
-        for role in sorted({entry.role for entry in spend})
-    )
+    roles = sorted({entry.role for entry in spend})
+    return tuple(_format_role(role, [entry for entry in spend if entry.role == role]) for role in roles)
 
 
 def _format_role(role: str, entries: Sequence[Spend]) -> str:
@@ -107,24 +97,15 @@ def _format_role(role: str, entries: Sequence[Spend]) -> str:
     unsettled = sum(entry.unsettled for entry in entries)
     uncertain = [f"{unsettled:,} interrupted calls"] if unsettled else []
     uncertain += [f"{usage.uncounted:,} not counted by the provider"] if usage.uncounted else []
-    tokens = worst.input_tokens + worst.output_tokens
-    risk = (
-        f"; at most {tokens:,} tokens{_format_price(worst)} more for {' and '.join(uncertain)}"
-        if uncertain
-        else ""
-    )
     counts = f"{usage.calls:,} calls, {usage.input_tokens:,} tokens in, {usage.output_tokens:,} out"
-    return f"{role}: {counts}{_format_price(usage)}{risk}"
+    line = f"{role}: {counts}{_format_price(usage)}"
+    if not uncertain:
+        return line
+    tokens = worst.input_tokens + worst.output_tokens
+    return f"{line}; at most {tokens:,} tokens{_format_price(worst)} more for {' and '.join(uncertain)}"
 
 
-def format_faults(faults: Sequence[FaultCount]) -> str:
-    """Return how many attempts of calls failed, by kind."""
-    kinds = ", ".join(f"{fault.count} x {fault.kind}" for fault in faults)
-    return f"failed attempts of calls: {kinds}"
-
-
-def describe_critic(critic: CriticDescription) -> str:
-    """Return the name of a critic, its pairs, and its measured accuracy."""
+def _describe_critic(critic: CriticDescription) -> str:
     line = f"{critic.prompt} pinned to {critic.pairs} pairs ({critic.snapshot[:12]}): "
     measured = critic.accuracy
     if measured is None:
@@ -153,9 +134,11 @@ def print_summary(console: Console, summary: RunSummary, folder: Path) -> None:
         else:
             console.print(Text(line), soft_wrap=True)
 
+    inconclusive = sum(a.count for a in summary.actions if a.action == "inconclusive")
     say(
         f"{summary.status}: {summary.steps} steps, {summary.accepts} accepted, {summary.rejects} rejected,"
-        f"{_format_inconclusive(summary)} {summary.skips} without a change; {summary.seconds:.1f} s"
+        + (f" {inconclusive} inconclusive," if inconclusive else "")
+        + f" {summary.skips} without a change; {summary.seconds:.1f} s"
     )
     for name, version in (("best", summary.best), ("final", summary.final)):
         if version is not None:
@@ -166,7 +149,8 @@ def print_summary(console: Console, summary: RunSummary, folder: Path) -> None:
         say(line)
     for score in summary.scores:
         if score.buckets and score.name in {"baseline", "best"}:
-            say(_format_task_types(score))
+            types = ", ".join(f"{b.task_type} {b.hard:.3f} of {b.n}" for b in score.buckets)
+            say(f"{score.name} on {score.split.value} by task type: {types}")
     for gain in summary.improvements:
         low, high = 100 * gain.low, 100 * gain.high
         say(
@@ -178,7 +162,8 @@ def print_summary(console: Console, summary: RunSummary, folder: Path) -> None:
     for line in format_spend(summary.spend):
         say(line)
     if summary.faults:
-        say(format_faults(summary.faults))
+        kinds = ", ".join(f"{fault.count} x {fault.kind}" for fault in summary.faults)
+        say(f"failed attempts of calls: {kinds}")
     for name, what in RUN_FILES:
         if (folder / name).exists():
             say(f"{folder / name}  {what}")
@@ -186,21 +171,11 @@ def print_summary(console: Console, summary: RunSummary, folder: Path) -> None:
 
 def _list_caveats(summary: RunSummary) -> Iterator[str]:
     if summary.critic is not None:
-        yield f"scores come from {describe_critic(summary.critic)}"
+        yield f"scores come from {_describe_critic(summary.critic)}"
     if summary.noted_by is not None:
-        yield f"failure analysts saw the scores of {describe_critic(summary.noted_by)}"
+        yield f"failure analysts saw the scores of {_describe_critic(summary.noted_by)}"
     if any(score.selected_on for score in summary.scores):
         yield "the gate selected best and final by their val scores, so expect lower scores on fresh trials"
-
-
-def _format_task_types(score: SkillScore) -> str:
-    parts = (f"{b.task_type} {b.hard:.3f} of {b.n}" for b in score.buckets)
-    return f"{score.name} on {score.split.value} by task type: {', '.join(parts)}"
-
-
-def _format_inconclusive(summary: RunSummary) -> str:
-    count = sum(a.count for a in summary.actions if a.action == "inconclusive")
-    return f" {count} inconclusive," if count else ""
 
 
 RUN_FILES = (

@@ -129,8 +129,8 @@ class SQLiteResponseStore:
         """
         if rollout.score is None:
             raise StoreError(f"rollout {rollout.key} was not measured ({rollout.error}) and cannot be stored")
-        record = {"key": rollout.key, "rollout": rollout.model_dump_json()}
-        await self._database.write(lambda tables: tables.table("rollouts").insert(record, ignore=True))
+        sql = "INSERT OR IGNORE INTO rollouts (key, rollout) VALUES (?, ?)"
+        await self._database.execute(sql, (rollout.key, rollout.model_dump_json()))
 
     async def spend(self, run_id: str) -> tuple[Spend, ...]:
         """Return the run's spending by role and purpose, sorted.
@@ -162,8 +162,8 @@ class SQLiteDecisionLog:
 
     async def put(self, step: int, label: str, value: JsonValue) -> None:
         """Store an outcome before its first use; the first one under a label stays."""
-        record = {"run_id": self._run_id, "step": step, "label": label, "value": canonical_json(value)}
-        await self._database.write(lambda tables: tables.table("decision_log").insert(record, ignore=True))
+        sql = "INSERT OR IGNORE INTO decision_log (run_id, step, label, value) VALUES (?, ?, ?, ?)"
+        await self._database.execute(sql, (self._run_id, step, label, canonical_json(value)))
 
 
 def mark_unsettled(tables: Tables, run_id: str) -> None:

@@ -1,33 +1,54 @@
-"""The page of a calibration: what it came to, how good the critic is, and on what evidence."""
+"""The page of a calibration: what was promoted, how good the critic is, and the evidence."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
+
 import htpy as h
 
-from reflact.calibration.report import CalibrationReport, PurposeUsage
-from reflact.records import IntervalEstimate, Usage
+from reflact.calibration.metrics import RIGHT_TOLERANCE, CriticMetrics, ErrorGroup
+from reflact.calibration.report import (
+    METRIC_DESCRIPTIONS,
+    CalibrationReport,
+    MetricsChange,
+    PurposeUsage,
+    capitalize_first,
+    describe_gain,
+    describe_outcome,
+    format_number,
+    get_effect,
+)
+from reflact.calibration.splits import CALLER_HOLDOUT_NAME
+from reflact.memory.cards import TOTAL_ALPHA
+from reflact.memory.models import PromotionEvidence
+from reflact.records import Usage
+from reflact.reporting.html.charts import draw_reliability, draw_rounds
 from reflact.reporting.html.page import (
     PageSection,
-    build_contents,
     build_document,
-    build_facts,
-    build_sections,
+    build_figure,
     build_table,
-    escape_invisible,
     format_count,
-    format_name,
-    format_number,
+    format_estimate,
 )
-from reflact.reporting.html.sections import (
-    build_change_section,
-    build_mistakes_section,
-    build_pairs_section,
-    build_reliability_section,
-    build_rounds_section,
-    build_tests_section,
-    build_versions_section,
-)
-from reflact.reporting.html.wording import build_verdict
+from reflact.reporting.lines import escape_controls
+
+DIFFICULTY_ORDER = ("easy", "middle", "hard")
+
+DROP_MEANINGS = {
+    "unverified": "There is neither a label nor a critic whose samples could agree on what is right.",
+    "disagreement": "The critic's samples lie too far apart to say what is right.",
+    "not_applicable": "The step does not lend itself to this mistake within the round's distances.",
+    "not_confirmed": "Samples do not bear out that the evaluation is wrong for the other purpose.",
+    "bad_reply": "The model gave no valid mistaken evaluation, asked again or not.",
+    "too_long": "The prompt exceeds the model's context.",
+    "known": "The memory held this pair before.",
+    "duplicate": "An earlier candidate of the round gave the same pair, or speaks of an equal step.",
+    "judged_wrong": "Too few blind comparisons found the right side.",
+    "decided_by_position": "Comparisons followed the side on which an evaluation stood.",
+}
+"""Why a candidate became no pair, in words."""
 
 TERM_DEFINITIONS = (
     ("Score", "How far an agent's state has come towards its purpose: 0 is nothing of it, 10 all of it."),
@@ -68,121 +89,382 @@ TERM_DEFINITIONS = (
 def render_calibration_page(report: CalibrationReport) -> str:
     """Return a calibration's report as one HTML document that needs no network and no script.
 
-    It holds what the report holds and nothing else, so equal reports are equal documents. A report that was
-    saved as JSON is read with ``CalibrationReport.model_validate_json``.
+    Equal reports are equal documents. A report that was saved as JSON is read with
+    ``CalibrationReport.model_validate_json``.
     """
-    sections = (
-        build_change_section(report),
-        build_reliability_section(report),
-        build_rounds_section(report),
-        build_tests_section(report),
-        build_pairs_section(report),
-        build_mistakes_section(report),
-        _power_section(report),
-        _usage_section(report),
-        build_versions_section(report),
-        _terms_section(),
-    )
-    found = build_verdict(report)
     promoted = format_count(report.n_promoted, "pair") if report.n_promoted else "nothing"
+    verdict = h.div(class_=["verdict", _choose_tone(report)])[
+        h.p(".headline")[describe_result(report)], (h.p[note] for note in describe_context(report))
+    ]
     return build_document(
         f"Calibration: {promoted} promoted",
-        h.header[
-            h.h1["Calibration of a critic"],
-            h.div(class_=["verdict", found.tone])[
-                h.p(".headline")[found.headline], (h.p[words] for words in found.notes)
-            ],
-            _build_tiles(report),
-            build_contents(sections),
-        ],
-        build_sections(sections),
-    )
-
-
-def _build_tiles(report: CalibrationReport) -> h.Element:
-    before, after = report.held_out.before, report.held_out.after
-    tiles: list[tuple[str, h.Node]] = []
-    if before is not None and after is not None:
-        tiles.append(("Mean absolute error", _format_change(before.error, after.error)))
-        if before.accuracy is not None and after.accuracy is not None:
-            tiles.append(("Pairwise accuracy", _format_change(before.accuracy, after.accuracy)))
-        steps = format_count(before.n_transitions, "step")
-        tiles.append(("Held-out traces", [f"{before.n_traces:,}", h.small[f"{steps} with a known score"]]))
-    kept = sum(kind.n_pairs for kind in report.pairs)
-    made = f"{kept:,} kept in {format_count(report.n_rounds, 'round')}"
-    tiles.append(("Pairs promoted", [f"{report.n_promoted:,}", h.small[made]]))
-    return build_facts(tiles, class_="tiles")
-
-
-def _format_change(before: IntervalEstimate, after: IntervalEstimate) -> h.Node:
-    return [
-        h.span(".before")[format_number(before.value)],
-        " → ",
-        h.span(".after")[format_number(after.value)],
-        h.small["held-out, before → after"],
-    ]
-
-
-def _power_section(report: CalibrationReport) -> PageSection:
-    return PageSection(
-        "outlook", "What these traces can show", (h.p[f"{escape_invisible(report.power_summary)}."],)
-    )
-
-
-def _usage_section(report: CalibrationReport) -> PageSection:
-    taken = report.usage
-    rows = [_usage_row(one) for one in report.usage_by_purpose]
-    unpriced = "No price is known for these calls." if taken.usd is None else None
-    uncounted = (
-        f"The provider counted no tokens of {format_count(taken.uncounted, 'call')}."
-        if taken.uncounted
-        else None
-    )
-    columns = (
-        "asked for",
-        "questions",
-        "unanswered",
-        "refused",
-        "calls",
-        "tokens in",
-        "out",
-        "USD",
-    )
-    totals = [sum(counts) for counts in zip(*map(_count_cells, report.usage_by_purpose), strict=True)]
-    shown = [f"{total:,}" for total in totals] or ["–"] * 3
-    return PageSection(
-        "cost",
-        "What it took",
+        [h.h1["Calibration of a critic"], verdict],
         (
-            build_table(
-                "Replies, by who asked and what for",
-                columns,
-                [*rows, [h.strong["all"], *shown, *_usage_cells(taken)]],
+            _build_change_section(report),
+            _build_reliability_section(report),
+            _build_rounds_section(report),
+            _build_tests_section(report),
+            _build_pairs_section(report),
+            _build_mistakes_section(report),
+            _build_usage_section(report),
+            _build_critic_section(report),
+            PageSection(
+                "terms",
+                "How to read this",
+                (h.dl[(h.div[h.dt[name], h.dd[meaning]] for name, meaning in TERM_DEFINITIONS)],),
             ),
-            h.p(".note")[
-                "Replies that were found in the store count as if they had been asked for; calls that failed "
-                "without a reply do not. ",
-                unpriced,
-                " ",
-                uncounted,
-            ],
         ),
     )
 
 
-def _usage_row(entry: PurposeUsage) -> list[h.Node]:
-    counts = (f"{count:,}" for count in _count_cells(entry))
-    return [[format_name(entry.role), ", ", format_name(entry.purpose)], *counts, *_usage_cells(entry.usage)]
+# ----------------------------------------------------------------------------------------- the verdict
 
 
-def _count_cells(entry: PurposeUsage) -> tuple[int, ...]:
-    return entry.n_questions, entry.n_unanswered, entry.n_invalid
+def describe_result(report: CalibrationReport) -> str:
+    """Return in a sentence what was promoted and what that changed, or why nothing was."""
+    if not report.tests:
+        reason = "" if report.not_tested_reason is None else f": {escape_controls(report.not_tested_reason)}"
+        return f"No batch was tested, so nothing was promoted{reason}."
+    if not report.n_promoted:
+        best = max(report.tests, key=lambda test: test.effect)
+        tried = "its one batch" if len(report.tests) == 1 else f"the best of {len(report.tests)} batches"
+        return (
+            f"Nothing was promoted: with {tried} the error {describe_gain(get_effect(best))} on "
+            f"{format_count(best.n_traces, 'held-out trace')} ({escape_controls(describe_outcome(best))})."
+        )
+    pairs = format_count(report.n_promoted, "pair was", "pairs were")
+    before, after, gain = report.held_out.before, report.held_out.after, report.held_out.gain
+    if before is None or after is None or gain is None:
+        return f"{pairs} promoted."
+    chance = "; the interval includes no change" if gain.low <= 0 <= gain.high else ""
+    return (
+        f"{pairs} promoted, and on {format_count(before.n_traces, 'held-out trace')} the critic's mean absolute "
+        f"error went from {format_number(before.error.value)} to {format_number(after.error.value)}; averaged "
+        f"within each trace it {describe_gain(gain)}{chance}."
+    )
 
 
-def _usage_cells(usage: Usage) -> tuple[h.Node, ...]:
+def describe_context(report: CalibrationReport) -> list[str]:
+    """Return what has to be known to read the result, in sentences."""
+    found = []
+    passed = sum(test.passed_test for test in report.tests)
+    if passed and len(report.tests) > 1:
+        found.append(f"{passed} of {len(report.tests)} tested batches passed.")
+    if report.tests and report.not_tested_reason is not None:
+        found.append(f"A further batch was not tested: {escape_controls(report.not_tested_reason)}.")
+    gain, anchors, held_out = report.anchors.gain, report.anchors.before, report.held_out.gain
+    if passed and gain is not None and anchors is not None:
+        found.append(
+            f"The held-out traces chose what was promoted. On {format_count(anchors.n_traces, 'anchor trace')}, "
+            f"which chose nothing, the error {describe_gain(gain)}."
+        )
+    if not passed and held_out is not None:
+        found.append(
+            f"Between the two measurements the error on the held-out traces {describe_gain(held_out)}, which no "
+            "batch of this calibration accounts for: other pairs came into use or were taken back meanwhile."
+            if held_out.value
+            else "The critic is as it was before."
+        )
+    after = report.held_out.after
+    if after is not None:
+        constant = after.constant
+        found.append(
+            f"For scale: always answering {format_number(constant.progress)} would be off by "
+            f"{format_number(constant.error)} points on the held-out steps, and the critic is off by "
+            f"{format_number(after.error.value)}"
+            + (", so it knows no more than a constant." if after.error.value >= constant.error else ".")
+        )
+    return found
+
+
+def _choose_tone(report: CalibrationReport) -> str | None:
+    gain = report.held_out.gain
+    if gain is None or gain.low <= 0 <= gain.high:
+        return None
+    return "better" if gain.low > 0 else "worse"
+
+
+# ------------------------------------------------------------------------------------------ the critic
+
+
+def _list_changes(
+    report: CalibrationReport,
+) -> list[tuple[str, MetricsChange, CriticMetrics, CriticMetrics]]:
+    """Return what was measured before and after: its name, the change, and both measures."""
+    return [
+        (name, change, change.before, change.after)
+        for name, change in (("Held-out traces", report.held_out), ("Anchors", report.anchors))
+        if change.before is not None and change.after is not None
+    ]
+
+
+def _build_change_section(report: CalibrationReport) -> PageSection:
+    tables = [_build_comparison(*measured) for measured in _list_changes(report)]
+    missing = [
+        report.held_out.before is None
+        and h.p[
+            "No held-out step has a score that is known to be right and was scored before and after, so "
+            "the critic was not measured on held-out traces."
+        ],
+        report.anchors.before is None
+        and h.p(".note")[
+            "There are no anchors: labelled pairs that are never learned from and choose nothing."
+        ],
+    ]
+    return PageSection("change", "Before and after", (tables, missing))
+
+
+def _build_comparison(
+    heading: str, change: MetricsChange, before: CriticMetrics, after: CriticMetrics
+) -> h.Node:
+    rows: list[list[h.Node]] = []
+    for name, field, note in METRIC_DESCRIPTIONS:
+        constant = getattr(before.constant, field, None)
+        rows.append(
+            [
+                [name, h.small[note]],
+                format_estimate(getattr(before, field)),
+                format_estimate(getattr(after, field)),
+                "–" if constant is None else format_number(constant),
+            ]
+        )
+    caption = (
+        f"{heading}: {format_count(before.n_traces, 'trace')}, {format_count(before.n_transitions, 'step')}"
+    )
+    return [
+        build_table(caption, ("figure", "before", "after", "constant"), rows),
+        change.gain is not None
+        and h.p[f"Averaged within each trace, the error {describe_gain(change.gain)}."],
+        change.n_unscored > 0
+        and h.p(".note")[
+            f"In neither column: {format_count(change.n_unscored, 'step')} without a valid score before or after."
+        ],
+        before.n_traces == 1
+        and h.p(".note")["Of a single trace nothing can be said; its intervals are the scale."],
+    ]
+
+
+def _build_reliability_section(report: CalibrationReport) -> PageSection:
+    charts = [
+        build_figure(
+            "On the dashed line the critic is right as often as it is sure. Larger marks "
+            f"are more steps; a score is right within {format_number(RIGHT_TOLERANCE, 0)} point of the known one.",
+            draw_reliability(f"reliability-{n}-before", f"{name}, before", before.reliability, look="before"),
+            draw_reliability(f"reliability-{n}-after", f"{name}, after", after.reliability, look="after"),
+        )
+        for n, (name, _, before, after) in enumerate(_list_changes(report))
+    ]
+    nothing = h.p["Nothing was measured, so there is nothing to draw."]
+    return PageSection("reliability", "How sure it is, and how often right", (charts or nothing,))
+
+
+def _build_rounds_section(report: CalibrationReport) -> PageSection:
+    name, heading, measured = "rounds", "Round by round", report.metrics_by_round
+    if len(measured) < 2:
+        made = format_count(report.n_rounds, "round was", "rounds were")
+        said = f"{made} made, and the critic was not measured after any of them."
+        return PageSection(name, heading, (h.p[said if report.n_rounds else "No round was made."],))
+    constant, most = measured[-1].constant, max(one.error.high for one in measured)
+    charts = [
+        draw_rounds(
+            "rounds-accuracy",
+            "Pairwise accuracy",
+            [one.accuracy for one in measured],
+            maximum=1,
+            reference=constant.accuracy,
+            reference_label="guessing",
+        ),
+        draw_rounds(
+            "rounds-error",
+            "Mean absolute error",
+            [one.error for one in measured],
+            maximum=next(end for end in (1, 2, 4, 6, 8, 10) if end >= most),
+            reference=constant.error,
+            reference_label="constant",
+        ),
+    ]
+    rows = [
+        [
+            "before" if n == 0 else f"after round {n}",
+            format_estimate(one.accuracy),
+            format_estimate(one.error),
+        ]
+        for n, one in enumerate(measured)
+    ]
+    caption = "Round by round, on the held-out traces"
+    table = build_table(caption, ("round", "pairwise accuracy", "mean absolute error"), rows)
+    figure = build_figure(f"{caption}: before any round, and after each that was tested.", *charts)
+    return PageSection(name, heading, (figure, table))
+
+
+def _build_mistakes_section(report: CalibrationReport) -> PageSection:
+    tables = [
+        build_table(
+            f"{name}: {by}",
+            (of, "steps", "error before", "after", "bias before", "after"),
+            _build_group_rows(was, now),
+        )
+        for name, _, before, after in _list_changes(report)
+        for by, of, was, now in (
+            ("by the mistake that a step invites", "mistake", before.by_mistake, after.by_mistake),
+            ("by the difficulty of its pairs", "difficulty", before.by_difficulty, after.by_difficulty),
+        )
+        if was or now
+    ]
+    nothing = h.p[
+        "None of the measured steps belongs to a contrast pair, so none is known to invite a mistake."
+    ]
+    return PageSection("kinds", "Where it errs", (tables or nothing,))
+
+
+def _build_group_rows(before: Sequence[ErrorGroup], after: Sequence[ErrorGroup]) -> list[list[h.Node]]:
+    """Return a row for each group; before and after are measured on the same steps, so on the same groups."""
+    pairs = sorted(
+        zip(before, after, strict=True),
+        key=lambda pair: DIFFICULTY_ORDER.index(pair[0].name) if pair[0].name in DIFFICULTY_ORDER else 0,
+    )
+    return [
+        [
+            escape_controls(was.name),
+            f"{was.n_transitions:,}",
+            *(format_estimate(one) for one in (was.error, now.error, was.bias, now.bias)),
+        ]
+        for was, now in pairs
+    ]
+
+
+# ---------------------------------------------------------------------------------------- the evidence
+
+
+def _build_tests_section(report: CalibrationReport) -> PageSection:
+    power = h.p[f"{escape_controls(report.power_summary)}."]
+    untested = (
+        report.not_tested_reason is not None
+        and h.p[f"Not tested: {escape_controls(report.not_tested_reason)}."]
+    )
+    if not report.tests:
+        return PageSection("evidence", "The evidence", (untested or h.p["No batch was tested."], power))
+    chosen_by_caller = report.held_out_name == CALLER_HOLDOUT_NAME
+    said = h.p[
+        "The steps of held-out traces were scored with what was promoted, and with the batch too. A "
+        "batch passes if p is at most alpha and pairwise accuracy holds. All batches on the same "
+        f"traces share an error probability of {TOTAL_ALPHA:.1%}. These traces: ",
+        "given by the caller" if chosen_by_caller else escape_controls(report.held_out_name),
+        ".",
+    ]
+    columns = ("batch", "outcome", "error falls by", "p", "alpha", "accuracy", "pairs", "traces", "steps")
+    rows = [_build_test_row(test) for test in report.tests]
+    table = build_table("Every batch that was tested", columns, rows, prose={1})
+    return PageSection("evidence", "The evidence", (said, table, untested, power))
+
+
+def _build_test_row(test: PromotionEvidence) -> list[h.Node]:
+    look = "good" if test.passed_test else "bad" if test.outcome == "worse" else None
+    return [
+        f"Batch {test.n_earlier_tests + 1}",
+        h.span(class_=["outcome", look])[escape_controls(describe_outcome(test))],
+        format_estimate(get_effect(test)),
+        f"{test.p_value:.2g}",
+        f"{test.alpha:.2g}",
+        "–" if test.accuracy_change is None else f"{test.accuracy_change:+z.2f}",
+        f"{len(test.pair_ids):,}",
+        f"{test.n_traces:,}",
+        f"{test.n_transitions:,}" + (f", {test.n_unscored:,} of them unscored" if test.n_unscored else ""),
+    ]
+
+
+def _build_pairs_section(report: CalibrationReport) -> PageSection:
+    dropped = report.n_candidates - report.n_pairs
+    said = (
+        f"From {format_count(report.n_training_traces, 'trace')}, in {format_count(report.n_rounds, 'round')}: "
+        f"{format_count(report.n_candidates, 'candidate')}, of which {report.n_pairs:,} became pairs and {dropped:,} "
+        "did not."
+    )
+    if report.n_quarantined:
+        said += f" The scan holds back {report.n_quarantined:,} of the pairs; they are in no test."
+    if report.n_archived or report.n_left_out:
+        said += (
+            f" The memory was full: its bound put away {format_count(report.n_archived, 'pair')} before a test, and "
+            f"nothing was made of {format_count(report.n_left_out, 'trace')}."
+        )
+    pairs = [
+        [
+            escape_controls(kind.mistake),
+            f"{kind.n_pairs:,}",
+            "not compared" if kind.difficulty is None else format_number(kind.difficulty),
+        ]
+        for kind in report.pairs
+    ]
+    drops = [
+        [escape_controls(drop.reason), f"{drop.n_candidates:,}", DROP_MEANINGS.get(drop.reason, "")]
+        for drop in report.dropped
+    ]
+    pairs_columns, drops_columns = (
+        ("mistake", "pairs", "mean difficulty"),
+        ("reason", "candidates", "meaning"),
+    )
+    return PageSection(
+        "pairs",
+        "What was made",
+        (
+            h.p[said],
+            pairs and build_table("Pairs by the mistake that they show", pairs_columns, pairs),
+            pairs
+            and h.p(".note")[
+                "Difficulty is the share of blind comparisons that took the wrong side for right."
+            ],
+            drops and build_table("Candidates that became no pair", drops_columns, drops, prose={2}),
+            report.writer_stop_reason is not None
+            and h.p[f"{escape_controls(capitalize_first(report.writer_stop_reason))}."],
+        ),
+    )
+
+
+def _build_usage_section(report: CalibrationReport) -> PageSection:
+    rows = [_build_usage_row(one) for one in report.usage_by_purpose]
+    notes = [
+        "Replies that were found in the store count as if they had been asked for; calls that failed "
+        "without a reply do not."
+    ]
+    if report.usage.usd is None:
+        notes.append("No price is known for these calls.")
+    if report.usage.uncounted:
+        calls = format_count(report.usage.uncounted, "call")
+        notes.append(f"The provider counted no tokens of {calls}.")
+    columns = ("asked for", "questions", "unanswered", "refused", "calls", "tokens in", "out", "USD")
+    total: list[h.Node] = [h.strong["all"], "", "", "", *_format_usage(report.usage)]
+    return PageSection(
+        "cost",
+        "What it took",
+        (
+            build_table("Replies, by who asked and what for", columns, [*rows, total]),
+            h.p(".note")[" ".join(notes)],
+        ),
+    )
+
+
+def _build_usage_row(entry: PurposeUsage) -> list[h.Node]:
+    counts = (entry.n_questions, entry.n_unanswered, entry.n_invalid)
+    name = escape_controls(f"{entry.role}, {entry.purpose}")
+    return [name, *(f"{count:,}" for count in counts), *_format_usage(entry.usage)]
+
+
+def _format_usage(usage: Usage) -> tuple[str, ...]:
     counts = (usage.calls, usage.input_tokens, usage.output_tokens)
     return (*(f"{count:,}" for count in counts), "–" if usage.usd is None else format_number(usage.usd, 4))
 
 
-def _terms_section() -> PageSection:
-    return PageSection("terms", "How to read this", (build_facts(TERM_DEFINITIONS),))
+def _build_critic_section(report: CalibrationReport) -> PageSection:
+    said = h.p["All scores were made with the prompt ", h.code[escape_controls(report.prompt)], "."]
+    identity = h.pre[escape_controls(_indent_json(report.critic))]
+    named = h.details[h.summary["Model and settings: all that names this critic"], identity]
+    return PageSection("critic", "Prompt, model and settings", (said, named))
+
+
+def _indent_json(text: str) -> str:
+    """Return a JSON object with a line for each value, and the model's, which is JSON in it, too."""
+    try:
+        found = json.loads(text)
+        return json.dumps({**found, "llm": json.loads(found["llm"])}, indent=2, ensure_ascii=False)
+    except (ValueError, TypeError, KeyError):
+        return text

@@ -1,3 +1,0 @@
-"""Converts configurations and skill documents of SkillOpt."""
-
-from __future__ import annotations
