@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from reflact.records import AlphaBudget
 from reflact.stages.reply_models import AnalystReply
 from reflact.testing import ToyEnvironment, append_reply
-from reflact.training.state import add_alpha, find_alpha
+from reflact.training.state import add_alpha, find_alpha_budget
 from reflact.types import Evidence, Skill, Split
 from toy_runs import Actor, Part, Ran, playing, right, run
 
@@ -32,7 +32,7 @@ NOISY: dict[str, Any] = {
 def test_a_run_plans_its_decisions(epochs: int, per_epoch: int, slow_gated: bool, decisions: int) -> None:
     """Each step, each gated slow update from the second epoch on, and the promotion at the end."""
     total = epochs * per_epoch
-    alpha = find_alpha(1, (), alpha=0.1, total=total, per_epoch=per_epoch, slow_gated=slow_gated)
+    alpha = find_alpha_budget(1, (), alpha=0.1, total=total, per_epoch=per_epoch, slow_gated=slow_gated)
     assert alpha == AlphaBudget(alpha=0.1, decisions=decisions, until_step=total)
     assert alpha.level == pytest.approx(0.1 / decisions)
 
@@ -55,7 +55,9 @@ def test_no_more_decisions_are_taken_than_were_planned(
 
         def decide(at: int, total: int = total) -> None:
             nonlocal alphas
-            alpha = find_alpha(at, alphas, alpha=0.1, total=total, per_epoch=per_epoch, slow_gated=slow_gated)
+            alpha = find_alpha_budget(
+                at, alphas, alpha=0.1, total=total, per_epoch=per_epoch, slow_gated=slow_gated
+            )
             alphas = add_alpha(alphas, alpha)
             taken[alpha] += 1
 

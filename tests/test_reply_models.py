@@ -10,7 +10,7 @@ import httpx
 import pytest
 from pydantic import Field
 
-from doubles import PROMPT, RUN, Endpoint, call_id, completion, config, connected, open_context, opened
+from doubles import PROMPT, Endpoint, call_id, completion, config, connected, open_context, opened
 from reflact.config.training import AggregateConfig, ReflectConfig
 from reflact.errors import ContextOverflow, ProviderDown, ReplyError
 from reflact.messages import CallId, RenderedPrompt, ReplyModel

@@ -133,7 +133,7 @@ def print_cost_estimate(config: TrainerConfig) -> None:
     import anyio
     from rich.console import Console
 
-    from reflact.training.gating import build_first_alpha, estimate_gate_power
+    from reflact.training.gating import estimate_gate_power
     from reflact.training.setup import Overrides, prepare_run
 
     plan = prepare_run(config, Overrides())
@@ -145,8 +145,7 @@ def print_cost_estimate(config: TrainerConfig) -> None:
     console.print(build_estimate_table(estimate))
     for line in estimate.assumptions:
         typer.echo(line)
-    gate, n = config.gate, len(plan.data.val)
-    typer.echo(estimate_gate_power(gate, n, build_first_alpha(plan)).description)
+    typer.echo(estimate_gate_power(plan).description)
 
 
 async def _read_progress(path: Path, run_id: str) -> tuple[int, str | None, tuple[Spend, ...]]:

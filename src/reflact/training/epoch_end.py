@@ -4,60 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from reflact.errors import Unmeasured
-from reflact.protocols import LLM, DecisionLog, RunStore
-from reflact.records import EpochRecord, OpenComparison, RunState, SkillVersion, SlowUpdate
+from reflact.records import EpochRecord, RunState, SkillVersion, SlowUpdate
 from reflact.skills.regions import read_guidance, replace_guidance, reserve_guidance_region
-from reflact.stages.context import NoReply, StageContext
+from reflact.stages.context import NoReply
 from reflact.stages.meta_skill import update_meta_skill
 from reflact.stages.prompt_sections import show_buffer
 from reflact.stages.rollout import log_unmeasured
 from reflact.stages.slow_update import ComparedItem, compare_skills, show_comparison, slow_update
-from reflact.training.gating import GateKeeper
+from reflact.training.gating import CommitOutcome, GateKeeper
 from reflact.training.rollouts import RolloutScheduler
-from reflact.training.setup import RunPlan
+from reflact.training.setup import Runtime
 from reflact.training.state import inherit_version, is_better
 from reflact.training.timing import StageTimer
-from reflact.types import Fallback, FrozenModel, Item, Rollout, Skill
-
-
-class EpochOutcome(FrozenModel):
-    """The record of an epoch's end, its new documents, and its comparison if that was inconclusive."""
-
-    record: EpochRecord
-    skills: tuple[Skill, ...] = ()
-    undecided: OpenComparison | None = None
+from reflact.types import Fallback, Item, Rollout, Skill
 
 
 class EpochFinalizer:
     """Runs the end of epochs, for one start of a run.
 
     Args:
-        plan: The run's plan.
-        store: Reads skills.
-        decision_log: Records missing replies.
-        llm: The optimizer.
+        runtime: The run's collaborators.
         scheduler: Rolls skills out.
         gate_keeper: Decides on gated guidance.
         timer: Announces stages.
     """
 
     def __init__(
-        self,
-        plan: RunPlan,
-        *,
-        store: RunStore,
-        decision_log: DecisionLog,
-        llm: LLM,
-        scheduler: RolloutScheduler,
-        gate_keeper: GateKeeper,
-        timer: StageTimer,
+        self, runtime: Runtime, scheduler: RolloutScheduler, gate_keeper: GateKeeper, timer: StageTimer
     ) -> None:
-        self._plan = plan
-        self._config = plan.config
-        self._store = store
-        self._decision_log = decision_log
-        self._llm = llm
+        self._runtime = runtime
+        self._config = runtime.plan.config
         self._scheduler = scheduler
         self._gate_keeper = gate_keeper
         self._timer = timer
@@ -67,7 +43,7 @@ class EpochFinalizer:
         """Whether the end of an epoch has any work."""
         return self._config.slow_update.enabled or self._config.meta_skill.enabled
 
-    async def finalize(self, state: RunState, *, epoch: int) -> EpochOutcome:
+    async def finalize(self, state: RunState, *, epoch: int) -> CommitOutcome:
         """Return the outcome of the end of an epoch.
 
         The first epoch has no predecessor, so it only reserves the region of ungated guidance. Gated guidance
@@ -79,13 +55,13 @@ class EpochFinalizer:
             RunFailed: No train item could be measured under both skills.
             Unmeasured: Too little could be measured to decide on the guidance.
         """
-        current = await self._store.skill(state.current.skill_hash)
+        current = await self._runtime.store.skill(state.current.skill_hash)
         record = EpochRecord(
             epoch=epoch, step=state.step, last_hash=current.hash, current=state.current, best=state.best
         )
         if epoch == 1 or state.last_hash is None:
             return self._reserve_guidance_region(record, current, state)
-        earlier = await self._store.skill(state.last_hash)
+        earlier = await self._runtime.store.skill(state.last_hash)
         pairs, rollouts = await self._compare_skills(earlier, current, epoch=epoch, step=state.step)
         record = record.model_copy(update={"comparisons": tuple(pair.comparison for pair in pairs)})
         if not pairs:
@@ -95,21 +71,21 @@ class EpochFinalizer:
                 replacement="nothing changes",
             )
             slow = SlowUpdate(action="unchanged") if self._config.slow_update.enabled else None
-            return EpochOutcome(
+            return CommitOutcome(
                 record=record.model_copy(update={"slow_update": slow, "fallbacks": (fallback,)})
             )
         shown = show_comparison(pairs, tokens=self._config.reflect.trajectory_tokens)
         if self._config.meta_skill.enabled:
             async with self._timer.announce_stage("meta_skill", step=state.step):
                 record = await self._update_meta_skill(record, earlier, current, shown, state)
-            await log_unmeasured(rollouts, decision_log=self._decision_log, step=state.step)
+            await log_unmeasured(rollouts, decision_log=self._runtime.decision_log, step=state.step)
         if not self._config.slow_update.enabled:
-            return EpochOutcome(record=record)
+            return CommitOutcome(record=record)
         return await self._update_guidance(record, earlier, current, shown, state, rollouts=rollouts)
 
-    def _reserve_guidance_region(self, record: EpochRecord, current: Skill, state: RunState) -> EpochOutcome:
+    def _reserve_guidance_region(self, record: EpochRecord, current: Skill, state: RunState) -> CommitOutcome:
         if not self._config.slow_update.enabled or self._config.slow_update.gated:
-            return EpochOutcome(record=record)
+            return CommitOutcome(record=record)
         skill = reserve_guidance_region(current)
         slow = SlowUpdate(action="reserved", candidate_hash=skill.hash)
         return self._create_version(record, slow, skill, state)
@@ -132,7 +108,7 @@ class EpochFinalizer:
             return measured
 
         pairs = await compare_skills(
-            self._plan.data.train,
+            self._runtime.plan.data.train,
             earlier,
             current,
             roll=roll,
@@ -143,18 +119,13 @@ class EpochFinalizer:
         )
         return pairs, rollouts
 
-    def _make_context(self, step: int) -> StageContext:
-        return StageContext(
-            llm=self._llm, prompts=self._plan.prompts, decision_log=self._decision_log, step=step
-        )
-
     async def _update_meta_skill(
         self, record: EpochRecord, earlier: Skill, current: Skill, shown: str, state: RunState
     ) -> EpochRecord:
         reply = await update_meta_skill(
             earlier,
             current,
-            context=self._make_context(record.step),
+            context=self._runtime.make_context(record.step),
             epoch=record.epoch,
             comparison=shown,
             attempts=show_buffer(state.step_buffer),
@@ -173,19 +144,19 @@ class EpochFinalizer:
         state: RunState,
         *,
         rollouts: Sequence[Rollout],
-    ) -> EpochOutcome:
+    ) -> CommitOutcome:
         reply = await slow_update(
             earlier,
             current,
-            context=self._make_context(record.step),
+            context=self._runtime.make_context(record.step),
             epoch=record.epoch,
             comparison=shown,
             guidance=read_guidance(current.text),
         )
-        await log_unmeasured(rollouts, decision_log=self._decision_log, step=record.step)
+        await log_unmeasured(rollouts, decision_log=self._runtime.decision_log, step=record.step)
         if isinstance(reply, NoReply):
             record = _with_fallback(record, "slow_update", reply, "the guidance stays unchanged")
-            return EpochOutcome(
+            return CommitOutcome(
                 record=record.model_copy(update={"slow_update": SlowUpdate(action="no_reply")})
             )
         skill = replace_guidance(current, reply.guidance)
@@ -197,28 +168,27 @@ class EpochFinalizer:
             candidate_hash=skill.hash,
         )
         gated = self._config.slow_update.gated
+        record = record.model_copy(update={"slow_update": slow})
         if skill.hash == current.hash or (gated and skill.hash in state.seen_hashes):
-            return EpochOutcome(record=record.model_copy(update={"slow_update": slow}))
+            return CommitOutcome(record=record)
         if not gated:
             return self._create_version(record, slow.model_copy(update={"action": "forced"}), skill, state)
-        evaluated, undecided = await self._gate_keeper.judge(
-            skill, state, step=record.step, part="slow update"
+        subject = f"the slow update of epoch {record.epoch}"
+        verdict, undecided = await self._gate_keeper.judge(
+            skill, state, step=record.step, part="slow update", subject=subject
         )
-        verdict = evaluated.verdict
-        if verdict.action == "unmeasured":
-            raise Unmeasured(f"the slow update of epoch {record.epoch}: {verdict.reason}")
         slow = slow.model_copy(update={"verdict": verdict})
         if not verdict.accepted:
             record = record.model_copy(update={"slow_update": slow})
-            return EpochOutcome(record=record, skills=(skill,), undecided=undecided)
+            return CommitOutcome(record=record, skills=(skill,), undecided=undecided)
         return self._create_version(record, slow.model_copy(update={"action": "accepted"}), skill, state)
 
     def _create_version(
         self, record: EpochRecord, slow: SlowUpdate, skill: Skill, state: RunState
-    ) -> EpochOutcome:
+    ) -> CommitOutcome:
         record = record.model_copy(update={"slow_update": slow})
         if skill.hash == state.current.skill_hash:
-            return EpochOutcome(record=record)
+            return CommitOutcome(record=record)
         number, origin = state.latest_version + 1, f"slow update {record.epoch}"
         best = state.best
         if slow.verdict is None:
@@ -228,7 +198,7 @@ class EpochFinalizer:
             version = SkillVersion(number=number, skill_hash=skill.hash, origin=origin, score=score)
             best = version if is_better(slow.verdict, best) else best
         record = record.model_copy(update={"created_versions": (version,), "current": version, "best": best})
-        return EpochOutcome(record=record, skills=(skill,))
+        return CommitOutcome(record=record, skills=(skill,))
 
 
 def _with_fallback(record: EpochRecord, label: str, reply: NoReply, replacement: str) -> EpochRecord:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from reflact import events
-from reflact.errors import EnvironmentFailure, ModelError, RunFailed, Unmeasured
-from reflact.protocols import DecisionLog, EventCallback, RunStore
-from reflact.records import Improvement, OpenComparison, PromotionRecord, RunState, SkillScore
+from reflact.errors import EnvironmentFailure, ModelError, RunFailed
+from reflact.protocols import EventCallback
+from reflact.records import Improvement, PromotionRecord, RunState, SkillScore
 from reflact.stages.final_test import NamedSkill, make_placebo, measure_improvement, score_skill
-from reflact.training.gating import GateKeeper
+from reflact.training.gating import CommitOutcome, GateKeeper
 from reflact.training.rollouts import FIRST_REPORT_TRIAL, RolloutScheduler
-from reflact.training.setup import RunPlan
+from reflact.training.setup import Runtime
 from reflact.training.state import is_better
 from reflact.types import FrozenModel, Rollout, Split
 
@@ -34,38 +34,28 @@ class FinalMeasurements(FrozenModel):
 class FinalEvaluator:
     """Evaluates the skills at the end of a run, for one start.
 
-    Args:
-        plan: The run's plan.
-        store: Reads skills.
-        decision_log: Counts openings of the test split.
-        scheduler: Rolls skills out.
-        gate_keeper: Decides whether the last skill replaces the best one.
-        on_event: Receives durable events.
+    Attributes:
+        openings: How often the sealed test split was opened.
     """
 
     def __init__(
         self,
-        plan: RunPlan,
-        *,
-        store: RunStore,
-        decision_log: DecisionLog,
+        runtime: Runtime,
         scheduler: RolloutScheduler,
         gate_keeper: GateKeeper,
         on_event: EventCallback,
     ) -> None:
-        self._plan = plan
-        self._config = plan.config
-        self._store = store
-        self._decision_log = decision_log
+        self._plan = runtime.plan
+        self._config = runtime.plan.config
+        self._store = runtime.store
+        self._decision_log = runtime.decision_log
         self._scheduler = scheduler
         self._gate_keeper = gate_keeper
         self._on_event = on_event
         self.openings = 0
 
-    async def judge_promotion(self, state: RunState) -> tuple[PromotionRecord, OpenComparison | None] | None:
-        """Compare the last skill with the best one; return the record and the comparison if inconclusive.
-
-        Returns None if they are the same document.
+    async def judge_promotion(self, state: RunState) -> CommitOutcome | None:
+        """Compare the last skill with the best one; None if they are the same document.
 
         Raises:
             Unmeasured: Too little could be measured to decide.
@@ -74,14 +64,18 @@ class FinalEvaluator:
             return None
         last = await self._store.skill(state.current.skill_hash)
         against = state.model_copy(update={"current": state.best})
-        evaluated, undecided = await self._gate_keeper.judge(last, against, step=state.step, part="promotion")
-        verdict = evaluated.verdict
-        if verdict.action == "unmeasured":
-            raise Unmeasured(f"the last skill could not be compared with the best: {verdict.reason}")
+        verdict, undecided = await self._gate_keeper.judge(
+            last,
+            against,
+            step=state.step,
+            part="promotion",
+            subject="the last skill could not be compared with the best",
+        )
         measured = {"score": verdict.candidate_score, "inherited": False}
         current = state.current.model_copy(update=measured)
         best = current if is_better(verdict, state.best) else state.best
-        return PromotionRecord(step=state.step, verdict=verdict, current=current, best=best), undecided
+        record = PromotionRecord(step=state.step, verdict=verdict, current=current, best=best)
+        return CommitOutcome(record=record, undecided=undecided)
 
     async def measure(self, state: RunState) -> FinalMeasurements:
         """Measure baseline, placebo, best and last skill on the validation and the test split.
@@ -128,11 +122,16 @@ class FinalEvaluator:
         measured = FinalMeasurements()
         for document in documents:
             try:
-                rolled = await self._roll_out(split, document, state)
+                trials = [
+                    await self._scheduler.roll_out_split(
+                        split, document.skill, step=state.step, phase="final", trial=trial
+                    )
+                    for trial in self._trials(split, state)
+                ]
             except (ModelError, EnvironmentFailure, RunFailed) as error:
                 measured += FinalMeasurements(missing=(f"{document.name} on {split.value}: {error}",))
                 continue
-            rollouts[document.name] = rolled
+            rolled = rollouts[document.name] = tuple(rollout for trial in trials for rollout in trial)
             score = score_skill(document, split, rolled, self._plan.data.items(split))
             score = score.model_copy(update={"selected_on": self._is_selected(document, split)})
             measured += FinalMeasurements(scores=(score,))
@@ -140,15 +139,6 @@ class FinalEvaluator:
                 events.FinalScoreMeasured(run_id=self._plan.run_id, step=state.step, score=score)
             )
         return measured + await self._measure_improvements(split, rollouts, state)
-
-    async def _roll_out(self, split: Split, document: NamedSkill, state: RunState) -> tuple[Rollout, ...]:
-        trials = [
-            await self._scheduler.roll_out_split(
-                split, document.skill, step=state.step, phase="final", trial=trial
-            )
-            for trial in self._trials(split, state)
-        ]
-        return tuple(rollout for trial in trials for rollout in trial)
 
     async def _measure_improvements(
         self, split: Split, rollouts: Mapping[str, Sequence[Rollout]], state: RunState

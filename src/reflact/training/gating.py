@@ -5,17 +5,18 @@ from __future__ import annotations
 from typing import get_args
 
 from reflact.config.training import GateConfig
-from reflact.data import count_steps_per_epoch, shuffle
+from reflact.data import shuffle
+from reflact.errors import Unmeasured
 from reflact.gate.decision import SCORE_TOLERANCE, GateSettings, TrialRequest
 from reflact.gate.power import choose_trials, describe_power, detectable_effect
-from reflact.protocols import Approver, DecisionLog, RunStore
+from reflact.protocols import Approver, CommitRecord
 from reflact.records import AlphaBudget, CandidateReview, DecisionPoint, OpenComparison, RunState
 from reflact.skills.document import diff_texts
-from reflact.stages.evaluate import EvaluationResult, GateMetric, evaluate, force_accept
+from reflact.stages.evaluate import GateMetric, evaluate, force_accept
 from reflact.stages.rollout import log_unmeasured
 from reflact.training.rollouts import RolloutScheduler
-from reflact.training.setup import RunPlan
-from reflact.training.state import find_alpha
+from reflact.training.setup import RunPlan, Runtime
+from reflact.training.state import find_alpha_budget
 from reflact.types import FrozenModel, Rollout, Skill, Verdict
 
 DECISION_POINTS: tuple[DecisionPoint, ...] = get_args(DecisionPoint)
@@ -30,45 +31,37 @@ class GatePower(FrozenModel):
     rollouts: int
 
 
+class CommitOutcome(FrozenModel):
+    """A record to commit, its new documents, and its comparison if that was inconclusive."""
+
+    record: CommitRecord
+    skills: tuple[Skill, ...] = ()
+    undecided: OpenComparison | None = None
+
+
 class GateKeeper:
     """Decides on candidates, for one start of a run.
 
     Args:
-        plan: The run's plan.
-        store: Reads skills.
-        decision_log: Records approvals and unmeasured rollouts.
+        runtime: The run's collaborators.
         scheduler: Rolls skills out.
         approve: Asked about each candidate that the gate would accept; None approves all.
-        total: The steps of the run.
-        per_epoch: The steps of an epoch.
     """
 
-    def __init__(
-        self,
-        plan: RunPlan,
-        *,
-        store: RunStore,
-        decision_log: DecisionLog,
-        scheduler: RolloutScheduler,
-        approve: Approver | None,
-        total: int,
-        per_epoch: int,
-    ) -> None:
-        self._gate: GateConfig = plan.config.gate
-        self._slow_gated = plan.config.slow_update.enabled and plan.config.slow_update.gated
-        self._declared_deterministic = plan.config.target.deterministic
-        self._rolls_out_anew = plan.config.gate.interleave or not plan.config.train.reuse_rollouts
-        self._order = shuffle((item.id for item in plan.data.val), plan.config.seed, "gate")
-        self._store = store
-        self._decision_log = decision_log
+    def __init__(self, runtime: Runtime, scheduler: RolloutScheduler, approve: Approver | None) -> None:
+        config = runtime.plan.config
+        self._plan = runtime.plan
+        self._gate = config.gate
+        self._declared_deterministic = config.target.deterministic
+        self._order = shuffle((item.id for item in self._plan.data.val), config.seed, "gate")
+        self._store = runtime.store
+        self._decision_log = runtime.decision_log
         self._scheduler = scheduler
         self._approve = approve
-        self._total = total
-        self._per_epoch = per_epoch
         self.metric = GateMetric(
             metric=self._gate.metric,
             mixed_weight=self._gate.mixed_weight,
-            threshold=plan.config.train.success_threshold,
+            threshold=config.train.success_threshold,
         )
 
     @property
@@ -89,28 +82,14 @@ class GateKeeper:
         ]
         return all(abs(a - b) <= SCORE_TOLERANCE for a, b in scores if a is not None and b is not None)
 
-    def find_alpha(self, state: RunState | None, *, step: int) -> AlphaBudget:
-        """Return the error budget for the decisions of a step."""
-        return find_alpha(
-            step,
-            () if state is None else state.alphas,
-            alpha=self._gate.alpha,
-            total=self._total,
-            per_epoch=self._per_epoch,
-            slow_gated=self._slow_gated,
-        )
-
-    def estimate_power(self, state: RunState | None) -> GatePower:
-        """Return the gate's power in the next step; ``state`` is None before the first one."""
-        step = 1 if state is None else min(state.step + 1, self._total)
-        return estimate_gate_power(self._gate, len(self._order), self.find_alpha(state, step=step))
-
     async def judge(
-        self, candidate: Skill, state: RunState, *, step: int, part: DecisionPoint
-    ) -> tuple[EvaluationResult, OpenComparison | None]:
+        self, candidate: Skill, state: RunState, *, step: int, part: DecisionPoint, subject: str
+    ) -> tuple[Verdict, OpenComparison | None]:
         """Return the verdict on a candidate, and the comparison if it was inconclusive.
 
-        An ``unmeasured`` verdict is not logged, so that a retry can measure everything again.
+        Raises:
+            Unmeasured: Too little could be measured; ``subject`` begins the message. Nothing is logged, so that a
+                retry can measure everything again.
         """
         current = await self._store.skill(state.current.skill_hash)
         best = await self._store.skill(state.best.skill_hash)
@@ -123,26 +102,20 @@ class GateKeeper:
         else:
             pairs = await run_pairs(candidate, current, TrialRequest(trial=0, item_ids=self._order), None)
             evaluated = force_accept(candidate, current, pairs, settings=settings, metric=self.metric)
-        if evaluated.verdict.action == "unmeasured":
-            return evaluated, None
+        verdict = evaluated.verdict
+        if verdict.action == "unmeasured":
+            raise Unmeasured(f"{subject}: {verdict.reason}")
         await log_unmeasured(evaluated.unmeasured, decision_log=self._decision_log, step=step)
-        if evaluated.verdict.action == "inconclusive":
-            return evaluated, _build_open_comparison(candidate, current, settings)
-        verdict = await self._ask_approver(evaluated.verdict, candidate, current, step=step, part=part)
-        return evaluated.model_copy(update={"verdict": verdict}), None
+        if verdict.action == "inconclusive":
+            return verdict, _build_open_comparison(candidate, current, settings)
+        return await self._ask_approver(verdict, candidate, current, step=step, part=part), None
 
     def _build_settings(self, candidate: Skill, state: RunState, step: int) -> GateSettings:
-        gate, alpha = self._gate, self.find_alpha(state, step=step)
+        gate, alpha = self._gate, find_alpha(self._plan, state, step=step)
         trials = count_trials(gate, len(self._order), alpha)
-        before = next(
-            (
-                u
-                for u in state.open_comparisons
-                if (u.skill_hash, u.against) == (candidate.hash, state.current.skill_hash)
-            ),
-            None,
-        )
-        if self._rolls_out_anew:
+        compared = (candidate.hash, state.current.skill_hash)
+        before = next((u for u in state.open_comparisons if (u.skill_hash, u.against) == compared), None)
+        if gate.interleave or not self._plan.config.train.reuse_rollouts:
             before = None
         return GateSettings(
             item_ids=self._order,
@@ -194,22 +167,22 @@ def count_trials(gate: GateConfig, n: int, alpha: AlphaBudget) -> int:
     return choose_trials(n, decisions=alpha.decisions, alpha=alpha.alpha, effect=gate.effect)
 
 
-def build_first_alpha(plan: RunPlan) -> AlphaBudget:
-    """Return the error budget for the first decisions of a run."""
-    train, slow = plan.config.train, plan.config.slow_update
-    per_epoch = count_steps_per_epoch(len(plan.data.train), train.batch_size, train.accumulation)
-    return find_alpha(
-        1,
-        (),
+def find_alpha(plan: RunPlan, state: RunState | None, *, step: int) -> AlphaBudget:
+    """Return the error budget for the decisions of a step; ``state`` is None before the first one."""
+    slow = plan.config.slow_update
+    return find_alpha_budget(
+        step,
+        () if state is None else state.alphas,
         alpha=plan.config.gate.alpha,
-        total=per_epoch * train.num_epochs,
-        per_epoch=per_epoch,
+        total=plan.total_steps,
+        per_epoch=plan.steps_per_epoch,
         slow_gated=slow.enabled and slow.gated,
     )
 
 
-def estimate_gate_power(gate: GateConfig, n: int, alpha: AlphaBudget) -> GatePower:
-    """Return the gate's power on a validation split of ``n`` items."""
+def estimate_gate_power(plan: RunPlan, state: RunState | None = None) -> GatePower:
+    """Return the gate's power in the next step; ``state`` is None before the first one."""
+    gate, n = plan.config.gate, len(plan.data.val)
     if not gate.enabled:
         words = "The gate is off: every candidate is accepted."
         return GatePower(description=words, effect=None, trials=1, rollouts=2 * n)
@@ -219,10 +192,13 @@ def estimate_gate_power(gate: GateConfig, n: int, alpha: AlphaBudget) -> GatePow
             "acceptances as unverified unless the target is deterministic."
         )
         return GatePower(description=words, effect=None, trials=1, rollouts=2 * n)
+    step = 1 if state is None else min(state.step + 1, plan.total_steps)
+    alpha = find_alpha(plan, state, step=step)
     trials = count_trials(gate, n, alpha)
-    words = describe_power(n, trials, decisions=alpha.decisions, alpha=alpha.alpha, effect=gate.effect)
     return GatePower(
-        description=words,
+        description=describe_power(
+            n, trials, decisions=alpha.decisions, alpha=alpha.alpha, effect=gate.effect
+        ),
         effect=detectable_effect(n, trials, level=alpha.level),
         trials=trials,
         rollouts=2 * n * trials,

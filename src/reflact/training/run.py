@@ -10,12 +10,10 @@ from pydantic import TypeAdapter
 
 from reflact import events
 from reflact.concurrency import finish_if_cancelled, run_beside
-from reflact.data import count_steps_per_epoch
 from reflact.errors import RunFailed, Unmeasured
 from reflact.protocols import Approver, CommitRecord, EventCallback
 from reflact.records import (
     CriticDescription,
-    EpochRecord,
     PromotionRecord,
     RunState,
     RunStatus,
@@ -28,18 +26,10 @@ from reflact.stages.evaluate import build_measurement
 from reflact.store import artifacts as exports
 from reflact.training.epoch_end import EpochFinalizer
 from reflact.training.final_evaluation import FinalEvaluator, FinalMeasurements
-from reflact.training.gating import GateKeeper
+from reflact.training.gating import CommitOutcome, GateKeeper, estimate_gate_power, find_alpha
 from reflact.training.rollouts import RolloutScheduler
 from reflact.training.setup import Runtime, measure_critic
-from reflact.training.state import (
-    apply_epoch,
-    apply_promotion,
-    apply_step,
-    build_epoch_events,
-    build_first_state,
-    build_step_events,
-    version_hashes,
-)
+from reflact.training.state import apply_record, build_commit_events, build_first_state, version_hashes
 from reflact.training.step import StepRunner
 from reflact.training.timing import StageTimer
 from reflact.types import Skill, Split
@@ -60,48 +50,22 @@ class Run:
     """
 
     def __init__(self, runtime: Runtime, on_event: EventCallback, approve: Approver | None = None) -> None:
-        plan, store = runtime.plan, runtime.store
+        plan = runtime.plan
         self._runtime = runtime
         self._plan = plan
         self._config = plan.config
         self._on_event = on_event
-        self._store = store
-        self._decision_log = store.decision_log(plan.run_id)
+        self._store = runtime.store
+        self._decision_log = runtime.decision_log
         self._timer = StageTimer(plan.run_id, on_event, runtime.tracing)
         self._measured = FinalMeasurements()
         self.id = plan.run_id
         self.state: RunState | None = None
         self._critic: CriticDescription | None = None
-        train = self._config.train
-        self._per_epoch = count_steps_per_epoch(len(plan.data.train), train.batch_size, train.accumulation)
-        self._total = self._per_epoch * train.num_epochs
         self.scheduler = RolloutScheduler(runtime, on_event=on_event)
-        self._gate_keeper = GateKeeper(
-            plan,
-            store=store,
-            decision_log=self._decision_log,
-            scheduler=self.scheduler,
-            approve=approve,
-            total=self._total,
-            per_epoch=self._per_epoch,
-        )
-        self._epoch_end = EpochFinalizer(
-            plan,
-            store=store,
-            decision_log=self._decision_log,
-            llm=runtime.optimizer,
-            scheduler=self.scheduler,
-            gate_keeper=self._gate_keeper,
-            timer=self._timer,
-        )
-        self.final_evaluator = FinalEvaluator(
-            plan,
-            store=store,
-            decision_log=self._decision_log,
-            scheduler=self.scheduler,
-            gate_keeper=self._gate_keeper,
-            on_event=self._emit,
-        )
+        self._gate_keeper = GateKeeper(runtime, self.scheduler, approve)
+        self._epoch_end = EpochFinalizer(runtime, self.scheduler, self._gate_keeper, self._timer)
+        self.final_evaluator = FinalEvaluator(runtime, self.scheduler, self._gate_keeper, self._emit)
 
     async def open(self, *, resume: bool = True) -> None:
         """Start the run in its store, or read its last committed state."""
@@ -133,16 +97,9 @@ class Run:
         state = self.state or await self._measure_baseline()
         records = list(await self._store.records(self.id))
         await self._emit_last_commit(state, records)
-        steps = StepRunner(
-            self._runtime,
-            scheduler=self.scheduler,
-            gate_keeper=self._gate_keeper,
-            timer=self._timer,
-            pinned_edits=await self._load_pinned_edits(),
-            total=self._total,
-            per_epoch=self._per_epoch,
-        )
-        while state.step < self._total:
+        pinned_edits = await self._load_pinned_edits()
+        steps = StepRunner(self._runtime, self.scheduler, self._gate_keeper, self._timer, pinned_edits)
+        while state.step < self._plan.total_steps:
             state = await self._retry_once(self._finalize_epoch, state, state.step)
             state = await self._retry_once(
                 lambda now: self._run_step(steps, now, records), state, state.step + 1
@@ -182,24 +139,20 @@ class Run:
         return summary
 
     async def _emit_start(self) -> None:
-        sizes = {split: len(self._plan.data.items(split)) for split in Split}
+        data = self._plan.data
         await self._emit(
             events.RunStarted(
                 run_id=self.id,
-                steps_per_epoch=self._per_epoch,
-                n_train=sizes[Split.train],
-                n_val=sizes[Split.val],
-                n_test=sizes[Split.test],
+                steps_per_epoch=self._plan.steps_per_epoch,
+                n_train=len(data.train),
+                n_val=len(data.val),
+                n_test=len(data.test),
             )
         )
-        await self._emit(
-            events.GatePowerEstimated(
-                run_id=self.id, **self._gate_keeper.estimate_power(self.state).model_dump()
-            )
-        )
+        power = estimate_gate_power(self._plan, self.state)
+        await self._emit(events.GatePowerEstimated(run_id=self.id, **power.model_dump()))
 
     async def _measure_critic(self) -> None:
-        """Measure the accuracy of the run's critic, if it has one."""
         if self._runtime.critic is not None:
             step = 0 if self.state is None else self.state.step
             async with self._timer.stage("evaluate", step=step, name="critic"):
@@ -236,28 +189,20 @@ class Run:
         with self._runtime.tracing.step(step, epoch=epoch):
             await self._emit(events.StepStarted(run_id=self.id, step=step, epoch=epoch, item_ids=ids))
             outcome = await steps.run(step, state, records)
-            alpha = self._gate_keeper.find_alpha(state, step=step)
-            new = apply_step(state, outcome.record, alpha, outcome.undecided)
-            await self._commit(outcome.record, new, outcome.skills)
-        records.append(outcome.record)
-        return new
+            state = await self._commit_outcome(state, outcome)
+        if isinstance(outcome.record, StepRecord):
+            records.append(outcome.record)
+        return state
 
     async def _finalize_epoch(self, state: RunState) -> RunState:
         """Run the end of an epoch after its last step; skip it for the first epoch if no other follows."""
-        epoch, rest = divmod(state.step, self._per_epoch)
-        is_last = state.step >= self._total
-        if (
-            rest
-            or epoch <= state.last_committed_epoch
-            or not self._epoch_end.is_needed
-            or (epoch == 1 and is_last)
-        ):
+        epoch, rest = divmod(state.step, self._plan.steps_per_epoch)
+        is_only = epoch == 1 and state.step >= self._plan.total_steps
+        if rest or epoch <= state.last_committed_epoch or is_only or not self._epoch_end.is_needed:
             return state
         async with self._timer.stage("slow_update", step=state.step, name="epoch end"):
             outcome = await self._epoch_end.finalize(state, epoch=epoch)
-        alpha = self._gate_keeper.find_alpha(state, step=state.step)
-        new = apply_epoch(state, outcome.record, alpha, outcome.undecided)
-        return await self._commit(outcome.record, new, outcome.skills)
+        return await self._commit_outcome(state, outcome)
 
     async def _judge_promotion(self, state: RunState) -> RunState:
         """Compare the last skill with the best one, once for each end of the run."""
@@ -265,12 +210,8 @@ class Run:
         if done and done[-1].step == state.step:
             return state
         async with self._timer.stage("evaluate", step=state.step, name="promotion"):
-            judged = await self.final_evaluator.judge_promotion(state)
-        if judged is None:
-            return state
-        promotion, undecided = judged
-        alpha = self._gate_keeper.find_alpha(state, step=state.step)
-        return await self._commit(promotion, apply_promotion(state, promotion, alpha, undecided), [])
+            outcome = await self.final_evaluator.judge_promotion(state)
+        return state if outcome is None else await self._commit_outcome(state, outcome)
 
     async def _retry_once(
         self, work: Callable[[RunState], Awaitable[RunState]], state: RunState, step: int
@@ -281,6 +222,11 @@ class Run:
         except Unmeasured as error:
             await self._on_event(events.StepRetried(run_id=self.id, step=step, reason=str(error)))
         return await work(state)
+
+    async def _commit_outcome(self, state: RunState, outcome: CommitOutcome) -> RunState:
+        alpha = find_alpha(self._plan, state, step=outcome.record.step)
+        new = apply_record(state, outcome.record, alpha, outcome.undecided)
+        return await self._commit(outcome.record, new, outcome.skills)
 
     async def _commit(
         self, record: CommitRecord | None, state: RunState, skills: Sequence[Skill]
@@ -322,42 +268,19 @@ class Run:
             return ()
         stored = await self._decision_log.get(0, "pinned_cards")
         if stored is None:
-            others = await self._store.records_of_other_runs(
-                str(self._plan.identity["environment"]), exclude=self.id
-            )
+            environment = str(self._plan.identity["environment"])
+            others = await self._store.records_of_other_runs(environment, exclude=self.id)
             edits = [
-                edit
-                for run_id, steps in others.items()
-                for edit in collect_rejected_edits(steps, run_id=run_id)
+                e for run_id, steps in others.items() for e in collect_rejected_edits(steps, run_id=run_id)
             ]
             stored = REJECTED_EDITS_ADAPTER.dump_python(deduplicate_edits(edits), mode="json")
             await self._decision_log.put(0, "pinned_cards", stored)
         return REJECTED_EDITS_ADAPTER.validate_python(stored)
 
     async def _emit_commit(self, record: CommitRecord | None, state: RunState) -> None:
-        """Emit the events of a commit; without a record it is the first commit."""
         for event in build_commit_events(self.id, record, state):
             await self._emit(event)
 
     async def _emit(self, event: events.Event) -> None:
         if await self._store.append_event(event):
             await self._on_event(event)
-
-
-def build_commit_events(
-    run_id: str, record: CommitRecord | None, state: RunState
-) -> tuple[events.Event, ...]:
-    """Return the durable events of a commit; without a record, of the first commit with its ``state``."""
-    match record:
-        case None:
-            return (events.SkillVersionCreated(run_id=run_id, version=state.current),)
-        case StepRecord():
-            return build_step_events(run_id, record)
-        case EpochRecord():
-            return build_epoch_events(run_id, record)
-        case PromotionRecord():
-            return (
-                events.PromotionJudged(
-                    run_id=run_id, step=record.step, verdict=record.verdict, best=record.best
-                ),
-            )

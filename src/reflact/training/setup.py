@@ -25,7 +25,7 @@ from reflact.config.critic import CriticConfig
 from reflact.config.loading import config_identity
 from reflact.config.models import ModelConfig
 from reflact.config.training import TrainerConfig
-from reflact.data import DataSet, check_dataset
+from reflact.data import DataSet, check_dataset, count_steps_per_epoch
 from reflact.errors import ConfigError, SkillError
 from reflact.events import BudgetUpdated, Event, RateLimited
 from reflact.jsonutil import parse_stored
@@ -44,8 +44,9 @@ from reflact.protocols import (
     RunStore,
     Target,
 )
-from reflact.records import CriticAccuracy, CriticDescription, Spend, Usage
+from reflact.records import CriticAccuracy, CriticDescription, Spend
 from reflact.skills.document import check_document
+from reflact.stages.context import StageContext
 from reflact.store.artifacts import resolve_inside
 from reflact.training.cost_estimate import RunCostEstimate, RunCostEstimator
 from reflact.training.shutdown import GracefulStop, StoppableAnnotator, StoppableEnvironment, StoppableLLM
@@ -55,7 +56,6 @@ if TYPE_CHECKING:
     import httpx
 
     from reflact.integrations.opentelemetry import Telemetry, Tracing
-    from reflact.llm.rate_limit import LimitChange
 
 
 ROLES = ("target", "optimizer")
@@ -98,6 +98,17 @@ class RunPlan:
     annotator: Annotator | None = None
 
     @property
+    def steps_per_epoch(self) -> int:
+        """The steps of an epoch."""
+        train = self.config.train
+        return count_steps_per_epoch(len(self.data.train), train.batch_size, train.accumulation)
+
+    @property
+    def total_steps(self) -> int:
+        """The steps of the run."""
+        return self.steps_per_epoch * self.config.train.num_epochs
+
+    @property
     def notes_critic(self) -> CriticDescription | None:
         """The critic whose opinion failure analysts are shown, where there is one."""
         return _find_critic(self.annotator)
@@ -134,6 +145,12 @@ class Runtime:
     def decision_log(self) -> DecisionLog:
         """The run's decision log."""
         return self.store.decision_log(self.plan.run_id)
+
+    def make_context(self, step: int) -> StageContext:
+        """Return the collaborators of the optimizer's calls in a step."""
+        return StageContext(
+            llm=self.optimizer, prompts=self.plan.prompts, decision_log=self.decision_log, step=step
+        )
 
 
 def check_config(config: TrainerConfig, overrides: Overrides) -> None:
@@ -239,7 +256,7 @@ async def track_with_mlflow(plan: RunPlan, on_event: EventCallback) -> AsyncIter
 
     async with report_to_mlflow(
         on_event,
-        MlflowTracker(config.telemetry.mlflow, config.telemetry.experiment),
+        connect=partial(MlflowTracker, config.telemetry.mlflow, config.telemetry.experiment),
         run_id=plan.run_id,
         identity=plan.identity,
         out_dir=config.out_dir,
@@ -319,16 +336,13 @@ async def connect_models(
         tracing = Tracing(plan.run_id, overrides.telemetry, hide=hide)
         post = await stack.enter_async_context(open_outbox(on_event))
         limits = config.budget.model_dump()
-
-        def post_budget(usage: Usage, seconds: float) -> None:
-            post(BudgetUpdated(run_id=plan.run_id, usage=usage, seconds=seconds, **limits))
-
-        def post_limit_change(change: LimitChange) -> None:
-            post(RateLimited(run_id=plan.run_id, **change._asdict()))
-
-        account = Account(
-            plan.run_id, store, store.decision_log(plan.run_id), Budget(config.budget, on_usage=post_budget)
+        budget = Budget(
+            config.budget,
+            on_usage=lambda usage, seconds: post(
+                BudgetUpdated(run_id=plan.run_id, usage=usage, seconds=seconds, **limits)
+            ),
         )
+        account = Account(plan.run_id, store, store.decision_log(plan.run_id), budget)
 
         async def connect(role: str) -> LLM:
             from reflact.llm.client import Client
@@ -340,42 +354,39 @@ async def connect_models(
                 replace(account, responses=TracedResponseStore(store, tracing, settings)),
                 transport=overrides.transport,
                 on_event=None if on_event is ignore_event else on_event,
-                on_limit=post_limit_change,
+                on_limit=lambda change: post(RateLimited(run_id=plan.run_id, **change._asdict())),
             )
-            return await stack.enter_async_context(client)
+            return TracedLLM(await stack.enter_async_context(client), tracing, settings)
 
         critic = None
         if config.uses_critic:
-            critic = await _pin_critic(
-                plan, store, TracedLLM(await connect("critic"), tracing, config.models.critic)
-            )
+            critic = await _pin_critic(plan, store, await connect("critic"))
             plan = _add_critic(plan, critic)
         target = overrides.target
         if target is None:
             from reflact.targets.chat import ChatTarget
 
-            llm = TracedLLM(await connect("target"), tracing, config.models.target)
-            target = ChatTarget(llm, preamble=config.target.preamble, postamble=config.target.postamble)
-        settings = None if overrides.optimizer is not None else config.models.optimizer
-        optimizer = compose(
-            overrides.optimizer or await connect("optimizer"),
-            [partial(StoppableLLM, graceful_stop=stop), lambda llm: TracedLLM(llm, tracing, settings)],
+            target = ChatTarget(
+                await connect("target"), preamble=config.target.preamble, postamble=config.target.postamble
+            )
+        optimizer = StoppableLLM(
+            TracedLLM(overrides.optimizer, tracing, None)
+            if overrides.optimizer
+            else await connect("optimizer"),
+            stop,
         )
+        worst = None if overrides.target is None else declared_rollout_cost(config)
         environment = compose(
             plan.environment,
             [
                 partial(StoppableEnvironment, graceful_stop=stop),
                 lambda inner: TracedEnvironment(inner, tracing),
-                lambda inner: BudgetedEnvironment(
-                    inner,
-                    account,
-                    worst=None if overrides.target is None else declared_rollout_cost(config),
-                ),
+                lambda inner: BudgetedEnvironment(inner, account, worst=worst),
             ],
         )
         annotator = None if plan.annotator is None else StoppableAnnotator(plan.annotator, stop)
         plan = replace(plan, environment=environment, annotator=annotator)
-        yield Runtime(plan, store, target, optimizer, account.budget, tracing, critic, stop)
+        yield Runtime(plan, store, target, optimizer, budget, tracing, critic, stop)
 
 
 async def _pin_critic(plan: RunPlan, store: RunStore, llm: LLM) -> Critic:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Iterator, Sequence
 
 from reflact import events
+from reflact.protocols import CommitRecord
 from reflact.records import (
     AlphaBudget,
     EpochRecord,
@@ -61,91 +62,62 @@ def inherit_version(parent: SkillVersion, *, number: int, skill: Skill, origin: 
     )
 
 
-def apply_step(
-    state: RunState, record: StepRecord, alpha: AlphaBudget, undecided: OpenComparison | None = None
+def apply_record(
+    state: RunState, record: CommitRecord, alpha: AlphaBudget, undecided: OpenComparison | None = None
 ) -> RunState:
-    """Return the state after a step.
+    """Return the state after a commit.
 
     Args:
-        state: The state before the step.
-        record: The record of the step.
+        state: The state before the commit.
+        record: The record of a step, of the end of an epoch, or of the promotion at the end of the run.
         alpha: The error budget of its decision.
         undecided: Its comparison if that was inconclusive.
     """
-    verdict = record.verdict
-    buffer = state.step_buffer if state.epoch == record.epoch else ()
-    seen = {v.skill_hash for v in record.created_versions}
-    if undecided is None:
-        seen.add(record.candidate_hash)
+    update: dict[str, object] = {}
+    candidate: str | None
+    verdict: Verdict | None
+    seen: set[str] = set()
+    match record:
+        case StepRecord():
+            candidate, verdict = record.candidate_hash, record.verdict
+            seen = {candidate} if undecided is None else set()
+            buffer = state.step_buffer if state.epoch == record.epoch else ()
+            update = {
+                "step": record.step,
+                "epoch": record.epoch,
+                "step_buffer": (*buffer, build_buffer_entry(record)),
+            }
+        case EpochRecord():
+            slow = record.slow_update
+            candidate, verdict = (None, None) if slow is None else (slow.candidate_hash, slow.verdict)
+            if slow is not None and slow.action == "unchanged" and candidate and undecided is None:
+                seen = {candidate}
+            update = {
+                "last_committed_epoch": record.epoch,
+                "last_hash": record.last_hash,
+                "meta_skill": state.meta_skill if record.meta_skill is None else record.meta_skill,
+            }
+        case PromotionRecord():
+            candidate, verdict = record.current.skill_hash, record.verdict
+    if not isinstance(record, PromotionRecord):
+        seen |= {version.skill_hash for version in record.created_versions}
+    others = tuple(u for u in state.open_comparisons if u.skill_hash != candidate)
     return state.model_copy(
         update={
-            "step": record.step,
-            "epoch": record.epoch,
+            **update,
             "commits": state.commits + 1,
             "current": record.current,
             "best": record.best,
             "latest_version": max(state.latest_version, record.current.number),
-            "step_buffer": (*buffer, build_buffer_entry(record)),
-            "seen_hashes": _merge_hashes(state.seen_hashes, seen),
-            "deterministic": state.deterministic and verdict.deterministic,
+            "seen_hashes": (*state.seen_hashes, *sorted(seen - set(state.seen_hashes))),
+            "deterministic": state.deterministic and (verdict is None or verdict.deterministic),
             "alphas": add_alpha(state.alphas, alpha),
-            "open_comparisons": update_open_comparisons(
-                state.open_comparisons, record.candidate_hash, undecided
-            ),
+            "open_comparisons": others if undecided is None else (*others, undecided),
         }
     )
 
 
-def apply_epoch(
-    state: RunState, record: EpochRecord, alpha: AlphaBudget, undecided: OpenComparison | None = None
-) -> RunState:
-    """Return the state after the end of an epoch; see ``apply_step``."""
-    slow = record.slow_update
-    seen = {v.skill_hash for v in record.created_versions}
-    deterministic = state.deterministic
-    if slow is not None:
-        if slow.verdict is not None:
-            deterministic = deterministic and slow.verdict.deterministic
-        if slow.candidate_hash is not None and slow.action == "unchanged" and undecided is None:
-            seen.add(slow.candidate_hash)
-    return state.model_copy(
-        update={
-            "commits": state.commits + 1,
-            "current": record.current,
-            "best": record.best,
-            "latest_version": max(state.latest_version, record.current.number),
-            "seen_hashes": _merge_hashes(state.seen_hashes, seen),
-            "deterministic": deterministic,
-            "alphas": add_alpha(state.alphas, alpha),
-            "open_comparisons": update_open_comparisons(
-                state.open_comparisons, None if slow is None else slow.candidate_hash, undecided
-            ),
-            "last_committed_epoch": record.epoch,
-            "last_hash": record.last_hash,
-            "meta_skill": state.meta_skill if record.meta_skill is None else record.meta_skill,
-        }
-    )
-
-
-def apply_promotion(
-    state: RunState, promotion: PromotionRecord, alpha: AlphaBudget, undecided: OpenComparison | None = None
-) -> RunState:
-    """Return the state after the promotion at the end of the run; see ``apply_step``."""
-    return state.model_copy(
-        update={
-            "commits": state.commits + 1,
-            "current": promotion.current,
-            "best": promotion.best,
-            "deterministic": state.deterministic and promotion.verdict.deterministic,
-            "alphas": add_alpha(state.alphas, alpha),
-            "open_comparisons": update_open_comparisons(
-                state.open_comparisons, promotion.current.skill_hash, undecided
-            ),
-        }
-    )
-
-
-def find_alpha(
+def find_alpha_budget(
     step: int, alphas: Sequence[AlphaBudget], *, alpha: float, total: int, per_epoch: int, slow_gated: bool
 ) -> AlphaBudget:
     """Return the error budget for the decisions of a step.
@@ -176,14 +148,6 @@ def add_alpha(alphas: tuple[AlphaBudget, ...], alpha: AlphaBudget) -> tuple[Alph
     return alphas if alpha in alphas else (*alphas, alpha)
 
 
-def update_open_comparisons(
-    undecided: tuple[OpenComparison, ...], candidate_hash: str | None, again: OpenComparison | None
-) -> tuple[OpenComparison, ...]:
-    """Return the open comparisons after a decision on a candidate; ``again`` is its own if inconclusive."""
-    others = tuple(u for u in undecided if u.skill_hash != candidate_hash)
-    return others if again is None else (*others, again)
-
-
 def version_hashes(
     initial: Skill, records: Sequence[StepRecord], epochs: Sequence[EpochRecord] = ()
 ) -> dict[int, str]:
@@ -191,10 +155,6 @@ def version_hashes(
     created = [record.created_versions for record in records] + [e.created_versions for e in epochs]
     hashes = {v.number: v.skill_hash for versions in created for v in versions}
     return {0: initial.hash} | dict(sorted(hashes.items()))
-
-
-def _merge_hashes(seen: tuple[str, ...], more: Collection[str]) -> tuple[str, ...]:
-    return (*seen, *sorted(set(more) - set(seen)))
 
 
 def build_buffer_entry(record: StepRecord) -> StepBufferEntry:
@@ -212,48 +172,25 @@ def build_buffer_entry(record: StepRecord) -> StepBufferEntry:
     )
 
 
-def build_step_events(run_id: str, record: StepRecord) -> tuple[events.Event, ...]:
-    """Return the durable events of a committed step, in order."""
-    fallbacks = (*record.merged.fallbacks, *record.chosen.fallbacks, *record.fallbacks)
-    return (
-        events.StepStarted(run_id=run_id, step=record.step, epoch=record.epoch, item_ids=record.item_ids),
-        events.RolloutsFinished(
-            run_id=run_id,
-            step=record.step,
-            n=record.rollout.n,
-            failures=record.n_failures,
-            unmeasured=len(record.rollout.unmeasured),
-        ),
-        *(
-            events.AnalystReported(run_id=run_id, step=record.step, report=report)
-            for report in record.reports
-        ),
-        *(events.FallbackUsed(run_id=run_id, step=record.step, fallback=fallback) for fallback in fallbacks),
-        events.EditsApplied(
-            run_id=run_id,
-            step=record.step,
-            pool_size=record.chosen.pool_size,
-            budget=record.chosen.budget,
-            results=record.edits,
-        ),
-        events.CandidateJudged(run_id=run_id, step=record.step, verdict=record.verdict),
-        *(
-            events.SkillVersionCreated(run_id=run_id, step=record.step, version=version)
-            for version in record.created_versions
-        ),
-        events.StepCommitted(
-            run_id=run_id,
-            step=record.step,
-            epoch=record.epoch,
-            action=record.verdict.action,
-            current=record.current,
-            best=record.best,
-        ),
+def build_commit_events(
+    run_id: str, record: CommitRecord | None, state: RunState
+) -> tuple[events.Event, ...]:
+    """Return the durable events of a commit; without a record, of the first commit with its ``state``."""
+    match record:
+        case None:
+            return (events.SkillVersionCreated(run_id=run_id, version=state.current),)
+        case PromotionRecord():
+            return (
+                events.PromotionJudged(
+                    run_id=run_id, step=record.step, verdict=record.verdict, best=record.best
+                ),
+            )
+    created = (
+        events.SkillVersionCreated(run_id=run_id, step=record.step, version=version)
+        for version in record.created_versions
     )
-
-
-def build_epoch_events(run_id: str, record: EpochRecord) -> tuple[events.Event, ...]:
-    """Return the durable events of an epoch's end."""
+    if isinstance(record, StepRecord):
+        return (*_build_step_events(run_id, record), *created, _build_step_committed(run_id, record))
     closed = events.EpochCommitted(
         run_id=run_id,
         step=record.step,
@@ -264,8 +201,31 @@ def build_epoch_events(run_id: str, record: EpochRecord) -> tuple[events.Event, 
         current=record.current,
         best=record.best,
     )
-    created = (
-        events.SkillVersionCreated(run_id=run_id, step=record.step, version=version)
-        for version in record.created_versions
-    )
     return (*created, closed)
+
+
+def _build_step_events(run_id: str, record: StepRecord) -> Iterator[events.Event]:
+    step, rollout, chosen = record.step, record.rollout, record.chosen
+    yield events.StepStarted(run_id=run_id, step=step, epoch=record.epoch, item_ids=record.item_ids)
+    yield events.RolloutsFinished(
+        run_id=run_id, step=step, n=rollout.n, failures=record.n_failures, unmeasured=len(rollout.unmeasured)
+    )
+    for report in record.reports:
+        yield events.AnalystReported(run_id=run_id, step=step, report=report)
+    for fallback in (*record.merged.fallbacks, *chosen.fallbacks, *record.fallbacks):
+        yield events.FallbackUsed(run_id=run_id, step=step, fallback=fallback)
+    yield events.EditsApplied(
+        run_id=run_id, step=step, pool_size=chosen.pool_size, budget=chosen.budget, results=record.edits
+    )
+    yield events.CandidateJudged(run_id=run_id, step=step, verdict=record.verdict)
+
+
+def _build_step_committed(run_id: str, record: StepRecord) -> events.Event:
+    return events.StepCommitted(
+        run_id=run_id,
+        step=record.step,
+        epoch=record.epoch,
+        action=record.verdict.action,
+        current=record.current,
+        best=record.best,
+    )

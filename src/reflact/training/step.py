@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from reflact.config.training import TrainerConfig
 from reflact.data import plan_epoch
-from reflact.errors import Unmeasured
-from reflact.protocols import DecisionLog
-from reflact.records import OpenComparison, RunState, StepRecord
+from reflact.records import RunState, StepRecord
 from reflact.skills.rejected_edits import (
     RejectedEdit,
     collect_rejected_edits,
@@ -17,14 +14,14 @@ from reflact.skills.rejected_edits import (
 )
 from reflact.stages.aggregate import aggregate
 from reflact.stages.context import StageContext
-from reflact.stages.evaluate import EvaluationResult, build_measurement, decide_without_evaluation
+from reflact.stages.evaluate import build_measurement, decide_without_evaluation
 from reflact.stages.execution_notes import LapseTriage, update_appendix
 from reflact.stages.overlap import roll_out_and_reflect
 from reflact.stages.prompt_sections import show_buffer, show_cases, show_memory, show_meta
 from reflact.stages.reflect import Analyst, AnnotatingAnalyst, Minibatch, choose_analysis, list_edit_kinds
 from reflact.stages.select import choose_step_size, edit_budget, select
 from reflact.stages.update import update
-from reflact.training.gating import GateKeeper
+from reflact.training.gating import CommitOutcome, GateKeeper
 from reflact.training.rollouts import RolloutScheduler
 from reflact.training.setup import Runtime
 from reflact.training.state import create_versions, is_better
@@ -33,9 +30,7 @@ from reflact.types import (
     AggregateResult,
     AnalystReport,
     AppendixResult,
-    Candidate,
     Fallback,
-    FrozenModel,
     Item,
     Rollout,
     SelectResult,
@@ -43,14 +38,6 @@ from reflact.types import (
     Split,
     is_failure,
 )
-
-
-class StepOutcome(FrozenModel):
-    """The record of a step, its new documents, and its comparison if that was inconclusive."""
-
-    record: StepRecord
-    skills: tuple[Skill, ...]
-    undecided: OpenComparison | None = None
 
 
 class StepRunner:
@@ -62,31 +49,23 @@ class StepRunner:
         gate_keeper: Decides on candidates.
         timer: Measures and announces stages.
         pinned_edits: Rejected edits of other runs.
-        total: The steps of the run.
-        per_epoch: The steps of an epoch.
     """
 
     def __init__(
         self,
         runtime: Runtime,
-        *,
         scheduler: RolloutScheduler,
         gate_keeper: GateKeeper,
         timer: StageTimer,
         pinned_edits: Sequence[RejectedEdit],
-        total: int,
-        per_epoch: int,
     ) -> None:
         self._runtime = runtime
         self._plan = runtime.plan
-        self._config: TrainerConfig = runtime.plan.config
-        self._decision_log: DecisionLog = runtime.store.decision_log(runtime.plan.run_id)
+        self._config = runtime.plan.config
         self._scheduler = scheduler
         self._gate_keeper = gate_keeper
         self._timer = timer
         self._pinned_edits = tuple(pinned_edits)
-        self._total = total
-        self._per_epoch = per_epoch
         self._items = {item.id: item for item in runtime.plan.data.train}
 
     def list_batches(self, step: int) -> tuple[tuple[Item, ...], ...]:
@@ -104,9 +83,10 @@ class StepRunner:
 
     def locate_step(self, step: int) -> tuple[int, int]:
         """Return a step's epoch, from 1, and its index in the epoch, from 0."""
-        return (step - 1) // self._per_epoch + 1, (step - 1) % self._per_epoch
+        epoch, index = divmod(step - 1, self._plan.steps_per_epoch)
+        return epoch + 1, index
 
-    async def run(self, step: int, state: RunState, earlier: Sequence[StepRecord]) -> StepOutcome:
+    async def run(self, step: int, state: RunState, earlier: Sequence[StepRecord]) -> CommitOutcome:
         """Run a step and return its outcome; ``earlier`` are the records of the steps before it.
 
         Raises:
@@ -114,12 +94,7 @@ class StepRunner:
         """
         epoch, index = self.locate_step(step)
         skill = await self._runtime.store.skill(state.current.skill_hash)
-        context = StageContext(
-            llm=self._runtime.optimizer,
-            prompts=self._plan.prompts,
-            decision_log=self._decision_log,
-            step=step,
-        )
+        context = self._runtime.make_context(step)
         async with self._timer.stage("rollout", "reflect", step=step):
             rollouts, reports = await self._roll_out_and_reflect(context, skill, state, earlier)
         notes = show_meta(state.meta_skill)
@@ -137,8 +112,13 @@ class StepRunner:
         async with self._timer.stage("update", step=step):
             candidate = await update(skill, chosen, context=context)
         async with self._timer.stage("evaluate", step=step):
-            evaluated, undecided = await self._evaluate(step, candidate, skill, merged, state)
-        verdict = evaluated.verdict
+            verdict = decide_without_evaluation(candidate, skill, merged=merged, known=state.seen_hashes)
+            undecided = None
+            if verdict is None:
+                subject = f"step {step} is unmeasured"
+                verdict, undecided = await self._gate_keeper.judge(
+                    candidate.skill, state, step=step, part="step", subject=subject
+                )
         appended = await self._update_appendix(
             context, candidate.skill if verdict.accepted else skill, reports
         )
@@ -163,7 +143,7 @@ class StepRunner:
             best=created[0] if is_better(verdict, state.best) else state.best,
             fallbacks=(*candidate.fallbacks, *appended.fallbacks),
         )
-        return StepOutcome(record=record, skills=(candidate.skill, appended.skill), undecided=undecided)
+        return CommitOutcome(record=record, skills=(candidate.skill, appended.skill), undecided=undecided)
 
     async def _roll_out_and_reflect(
         self, context: StageContext, skill: Skill, state: RunState, earlier: Sequence[StepRecord]
@@ -189,7 +169,7 @@ class StepRunner:
             ).report
         if self._plan.annotator is not None:
             analyse = AnnotatingAnalyst(
-                analyse, self._plan.annotator, decision_log=self._decision_log, step=step
+                analyse, self._plan.annotator, decision_log=context.decision_log, step=step
             ).report
         total = sum(len(batch) for batch in batches)
         return await roll_out_and_reflect(
@@ -214,28 +194,23 @@ class StepRunner:
         epoch, _ = self.locate_step(step)
         config = self._config.reflect
         own = [r for r in earlier if r.epoch < epoch]
-        cards = (
-            deduplicate_edits((*self._pinned_edits, *collect_rejected_edits(own)))
-            if config.memory != "off"
-            else ()
-        )
-        fixed = (self._show_attempts(step, state), show_meta(state.meta_skill))
+        cards = deduplicate_edits((*self._pinned_edits, *collect_rejected_edits(own)))
+        if config.memory == "off":
+            cards = ()
+        attempts, meta = self._show_attempts(step, state), show_meta(state.meta_skill)
 
         def notes(batch: Minibatch) -> str:
             text = show_cases(
                 batch.rollouts, batch.items, failed=batch.source == "failure", tokens=config.trajectory_tokens
             )
-            parts = (fixed[0], show_memory(select_relevant_edits(cards, text)) if cards else "", fixed[1])
-            return "\n\n".join(part for part in parts if part)
+            return _join(attempts, show_memory(select_relevant_edits(cards, text)) if cards else "", meta)
 
         return notes
 
     def _show_attempts(self, step: int, state: RunState) -> str:
         """Return the prompt section about the earlier steps of the epoch."""
-        epoch, _ = self.locate_step(step)
-        return show_buffer(
-            state.step_buffer if self._config.reflect.step_buffer and state.epoch == epoch else ()
-        )
+        is_shown = self._config.reflect.step_buffer and state.epoch == self.locate_step(step)[0]
+        return show_buffer(state.step_buffer if is_shown else ())
 
     async def _select(
         self, context: StageContext, merged: AggregateResult, skill: Skill, state: RunState, notes: str
@@ -246,8 +221,7 @@ class StepRunner:
             return SelectResult(patch=merged.patch, pool_size=len(merged.patch.edits))
         if self._config.select.lr_control == "autonomous" and merged.patch.edits:
             assert most is not None
-            parts = (self._show_attempts(context.step, state), notes)
-            shown = "\n\n".join(part for part in parts if part)
+            shown = _join(self._show_attempts(context.step, state), notes)
             size = await choose_step_size(merged, skill, context=context, notes=shown, default=most)
             if isinstance(size, Fallback):
                 fallbacks = (size,)
@@ -255,17 +229,6 @@ class StepRunner:
                 most, decision = size.count, size
         chosen = await select(merged, skill, context=context, budget=most, notes=notes)
         return chosen.model_copy(update={"decision": decision, "fallbacks": fallbacks + chosen.fallbacks})
-
-    async def _evaluate(
-        self, step: int, candidate: Candidate, skill: Skill, merged: AggregateResult, state: RunState
-    ) -> tuple[EvaluationResult, OpenComparison | None]:
-        verdict = decide_without_evaluation(candidate, skill, merged=merged, known=state.seen_hashes)
-        if verdict is not None:
-            return EvaluationResult(verdict=verdict), None
-        evaluated, undecided = await self._gate_keeper.judge(candidate.skill, state, step=step, part="step")
-        if evaluated.verdict.action == "unmeasured":
-            raise Unmeasured(f"step {step} is unmeasured: {evaluated.verdict.reason}")
-        return evaluated, undecided
 
     async def _update_appendix(
         self, context: StageContext, skill: Skill, reports: Sequence[AnalystReport]
@@ -282,5 +245,13 @@ class StepRunner:
         if sizes.lr_control == "none":
             return None
         return edit_budget(
-            step, self._total, scheduler=sizes.scheduler, max_edits=sizes.max_edits, floor=sizes.floor
+            step,
+            self._plan.total_steps,
+            scheduler=sizes.scheduler,
+            max_edits=sizes.max_edits,
+            floor=sizes.floor,
         )
+
+
+def _join(*sections: str) -> str:
+    return "\n\n".join(section for section in sections if section)
