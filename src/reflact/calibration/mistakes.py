@@ -195,16 +195,7 @@ DropReason = Literal[
     "judged_wrong",
     "decided_by_position",
 ]
-"""Why a candidate became no pair.
-
-``unverified``: there is neither a label nor a critic whose samples could agree. ``disagreement``: its samples lie too
-far apart, or one gave nothing that counts. ``not_applicable``: no construction makes this mistake of this
-step within the round's distances. ``not_confirmed``: the samples for another purpose do not bear out that
-the evaluation is wrong for it. ``bad_reply``: no reply was valid. ``too_long``: the prompt exceeds the
-model's context. ``known``: the pair was there before. ``duplicate``: an earlier candidate of this round gave
-the same pair, or speaks of an equal step. ``judged_wrong``: too few comparisons found the right side.
-``decided_by_position``: in one order fewer than half found it.
-"""
+"""Why a candidate became no pair; ``docs/contrast.md`` explains each."""
 
 
 class DroppedCandidate(FrozenModel):
