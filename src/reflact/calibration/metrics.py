@@ -141,11 +141,11 @@ class CriticMetrics(FrozenModel):
     reliability: tuple[ReliabilityBin, ...] = ()
 
 
-def compute_metrics(scored: Sequence[ScoredStep], *, seed: int = 0) -> CriticMetrics | None:
+def compute_metrics(scored: Sequence[ScoredStep]) -> CriticMetrics | None:
     """Return what a critic's scores are worth, None if there are none."""
     if not scored:
         return None
-    sample = _TraceBootstrap(scored, stream_name=f"{seed}/all")
+    sample = _TraceBootstrap(scored, stream_name="0/all")
     estimate, total = sample.estimate, sample.totals
     correct = [step.label.progress_after for step in scored]
     usual, share = median(correct), total.right / total.steps
@@ -163,8 +163,8 @@ def compute_metrics(scored: Sequence[ScoredStep], *, seed: int = 0) -> CriticMet
             error=math.fsum(abs(phi - usual) for phi in correct) / len(correct),
             brier=share * (1 - share),
         ),
-        by_mistake=_build_groups(scored, lambda step: step.mistakes, seed),
-        by_difficulty=_build_groups(scored, _name_difficulty, seed),
+        by_mistake=_build_groups(scored, lambda step: step.mistakes),
+        by_difficulty=_build_groups(scored, _name_difficulty),
         reliability=_build_bins(scored),
     )
 
@@ -314,7 +314,7 @@ def _add_sums(sums: Iterable[_TraceSums]) -> _TraceSums:
 
 
 def _build_groups(
-    scored: Sequence[ScoredStep], list_names: Callable[[ScoredStep], tuple[str, ...]], seed: int
+    scored: Sequence[ScoredStep], list_names: Callable[[ScoredStep], tuple[str, ...]]
 ) -> tuple[ErrorGroup, ...]:
     members: dict[str, list[ScoredStep]] = defaultdict(list)
     for step in scored:
@@ -322,7 +322,7 @@ def _build_groups(
             members[name].append(step)
     groups = []
     for name, steps in sorted(members.items()):
-        sample = _TraceBootstrap(steps, stream_name=f"{seed}/{name}")
+        sample = _TraceBootstrap(steps, stream_name=f"0/{name}")
         error = sample.estimate(lambda t: t.error / t.steps, 0, 10)
         bias = sample.estimate(lambda t: t.bias / t.steps, -10, 10)
         groups.append(ErrorGroup(name=name, n_transitions=len(steps), error=error, bias=bias))

@@ -222,22 +222,17 @@ class GenerationResult(FrozenModel):
     Args:
         pairs: Kept pairs; no two have one id.
         dropped: What the other candidates failed at.
-        n_candidates: How many there were: ``len(pairs) + len(drops)``.
         n_skipped: Events that were not selected: they moved, but by less than ``min_delta``.
     """
 
     pairs: tuple[ContrastPair, ...] = ()
     dropped: tuple[DroppedCandidate, ...] = ()
-    n_candidates: int = Field(default=0, ge=0)
     n_skipped: int = Field(default=0, ge=0)
 
-    @model_validator(mode="after")
-    def _check_total(self) -> Self:
-        if self.n_candidates != len(self.pairs) + len(self.dropped):
-            raise ValueError(
-                f"{self.n_candidates} candidates, but {len(self.pairs)} pairs and {len(self.dropped)} drops"
-            )
-        return self
+    @property
+    def n_candidates(self) -> int:
+        """The number of candidates: pairs and drops."""
+        return len(self.pairs) + len(self.dropped)
 
 
 class ContrastSettings(ConfigSection):
@@ -278,7 +273,7 @@ class ContrastSettings(ConfigSection):
     @model_validator(mode="after")
     def _check_judges(self) -> Self:
         if self.n_judges == 1:
-            raise ValueError("one comparison shows one order only; judges is 0 or at least 2")
+            raise ValueError("one comparison shows one order only; n_judges is 0 or at least 2")
         return self
 
 
