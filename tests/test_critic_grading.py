@@ -242,7 +242,7 @@ def test_a_critic_that_can_change_is_refused() -> None:
 @pytest.mark.parametrize("passes_at", [0, -1, 10.5, float("nan")])
 def test_a_threshold_is_a_phi(passes_at: float) -> None:
     """A threshold off the scale would pass all answers, or none."""
-    with pytest.raises(ConfigError, match="passes_at"):
+    with pytest.raises(ConfigError, match="pass_threshold"):
         CriticGrader(Critic(saying(1)).pin_to(()), pass_threshold=passes_at)
 
 

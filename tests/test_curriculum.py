@@ -19,10 +19,10 @@ from reflact.calibration.curriculum import (
     MistakeShare,
     RoundPlan,
     apportion,
+    build_history,
     deal_mistakes,
     has_plateaued,
     plan_next_round,
-    summarize_accuracy,
 )
 from reflact.calibration.metrics import ScoredStep
 from reflact.data import make_rng
@@ -126,10 +126,9 @@ def test_scores_are_measured_by_kind() -> None:
         )
         for n in range(4)
     ]
-    result = summarize_accuracy(scored)
-    assert result is not None
+    (result,) = build_history(scored, scored)
     assert result.by_mistake == (MistakeAccuracy(mistake="inflated_score", n_right=3, n_steps=4),)
-    assert summarize_accuracy([]) is None
+    assert build_history([], scored) == []
 
 
 @pytest.mark.parametrize(

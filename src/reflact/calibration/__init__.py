@@ -77,17 +77,9 @@ __getattr__ = load_exports(
     {
         "calibration.calibrator": ("Calibrator",),
         "calibration.config": ("CalibratorSettings",),
-        "calibration.contrast": (
-            "GenerationTask",
-            "PairModels",
-            "generate_contrast_pairs",
-        ),
+        "calibration.contrast": ("GenerationTask", "PairModels", "generate_contrast_pairs"),
         "calibration.critic": ("Critic",),
-        "calibration.curriculum": (
-            "CurriculumSettings",
-            "RoundPlan",
-            "plan_next_round",
-        ),
+        "calibration.curriculum": ("CurriculumSettings", "RoundPlan", "plan_next_round"),
         "calibration.events": (
             "CalibrationEvent",
             "CalibrationFinished",
@@ -103,23 +95,12 @@ __getattr__ = load_exports(
             "TraceFailed",
             "TraceSkipped",
         ),
-        "calibration.grading": (
-            "CriticAnnotator",
-            "CriticGrader",
-        ),
-        "calibration.mistakes": (
-            "ContrastSettings",
-            "DroppedCandidate",
-            "GenerationResult",
-        ),
+        "calibration.grading": ("CriticAnnotator", "CriticGrader"),
+        "calibration.mistakes": ("ContrastSettings", "DroppedCandidate", "GenerationResult"),
         "calibration.report": ("CalibrationReport",),
         "calibration.setup": ("connect",),
         "calibration.trace": ("Trace",),
-        "calibration.trace_sources": (
-            "build_anchors",
-            "label_replies",
-            "list_transitions",
-        ),
+        "calibration.trace_sources": ("build_anchors", "label_replies", "list_transitions"),
         "config.critic": ("CriticSettings",),
     },
 )

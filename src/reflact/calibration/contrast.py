@@ -123,17 +123,14 @@ async def generate_contrast_pairs(
     states = [state for event in events for state in event.transition.payloads]
     chosen, repeated = await run_in_thread(partial(_select_with_repeats, events, settings), *states)
     n_each = settings.candidates_per_event
+    n_events, seed = len(chosen), settings.seed
     hands = deal_mistakes(
-        task.round_plan,
-        trace_id=task.trace_id,
-        n_events=len(chosen),
-        per_event=n_each,
-        seed=settings.seed,
+        task.round_plan, trace_id=task.trace_id, n_events=n_events, per_event=n_each, seed=seed
     )
-    starts = range(0, len(chosen) * n_each, n_each)
+    starts = range(0, n_events * n_each, n_each)
     jobs = [_EventJob(*job) for job in zip(chosen, hands, starts, repeated, strict=True)]
     results = await fan_out(generator.generate, jobs, limit=settings.concurrency)
-    return _build_result([one for each in results for one in each], n_skipped=len(events) - len(chosen))
+    return _build_result([one for each in results for one in each], n_skipped=len(events) - n_events)
 
 
 def select_events(events: Sequence[ScoreEvent], settings: ContrastSettings) -> tuple[ScoreEvent, ...]:
@@ -178,9 +175,7 @@ def _build_result(results: Sequence[ContrastPair | DroppedCandidate], *, n_skipp
             drops.append(_build_duplicate(one))
         else:
             pairs[one.id] = one
-    return GenerationResult(
-        pairs=tuple(pairs.values()), dropped=tuple(drops), n_candidates=len(results), n_skipped=n_skipped
-    )
+    return GenerationResult(pairs=tuple(pairs.values()), dropped=tuple(drops), n_skipped=n_skipped)
 
 
 class _EventJob(NamedTuple):

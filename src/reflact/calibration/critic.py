@@ -7,7 +7,7 @@ from copy import copy
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from pydantic import Field, field_validator
+from pydantic import Field, JsonValue, field_validator
 
 from reflact.calibration.arguments import require_memory, require_model, require_type
 from reflact.calibration.cache import ResultCache
@@ -79,8 +79,7 @@ class CriticReply(ReplyModel):
 class Critic:
     """Scores transitions.
 
-    Scores are kept by purpose, transition, worked examples and trial: equal questions are asked once, also
-    when they are asked at the same time.
+    Scores are kept by purpose, transition, worked examples and trial: equal questions are asked once.
 
     Args:
         llm: The model that judges.
@@ -111,7 +110,7 @@ class Critic:
         self._prompts = prompts or load_prompts()
         self._count_tokens = count_tokens
         self._pinned_pairs: tuple[ContrastPair, ...] | None = None
-        self._reader = RankingIndex()
+        self._index = RankingIndex()
         self._renderer = ExampleRenderer(settings.example_state_tokens, count_tokens)
         self._scores: ResultCache[StateScore] = ResultCache(settings.cache_size)
 
@@ -209,15 +208,11 @@ class Critic:
         if pairs is None:
             pairs = await self._load_pairs(scope)
         step = _StepToScore(TransitionView(transition), purpose, trial, progress_before)
-        new = await run_in_thread(
-            partial(self._reader.list_unindexed, pairs), [pair.mistake for pair in pairs]
-        )
+        kinds: list[JsonValue] = [pair.mistake for pair in pairs]
+        new = await run_in_thread(partial(self._index.list_unindexed, pairs), kinds)
+        states = (state for pair in new for state in pair.transition.payloads)
         step_hash, examples = await run_in_thread(
-            partial(self._choose_examples, step, pairs),
-            purpose,
-            *transition.payloads,
-            [pair.mistake for pair in pairs],
-            *(state for pair in new for state in pair.transition.payloads),
+            partial(self._choose_examples, step, pairs), purpose, *transition.payloads, kinds, *states
         )
         pair_ids = [pair.id for pair in examples.pairs]
         key = digest_json([step_hash, trial, progress_before, *pair_ids])
@@ -232,39 +227,34 @@ class Critic:
     def _choose_examples(
         self, step: _StepToScore, pairs: Sequence[ContrastPair]
     ) -> tuple[str, ShownExamples]:
-        """Return the hash of a step under its purpose, and the worked examples for it."""
+        """Return the hash of a step under its purpose, and its worked examples."""
         settings = self._settings
         step_hash = digest_text(f"[{canonical_json(step.purpose)},{step.view.canonical_json}]")
-        order = rank_pairs(
-            pairs,
-            step.view,
-            purpose=step.purpose,
-            include_same=settings.include_same_transition,
-            index=self._reader,
-        )
+        same = settings.include_same_transition
+        order = rank_pairs(pairs, step.view, purpose=step.purpose, include_same=same, index=self._index)
         examples = self._renderer.show(
             order, max_tokens=settings.example_tokens, max_pairs=settings.max_examples
         )
         return step_hash, examples
 
     async def _ask(self, step: _StepToScore, step_hash: str, examples: ShownExamples) -> StateScore:
-        samples, payloads = self._settings.n_samples, step.view.transition.payloads
+        payloads = step.view.transition.payloads
         prompt, case = await run_in_thread(
             partial(self._build_prompt, step, examples), step.purpose, *payloads
         )
-        call_ids = [
-            CallId(role="critic", purpose="score", part=step_hash[:16], trial=step.trial * samples + n)
-            for n in range(samples)
-        ]
-        evaluations = await fan_out(lambda place: self._sample_evaluation(prompt, case, place), call_ids)
+
+        async def sample(trial: int) -> Evaluation:
+            call_id = CallId(role="critic", purpose="score", part=step_hash[:16], trial=trial)
+            return await self._sample_evaluation(prompt, case, call_id)
+
+        n, first = self._settings.n_samples, step.trial * self._settings.n_samples
+        evaluations = await fan_out(sample, range(first, first + n))
         return _combine_samples(evaluations, case, tuple(pair.id for pair in examples.pairs))
 
     def _build_prompt(self, step: _StepToScore, examples: ShownExamples) -> tuple[RenderedPrompt, GuardCase]:
         """Return what is asked of a step, and what guards need to know of it."""
-        settings = self._settings
-        shown = show_transition(
-            step.purpose, step.view, max_tokens=settings.state_tokens, count_tokens=self._count_tokens
-        )
+        settings, limit = self._settings, self._settings.state_tokens
+        shown = show_transition(step.purpose, step.view, max_tokens=limit, count_tokens=self._count_tokens)
         prompt = self._prompts.render(CRITIC_PROMPT, {"examples": examples.text, "transition": shown})
         changed = step.view.transition.changes_state
         return prompt, GuardCase(changed, QuotableTexts(step.view), settings, step.progress_before)
@@ -291,13 +281,13 @@ class Critic:
 
 
 def _name_counter(count_tokens: TokenCounter) -> str:
-    """Return the name of a counter of tokens; that of the default one does not follow from its module."""
-    own = f"{count_tokens.__module__}.{getattr(count_tokens, '__qualname__', '')}"
-    return "estimate" if count_tokens is estimate_tokens else own
+    if count_tokens is estimate_tokens:
+        return "estimate"
+    return f"{count_tokens.__module__}.{getattr(count_tokens, '__qualname__', '')}"
 
 
 class _StepToScore(NamedTuple):
-    """What is scored, as ``Critic.score`` was given it."""
+    """The arguments of ``Critic.score``."""
 
     view: TransitionView
     purpose: str
@@ -312,10 +302,8 @@ def _combine_samples(
 
     Samples that lie apart lower confidence: by a tenth for each point of phi.
     """
-    judged = sorted(
-        ((*apply_guards(raw, case), raw) for raw in evaluations),
-        key=lambda each: (each[0].progress_after, each[0].delta),
-    )
+    guarded = [(*apply_guards(raw, case), raw) for raw in evaluations]
+    judged = sorted(guarded, key=lambda each: (each[0].progress_after, each[0].delta))
     evaluation, names, raw = judged[(len(judged) - 1) // 2]
     spread = judged[-1][0].progress_after - judged[0][0].progress_after
     agreed = 1 - spread / 10
@@ -337,7 +325,7 @@ FIRST_AGREEMENT_TRIAL = 1
 
 
 class Scorer(Protocol):
-    """A critic, as far as contrasts need one."""
+    """A critic as calibration needs it."""
 
     async def score(
         self,
@@ -356,44 +344,29 @@ async def find_agreement(
 ) -> Evaluation | str:
     """Return the middle one of so many samples, or in words why they do not agree.
 
-    They agree where their phi before and their phi after each lie within ``max_spread``. A sample from which
-    a guard took credit for a change is no opinion, and neither is a missing one. One sample follows the
-    other, and asking ends as soon as they cannot agree any more, so that none is paid for in vain.
+    They agree if their phi before and their phi after each lie within ``max_spread``. A sample from which a guard took
+    credit for a change is no opinion, and neither is a missing one. Asking ends as soon as samples disagree.
 
     Raises:
         ProviderError: The endpoint refused, failed or could not be reached.
         BudgetSpent: The budget has no room for a call.
     """
-
-    async def one(trial: int) -> Evaluation | str:
+    found: list[Evaluation] = []
+    for trial in range(FIRST_AGREEMENT_TRIAL, FIRST_AGREEMENT_TRIAL + n_samples):
         try:
             score = await critic.score(transition, purpose=purpose, trial=trial)
         except (ReplyError, ContextOverflow) as error:
             return f"a sample gave no score: {error}"
         if transition.changes_state and score.raw.progress_after != score.evaluation.progress_after:
             return "a sample rests on no evidence"
-        return score.evaluation
-
-    found: list[Evaluation] = []
-    for trial in range(FIRST_AGREEMENT_TRIAL, FIRST_AGREEMENT_TRIAL + n_samples):
-        said = await one(trial)
-        if isinstance(said, str):
-            return said
-        found.append(said)
-        apart = _explain_disagreement(found, max_spread)
-        if apart is not None:
-            return apart
-    return median_evaluation(found)
-
-
-def median_evaluation(samples: Sequence[Evaluation]) -> Evaluation:
-    """Return the middle sample by phi after, then phi before; of an even number the lower of the two."""
-    ordered = sorted(samples, key=lambda one: (one.progress_after, one.progress_before, one.reasoning))
+        found.append(score.evaluation)
+        spread = _compute_spread(found)
+        if spread > max_spread:
+            return f"samples lie {spread:g} apart, more than {max_spread:g}"
+    ordered = sorted(found, key=lambda one: (one.progress_after, one.progress_before, one.reasoning))
     return ordered[(len(ordered) - 1) // 2]
 
 
-def _explain_disagreement(scores: Sequence[Evaluation], max_spread: float) -> str | None:
-    for phis in ([one.progress_before for one in scores], [one.progress_after for one in scores]):
-        if max(phis) - min(phis) > max_spread:
-            return f"samples lie {max(phis) - min(phis):g} apart, more than {max_spread:g}"
-    return None
+def _compute_spread(samples: Sequence[Evaluation]) -> float:
+    sides = ([one.progress_before for one in samples], [one.progress_after for one in samples])
+    return max(max(phis) - min(phis) for phis in sides)

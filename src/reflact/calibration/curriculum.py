@@ -1,8 +1,4 @@
-"""Which mistakes the next round of contrast pairs asks for, how near to right, and when rounds end. Pure.
-
-Everything follows from how the critic was measured before the first round and after each, so that a
-curriculum that was interrupted goes on as if it had not been.
-"""
+"""Which mistakes the next round of contrast pairs asks for, how near to right, and when rounds end. Pure."""
 
 from __future__ import annotations
 
@@ -130,17 +126,6 @@ def has_plateaued(history: Sequence[CriticAccuracyByMistake], settings: Curricul
     return bool(before) and max(lately) - max(before) < settings.min_gain
 
 
-def summarize_accuracy(scored: Sequence[ScoredStep]) -> CriticAccuracyByMistake | None:
-    """Return what a curriculum needs to know of a critic's scores; None if no states could be compared."""
-    accuracy = pairwise_accuracy(scored)
-    if accuracy is None:
-        return None
-    steps = Counter(mistake for step in scored for mistake in step.mistakes)
-    right = Counter(mistake for step in scored if step.is_right for mistake in step.mistakes)
-    kinds = tuple(MistakeAccuracy(mistake=k, n_right=right[k], n_steps=steps[k]) for k in sorted(steps))
-    return CriticAccuracyByMistake(accuracy=accuracy, by_mistake=kinds)
-
-
 def deal_mistakes(
     round_plan: RoundPlan, *, trace_id: str, n_events: int, per_event: int, seed: int
 ) -> tuple[tuple[str, ...], ...]:
@@ -187,7 +172,9 @@ def _compute_shares(
     mistakes: Sequence[str], last_accuracy: CriticAccuracyByMistake | None
 ) -> tuple[MistakeShare, ...]:
     known = {kind.mistake: kind for kind in last_accuracy.by_mistake} if last_accuracy is not None else {}
-    weak = {m: _measure_weakness(known[m]) if m in known else 0.0 for m in mistakes}
+    weak = dict.fromkeys(mistakes, 0.0)
+    for m in known.keys() & weak.keys():
+        weak[m] = wilson_interval(known[m].n_steps - known[m].n_right, known[m].n_steps)[0]
     total, equal = sum(weak.values()), 1 / len(mistakes)
     parts = {m: weak[m] / total if total > 0 else equal for m in mistakes}
     return tuple(
@@ -196,21 +183,18 @@ def _compute_shares(
     )
 
 
-def _measure_weakness(kind: MistakeAccuracy) -> float:
-    return wilson_interval(kind.n_steps - kind.n_right, kind.n_steps)[0]
-
-
 def build_history(
-    held_out: Sequence[ScoredStep | None], invited: Sequence[ScoredStep | None]
+    held_out: Sequence[ScoredStep | None], learned: Sequence[ScoredStep | None]
 ) -> list[CriticAccuracyByMistake]:
     """Return what a curriculum may know: accuracy on held-out steps, kinds on those that are learned from.
 
     Which kinds the critic is weak on is never read off the held-out steps, whose tests have to stay blind
-    to how their batches was made.
+    to how their batches were made.
     """
-    accuracy = pairwise_accuracy([one for one in held_out if one is not None])
+    accuracy = pairwise_accuracy([step for step in held_out if step is not None])
     if accuracy is None:
         return []
-    learned = summarize_accuracy([one for one in invited if one is not None])
-    kinds: tuple[MistakeAccuracy, ...] = () if learned is None else learned.by_mistake
-    return [CriticAccuracyByMistake(accuracy=accuracy, by_mistake=kinds)]
+    known = [(mistake, step.is_right) for step in learned if step is not None for mistake in step.mistakes]
+    n_steps, n_right = Counter(mistake for mistake, _ in known), Counter(m for m, right in known if right)
+    kinds = (MistakeAccuracy(mistake=m, n_right=n_right[m], n_steps=n_steps[m]) for m in sorted(n_steps))
+    return [CriticAccuracyByMistake(accuracy=accuracy, by_mistake=tuple(kinds))]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from typing import Final
 
@@ -20,29 +21,11 @@ from reflact.memory.models import Action, StateScore, Transition
 from reflact.records import CriticAccuracy, CriticDescription
 from reflact.types import Grade, Item, Rollout, Score, Turn, canonical_json
 
-NON_ANSWERS: Final = (
-    "do not know",
-    "don't know",
-    "I do not know",
-    "I don't know",
-    "I do not know the answer",
-    "I don't know the answer",
-    "sorry, I do not know",
-    "sorry, I don't know",
-    "I'm sorry, I don't know",
-    "no idea",
-    "I have no idea",
-    "not sure",
-    "I am not sure",
-    "I'm not sure",
-    "I cannot answer",
-    "I can't answer",
-    "I cannot answer this question",
-    "I can't answer this question",
-    "I am unable to answer",
-    "I'm unable to answer",
+NON_ANSWER: Final = re.compile(
+    r" ((i m )?sorry )?(i )?(do not|don t) know( the answer)? | (i have )?no idea | ((i am|i m) )?not sure "
+    r"| i (cannot|can t|am unable to|m unable to) answer( this question)? "
 )
-"""What is said instead of an answer; spelling of capitals and signs aside, and nothing else beside it."""
+"""What is said instead of an answer, in words with spaces around them, and nothing else beside it."""
 
 
 def explain_empty_answer(answer: str, *, question: str, purpose: str) -> str | None:
@@ -51,33 +34,16 @@ def explain_empty_answer(answer: str, *, question: str, purpose: str) -> str | N
     It is empty, or the question again, or says only that it does not know, unless the question or the purpose
     has these words, as one that asks for them if nothing is known. If the purpose is the question,
     capitals and spaces make no other text of it.
-
-    Args:
-        answer: The answer.
-        question: What was asked.
-        purpose: What an answer is to achieve.
     """
     if not answer.strip():
         return "the answer is empty"
-    repeated = purpose == question and _normalize_answer(answer) == _normalize_answer(question)
-    if repeated or answer.strip() == question.strip():
+    folded = [" ".join(text.split()).casefold() for text in (answer, question)]
+    if answer.strip() == question.strip() or (purpose == question and folded[0] == folded[1]):
         return "the answer is the question again"
-    answer_words, question_words = split_words(answer), split_words(question)
-    if answer_words in map(split_words, NON_ANSWERS) and not (
-        _contains_words(question_words, answer_words) or _contains_words(split_words(purpose), answer_words)
-    ):
+    said, *asked = (f" {' '.join(split_words(text))} " for text in (answer, question, purpose))
+    if NON_ANSWER.fullmatch(said) and not any(said in text for text in asked):
         return "the answer says that it does not know"
     return None
-
-
-def _normalize_answer(text: str) -> str:
-    return " ".join(text.split()).casefold()
-
-
-def _contains_words(words: list[str], text_words: list[str]) -> bool:
-    """Whether words stand among others, side by side."""
-    places = range(len(words) - len(text_words) + 1)
-    return any(words[at : at + len(text_words)] == text_words for at in places)
 
 
 MAX_PROGRESS = 10.0
@@ -105,7 +71,7 @@ class CriticGrader:
     worth 0, and the critic is not asked. An item's reference is not looked at.
 
     Args:
-        critic: A critic that cannot change under a run: ``await critic.pin()`` or ``critic.pinned(pairs)``.
+        critic: A critic that cannot change under a run: ``await critic.pin()`` or ``critic.pin_to(pairs)``.
         pass_threshold: The least phi of an answer that counts as a success, above 0 and at most 10.
         purpose: Says what an answer to an item is to achieve; a function or a method, by whose name it is
             known in the keys of rollouts.
@@ -126,29 +92,25 @@ class CriticGrader:
     ) -> None:
         if not 0 < pass_threshold <= MAX_PROGRESS:
             raise ConfigError(
-                f"passes_at is {pass_threshold:g}; give a phi above 0 and at most {MAX_PROGRESS:g}"
+                f"pass_threshold is {pass_threshold:g}; give a phi above 0 and at most {MAX_PROGRESS:g}"
             )
         self._critic = critic
         self._pass_threshold = pass_threshold
         self._purpose = purpose
         self._purpose_name = name_function(purpose)
-        self._critic_description = describe_critic(critic, measurements)
+        self.scored_by = describe_critic(critic, measurements)
+        """The critic, as a run's summary names it."""
 
     @property
     def identity(self) -> JsonValue:
         """The critic with its snapshot, the threshold and the purpose: all that a score depends on."""
         return {
             "grader": "critic",
-            "critic": self._critic_description.identity,
+            "critic": self.scored_by.identity,
             "passes_at": float(self._pass_threshold),
             "progress_before": BASE_PROGRESS,
             "purpose": self._purpose_name,
         }
-
-    @property
-    def scored_by(self) -> CriticDescription:
-        """The critic, as a run's summary names it."""
-        return self._critic_description
 
     async def __call__(self, item: Item, answer: str) -> Grade:
         """Score an answer.
@@ -184,10 +146,8 @@ class CriticGrader:
         said = score.evaluation
         denied = [name.replace("_", " ") for name in score.applied_guards if name in NO_CREDIT_GUARDS]
         why = f", no credit for the answer ({', '.join(denied)})" if denied else ""
-        return (
-            f"a critic scored it {said.progress_after:g} of {MAX_PROGRESS:g}, {self._pass_threshold:g} needed{why}: "
-            f"{said.reasoning}"
-        )
+        phi = f"{said.progress_after:g} of {MAX_PROGRESS:g}, {self._pass_threshold:g} needed"
+        return f"a critic scored it {phi}{why}: {said.reasoning}"
 
 
 async def measure_critic(
@@ -197,11 +157,6 @@ async def measure_critic(
 
     Measure the pinned critic that grades, on traces that its pairs were not made from. Steps that the model
     gave no valid score of are left out.
-
-    Args:
-        critic: The critic as it is.
-        traces: Steps with labels in them count.
-        max_concurrent: Steps that are scored at a time.
 
     Raises:
         ProviderError: The endpoint refused, failed or could not be reached.
@@ -227,23 +182,24 @@ def describe_critic(critic: Critic, measurements: CriticMetrics | None) -> Criti
     if critic.snapshot is None or critic.pairs is None:
         raise ConfigError(
             "a critic that reads its memory may change its mind during a run: use "
-            "`await critic.pin()` or `critic.pinned(pairs)`"
+            "`await critic.pin()` or `critic.pin_to(pairs)`"
         )
+    accuracy = (
+        None
+        if measurements is None
+        else CriticAccuracy(
+            traces=measurements.n_traces,
+            transitions=measurements.n_transitions,
+            error=measurements.error,
+            accuracy=measurements.accuracy,
+        )
+    )
     return CriticDescription(
         identity=critic.identity,
         snapshot=critic.snapshot,
         prompt=critic.prompt,
         pairs=len(critic.pairs),
-        accuracy=None if measurements is None else _build_accuracy(measurements),
-    )
-
-
-def _build_accuracy(measurements: CriticMetrics) -> CriticAccuracy:
-    return CriticAccuracy(
-        traces=measurements.n_traces,
-        transitions=measurements.n_transitions,
-        error=measurements.error,
-        accuracy=measurements.accuracy,
+        accuracy=accuracy,
     )
 
 
@@ -251,7 +207,7 @@ class CriticAnnotator:
     """Notes progress before and after each reply of a trajectory; pass it to ``Trainer(annotate=...)``.
 
     Args:
-        critic: A critic that cannot change under a run: ``await critic.pin()`` or ``critic.pinned(pairs)``.
+        critic: A critic that cannot change under a run: ``await critic.pin()`` or ``critic.pin_to(pairs)``.
         purpose: Says what an item asks for; a function or a method, by whose name it is known in the run's
             identity.
         state: Renders the state from the turns so far (see ``list_transitions``); known by its name as well.
@@ -272,25 +228,11 @@ class CriticAnnotator:
         self._critic = critic
         self._purpose = purpose
         self._state = state
-        self._critic_description = describe_critic(critic, measurements)
-        self._identity = canonical_json(
-            {
-                "notes": "critic",
-                "critic": critic.identity,
-                "purpose": name_function(purpose),
-                "state": name_function(state),
-            }
-        )
-
-    @property
-    def identity(self) -> str:
-        """The critic with its snapshot and the functions' names, as canonical JSON."""
-        return self._identity
-
-    @property
-    def scored_by(self) -> CriticDescription:
+        self.scored_by = describe_critic(critic, measurements)
         """The critic, as a run's summary names it."""
-        return self._critic_description
+        names = {"purpose": name_function(purpose), "state": name_function(state)}
+        self.identity = canonical_json({"notes": "critic", "critic": critic.identity, **names})
+        """The critic with its snapshot and the functions' names, as canonical JSON."""
 
     async def annotate(self, item: Item, rollout: Rollout) -> tuple[str, ...]:
         """Return a line on each reply; one that the critic gave no valid score of is named as such.

@@ -105,14 +105,10 @@ class _WordSequence:
     """Texts as their words in order: all of them, and those that do not only connect."""
 
     def __init__(self, texts: Sequence[str]) -> None:
-        whole: list[str] = []
-        telling: list[str] = []
-        for number, text in enumerate(texts):
-            for words in ([_SEPARATOR] if number else [], *_split_words_by_part(text)):
-                whole += _format_run(words)
-                telling += _format_run([word for word in words if word not in _CONNECTING_WORDS])
+        words = [word for text in texts for word in (_SEPARATOR, *split_words(text))][1:]
+        telling = [word for word in words if word not in _CONNECTING_WORDS]
         self.has_content = bool(telling)
-        self._views = (_join_runs(whole), _join_runs(telling))
+        self._views = tuple("\x1f".join(("", *view, "")) for view in (words, telling))
 
     def contains(self, other: _WordSequence) -> bool:
         """Whether the other text's words stand here side by side."""
@@ -121,14 +117,12 @@ class _WordSequence:
 
 def split_words(text: str) -> list[str]:
     """Return a text's words in order, as they are compared."""
-    return [word for words in _split_words_by_part(text) for word in words]
-
-
-def _split_words_by_part(text: str) -> Iterator[list[str]]:
+    words: list[str] = []
     for part in _split_parts(text):
         plain = _ESCAPE.sub(" ", unicodedata.normalize("NFKC", part).casefold())
-        words = _WORD.findall(plain)
-        yield [*map(_normalize_number, words)] if ".0" in plain else words
+        found = _WORD.findall(plain)
+        words += map(_normalize_number, found) if ".0" in plain else found
+    return words
 
 
 def _normalize_number(word: str) -> str:
@@ -150,14 +144,6 @@ def _list_field_values(fields: Iterable[FieldChange], *, after: bool) -> list[st
     """Return the fields with the value that they have on a side, as far as they are there."""
     sides = ((field.path, field.after if after else field.before) for field in fields)
     return [f"{path} {value}" for path, value in sides if value is not None]
-
-
-def _format_run(words: Sequence[str]) -> list[str]:
-    return ["\x1f".join(words)] if words else []
-
-
-def _join_runs(runs: Sequence[str]) -> str:
-    return "\x1f".join(("", *runs, ""))
 
 
 class GuardCase(NamedTuple):

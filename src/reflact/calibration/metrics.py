@@ -10,10 +10,10 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, bisect_right, insort
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
 from statistics import median
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from pydantic import Field
 
@@ -21,6 +21,8 @@ from reflact.data import make_rng
 from reflact.memory.models import Evaluation, Label, Progress, Share
 from reflact.records import IntervalEstimate
 from reflact.types import FrozenModel
+
+T = TypeVar("T")
 
 N_RESAMPLES = 1000
 
@@ -139,30 +141,30 @@ class CriticMetrics(FrozenModel):
     reliability: tuple[ReliabilityBin, ...] = ()
 
 
-def compute_metrics(scored: Sequence[ScoredStep], *, seed: int = 0) -> CriticMetrics | None:
+def compute_metrics(scored: Sequence[ScoredStep]) -> CriticMetrics | None:
     """Return what a critic's scores are worth, None if there are none."""
     if not scored:
         return None
-    sample = _TraceBootstrap(scored, stream_name=f"{seed}/all")
+    sample = _TraceBootstrap(scored, stream_name="0/all")
     estimate, total = sample.estimate, sample.totals
     correct = [step.label.progress_after for step in scored]
     usual, share = median(correct), total.right / total.steps
     return CriticMetrics(
-        n_traces=sample.traces,
+        n_traces=sample.n_traces,
         n_transitions=len(scored),
         error=estimate(lambda t: t.error / t.steps, 0, 10),
         bias=estimate(lambda t: t.bias / t.steps, -10, 10),
-        accuracy=estimate(_accuracy, 0, 1) if total.pairs else None,
-        consistency=estimate(_consistency, 0, 1) if total.successions else None,
+        accuracy=estimate(_compute_accuracy, 0, 1) if total.pairs else None,
+        consistency=estimate(_compute_consistency, 0, 1) if total.successions else None,
         brier=estimate(lambda t: t.brier / t.steps, 0, 1),
-        calibration=estimate(_calibration, 0, 1),
+        calibration=estimate(_compute_calibration, 0, 1),
         constant=ConstantBaseline(
             progress=usual,
             error=math.fsum(abs(phi - usual) for phi in correct) / len(correct),
             brier=share * (1 - share),
         ),
-        by_mistake=_build_groups(scored, lambda step: step.mistakes, seed),
-        by_difficulty=_build_groups(scored, _difficulty_band, seed),
+        by_mistake=_build_groups(scored, lambda step: step.mistakes),
+        by_difficulty=_build_groups(scored, _name_difficulty),
         reliability=_build_bins(scored),
     )
 
@@ -170,8 +172,8 @@ def compute_metrics(scored: Sequence[ScoredStep], *, seed: int = 0) -> CriticMet
 def pairwise_accuracy(steps: Sequence[ScoredStep]) -> float | None:
     """Return the pairwise accuracy, None if nothing can be ordered; see ``CriticMetrics.accuracy``."""
     traces = [_count_ordered(trace) for trace in _group_by_trace(steps).values()]
-    pairs = sum(trace.pairs for trace in traces)
-    return sum(trace.shares for trace in traces) / pairs if pairs else None
+    pairs = sum(n for n, _ in traces)
+    return sum(right for _, right in traces) / pairs if pairs else None
 
 
 def bootstrap_mean(values: Sequence[float], *, low: float, high: float, stream_name: str) -> IntervalEstimate:
@@ -181,24 +183,25 @@ def bootstrap_mean(values: Sequence[float], *, low: float, high: float, stream_n
         values: One for each trace.
         low: The least that such a mean can be; with ``high``, the interval of a single value.
         high: The most.
-        stream_name: Names the resamples; equal labels draw equally.
+        stream_name: Names the resamples; equal names draw equally.
     """
-    mean = math.fsum(values) / len(values)
-    if len(values) == 1:
-        return IntervalEstimate(value=mean, low=low, high=high)
+    means = [sum(sample) / len(sample) for sample in _resample(values, stream_name)]
+    return _build_interval(math.fsum(values) / len(values), means, low, high)
+
+
+def _resample(values: Sequence[T], stream_name: str) -> Iterator[list[T]]:
+    """Yield resamples of as many values, none of a single one."""
     draw, n = make_rng(0, stream_name).random, len(values)
-    means = sorted(sum([values[int(draw() * n)] for _ in range(n)]) / n for _ in range(N_RESAMPLES))
-    return IntervalEstimate(value=mean, low=means[_TAIL_INDEX], high=means[-1 - _TAIL_INDEX])
+    for _ in range(N_RESAMPLES if n > 1 else 0):
+        yield [values[int(draw() * n)] for _ in range(n)]
 
 
-_TAIL_INDEX = round(0.025 * N_RESAMPLES) - 1
-
-
-class _OrderCounts(NamedTuple):
-    """How many comparisons labels decide, and how many of them go right; ties count half."""
-
-    pairs: int
-    shares: float
+def _build_interval(value: float, figures: Iterable[float], low: float, high: float) -> IntervalEstimate:
+    """Return a figure with the interval of its resamples; ``low`` and ``high``, its range, if there are none."""
+    ordered, tail = sorted(figures), round(0.025 * N_RESAMPLES) - 1
+    if ordered:
+        low, high = ordered[tail], ordered[-1 - tail]
+    return IntervalEstimate(value=value, low=low, high=high)
 
 
 class _TraceSums(NamedTuple):
@@ -217,7 +220,7 @@ class _TraceSums(NamedTuple):
 
 
 def _sum_steps(steps: Sequence[ScoredStep]) -> _TraceSums:
-    ordered = _count_ordered(steps)
+    pairs, ordered = _count_ordered(steps)
     consistent = list(_list_consistent(steps))
     sums = [0.0] * N_BINS
     for step in steps:
@@ -228,16 +231,19 @@ def _sum_steps(steps: Sequence[ScoredStep]) -> _TraceSums:
         bias=math.fsum(step.error for step in steps),
         right=sum(step.is_right for step in steps),
         brier=math.fsum((step.evaluation.confidence - step.is_right) ** 2 for step in steps),
-        pairs=ordered.pairs,
-        ordered=ordered.shares,
+        pairs=pairs,
+        ordered=ordered,
         successions=len(consistent),
         consistent=sum(consistent),
         overconfidence=tuple(sums),
     )
 
 
-def _count_ordered(steps: Sequence[ScoredStep]) -> _OrderCounts:
-    """Count the pairs that labels order: before and after of a step, its after and others', right and wrong."""
+def _count_ordered(steps: Sequence[ScoredStep]) -> tuple[int, float]:
+    """Return how many pairs labels order, and how many of them go right; ties count half.
+
+    The pairs are before and after of a step, its after and others', right and wrong.
+    """
     shares = [
         (1 + _sign(s.evaluation.delta) * _sign(s.label.delta)) / 2
         for s in steps
@@ -248,25 +254,25 @@ def _count_ordered(steps: Sequence[ScoredStep]) -> _OrderCounts:
         for step in steps
         for wrong in step.wrong_progress
     ]
-    across = _count_across_steps(steps)
-    return _OrderCounts(len(shares) + across.pairs, sum(shares) + across.shares)
+    pairs, right = _count_across_steps(steps)
+    return len(shares) + pairs, sum(shares) + right
 
 
-def _count_across_steps(steps: Sequence[ScoredStep]) -> _OrderCounts:
+def _count_across_steps(steps: Sequence[ScoredStep]) -> tuple[int, float]:
     """Compare every two states after a step, in the time that sorting them takes: a trace may be long."""
-    by_gold = sorted(steps, key=lambda step: step.label.progress_after)
+    by_label = sorted(steps, key=lambda step: step.label.progress_after)
     lower: list[float] = []  # what was said of all states that labels put below the present one, sorted
     pairs, shares = 0, 0.0
-    for later in by_gold:
-        while later.label.progress_after - by_gold[len(lower)].label.progress_after >= MIN_LABEL_DIFFERENCE:
-            insort(lower, by_gold[len(lower)].evaluation.progress_after)
+    for later in by_label:
+        while later.label.progress_after - by_label[len(lower)].label.progress_after >= MIN_LABEL_DIFFERENCE:
+            insort(lower, by_label[len(lower)].evaluation.progress_after)
         said = later.evaluation.progress_after
         pairs += len(lower)
         shares += (bisect_left(lower, said) + bisect_right(lower, said)) / 2
-    return _OrderCounts(pairs, shares)
+    return pairs, shares
 
 
-def _list_consistent(steps: Sequence[ScoredStep]) -> Iterable[bool]:
+def _list_consistent(steps: Sequence[ScoredStep]) -> Iterator[bool]:
     often = Counter(step.step for step in steps)
     single = (step for step in steps if often[step.step] == 1)  # perturbed steps succeed nothing
     for earlier, later in pairwise(sorted(single, key=lambda step: step.step)):
@@ -276,67 +282,54 @@ def _list_consistent(steps: Sequence[ScoredStep]) -> Iterable[bool]:
             yield _sign(together) == _sign(apart)
 
 
-def _accuracy(tally: _TraceSums) -> float:
-    return tally.ordered / tally.pairs if tally.pairs else 0.5
+def _compute_accuracy(sums: _TraceSums) -> float:
+    return sums.ordered / sums.pairs if sums.pairs else 0.5
 
 
-def _consistency(tally: _TraceSums) -> float:
-    return tally.consistent / tally.successions if tally.successions else 1.0
+def _compute_consistency(sums: _TraceSums) -> float:
+    return sums.consistent / sums.successions if sums.successions else 1.0
 
 
-def _calibration(tally: _TraceSums) -> float:
-    return math.fsum(map(abs, tally.overconfidence)) / tally.steps
+def _compute_calibration(sums: _TraceSums) -> float:
+    return math.fsum(map(abs, sums.overconfidence)) / sums.steps
 
 
 class _TraceBootstrap:
     """Traces and their resamples, which all figures share."""
 
     def __init__(self, scored: Sequence[ScoredStep], *, stream_name: str) -> None:
-        tallies = [_sum_steps(steps) for steps in _group_by_trace(scored).values()]
-        n = self.traces = len(tallies)
-        draw = make_rng(0, stream_name).random
-        self.totals = _add_sums(tallies)
-        self._resampled_totals = [
-            _add_sums([tallies[int(draw() * n)] for _ in range(n)])
-            for _ in range(N_RESAMPLES if n > 1 else 0)
-        ]
+        sums = [_sum_steps(steps) for steps in _group_by_trace(scored).values()]
+        self.n_traces = len(sums)
+        self.totals = _add_sums(sums)
+        self._resampled_totals = [_add_sums(sample) for sample in _resample(sums, stream_name)]
 
     def estimate(self, figure: Callable[[_TraceSums], float], low: float, high: float) -> IntervalEstimate:
         """Return a figure with its interval; ``low`` and ``high`` are its range."""
-        if not self._resampled_totals:
-            return IntervalEstimate(value=figure(self.totals), low=low, high=high)
-        figures = sorted(map(figure, self._resampled_totals))
-        return IntervalEstimate(
-            value=figure(self.totals), low=figures[_TAIL_INDEX], high=figures[-1 - _TAIL_INDEX]
-        )
+        return _build_interval(figure(self.totals), map(figure, self._resampled_totals), low, high)
 
 
-def _add_sums(tallies: Iterable[_TraceSums]) -> _TraceSums:
-    *plain, bins = zip(*tallies, strict=True)
+def _add_sums(sums: Iterable[_TraceSums]) -> _TraceSums:
+    *plain, bins = zip(*sums, strict=True)
     return _TraceSums._make([*map(sum, plain), tuple(map(sum, zip(*bins, strict=True)))])
 
 
 def _build_groups(
-    scored: Sequence[ScoredStep], names: Callable[[ScoredStep], tuple[str, ...]], seed: int
+    scored: Sequence[ScoredStep], list_names: Callable[[ScoredStep], tuple[str, ...]]
 ) -> tuple[ErrorGroup, ...]:
     members: dict[str, list[ScoredStep]] = defaultdict(list)
     for step in scored:
-        for name in names(step):
+        for name in list_names(step):
             members[name].append(step)
-    return tuple(_build_group(name, members[name], seed) for name in sorted(members))
+    groups = []
+    for name, steps in sorted(members.items()):
+        sample = _TraceBootstrap(steps, stream_name=f"0/{name}")
+        error = sample.estimate(lambda t: t.error / t.steps, 0, 10)
+        bias = sample.estimate(lambda t: t.bias / t.steps, -10, 10)
+        groups.append(ErrorGroup(name=name, n_transitions=len(steps), error=error, bias=bias))
+    return tuple(groups)
 
 
-def _build_group(name: str, steps: Sequence[ScoredStep], seed: int) -> ErrorGroup:
-    sample = _TraceBootstrap(steps, stream_name=f"{seed}/{name}")
-    return ErrorGroup(
-        name=name,
-        n_transitions=len(steps),
-        error=sample.estimate(lambda t: t.error / t.steps, 0, 10),
-        bias=sample.estimate(lambda t: t.bias / t.steps, -10, 10),
-    )
-
-
-def _difficulty_band(step: ScoredStep) -> tuple[str, ...]:
+def _name_difficulty(step: ScoredStep) -> tuple[str, ...]:
     if step.difficulty is None:
         return ()
     return ("easy",) if step.difficulty == 0 else ("middle",) if step.difficulty <= 0.2 else ("hard",)

@@ -195,16 +195,7 @@ DropReason = Literal[
     "judged_wrong",
     "decided_by_position",
 ]
-"""Why a candidate became no pair.
-
-``unverified``: there is neither a label nor a critic whose samples could agree. ``disagreement``: its samples lie too
-far apart, or one gave nothing that counts. ``not_applicable``: no construction makes this mistake of this
-step within the round's distances. ``not_confirmed``: the samples for another purpose do not bear out that
-the evaluation is wrong for it. ``bad_reply``: no reply was valid. ``too_long``: the prompt exceeds the
-model's context. ``known``: the pair was there before. ``duplicate``: an earlier candidate of this round gave
-the same pair, or speaks of an equal step. ``judged_wrong``: too few comparisons found the right side.
-``decided_by_position``: in one order fewer than half found it.
-"""
+"""Why a candidate became no pair; ``docs/contrast.md`` explains each."""
 
 
 class DroppedCandidate(FrozenModel):
@@ -231,22 +222,17 @@ class GenerationResult(FrozenModel):
     Args:
         pairs: Kept pairs; no two have one id.
         dropped: What the other candidates failed at.
-        n_candidates: How many there were: ``len(pairs) + len(drops)``.
         n_skipped: Events that were not selected: they moved, but by less than ``min_delta``.
     """
 
     pairs: tuple[ContrastPair, ...] = ()
     dropped: tuple[DroppedCandidate, ...] = ()
-    n_candidates: int = Field(default=0, ge=0)
     n_skipped: int = Field(default=0, ge=0)
 
-    @model_validator(mode="after")
-    def _check_total(self) -> Self:
-        if self.n_candidates != len(self.pairs) + len(self.dropped):
-            raise ValueError(
-                f"{self.n_candidates} candidates, but {len(self.pairs)} pairs and {len(self.dropped)} drops"
-            )
-        return self
+    @property
+    def n_candidates(self) -> int:
+        """The number of candidates: pairs and drops."""
+        return len(self.pairs) + len(self.dropped)
 
 
 class ContrastSettings(ConfigSection):
@@ -287,7 +273,7 @@ class ContrastSettings(ConfigSection):
     @model_validator(mode="after")
     def _check_judges(self) -> Self:
         if self.n_judges == 1:
-            raise ValueError("one comparison shows one order only; judges is 0 or at least 2")
+            raise ValueError("one comparison shows one order only; n_judges is 0 or at least 2")
         return self
 
 

@@ -168,12 +168,12 @@ def classify_error(wrong: Evaluation, right: Evaluation) -> str:
 def quote_changes(transition: Transition) -> tuple[str, ...]:
     """Return words that point at what changed, as evidence: fields, or the first new line of a text."""
     texts = isinstance(transition.before, str) and isinstance(transition.after, str)
-    kept: dict[str, str] = {}
-    for place in _list_change_texts(transition.before, transition.after):
-        kept.setdefault(place[:_MAX_QUOTE_CHARS], place)
-        if len(kept) == (1 if texts else _MAX_QUOTED_FIELDS):
+    found: dict[str, str] = {}
+    for text in _list_change_texts(transition.before, transition.after):
+        found.setdefault(text[:_MAX_QUOTE_CHARS], text)
+        if len(found) == (1 if texts else _MAX_QUOTED_FIELDS):
             break
-    return tuple(quote for quote, place in kept.items() if _is_quotable(quote, place, transition.action))
+    return tuple(quote for quote, text in found.items() if _is_quotable(quote, text, transition.action))
 
 
 def _list_change_texts(before: JsonValue, after: JsonValue) -> Iterator[str]:
@@ -189,9 +189,6 @@ def _is_quotable(quote: str, text: str, action: Action) -> bool:
     """Whether a quote from the beginning of a text ends at the end of a word, and says more than connects."""
     view = TransitionView(Transition(before="", action=action, after=text))
     return not QuotableTexts(view).find_invented([quote])
-
-
-# --------------------------------------------------------------------------------------- constructions
 
 
 def _build_observed(step: StepToContrast) -> ContrastPair | None:
@@ -236,12 +233,20 @@ def _perturb_input(
     transition: Transition, right: Evaluation
 ) -> Iterator[tuple[Transition, Evaluation, Construction, str, str]]:
     low, high = _format_progress(right.progress_before), _format_progress(right.progress_after)
-    stays = right.model_copy(
-        update={"progress_after": right.progress_before, "evidence": (), "confidence": 1.0}
-    )
+
+    def stay(reasoning: str, *, evidence: tuple[str, ...] = (), confidence: float = 1) -> Evaluation:
+        before = right.progress_before
+        return Evaluation(
+            progress_before=before,
+            progress_after=before,
+            reasoning=f"{reasoning}, so it stays at {low}.",
+            evidence=evidence,
+            confidence=confidence,
+        )
+
     yield (
         transition.model_copy(update={"after": transition.before}),
-        stays.model_copy(update={"reasoning": f"The action changed nothing, so it stays at {low}."}),
+        stay("The action changed nothing"),
         "no_effect",
         "ignored_evidence",
         "It credits an effect, but the states before and after are the same.",
@@ -251,12 +256,7 @@ def _perturb_input(
     if with_claim is not None:
         yield (
             transition.model_copy(update={"after": with_claim}),
-            stays.model_copy(
-                update={
-                    "reasoning": f"All that is new is a claim. A claim is no effect, so it stays at {low}.",
-                    "evidence": (claim,),
-                }
-            ),
+            stay("All that is new is a claim. A claim is no effect", evidence=(claim,)),
             "claim_for_effect",
             "credit_for_intention",
             "It takes the claim of an effect for the effect.",
@@ -277,12 +277,7 @@ def _perturb_input(
     )
     yield (
         transition.model_copy(update={"after": _hide_changes(transition.before, transition.after)}),
-        stays.model_copy(
-            update={
-                "reasoning": f"What changed is not shown. Nothing is credited unseen, so it stays at {low}.",
-                "confidence": 0.5,
-            }
-        ),
+        stay("What changed is not shown. Nothing is credited unseen", confidence=0.5),
         "evidence_withdrawn",
         "ignored_evidence",
         "It credits what the state after does not show.",
@@ -306,17 +301,9 @@ def _add_claim(state: JsonValue, claim: str) -> JsonValue:
 def _hide_changes(before: JsonValue, after: JsonValue) -> JsonValue:
     if not isinstance(before, dict) or not isinstance(after, dict):
         return HIDDEN_TEXT
-    touched = {name for name in before.keys() | after.keys() if _field_differs(before, after, name)}
-    return {
-        name: HIDDEN_TEXT if name in touched else before[name]
-        for name in sorted(before.keys() | after.keys())
-    }
-
-
-def _field_differs(before: dict[str, JsonValue], after: dict[str, JsonValue], name: str) -> bool:
-    if name not in before or name not in after:
-        return True
-    return not is_same_json(before[name], after[name])
+    same = {name for name in before.keys() & after.keys() if is_same_json(before[name], after[name])}
+    names = sorted(before.keys() | after.keys())
+    return {name: before[name] if name in same else HIDDEN_TEXT for name in names}
 
 
 def has_same_words(one: str, other: str) -> bool:

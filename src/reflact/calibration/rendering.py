@@ -110,15 +110,12 @@ class ExampleRenderer:
     Args:
         max_tokens: Tokens for each part of a transition; what is longer is cut with a mark.
         count_tokens: Counts tokens.
-        size: Examples that are remembered; the one that was longest not asked for goes first.
     """
 
-    def __init__(
-        self, max_tokens: int, count_tokens: TokenCounter = estimate_tokens, size: int = 4096
-    ) -> None:
+    def __init__(self, max_tokens: int, count_tokens: TokenCounter = estimate_tokens) -> None:
         self._max_tokens = max_tokens
         self._count_tokens = count_tokens
-        self._texts: PairCache[dict[int, str]] = PairCache(size)
+        self._texts: PairCache[dict[int, str]] = PairCache(4096)
 
     def render(self, pair: ContrastPair, number: int) -> str:
         """Return a pair as the example of a number, fenced."""

@@ -1,9 +1,4 @@
-"""Which traces are held out: they test batches and are never learned from. Pure.
-
-Whether a trace is held out follows from its id or its purpose alone, so it is the same in every process and
-stays so while traces come and go. Batches that were tested on any of the same traces share one error
-probability. When it is used up, only traces count on which nothing was tested yet.
-"""
+"""Which traces are held out: they test batches and are never learned from. Pure."""
 
 from __future__ import annotations
 
@@ -17,7 +12,7 @@ from reflact.memory.cards import MIN_TRACES, count_tests
 from reflact.memory.models import BatchTest, ScoreEvent
 
 MIN_PURPOSES = 2
-"""As many purposes there have to be for each slice before whole purposes are sorted into slices."""
+"""The number of purposes for each slice from which on whole purposes are sorted into slices."""
 
 CALLER_HOLDOUT_NAME = "caller"
 """The name of held-out traces that a caller chose."""

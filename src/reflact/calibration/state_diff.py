@@ -1,7 +1,4 @@
-"""What differs between two states: field by field for JSON values, line by line for text. Pure.
-
-Everything takes time in proportion to the states: a live loop waits for it.
-"""
+"""What differs between two states: field by field for JSON values, line by line for text. Linear in their size. Pure."""
 
 from __future__ import annotations
 
@@ -81,35 +78,28 @@ def list_changes(before: JsonValue, after: JsonValue, path: str = "") -> Iterato
         return
     if isinstance(before, dict) and isinstance(after, dict):
         for name in sorted(before.keys() | after.keys()):
-            yield from _compare_field(before, after, name, path)
+            inner = _join_path(path, name)
+            if name in before and name in after:
+                yield from list_changes(before[name], after[name], inner)
+            else:
+                old, new = (_format_json(side[name]) if name in side else None for side in (before, after))
+                yield FieldChange(inner, old, new)
     elif isinstance(before, list) and isinstance(after, list):
         yield from _compare_elements(before, after, path)
     else:
         yield FieldChange(path or ROOT_PATH, _format_json(before), _format_json(after))
 
 
-def _compare_field(
-    before: dict[str, JsonValue], after: dict[str, JsonValue], name: str, parent: str
-) -> Iterator[FieldChange]:
-    if name not in before:
-        yield FieldChange(_join_path(parent, name), None, _format_json(after[name]))
-    elif name not in after:
-        yield FieldChange(_join_path(parent, name), _format_json(before[name]), None)
-    elif not is_same_json(before[name], after[name]):
-        yield from list_changes(before[name], after[name], _join_path(parent, name))
-
-
 def _compare_elements(before: list[JsonValue], after: list[JsonValue], path: str) -> Iterator[FieldChange]:
     start, end = _count_common_ends(before, after, is_same_json)
-    old, new = before[start : len(before) - end], after[start : len(after) - end]
-    for n in range(max(len(old), len(new))):
-        element_path = f"{path}[{start + n}]"
-        if n >= len(old):
-            yield FieldChange(element_path, None, _format_json(new[n]))
-        elif n >= len(new):
-            yield FieldChange(element_path, _format_json(old[n]), None)
+    for n in range(start, max(len(before), len(after)) - end):
+        inner = f"{path}[{n}]"
+        if n < min(len(before), len(after)) - end:
+            yield from list_changes(before[n], after[n], inner)
+        elif n < len(before) - end:
+            yield FieldChange(inner, _format_json(before[n]), None)
         else:
-            yield from list_changes(old[n], new[n], element_path)
+            yield FieldChange(inner, None, _format_json(after[n]))
 
 
 def _join_path(path: str, name: str) -> str:
@@ -165,11 +155,7 @@ def _diff_texts(before: str, after: str) -> str:
 
 
 class TransitionView:
-    """The texts of a transition, each made when it is first asked for, in time in proportion to the states.
-
-    Args:
-        transition: What is looked at.
-    """
+    """The texts of a transition, each made when it is first asked for."""
 
     def __init__(self, transition: Transition) -> None:
         self.transition = transition

@@ -1,14 +1,14 @@
 """Traces: what an agent did, and how each step was scored if somebody did, kept as it happens.
 
-A trace's file holds JSON lines: a header, one line an event, and a last line once the trace is finished. Each
-line is handed to the system as it comes, so that it outlives the process. ``read_trace_file`` reads it.
+A trace's file holds JSON lines: a header, one line an event, and a last line once the trace is finished.
 """
 
 from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar
@@ -58,14 +58,8 @@ class TraceFileContent(NamedTuple):
     is_open: bool = False
 
 
-def read_trace_file(path: Path) -> TraceFileContent:
-    """Read the complete lines of a trace's file.
-
-    Raises:
-        DataError: Not even the header is whole, it has no purpose, or a line that is whole says something
-            wrong; names file, line and field.
-        StoreError: The file cannot be read.
-    """
+def _read_file(path: Path) -> TraceFileContent:
+    """Read the complete lines of a trace's file."""
     try:
         content = path.read_bytes()
     except OSError as error:
@@ -73,22 +67,22 @@ def read_trace_file(path: Path) -> TraceFileContent:
     lines = content.splitlines(keepends=True)
     header = _read_header(path, lines)
     events: list[ScoreEvent] = []
-    ends: list[TraceEnd] = []
+    end: TraceEnd | None = None
     for number, line in enumerate(lines[1:], 2):
         location = f"{path}, line {number}"
         try:
             value = _parse_json(line, location)
         except _TornLine:
             break
-        if ends:
+        if end is not None:
             raise DataError(
                 f"{location}, follows the end of the trace; a file holds one trace, so take it out"
             )
         if isinstance(value, dict) and "events" in value:
-            ends.append(_parse_line(value, TraceEnd, location))
+            end = _parse_line(value, TraceEnd, location)
         else:
             events.append(_parse_event(value, location, step=len(events)))
-    finished = ends == [TraceEnd(events=len(events))]
+    finished = end == TraceEnd(events=len(events))
     length = sum(map(len, lines[: 1 + len(events) + finished]))
     unbroken = not content[:length].endswith(b"\n")
     return TraceFileContent(header, tuple(events), finished, length, len(content) - length, unbroken)
@@ -188,15 +182,12 @@ class Trace:
         self._n_lost_bytes = 0
         if self._path is not None:
             _create_file(self._path)
-            self._write(_encode_line(self._header, str(self._path)))
+        self._write(_encode_line(self._header, str(self._path)))
 
     def __repr__(self) -> str:
         state = "finished" if self.is_finished else "open"
-        short = (
-            self.purpose
-            if len(self.purpose) <= MAX_SHOWN_PURPOSE
-            else f"{self.purpose[:MAX_SHOWN_PURPOSE]}..."
-        )
+        rest = "..." if len(self.purpose) > MAX_SHOWN_PURPOSE else ""
+        short = f"{self.purpose[:MAX_SHOWN_PURPOSE]}{rest}"
         return f"Trace({short!r}, id={self.id!r}: {len(self.events)} events, {state})"
 
     @property
@@ -305,11 +296,11 @@ class Trace:
         """Read the complete lines of a file; the trace takes no further events.
 
         Raises:
-            DataError: Not even the header is whole, it has no purpose, or a line that is whole says something
-                wrong; names file, line and field.
+            DataError: The header is not whole, it has no purpose, or a whole line says something wrong; names file,
+                line and field.
             StoreError: The file cannot be read.
         """
-        return cls._from_file(read_trace_file(Path(path)))
+        return cls._from_file(_read_file(Path(path)))
 
     @classmethod
     def load_all(cls, folder: Path | str) -> tuple[Trace, ...]:
@@ -342,13 +333,13 @@ class Trace:
             StoreError: The file cannot be read or written.
         """
         path = Path(path)
-        whole = read_trace_file(path)
+        whole = _read_file(path)
         trace = cls._from_file(whole)
         trace._finished = whole.finished
         trace._path = path
         trace._length = whole.n_bytes
         if whole.n_lost_bytes or whole.is_open:
-            trace._write_after_whole(b"\n" if whole.is_open else b"")
+            trace._write_after_whole(path, b"\n" if whole.is_open else b"")
         return trace
 
     @classmethod
@@ -377,35 +368,25 @@ class Trace:
         return trace
 
     def _write(self, line: bytes) -> None:
-        if self._path is not None:
-            self._append(line)
-
-    def _append(self, line: bytes) -> None:
         """Write after what is whole; what an earlier attempt left half-written there is cut off."""
-        assert self._path is not None
-        try:
-            with self._path.open("rb") as file:
-                file.seek(self._length)
-                others = b"\n" in file.read()
-        except OSError as error:
-            raise _build_write_error(self._path, error) from None
+        if self._path is None:
+            return
+        with _name_write_errors(self._path), self._path.open("rb") as file:
+            file.seek(self._length)
+            others = b"\n" in file.read()
         if others:
             raise StoreError(
                 f"{self._path} has lines that this trace did not write: another process records in it; give "
                 "each its own file, this step is not recorded"
             )
-        self._write_after_whole(line)
+        self._write_after_whole(self._path, line)
 
-    def _write_after_whole(self, line: bytes) -> None:
+    def _write_after_whole(self, path: Path, line: bytes) -> None:
         """Write a line in place of whatever follows what is whole."""
-        assert self._path is not None
-        try:
-            with self._path.open("r+b") as file:
-                file.truncate(self._length)
-                file.seek(self._length)
-                file.write(line)
-        except OSError as error:
-            raise _build_write_error(self._path, error) from None
+        with _name_write_errors(path), path.open("r+b") as file:
+            file.truncate(self._length)
+            file.seek(self._length)
+            file.write(line)
         self._length += len(line)
 
 
@@ -428,34 +409,31 @@ def _add_progress_before(event: ScoreEvent, earlier_events: Sequence[ScoreEvent]
     if label is None or label.progress_before is not None:
         return event
     last = earlier_events[-1] if earlier_events else None
+    known: float | None = None
     if not step.changes_state:
-        known: float | None = label.progress_after
-    elif last is None or last.label is None or digest_json(last.transition.after) != digest_json(step.before):
-        known = None
-    else:
-        known = last.label.progress_after if _is_as_reliable(last.label, label) else None
+        known = label.progress_after
+    elif last is not None and last.label is not None:
+        # what samples agree on says nothing beside a program or a person
+        is_as_reliable = last.label.source != "agreement" or label.source == "agreement"
+        if is_as_reliable and digest_json(last.transition.after) == digest_json(step.before):
+            known = last.label.progress_after
     return event.model_copy(update={"label": label.model_copy(update={"progress_before": known})})
 
 
-def _is_as_reliable(candidate: Label, current: Label) -> bool:
-    """Whether one is no less sure: what samples agree on says nothing beside a program or a person."""
-    return candidate.source != "agreement" or current.source == "agreement"
-
-
 def _create_file(path: Path) -> None:
-    try:
+    with _name_write_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise _build_write_error(path, error) from None
+        try:
+            path.touch(exist_ok=False)
+        except FileExistsError:
+            raise DataError(
+                f"{path} exists: go on with it by Trace.resume, remove it, or name another file"
+            ) from None
+
+
+@contextmanager
+def _name_write_errors(path: Path) -> Iterator[None]:
     try:
-        path.touch(exist_ok=False)
-    except FileExistsError:
-        raise DataError(
-            f"{path} exists: go on with it by Trace.resume, remove it, or name another file"
-        ) from None
+        yield
     except OSError as error:
-        raise _build_write_error(path, error) from None
-
-
-def _build_write_error(path: Path, error: OSError) -> StoreError:
-    return StoreError(f"cannot write {path}: {error.strerror or error}")
+        raise StoreError(f"cannot write {path}: {error.strerror or error}") from None
