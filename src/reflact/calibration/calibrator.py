@@ -18,23 +18,21 @@ from pydantic import ValidationError
 
 from reflact.calibration.arguments import require_memory, require_model, require_traces, require_type
 from reflact.calibration.call_policies import LimitedLLM, MeteredLLM, UsageLedger
+from reflact.calibration.checkpoint import CalibrationMemory
 from reflact.calibration.config import DEFAULT_CALIBRATOR_SETTINGS, CalibratorSettings
 from reflact.calibration.cost_estimate import CalibrationCostEstimate, estimate_cost
 from reflact.calibration.critic import Critic
 from reflact.calibration.events import (
-    BatchTestPostponed,
     CalibrationEvent,
     CalibrationEventCallback,
     CalibrationFinished,
     CalibratorStopped,
-    PairBatchTested,
     TraceAccepted,
     TraceFailed,
     TraceSkipped,
 )
 from reflact.calibration.report import CalibrationReport
-from reflact.calibration.rounds import CalibrationMemory, PairCallback, RoundRunner
-from reflact.calibration.significance import NotEnoughTraces, ReplayTestUse
+from reflact.calibration.rounds import PairCallback, RoundRunner
 from reflact.calibration.trace import Trace
 from reflact.calibration.worker import BoundedQueue, QueueResult, TraceLearner
 from reflact.concurrency import Stream, open_task_group
@@ -113,7 +111,6 @@ class Calibrator:
             tested.wrap_llm(wrap),
             settings=settings,
             prompts=prompts,
-            on_test=self._emit_test,
             on_event=self._emit,
             usage_ledger=self._usage_ledger,
         )
@@ -311,20 +308,6 @@ class Calibrator:
         if not held_out:
             self._rounds.emit_pairs_generated(trace, await self._worker.generate_pairs(trace))
         await self._worker.test_if_due()
-
-    def _emit_test(self, result: PromotionEvidence | NotEnoughTraces, pairs: int, use: ReplayTestUse) -> None:
-        if isinstance(result, NotEnoughTraces):
-            self._emit(
-                BatchTestPostponed(
-                    n_pairs=pairs,
-                    n_traces=result.n_traces,
-                    n_needed_traces=result.n_needed,
-                    explanation=result.explanation,
-                    usage=self.usage,
-                )
-            )
-        else:
-            self._emit(PairBatchTested(use=use, evidence=result, usage=self.usage))
 
     def _record_queue_result(self, trace: Trace, offered: QueueResult[Trace]) -> bool:
         if offered.dropped_element is not None:

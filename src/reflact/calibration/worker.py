@@ -7,11 +7,11 @@ from typing import Generic, NamedTuple, TypeVar
 
 import anyio
 
-from reflact.calibration.checkpoint import StoredGeneration
+from reflact.calibration.checkpoint import CalibrationMemory, StoredGeneration
 from reflact.calibration.config import CalibratorSettings, FullQueuePolicy
 from reflact.calibration.promotion import MemorySnapshot
 from reflact.calibration.replay import list_labeled_steps, load_recordings
-from reflact.calibration.rounds import CalibrationMemory, RoundRunner
+from reflact.calibration.rounds import RoundRunner
 from reflact.calibration.significance import NotEnoughTraces, find_missing_traces
 from reflact.calibration.splits import MIN_PURPOSES, HoldoutRule, list_labeled_events, list_tested_marks
 from reflact.calibration.trace import Trace
@@ -199,7 +199,7 @@ class TraceLearner:
         )
         if holdout.missing_traces is not None:
             if not self._reported_missing:
-                self._rounds.on_test(holdout.missing_traces, self._n_waiting, "promote")
+                self._rounds.emit_tested(holdout.missing_traces, self._n_waiting)
             self._reported_missing = True
             return
         self._reported_missing = False
