@@ -22,19 +22,16 @@ from reflact.calibration.config import DEFAULT_CALIBRATOR_SETTINGS, CalibratorSe
 from reflact.calibration.cost_estimate import CalibrationCostEstimate, estimate_cost
 from reflact.calibration.critic import Critic
 from reflact.calibration.events import (
-    BatchTestPostponed,
     CalibrationEvent,
     CalibrationEventCallback,
     CalibrationFinished,
     CalibratorStopped,
-    PairBatchTested,
     TraceAccepted,
     TraceFailed,
     TraceSkipped,
 )
 from reflact.calibration.report import CalibrationReport
 from reflact.calibration.rounds import PairCallback, RoundRunner
-from reflact.calibration.significance import NotEnoughTraces, ReplayTestUse
 from reflact.calibration.trace import Trace
 from reflact.calibration.worker import BoundedQueue, QueueResult, TraceLearner
 from reflact.concurrency import Stream, open_task_group
@@ -116,7 +113,6 @@ class Calibrator:
             tested.wrap_llm(wrap),
             settings=settings,
             prompts=prompts,
-            on_test=self._emit_test,
             on_event=self._emit,
             usage_ledger=self._usage_ledger,
         )
@@ -314,20 +310,6 @@ class Calibrator:
         if not held_out:
             self._rounds.emit_pairs_generated(trace, await self._worker.generate_pairs(trace))
         await self._worker.test_if_due()
-
-    def _emit_test(self, result: PromotionEvidence | NotEnoughTraces, pairs: int, use: ReplayTestUse) -> None:
-        if isinstance(result, NotEnoughTraces):
-            self._emit(
-                BatchTestPostponed(
-                    n_pairs=pairs,
-                    n_traces=result.n_traces,
-                    n_needed_traces=result.n_needed,
-                    explanation=result.explanation,
-                    usage=self.usage,
-                )
-            )
-        else:
-            self._emit(PairBatchTested(use=use, evidence=result, usage=self.usage))
 
     def _record_queue_result(self, trace: Trace, offered: QueueResult[Trace]) -> bool:
         if offered.dropped_element is not None:

@@ -1,4 +1,4 @@
-"""Wrappers of the models that a calibration calls: they limit calls, count usage, and stop after invalid replies.
+"""Middleware around the models of a calibration: it limits calls, counts usage, and stops after invalid replies.
 
 An invalid reply counts with its usage like a valid one. A call that is cancelled before its reply is not
 counted here: the store of model calls accounts for it.
@@ -6,31 +6,33 @@ counted here: the store of model calls accounts for it.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Iterable, Sequence
-from functools import partial
+from collections.abc import Callable, Iterable, Sequence
 
 import anyio
 
 from reflact.calibration.critic import Scorer
 from reflact.calibration.report import PurposeUsage
 from reflact.errors import ContextOverflow, ModelError, ReplyError, RunFailed
+from reflact.llm.middleware import LLMMiddleware
 from reflact.memory.models import ContrastPair, StateScore, Transition
 from reflact.messages import CallId, RenderedPrompt, Reply
 from reflact.protocols import LLM, R
 from reflact.records import Usage
 
+COUNT_FIELDS = ("n_questions", "n_unanswered", "n_invalid")
 
-class WrappedLLM(ABC):
-    """A model around another one; implements ``reflact.protocols.LLM``."""
+FAIL_FAST_CALLS = 10
+"""A model may leave so many of its first questions without a valid reply."""
 
-    def __init__(self, llm: LLM) -> None:
-        self._llm = llm
+HOW_TO_MEND = "at `mode` and at `max_tokens`"
 
-    @property
-    def identity(self) -> str:
-        """The identity of the other model."""
-        return self._llm.identity
+
+class LimitedLLM(LLMMiddleware):
+    """A model whose calls wait for a semaphore."""
+
+    def __init__(self, inner: LLM, semaphore: anyio.Semaphore) -> None:
+        super().__init__(inner)
+        self._semaphore = semaphore
 
     async def ask(
         self,
@@ -40,33 +42,17 @@ class WrappedLLM(ABC):
         call_id: CallId,
         check: Callable[[R], None] | None = None,
     ) -> Reply[R]:
-        """Ask the other model; see ``reflact.protocols.LLM.ask``."""
-        return await self._wrap(
-            partial(self._llm.ask, prompt, reply_type, call_id=call_id, check=check), call_id
-        )
-
-    @abstractmethod
-    async def _wrap(self, call: Callable[[], Awaitable[Reply[R]]], call_id: CallId) -> Reply[R]: ...
-
-
-class LimitedLLM(WrappedLLM):
-    """A model whose calls wait for a semaphore."""
-
-    def __init__(self, llm: LLM, semaphore: anyio.Semaphore) -> None:
-        super().__init__(llm)
-        self._semaphore = semaphore
-
-    async def _wrap(self, call: Callable[[], Awaitable[Reply[R]]], call_id: CallId) -> Reply[R]:
+        """Ask the inner model."""
         async with self._semaphore:
-            return await call()
+            return await super().ask(prompt, reply_type, call_id=call_id, check=check)
 
 
 class LimitedCritic:
-    """A critic whose scores wait for a place.
+    """A critic whose scores wait for a semaphore.
 
     Args:
         critic: The critic.
-        semaphore: As many scores are under way at most.
+        semaphore: Limits the scores that are under way.
         pairs: Shown if no others are given, whatever is promoted meanwhile; None: the critic chooses.
     """
 
@@ -85,80 +71,46 @@ class LimitedCritic:
         pairs: Sequence[ContrastPair] | None = None,
         trial: int = 0,
     ) -> StateScore:
-        """Ask the critic, once there is a place."""
+        """Ask the critic."""
         shown = self._pairs if pairs is None else pairs
         async with self._semaphore:
             return await self._critic.score(transition, purpose=purpose, pairs=shown, trial=trial)
 
 
-COUNT_FIELDS = ("n_questions", "n_unanswered", "n_invalid")
-
-
 class UsageLedger:
-    """Sums up what was consumed, by role and purpose."""
+    """Sums up usage by role and purpose."""
 
     def __init__(self) -> None:
         self._entries: dict[tuple[str, str], PurposeUsage] = {}
 
     @property
     def entries(self) -> tuple[PurposeUsage, ...]:
-        """All that was counted, sorted by role and purpose."""
+        """All entries, sorted by role and purpose."""
         return tuple(self._entries[key] for key in sorted(self._entries))
 
     @property
     def usage(self) -> Usage:
-        """What all of it took."""
+        """The sum of all entries."""
         return sum_usage(self.entries)
 
     def entries_since(self, earlier: Iterable[PurposeUsage]) -> tuple[PurposeUsage, ...]:
-        """Return what was counted after earlier entries of this ledger."""
+        """Return what was added after earlier entries of this ledger."""
         before = {(one.role, one.purpose): one for one in earlier}
-        found = [_subtract_entry(one, before.get((one.role, one.purpose))) for one in self.entries]
+        found = (_subtract(one, before.get((one.role, one.purpose))) for one in self.entries)
         return tuple(one for one in found if one.n_questions)
 
     def add(self, entry: PurposeUsage) -> None:
-        """Add what a question took."""
+        """Add the usage of a question."""
         key = (entry.role, entry.purpose)
-        sofar = self._entries.get(key)
-        self._entries[key] = entry if sofar is None else _add_entries(sofar, entry)
-
-
-class MeteredLLM(WrappedLLM):
-    """A model whose usage is added to a ledger, also if a call fails."""
-
-    def __init__(self, llm: LLM, usage_ledger: UsageLedger) -> None:
-        super().__init__(llm)
-        self._usage_ledger = usage_ledger
-
-    async def _wrap(self, call: Callable[[], Awaitable[Reply[R]]], call_id: CallId) -> Reply[R]:
-        entry = PurposeUsage(role=call_id.role, purpose=call_id.purpose, n_questions=1)
-        try:
-            reply = await call()
-        except ModelError as error:
-            failed = {"usage": error.usage, "n_invalid": error.usage.calls, "n_unanswered": 1}
-            self._usage_ledger.add(entry.model_copy(update=failed))
-            raise
-        self._usage_ledger.add(
-            entry.model_copy(update={"usage": reply.usage, "n_invalid": reply.attempts - 1})
-        )
-        return reply
+        if (sofar := self._entries.get(key)) is not None:
+            counts = {name: getattr(sofar, name) + getattr(entry, name) for name in COUNT_FIELDS}
+            entry = entry.model_copy(update={**counts, "usage": sofar.usage + entry.usage})
+        self._entries[key] = entry
 
 
 def sum_usage(entries: Iterable[PurposeUsage]) -> Usage:
-    """Return what several entries took together."""
+    """Return the usage of several entries together."""
     return sum((one.usage for one in entries), Usage())
-
-
-def _add_entries(entry: PurposeUsage, other: PurposeUsage) -> PurposeUsage:
-    counts = {name: getattr(entry, name) + getattr(other, name) for name in COUNT_FIELDS}
-    return entry.model_copy(update={**counts, "usage": entry.usage + other.usage})
-
-
-def _subtract_entry(later: PurposeUsage, earlier: PurposeUsage | None) -> PurposeUsage:
-    if earlier is None:
-        return later
-    counts = {name: getattr(later, name) - getattr(earlier, name) for name in COUNT_FIELDS}
-    return later.model_copy(update={**counts, "usage": subtract_usage(later.usage, earlier.usage)})
 
 
 def subtract_usage(later: Usage, earlier: Usage) -> Usage:
@@ -168,10 +120,39 @@ def subtract_usage(later: Usage, earlier: Usage) -> Usage:
     return Usage(usd=usd, **{name: getattr(later, name) - getattr(earlier, name) for name in names})
 
 
-FAIL_FAST_CALLS = 10
-"""A model may leave so many of its first questions without a valid reply."""
+def _subtract(later: PurposeUsage, earlier: PurposeUsage | None) -> PurposeUsage:
+    if earlier is None:
+        return later
+    counts = {name: getattr(later, name) - getattr(earlier, name) for name in COUNT_FIELDS}
+    return later.model_copy(update={**counts, "usage": subtract_usage(later.usage, earlier.usage)})
 
-HOW_TO_MEND = "at `mode` and at `max_tokens`"
+
+class MeteredLLM(LLMMiddleware):
+    """A model whose usage is added to a ledger, also if a call fails."""
+
+    def __init__(self, inner: LLM, usage_ledger: UsageLedger) -> None:
+        super().__init__(inner)
+        self._usage_ledger = usage_ledger
+
+    async def ask(
+        self,
+        prompt: RenderedPrompt,
+        reply_type: type[R],
+        *,
+        call_id: CallId,
+        check: Callable[[R], None] | None = None,
+    ) -> Reply[R]:
+        """Ask the inner model and add the usage."""
+        entry = PurposeUsage(role=call_id.role, purpose=call_id.purpose, n_questions=1)
+        try:
+            reply = await super().ask(prompt, reply_type, call_id=call_id, check=check)
+        except ModelError as error:
+            failed = {"usage": error.usage, "n_invalid": error.usage.calls, "n_unanswered": 1}
+            self._usage_ledger.add(entry.model_copy(update=failed))
+            raise
+        replied = {"usage": reply.usage, "n_invalid": reply.attempts - 1}
+        self._usage_ledger.add(entry.model_copy(update=replied))
+        return reply
 
 
 class FailFastCritic:
@@ -211,25 +192,37 @@ class FailFastCritic:
         return score
 
 
-class FailFastLLM(WrappedLLM):
+class FailFastLLM(LLMMiddleware):
     """A judge or a writer that is not asked again if none of its first questions gets a valid reply.
 
     A judge fails the calibration at once, since no pair is kept without it. A writer is stopped by
     ``stop_if_silent`` alone, between groups of finished questions, so that the order of replies decides nothing.
     """
 
-    def __init__(self, llm: LLM, *, fails_run: bool) -> None:
-        super().__init__(llm)
+    def __init__(self, inner: LLM, *, fails_run: bool) -> None:
+        super().__init__(inner)
         self._fails_run = fails_run
         self._invalid_questions: dict[str, str] = {}
         self.has_replied = False
         self.stop_reason: str | None = None
 
-    async def _wrap(self, call: Callable[[], Awaitable[Reply[R]]], call_id: CallId) -> Reply[R]:
+    async def ask(
+        self,
+        prompt: RenderedPrompt,
+        reply_type: type[R],
+        *,
+        call_id: CallId,
+        check: Callable[[R], None] | None = None,
+    ) -> Reply[R]:
+        """Ask the inner model, unless it was stopped.
+
+        Raises:
+            RunFailed: None of the first ``FAIL_FAST_CALLS`` replies of a judge is valid.
+        """
         if self.stop_reason is not None:
             raise ReplyError(self.stop_reason)
         try:
-            reply = await call()
+            reply = await super().ask(prompt, reply_type, call_id=call_id, check=check)
         except ReplyError as error:
             self._invalid_questions[call_id.label] = str(error)
             if self._fails_run and self._is_silent:

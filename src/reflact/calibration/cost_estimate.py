@@ -110,7 +110,7 @@ def estimate_cost(
         power_summary=describe_test_power(len(traces), n_earlier_tests=calibration.n_earlier_tests),
         missing_reason=missing,
         n_earlier_tests=calibration.n_earlier_tests,
-        resumed=calibration.was_resumed,
+        resumed=calibration.number is not None,
         is_finished=calibration.report is not None,
     )
 

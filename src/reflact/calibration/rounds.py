@@ -1,4 +1,4 @@
-"""Rounds of calibration: pairs are made, stored, tested on held-out traces; what changed is measured."""
+"""Rounds of calibration: they make pairs, store them, and test them on held-out traces."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ from reflact.calibration.checkpoint import (
     CalibrationInputs,
     CalibrationResult,
     CalibrationState,
-    RoundTotals,
     StoredGeneration,
     explain_no_batch,
     find_missing,
@@ -34,9 +33,11 @@ from reflact.calibration.contrast import GenerationTask, PairModels, generate_co
 from reflact.calibration.critic import Critic
 from reflact.calibration.curriculum import RoundPlan, build_history, plan_next_round
 from reflact.calibration.events import (
+    BatchTestPostponed,
     CalibrationEventCallback,
     CalibrationStarted,
     CriticMeasured,
+    PairBatchTested,
     PairsGenerated,
     RoundStarted,
     summarize_scores,
@@ -67,10 +68,7 @@ if TYPE_CHECKING:
 CREATED_BY = "calibrator"
 
 PairCallback = Callable[[ContrastPair], Awaitable[None]]
-"""Is handed each pair once it is in the store."""
-
-TestCallback = Callable[[PromotionEvidence | NotEnoughTraces, int, ReplayTestUse], None]
-"""Is told how a test of so many pairs ended, and what it was for."""
+"""Gets each pair once it is in the store."""
 
 
 class RoundRunner:
@@ -78,13 +76,12 @@ class RoundRunner:
 
     Args:
         llm: Writes mistakes and compares.
-        store: Where everything goes.
-        critic: What is calibrated.
-        settings: How.
+        store: The memory.
+        critic: The critic that is calibrated.
+        settings: The section ``calibrator`` of the configuration.
         prompts: The prompts.
-        on_test: Gets each test.
-        on_event: Gets what else happens.
-        usage_ledger: Counts the calls of ``llm`` and ``critic``
+        on_event: Gets each event.
+        usage_ledger: Counts the calls of ``llm`` and ``critic``.
     """
 
     def __init__(
@@ -95,7 +92,6 @@ class RoundRunner:
         *,
         settings: CalibratorSettings,
         prompts: PromptBook,
-        on_test: TestCallback,
         on_event: CalibrationEventCallback,
         usage_ledger: UsageLedger,
     ) -> None:
@@ -106,19 +102,18 @@ class RoundRunner:
         self._prompts = prompts
         self._on_event = on_event
         self._usage_ledger = usage_ledger
-        self.on_test = on_test
         self.tester = PromotionTester(critic, store, max_concurrent=settings.concurrency)
         self._semaphore = anyio.Semaphore(settings.concurrency)
 
     @property
     def first_round_plan(self) -> RoundPlan:
-        """What a round asks for about which nothing is known."""
+        """The plan of a round before anything is measured."""
         plan = plan_next_round((), self._settings.curriculum)
         assert plan is not None
         return plan
 
     def make_writer(self) -> FailFastLLM:
-        """Return who writes for one calibration, of whom nothing was heard yet."""
+        """Return the writer of mistakes for one calibration."""
         return FailFastLLM(self._llm, fails_run=False)
 
     async def generate_pairs(
@@ -156,15 +151,15 @@ class RoundRunner:
             prompts=self._prompts,
             on_result=report,
         )
-        fresh = sum(
-            one.is_new and one.status == "quarantined" and not is_quarantined(one) for one in submissions
+        n_new = sum(one.is_new and one.status == "quarantined" and one.reason is None for one in submissions)
+        n_quarantined = sum(
+            one.status == "rejected" or (one.status == "quarantined" and one.reason is not None)
+            for one in submissions
         )
-        return StoredGeneration(
-            **dict(result), n_quarantined=sum(map(is_quarantined, submissions)), n_new=fresh
-        )
+        return StoredGeneration(**dict(result), n_quarantined=n_quarantined, n_new=n_new)
 
     def emit_pairs_generated(self, trace: Trace, generation: StoredGeneration) -> None:
-        """Tell of a trace's pairs."""
+        """Emit the event of a trace's pairs."""
         self._on_event(
             PairsGenerated(
                 trace_id=trace.id,
@@ -177,6 +172,24 @@ class RoundRunner:
             )
         )
 
+    def emit_tested(
+        self, result: PromotionEvidence | NotEnoughTraces, n_pairs: int, use: ReplayTestUse = "promote"
+    ) -> None:
+        """Emit how the test of so many pairs ended, or why there was none."""
+        usage = self._usage_ledger.usage
+        if isinstance(result, PromotionEvidence):
+            self._on_event(PairBatchTested(use=use, evidence=result, usage=usage))
+            return
+        self._on_event(
+            BatchTestPostponed(
+                n_pairs=n_pairs,
+                n_traces=result.n_traces,
+                n_needed_traces=result.n_needed,
+                explanation=result.explanation,
+                usage=usage,
+            )
+        )
+
     async def test_batch(
         self,
         batch: Sequence[ContrastPair],
@@ -185,13 +198,13 @@ class RoundRunner:
         snapshot: MemorySnapshot,
         name: str,
     ) -> PromotionEvidence | NotEnoughTraces:
-        """Test a batch beside what is promoted, and tell of it."""
+        """Test a batch beside the promoted pairs, and emit the result."""
         result = await self.tester.test(batch, steps, promoted=snapshot.promoted, name=name)
-        self.on_test(result, len(batch), "promote")
+        self.emit_tested(result, len(batch))
         return result
 
     async def recheck(self, heldout: Sequence[Trace]) -> tuple[PromotionEvidence, ...]:
-        """Measure each promoted batch again, the oldest first, and take back what harms."""
+        """Measure each promoted batch again, the oldest first, and demote batches that do harm."""
         snapshot = await self.tester.take_snapshot()
         await load_recordings(heldout)
         steps = list_labeled_steps(trace for trace in heldout if trace.id not in snapshot.training_trace_ids)
@@ -201,7 +214,7 @@ class RoundRunner:
             result = await self.tester.recheck(
                 batch, steps, promoted=current.promoted, name=CALLER_HOLDOUT_NAME
             )
-            self.on_test(result, len(batch), "demote")
+            self.emit_tested(result, len(batch), "demote")
             if isinstance(result, PromotionEvidence):
                 evidence.append(result)
         return tuple(evidence)
@@ -209,7 +222,7 @@ class RoundRunner:
     async def open_calibration(
         self, traces: Sequence[Trace], heldout: Sequence[Trace] | None, anchors: Sequence[ContrastPair]
     ) -> tuple[CalibrationState, str | None]:
-        """Return the course of a calibration, and in a sentence what is missing for a test.
+        """Return the state of a calibration, and in a sentence what is missing for a test.
 
         Nothing is asked and nothing is stored.
         """
@@ -218,8 +231,7 @@ class RoundRunner:
         inputs = CalibrationInputs(traces, heldout, anchors, critic, llm, self._settings, self._prompts)
         identity = await to_thread.run_sync(lambda: inputs.identity)
         await load_recordings([*traces, *(heldout or ())])
-        last = await self._store.find_calibration(identity)
-        calibration = await open_calibration(inputs, identity, last, snapshot=snapshot, store=self._store)
+        calibration = await open_calibration(inputs, identity, snapshot=snapshot, store=self._store)
         return calibration, await to_thread.run_sync(find_missing, calibration, inputs, snapshot)
 
     async def run(
@@ -228,10 +240,9 @@ class RoundRunner:
         """Calibrate, round by round, and measure before and after.
 
         Args:
-            calibration: The calibration, see ``open_calibration``.
+            calibration: See ``open_calibration``.
             anchors: Labelled pairs that are measured.
-            ignore_finished: Make another one if it is over and nothing has changed since; else its report is
-                returned as it is.
+            ignore_finished: Calibrate again although nothing has changed since the last report.
         """
         if calibration.report is not None and not ignore_finished:
             return calibration.report.model_copy(update={"is_earlier_result": True})
@@ -240,9 +251,8 @@ class RoundRunner:
             baseline = calibration.baseline.model_dump_json()
             number = (await self._store.start_calibration(calibration.identity, baseline)).number
         report = await self._run(calibration, list_pair_steps(anchors))
-        result = CalibrationResult(
-            report=report, snapshot_hash=hash_snapshot(await self.tester.take_snapshot())
-        )
+        snapshot_hash = hash_snapshot(await self.tester.take_snapshot())
+        result = CalibrationResult(report=report, snapshot_hash=snapshot_hash)
         await self._store.finish_calibration(number, result.model_dump_json())
         return report
 
@@ -256,14 +266,14 @@ class RoundRunner:
                 n_held_out_traces=len(held_out_traces),
                 n_held_out_steps=len(steps),
                 n_anchor_steps=len(anchors),
-                resumed=calibration.was_resumed,
+                resumed=calibration.number is not None,
             )
         )
         before = await self.tester.score(steps, calibration.promoted)
         anchors_before = await self.tester.score(anchors, calibration.promoted)
         self._emit_critic_measured("before", before, anchors_before)
         writer = self.make_writer()
-        tally = await self._run_rounds(calibration, steps, before, writer)
+        await self._run_rounds(calibration, steps, before, writer)
         promoted = (await self.tester.take_snapshot()).promoted
         after = await self.tester.score(steps, promoted)
         anchors_after = await self.tester.score(anchors, promoted)
@@ -272,21 +282,21 @@ class RoundRunner:
         return CalibrationReport(
             critic=self.tester.critic.identity,
             prompt=self.tester.critic.prompt,
-            n_rounds=tally.n_rounds,
+            n_rounds=calibration.n_rounds,
             n_training_traces=len(split.training),
             held_out_name=split.held_out_name,
-            n_candidates=len(tally.pairs) + len(tally.dropped),
-            pairs=count_pairs(tally.pairs),
-            dropped=count_drops(tally.dropped),
-            n_quarantined=tally.n_quarantined,
-            n_archived=tally.n_archived,
-            n_left_out=tally.n_left_out,
-            tests=tuple(tally.tests),
-            not_tested_reason=tally.not_tested_reason,
+            n_candidates=len(calibration.pairs) + len(calibration.dropped),
+            pairs=count_pairs(calibration.pairs),
+            dropped=count_drops(calibration.dropped),
+            n_quarantined=calibration.n_quarantined,
+            n_archived=calibration.n_archived,
+            n_left_out=calibration.n_left_out,
+            tests=tuple(calibration.tests),
+            not_tested_reason=calibration.not_tested_reason,
             writer_stop_reason=writer.stop_reason,
             held_out=await compare_metrics(before, after),
             anchors=await compare_metrics(anchors_before, anchors_after),
-            metrics_by_round=tuple(tally.measurements_by_round),
+            metrics_by_round=tuple(calibration.metrics_by_round),
             power_summary=describe_test_power(
                 len(held_out_traces), n_earlier_tests=calibration.n_earlier_tests
             ),
@@ -300,14 +310,8 @@ class RoundRunner:
         held_out: Sequence[ScoredStep | None],
         anchors: Sequence[ScoredStep | None],
     ) -> None:
-        self._on_event(
-            CriticMeasured(
-                when=when,
-                held_out=summarize_scores(held_out),
-                anchors=summarize_scores(anchors),
-                usage=self._usage_ledger.usage,
-            )
-        )
+        scores, usage = (summarize_scores(held_out), summarize_scores(anchors)), self._usage_ledger.usage
+        self._on_event(CriticMeasured(when=when, held_out=scores[0], anchors=scores[1], usage=usage))
 
     async def _run_rounds(
         self,
@@ -315,39 +319,34 @@ class RoundRunner:
         steps: Sequence[LabeledStep],
         before: Sequence[ScoredStep | None],
         writer: FailFastLLM,
-    ) -> RoundTotals:
-        tally, history = (
-            RoundTotals(measurements_by_round=await measure_scores(before)),
-            build_history(before, ()),
-        )
-        while (plan := plan_next_round(history, self._settings.curriculum)) is not None:
-            tally.n_rounds = plan.number
-            learn = len(calibration.split.training)
-            self._on_event(RoundStarted(number=plan.number, n_traces=learn, usage=self._usage_ledger.usage))
-            pairs = await self._run_round(calibration, plan, tally, writer)
-            if not await self._test_waiting_pairs(calibration, steps, pairs, tally) or not history:
+    ) -> None:
+        history, curriculum = build_history(before, ()), self._settings.curriculum
+        calibration.metrics_by_round = await measure_scores(before)
+        while (plan := plan_next_round(history, curriculum)) is not None:
+            calibration.n_rounds = plan.number
+            n_traces = len(calibration.split.training)
+            self._on_event(
+                RoundStarted(number=plan.number, n_traces=n_traces, usage=self._usage_ledger.usage)
+            )
+            pairs = await self._run_round(calibration, plan, writer)
+            if not await self._test_waiting_pairs(calibration, steps, pairs) or not history:
                 break
             after = await self.tester.score(steps, calibration.promoted)
-            tally.measurements_by_round += await measure_scores(after)
-            if plan_next_round([*history, *build_history(after, ())], self._settings.curriculum) is None:
+            calibration.metrics_by_round += await measure_scores(after)
+            if plan_next_round([*history, *build_history(after, ())], curriculum) is None:
                 break  # nothing would come of knowing which kinds the critic is weak on
             invited = await self.tester.score(list_pair_steps(pairs), calibration.promoted)
             history += build_history(after, invited)
-        return tally
 
     async def _run_round(
-        self,
-        calibration: CalibrationState,
-        round_plan: RoundPlan,
-        totals: RoundTotals,
-        writer: FailFastLLM,
+        self, calibration: CalibrationState, round_plan: RoundPlan, writer: FailFastLLM
     ) -> list[ContrastPair]:
         """Make the pairs of a round from all traces, several at a time.
 
-        As long as nothing valid was heard of the writer, the others wait for the first of them.
+        Until the writer gave a valid reply, the other traces wait for the first of them.
         """
         learn, shown = calibration.split.training, calibration.promoted
-        ids = calibration.known_pair_ids.union(pair.id for pair in totals.pairs)
+        known_ids = calibration.known_pair_ids.union(pair.id for pair in calibration.pairs)
         purposes = sorted({trace.purpose for trace in learn})
 
         async def one(trace: Trace) -> StoredGeneration:
@@ -357,7 +356,7 @@ class RoundRunner:
                     trace,
                     round_plan,
                     writer=writer,
-                    known_pair_ids=ids,
+                    known_pair_ids=known_ids,
                     other_purposes=purposes,
                     shown_pairs=shown,
                 )
@@ -370,76 +369,55 @@ class RoundRunner:
             made += await fan_out(one, part, limit=self._settings.concurrency)
             writer.stop_if_silent()
         pairs = [pair for one in made for pair in one.pairs]
-        totals.pairs += pairs
-        totals.dropped += [drop for one in made for drop in one.dropped]
-        totals.n_quarantined += sum(one.n_quarantined for one in made)
-        totals.n_archived += await count_archived(self._store, pairs)
-        totals.n_left_out += sum(one.is_memory_full for one in made)
+        stored = await self._store.pairs([pair.id for pair in pairs])
+        calibration.pairs += pairs
+        calibration.dropped += [drop for one in made for drop in one.dropped]
+        calibration.n_quarantined += sum(one.n_quarantined for one in made)
+        calibration.n_archived += sum(one.status == "archived" and one.reason == "bound" for one in stored)
+        calibration.n_left_out += sum(one.is_memory_full for one in made)
         return pairs
 
     async def _test_waiting_pairs(
-        self,
-        calibration: CalibrationState,
-        steps: Sequence[LabeledStep],
-        pairs: Sequence[ContrastPair],
-        totals: RoundTotals,
+        self, calibration: CalibrationState, steps: Sequence[LabeledStep], pairs: Sequence[ContrastPair]
     ) -> bool:
-        """Test all pairs that wait and do not come from the held-out traces; say whether there was a test.
+        """Test all pairs that wait and do not come from the held-out traces; return whether there was a test.
 
-        A test that had ended when the calibration was stopped is taken as it ended.
+        A test that had ended when the calibration was stopped is replayed.
         """
         ended = calibration.pop_finished_test([pair.id for pair in pairs])
         if ended is not None and ended.evidence is not None:
-            totals.tests.append(
-                await self._replay_finished_test(calibration, steps, ended.unit_ids, ended.evidence)
-            )
+            await self._replay_finished_test(calibration, steps, ended.evidence)
             return True
         snapshot = await self.tester.take_snapshot()
         batch = snapshot.list_testable_pairs(calibration.split.held_out)
         if not batch:
-            totals.not_tested_reason = totals.not_tested_reason or explain_no_batch(calibration.split, totals)
+            calibration.not_tested_reason = calibration.not_tested_reason or explain_no_batch(calibration)
             return False
         result = await self.test_batch(batch, steps, snapshot=snapshot, name=calibration.split.held_out_name)
         if isinstance(result, NotEnoughTraces):
-            totals.not_tested_reason = result.explanation
+            calibration.not_tested_reason = result.explanation
             return False
-        totals.tests.append(result)
+        calibration.tests.append(result)
         calibration.known_pair_ids = calibration.known_pair_ids.union(result.pair_ids)
         calibration.promoted = (await self.tester.take_snapshot()).promoted
         return True
 
     async def _replay_finished_test(
-        self,
-        calibration: CalibrationState,
-        steps: Sequence[LabeledStep],
-        pair_ids: Sequence[str],
-        evidence: PromotionEvidence,
-    ) -> PromotionEvidence:
-        """Score the sides of a test that is over, as it did, and go on from what it decided."""
-        with_ = await load_pairs(self._store, {*pair_ids, *(pair.id for pair in calibration.promoted)})
+        self, calibration: CalibrationState, steps: Sequence[LabeledStep], evidence: PromotionEvidence
+    ) -> None:
+        """Score both sides of a finished test as it did, and take its result."""
+        promoted_ids = {pair.id for pair in calibration.promoted}
+        with_batch = await load_pairs(self._store, promoted_ids.union(evidence.pair_ids))
         await self.tester.score(steps, calibration.promoted)
-        await self.tester.score(steps, with_)
-        self.on_test(evidence, len(pair_ids), "promote")
-        calibration.known_pair_ids = calibration.known_pair_ids.union(pair_ids)
+        await self.tester.score(steps, with_batch)
+        self.emit_tested(evidence, len(evidence.pair_ids))
+        calibration.tests.append(evidence)
+        calibration.known_pair_ids = calibration.known_pair_ids.union(evidence.pair_ids)
         if evidence.passed_test:
-            calibration.promoted = with_
-        return evidence
+            calibration.promoted = with_batch
 
 
 async def measure_scores(scored: Sequence[ScoredStep | None]) -> list[CriticMetrics]:
-    """Return what scores measure, as a list; empty if nothing was scored."""
+    """Return the metrics of scores as a list, which is empty if nothing was scored."""
     metrics = await measure_in_thread([one for one in scored if one is not None])
     return [] if metrics is None else [metrics]
-
-
-def is_quarantined(submission: Submission) -> bool:
-    """Whether a pair is in no test until somebody has looked at it, or ever."""
-    return submission.status == "rejected" or (
-        submission.status == "quarantined" and submission.reason is not None
-    )
-
-
-async def count_archived(store: MemoryStore, pairs: Sequence[ContrastPair]) -> int:
-    """Return how many of the pairs the memory's bound has archived."""
-    stored = await store.pairs([pair.id for pair in pairs])
-    return sum(one.status == "archived" and one.reason == "bound" for one in stored)

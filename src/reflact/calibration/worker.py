@@ -199,7 +199,7 @@ class TraceLearner:
         )
         if holdout.missing_traces is not None:
             if not self._reported_missing:
-                self._rounds.on_test(holdout.missing_traces, self._n_waiting, "promote")
+                self._rounds.emit_tested(holdout.missing_traces, self._n_waiting)
             self._reported_missing = True
             return
         self._reported_missing = False
