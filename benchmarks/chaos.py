@@ -335,7 +335,7 @@ async def streamed(url: str, size: Size) -> tuple[list[str], tuple[FaultCount, .
         with endpoint_for(config) as limits:
             account = Account("streams", store, store.decision_log("streams"))
             paying = MeteredTransport(network, config, account, limits)
-            retrying = RetryTransport(paying, retries=RETRIES, endpoint=limits)
+            retrying = RetryTransport(paying, limits)
             cached = ResponseCacheTransport(retrying, config, "target", account, flights)
             client = httpx.AsyncClient(transport=cached, timeout=config.timeout)
 

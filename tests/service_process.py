@@ -14,8 +14,8 @@ from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
+import doubles
 import pure_server
-import sse
 from pure_world import settings, write_world
 from served import asked_of, send, serving
 
@@ -53,7 +53,7 @@ class Provider:
             self._may_hold(call_id)
             send(handler, pure_server.completion(body, text))
             return
-        pieces = sse.stream(text)
+        pieces = doubles.stream(text)
         handler.send_response(200)
         handler.send_header("Content-Type", "text/event-stream")
         handler.end_headers()

@@ -69,7 +69,10 @@ def test_no_more_calls_are_in_flight_than_the_strictest_role_allows() -> None:
                 highest.append(endpoint.in_flight)
                 await anyio.sleep(1)
 
-        with endpoint.connect(limits(concurrency=3)) as strict, endpoint.connect(limits(**WIDE)) as wide:
+        with (
+            EndpointClient(endpoint, limits(concurrency=3)) as strict,
+            EndpointClient(endpoint, limits(**WIDE)) as wide,
+        ):
             async with open_task_group() as tasks:
                 for client in (strict, wide) * 10:
                     tasks.start_soon(one, client)
@@ -84,9 +87,9 @@ def test_limits_count_while_their_role_is_open() -> None:
 
     async def main() -> list[float]:
         endpoint, done = Endpoint("e"), list[float]()
-        with endpoint.connect(limits(**WIDE)) as wide:
+        with EndpointClient(endpoint, limits(**WIDE)) as wide:
             async with open_task_group() as tasks:
-                with endpoint.connect(limits(concurrency=1)):
+                with EndpointClient(endpoint, limits(concurrency=1)):
                     for _ in range(5):
                         tasks.start_soon(lambda: call(wide, done, seconds=10))
                     await anyio.sleep(1)
@@ -106,7 +109,7 @@ def test_calls_are_admitted_in_the_order_in_which_they_asked() -> None:
                 order.append(tokens)
                 slot.observe(200, None, tokens)
 
-        with endpoint.connect(limits(tokens_per_minute=100, **WIDE)) as client:
+        with EndpointClient(endpoint, limits(tokens_per_minute=100, **WIDE)) as client:
             async with open_task_group() as tasks:
                 for tokens in (60, 90, 10, 20, 30):
                     tasks.start_soon(one, client, tokens)
@@ -119,7 +122,7 @@ def test_calls_are_admitted_in_the_order_in_which_they_asked() -> None:
 def test_cancelled_calls_leave_no_slot_behind(seed: int, slots: int) -> None:
     """Wherever calls are cancelled, waiting or in flight, all slots are free in the end."""
 
-    async def main() -> tuple[int, int, int]:
+    async def main() -> tuple[int, int]:
         draw = random.Random(seed)
         endpoint = Endpoint("e", draw=draw.random)
 
@@ -130,16 +133,16 @@ def test_cancelled_calls_leave_no_slot_behind(seed: int, slots: int) -> None:
                     await anyio.sleep(draw.choice([0.0, 1.0, 2.0]))
                     slot.observe(draw.choice([200, 429, None]), None, 1)
 
-        with endpoint.connect(limits(concurrency=slots, requests_per_minute=600)) as client:
+        with EndpointClient(endpoint, limits(concurrency=slots, requests_per_minute=600)) as client:
             async with open_task_group() as tasks:
                 for _ in range(30):
                     tasks.start_soon(one, client)
             last: list[float] = []
             for _ in range(slots + 1):
                 await call(client, last)
-        return endpoint.in_flight, endpoint.waiting, len(last) - slots
+        return endpoint.in_flight, len(last) - slots
 
-    assert run(main) == (0, 0, 1)
+    assert run(main) == (0, 1)
 
 
 # -------------------------------------------------------------------------------------------- the minute
@@ -151,7 +154,7 @@ def test_no_minute_holds_more_requests_than_allowed(most: int) -> None:
 
     async def main() -> list[float]:
         endpoint, done = Endpoint("e"), list[float]()
-        with endpoint.connect(limits(requests_per_minute=most, **WIDE)) as client:
+        with EndpointClient(endpoint, limits(requests_per_minute=most, **WIDE)) as client:
             for _ in range(3 * most + 3):
                 await call(client, done)
         return done
@@ -167,7 +170,7 @@ def test_no_minute_holds_more_tokens_than_allowed(calls: list[tuple[int, int]]) 
 
     async def main() -> list[tuple[float, int, int]]:
         endpoint, seen = Endpoint("e"), list[tuple[float, int, int]]()
-        with endpoint.connect(limits(tokens_per_minute=100, **WIDE)) as client:
+        with EndpointClient(endpoint, limits(tokens_per_minute=100, **WIDE)) as client:
             for estimate, took in calls:
                 async with client.admit(estimate) as slot:
                     seen.append((anyio.current_time(), estimate, took))
@@ -186,7 +189,7 @@ def test_a_call_larger_than_a_minute_goes_alone() -> None:
 
     async def main() -> list[float]:
         endpoint, done = Endpoint("e"), list[float]()
-        with endpoint.connect(limits(tokens_per_minute=100, **WIDE)) as client:
+        with EndpointClient(endpoint, limits(tokens_per_minute=100, **WIDE)) as client:
             for tokens in (50, 5000, 1):
                 await call(client, done, tokens=tokens)
         return done
@@ -200,7 +203,7 @@ def test_estimates_are_corrected_by_what_calls_took() -> None:
 
     async def main() -> list[float]:
         endpoint, done = Endpoint("e"), list[float]()
-        with endpoint.connect(limits(tokens_per_minute=100, **WIDE)) as client:
+        with EndpointClient(endpoint, limits(tokens_per_minute=100, **WIDE)) as client:
             async with open_task_group() as tasks:
                 tasks.start_soon(lambda: call(client, done, tokens=90, seconds=2, took=5))
                 tasks.start_soon(lambda: call(client, done, tokens=90, seconds=2, took=5))
@@ -229,8 +232,8 @@ def test_an_endpoint_backs_off_as_one(status: int) -> None:
         told = list[LimitChange]()
         endpoint, done = Endpoint("e", draw=lambda: 1.0), list[float]()
         with (
-            endpoint.connect(limits(**WIDE), on_limit=told.append) as one,
-            endpoint.connect(limits(**WIDE)) as other,
+            EndpointClient(endpoint, limits(**WIDE), on_limit=told.append) as one,
+            EndpointClient(endpoint, limits(**WIDE)) as other,
         ):
             async with open_task_group() as tasks:
                 for _ in range(10):
@@ -248,7 +251,7 @@ def test_the_endpoint_is_not_asked_before_the_time_it_names() -> None:
 
     async def main() -> list[float]:
         endpoint, done = Endpoint("e", draw=lambda: 0.0), list[float]()
-        with endpoint.connect(limits(**WIDE)) as client:
+        with EndpointClient(endpoint, limits(**WIDE)) as client:
             async with open_task_group() as tasks:
                 for asked in (20.0, 60.0, 40.0):
                     tasks.start_soon(lambda asked: call(client, [], status=429, retry_after=asked), asked)
@@ -265,7 +268,7 @@ def test_without_a_sensible_time_fruitless_back_offs_double(asked: float | None)
     async def main() -> list[float]:
         told = list[LimitChange]()
         endpoint = Endpoint("e", draw=lambda: 1.0)
-        with endpoint.connect(limits(adaptive=False, **WIDE), on_limit=told.append) as client:
+        with EndpointClient(endpoint, limits(adaptive=False, **WIDE), on_limit=told.append) as client:
             for _ in range(8):
                 await call(client, [], status=503, retry_after=asked)
             await call(client, [])
@@ -280,7 +283,7 @@ def test_without_adaptation_the_endpoint_backs_off_and_keeps_its_rate() -> None:
 
     async def main() -> float | None:
         endpoint = Endpoint("e")
-        with endpoint.connect(limits(adaptive=False)) as client:
+        with EndpointClient(endpoint, limits(adaptive=False)) as client:
             await call(client, [], status=429)
         return endpoint.rate
 
@@ -293,7 +296,7 @@ def test_other_failures_are_no_reason_to_slow_down(status: int | None) -> None:
 
     async def main() -> list[float]:
         endpoint, done = Endpoint("e", draw=lambda: 1.0), list[float]()
-        with endpoint.connect(limits()) as client:
+        with EndpointClient(endpoint, limits()) as client:
             await call(client, done, status=status)
             await call(client, done)
         return done
@@ -361,7 +364,9 @@ def load(
 
     async def main() -> None:
         draw = random.Random(7)
-        with Endpoint("e", draw=draw.random).connect(limits(concurrency=slots, adaptive=adaptive)) as client:
+        with EndpointClient(
+            Endpoint("e", draw=draw.random), limits(concurrency=slots, adaptive=adaptive)
+        ) as client:
             async with open_task_group() as tasks:
                 for _ in range(2 * slots):
                     tasks.start_soon(worker, client, draw)
@@ -456,7 +461,7 @@ def test_a_rate_that_holds_nothing_back_does_not_grow(workers: int, keys: dict[s
 
     async def main() -> tuple[float | None, float | None]:
         endpoint = Endpoint("e", draw=lambda: 1.0)
-        with endpoint.connect(limits(**WIDE)) as client:
+        with EndpointClient(endpoint, limits(**WIDE)) as client:
             async with open_task_group() as tasks:
                 for _ in range(20):
                     tasks.start_soon(lambda: call(client, [], seconds=1, status=429))
@@ -467,7 +472,7 @@ def test_a_rate_that_holds_nothing_back_does_not_grow(workers: int, keys: dict[s
             for _ in range(10):
                 await call(client, [], seconds=1)
 
-        with endpoint.connect(limits(**WIDE | keys)) as client:
+        with EndpointClient(endpoint, limits(**WIDE | keys)) as client:
             async with open_task_group() as tasks:
                 for _ in range(workers):
                     tasks.start_soon(worker, client)
@@ -481,7 +486,7 @@ def test_a_rate_stops_growing_once_slots_hold_calls_back() -> None:
 
     async def main() -> float:
         endpoint = Endpoint("e", draw=lambda: 1.0)
-        with endpoint.connect(limits(concurrency=2)) as client:
+        with EndpointClient(endpoint, limits(concurrency=2)) as client:
             await call(client, [], status=429)
             await anyio.sleep(5)
             async with open_task_group() as tasks:
@@ -498,7 +503,7 @@ def test_a_rate_that_holds_calls_back_grows() -> None:
 
     async def main() -> float:
         endpoint = Endpoint("e", draw=lambda: 1.0)
-        with endpoint.connect(limits(**WIDE)) as client:
+        with EndpointClient(endpoint, limits(**WIDE)) as client:
             await call(client, [], status=429)
             async with open_task_group() as tasks:
                 for _ in range(40):
@@ -577,19 +582,22 @@ def test_a_refused_role_is_admitted_no_more() -> None:
 
     async def main() -> tuple[list[float], list[float], int]:
         endpoint, done = Endpoint("e"), list[float]()
-        with endpoint.connect(limits(concurrency=2)) as one, endpoint.connect(limits(concurrency=2)) as other:
+        with (
+            EndpointClient(endpoint, limits(concurrency=2)) as one,
+            EndpointClient(endpoint, limits(concurrency=2)) as other,
+        ):
             told = await refused_calls(one, 10)
             with pytest.raises(RoleRefused):
                 await call(one, [])
             await call(other, done)
-        return told, done, endpoint.in_flight + endpoint.waiting
+        return told, done, endpoint.in_flight
 
     assert run(main) == ([0.5] * 8, [1.0], 0)
 
 
 def test_the_first_refusal_of_a_role_counts() -> None:
     """What was said first is what all later calls are told."""
-    client = Endpoint("e").connect(limits())
+    client = EndpointClient(Endpoint("e"), limits())
     first = httpx.Response(401)
     client.refuse(first)
     client.refuse(httpx.Response(403))

@@ -247,7 +247,7 @@ async def furnished(
         for role in ("target", "optimizer"):
             client = stack.enter_context(endpoint_for(MODEL))
             paying = MeteredTransport(network, MODEL, account, client)
-            retrying = RetryTransport(paying, retries=MODEL.max_retries, endpoint=client)
+            retrying = RetryTransport(paying, client)
             flights = await stack.enter_async_context(SingleFlight[Any]())
             effects = ResponseCacheTransport(retrying, MODEL, role, account, flights)
             tills.append(Till(role, effects))

@@ -16,11 +16,11 @@ from collections.abc import (
     Iterator,
     Sequence,
 )
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from typing import Any, Generic, NamedTuple, Self, TypeVar
 
 import anyio
-from anyio import CapacityLimiter, to_thread
+from anyio import CapacityLimiter, TaskHandle, to_thread
 from anyio.abc import TaskGroup
 from anyio.lowlevel import RunVar
 from pydantic import JsonValue
@@ -110,45 +110,6 @@ class Subscription(Generic[T]):
             self.unsubscribe()
 
 
-class Subscribers(Generic[T]):
-    """The subscriptions of one stream: all get the same elements in the same order.
-
-    Args:
-        size: The buffer size of each, in elements.
-        subject: Returns the subject of an element, for subscriptions to the latest elements only.
-    """
-
-    def __init__(self, size: int, subject: Subject[T] | None) -> None:
-        self._size = size
-        self._subject = subject
-        self._subscribers: list[Subscription[T]] = []
-        self._turn = anyio.Lock(fast_acquire=True)
-        self._over = False
-
-    def subscribe(self, *, latest_only: bool = False) -> Subscription[T]:
-        """Return a new subscription to all elements from now on."""
-        subscription = Subscription[T](self._size, self._subject if latest_only else None)
-        if self._over:
-            subscription.end()
-        self._subscribers.append(subscription)
-        return subscription
-
-    async def publish(self, element: T) -> None:
-        """Give an element to all subscriptions, as soon as each has room."""
-        async with self._turn:
-            while full := [s for s in self._subscribers if not s.has_room(element)]:
-                await full[0].wait_for_room()
-            self._subscribers = [s for s in self._subscribers if not s.over]
-            for subscription in self._subscribers:
-                subscription.put(element)
-
-    def close(self) -> None:
-        """End all subscriptions, including later ones."""
-        self._over = True
-        for subscription in self._subscribers:
-            subscription.end()
-
-
 async def fan_out(
     call: Callable[[T], Awaitable[U]], inputs: Sequence[T], *, limit: int | None = None
 ) -> tuple[U, ...]:
@@ -157,16 +118,10 @@ async def fan_out(
     At most ``limit`` calls run at a time (None: all). The first error cancels the other calls and is raised
     without an exception group.
     """
-    results: dict[int, U] = {}
     bounded = _limit_calls(call, limit)
-
-    async def one(index: int) -> None:
-        results[index] = await bounded(inputs[index])
-
     async with open_task_group() as tasks:
-        for index in range(len(inputs)):
-            tasks.start_soon(one, index)
-    return tuple(results[index] for index in range(len(inputs)))
+        handles = [tasks.start_soon(bounded, value) for value in inputs]
+    return tuple(handle.return_value for handle in handles)
 
 
 async def fan_out_until(
@@ -236,20 +191,15 @@ async def fan_out_then(
     """
     prefixes = [_OrderedPrefix[U]() for _ in lanes]
     results: list[list[U]] = [[] for _ in lanes]
-    further: list[dict[int, W]] = [{} for _ in lanes]
-    started = [0 for _ in lanes]
+    further: list[list[TaskHandle[W]]] = [[] for _ in lanes]
     first, second = _limit_calls(call, limit), _limit_calls(then, then_limit)
-
-    async def follow(lane: int, number: int, value: V) -> None:
-        further[lane][number] = await second(value)
 
     async def one(lane: int, index: int) -> None:
         result = await first(lanes[lane][index])
         for last in prefixes[lane].grow(index, result):
             results[lane].append(last)
             for value in ready(lane, tuple(results[lane])):
-                tasks.start_soon(follow, lane, started[lane], value)
-                started[lane] += 1
+                further[lane].append(tasks.start_soon(second, value))
 
     async with open_task_group() as tasks:
         for lane, inputs in enumerate(lanes):
@@ -257,25 +207,21 @@ async def fan_out_then(
                 tasks.start_soon(one, lane, index)
     return (
         tuple(tuple(lane) for lane in results),
-        tuple(tuple(lane[n] for n in range(len(lane))) for lane in further),
+        tuple(tuple(handle.return_value for handle in lane) for lane in further),
     )
 
 
 async def run_beside(
-    work: Callable[[], Awaitable[T]],
-    background: Callable[[], Coroutine[Any, Any, None]],
-    *,
-    wait: bool = False,
+    work: Callable[[], Awaitable[T]], background: Callable[[], Coroutine[Any, Any, None]]
 ) -> T:
-    """Return the result of ``work`` while ``background`` runs; then cancel ``background``, or wait for it.
+    """Return the result of ``work`` while ``background`` runs; then cancel ``background``.
 
     An error of either cancels the other and is raised without an exception group.
     """
     async with open_task_group() as tasks:
         tasks.start_soon(background)
         result = await work()
-        if not wait:
-            tasks.cancel_scope.cancel()
+        tasks.cancel_scope.cancel()
     return result
 
 
@@ -284,13 +230,13 @@ async def finish_if_cancelled(work: Callable[[], Awaitable[T]], *, seconds: floa
     results: list[T] = []
     shield, done = anyio.CancelScope(shield=True), anyio.Event()
 
-    async def one() -> None:
+    async def finish() -> None:
         with shield:
             results.append(await work())
         done.set()
 
     async with open_task_group() as tasks:
-        tasks.start_soon(one)
+        tasks.start_soon(finish)
         try:
             await done.wait()
         except anyio.get_cancelled_exc_class():
@@ -299,10 +245,10 @@ async def finish_if_cancelled(work: Callable[[], Awaitable[T]], *, seconds: floa
     return results[0]
 
 
-def _limit_calls(call: Callable[[T], Awaitable[U]], limit: int | None) -> Callable[[T], Awaitable[U]]:
-    if limit is None:
-        return call
-    gate = anyio.Semaphore(limit)
+def _limit_calls(
+    call: Callable[[T], Awaitable[U]], limit: int | None
+) -> Callable[[T], Coroutine[Any, Any, U]]:
+    gate = nullcontext() if limit is None else anyio.Semaphore(limit)
 
     async def one(value: T) -> U:
         async with gate:
@@ -407,7 +353,11 @@ class Stream(Generic[T]):
         subject: Subject[T] | None = None,
     ) -> None:
         self._produce = produce
-        self._subscribers = Subscribers[T](buffer, subject)
+        self._buffer = buffer
+        self._subject = subject
+        self._subscriptions: list[Subscription[T]] = []
+        self._turn = anyio.Lock(fast_acquire=True)
+        self._over = False
         self._task: asyncio.Task[None] | None = None
 
     def __aiter__(self) -> AsyncIterator[T]:
@@ -428,20 +378,26 @@ class Stream(Generic[T]):
             latest_only: For slow consumers: of buffered elements with one subject keep only the newest.
                 Elements without a subject are all kept, in order.
         """
-        return self._subscribers.subscribe(latest_only=latest_only)
+        subscription = Subscription[T](self._buffer, self._subject if latest_only else None)
+        if self._over:
+            subscription.end()
+        self._subscriptions.append(subscription)
+        return subscription
 
     async def aclose(self) -> None:
         """Cancel the producer if it still runs, and wait until it has cleaned up.
 
         Further calls do not cancel again, because that would interrupt its clean-up.
         """
-        self._subscribers.close()
-        if self._task is not None and not self._task.done():
+        self._end_subscriptions()
+        if self._task is None:
+            return
+        if not self._task.done():
             if not self._task.cancelling():
                 self._task.cancel()
             with anyio.CancelScope(shield=True):
                 await asyncio.wait({self._task})
-        if self._task is not None and self._task.done() and not self._task.cancelled():
+        if self._task.done() and not self._task.cancelled():
             self._task.exception()
 
     async def _iterate(self) -> AsyncGenerator[T, None]:
@@ -449,7 +405,7 @@ class Stream(Generic[T]):
         if self._task is not None:
             raise RuntimeError("a stream can be iterated once")
         try:
-            async with self._subscribers.subscribe() as own:
+            async with self.subscribe() as own:
                 self._task = asyncio.create_task(self._run())
                 async for element in own:
                     yield element
@@ -459,9 +415,24 @@ class Stream(Generic[T]):
 
     async def _run(self) -> None:
         try:
-            await self._produce(self._subscribers.publish)
+            await self._produce(self._emit)
         finally:
-            self._subscribers.close()
+            self._end_subscriptions()
+
+    async def _emit(self, element: T) -> None:
+        """Give an element to all subscriptions, as soon as each has room."""
+        async with self._turn:
+            while full := [s for s in self._subscriptions if not s.has_room(element)]:
+                await full[0].wait_for_room()
+            self._subscriptions = [s for s in self._subscriptions if not s.over]
+            for subscription in self._subscriptions:
+                subscription.put(element)
+
+    def _end_subscriptions(self) -> None:
+        """End all subscriptions, including later ones."""
+        self._over = True
+        for subscription in self._subscriptions:
+            subscription.end()
 
 
 class SingleFlight(Generic[T]):
@@ -497,7 +468,11 @@ class SingleFlight(Generic[T]):
             if flight.waiters == 0 and not flight.landed.is_set():
                 self._flights.pop(key, None)
                 flight.scope.cancel()
-        return flight.outcome()
+        if flight.error is not None:
+            raise flight.error
+        if not flight.results:
+            raise RuntimeError("closed before the awaited work was finished")
+        return flight.results[0]
 
     async def _fly(self, key: str, flight: _Flight[T], work: Callable[[], Awaitable[T]]) -> None:
         with flight.scope:
@@ -518,13 +493,6 @@ class _Flight(Generic[T]):
         self.scope = anyio.CancelScope()
         self.results: list[T] = []
         self.error: Exception | None = None
-
-    def outcome(self) -> T:
-        if self.error is not None:
-            raise self.error
-        if not self.results:
-            raise RuntimeError("closed before the awaited work was finished")
-        return self.results[0]
 
 
 INLINE_LIMIT = 2_000

@@ -111,7 +111,7 @@ class Client:
         layers: tuple[Callable[[httpx.AsyncBaseTransport], httpx.AsyncBaseTransport], ...] = (
             StreamingTransport,
             lambda inner: ResponseCacheTransport(inner, config, self._role, account, flights),
-            lambda inner: RetryTransport(inner, retries=config.max_retries, endpoint=endpoint),
+            lambda inner: RetryTransport(inner, endpoint),
             lambda inner: MeteredTransport(inner, config, account, endpoint),
             RedactingTransport,
         )

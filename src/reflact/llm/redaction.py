@@ -1,10 +1,7 @@
 """Redaction of API keys: keys leave with requests only, and are removed from answers and logs.
 
-Some servers send a key back in headers, error messages or answers. This module removes it on arrival, so that
-no other code can store, record, log or show it.
-
-The removal knows every JSON spelling of a key, including JSON within JSON, since JSON escapes quotation marks
-and backslashes.
+Some servers send a key back in headers, error messages or answers. This module removes it on arrival, in every
+JSON spelling, so that no other code can store, record, log or show it.
 """
 
 from __future__ import annotations
