@@ -14,14 +14,10 @@ from reflact.config.models import ModelConfig
 from reflact.config.training import BudgetConfig
 from reflact.llm.budget import Account, Budget
 from reflact.llm.client import Client
-from reflact.messages import CallId, Message, RenderedPrompt
+from reflact.messages import CallId, CallReservation, Message, RenderedPrompt, StoredResponse
 from reflact.prompts import load_prompts
 from reflact.protocols import LLM, DecisionLog, EventCallback, ResponseStore
 from reflact.stages.context import StageContext
-
-
-from reflact.messages import CallId, CallReservation, Message, RenderedPrompt, StoredResponse
-from reflact.protocols import DecisionLog, EventCallback, ResponseStore
 from reflact.testing import InMemoryRunStore
 
 RUN = "r0"
