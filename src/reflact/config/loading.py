@@ -195,7 +195,7 @@ def _read(path: Path) -> dict[str, Any]:
     return value
 
 
-def nest_keys(values: Mapping[str, Any]) -> dict[str, Any]:
+def nest_keys(values: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the sections of values under dotted keys."""
     sections: dict[str, Any] = {}
     for key, value in values.items():
