@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import JsonValue, ValidationError
 
-from contrast_world import PURPOSE, KnowingJudge, PlainCritic, Script, event, generate, mistaken, round_of
+from critic_world import PURPOSE, KnowingJudge, PlainCritic, Script, event, generate, mistaken, round_of
 from doubles import Endpoint, completion, config, connected, opened
 from memory_pairs import make_pair
 from reflact.calibration.contrast import (

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import JsonValue, ValidationError
 
-from contrast_world import event, generate
+from critic_world import event, generate
 from reflact.calibration.contrast import ContrastSettings
 from reflact.calibration.curriculum import (
     CriticAccuracyByMistake,

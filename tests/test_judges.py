@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from contrast_world import PURPOSE, KnowingJudge, event, generate, round_of
+from critic_world import PURPOSE, KnowingJudge, event, generate, round_of
 from reflact.calibration.contrast import ContrastSettings, GenerationResult
 from reflact.calibration.judges import (
     compare_sides,

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import JsonValue
 
-from contrast_world import PlainCritic, generate, mistaken
+from critic_world import PlainCritic, generate, mistaken
 from profiles import cases
 from reflact import Calibrator, Trace
 from reflact.calibration.contrast import ContrastSettings, select_events
