@@ -1,11 +1,12 @@
 """The calibrator turns an agent's traces into worked examples for the critic, and tests that they help.
 
-It works beside an agent, or a caller awaits whole rounds. It stores each result at once, so a process may be
-killed at any moment. When the same traces come again, calls with stored responses are not made again.
+It stores each result at once, so a process may be killed at any moment. When the same traces come again, calls
+with stored responses are not made again.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from contextlib import AsyncExitStack, suppress
 from functools import partial
@@ -34,7 +35,7 @@ from reflact.calibration.events import (
 from reflact.calibration.report import CalibrationReport
 from reflact.calibration.rounds import PairCallback, RoundRunner
 from reflact.calibration.trace import Trace
-from reflact.calibration.worker import BoundedQueue, QueueResult, TraceLearner
+from reflact.calibration.worker import TraceLearner
 from reflact.concurrency import Stream, open_task_group
 from reflact.errors import AccessDenied, BudgetSpent, ConfigError, DataError, RunFailed, UnknownModel
 from reflact.memory.models import ContrastPair, PromotionEvidence
@@ -48,14 +49,7 @@ FATAL_ERRORS = (BudgetSpent, AccessDenied, UnknownModel, RunFailed)
 
 
 class TraceCounts(FrozenModel):
-    """How many submitted traces were accepted, dropped, rejected or failed.
-
-    Args:
-        n_accepted: Queued; waiting traces and traces dropped later are included.
-        n_dropped: Dropped from the queue to make room.
-        n_rejected: Not queued, because the queue was full or the calibrator had stopped.
-        n_failed: Taken from the queue, but an error occurred.
-    """
+    """How many submitted traces were queued, dropped for newer ones, not queued, or failed later."""
 
     n_accepted: int = 0
     n_dropped: int = 0
@@ -72,7 +66,7 @@ class Calibrator:
 
     Args:
         llm: Writes mistakes and compares; scores as well if ``critic`` is None.
-        store: If traces, pairs and tests go, such as ``MemoryStore``.
+        store: Keeps traces, pairs and tests, such as ``MemoryStore``.
         critic: The critic to calibrate; None: one on ``llm`` that reads ``store``.
         n_judges: Blind comparisons of each pair; None: the number in the settings.
         settings: The section ``calibrator`` of the configuration.
@@ -116,12 +110,12 @@ class Calibrator:
         )
         self._store, self._settings = store, settings
         self._worker = TraceLearner(store, self._rounds, settings=settings)
-        self._queue: BoundedQueue[Trace] = BoundedQueue(settings.queue_size, settings.full_queue_policy)
+        self._queue: deque[Trace] = deque()
         self._on_event = on_event
         self._counts = TraceCounts()
         self._stopped = False
         self._is_working = False
-        self._idle = anyio.Event()
+        self._changed = anyio.Event()
         self._stack = AsyncExitStack()
 
     @property
@@ -131,7 +125,7 @@ class Calibrator:
 
     @property
     def counts(self) -> TraceCounts:
-        """The counts of submitted traces so far."""
+        """The counts of submitted traces."""
         return self._counts
 
     @property
@@ -164,20 +158,27 @@ class Calibrator:
         """
         require_type(trace, Trace, subject="the submitted trace")
         if self._stopped:
-            return self._record_skipped(trace, "stopped")
-        return self._record_queue_result(trace, self._queue.offer(trace))
+            return self._reject(trace, "stopped")
+        if self._is_full:
+            if self._settings.full_queue_policy != "drop_oldest":
+                return self._reject(trace, "full")
+            self._add_counts(n_dropped=1)
+            self._emit(TraceSkipped(trace_id=self._queue.popleft().id, reason="dropped"))
+        self._queue.append(trace)
+        self._add_counts(n_accepted=1)
+        self._notify()
+        return True
 
     async def submit_and_wait(self, trace: Trace) -> bool:
         """Submit a trace; if the policy is ``block``, wait until the queue has room."""
-        require_type(trace, Trace, subject="the submitted trace")
-        if self._stopped:
-            return self._record_skipped(trace, "stopped")
-        return self._record_queue_result(trace, await self._queue.put(trace))
+        while self._settings.full_queue_policy == "block" and self._is_full and not self._stopped:
+            await self._changed.wait()
+        return self.submit(trace)
 
     async def wait_until_idle(self) -> None:
         """Wait until the queue is empty and no trace is being processed."""
         while not self._stopped and (self._queue or self._is_working):
-            await self._idle.wait()
+            await self._changed.wait()
 
     # ------------------------------------------------------------------------------------- awaited
 
@@ -289,18 +290,21 @@ class Calibrator:
 
     async def _run_worker(self) -> None:
         while not self._stopped:
-            trace = await self._queue.take()
-            self._is_working = True
+            while not self._queue:
+                await self._changed.wait()
+            trace, self._is_working = self._queue.popleft(), True
+            self._notify()
             try:
                 await self._process_trace(trace)
             except FATAL_ERRORS as error:
                 self._record_failure(trace, error)
-                self._stop(str(error))
+                self._close()
+                self._emit(CalibratorStopped(reason=str(error)))
             except Exception as error:  # noqa: BLE001 - no error beside an agent may end the agent
                 self._record_failure(trace, error)
             finally:
                 self._is_working = False
-                self._signal_idle()
+                self._notify()
 
     async def _process_trace(self, trace: Trace) -> None:
         held_out = await self._worker.store_trace(trace)
@@ -309,16 +313,11 @@ class Calibrator:
             self._rounds.emit_pairs_generated(trace, await self._worker.generate_pairs(trace))
         await self._worker.test_if_due()
 
-    def _record_queue_result(self, trace: Trace, offered: QueueResult[Trace]) -> bool:
-        if offered.dropped_element is not None:
-            self._add_counts(n_dropped=1)
-            self._emit(TraceSkipped(trace_id=offered.dropped_element.id, reason="dropped"))
-        if not offered.is_queued:
-            return self._record_skipped(trace, "stopped" if self._stopped else "full")
-        self._add_counts(n_accepted=1)
-        return True
+    @property
+    def _is_full(self) -> bool:
+        return len(self._queue) >= self._settings.queue_size
 
-    def _record_skipped(self, trace: Trace, reason: Literal["full", "stopped"]) -> bool:
+    def _reject(self, trace: Trace, reason: Literal["full", "stopped"]) -> bool:
         self._add_counts(n_rejected=1)
         self._emit(TraceSkipped(trace_id=trace.id, reason=reason))
         return False
@@ -327,18 +326,13 @@ class Calibrator:
         self._add_counts(n_failed=1)
         self._emit(TraceFailed(trace_id=trace.id, error=type(error).__name__, message=str(error)))
 
-    def _stop(self, reason: str) -> None:
-        self._close()
-        self._emit(CalibratorStopped(reason=reason))
-
     def _close(self) -> None:
         self._stopped = True
-        self._queue.close()
-        self._signal_idle()
+        self._notify()
 
-    def _signal_idle(self) -> None:
-        self._idle.set()
-        self._idle = anyio.Event()
+    def _notify(self) -> None:
+        self._changed.set()
+        self._changed = anyio.Event()
 
     def _add_counts(self, **more: int) -> None:
         counts = {name: getattr(self._counts, name) + n for name, n in more.items()}

@@ -1,4 +1,4 @@
-"""Batches of pairs before they count: scored with and without, tested, promoted or not, taken back."""
+"""Tests of batches of pairs: held-out steps are scored with and without; the test promotes or demotes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from reflact.calibration.report import MetricsChange
 from reflact.calibration.significance import (
     MIN_COVERAGE,
     NotEnoughTraces,
-    ReplayTestResult,
     ReplayTestUse,
     UnscoredStep,
     bound_unscored_effect,
@@ -34,15 +33,15 @@ from reflact.memory.protocols import BatchTest, CardStore, StoredPair, count_tes
 
 
 class MemorySnapshot(NamedTuple):
-    """What the store says of pairs at a moment.
+    """The pairs and tests of a store at a moment.
 
     Args:
-        known_pair_ids: The ids of pairs that were tested, promoted or archived and are not to be made again. Others
-            are, so that a round which was cut off before its test is made again as it was.
-        training_trace_ids: Traces that pairs were made from, whatever became of these.
-        training_purposes: What these traces were after.
-        promoted: What the critic is shown now.
-        waiting_pairs: Pairs that may be tested and were not since they last changed; see ``list_testable_pairs``.
+        known_pair_ids: Pairs that were tested, promoted or archived and are not made again. Other pairs are, so
+            that a round which was cut off before its test is made again as it was.
+        training_trace_ids: Traces that pairs were made from.
+        training_purposes: The purposes of these traces.
+        promoted: The pairs that the critic is shown now.
+        waiting_pairs: Pairs that may be tested and were not since they last changed.
         tests: All tests.
     """
 
@@ -59,7 +58,7 @@ class MemorySnapshot(NamedTuple):
         return TrainingHistory(self.training_trace_ids, self.training_purposes)
 
     def list_testable_pairs(self, held_out: Iterable[Trace]) -> tuple[ContrastPair, ...]:
-        """Return the pairs that wait and were made of none of these traces."""
+        """Return the waiting pairs that were made of none of these traces."""
         held_out_ids = {trace.id for trace in held_out}
         return tuple(
             one.pair
@@ -72,8 +71,8 @@ class PromotionTester:
     """Tests pairs on steps whose correct score is known.
 
     Args:
-        critic: Scores them.
-        store: If pairs stand.
+        critic: Scores the steps.
+        store: Holds the pairs.
         max_concurrent: Steps that are scored at a time.
     """
 
@@ -137,7 +136,7 @@ class PromotionTester:
         promoted: Sequence[ContrastPair],
         name: str,
     ) -> PromotionEvidence | NotEnoughTraces:
-        """Take a promoted batch back if it raises the error on held-out steps."""
+        """Demote a promoted batch if it raises the error on held-out steps."""
         ids = {pair.id for pair in batch}
         rest = [pair for pair in promoted if pair.id not in ids]
         return await self._run_test(batch, steps, without=rest, with_=promoted, name=name, use="demote")
@@ -177,7 +176,17 @@ class PromotionTester:
         )
         if isinstance(result, NotEnoughTraces):
             return result
-        evidence = self._build_promotion(result, test)
+        evidence = PromotionEvidence(
+            pair_ids=test.unit_ids,
+            passed_test=result.has_passed,
+            n_earlier_tests=test.n_earlier_tests,
+            effect=result.effect.value,
+            low=result.effect.low,
+            high=result.effect.high,
+            critic=self.critic.identity,
+            prompt=self.critic.prompt,
+            **result.model_dump(exclude={"effect", "deviation"}),
+        )
         try:
             await self._store.close_test(test.number, evidence)
         except DataError:
@@ -190,41 +199,17 @@ class PromotionTester:
     async def _find_open_test(
         self, ids: tuple[str, ...], traces: Collection[TraceIdentity], *, name: str, use: ReplayTestUse
     ) -> BatchTest | None:
-        """Return a test of this batch on these traces that was opened and not closed, by a killed process.
+        """Return the test of this batch on these traces that a killed process opened and did not close.
 
-        Nobody saw how it would have ended, so to end it is the same test and spends nothing further.
+        Nobody saw its result, so to end it spends no further error probability.
         """
-        marks = tuple(sorted({trace.fingerprint for trace in traces}))
+        wanted = (ids, tuple(sorted({trace.fingerprint for trace in traces})), name, use)
         for test in await self._store.tests():
-            same = (test.unit_ids, test.content_fingerprints, test.holdout_id, test.kind) == (
-                ids,
-                marks,
-                name,
-                use,
-            )
-            if same and test.evidence is None:
+            found = (test.unit_ids, test.content_fingerprints, test.holdout_id, test.kind)
+            if found == wanted and test.evidence is None:
                 changed = [one.changed_at for one in await self._store.pairs(ids)]
                 return test if changed and max(changed) <= test.at else None
         return None
-
-    def _build_promotion(self, result: ReplayTestResult, test: BatchTest) -> PromotionEvidence:
-        return PromotionEvidence(
-            pair_ids=test.unit_ids,
-            passed_test=result.has_passed,
-            n_traces=result.n_traces,
-            n_transitions=result.n_transitions,
-            n_unscored=result.n_unscored,
-            n_earlier_tests=test.n_earlier_tests,
-            effect=result.effect.value,
-            low=result.effect.low,
-            high=result.effect.high,
-            p_value=result.p_value,
-            alpha=result.alpha,
-            critic=self.critic.identity,
-            prompt=self.critic.prompt,
-            accuracy_change=result.accuracy_change,
-            outcome=result.outcome,
-        )
 
 
 def _list_unscored(
