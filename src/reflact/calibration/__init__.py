@@ -1,4 +1,4 @@
-"""Critics that score an agent's steps, and their calibration from traces."""
+"""Critics that score an agent's steps, and their calibration from traces; see also ``calibration.events``."""
 
 from __future__ import annotations
 
@@ -12,21 +12,6 @@ if TYPE_CHECKING:
     from reflact.calibration.contrast import generate_contrast_pairs, stream_contrast_pairs
     from reflact.calibration.critic import Critic
     from reflact.calibration.curriculum import CurriculumSettings, RoundPlan, plan_next_round
-    from reflact.calibration.events import (
-        BatchTestPostponed,
-        CalibrationEvent,
-        CalibrationFinished,
-        CalibrationStarted,
-        CalibratorStopped,
-        CriticMeasured,
-        PairBatchTested,
-        PairsGenerated,
-        RoundStarted,
-        ScoreSummary,
-        TraceAccepted,
-        TraceFailed,
-        TraceSkipped,
-    )
     from reflact.calibration.grading import CriticAnnotator, CriticGrader
     from reflact.calibration.mistakes import ContrastSettings, DroppedCandidate, GenerationResult
     from reflact.calibration.report import CalibrationReport
@@ -36,32 +21,19 @@ if TYPE_CHECKING:
     from reflact.config.critic import CriticSettings
 
 __all__ = [
-    "BatchTestPostponed",
-    "CalibrationEvent",
-    "CalibrationFinished",
     "CalibrationReport",
-    "CalibrationStarted",
     "Calibrator",
     "CalibratorSettings",
-    "CalibratorStopped",
     "ContrastSettings",
     "Critic",
     "CriticAnnotator",
     "CriticGrader",
-    "CriticMeasured",
     "CriticSettings",
     "CurriculumSettings",
     "DroppedCandidate",
     "GenerationResult",
-    "PairBatchTested",
-    "PairsGenerated",
     "RoundPlan",
-    "RoundStarted",
-    "ScoreSummary",
     "Trace",
-    "TraceAccepted",
-    "TraceFailed",
-    "TraceSkipped",
     "build_anchors",
     "connect",
     "generate_contrast_pairs",
@@ -76,48 +48,15 @@ __getattr__ = load_exports(
     {
         "calibration.calibrator": ("Calibrator",),
         "calibration.config": ("CalibratorSettings",),
-        "calibration.contrast": (
-            "generate_contrast_pairs",
-            "stream_contrast_pairs",
-        ),
+        "calibration.contrast": ("generate_contrast_pairs", "stream_contrast_pairs"),
         "calibration.critic": ("Critic",),
-        "calibration.curriculum": (
-            "CurriculumSettings",
-            "RoundPlan",
-            "plan_next_round",
-        ),
-        "calibration.events": (
-            "CalibrationEvent",
-            "CalibrationFinished",
-            "CalibrationStarted",
-            "CalibratorStopped",
-            "CriticMeasured",
-            "PairBatchTested",
-            "PairsGenerated",
-            "RoundStarted",
-            "ScoreSummary",
-            "BatchTestPostponed",
-            "TraceAccepted",
-            "TraceFailed",
-            "TraceSkipped",
-        ),
-        "calibration.grading": (
-            "CriticAnnotator",
-            "CriticGrader",
-        ),
-        "calibration.mistakes": (
-            "ContrastSettings",
-            "DroppedCandidate",
-            "GenerationResult",
-        ),
+        "calibration.curriculum": ("CurriculumSettings", "RoundPlan", "plan_next_round"),
+        "calibration.grading": ("CriticAnnotator", "CriticGrader"),
+        "calibration.mistakes": ("ContrastSettings", "DroppedCandidate", "GenerationResult"),
         "calibration.report": ("CalibrationReport",),
         "calibration.setup": ("connect",),
         "calibration.trace": ("Trace",),
-        "calibration.trace_sources": (
-            "build_anchors",
-            "label_replies",
-            "list_transitions",
-        ),
+        "calibration.trace_sources": ("build_anchors", "label_replies", "list_transitions"),
         "config.critic": ("CriticSettings",),
     },
 )
