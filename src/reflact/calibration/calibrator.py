@@ -197,7 +197,6 @@ class Calibrator:
             snapshot = await self._rounds.tester.take_snapshot()
             await self._rounds.generate_pairs(
                 trace,
-                self._rounds.first_round_plan,
                 writer=self._rounds.make_writer(),
                 known_pair_ids=snapshot.known_pair_ids,
                 on_pair=send,
@@ -215,22 +214,21 @@ class Calibrator:
     ) -> CalibrationReport:
         """Generate pairs, test them, promote the ones that help, and measure the critic before and after.
 
-        A stopped calibration resumes exactly, since the store holds its baseline. If a calibration of the same
-        traces has ended and nothing has changed since, this returns its report without any call or test.
+        A stopped calibration resumes exactly. If nothing has changed since a calibration of the same traces
+        ended, this returns its report without any call or test.
 
         Args:
             traces: The traces to learn from; if ``heldout`` is None, a part of them is held out.
             heldout: The traces that test and measure; traces that were learned from are left out.
             allow_untested: Generate pairs although nothing can be tested now, for a later test.
-            ignore_finished: Generate further pairs of the same traces although nothing has changed. That opens
-                another test, and all tests on the same held-out traces share one error probability.
+            ignore_finished: Generate further pairs although nothing has changed. That opens another test, and
+                all tests on the same held-out traces share one error probability.
 
         Raises:
             DataError: An argument is not a list of traces, or nothing could be tested; raised before any
                 call.
             ModelError: The endpoint refused, failed or could not be reached; finished pairs are stored.
-            RunFailed: The critic gave no valid score of any of the first ten questions, or the judge no valid
-                reply to any of the first ten comparisons.
+            RunFailed: The critic or the judge gave no valid reply to any of the first ten questions.
             BudgetSpent: The budget has no room for a call.
             StoreError: The store cannot be read or written.
         """

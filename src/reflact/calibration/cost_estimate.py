@@ -63,16 +63,7 @@ def estimate_cost(
     n_samples: int,
     max_reasks: int,
 ) -> CalibrationCostEstimate:
-    """Return what a calibration takes.
-
-    Args:
-        calibration: The calibration as it begins.
-        missing: Why nothing could be tested.
-        anchors: Labelled pairs that are measured.
-        settings: The section ``calibrator`` of the configuration.
-        n_samples: Samples of each score.
-        max_reasks: How often an invalid reply is sent back at most.
-    """
+    """Return what a calibration takes, with so many samples of each score, and reasks of each invalid reply."""
     contrast = settings.contrast
     steps, anchored = list_labeled_steps(calibration.split.held_out), list_pair_steps(anchors)
     traces = {step.trace for step in steps}
@@ -115,6 +106,6 @@ def estimate_cost(
 
 
 def _can_be_ordered(steps: Sequence[LabeledStep]) -> bool:
-    """Whether a critic's scores of these steps can be ordered, so that rounds can go on by its accuracy."""
+    """Whether scores of these steps can be ordered, so that more rounds can follow."""
     evaluation = Evaluation(progress_before=0, progress_after=0, reasoning="whatever it says")
     return pairwise_accuracy([step.build_scored_step(evaluation) for step in steps]) is not None

@@ -114,7 +114,6 @@ class BatchTestPostponed(ShortReprModel):
     kind: Literal["test_postponed"] = "test_postponed"
     n_pairs: int
     n_traces: int
-    n_needed_traces: int
     explanation: str
     usage: Usage = Usage()
 

@@ -120,37 +120,15 @@ class PromotionTester:
         *,
         promoted: Sequence[ContrastPair],
         name: str,
+        use: ReplayTestUse = "promote",
     ) -> PromotionEvidence | NotEnoughTraces:
-        """Promote a batch if it lowers the error on held-out steps beside what is promoted already.
+        """Score held-out steps with the promoted pairs, with the batch and without; promote or demote it.
 
-        Nothing is sent, and no error probability is used up, if there are too few traces.
+        The batch is promoted if it lowers the error, and demoted if it raises it. Nothing is sent, and no error
+        probability is used up, if there are too few traces.
         """
-        with_ = [*promoted, *batch]
-        return await self._run_test(batch, steps, without=promoted, with_=with_, name=name, use="promote")
-
-    async def recheck(
-        self,
-        batch: Sequence[ContrastPair],
-        steps: Sequence[LabeledStep],
-        *,
-        promoted: Sequence[ContrastPair],
-        name: str,
-    ) -> PromotionEvidence | NotEnoughTraces:
-        """Demote a promoted batch if it raises the error on held-out steps."""
-        ids = {pair.id for pair in batch}
-        rest = [pair for pair in promoted if pair.id not in ids]
-        return await self._run_test(batch, steps, without=rest, with_=promoted, name=name, use="demote")
-
-    async def _run_test(
-        self,
-        batch: Sequence[ContrastPair],
-        steps: Sequence[LabeledStep],
-        *,
-        without: Sequence[ContrastPair],
-        with_: Sequence[ContrastPair],
-        name: str,
-        use: ReplayTestUse,
-    ) -> PromotionEvidence | NotEnoughTraces:
+        in_batch = {pair.id for pair in batch}
+        without = [pair for pair in promoted if pair.id not in in_batch]
         traces = {step.trace for step in steps}
         ids = tuple(sorted(pair.id for pair in batch))
         booked = [t for t in await self._store.tests() if t.evidence is not None or t.unit_ids != ids]
@@ -161,7 +139,7 @@ class PromotionTester:
         unscored = before.count(None)
         if use == "promote" and len(steps) - unscored < MIN_COVERAGE * len(steps):
             return NotEnoughTraces(n_traces=len(traces), n_steps=len(steps), n_unscored=unscored)
-        after = await self.score(steps, with_)
+        after = await self.score(steps, [*without, *batch])
         try:
             test = await self._find_open_test(ids, traces, name=name, use=use) or await self._store.open_test(
                 ids, holdout_id=name, traces=traces, kind=use
@@ -185,7 +163,7 @@ class PromotionTester:
             high=result.effect.high,
             critic=self.critic.identity,
             prompt=self.critic.prompt,
-            **result.model_dump(exclude={"effect", "deviation"}),
+            **result.model_dump(exclude={"effect"}),
         )
         try:
             await self._store.close_test(test.number, evidence)
@@ -229,9 +207,9 @@ def _has_changed_since(pair: StoredPair, last_tested: Mapping[str, datetime]) ->
     return last is None or pair.changed_at > last
 
 
-async def measure_in_thread(scored: Sequence[ScoredStep]) -> CriticMetrics | None:
+async def measure_in_thread(scored: Sequence[ScoredStep | None]) -> CriticMetrics | None:
     """Measure scores off the event loop."""
-    return await to_thread.run_sync(compute_metrics, scored)
+    return await to_thread.run_sync(compute_metrics, [one for one in scored if one is not None])
 
 
 async def compare_metrics(

@@ -42,7 +42,7 @@ ReplayTestOutcome = Literal["better", "not_shown", "accuracy_fell", "worse", "no
 
 
 class ReplayTestResult(FrozenModel):
-    """The result of a replay test; see ``PromotionEvidence``. ``deviation`` is that of the effect between traces."""
+    """The result of a replay test; see ``PromotionEvidence``."""
 
     outcome: ReplayTestOutcome
     n_traces: int
@@ -52,7 +52,6 @@ class ReplayTestResult(FrozenModel):
     p_value: Share
     alpha: Share
     accuracy_change: float | None
-    deviation: float
 
     @property
     def has_passed(self) -> bool:
@@ -72,7 +71,6 @@ class NotEnoughTraces(FrozenModel):
 
     Args:
         n_traces: Held-out traces with labelled steps.
-        n_needed: Traces that a test takes.
         n_steps: Their labelled steps, if too few of these could be scored.
         n_unscored: Steps of these without a valid score without the batch.
         n_tested: Batches that were tested on these traces, if their error probability is used up.
@@ -80,7 +78,6 @@ class NotEnoughTraces(FrozenModel):
     """
 
     n_traces: int
-    n_needed: int = MIN_TRACES
     n_steps: int = 0
     n_unscored: int = 0
     n_tested: int = 0
@@ -104,12 +101,12 @@ class NotEnoughTraces(FrozenModel):
             return (
                 f"the error probability of the {self.n_traces} held-out traces is used up: {self.n_tested} "
                 f"batches were tested on them, and no result on so few traces reaches the p of "
-                f"{compute_alpha(self.n_tested):.2g} that the next one needs; record at least {self.n_needed} fresh "
+                f"{compute_alpha(self.n_tested):.2g} that the next one needs; record at least {MIN_TRACES} fresh "
                 "traces with labels"
             )
         return (
             f"{self.n_traces} held-out traces have labelled steps; a batch is tested on at least "
-            f"{self.n_needed}: record more traces, or hold out a larger share of them"
+            f"{MIN_TRACES}: record more traces, or hold out a larger share of them"
         )
 
 
@@ -169,7 +166,6 @@ def decide_replay_test(
         outcome = "not_shown"
     else:
         outcome = "accuracy_fell" if change is not None and _has_fallen(change, changes) else "better"
-    mean = math.fsum(effects) / len(effects)
     return ReplayTestResult(
         outcome=outcome,
         n_traces=len(effects),
@@ -179,7 +175,6 @@ def decide_replay_test(
         p_value=p_value,
         alpha=alpha,
         accuracy_change=change,
-        deviation=math.sqrt(math.fsum((e - mean) ** 2 for e in effects) / (len(effects) - 1)),
     )
 
 

@@ -105,10 +105,8 @@ class TraceLearner:
 
     async def generate_pairs(self, trace: Trace) -> StoredGeneration:
         """Make the pairs of a trace."""
-        if not await self._store.remaining_capacity():
-            return StoredGeneration(is_memory_full=True)
         generation = await self._rounds.generate_pairs(
-            trace, self._rounds.first_round_plan, writer=self._writer, known_pair_ids=self._known_pair_ids
+            trace, writer=self._writer, known_pair_ids=self._known_pair_ids
         )
         self._writer.stop_if_silent()
         self._n_waiting += generation.n_new
@@ -134,10 +132,8 @@ class TraceLearner:
         batch = snapshot.list_testable_pairs(traces)
         self._next_test_at = self._settings.batch_size
         if batch:
-            name = holdout.rule.held_out_name
-            result = await self._rounds.test_batch(
-                batch, list_labeled_steps(traces), snapshot=snapshot, name=name
-            )
+            name, steps = holdout.rule.held_out_name, list_labeled_steps(traces)
+            result = await self._rounds.test_batch(batch, steps, promoted=snapshot.promoted, name=name)
             snapshot = await self._rounds.tester.take_snapshot()
             if isinstance(result, NotEnoughTraces):
                 self._next_test_at += len(snapshot.waiting_pairs)
