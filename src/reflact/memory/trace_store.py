@@ -18,10 +18,6 @@ from reflact.memory.rows import decode_value, encode_value
 from reflact.store.database import Database, Tables
 from reflact.types import canonical_json
 
-MAX_MATCHES = 10
-"""The largest number of ids that ``find_trace_ids`` returns."""
-
-
 SUMMARIES_QUERY = """
 SELECT traces.id, purpose,
     (
@@ -51,7 +47,7 @@ MATCHING_IDS_QUERY = """
 SELECT id FROM (
     SELECT id FROM traces
     UNION SELECT trace_id FROM memory_origins
-) WHERE substr(id, 1, length(?1)) = ?1 ORDER BY id <> ?1, id LIMIT ?2
+) WHERE substr(id, 1, length(?1)) = ?1 ORDER BY id <> ?1, id LIMIT 10
 """
 
 
@@ -140,25 +136,15 @@ class SQLiteTraceStore:
 
     async def summaries(self) -> tuple[TraceSummary, ...]:
         """Return the counts of each trace, in the order of their ids."""
+        names = ("n_pairs", "n_events", "n_scored", "n_labelled")
         return tuple(
-            TraceSummary(
-                id=trace,
-                purpose=json.loads(purpose),
-                n_pairs=pairs,
-                n_events=events,
-                n_scored=scored,
-                n_labelled=labelled,
-            )
-            for trace, purpose, pairs, events, scored, labelled in await self._database.fetch_rows(
-                SUMMARIES_QUERY
-            )
+            TraceSummary(id=trace, purpose=json.loads(purpose), **dict(zip(names, counts, strict=True)))
+            for trace, purpose, *counts in await self._database.fetch_rows(SUMMARIES_QUERY)
         )
 
     async def find_trace_ids(self, name: str) -> tuple[str, ...]:
         """Return up to ten ids of traces, stored or named by units, that start with a text; an equal one first."""
-        return tuple(
-            trace for (trace,) in await self._database.fetch_rows(MATCHING_IDS_QUERY, (name, MAX_MATCHES))
-        )
+        return tuple(trace for (trace,) in await self._database.fetch_rows(MATCHING_IDS_QUERY, (name,)))
 
     # -------------------------------------------------------------------------------------- calibrations
 

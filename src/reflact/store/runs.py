@@ -30,7 +30,7 @@ from reflact.records import (
 )
 from reflact.store.database import LOCK_TIMEOUT_SECONDS, Database, Tables
 from reflact.store.lock import RunLock
-from reflact.store.responses import JSON_ADAPTER, SQLiteDecisionLog, SQLiteResponseStore, mark_unsettled
+from reflact.store.responses import SQLiteDecisionLog, SQLiteResponseStore, mark_unsettled
 from reflact.store.schema import SCHEMA
 from reflact.types import FrozenModel, Skill, canonical_json
 
