@@ -15,7 +15,7 @@ from reflact.calibration.splits import deduplicate_traces, list_labeled_events
 from reflact.calibration.trace import Trace
 from reflact.concurrency import fan_out, run_in_thread
 from reflact.errors import ContextOverflow, ReplyError
-from reflact.memory.cards import TraceIdentity, subject_hash
+from reflact.memory.cards import TraceIdentity
 from reflact.memory.models import ContrastPair, Evaluation, Label, Transition
 from reflact.types import digest_json
 
@@ -66,7 +66,7 @@ def list_pair_steps(pairs: Iterable[ContrastPair]) -> tuple[LabeledStep, ...]:
     """
     about: dict[str, list[ContrastPair]] = defaultdict(list)
     for pair in pairs:
-        about[subject_hash(pair)].append(pair)
+        about[pair.hashes.subject].append(pair)
     return tuple(_build_pair_step(name, together) for name, together in sorted(about.items()))
 
 
