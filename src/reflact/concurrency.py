@@ -435,66 +435,6 @@ class Stream(Generic[T]):
             subscription.end()
 
 
-class SingleFlight(Generic[T]):
-    """Joins equal work: concurrent callers with the same key share one task and its outcome.
-
-    The task is cancelled when its last waiter leaves. Use it as an async context manager; leaving it cancels
-    all running work.
-    """
-
-    def __init__(self) -> None:
-        self._flights: dict[str, _Flight[T]] = {}
-
-    async def __aenter__(self) -> SingleFlight[T]:
-        self._tasks = anyio.create_task_group()
-        await self._tasks.__aenter__()
-        return self
-
-    async def __aexit__(self, *exception: object) -> None:
-        self._tasks.cancel_scope.cancel()
-        await self._tasks.__aexit__(None, None, None)
-
-    async def join(self, key: str, work: Callable[[], Awaitable[T]]) -> T:
-        """Return the outcome of the running work for a key; start it if there is none."""
-        flight = self._flights.get(key)
-        if flight is None:
-            flight = self._flights[key] = _Flight()
-            self._tasks.start_soon(self._fly, key, flight, work)
-        flight.waiters += 1
-        try:
-            await flight.landed.wait()
-        finally:
-            flight.waiters -= 1
-            if flight.waiters == 0 and not flight.landed.is_set():
-                self._flights.pop(key, None)
-                flight.scope.cancel()
-        if flight.error is not None:
-            raise flight.error
-        if not flight.results:
-            raise RuntimeError("closed before the awaited work was finished")
-        return flight.results[0]
-
-    async def _fly(self, key: str, flight: _Flight[T], work: Callable[[], Awaitable[T]]) -> None:
-        with flight.scope:
-            try:
-                flight.results.append(await work())
-            except Exception as error:  # noqa: BLE001 - raised to every waiter
-                flight.error = error
-            finally:
-                if self._flights.get(key) is flight:
-                    del self._flights[key]
-                flight.landed.set()
-
-
-class _Flight(Generic[T]):
-    def __init__(self) -> None:
-        self.waiters = 0
-        self.landed = anyio.Event()
-        self.scope = anyio.CancelScope()
-        self.results: list[T] = []
-        self.error: Exception | None = None
-
-
 INLINE_LIMIT = 2_000
 """Up to this many characters and values, starting a thread would take longer than the work."""
 

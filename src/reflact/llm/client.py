@@ -20,7 +20,7 @@ import openai
 from openai.types.chat import ChatCompletion
 from pydantic import JsonValue
 
-from reflact.concurrency import SingleFlight, Stream
+from reflact.concurrency import Stream
 from reflact.config.models import ModelConfig
 from reflact.errors import ConfigError, ModelError, ProviderError, ReflactError, ReplyError
 from reflact.events import ModelCallFinished
@@ -103,14 +103,13 @@ class Client:
         if self._secret is not None:
             refuse_key_in(config, self._role, self._secret)
             self._stack.enter_context(redact_logs(self._secret))
-        flights = await self._stack.enter_async_context(SingleFlight[Any]())
         network = self._transport
         if network is None:
             network = await self._stack.enter_async_context(PooledTransport())
         endpoint = self._stack.enter_context(endpoint_for(config, on_limit=self._on_limit))
         layers: tuple[Callable[[httpx.AsyncBaseTransport], httpx.AsyncBaseTransport], ...] = (
             StreamingTransport,
-            lambda inner: ResponseCacheTransport(inner, config, self._role, account, flights),
+            lambda inner: ResponseCacheTransport(inner, config, self._role, account),
             lambda inner: RetryTransport(inner, endpoint),
             lambda inner: MeteredTransport(inner, config, account, endpoint),
             RedactingTransport,
