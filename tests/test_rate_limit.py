@@ -235,7 +235,7 @@ async def test_without_adaptation_the_endpoint_backs_off_and_keeps_its_rate() ->
     endpoint = Endpoint("e")
     with EndpointClient(endpoint, limits(adaptive=False)) as client:
         await call(client, [], status=429)
-    assert endpoint.rate is None
+    assert endpoint.rate.rate is None
 
 
 @pytest.mark.parametrize("status", [None, 400, 500, 502])
@@ -408,7 +408,7 @@ async def test_a_rate_that_holds_nothing_back_does_not_grow(workers: int, keys: 
     with EndpointClient(endpoint, limits(**WIDE)) as client:
         await fan_out(lambda _: call(client, [], seconds=1, status=429), range(20))
     await anyio.sleep(5)
-    found = endpoint.rate
+    found = endpoint.rate.rate
 
     async def worker(client: EndpointClient) -> None:
         for _ in range(10):
@@ -416,7 +416,7 @@ async def test_a_rate_that_holds_nothing_back_does_not_grow(workers: int, keys: 
 
     with EndpointClient(endpoint, limits(**WIDE | keys)) as client:
         await fan_out(worker, [client] * workers)
-    assert (found, endpoint.rate) == (10.0, 10.0)
+    assert (found, endpoint.rate.rate) == (10.0, 10.0)
 
 
 async def test_a_rate_stops_growing_once_slots_hold_calls_back() -> None:
@@ -429,7 +429,7 @@ async def test_a_rate_stops_growing_once_slots_hold_calls_back() -> None:
             for number in range(30):
                 seconds = 0.0 if number < 5 else 10.0
                 tasks.start_soon(lambda seconds: call(client, [], seconds=seconds), seconds)
-    assert 2.0 < (endpoint.rate or 0.0) < 10.0
+    assert 2.0 < (endpoint.rate.rate or 0.0) < 10.0
 
 
 async def test_a_rate_that_holds_calls_back_grows() -> None:
@@ -438,7 +438,7 @@ async def test_a_rate_that_holds_calls_back_grows() -> None:
     with EndpointClient(endpoint, limits(**WIDE)) as client:
         await call(client, [], status=429)
         await fan_out(lambda _: call(client, [], seconds=1), range(40))
-    assert (endpoint.rate or 0.0) > 20
+    assert (endpoint.rate.rate or 0.0) > 20
 
 
 def measured_rate(rate: float, served: int, seconds: float) -> AdaptiveRate:

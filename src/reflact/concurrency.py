@@ -1,4 +1,4 @@
-"""Ordered fan-out, streams with several subscribers, and shared work. No other module starts tasks."""
+"""Ordered fan-out, and streams with several subscribers. No other module starts tasks."""
 
 from __future__ import annotations
 
@@ -40,9 +40,8 @@ Subject = Callable[[T], Hashable | None]
 class Subscription(Generic[T]):
     """One consumer's iterator over a stream; it can be iterated once.
 
-    Its buffer collects all elements after its creation. When the buffer is full, the stream waits. Leaving the
-    iteration, or ``async with``, detaches the subscription and does not affect the others. The iteration ends
-    after the last element of the stream.
+    When its buffer is full, the stream waits. Leaving the iteration, or ``async with``, detaches the
+    subscription and does not affect the others. The iteration ends after the last element of the stream.
     """
 
     def __init__(self, size: int, subject: Subject[T] | None) -> None:
@@ -52,9 +51,6 @@ class Subscription(Generic[T]):
         self._element_added, self._element_taken = asyncio.Event(), asyncio.Event()
         self._has_started = False
         self.over = False
-
-    def __aiter__(self) -> AsyncIterator[T]:
-        return self._iterate()
 
     async def __aenter__(self) -> Self:
         return self
@@ -93,7 +89,7 @@ class Subscription(Generic[T]):
     def _key(self, element: T) -> Hashable | None:
         return None if self._subject is None else self._subject(element)
 
-    async def _iterate(self) -> AsyncGenerator[T, None]:
+    async def __aiter__(self) -> AsyncGenerator[T, None]:
         if self._has_started:
             raise RuntimeError("a stream or subscription can be iterated once")
         self._has_started = True
@@ -133,10 +129,8 @@ async def fan_out_until(
 ) -> tuple[U, ...]:
     """Fan out as ``fan_out`` does, and return the shortest prefix of the results that is enough.
 
-    ``enough`` is called once for each prefix, in order of length. At the first prefix for which it is true,
-    the remaining calls are cancelled and exactly that prefix is returned. An error cancels all later calls.
-    It is raised, without an exception group, if no prefix before it is enough. The outcome depends only on the
-    results and their order, not on timing.
+    ``enough`` is called once for each prefix, in order of length, until it is true. An error cancels all later
+    calls and is raised if no prefix before it is enough. The outcome does not depend on timing.
     """
     prefix = _OrderedPrefix[U | _FailedCall]()
     results: list[U] = []
@@ -186,8 +180,7 @@ async def fan_out_then(
     lanes. The first error of either cancels everything and is raised without an exception group.
 
     Returns:
-        The results of each lane in the order of its inputs, and the results of further work of each lane in
-        the order of ``ready``. Neither depends on timing.
+        The results of each lane in order, and those of its further work in the order of ``ready``.
     """
     prefixes = [_OrderedPrefix[U]() for _ in lanes]
     results: list[list[U]] = [[] for _ in lanes]
@@ -360,9 +353,6 @@ class Stream(Generic[T]):
         self._over = False
         self._task: asyncio.Task[None] | None = None
 
-    def __aiter__(self) -> AsyncIterator[T]:
-        return self._iterate()
-
     async def __aenter__(self) -> Stream[T]:
         return self
 
@@ -400,7 +390,7 @@ class Stream(Generic[T]):
         if self._task.done() and not self._task.cancelled():
             self._task.exception()
 
-    async def _iterate(self) -> AsyncGenerator[T, None]:
+    async def __aiter__(self) -> AsyncGenerator[T, None]:
         require_asyncio()
         if self._task is not None:
             raise RuntimeError("a stream can be iterated once")

@@ -1,8 +1,8 @@
 """The response cache: every model request has a content key and is paid once.
 
-The cache stands above retries and metering, so each attempt of a call has its own stored response, including
-replies that failed validation. A process that is killed and restarted finds all stored responses and sends
-only the missing requests. ``reflact.llm.metering`` stores a response before anyone sees it.
+Each attempt of a call has its own stored response, including replies that failed validation. A process that
+is killed and restarted sends only the missing requests, since ``reflact.llm.metering`` stores a response before
+anyone sees it.
 """
 
 from __future__ import annotations

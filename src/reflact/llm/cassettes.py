@@ -1,9 +1,8 @@
 """Cassettes: recorded HTTP requests and answers, replayed by content.
 
-A cassette is a file of JSON lines, one per answered request: the label of its call, the method, path and body
-of the request, and the status, content type and pieces of the answer. Hosts, keys and other headers are never
-written. An answer is found by method, path, body and call, independent of order. A request without a recorded
-answer is an error and is not sent. A recording serves streamed and plain requests alike.
+A cassette is a file of JSON lines, one per answered request. Hosts, keys and other headers are never written.
+An answer is found by method, path, body and call, independent of order. A request without a recorded answer is
+an error and is not sent. A recording serves streamed and plain requests alike.
 """
 
 from __future__ import annotations
@@ -67,7 +66,9 @@ async def open_cassette(
             file = stack.enter_context(path.open("a", encoding="utf-8", newline="\n"))
         except OSError as error:
             raise CassetteError(f"cannot write the cassette {path}: {error.strerror or error}") from None
-        yield RecordTransport(path, inner or await stack.enter_async_context(PooledTransport()), file)
+        if inner is None:
+            inner = await stack.enter_async_context(PooledTransport())
+        yield RecordTransport(path, inner, file)
 
 
 def read_cassette(path: Path) -> tuple[Interaction, ...]:

@@ -1,8 +1,7 @@
 """The client of a role: typed calls through the openai client and a stack of HTTP transports.
 
-Each attempt of a call is one request through the stack. If a reply is invalid (malformed, refused, truncated,
-or not fitting the data), the client sends it back with the reason and asks again. The conversation then
-contains all earlier attempts.
+If a reply is invalid (malformed, refused, truncated, or not fitting the data), the client sends it back with
+the reason and asks again. The conversation then contains all earlier attempts.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Prices of calls in dollars, from the configuration or else from the provider's price list.
 
-Costs are whole billionths of a dollar, rounded up for each call. So sums are exact, and rounding exceeds no
-limit.
+Costs are whole billionths of a dollar, rounded up for each call. So sums are exact.
 """
 
 from __future__ import annotations

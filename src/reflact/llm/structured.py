@@ -25,9 +25,6 @@ Body = dict[str, Any]
 
 Mode = Literal["json_schema", "tools", "json_object_with_schema", "json"]
 
-MODE_ORDER: tuple[Mode, ...] = ("json_schema", "tools", "json_object_with_schema", "json")
-"""The order in which ``auto`` tries modes; the only mode that lengthens the prompt comes last."""
-
 HANDLERS: dict[Mode, instructor.Mode] = {
     "json_schema": instructor.Mode.JSON_SCHEMA,
     "tools": instructor.Mode.TOOLS,
@@ -35,6 +32,9 @@ HANDLERS: dict[Mode, instructor.Mode] = {
     "json": instructor.Mode.JSON,
 }
 """Instructor's name for each mode; it has none for ``json_object`` with a schema."""
+
+MODE_ORDER = tuple(HANDLERS)
+"""The order in which ``auto`` tries modes; the only mode that lengthens the prompt comes last."""
 
 MAX_LENGTH_BOUND = 256
 """The largest ``maxLength`` that a schema states."""
