@@ -1,4 +1,4 @@
-"""Ordered fan-out, streams with several subscribers, and shared work. No other module starts tasks."""
+"""Ordered fan-out, and streams with several subscribers. No other module starts tasks."""
 
 from __future__ import annotations
 
@@ -40,9 +40,8 @@ Subject = Callable[[T], Hashable | None]
 class Subscription(Generic[T]):
     """One consumer's iterator over a stream; it can be iterated once.
 
-    Its buffer collects all elements after its creation. When the buffer is full, the stream waits. Leaving the
-    iteration, or ``async with``, detaches the subscription and does not affect the others. The iteration ends
-    after the last element of the stream.
+    When its buffer is full, the stream waits. Leaving the iteration, or ``async with``, detaches the
+    subscription and does not affect the others. The iteration ends after the last element of the stream.
     """
 
     def __init__(self, size: int, subject: Subject[T] | None) -> None:
@@ -52,9 +51,6 @@ class Subscription(Generic[T]):
         self._element_added, self._element_taken = asyncio.Event(), asyncio.Event()
         self._has_started = False
         self.over = False
-
-    def __aiter__(self) -> AsyncIterator[T]:
-        return self._iterate()
 
     async def __aenter__(self) -> Self:
         return self
@@ -93,7 +89,7 @@ class Subscription(Generic[T]):
     def _key(self, element: T) -> Hashable | None:
         return None if self._subject is None else self._subject(element)
 
-    async def _iterate(self) -> AsyncGenerator[T, None]:
+    async def __aiter__(self) -> AsyncGenerator[T, None]:
         if self._has_started:
             raise RuntimeError("a stream or subscription can be iterated once")
         self._has_started = True
@@ -133,10 +129,8 @@ async def fan_out_until(
 ) -> tuple[U, ...]:
     """Fan out as ``fan_out`` does, and return the shortest prefix of the results that is enough.
 
-    ``enough`` is called once for each prefix, in order of length. At the first prefix for which it is true,
-    the remaining calls are cancelled and exactly that prefix is returned. An error cancels all later calls.
-    It is raised, without an exception group, if no prefix before it is enough. The outcome depends only on the
-    results and their order, not on timing.
+    ``enough`` is called once for each prefix, in order of length, until it is true. An error cancels all later
+    calls and is raised if no prefix before it is enough. The outcome does not depend on timing.
     """
     prefix = _OrderedPrefix[U | _FailedCall]()
     results: list[U] = []
@@ -186,8 +180,7 @@ async def fan_out_then(
     lanes. The first error of either cancels everything and is raised without an exception group.
 
     Returns:
-        The results of each lane in the order of its inputs, and the results of further work of each lane in
-        the order of ``ready``. Neither depends on timing.
+        The results of each lane in order, and those of its further work in the order of ``ready``.
     """
     prefixes = [_OrderedPrefix[U]() for _ in lanes]
     results: list[list[U]] = [[] for _ in lanes]
@@ -360,9 +353,6 @@ class Stream(Generic[T]):
         self._over = False
         self._task: asyncio.Task[None] | None = None
 
-    def __aiter__(self) -> AsyncIterator[T]:
-        return self._iterate()
-
     async def __aenter__(self) -> Stream[T]:
         return self
 
@@ -400,7 +390,7 @@ class Stream(Generic[T]):
         if self._task.done() and not self._task.cancelled():
             self._task.exception()
 
-    async def _iterate(self) -> AsyncGenerator[T, None]:
+    async def __aiter__(self) -> AsyncGenerator[T, None]:
         require_asyncio()
         if self._task is not None:
             raise RuntimeError("a stream can be iterated once")
@@ -433,66 +423,6 @@ class Stream(Generic[T]):
         self._over = True
         for subscription in self._subscriptions:
             subscription.end()
-
-
-class SingleFlight(Generic[T]):
-    """Joins equal work: concurrent callers with the same key share one task and its outcome.
-
-    The task is cancelled when its last waiter leaves. Use it as an async context manager; leaving it cancels
-    all running work.
-    """
-
-    def __init__(self) -> None:
-        self._flights: dict[str, _Flight[T]] = {}
-
-    async def __aenter__(self) -> SingleFlight[T]:
-        self._tasks = anyio.create_task_group()
-        await self._tasks.__aenter__()
-        return self
-
-    async def __aexit__(self, *exception: object) -> None:
-        self._tasks.cancel_scope.cancel()
-        await self._tasks.__aexit__(None, None, None)
-
-    async def join(self, key: str, work: Callable[[], Awaitable[T]]) -> T:
-        """Return the outcome of the running work for a key; start it if there is none."""
-        flight = self._flights.get(key)
-        if flight is None:
-            flight = self._flights[key] = _Flight()
-            self._tasks.start_soon(self._fly, key, flight, work)
-        flight.waiters += 1
-        try:
-            await flight.landed.wait()
-        finally:
-            flight.waiters -= 1
-            if flight.waiters == 0 and not flight.landed.is_set():
-                self._flights.pop(key, None)
-                flight.scope.cancel()
-        if flight.error is not None:
-            raise flight.error
-        if not flight.results:
-            raise RuntimeError("closed before the awaited work was finished")
-        return flight.results[0]
-
-    async def _fly(self, key: str, flight: _Flight[T], work: Callable[[], Awaitable[T]]) -> None:
-        with flight.scope:
-            try:
-                flight.results.append(await work())
-            except Exception as error:  # noqa: BLE001 - raised to every waiter
-                flight.error = error
-            finally:
-                if self._flights.get(key) is flight:
-                    del self._flights[key]
-                flight.landed.set()
-
-
-class _Flight(Generic[T]):
-    def __init__(self) -> None:
-        self.waiters = 0
-        self.landed = anyio.Event()
-        self.scope = anyio.CancelScope()
-        self.results: list[T] = []
-        self.error: Exception | None = None
 
 
 INLINE_LIMIT = 2_000

@@ -1,9 +1,8 @@
 """Cassettes: recorded HTTP requests and answers, replayed by content.
 
-A cassette is a file of JSON lines, one per answered request: the label of its call, the method, path and body
-of the request, and the status, content type and pieces of the answer. Hosts, keys and other headers are never
-written. An answer is found by method, path, body and call, independent of order. A request without a recorded
-answer is an error and is not sent. A recording serves streamed and plain requests alike.
+A cassette is a file of JSON lines, one per answered request. Hosts, keys and other headers are never written.
+An answer is found by method, path, body and call, independent of order. A request without a recorded answer is
+an error and is not sent. A recording serves streamed and plain requests alike.
 """
 
 from __future__ import annotations

@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from json import JSONDecodeError
 
 import httpx
@@ -31,7 +29,7 @@ from reflact.errors import (
 from reflact.llm.cache_keys import strip_credentials
 from reflact.llm.redaction import remove_keys
 from reflact.llm.retry import REFUSED_KEY, RETRIED_STATUSES, is_unknown_model, is_untrusted_certificate
-from reflact.llm.sse import END_MARK, is_event_stream, parse_chunk, read_events
+from reflact.llm.sse import END_MARK, EVENT_STREAM, parse_chunk, read_events
 from reflact.records import FaultKind
 
 OVERFLOW_WORDS = re.compile(
@@ -132,20 +130,6 @@ class StreamCutOff(CutOff):
     fault: FaultKind = "broken stream"
 
 
-@contextmanager
-def mark_cut_off(response: httpx.Response) -> Iterator[None]:
-    """Translate failures that happen while the body of an answer is read.
-
-    Raises:
-        CutOff: The connection failed within.
-    """
-    try:
-        yield
-    except (httpx.NetworkError, httpx.RemoteProtocolError) as failure:
-        kind = StreamCutOff if is_event_stream(response.headers.get("content-type", "")) else CutOff
-        raise kind(str(failure)) from failure
-
-
 def classify_failure(failure: Exception) -> FaultKind | None:
     """Return the kind of a failed transfer; None if neither the endpoint nor the network failed."""
     match failure:
@@ -168,7 +152,7 @@ def classify_status(status: int) -> FaultKind | None:
 
 def classify_body(content_type: str, text: str) -> FaultKind | None:
     """Return the fault of a successful answer's body; None for a whole stream or a chat completion."""
-    if is_event_stream(content_type):
+    if content_type.startswith(EVENT_STREAM):
         return None if _is_complete_stream(text) else "broken stream"
     try:
         document = json.loads(text)

@@ -243,13 +243,12 @@ class RoleRefused(Exception):
 class Endpoint:
     """One address in one event loop, with the queue of its calls.
 
-    Calls are admitted in the order of their requests. A call is admitted when a slot is free, the back-off is
-    over, and the limits of requests and tokens per minute allow it. Of the settings of all open clients the
-    strictest counts: the smallest value of each limit, and an adaptive rate if any role enables it.
+    Calls are admitted in the order of their requests. Of the settings of all open clients the strictest
+    counts: the smallest value of each limit, and an adaptive rate if any role enables it.
 
     After 429 or 503 no call is sent for ``Retry-After`` seconds. Without ``Retry-After`` the pause is drawn
     uniformly from 0..min(cap, base * 2**n) seconds after n fruitless back-offs. Refusals of calls that were
-    sent before a back-off belong to that back-off. The rate after it follows ``AdaptiveRate``.
+    sent before a back-off belong to that back-off.
 
     Args:
         address: For messages.
@@ -258,6 +257,7 @@ class Endpoint:
     Attributes:
         answered: Whether any call was answered.
         in_flight: Number of admitted calls that have not ended.
+        rate: The rate in calls a second that the endpoint sustains.
         clients: The open clients, whose settings count.
     """
 
@@ -268,17 +268,12 @@ class Endpoint:
         self.clients: list[EndpointClient] = []
         self.draw = draw
         self._queue: OrderedDict[_Waiter, None] = OrderedDict()
-        self._rate = AdaptiveRate()
+        self.rate = AdaptiveRate()
         self._minute = MinuteWindow()
         self._until = -math.inf
         self._rated = False
         self._back_offs = 0
         self._fruitless = 0
-
-    @property
-    def rate(self) -> float | None:
-        """The rate in calls a second that the endpoint sustains; None before the first refusal."""
-        return self._rate.rate
 
     @asynccontextmanager
     async def admit(self, client: EndpointClient, tokens: int) -> AsyncIterator[Slot]:
@@ -319,7 +314,7 @@ class Endpoint:
             self._back_off(slot, status, retry_after)
         elif status < 500:
             self._fruitless = 0
-            self._rate.observe(anyio.current_time(), served=True, rate_limited=slot.rate_limited)
+            self.rate.observe(anyio.current_time(), served=True, rate_limited=slot.rate_limited)
         self.wake_first()
 
     def wake(self, client: EndpointClient) -> None:
@@ -340,7 +335,7 @@ class Endpoint:
             self._rated = False
             return math.inf
         now = anyio.current_time()
-        turn = self._rate.delay(now, self._max_rate)
+        turn = self.rate.delay(now, self._find_max_rate())
         if turn >= SOON:
             self._rated = True
         tokens_most = self._find_strictest("tokens_per_minute")
@@ -349,22 +344,23 @@ class Endpoint:
     def _admit(self, tokens: int) -> Slot:
         now, most, tokens_most = (
             anyio.current_time(),
-            self._max_rate,
+            self._find_max_rate(),
             self._find_strictest("tokens_per_minute"),
         )
         self.in_flight += 1
-        self._rate.take(now, most)
+        self.rate.take(now, most)
         return Slot(
             self,
             self._minute.take(now, tokens if tokens_most is None else min(tokens, tokens_most)),
-            rate_limited=self._rated and (most is None or (self.rate is not None and self.rate < most)),
+            rate_limited=self._rated
+            and (most is None or (self.rate.rate is not None and self.rate.rate < most)),
             back_offs=self._back_offs,
         )
 
     def _back_off(self, slot: Slot, status: int, asked: float | None) -> None:
         now = anyio.current_time()
         named = asked if asked is not None and asked <= PATIENCE_SECONDS else 0.0
-        self._rate.observe(now, served=False)
+        self.rate.observe(now, served=False)
         if slot.back_offs < self._back_offs:
             self._until = max(self._until, now + named)
             return
@@ -372,14 +368,13 @@ class Endpoint:
         self._back_offs += 1
         self._fruitless += 1
         if any(client.config.adaptive for client in self.clients):
-            self._rate.decrease(now, self.in_flight, self._until - now)
-        change = LimitChange(self.address, status, self._until - now, self.rate)
+            self.rate.decrease(now, self.in_flight, self._until - now)
+        change = LimitChange(self.address, status, self._until - now, self.rate.rate)
         for on_limit in dict.fromkeys(client.on_limit for client in self.clients):
             if on_limit is not None:
                 on_limit(change)
 
-    @property
-    def _max_rate(self) -> float | None:
+    def _find_max_rate(self) -> float | None:
         """The rate in calls a second that the settings allow; None without a limit."""
         least = self._find_strictest("requests_per_minute")
         return None if least is None else least / (MINUTE_SECONDS * MARGIN)

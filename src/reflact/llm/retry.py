@@ -41,9 +41,8 @@ class RetryTransport(httpx.AsyncBaseTransport):
     "Exponential Backoff And Jitter", 2015), and is at least the server's ``Retry-After``. A ``Retry-After``
     above ``PATIENCE_SECONDS`` ends the retries.
 
-    Some failures concern every call of the role: a refused key, an unknown model, an untrusted certificate,
-    and an address that fails all retries before it ever answered. After such a failure all calls of the role
-    get the same outcome without being sent.
+    After a refused key, an unknown model, an untrusted certificate, or an address that fails all retries before
+    it ever answered, all calls of the role get the same outcome without being sent.
 
     Args:
         inner: Sends one attempt.
