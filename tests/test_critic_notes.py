@@ -9,16 +9,17 @@ from pathlib import Path
 
 import pytest
 
+from doubles import RUN, open_context
 from reflact import Critic, Item, Rollout, Trainer
 from reflact.calibration.grading import CriticAnnotator
 from reflact.errors import ConfigError, ContextOverflow, ProviderDown, ReflactError
 from reflact.memory.models import Action, ContrastPair, Evaluation, Transition
 from reflact.messages import CallId, RenderedPrompt, ReplyModel
 from reflact.records import CriticDescription, RunSummary
-from reflact.stages.reflect import AnnotatingAnalyst, Minibatch
+from reflact.stages.reflect import Minibatch, annotate_failures
 from reflact.testing import InMemoryRunStore, ScriptedLLM, ToyEnvironment, ToyTarget, toy_optimizer
 from reflact.testing.llm import ScriptedAnswer
-from reflact.types import AnalystReport, RolloutSource, Score, Turn
+from reflact.types import RolloutSource, Score, Turn
 from toy_runs import settings, shown_to
 
 pytestmark = pytest.mark.anyio
@@ -83,17 +84,11 @@ async def fed_back(
     feedback: str | None = "No bow.",
 ) -> list[str | None]:
     """Return the feedback that an analyst is shown of one rollout."""
-    seen: list[str | None] = []
-
-    async def analyse(batch: Minibatch) -> AnalystReport:
-        seen.extend(rollout.feedback for rollout in batch.rollouts)
-        return batch.empty_report
-
     rollout = ROLLOUT.model_copy(update={"feedback": feedback})
     batch = Minibatch(source=source, index=0, items=(ITEM,), rollouts=(rollout,))
-    await store.open_run("r1", {}, None)
-    await AnnotatingAnalyst(analyse, annotator, decision_log=store.decision_log("r1"), step=1).report(batch)
-    return seen
+    await store.open_run(RUN, {}, None)
+    noted = await annotate_failures(batch, annotator, await open_context(ScriptedLLM(unmoved), store))
+    return [rollout.feedback for rollout in noted.rollouts]
 
 
 # ------------------------------------------------------------------------------------------- annotating

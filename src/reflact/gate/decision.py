@@ -127,17 +127,12 @@ class Ruling(FrozenModel):
         evidence: The evidence. If ``bound`` is set, ``value`` is the least evidence (if accepted) or the
             greatest (otherwise) over all outcomes of the open pairs.
         deterministic: Whether no repeat of a rollout has disagreed.
-        candidate_score: The candidate's mean over the pairs measured on both sides, in all trials below
-            ``evidence.rounds``; if ``bound`` is set, the last trial is incomplete. None: no such pair.
-        current_score: The current skill's mean over the same pairs.
     """
 
     action: RulingAction
     reason: str
     evidence: Evidence
     deterministic: bool
-    candidate_score: float | None = None
-    current_score: float | None = None
 
 
 def decide(settings: GateSettings, trials: Trials) -> TrialRequest | Ruling:
@@ -260,8 +255,6 @@ def build_ruling(
         reason=sentence,
         evidence=evidence,
         deterministic=not noisy,
-        candidate_score=sums.totals[0] / sums.n_measured if sums.n_measured else None,
-        current_score=sums.totals[1] / sums.n_measured if sums.n_measured else None,
     )
 
 

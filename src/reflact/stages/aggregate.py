@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from reflact.concurrency import fan_out
 from reflact.config.training import AggregateConfig
@@ -11,9 +12,9 @@ from reflact.stages.context import NoReply, StageContext
 from reflact.stages.prompt_sections import show_edits, show_skill
 from reflact.stages.reply_models import (
     DraftMergeReply,
-    check_whole_document,
+    build_edit,
+    check_reply,
     list_allowed_operations,
-    make_edits_check,
     merge_reply_type,
 )
 from reflact.types import (
@@ -128,7 +129,7 @@ class _Merger:
             self._variables(edits),
             merge_reply_type(kinds, proposals=len(edits)),
             part=part,
-            check=make_edits_check(self.skill),
+            check=partial(check_reply, skill=self.skill),
         )
         if isinstance(reply, NoReply):
             fallback = Fallback(
@@ -138,7 +139,8 @@ class _Merger:
             )
             return _Node(patch=Patch(reasoning=reasoning, edits=edits), fallbacks=(fallback,))
         merged = tuple(
-            _credit_sources(e.edit(), [edits[n - 1] for n in sorted(set(e.sources))]) for e in reply.edits
+            _credit_sources(build_edit(e), [edits[n - 1] for n in sorted(set(e.sources))])
+            for e in reply.edits
         )
         return _Node(patch=Patch(reasoning=reasoning, edits=merged))
 
@@ -149,7 +151,7 @@ class _Merger:
             self._variables(drafts),
             DraftMergeReply,
             part=part,
-            check=lambda reply: check_whole_document(self.skill, reply.document),
+            check=partial(check_reply, skill=self.skill),
         )
         if isinstance(reply, NoReply):
             fallback = Fallback(label=f"{purpose}/{part}", reason=reply.reason, replacement="the first draft")
