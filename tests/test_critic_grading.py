@@ -30,8 +30,8 @@ from reflact.memory.models import Action, ContrastPair, Evaluation, Transition
 from reflact.messages import CallId, RenderedPrompt, ReplyModel
 from reflact.records import CriticAccuracy, CriticDescription, IntervalEstimate, RunSummary
 from reflact.reporting.summary import print_summary
-from reflact.stages.rollout import build_rollout_key
-from reflact.testing import ScriptedLLM, ToyEnvironment, ToyTarget, toy_optimizer
+from reflact.stages.rollout import RolloutRunner
+from reflact.testing import InMemoryRunStore, ScriptedLLM, ToyEnvironment, ToyTarget, toy_optimizer
 from reflact.testing.llm import ScriptedAnswer
 from reflact.types import Grade, Split
 from toy_runs import document, settings, written
@@ -258,9 +258,17 @@ def test_a_purpose_has_a_name() -> None:
 def key(grader: CriticGrader) -> str:
     """Return the key of a rollout that is graded so."""
     environment = DatasetEnvironment(DataSet(train=(ITEM,), val=(), test=()), grade=grader)
-    return build_rollout_key(
-        Skill(text=""), ITEM, target=ToyTarget(), environment=environment, feedback=True, trial=0
+    store = InMemoryRunStore()
+    runner = RolloutRunner(
+        target=ToyTarget(),
+        environment=environment,
+        store=store,
+        decision_log=store.decision_log("r"),
+        step=1,
+        feedback=True,
+        limit=1,
     )
+    return runner.make_job(ITEM, Skill(text=""), 0).key
 
 
 def test_all_that_a_score_depends_on_is_in_the_key_of_a_rollout() -> None:

@@ -53,13 +53,7 @@ PAIR = ContrastPair(
 
 def unmoved(prompt: RenderedPrompt, reply_type: type[ReplyModel], call_id: CallId) -> ScriptedAnswer:
     """Play a critic whom nothing moves."""
-    return {
-        "reasoning": "No bow in it.",
-        "evidence": [],
-        "phi_before": 1,
-        "phi_after": 1,
-        "confidence": 0.9,
-    }
+    return {"reasoning": "No bow in it.", "evidence": [], "phi_before": 1, "phi_after": 1, "confidence": 0.9}
 
 
 class Noting:

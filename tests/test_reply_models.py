@@ -303,12 +303,7 @@ async def outcome(stage: str, endpoint: Endpoint) -> AnalystReport | AggregateRe
                 for n, word in enumerate(("a", "b"))
             ]
             return await aggregate(
-                reports,
-                SKILL,
-                context=context,
-                config=AggregateConfig(),
-                operations=OPERATIONS,
-                notes="",
+                reports, SKILL, context=context, config=AggregateConfig(), operations=OPERATIONS, notes=""
             )
         pool = AggregateResult(patch=Patch(edits=edits("a", "b", "c")))
         return await select(pool, SKILL, context=context, budget=1, notes="")

@@ -109,11 +109,7 @@ def decide_without_evaluation(
 ) -> Verdict | None:
     """Return the verdict on a candidate that needs no evaluation; None if it needs one.
 
-    Args:
-        candidate: The new document.
-        current: The document it would replace.
-        merged: The proposals behind the candidate.
-        known: Hashes of all documents that this run uses or has rejected.
+    ``known`` are the hashes of all documents that this run uses or has rejected.
     """
     if not merged.patch.edits:
         return Verdict(action="no_patches", reason="No analyst proposed an edit.")
@@ -143,15 +139,7 @@ async def evaluate(
     A candidate that wins against the current skill is accepted. To become the best skill, it must then win
     against the best skill by the same rule, unless that is the current one. The second test runs only after
     the first succeeded, so it needs no error probability of its own (a fixed sequence of hypotheses: Maurer,
-    Hothorn and Lehmacher 1995).
-
-    Args:
-        candidate: The new document.
-        current: The document it would replace.
-        best: The best measured document.
-        settings: How the gate decides.
-        metric: How scores become numbers.
-        run_pairs: Rolls out two skills on the validation split; stored rollouts are reused.
+    Hothorn and Lehmacher 1995). ``run_pairs`` rolls out two skills on the validation split.
     """
     first = await _compare(candidate, current, settings, metric, run_pairs)
     verdict = first.verdict

@@ -86,9 +86,6 @@ class LapseTriage:
 
         A document without rules has no lapses. If the optimizer gives no valid reply, the analyst gets all
         cases, and the report states the reason.
-
-        Raises:
-            ProviderError: The endpoint refused, failed or could not be reached.
         """
         if not _rules_text(self.skill).strip() or (batch.source == "success" and not self.successes):
             return await self.analyse(batch)
@@ -184,9 +181,6 @@ async def update_appendix(
     If there are more than ``threshold`` notes, one call compacts them to at most that many. If it gives no
     valid reply, the notes stay as they are, and the result records the fallback. The text outside the
     appendix does not change.
-
-    Raises:
-        ProviderError: The endpoint refused, failed or could not be reached.
     """
     reminders = [reminder for report in reports for reminder in report.reminders]
     before = read_notes(skill.text)

@@ -116,11 +116,7 @@ class Analyst:
     notes: Callable[[Minibatch], str]
 
     async def report(self, batch: Minibatch) -> AnalystReport:
-        """Return the report on a minibatch; without a valid reply it holds the reason alone.
-
-        Raises:
-            ProviderError: The endpoint refused, failed or could not be reached.
-        """
+        """Return the report on a minibatch; without a valid reply it holds the reason alone."""
         variables = {"document": show_skill(self.skill), "attempts": self.notes(batch)}
         if self.config.mode != "full_rewrite":
             variables["max_edits"] = str(self.max_edits)
@@ -204,9 +200,6 @@ async def annotate_failures(batch: Minibatch, annotator: Annotator, context: Sta
     """Return a minibatch with notes added to the environment's feedback on failed cases.
 
     Notes are logged before they are used, so that a resumed run uses the same ones.
-
-    Raises:
-        ProviderError: An endpoint refused, failed or could not be reached.
     """
 
     async def annotate(case: tuple[Item, Rollout]) -> Rollout:
