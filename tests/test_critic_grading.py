@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from doubles import RUN, open_context
 from flattered_world import flattered, trace_of
 from reflact import Critic, Item, Rollout, Score, Skill, Trainer
 from reflact.calibration.grading import (
@@ -38,11 +39,11 @@ from reflact.memory.models import Action, ContrastPair, Evaluation, Transition
 from reflact.messages import CallId, RenderedPrompt, ReplyModel
 from reflact.records import CriticAccuracy, CriticDescription, IntervalEstimate, RunSummary
 from reflact.reporting.summary import print_summary
-from reflact.stages.reflect import AnnotatingAnalyst, Minibatch
-from reflact.stages.rollout import build_rollout_key
+from reflact.stages.reflect import Minibatch, annotate_failures
+from reflact.stages.rollout import RolloutRunner
 from reflact.testing import InMemoryRunStore, ScriptedLLM, ToyEnvironment, ToyTarget, toy_optimizer
 from reflact.testing.llm import ScriptedAnswer
-from reflact.types import AnalystReport, Grade, RolloutSource, Split, Turn
+from reflact.types import Grade, RolloutSource, Split, Turn
 from toy_runs import document, settings, shown_to, written
 
 pytestmark = pytest.mark.anyio
@@ -228,9 +229,17 @@ def test_a_threshold_is_a_phi(passes_at: float) -> None:
 def key(grader: CriticGrader) -> str:
     """Return the key of a rollout that is graded so."""
     environment = DatasetEnvironment(DataSet(train=(ITEM,), val=(), test=()), grade=grader)
-    return build_rollout_key(
-        Skill(text=""), ITEM, target=ToyTarget(), environment=environment, feedback=True, trial=0
+    store = InMemoryRunStore()
+    runner = RolloutRunner(
+        target=ToyTarget(),
+        environment=environment,
+        store=store,
+        decision_log=store.decision_log("r"),
+        step=1,
+        feedback=True,
+        limit=1,
     )
+    return runner.make_job(ITEM, Skill(text=""), 0).key
 
 
 def test_all_that_a_score_depends_on_is_in_the_key_of_a_rollout() -> None:
@@ -414,17 +423,11 @@ async def fed_back(
     feedback: str | None = "No bow.",
 ) -> list[str | None]:
     """Return the feedback that an analyst is shown of one rollout."""
-    seen: list[str | None] = []
-
-    async def analyse(batch: Minibatch) -> AnalystReport:
-        seen.extend(rollout.feedback for rollout in batch.rollouts)
-        return batch.empty_report
-
     rollout = ROLLOUT.model_copy(update={"feedback": feedback})
     batch = Minibatch(source=source, index=0, items=(ITEM,), rollouts=(rollout,))
-    await store.open_run("r1", {}, None)
-    await AnnotatingAnalyst(analyse, annotator, decision_log=store.decision_log("r1"), step=1).report(batch)
-    return seen
+    await store.open_run(RUN, {}, None)
+    noted = await annotate_failures(batch, annotator, await open_context(UNMOVED, store))
+    return [rollout.feedback for rollout in noted.rollouts]
 
 
 async def test_notes_stand_below_the_feedback_of_failures() -> None:

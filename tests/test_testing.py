@@ -23,7 +23,13 @@ from reflact.messages import (
 )
 from reflact.protocols import LLM, Environment, Target
 from reflact.records import Usage
-from reflact.stages.reply_models import AnalystReply, SuccessReply, failure_reply_type, success_reply_type
+from reflact.stages.reply_models import (
+    AnalystReply,
+    SuccessReply,
+    build_edit,
+    failure_reply_type,
+    success_reply_type,
+)
 from reflact.testing import (
     TOY_RULES,
     ConnectFault,
@@ -235,7 +241,7 @@ async def test_an_appending_reply_fits_what_is_asked_for(
     llm = ScriptedLLM(lambda prompt, reply_type, call_id: append_reply(reply_type, "one", "two", "three"))
     for reply_type in (kind, wanted):
         reply = (await llm.ask(PROMPT, reply_type, call_id=SAMPLE)).value
-        edits = [edit.edit() for edit in reply.edits]
+        edits = [build_edit(edit) for edit in reply.edits]
         assert {edit.op for edit in edits} == {"append"}
         assert [edit.content for edit in edits] == ["one", "two", "three"][: 3 if reply_type is kind else 2]
 
