@@ -256,7 +256,7 @@ async def track_with_mlflow(plan: RunPlan, on_event: EventCallback) -> AsyncIter
 
     async with report_to_mlflow(
         on_event,
-        connect=partial(MlflowTracker, config.telemetry.mlflow, config.telemetry.experiment),
+        MlflowTracker(config.telemetry.mlflow, config.telemetry.experiment),
         run_id=plan.run_id,
         identity=plan.identity,
         out_dir=config.out_dir,
