@@ -11,6 +11,7 @@ import hashlib
 import re
 import unicodedata
 from collections.abc import Collection, Iterable, Mapping
+from functools import cache
 from importlib.resources import files
 from pathlib import Path
 
@@ -190,6 +191,11 @@ def read_prompt(path: Path) -> Prompt:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise PromptError(f"cannot read the prompt {path}: {error}") from None
+    return _parse_prompt(path, text)
+
+
+@cache
+def _parse_prompt(path: Path, text: str) -> Prompt:
     parts = re.split(r"^---\n", text, maxsplit=2, flags=re.MULTILINE)
     if len(parts) != 3 or parts[0]:
         raise PromptError(f"{path}: a prompt starts with front matter between two lines of ---")

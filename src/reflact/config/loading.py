@@ -195,9 +195,9 @@ def _read(path: Path) -> dict[str, Any]:
     return value
 
 
-def nest_keys(values: Mapping[str, Any]) -> Mapping[str, Any]:
+def nest_keys(values: Mapping[str, Any]) -> dict[str, object]:
     """Return the sections of values under dotted keys."""
-    sections: dict[str, Any] = {}
+    sections: dict[str, object] = {}
     for key, value in values.items():
         sections = _overlay(sections, _nest_key(key, value))
     return sections
