@@ -156,8 +156,7 @@ def answer(body: dict[str, Any], call_id: str) -> str:
 def test_commands_print_nothing_that_steers(tmp_path: Path) -> None:
     """A run whose proposals hold terminal codes is shown without them."""
     world = write_world(tmp_path / "world", train=4, val=3, test=2)
-    off = dict.fromkeys(("slow_update", "meta_skill", "appendix", "test"), {"enabled": False})
-    plain = settings(world, tmp_path / "run", train={"num_epochs": 1, "batch_size": 4}, **off)
+    plain = settings(world, tmp_path / "run", train={"num_epochs": 1, "batch_size": 4})
     assert anyio.run(Trainer(plain, transport=PureNetwork(answer)).train).status == "completed"
     for command in (["show", tmp_path / "run"], ["show", tmp_path / "run", 1]):
         result = CliRunner().invoke(app, [str(part) for part in command])
