@@ -30,7 +30,7 @@ from reflact.calibration.contrast import (
 from reflact.calibration.mistakes import Mistake
 from reflact.concurrency import INLINE_LIMIT
 from reflact.errors import ConfigError, ProviderDown
-from reflact.memory.cards import compute_subject_hash, subject_hash
+from reflact.memory.cards import compute_subject_hash
 from reflact.memory.models import ContrastPair, Label, ScoreEvent, Transition
 from reflact.messages import CallId, RenderedPrompt, ReplyModel
 from reflact.types import digest_json
@@ -507,7 +507,7 @@ def test_a_copy_has_the_hashes_of_what_it_holds() -> None:
     for name, value in changes.items():
         copied = pair.model_copy(update={name: value})
         assert copied.id == id_of(copied) != pair.id
-        assert subject_hash(copied) == compute_subject_hash(copied.purpose, copied.transition)
+        assert copied.hashes.subject == compute_subject_hash(copied.purpose, copied.transition)
     judged = pair.model_copy(update={"n_judgements": 2, "agreement": 1.0, "reason": "so"}, deep=True)
     assert judged.id == id_of(judged) == pair.id
     assert pair == ContrastPair.model_validate(pair.model_dump())
