@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import io
-import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -36,15 +35,13 @@ from reflact.errors import (
     ReflactError,
 )
 from reflact.memory.models import Action, ContrastPair, Evaluation, Transition
-from reflact.messages import CallId, RenderedPrompt, ReplyModel
 from reflact.records import CriticAccuracy, CriticDescription, IntervalEstimate, RunSummary
 from reflact.reporting.summary import print_summary
 from reflact.stages.reflect import Minibatch, annotate_failures
 from reflact.stages.rollout import RolloutRunner
-from reflact.testing import InMemoryRunStore, ScriptedLLM, ToyEnvironment, ToyTarget, toy_optimizer
-from reflact.testing.llm import ScriptedAnswer
-from reflact.types import Grade, RolloutSource, Split, Turn
-from toy_runs import document, settings, shown_to, written
+from reflact.testing import InMemoryRunStore, ScriptedLLM, ToyEnvironment, ToyTarget
+from reflact.types import Grade, RolloutSource, Turn
+from toy_runs import settings
 
 pytestmark = pytest.mark.anyio
 
@@ -257,96 +254,6 @@ def test_all_that_a_score_depends_on_is_in_the_key_of_a_rollout() -> None:
     assert key(CriticGrader(critic.pin_to(()), pass_threshold=8)) == key(graders[0])
 
 
-# ------------------------------------------------------------------------------------------------- a run
-
-
-def toy_critic(prompt: RenderedPrompt, reply_type: type[ReplyModel], call_id: CallId) -> ScriptedAnswer:
-    """Play a critic who knows the toy world: an answer that is not unknown is right."""
-    shown = prompt.messages[-1].content
-    knows = "unknown" not in shown
-    return {
-        "reasoning": "It is answered." if knows else "It says that it does not know.",
-        "evidence": [re.findall(r"<after>\n(.*?)\n</after>", shown, re.DOTALL)[0]],
-        "phi_before": 0,
-        "phi_after": 9 if knows else 0,
-        "confidence": 0.9,
-    }
-
-
-def toy_world(grader: CriticGrader) -> DatasetEnvironment:
-    """Return the toy world, graded by a critic who is shown no reference."""
-    toy = ToyEnvironment(train=8, val=4, test=4)
-    train, val, test = (
-        tuple(item.model_copy(update={"reference": None}) for item in toy.items(split))
-        for split in (Split.train, Split.val, Split.test)
-    )
-    return DatasetEnvironment(DataSet(train=train, val=val, test=test), grade=grader)
-
-
-def trainer(
-    folder: Path,
-    *,
-    grader: CriticGrader | None = None,
-    annotate: CriticAnnotator | None = None,
-    optimizer: ScriptedLLM | None = None,
-) -> Trainer:
-    """Return a trainer in the toy world, graded by a critic or by the world itself."""
-    return Trainer(
-        settings(folder),
-        environment=ToyEnvironment(train=8, val=4, test=4) if grader is None else toy_world(grader),
-        target=ToyTarget(),
-        optimizer=optimizer or ScriptedLLM(toy_optimizer()),
-        annotate=annotate,
-    )
-
-
-def printed(summary: RunSummary, folder: Path) -> str:
-    """Return a summary as the terminal shows it."""
-    text = io.StringIO()
-    print_summary(Console(file=text, width=80), summary, folder)
-    return text.getvalue()
-
-
-async def test_a_run_that_a_critic_graded_says_so(tmp_path: Path) -> None:
-    """The summary, its file and its print name the critic, its snapshot, and that nobody measured it."""
-    critic = Critic(ScriptedLLM(toy_critic)).pin_to((PAIR,))
-    summary = await trainer(tmp_path, grader=CriticGrader(critic)).train()
-    assert summary.status == "completed"
-    assert critic.snapshot is not None
-    used = CriticDescription(identity=critic.identity, snapshot=critic.snapshot, prompt="critic@1", pairs=1)
-    assert summary.critic == used
-    stored = RunSummary.model_validate_json((tmp_path / "summary.json").read_text("utf-8"))
-    assert stored.critic == used
-    line = f"scores come from critic@1 pinned to 1 pairs ({critic.snapshot[:12]}): "
-    assert f"{line}its accuracy was not measured\n" in printed(summary, tmp_path)
-
-
-@pytest.mark.parametrize("error", [ContextOverflow("too long"), ProviderDown("no answer")])
-async def test_items_that_the_critic_could_not_score_stay_unmeasured(
-    tmp_path: Path, error: ModelError
-) -> None:
-    """One item of four is lost to a critic's failure: it lacks in the count and does not lower the score."""
-
-    def broken(prompt: RenderedPrompt, reply_type: type[ReplyModel], call_id: CallId) -> ScriptedAnswer:
-        lost = "double 18" in prompt.messages[-1].content
-        return error if lost else toy_critic(prompt, reply_type, call_id)
-
-    config = settings(tmp_path, gate={"coverage": 0.5})
-    summary = await Trainer(
-        {**config, "skill": _knowing(tmp_path)},
-        environment=toy_world(CriticGrader(Critic(ScriptedLLM(broken)).pin_to(()))),
-        target=ToyTarget(),
-        optimizer=ScriptedLLM(toy_optimizer()),
-    ).train()
-    baseline = summary.score("baseline", Split.val)
-    assert baseline is not None
-    assert (baseline.n, baseline.unmeasured, baseline.hard) == (3, 1, 1.0)
-
-
-def _knowing(folder: Path) -> Path:
-    return written(folder / "initial.md", document("double", "square", "negate", "parity"))
-
-
 # ---------------------------------------------------------------------------------------------- accuracy
 
 
@@ -364,20 +271,26 @@ async def test_the_summary_says_what_the_critic_is_worth(tmp_path: Path) -> None
     assert await measure_critic(critic, []) is None
 
 
-def test_the_printed_accuracy_has_its_intervals(tmp_path: Path) -> None:
-    """One line holds error, accuracy, intervals and the number of traces."""
-    accuracy = CriticAccuracy(
-        traces=40,
-        transitions=80,
-        error=IntervalEstimate(value=0.75, low=0.5, high=1),
-        accuracy=IntervalEstimate(value=0.9, low=0.8, high=0.95),
-    )
-    used = CriticDescription(identity="{}", snapshot="a" * 64, prompt="critic@1", pairs=3, accuracy=accuracy)
-    shown = printed(RunSummary(run_id="r1", status="completed", critic=used), tmp_path)
+def test_a_summary_prints_what_the_critic_is_worth(tmp_path: Path) -> None:
+    """One line names the critic, error, accuracy, intervals and traces, or says that nobody measured it."""
+
+    def show(accuracy: CriticAccuracy | None) -> str:
+        used = CriticDescription(
+            identity="{}", snapshot="a" * 64, prompt="critic@1", pairs=3, accuracy=accuracy
+        )
+        text = io.StringIO()
+        summary = RunSummary(run_id="r1", status="completed", critic=used)
+        print_summary(Console(file=text, width=80), summary, tmp_path)
+        return text.getvalue()
+
+    error = IntervalEstimate(value=0.75, low=0.5, high=1)
+    order = IntervalEstimate(value=0.9, low=0.8, high=0.95)
+    line = "scores come from critic@1 pinned to 3 pairs (aaaaaaaaaaaa): "
+    assert f"{line}its accuracy was not measured\n" in show(None)
     assert (
         "mean absolute error 0.75 (95% interval 0.50 to 1.00) of 10, "
         "pairwise accuracy 0.90 (95% interval 0.80 to 0.95), on 40 traces\n"
-    ) in shown
+    ) in show(CriticAccuracy(traces=40, transitions=80, error=error, accuracy=order))
 
 
 # ------------------------------------------------------------------------- notes for the failure analyst
@@ -476,33 +389,17 @@ async def test_an_endpoint_that_is_down_is_told() -> None:
         await CriticAnnotator(Critic(llm).pin_to(())).annotate(ITEM, ROLLOUT)
 
 
-async def test_failure_analysts_of_a_run_read_the_critic(tmp_path: Path) -> None:
-    """Each failed case carries its note, and the summary says so; a run without a critic mentions none."""
-    critic = Critic(UNMOVED).pin_to(())
-    plain_optimizer, noted_optimizer = ScriptedLLM(toy_optimizer()), ScriptedLLM(toy_optimizer())
-    plain = await trainer(tmp_path / "plain", optimizer=plain_optimizer).train()
-    annotate = CriticAnnotator(critic)
-    noted = await trainer(tmp_path / "noted", annotate=annotate, optimizer=noted_optimizer).train()
-    without, shown = (
-        [shown_to(call) for call in optimizer.calls if call.call_id.purpose == "analyst_failure"]
-        for optimizer in (plain_optimizer, noted_optimizer)
-    )
-    assert shown
-    assert all("No bow in it." in text for text in shown)
-    assert not any("No bow in it." in text for text in without)
-    assert critic.snapshot is not None
-    used = CriticDescription(identity=critic.identity, snapshot=critic.snapshot, prompt="critic@1", pairs=0)
-    assert (noted.noted_by, noted.critic, plain.noted_by, plain.critic) == (used, None, None, None)
-    stored = json.loads((tmp_path / "plain" / "summary.json").read_text("utf-8"))
-    assert not {"critic", "noted_by"} & stored.keys()
-    assert "opinion" not in printed(plain, tmp_path)
-    assert [score.hard for score in noted.scores] == [score.hard for score in plain.scores]
-
-
 def test_the_snapshot_is_part_of_the_run(tmp_path: Path) -> None:
     """Runs with other notes, or without, are other runs."""
     critic = Critic(UNMOVED)
-    notes = (None, CriticAnnotator(critic.pin_to(())), CriticAnnotator(critic.pin_to((PAIR,))))
-    ids = [trainer(tmp_path, annotate=each).run_id for each in notes]
-    assert len(set(ids)) == 3
-    assert trainer(tmp_path, annotate=CriticAnnotator(critic.pin_to(()))).run_id == ids[1]
+    environment, target = ToyEnvironment(train=8, val=4, test=4), ToyTarget()
+
+    def run_id(*pairs: ContrastPair) -> str:
+        notes = CriticAnnotator(critic.pin_to(pairs))
+        return Trainer(
+            settings(tmp_path), environment=environment, target=target, optimizer=UNMOVED, annotate=notes
+        ).run_id
+
+    plain = Trainer(settings(tmp_path), environment=environment, target=target, optimizer=UNMOVED).run_id
+    assert len({plain, run_id(), run_id(PAIR)}) == 3
+    assert run_id() == run_id()
