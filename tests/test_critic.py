@@ -101,19 +101,13 @@ async def test_invented_evidence_is_asked_again_and_then_counts_nothing() -> Non
 
 
 async def test_evidence_that_is_mended_counts() -> None:
-    """A quote that is corrected on the second attempt gets full credit."""
+    """A quote that is corrected on the second attempt gets full credit; a claim without a change none, at once."""
     llm = answering(reply(evidence=["it works"]), reply())
     score = await Critic(llm).score(PAID, purpose=PURPOSE)
-    assert (score.evaluation.delta, score.applied_guards) == (3, ())
-    assert len(llm.calls) == 2
-
-
-async def test_no_change_gives_no_credit_and_is_not_asked_again() -> None:
-    """A claim alone gets nothing, though the model believes it."""
+    assert (score.evaluation.delta, score.applied_guards, len(llm.calls)) == (3, (), 2)
     llm = answering(reply(phi_after=9, evidence=["Done!"]))
     score = await Critic(llm).score(STILL, purpose=PURPOSE)
-    assert (score.evaluation.delta, score.applied_guards) == (0, ("no_change",))
-    assert len(llm.calls) == 1
+    assert (score.evaluation.delta, score.applied_guards, len(llm.calls)) == (0, ("no_change",), 1)
 
 
 async def test_errors_of_the_model_are_passed_on_and_not_kept() -> None:
@@ -139,53 +133,35 @@ async def test_the_median_of_several_samples_counts() -> None:
 
 
 async def test_each_sample_is_guarded_on_its_own() -> None:
-    """Two samples that invent evidence outweigh one that does not."""
-    invented = [reply(evidence=["it works"], phi_after=6)] * 3
-    llm = ScriptedLLM(lambda _, __, call_id: reply() if call_id.trial == 1 else invented[0])
+    """Two samples that invent evidence outweigh one that does not; of two samples the lower counts."""
+    invented = reply(evidence=["it works"], phi_after=6)
+    llm = ScriptedLLM(lambda _, __, call_id: reply() if call_id.trial == 1 else invented)
     score = await Critic(llm, settings=CriticSettings(n_samples=3)).score(PAID, purpose=PURPOSE)
     assert (score.evaluation.delta, score.applied_guards) == (0, ("invented_evidence",))
     assert score.spread == 3
-
-
-async def test_of_two_samples_the_lower_counts() -> None:
-    """Nothing is averaged that nobody said."""
-    llm = answering(reply(phi_after=6), reply(phi_after=4))
-    score = await Critic(llm, settings=CriticSettings(n_samples=2)).score(PAID, purpose=PURPOSE)
-    assert score.evaluation.progress_after == 4
+    two = Critic(answering(reply(phi_after=6), reply(phi_after=4)), settings=CriticSettings(n_samples=2))
+    assert (await two.score(PAID, purpose=PURPOSE)).evaluation.progress_after == 4
 
 
 # ------------------------------------------------------------------------------------------ what is kept
 
 
-async def test_equal_questions_are_asked_once() -> None:
-    """The same purpose, transition, examples and trial give the same score without another call."""
-    llm = answering(reply())
-    critic = Critic(llm)
-    first = await critic.score(PAID, purpose=PURPOSE)
-    same = Transition(before={"mails": 0, "status": "open"}, action=PAID.action, after=PAID.after)
-    assert await critic.score(same, purpose=PURPOSE) == first
-    assert len(llm.calls) == 1
-
-
-async def test_equal_states_under_two_purposes_are_independent() -> None:
-    """What was said for one purpose is never said for another."""
+async def test_equal_questions_are_asked_once_and_others_anew() -> None:
+    """Equal purpose, transition, examples and trial are one question, known by its content alone."""
     llm = ScriptedLLM(lambda prompt, *_: reply(phi_after=9 if "Pay" in prompt.messages[1].content else 2))
     critic = Critic(llm)
-    assert (await critic.score(PAID, purpose="Pay.")).evaluation.progress_after == 9
+    first = await critic.score(PAID, purpose="Pay.")
+    same = Transition(before={"mails": 0, "status": "open"}, action=PAID.action, after=PAID.after)
+    assert await critic.score(same, purpose="Pay.") == first
     assert (await critic.score(PAID, purpose="Ship.")).evaluation.progress_after == 2
-    assert (await critic.score(PAID, purpose="Pay.")).evaluation.progress_after == 9
-
-
-async def test_what_differs_is_asked_anew() -> None:
-    """Another trial, other examples, another action or another state is another question."""
-    llm = answering(reply())
-    critic = Critic(llm)
-    other = PAID.model_copy(update={"action": Action(name="wait")})
-    await critic.score(PAID, purpose=PURPOSE)
-    await critic.score(PAID, purpose=PURPOSE, trial=1)
-    await critic.score(PAID, purpose=PURPOSE, pairs=[pair(Random(1))])
-    await critic.score(other, purpose=PURPOSE)
-    assert len(llm.calls) == 4
+    assert await critic.score(PAID, purpose="Pay.") == first
+    assert first.evaluation.progress_after == 9
+    await critic.score(PAID, purpose="Pay.", trial=1)
+    await critic.score(PAID, purpose="Pay.", pairs=[pair(Random(1))])
+    await critic.score(PAID.model_copy(update={"action": Action(name="wait")}), purpose="Pay.")
+    asked, other_purpose, _, shown, _ = (call.call_id for call in llm.calls)
+    assert asked == shown != other_purpose
+    assert (asked.role, asked.purpose, asked.step, asked.rollout) == ("critic", "score", None, None)
 
 
 async def test_samples_of_trials_do_not_meet() -> None:
@@ -195,17 +171,6 @@ async def test_samples_of_trials_do_not_meet() -> None:
     for trial in range(3):
         await critic.score(PAID, purpose=PURPOSE, trial=trial)
     assert sorted(call.call_id.trial for call in llm.calls) == [*range(9)]
-
-
-async def test_a_call_is_known_by_its_content() -> None:
-    """Step and trace are no part of a call's identity: equal questions of two traces are one effect."""
-    llm = answering(reply())
-    await Critic(llm).score(PAID, purpose=PURPOSE)
-    await Critic(llm).score(PAID, purpose=PURPOSE, pairs=[pair(Random(1))])
-    await Critic(llm).score(PAID, purpose="Another.")
-    one, same, other = (call.call_id for call in llm.calls)
-    assert one == same != other
-    assert (one.role, one.purpose, one.step, one.rollout) == ("critic", "score", None, None)
 
 
 async def test_few_scores_are_kept() -> None:
@@ -236,7 +201,7 @@ async def test_equal_questions_at_the_same_time_are_one(cache: int) -> None:
 
 
 async def test_a_cancelled_caller_does_not_take_the_others_along() -> None:
-    """Where the one who asked is cancelled, the next in line asks."""
+    """If the one who asked is cancelled, the next in line asks."""
     started, release = anyio.Event(), anyio.Event()
 
     async def slow(*_: Any) -> Any:
@@ -244,22 +209,17 @@ async def test_a_cancelled_caller_does_not_take_the_others_along() -> None:
         await release.wait()
         return reply()
 
-    critic = Critic(ScriptedLLM(slow))
+    critic, first = Critic(ScriptedLLM(slow)), anyio.CancelScope()
     scores: list[Any] = []
 
-    async def ask() -> None:
-        scores.append(await critic.score(PAID, purpose=PURPOSE))
+    async def ask(scope: anyio.CancelScope) -> None:
+        with scope:
+            scores.append(await critic.score(PAID, purpose=PURPOSE))
 
     async with anyio.create_task_group() as tasks:
-        first = anyio.CancelScope()
-
-        async def cancelled() -> None:
-            with first:
-                await ask()
-
-        tasks.start_soon(cancelled)
+        tasks.start_soon(ask, first)
         await started.wait()
-        tasks.start_soon(ask)
+        tasks.start_soon(ask, anyio.CancelScope())
         await anyio.wait_all_tasks_blocked()
         first.cancel()
         release.set()

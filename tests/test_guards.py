@@ -93,10 +93,8 @@ def test_evidence_that_was_there_before_gives_little_confidence(quote: str) -> N
     assert judged(said(progress_after=2, evidence=(quote,))) == (0, 0.9, ())
 
 
-def test_a_quote_of_what_vanished_is_about_the_change() -> None:
-    """What the state before alone says bears a loss; what a changed field is called bears either."""
-    gone = step("Door locked.\nLamp on.", "Lamp on.")
-    assert judged(said(progress_after=0, evidence=("Door locked.",)), gone) == (-2, 0.9, ())
+def test_the_name_of_a_changed_field_bears_a_gain_and_a_loss() -> None:
+    """It speaks of both sides of the change."""
     assert judged(said(evidence=("order.status",))) == (3, 0.9, ())
     assert judged(said(progress_after=0, evidence=("order.status",))) == (-2, 0.9, ())
 
@@ -159,12 +157,6 @@ def test_a_jump_lowers_confidence(after: float, confidence: float, names: tuple[
     assert judged(said(progress_after=after)) == (after - 2, confidence, names)
 
 
-def test_low_confidence_is_never_raised() -> None:
-    """Guards cap confidence; what is lower stays."""
-    assert judged(said(confidence=0.1, progress_after=10)) == (8, 0.1, ())
-    assert judged(said(confidence=0.1, evidence=())) == (0, 0.1, ("no_evidence",))
-
-
 @given(
     before=st.floats(0, 10),
     after=st.floats(0, 10),
@@ -196,17 +188,17 @@ def test_guards_do_not_undo_each_other(
 @pytest.mark.parametrize(
     ("evidence", "words"),
     [
-        ((), "evidence is empty"),
-        (("all tests pass",), "'all tests pass' stands neither"),
+        ((), "evidence is empty: copy words"),
+        (
+            ("all tests pass",),
+            "'all tests pass' stands neither in the state after nor in the change: copy words",
+        ),
         (("",), "stands neither"),
     ],
 )
 def test_a_difference_without_evidence_is_objected_to(evidence: tuple[str, ...], words: str) -> None:
     """The reason says what is wrong and what to do."""
-    reason = find_objection(said(evidence=evidence), case_of(step()))
-    assert reason is not None
-    assert words in reason
-    assert "copy words" in reason
+    assert words in str(find_objection(said(evidence=evidence), case_of(step())))
 
 
 def test_equal_numbers_need_no_evidence() -> None:
@@ -219,51 +211,25 @@ def test_equal_numbers_need_no_evidence() -> None:
 # -------------------------------------------------------------------------------------------- evidence
 
 
-@pytest.mark.parametrize(
-    "quote",
-    [
-        "status: paid",
-        '"status": "paid"',
-        "STATUS = paid",
-        "order.status",
-        "order.status is paid",
-        "status changed from open to paid",
-        "The status went from open to paid.",
-        "order.items[1]: desk",
-        "Thank you,\nKim",
-        "thank you, kim",
-        "\uff34hank you",
-        "mails 0",
-    ],
+THERE = (
+    *("status: paid", '"status": "paid"', "STATUS = paid", "order.status", "order.status is paid"),
+    *("status changed from open to paid", "The status went from open to paid.", "order.items[1]: desk"),
+    *("Thank you,\nKim", "thank you, kim", "\uff34hank you", "mails 0"),
 )
-def test_what_is_there_is_found(quote: str) -> None:
-    """Fields, values and words of the state after and of the change count, however they are written."""
-    assert QuotableTexts(TransitionView(step())).find_invented((quote,)) == ()
+"""Fields, values and words of the state after and of the change, however they are written."""
+
+NOT_THERE = (
+    *("", "...", "the", "status: shipped", "status is not paid", "status: paid and all tests pass"),
+    *("Field y changed", "The state improved a lot", "All tests pass.", "order.items[2]: desk", "mails: 1"),
+    *("paidstatus", "pai", "\u2705", "\u5b8c\u6210"),
+)
+"""Invented fields and values, praise, what only the action says, and parts of words."""
 
 
-@pytest.mark.parametrize(
-    "quote",
-    [
-        "",
-        "...",
-        "the",
-        "status: shipped",
-        "status is not paid",
-        "status: paid and all tests pass",
-        "Field y changed",
-        "The state improved a lot",
-        "All tests pass.",
-        "order.items[2]: desk",
-        "mails: 1",
-        "paidstatus",
-        "pai",
-        "\u2705",
-        "\u5b8c\u6210",
-    ],
-)
-def test_what_is_not_there_is_not_found(quote: str) -> None:
-    """Invented fields and values, praise, what only the action says, and parts of words count nothing."""
-    assert QuotableTexts(TransitionView(step())).find_invented((quote,)) == (quote,)
+def test_quotes_that_are_not_there_are_found() -> None:
+    """Each quote counts by itself."""
+    quotable = QuotableTexts(TransitionView(step()))
+    assert quotable.find_invented((*THERE, *NOT_THERE)) == NOT_THERE
 
 
 @pytest.mark.parametrize(
