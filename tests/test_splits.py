@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 
 from calibration_memory import NOW, ListMemory
 from flattered_world import flattered, flattered_traces
+from memory_pairs import make_pair
 from reflact import Calibrator, Trace
 from reflact.calibration.config import CalibratorSettings, PairSettings
 from reflact.calibration.replay import list_labeled_steps
@@ -26,16 +28,7 @@ from reflact.calibration.splits import (
 )
 from reflact.errors import DataError
 from reflact.memory.cards import MIN_TRACES, count_tests
-from reflact.memory.models import (
-    Action,
-    BatchTest,
-    ContrastPair,
-    Evaluation,
-    Label,
-    LabelSource,
-    Provenance,
-    Transition,
-)
+from reflact.memory.models import Action, BatchTest, Evaluation, Label, LabelSource, Transition
 
 pytestmark = pytest.mark.anyio
 
@@ -82,50 +75,39 @@ def test_copies_of_a_recording_are_one_trace() -> None:
 
 
 def dealt(
-    traces: Sequence[Trace],
-    taught: Iterable[str] = (),
-    *,
-    tests: Sequence[BatchTest] = (),
-    slices: HoldoutRule = BY_TRACE,
-    most: int = 100,
+    traces: Sequence[Trace], taught: Iterable[str] = (), *, rule: HoldoutRule = BY_TRACE, **more: Any
 ) -> HoldoutSplit:
     """Return the parts of traces, of which some were learned from."""
-    return split_by_rule(
-        traces, training=TrainingHistory(frozenset(taught)), tests=tests, rule=slices, limit=most
-    )
+    options = {"training": TrainingHistory(frozenset(taught)), "tests": (), "limit": 100} | more
+    return split_by_rule(traces, rule=rule, **options)
+
+
+def ids(traces: Iterable[Trace]) -> set[str]:
+    """Return the ids of traces."""
+    return {trace.id for trace in traces}
 
 
 @given(st.sets(st.sampled_from(NAMES), max_size=60))
 def test_parts_do_not_meet_and_do_not_depend_on_order(learned: set[str]) -> None:
     """No trace is in both parts, none that was learned from is held out, and order changes nothing."""
     traces = [trace(name) for name in NAMES[:120]]
-    parts = dealt(traces, learned, most=50)
-    held, learn = ({t.id for t in part} for part in (parts.held_out, parts.training))
-    assert not held & learn
-    assert not held & learned
-    turned = dealt(list(reversed(traces)), learned, most=50)
-    assert (turned.held_out, set(turned.training), turned.held_out_name) == (
-        parts.held_out,
-        set(parts.training),
-        parts.held_out_name,
-    )
+    parts = dealt(traces, learned, limit=50)
+    assert not ids(parts.held_out) & ids(parts.training)
+    assert not ids(parts.held_out) & learned
+    turned = dealt(traces[::-1], learned, limit=50)
+    assert (turned.held_out, turned.held_out_name) == (parts.held_out, parts.held_out_name)
+    assert set(turned.training) == set(parts.training)
 
 
 def test_a_trace_keeps_its_part_while_others_come() -> None:
-    """What was held out stays so when more traces are there, and what was learned from never is."""
+    """What was held out stays so when more traces come; of many only some test, and the others do not teach."""
     few = dealt([trace(n) for n in NAMES[:100]])
-    learned = {t.id for t in few.training}
+    learned = ids(few.training)
     more = dealt([trace(n) for n in NAMES], learned)
-    assert {t.id for t in few.held_out} <= {t.id for t in more.held_out}
-    assert learned <= {t.id for t in more.training}
-    assert {t.id for t in more.training} == LEARNED
-
-
-def test_at_most_so_many_are_scored() -> None:
-    """The others of the slice are not learned from instead."""
-    parts = dealt([trace(n) for n in NAMES], most=7)
-    assert len(parts.held_out) == 7
-    assert {t.id for t in parts.training} == LEARNED
+    assert ids(few.held_out) <= ids(more.held_out)
+    assert learned <= ids(more.training) == LEARNED
+    bounded = dealt([trace(n) for n in NAMES], limit=7)
+    assert (len(bounded.held_out), ids(bounded.training)) == (7, LEARNED)
 
 
 def test_copies_of_a_recording_are_on_one_side() -> None:
@@ -163,26 +145,28 @@ def test_a_purpose_is_on_one_side() -> None:
     """By purpose, no purpose that is learned from is tested on, now or after an earlier round."""
     traces = [of_purpose(n % 24, n) for n in range(240)]
     slices = HoldoutRule.choose(24, n_folds=SLICES, holdout_by=None)
-    parts = dealt(traces, slices=slices)
+    parts = dealt(traces, rule=slices)
     held, learn = ({t.purpose for t in part} for part in (parts.held_out, parts.training))
     assert len(parts.held_out) >= MIN_TRACES
     assert learn
     assert not held & learn
     assert parts.held_out_name.endswith(", by purpose")
     spoilt = next(iter(held))
-    later = split_by_rule(
-        traces, training=TrainingHistory(purposes=frozenset({spoilt})), tests=(), rule=slices, limit=100
-    )
+    later = dealt(traces, rule=slices, training=TrainingHistory(purposes=frozenset({spoilt})))
     assert spoilt not in {t.purpose for t in later.held_out}
 
 
 def test_one_purpose_is_dealt_by_traces() -> None:
     """An agent with one aim has traces on both sides; which way is taken follows from the purposes alone."""
-    assert HoldoutRule.choose(1, n_folds=SLICES, holdout_by=None) == BY_TRACE
-    assert HoldoutRule.choose(2 * SLICES - 1, n_folds=SLICES, holdout_by=None) == BY_TRACE
-    assert HoldoutRule.choose(2 * SLICES, n_folds=SLICES, holdout_by=None) == HoldoutRule(SLICES, "purpose")
-    assert HoldoutRule.choose(1, n_folds=SLICES, holdout_by="purpose").holdout_by == "purpose"
-    assert HoldoutRule.choose(99, n_folds=SLICES, holdout_by="trace") == BY_TRACE
+    by_purpose = HoldoutRule(SLICES, "purpose")
+    for purposes, asked, rule in (
+        (1, None, BY_TRACE),
+        (2 * SLICES - 1, None, BY_TRACE),
+        (2 * SLICES, None, by_purpose),
+        (1, "purpose", by_purpose),
+        (99, "trace", BY_TRACE),
+    ):
+        assert HoldoutRule.choose(purposes, n_folds=SLICES, holdout_by=asked) == rule
 
 
 # ------------------------------------------------------------------------------------- fresh traces
@@ -211,14 +195,14 @@ def use_up(traces: Sequence[Trace]) -> list[BatchTest]:
 def test_the_same_traces_test_until_their_error_probability_is_used_up() -> None:
     """After that fresh traces test, if there are enough of them."""
     traces = [trace(name) for name in NAMES[:100]]
-    first = dealt(traces, most=20).held_out
+    first = dealt(traces, limit=20).held_out
     assert len(first) == MIN_TRACES
     tests = use_up(first)
-    assert dealt(traces, most=20, tests=tests[:-1]).held_out == first
-    assert dealt(traces[:100], most=20, tests=tests).held_out == first
-    fresh = dealt([*traces, *(trace(f"f{n}") for n in range(200))], most=20, tests=tests).held_out
+    assert dealt(traces, limit=20, tests=tests[:-1]).held_out == first
+    assert dealt(traces, limit=20, tests=tests).held_out == first
+    fresh = dealt([*traces, *(trace(f"f{n}") for n in range(200))], limit=20, tests=tests).held_out
     assert len(fresh) == MIN_TRACES
-    assert {t.id for t in fresh}.isdisjoint(t.id for t in first)
+    assert not ids(fresh) & ids(first)
 
 
 def test_measuring_again_leaves_traces_fresh() -> None:
@@ -247,31 +231,26 @@ def still(name: str) -> Trace:
 
 
 @pytest.mark.parametrize(
-    ("learn", "held_out", "how", "words"),
+    ("learn", "held_out", "words"),
     [
-        (
-            2,
-            flattered_traces("h", 19),
-            {},
-            "19 held-out traces have labelled steps; .* so 1 more is missing",
-        ),
-        (2, flattered_traces("h", 12), {}, "so 8 more are missing: hold out more labelled traces"),
+        (2, flattered_traces("h", 19), "19 held-out traces have labelled steps; .* so 1 more is missing"),
+        (2, flattered_traces("h", 12), "so 8 more are missing: hold out more labelled traces"),
         (
             2,
             flattered_traces("h", 15) + flattered_traces("u", 3, gold=False),
-            {},
             "15 held-out traces .* beside 3 without a label; .* so 5 more",
         ),
-        (0, flattered_traces("h", 20), {}, "no trace to learn from"),
+        (0, flattered_traces("h", 20), "no trace to learn from"),
+        (8, None, r"of 8 traces 8 have labels .* record about \d+ more"),
     ],
-    ids=["one", "eight", "some without gold", "nothing to learn from"],
+    ids=["one", "eight", "some without gold", "nothing to learn from", "by rule"],
 )
 async def test_what_is_missing_is_said_and_nothing_is_asked(
-    learn: int, held_out: list[Trace], how: dict[str, object], words: str
+    learn: int, held_out: list[Trace] | None, words: str
 ) -> None:
     """The error names the count that is missing and what to do; no call is made and no event is told."""
     llm, told = flattered(), list[object]()
-    calibrator = Calibrator(llm, ListMemory(), settings=settings(**how), on_event=told.append)
+    calibrator = Calibrator(llm, ListMemory(), settings=settings(), on_event=told.append)
     with pytest.raises(DataError, match=words):
         await calibrator.calibrate(flattered_traces("learn", learn), heldout=held_out)
     assert (llm.calls, told) == ([], [])
@@ -279,11 +258,9 @@ async def test_what_is_missing_is_said_and_nothing_is_asked(
     assert estimate.missing_reason is not None
 
 
-async def test_it_is_said_how_many_more_traces_the_rule_takes() -> None:
-    """If one slice of the traces is too small, the error names how many to label or record."""
+async def test_traces_without_labels_hold_nothing_out() -> None:
+    """The error says how many labels are missing."""
     calibrator = Calibrator(flattered(), ListMemory(), settings=settings())
-    with pytest.raises(DataError, match=r"of 8 traces 8 have labels .* record about \d+ more"):
-        await calibrator.calibrate(flattered_traces("any", 8))
     with pytest.raises(DataError, match=r"0 held-out traces .* so 20 more are missing: .* 0 have labels"):
         await calibrator.calibrate(flattered_traces("any", 60, gold=False))
 
@@ -309,20 +286,8 @@ async def test_steps_that_teach_nothing_are_told() -> None:
     with pytest.raises(DataError, match=r"none of 2 steps of 2 traces .* set a smaller contrast.min_delta"):
         await calibrator.calibrate([still("a"), still("b")], heldout=held_out)
     memory, one = ListMemory(), still("a")
-    said = Evaluation(progress_before=0, progress_after=0, reasoning="Nothing happened.")
-    memory.kept = (
-        ContrastPair(
-            purpose=one.purpose,
-            transition=one.events[0].transition,
-            right=said,
-            wrong=said.model_copy(update={"progress_after": 9.0}),
-            reason="Nothing happened.",
-            mistake="inflated_score",
-            construction="written",
-            label_source="human",
-            provenance=Provenance(trace_id="a", step=0),
-        ),
-    )
+    about = {"purpose": one.purpose, "transition": one.events[0].transition}
+    memory.kept = (make_pair(0, trace="a").model_copy(update=about),)
     with pytest.raises(DataError, match=r"none of 1 steps of 1 trace .* all of them are of anchors' traces"):
         await Calibrator(flattered(), memory, settings=settings()).calibrate([one], heldout=held_out)
 
