@@ -95,13 +95,10 @@ class CurriculumSettings(ConfigSection):
 def plan_next_round(
     history: Sequence[CriticAccuracyByMistake], settings: CurriculumSettings
 ) -> RoundPlan | None:
-    """Return the next round, or None if there is none: all were made, or accuracy has stopped rising.
+    """Return the next round, or None if all were made or accuracy has stopped rising.
 
-    Half of a round is dealt to all kinds equally. The other half goes by what is known of the critic's
-    weakness: in proportion to the lower 95% bound of its error rate on each kind, so that a kind about which
-    little is known attracts no more than its part. If no kind is known to be weak, all are equal.
-    The largest distance of a wrong score from the right one falls by half of what it exceeds the margin by,
-    from round to round.
+    Half of a round is dealt to all kinds equally. The other half goes by the lower 95% bound of the critic's error rate
+    on each kind. The room for distances beyond the smallest one halves from round to round.
 
     Args:
         history: How the critic was measured before the first round and after each; may be empty before it.
@@ -131,9 +128,7 @@ def deal_mistakes(
 ) -> tuple[tuple[str, ...], ...]:
     """Return for each event of a trace which kinds of mistakes to make pairs of: ``per_event`` of them.
 
-    Over the events of a trace the kinds have their shares, rounded up or down; over many traces they have
-    them whole, since which way is drawn for each trace. A kind goes to an event twice only if it has
-    more places than there are events. All of it follows from seed, round and trace.
+    The kinds have their shares, rounded by chance. An event gets a kind twice only if it must.
     """
     label = f"contrast/deal/{round_plan.number}/{trace_id}"
     counts = apportion(
@@ -152,13 +147,9 @@ def deal_mistakes(
 def apportion(shares: Sequence[MistakeShare], n_places: int, *, offset: float) -> dict[str, int]:
     """Return how many of so many places each kind gets: its share, rounded up or down without bias.
 
-    Systematic sampling (W. G. Madow, Annals of Mathematical Statistics 20 (1949), 333-354): the shares lie
-    end to end, and a place goes to the kind in whose part its mark falls. Marks lie one place apart.
-
-    Args:
-        shares: The kinds and their parts.
-        n_places: How many there are.
-        offset: Position of the first mark, in [0, 1); drawn uniformly, each kind gets its share on average.
+    Systematic sampling (W. G. Madow, Annals of Mathematical Statistics 20 (1949), 333-354): the shares lie end to end,
+    and a place goes to the kind in whose part its mark falls. Marks lie one place apart. ``offset`` is the position of
+    the first one, in [0, 1); if it is drawn uniformly, each kind gets its share on average.
     """
     total, end, first = sum(Fraction(kind.share) for kind in shares), Fraction(0), Fraction(offset)
     counts = {}
@@ -188,8 +179,7 @@ def build_history(
 ) -> list[CriticAccuracyByMistake]:
     """Return what a curriculum may know: accuracy on held-out steps, kinds on those that are learned from.
 
-    Which kinds the critic is weak on is never read off the held-out steps, whose tests have to stay blind
-    to how their batches were made.
+    Held-out steps never say which kinds the critic is weak on: tests stay blind to how their batches were made.
     """
     accuracy = pairwise_accuracy([step for step in held_out if step is not None])
     if accuracy is None:

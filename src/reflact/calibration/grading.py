@@ -31,9 +31,8 @@ NON_ANSWER: Final = re.compile(
 def explain_empty_answer(answer: str, *, question: str, purpose: str) -> str | None:
     """Return in words why an answer says nothing, or None if it says something.
 
-    It is empty, or the question again, or says only that it does not know, unless the question or the purpose
-    has these words, as one that asks for them if nothing is known. If the purpose is the question,
-    capitals and spaces make no other text of it.
+    It is empty, or the question again, or says only that it does not know, unless question or purpose have these words.
+    If the purpose is the question, capitals and spaces make no other text of it.
     """
     if not answer.strip():
         return "the answer is empty"

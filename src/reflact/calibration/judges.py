@@ -52,14 +52,8 @@ def decide_outcome(
 ) -> JudgingOutcome | None:
     """Return what comparisons decide, or None while it is open.
 
-    A pair is out as soon as the comparisons that are left cannot save it, which is the outcome that all of
-    them would have; it is kept once all are made, since the share that found the right side is its
-    difficulty.
-
-    Args:
-        right_first: For each comparison, whether the right side stands first.
-        found_right: Whether the first of them found the right side; one for each that was made.
-        min_agreement: The least share.
+    A pair is out as soon as the comparisons that are left cannot save it. It is kept once all are made, since the share
+    that found the right side is its difficulty. ``found_right`` has a value for each comparison that was made.
     """
     for n_done in range(1, len(found_right) + 1):
         n_left = len(right_first) - n_done
@@ -104,13 +98,10 @@ async def compare_sides(
 ) -> tuple[JudgingOutcome, tuple[bool, ...]]:
     """Let a judge compare a pair's sides until the outcome is certain; return it, and what was found.
 
-    One comparison follows the other, so that none is paid for that decides nothing; pairs are compared side
-    by side. A comparison without a valid reply has not found the right side.
+    A comparison without a valid reply has not found the right side.
 
     Raises:
-        ContextOverflow: The request is larger than the judge's context.
-        ProviderError: The endpoint refused, failed or could not be reached.
-        BudgetSpent: The budget has no room for a call.
+        ContextOverflow, ProviderError, BudgetSpent: The judge cannot be asked.
     """
 
     async def one(number: int) -> bool:

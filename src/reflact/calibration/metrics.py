@@ -179,11 +179,7 @@ def pairwise_accuracy(steps: Sequence[ScoredStep]) -> float | None:
 def bootstrap_mean(values: Sequence[float], *, low: float, high: float, stream_name: str) -> IntervalEstimate:
     """Return the mean of one value for each trace, with its interval, resampled by trace.
 
-    Args:
-        values: One for each trace.
-        low: The least that such a mean can be; with ``high``, the interval of a single value.
-        high: The most.
-        stream_name: Names the resamples; equal names draw equally.
+    ``low`` and ``high`` are the range of such a mean, the interval of a single value. Equal stream names draw equally.
     """
     means = [sum(sample) / len(sample) for sample in _resample(values, stream_name)]
     return _build_interval(math.fsum(values) / len(values), means, low, high)
@@ -240,10 +236,7 @@ def _sum_steps(steps: Sequence[ScoredStep]) -> _TraceSums:
 
 
 def _count_ordered(steps: Sequence[ScoredStep]) -> tuple[int, float]:
-    """Return how many pairs labels order, and how many of them go right; ties count half.
-
-    The pairs are before and after of a step, its after and others', right and wrong.
-    """
+    """Return how many pairs labels order, and how many of them the critic orders so; ties count half."""
     shares = [
         (1 + _sign(s.evaluation.delta) * _sign(s.label.delta)) / 2
         for s in steps

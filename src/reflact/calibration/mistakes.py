@@ -322,11 +322,7 @@ def plan_candidates(
 ) -> tuple[CandidatePlan, ...]:
     """Return for each mistake that a step was dealt how to make it: each way at most once, the best first.
 
-    Args:
-        mistakes: The mistakes that the step was dealt.
-        step: The step.
-        ready_pairs: Pairs that need no model and are not known yet, the best first.
-        other_purpose: Another purpose to look at the step under, if there is one.
+    ``ready_pairs`` need no model and are not known yet, the best first.
     """
     ways = {mistake.name: _list_ways(mistake, step, ready_pairs, other_purpose) for mistake in mistakes}
     return tuple(next(ways[mistake.name]) for mistake in mistakes)

@@ -64,15 +64,7 @@ class DistanceBand(NamedTuple):
 
 
 class StepToContrast(NamedTuple):
-    """A step that pairs are made of.
-
-    Args:
-        event: The scored step.
-        right: The right evaluation of it.
-        purpose: What the agent was to achieve.
-        trace_id: The trace that the step comes from.
-        band: How far wrong scores may lie from right ones.
-    """
+    """A step that pairs are made of: ``right`` is its right evaluation, ``band`` the distance of wrong scores."""
 
     event: ScoreEvent
     right: Evaluation
@@ -136,10 +128,7 @@ def build_pairs(step: StepToContrast) -> tuple[ContrastPair, ...]:
 
 
 def build_other_purpose_pair(step: StepToContrast, *, purpose: str, right: Evaluation) -> ContrastPair | None:
-    """Return the pair of a step under another purpose, for which ``right`` was agreed on.
-
-    None if the step's evaluation is not too high for that purpose, by a distance within the band.
-    """
+    """Return the pair of a step under another purpose, for which ``right`` was agreed on; None if it is no contrast."""
     for wrong in step.list_wrong_evaluations():
         if wrong.progress_after > right.progress_after and step.band.contains(wrong, right):
             return step.build_pair(
@@ -155,11 +144,7 @@ def build_other_purpose_pair(step: StepToContrast, *, purpose: str, right: Evalu
 
 
 def classify_error(wrong: Evaluation, right: Evaluation) -> str:
-    """Return the kind of mistake that an evaluation shows beside the right one.
-
-    Too high if nothing was achieved: credit for an intention. Too high else: an inflated score. Too
-    low: ignored evidence.
-    """
+    """Return the kind of mistake that an evaluation shows beside the right one, by the direction of its error."""
     if wrong.progress_after < right.progress_after:
         return "ignored_evidence"
     return "inflated_score" if right.delta > 0 else "credit_for_intention"

@@ -20,9 +20,8 @@ _LETTERS_PER_TOKEN = 3
 def estimate_tokens(text: str) -> int:
     """Return how many tokens a text takes at most, or nearly so.
 
-    ASCII letters and spaces count three to a token; English has more than four. Digits, signs and line
-    breaks count one each. Everything else counts one for each byte of its UTF-8, which is the most that
-    any tokenizer with bytes to fall back on can take: three for a Chinese character, four for most emoji.
+    ASCII letters and spaces count three to a token, other ASCII characters one each, and everything else one for each
+    byte of its UTF-8, which is the most that a tokenizer with a byte fallback can take.
     """
     encoded = text.encode("utf-8", "surrogatepass")
     others = len(encoded.translate(None, _DENSE_LETTERS))
@@ -77,14 +76,7 @@ def show_transition(
     max_tokens: int,
     count_tokens: TokenCounter = estimate_tokens,
 ) -> str:
-    """Return purpose, state before, action, state after and what changed, each fenced.
-
-    Args:
-        purpose: What the agent is to achieve.
-        view: What it did.
-        max_tokens: Tokens for each of the five, the tags around it aside; what is longer is cut with a mark.
-        count_tokens: Counts tokens.
-    """
+    """Return purpose, state before, action, state after and what changed, each fenced and cut to ``max_tokens``."""
     change_fits = count_tokens(view.change_text) <= max_tokens
     parts = {
         "purpose": show_state(purpose),
@@ -105,12 +97,7 @@ def show_action(action: Action) -> str:
 
 
 class ExampleRenderer:
-    """Renders worked examples, each pair once.
-
-    Args:
-        max_tokens: Tokens for each part of a transition; what is longer is cut with a mark.
-        count_tokens: Counts tokens.
-    """
+    """Renders worked examples, each pair once; ``max_tokens`` is for each part of a transition."""
 
     def __init__(self, max_tokens: int, count_tokens: TokenCounter = estimate_tokens) -> None:
         self._max_tokens = max_tokens
@@ -130,12 +117,8 @@ class ExampleRenderer:
     def show(self, pairs: Iterable[ContrastPair], *, max_tokens: int, max_pairs: int) -> ShownExamples:
         """Return as many of the pairs as fit, in their order; one that does not fit is passed over whole.
 
-        Once ``MAX_PAIRS_TRIED`` in a row do not fit the room counts as full, and no further one is looked at.
-
-        Args:
-            pairs: The candidates, the best first; no more are taken than are looked at.
-            max_tokens: Tokens for all of the text, the line above it and all tags included. Never exceeded.
-            max_pairs: Pairs at most.
+        Once ``MAX_PAIRS_TRIED`` in a row do not fit, the room counts as full. The text, with its heading and all tags,
+        never exceeds ``max_tokens``.
         """
         shown, passed = ShownExamples("", ()), 0
         for pair in pairs:

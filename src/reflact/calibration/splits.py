@@ -27,10 +27,7 @@ class HoldoutSplit(NamedTuple):
 
 
 def list_labeled_events(trace: Trace) -> tuple[ScoreEvent, ...]:
-    """Return the events whose correct score somebody outside the critic gave.
-
-    What samples of a critic agree on is not among them: a critic that always inflates agrees with itself.
-    """
+    """Return the events whose label comes from outside the critic; one that always inflates agrees with itself."""
     return tuple(e for e in trace.events if e.label is not None and e.label.source != "agreement")
 
 
@@ -58,8 +55,7 @@ class TraceContents(NamedTuple):
 def deduplicate_traces(traces: Iterable[Trace]) -> tuple[Trace, ...]:
     """Return traces with known steps, of those that are one recording only one, in their order.
 
-    Copies under several names are one recording, and so is one that another goes on with: the longest counts,
-    of equal ones that of which most is known. A test over copies would take one opinion for many.
+    A copy, or the beginning of another trace, is one recording with it: the longest one of which most is known counts.
     """
     labeled = [trace for trace in traces if list_labeled_events(trace)]
     parts = {content for trace in labeled for content in trace.recording.content_hashes[:-1]}
@@ -71,22 +67,14 @@ def deduplicate_traces(traces: Iterable[Trace]) -> tuple[Trace, ...]:
 
 
 class HoldoutRule(NamedTuple):
-    """How traces are sorted into slices.
-
-    Args:
-        n_folds: How many there are.
-        holdout_by: ``purpose``: all traces of a purpose are in one. ``trace``: each is dealt by its id.
-    """
+    """How traces are sorted into ``n_folds`` slices: all traces of a purpose into one, or each by its id."""
 
     n_folds: int
     holdout_by: HoldoutBy
 
     @classmethod
     def choose(cls, n_purposes: int, *, n_folds: int, holdout_by: HoldoutBy | None) -> HoldoutRule:
-        """Return how traces of so many purposes are sorted; ``holdout_by`` is what was asked for, if anything was.
-
-        If there are fewer than two purposes for a slice, whole purposes would leave slices empty.
-        """
+        """Return how traces of so many purposes are sorted; ``holdout_by``: what was asked for, if anything was."""
         return cls(n_folds, holdout_by or ("purpose" if n_purposes >= MIN_PURPOSES * n_folds else "trace"))
 
     def is_held_out(self, trace_id: str, purpose: str) -> bool:
@@ -113,13 +101,7 @@ class TrainingHistory(NamedTuple):
 def choose_test_traces(
     usable: Sequence[Trace], tests: Sequence[BatchTest], *, limit: int
 ) -> tuple[Trace, ...]:
-    """Return the traces that test next: all that may; once their error probability is used up, fresh ones.
-
-    Args:
-        usable: Traces that may test, those that come first first.
-        tests: All tests that were made.
-        limit: At most so many.
-    """
+    """Return the traces that test next: the first usable ones; once their error probability is used up, fresh ones."""
     chosen = tuple(usable[:limit])
     if is_level_used_up(len(chosen), count_tests(tests, (trace.recording for trace in chosen))):
         marks = list_tested_marks(tests)

@@ -1,4 +1,4 @@
-"""What differs between two states: field by field for JSON values, line by line for text. Linear in their size. Pure."""
+"""What differs between two states: fields of JSON values, lines of text, in time linear in their size. Pure."""
 
 from __future__ import annotations
 
@@ -52,12 +52,7 @@ def show_change(before: JsonValue, after: JsonValue, *, shorten: bool = False) -
     """Return the difference of two states as text.
 
     Two texts give a unified diff; other values a line for each field that differs, ``path: before -> after``.
-    Whole values that differ stand at the path ``state``.
-
-    Args:
-        before: The state before.
-        after: The state after.
-        shorten: Leave out, marked, what long texts have in common at their beginnings and ends.
+    ``shorten`` leaves out, marked, what long texts have in common at their beginnings and ends.
     """
     if isinstance(before, str) and isinstance(after, str) and not shorten:
         return _diff_texts(show_state(before), show_state(after)) or NO_CHANGE_TEXT

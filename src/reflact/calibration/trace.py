@@ -401,10 +401,7 @@ def _encode_line(value: TraceHeader | ScoreEvent | TraceEnd, location: str) -> b
 
 
 def _add_progress_before(event: ScoreEvent, earlier_events: Sequence[ScoreEvent]) -> ScoreEvent:
-    """Return a step whose label has the progress before, if that follows from what is known.
-
-    A potential belongs to a state, so equal states of one trace have equal ones.
-    """
+    """Return a step whose label has the progress before, if it follows: equal states of a trace are worth the same."""
     label, step = event.label, event.transition
     if label is None or label.progress_before is not None:
         return event

@@ -31,12 +31,7 @@ class RankingEntry(NamedTuple):
 
 
 class RankingIndex:
-    """Reads pairs for ranking, each once: rounds are scored with the same, a memory gives equal ones.
-
-    Args:
-        size: Pairs that are remembered, or as many as are read at a time if that is more; the one that
-            was longest not asked for goes first.
-    """
+    """Reads pairs for ranking, each once; keeps ``size`` of them, or as many as are read at a time if that is more."""
 
     def __init__(self, size: int = 4096) -> None:
         self._entries: PairCache[RankingEntry] = PairCache(size)
@@ -79,11 +74,9 @@ def rank_pairs(
 ) -> Iterator[ContrastPair]:
     """Yield pairs, each once, the best example first.
 
-    Kinds of mistakes take turns, so that any beginning of the result holds them in equal numbers, as far as
-    there are as many. Pairs whose right side gives credit and pairs whose right side gives none balance each
-    other if kinds leave a choice: examples of one sort alone teach to say always the same. Beyond that the
-    more relevant comes first; ties go by id. Relevance is the cosine of the sets of words in purpose, action
-    and change.
+    Kinds of mistakes take turns. Pairs whose right side gives credit and pairs whose right side gives none balance each
+    other: examples of one sort alone teach to say always the same. Beyond that the more relevant comes first; ties go
+    by id. Relevance is the cosine of the sets of words in purpose, action and change.
 
     Args:
         pairs: The candidates.
