@@ -32,7 +32,6 @@ from reflact.calibration.mistakes import (
     OtherPurposePlan,
     PurposeReply,
     build_mistake_prompt,
-    build_purpose_prompt,
     find_other_purpose,
     make_mistake_check,
     make_purpose_check,
@@ -47,12 +46,12 @@ from reflact.calibration.perturbations import (
     find_reference,
 )
 from reflact.calibration.rendering import show_transition
-from reflact.calibration.state_diff import TransitionView
+from reflact.calibration.state_diff import TransitionView, show_state
 from reflact.concurrency import fan_out, run_in_thread
 from reflact.errors import ConfigError, ContextOverflow, ReplyError
 from reflact.memory.models import ContrastPair, Evaluation, ScoreEvent, Transition
 from reflact.messages import CallId, RenderedPrompt
-from reflact.prompts import PromptBook, load_prompts
+from reflact.prompts import PromptBook, fence, load_prompts
 from reflact.protocols import LLM
 from reflact.types import digest_json
 
@@ -317,7 +316,8 @@ class _PairGenerator:
     async def _score_under_other_purpose(self, plan: OtherPurposePlan) -> ContrastPair:
         step, purpose = plan.step, plan.purpose
         if purpose is None:
-            prompt = build_purpose_prompt(self._prompts, purpose=step.purpose)
+            shown = fence("purpose", show_state(step.purpose))
+            prompt = self._prompts.render("other_purpose", {"purpose": shown})
             part, trial = digest_json(step.purpose)[:32], self._task.round_plan.number
             call_id = CallId(role="contrast", purpose="other_purpose", part=part, trial=trial)
             check = make_purpose_check(step.purpose)

@@ -64,12 +64,6 @@ class MistakeAccuracy(FrozenModel):
     n_right: int = Field(ge=0)
     n_steps: int = Field(ge=1)
 
-    @model_validator(mode="after")
-    def _check_counts(self) -> Self:
-        if self.n_right > self.n_steps:
-            raise ValueError(f"{self.n_right} of {self.n_steps} steps cannot be right")
-        return self
-
 
 class CriticAccuracyByMistake(FrozenModel):
     """The critic's pairwise accuracy on held-out steps, and how it did by kind of mistake on learned ones."""

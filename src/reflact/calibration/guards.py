@@ -45,7 +45,6 @@ class QuotableTexts:
     """What evidence about a transition may quote: the state after, and what changed."""
 
     def __init__(self, texts: TransitionView) -> None:
-        self._locations: dict[str, _QuoteLocation] = {}
         self._before = _WordSequence([texts.before_text])
         self._after = _WordSequence([texts.after_text])
         if all(isinstance(side, str) for side in texts.states):
@@ -76,13 +75,8 @@ class QuotableTexts:
         """Whether any piece of evidence speaks of what changed, not only of what was there before."""
         return any(self._locate_quote(quote).is_changed for quote in evidence)
 
-    def _locate_quote(self, quote: str) -> _QuoteLocation:
-        """Return the position of a quote; each is searched once."""
-        if quote not in self._locations:
-            self._locations[quote] = self._search_quote(_WordSequence([quote.replace(_SEPARATOR, " ")]))
-        return self._locations[quote]
-
-    def _search_quote(self, quote: _WordSequence) -> _QuoteLocation:
+    def _locate_quote(self, text: str) -> _QuoteLocation:
+        quote = _WordSequence([text.replace(_SEPARATOR, " ")])
         after, named = self._after.contains(quote), self._new.contains(quote)
         changed = named or self._shown.contains(quote)
         return _QuoteLocation(

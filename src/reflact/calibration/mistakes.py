@@ -178,11 +178,6 @@ def build_mistake_prompt(
     )
 
 
-def build_purpose_prompt(prompts: PromptBook, *, purpose: str) -> RenderedPrompt:
-    """Return the prompt for another purpose, close to the given one."""
-    return prompts.render("other_purpose", {"purpose": fence("purpose", show_state(purpose))})
-
-
 DropReason = Literal[
     "unverified",
     "disagreement",

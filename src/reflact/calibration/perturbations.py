@@ -1,19 +1,7 @@
 """Evaluations that are wrong by construction: of a perturbed input, or of the critic's own making. Pure.
 
-A good evaluation of a step is wrong for another step, if the two differ in what matters. What is
-right for the other step follows from how it was made, so that no opinion is asked:
-
-- ``no_effect``: the state after is the state before, so phi stays.
-- ``claim_for_effect``: a claim of success is all that was added to the state before, so phi stays: words
-  about work are not work. (If the purpose is nothing but to make a claim, this does not hold.)
-- ``progress_reversed``: the states are swapped, and their phi with them, since phi belongs to a state.
-- ``evidence_withdrawn``: all that changed is hidden, so phi stays by the rule that nothing is credited
-  unseen. What it truly is nobody knows: such a pair teaches the rule.
-
-For another purpose, samples have to agree on a score, and on a lower one.
-
-Source of the idea: T. Wang et al., Self-Taught Evaluators (arXiv 2408.02666), section 3: the worse answer is
-a good answer to a modified instruction.
+``docs/contrast.md`` says how each one is known to be wrong. Source of the idea: T. Wang et al., Self-Taught Evaluators
+(arXiv 2408.02666), section 3: the worse answer is a good answer to a modified instruction.
 """
 
 from __future__ import annotations
