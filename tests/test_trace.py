@@ -46,6 +46,12 @@ VALUES: st.SearchStrategy[JsonValue] = st.recursive(
 )
 
 
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """The path of a trace that is not there yet."""
+    return tmp_path / "t.jsonl"
+
+
 def step(before: JsonValue = "open", after: JsonValue = "paid") -> Transition:
     """Return a transition between two states."""
     return Transition(before=before, action=Action(name="pay", arguments={"amount": 3}), after=after)
@@ -71,12 +77,18 @@ def test_a_trace_takes_names_of_files_as_text_and_makes_their_folder(tmp_path: P
         Trace(PURPOSE, path=f"{path}/inner.jsonl")
 
 
-def test_a_trace_shows_what_it_is(tmp_path: Path) -> None:
-    """The representation tells purpose, name, events and whether the trace is finished."""
-    trace = recorded(tmp_path / "t.jsonl")
+def test_a_trace_shows_what_it_is(path: Path) -> None:
+    """The representation has the beginning of the purpose, name, events and whether the trace is finished."""
+    trace = recorded(path)
     assert repr(trace) == "Trace('Ship the order.', id='t': 3 events, open)"
     trace.finish()
     assert repr(trace).endswith("3 events, finished)")
+    assert Trace(PURPOSE).id != Trace(PURPOSE).id
+    purpose = "user: do this\nassistant: I will\n" * 10_000
+    Trace(purpose, id="t", path=path.with_name("long.jsonl")).finish()
+    long = Trace.load(path.with_name("long.jsonl"))
+    assert long.purpose == purpose
+    assert repr(long) == f"Trace({purpose[:60] + '...'!r}, id='t': 0 events, finished)"
 
 
 # ------------------------------------------------------------------------------------------ recording
@@ -92,21 +104,17 @@ def test_steps_are_numbered_and_kept_in_order() -> None:
     assert found == [(0, LOW, None), (1, HIGH, GOLD), (2, LOW, None)]
 
 
-def test_traces_without_a_name_get_different_ones() -> None:
-    """Two traces are two, whatever their purpose."""
-    assert Trace(PURPOSE).id != Trace(PURPOSE).id
-
-
-def test_a_finished_trace_takes_nothing_more(tmp_path: Path) -> None:
-    """Recording after the end is refused and changes neither trace nor file."""
-    trace = recorded(tmp_path / "t.jsonl")
+def test_a_finished_trace_takes_nothing_more(path: Path) -> None:
+    """Recording after the end, or into what was only read, is refused and changes neither trace nor file."""
+    trace = recorded(path)
+    with pytest.raises(DataError, match="trace t is finished"):
+        Trace.load(path).record(step(), LOW)
     trace.finish()
     trace.finish()
-    before = (tmp_path / "t.jsonl").read_bytes()
+    before = path.read_bytes()
     with pytest.raises(DataError, match="trace t is finished"):
         trace.record(step(), LOW)
-    assert len(trace.events) == 3
-    assert (tmp_path / "t.jsonl").read_bytes() == before
+    assert (len(trace.events), path.read_bytes()) == (3, before)
 
 
 @example("\ud800", {"\udc00": ["\ud83d"]})
@@ -124,9 +132,8 @@ def test_states_come_back_as_they_were(
 
 
 @pytest.mark.slow
-def test_an_event_is_in_the_file_as_soon_as_it_is_recorded(tmp_path: Path) -> None:
+def test_an_event_is_in_the_file_as_soon_as_it_is_recorded(path: Path) -> None:
     """A process that dies right after recording loses nothing that it had recorded."""
-    path = tmp_path / "t.jsonl"
     program = (
         "import os, sys; from pathlib import Path; from reflact import Trace\n"
         "from reflact.memory.models import Action, Evaluation, Transition\n"
@@ -141,9 +148,9 @@ def test_an_event_is_in_the_file_as_soon_as_it_is_recorded(tmp_path: Path) -> No
     assert [event.transition.after for event in Trace.load(path).events] == [*range(1, 21)]
 
 
-def test_a_file_torn_anywhere_gives_its_whole_part_and_goes_on(tmp_path: Path) -> None:
+def test_a_file_torn_anywhere_gives_its_whole_part_and_goes_on(path: Path) -> None:
     """Whatever byte a file ends at, exactly the whole events come back, and a resumed trace takes the next one."""
-    path, torn = tmp_path / "t.jsonl", tmp_path / "torn.jsonl"
+    torn = path.with_name("torn.jsonl")
     trace = recorded(path, events=2)
     content = path.read_bytes()
     ends = [n for n in range(len(content) + 1) if content[n : n + 1] == b"\n"]
@@ -162,9 +169,8 @@ def test_a_file_torn_anywhere_gives_its_whole_part_and_goes_on(tmp_path: Path) -
         assert (again.events, again.n_lost_bytes) == ((*loaded.events, event), 0), length
 
 
-def test_nothing_is_read_beyond_a_damaged_line(tmp_path: Path) -> None:
+def test_nothing_is_read_beyond_a_damaged_line(path: Path) -> None:
     """A line that is no JSON ends what is read, though whole lines follow."""
-    path = tmp_path / "t.jsonl"
     trace = recorded(path)
     lines = path.read_bytes().splitlines()
     for damage in (b"\x00" * 40, b"\xff\xfe", b'{"step": 1', b"{'step': 1}", b""):
@@ -212,9 +218,8 @@ def test_a_whole_line_that_says_something_wrong_is_named(
         assert path.read_bytes() == before, reason
 
 
-def test_a_line_that_is_no_event_is_named(tmp_path: Path) -> None:
+def test_a_line_that_is_no_event_is_named(path: Path) -> None:
     """JSON of another kind, and values that Python cannot read, were not left by a torn recording."""
-    path = tmp_path / "t.jsonl"
     recorded(path)
     whole = path.read_text(encoding="ascii")
     numbers = ("9" * 5000, "[" * 100_000 + "]" * 100_000)
@@ -230,18 +235,16 @@ def test_a_line_that_is_no_event_is_named(tmp_path: Path) -> None:
             Trace.load(path)
 
 
-def test_two_traces_in_one_file_are_refused(tmp_path: Path) -> None:
+def test_two_traces_in_one_file_are_refused(path: Path) -> None:
     """What follows the end of a trace would be lost unseen."""
-    path = tmp_path / "t.jsonl"
     recorded(path).finish()
     path.write_bytes(path.read_bytes() * 2)
     with pytest.raises(DataError, match=r"t\.jsonl, line 6, follows the end of the trace"):
         Trace.load(path)
 
 
-def test_a_file_without_a_whole_header_is_no_trace(tmp_path: Path) -> None:
+def test_a_file_without_a_whole_header_is_no_trace(path: Path) -> None:
     """What does not say what it is, is refused by name."""
-    path = tmp_path / "t.jsonl"
     other_lines = (b"", b"\n", b"no trace\n", b'{"step": 0}\n', b"[]\n", b'{"trace": 3, "purpose": "p"}\n')
     for content in (*other_lines, b'{"trace": "t", "purp'):
         path.write_bytes(content)
@@ -249,16 +252,8 @@ def test_a_file_without_a_whole_header_is_no_trace(tmp_path: Path) -> None:
             Trace.load(path)
 
 
-def test_a_loaded_trace_is_closed(tmp_path: Path) -> None:
-    """What was only read is not recorded into: it would go nowhere."""
-    recorded(tmp_path / "t.jsonl")
-    with pytest.raises(DataError, match="finished"):
-        Trace.load(tmp_path / "t.jsonl").record(step(), LOW)
-
-
-def test_a_finished_trace_stays_finished(tmp_path: Path) -> None:
+def test_a_finished_trace_stays_finished(path: Path) -> None:
     """Resuming does not open again what was ended; what stands after the end is cut off."""
-    path = tmp_path / "t.jsonl"
     recorded(path).finish()
     whole = path.read_bytes()
     path.write_bytes(whole + b"more")
@@ -269,9 +264,8 @@ def test_a_finished_trace_stays_finished(tmp_path: Path) -> None:
         resumed.record(step(), LOW)
 
 
-def test_an_end_that_counts_other_events_is_none(tmp_path: Path) -> None:
+def test_an_end_that_counts_other_events_is_none(path: Path) -> None:
     """A file that lost its last events is not taken for a finished trace, and can go on."""
-    path = tmp_path / "t.jsonl"
     recorded(path).finish()
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join([*lines[:3], lines[-1]]))
@@ -281,30 +275,29 @@ def test_an_end_that_counts_other_events_is_none(tmp_path: Path) -> None:
     assert len(Trace.load(path).events) == len(resumed.events) == 2
 
 
-def test_a_file_that_is_there_is_not_written_over(tmp_path: Path) -> None:
+def test_a_file_that_is_there_is_not_written_over(path: Path) -> None:
     """A second trace of the same file is refused, and told how to go on."""
-    recorded(tmp_path / "t.jsonl")
-    before = (tmp_path / "t.jsonl").read_bytes()
+    recorded(path)
+    before = (path).read_bytes()
     with pytest.raises(DataError, match=r"Trace\.resume"):
-        Trace(PURPOSE, path=tmp_path / "t.jsonl")
-    assert (tmp_path / "t.jsonl").read_bytes() == before
+        Trace(PURPOSE, path=path)
+    assert (path).read_bytes() == before
 
 
-def test_what_cannot_be_written_is_not_recorded(tmp_path: Path) -> None:
+def test_what_cannot_be_written_is_not_recorded(tmp_path: Path, path: Path) -> None:
     """A disk error is one error with the path, and leaves trace and file in step."""
     (tmp_path / "file").touch()
     with pytest.raises(StoreError, match="file"):
         Trace(PURPOSE, path=tmp_path / "file" / "t.jsonl")
-    trace = recorded(tmp_path / "t.jsonl")
-    (tmp_path / "t.jsonl").rename(tmp_path / "moved.jsonl")
+    trace = recorded(path)
+    (path).rename(tmp_path / "moved.jsonl")
     with pytest.raises(StoreError, match=r"t\.jsonl"):
         trace.record(step(), LOW)
     assert len(trace.events) == 3
 
 
-def test_half_a_line_that_an_error_left_is_written_over(tmp_path: Path) -> None:
+def test_half_a_line_that_an_error_left_is_written_over(path: Path) -> None:
     """The next event stands on a line of its own."""
-    path = tmp_path / "t.jsonl"
     trace = recorded(path)
     with path.open("ab") as file:
         file.write(b'{"step": 3, "tra')
@@ -312,9 +305,8 @@ def test_half_a_line_that_an_error_left_is_written_over(tmp_path: Path) -> None:
     assert Trace.load(path).events == trace.events
 
 
-def test_a_file_is_plain_json_lines(tmp_path: Path) -> None:
+def test_a_file_is_plain_json_lines(path: Path) -> None:
     """Other programs read it line by line: header, events, end."""
-    path = tmp_path / "t.jsonl"
     recorded(path, events=1).finish()
     header, event, end = [json.loads(line) for line in path.read_text(encoding="ascii").splitlines()]
     assert header == {"trace": "t", "purpose": PURPOSE, "version": 1}
@@ -361,9 +353,9 @@ async def test_a_memory_keeps_exports_and_imports_them(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------------- much, and at once
 
 
-def test_threads_that_share_a_trace_lose_nothing(tmp_path: Path) -> None:
+def test_threads_that_share_a_trace_lose_nothing(path: Path) -> None:
     """Steps are numbered in the order in which they were recorded, in the file as in memory."""
-    trace = Trace(PURPOSE, path=tmp_path / "t.jsonl")
+    trace = Trace(PURPOSE, path=path)
 
     def work(worker: int) -> None:
         for n in range(50):
@@ -372,13 +364,12 @@ def test_threads_that_share_a_trace_lose_nothing(tmp_path: Path) -> None:
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(work, range(4)))
     assert [event.step for event in trace.events] == [*range(200)]
-    assert Trace.load(tmp_path / "t.jsonl").events == trace.events
+    assert Trace.load(path).events == trace.events
     assert len({canonical_json(event.transition.after) for event in trace.events}) == 200
 
 
-def test_two_traces_of_one_file_do_not_erase_each_other(tmp_path: Path) -> None:
+def test_two_traces_of_one_file_do_not_erase_each_other(path: Path) -> None:
     """What somebody else recorded into the file meanwhile stays, and the step is refused."""
-    path = tmp_path / "t.jsonl"
     mine = recorded(path)
     theirs = Trace.resume(path)
     theirs.record(step("paid", "shipped"))
@@ -388,33 +379,14 @@ def test_two_traces_of_one_file_do_not_erase_each_other(tmp_path: Path) -> None:
     assert len(mine.events) == 3
 
 
-def test_a_purpose_may_be_long(tmp_path: Path) -> None:
-    """It is kept whole, and shown by its beginning."""
-    purpose = "user: do this\nassistant: I will\n" * 10_000
-    Trace(purpose, id="t", path=tmp_path / "t.jsonl").finish()
-    trace = Trace.load(tmp_path / "t.jsonl")
-    assert trace.purpose == purpose
-    assert repr(trace) == f"Trace({purpose[:60] + '...'!r}, id='t': 0 events, finished)"
-
-
-def test_an_id_in_a_file_is_one_line(tmp_path: Path) -> None:
+def test_an_id_in_a_file_is_one_line(path: Path) -> None:
     """A header whose id would print other lines than its own is refused by file and field."""
-    path = tmp_path / "t.jsonl"
     path.write_text('{"trace": "a\\nb", "purpose": "p"}\n', encoding="ascii")
     with pytest.raises(DataError, match=r"t\.jsonl, line 1, `trace`: the id of a trace is 'a\\nb'; give it"):
         Trace.load(path)
 
 
 # ------------------------------------------------------------------------------ purposes and other critics
-
-
-def test_a_step_is_recorded_with_a_label_alone_or_with_nothing(tmp_path: Path) -> None:
-    """What a program knows needs no critic beside it, and a step that nobody judged is one as well."""
-    trace = Trace(PURPOSE, path=tmp_path / "t.jsonl")
-    trace.record(step(), label=GOLD)
-    trace.record(step())
-    found = [(event.evaluation, event.label) for event in Trace.load(tmp_path / "t.jsonl").events]
-    assert found == [(None, GOLD), (None, None)]
 
 
 def test_the_real_traces_are_written_as_they_stand(tmp_path: Path) -> None:
@@ -431,17 +403,16 @@ def test_the_real_traces_are_written_as_they_stand(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("purpose", ["", "  \n\t"])
-def test_a_trace_without_a_purpose_is_refused(tmp_path: Path, purpose: str) -> None:
+def test_a_trace_without_a_purpose_is_refused(path: Path, purpose: str) -> None:
     """Nothing can be scored that has no purpose; no file is left of the attempt."""
     with pytest.raises(DataError, match="say in words what the agent was to achieve"):
-        Trace(purpose, path=tmp_path / "t.jsonl")
-    assert not (tmp_path / "t.jsonl").exists()
+        Trace(purpose, path=path)
+    assert not (path).exists()
 
 
 @pytest.mark.parametrize("read", [Trace.load, Trace.resume])
-def test_a_file_without_a_purpose_says_so(tmp_path: Path, read: Callable[[Path], Trace]) -> None:
+def test_a_file_without_a_purpose_says_so(path: Path, read: Callable[[Path], Trace]) -> None:
     """The error names the file and what to write where, and that is enough to read it."""
-    path = tmp_path / "t.jsonl"
     Trace("Ship the order.", id="t", path=path).record(step())
     lines = path.read_text(encoding="ascii").splitlines()
     header = json.dumps({**json.loads(lines[0]), "purpose": " "})
@@ -471,28 +442,33 @@ def phis(trace: Trace) -> list[float | None]:
     return [None if event.label is None else event.label.progress_before for event in trace.events]
 
 
-def chain(trace: Trace) -> Trace:
-    """Record steps of which the state after was checked: two that follow, one of another state, one still."""
-    trace.record(step("a", "b"), label=reached(2))
-    trace.record(step("b", "c"), label=reached(5))
-    trace.record(step("other", "d"), label=reached(6))
-    trace.record(step("d", "d"), label=reached(6))
-    trace.record(step(1, 2), label=reached(7))
-    trace.record(step(2.0, 3), label=reached(8))
-    trace.record(step(3, 4))
-    trace.record(step(4, 5), label=reached(9))
-    trace.record(step(5, 6), label=Label(progress_before=1, progress_after=9, source="human"))
-    return trace
+CHAIN: tuple[tuple[JsonValue, JsonValue, Label | None, float | None], ...] = (
+    ("a", "b", reached(2), None),
+    ("b", "c", reached(5), 2),
+    ("other", "d", reached(6), None),
+    ("d", "d", reached(6), 6),
+    (1, 2, reached(7), None),
+    (2.0, 3, reached(8), None),
+    (3, 4, None, None),
+    (4, 5, reached(9), None),
+    (5, 6, Label(progress_before=1, progress_after=9, source="human"), 1),
+)
+"""States before and after, the label, and the phi before that is known."""
 
 
-KNOWN = [None, 2, None, 6, None, None, None, None, 1]
-
-
-def test_the_state_before_is_worth_what_the_same_state_was_worth(tmp_path: Path) -> None:
+async def test_the_state_before_is_worth_what_the_same_state_was_worth(path: Path) -> None:
     """Equal states have one phi: that of the step before, or of a step without a change; or unknown."""
-    trace = chain(Trace(PURPOSE, id="t", path=tmp_path / "t.jsonl"))
-    assert phis(trace) == KNOWN
-    assert Trace.load(tmp_path / "t.jsonl").events == trace.events
+    trace = Trace(PURPOSE, id="t", path=path)
+    for before, after, label, _ in CHAIN:
+        trace.record(step(before, after), label=label)
+    known = [phi for *_, phi in CHAIN]
+    assert phis(trace) == known
+    assert Trace.load(path).events == trace.events
+    async with MemoryStore(path.with_name("memory.db")) as memory:
+        await trace.save_to(memory)
+        stored = await memory.trace("t")
+    assert stored is not None
+    assert phis(Trace.from_stored(stored)) == known
 
 
 def test_what_samples_agreed_on_is_not_taken_for_known() -> None:
@@ -516,7 +492,3 @@ async def test_a_label_that_comes_later_says_what_follows(tmp_path: Path) -> Non
         stored = await memory.trace("t")
         assert stored is not None
         assert phis(Trace.from_stored(stored)) == [None, None, 4]
-        assert await chain(Trace(PURPOSE, id="u")).save_to(memory) == len(KNOWN)
-        stored = await memory.trace("u")
-    assert stored is not None
-    assert phis(Trace.from_stored(stored)) == KNOWN
