@@ -40,11 +40,6 @@ pytestmark = pytest.mark.anyio
 EVENTS = (event(0), event(1, said=(2, 9)), event(2, after=2, said=(2, 5), changed=False), event(3, before=5))
 
 
-def silent(prompt: RenderedPrompt, reply_type: type[ReplyModel], call_id: CallId) -> JsonValue:
-    """Never give a valid reply."""
-    return {"nothing": True}
-
-
 def unscored(**fields: Any) -> ScoreEvent:
     """Return a step that no critic saw."""
     return event(**fields).model_copy(update={"evaluation": None})
@@ -86,12 +81,34 @@ def test_steps_that_moved_or_stood_still_are_selected(
 # ------------------------------------------------------------------------------------- what is right
 
 
-async def test_one_unchecked_opinion_makes_no_pair() -> None:
-    """Without a label and without a critic to sample, every candidate is dropped as unverified."""
-    for one in (event(gold=False), unscored(gold=False)):
-        result = await made(one)
-        assert result.pairs == ()
-        assert [drop.reason for drop in result.dropped] == ["unverified"] * 4
+INFLATED = round_of("inflated_score")
+OTHERS = ("Draw three figures.", PURPOSE.upper())
+
+
+@pytest.mark.parametrize(
+    ("one", "options", "reason"),
+    [
+        (event(gold=False), {}, "unverified"),
+        (unscored(gold=False), {}, "unverified"),
+        (event(gold=False), {"critic": PlainCritic((2, 4), (2, 6), (2, 5))}, "disagreement"),
+        (event(gold=False), {"critic": PlainCritic((0, 5), (3, 5))}, "disagreement"),
+        (event(gold=False), {"critic": PlainCritic((2, 6), guarded=[2])}, "disagreement"),
+        (event(after=10), {"plan": INFLATED}, "not_applicable"),
+        (
+            event(after=10),
+            {"plan": INFLATED, "critic": PlainCritic((2, 10)), "other_purposes": OTHERS},
+            "not_confirmed",
+        ),
+    ],
+    ids=["one opinion", "no opinion", "after", "before", "no evidence", "no room", "other purpose"],
+)
+async def test_what_nobody_knows_or_nothing_shows_makes_no_pair(
+    one: ScoreEvent, options: dict[str, Any], reason: str
+) -> None:
+    """Each candidate is a drop with its reason."""
+    result = await made(one, **options)
+    assert (result.pairs, result.n_candidates, result.dropped[0].reason) == ((), 4, reason)
+    assert {drop.reason for drop in result.dropped} <= {reason, "not_applicable"}
 
 
 async def test_a_label_alone_makes_pairs_without_a_critic() -> None:
@@ -112,26 +129,11 @@ async def test_samples_that_agree_say_what_is_right() -> None:
     assert (asked.right.progress_before, asked.right.progress_after) == (2, 6)
 
 
-@pytest.mark.parametrize(
-    "critic",
-    [PlainCritic((2, 4), (2, 6), (2, 5)), PlainCritic((0, 5), (3, 5)), PlainCritic((2, 6), guarded=[2])],
-)
-async def test_samples_that_do_not_agree_make_no_pair(critic: PlainCritic) -> None:
-    """Apart in phi before or after, or without credit for want of evidence: nobody knows what is right."""
-    result = await made(event(gold=False), critic=critic)
-    assert result.pairs == ()
-    assert {drop.reason for drop in result.dropped} == {"disagreement"}
-
-
-async def test_no_sample_is_asked_once_they_cannot_agree() -> None:
-    """Two samples far apart end the asking of nine, up to those under way."""
+async def test_no_sample_is_asked_in_vain() -> None:
+    """Two samples far apart end the asking of nine; if a label says what is right, none is asked."""
     critic = PlainCritic((2, 2), (2, 9))
     await made(event(gold=False), critic=critic, settings=ContrastSettings(n_samples=9, concurrency=1))
     assert len(critic.trials) <= 3
-
-
-async def test_gold_is_never_sampled() -> None:
-    """Where gold says what is right the critic is asked about other purposes only."""
     critic = PlainCritic((2, 2.5))
     await made(event(), plan=round_of("ignored_evidence"), critic=critic)
     assert critic.trials == []
@@ -146,39 +148,22 @@ async def test_each_way_of_making_a_mistake_is_used_once_the_best_first() -> Non
     ways = ["no_effect", "evidence_withdrawn", "asked", "asked"]
     assert [pair.construction for pair in ignored.pairs] == ways
     assert len({pair.id for pair in ignored.pairs}) == 4
-    inflated = await made(event(said=(2, 9)), plan=round_of("inflated_score"))
+    inflated = await made(event(said=(2, 9)), plan=INFLATED)
     first = inflated.pairs[0]
     assert (first.construction, first.right.progress_after, first.wrong.progress_after) == ("observed", 6, 9)
 
 
-async def test_another_purpose_needs_samples_that_bear_it_out() -> None:
-    """Under another purpose samples say what is right; where they agree with the score there is no pair."""
-    plan = round_of("inflated_score")
-    others = ["Draw three figures.", PURPOSE.upper()]
-    low = await made(event(), plan=plan, critic=PlainCritic((0, 0.5)), other_purposes=others)
-    found = [pair for pair in low.pairs if pair.construction == "other_purpose"]
-    assert [(pair.purpose, pair.label_source, pair.right.progress_after) for pair in found] == [
-        (others[0], "agreement", 0.5)
-    ]
-    high = await made(event(), plan=plan, critic=PlainCritic((2, 6)), other_purposes=others)
-    assert [drop.reason for drop in high.dropped] == ["not_confirmed"]
-
-
-async def test_a_near_miss_is_written_where_no_trace_has_another_purpose() -> None:
-    """A model writes the other purpose, unless that is switched off."""
-    plan = round_of("inflated_score")
-    result = await made(event(), plan=plan, critic=PlainCritic((0, 0.5)))
+async def test_samples_say_what_is_right_for_another_purpose() -> None:
+    """The purpose comes from another trace; if there is none a model writes it, unless that is switched off."""
+    critic = PlainCritic((0, 0.5))
+    low = await made(event(), plan=INFLATED, critic=critic, other_purposes=OTHERS)
+    (found,) = [pair for pair in low.pairs if pair.construction == "other_purpose"]
+    assert (found.purpose, found.label_source, found.right.progress_after) == (OTHERS[0], "agreement", 0.5)
+    result = await made(event(), plan=INFLATED, critic=critic)
     assert "Draw the three figures of the report." in {pair.purpose for pair in result.pairs}
     without = ContrastSettings(write_other_purposes=False)
-    off = await made(event(), plan=plan, critic=PlainCritic((0, 0.5)), settings=without)
+    off = await made(event(), plan=INFLATED, critic=critic, settings=without)
     assert {pair.purpose for pair in off.pairs} == {PURPOSE}
-
-
-async def test_a_scale_without_room_is_a_typed_drop() -> None:
-    """Nothing can be inflated at 10: the candidate says so."""
-    result = await made(event(after=10), plan=round_of("inflated_score"))
-    assert result.pairs == ()
-    assert {drop.reason for drop in result.dropped} == {"not_applicable"}
 
 
 async def test_own_kinds_of_mistakes_are_asked_for() -> None:
@@ -223,11 +208,8 @@ async def test_equal_steps_are_learned_from_once() -> None:
 
 async def test_equal_replies_are_one_pair() -> None:
     """A model that writes the same twice gives one pair and one drop."""
-
-    def same(prompt: RenderedPrompt, reply_type: type[ReplyModel], call_id: CallId) -> JsonValue:
-        return {"mistake": "inflated_score", "reasoning": "Great.", "phi_after": 9, "why": "Not so."}
-
-    result = await made(event(), plan=round_of("inflated_score"), write=same)
+    same = {"mistake": "inflated_score", "reasoning": "Great.", "phi_after": 9, "why": "Not so."}
+    result = await made(event(), plan=INFLATED, write=lambda *_: same)
     assert (len(result.pairs), [d.reason for d in result.dropped]) == (1, ["duplicate"] * 3)
 
 
@@ -246,9 +228,8 @@ def test_candidates_add_up_and_pairs_are_contrasts(
     events = [event(n, before=a, after=b, said=(a, c), changed=a != b) for n, (a, b, c) in enumerate(moves)]
 
     async def run() -> GenerationResult:
-        return await made(
-            *events, write=silent if mute else mistaken, settings=ContrastSettings(candidates_per_event=each)
-        )
+        settings = ContrastSettings(candidates_per_event=each)
+        return await made(*events, write=(lambda *_: {}) if mute else mistaken, settings=settings)
 
     result = anyio.run(run) if events else GenerationResult()
     assert result.n_candidates == each * (len(events) - result.n_skipped)
@@ -314,12 +295,8 @@ async def test_calls_in_flight_stay_within_the_limit() -> None:
 
 async def test_a_dead_provider_is_an_error_and_not_a_drop() -> None:
     """What could not be asked is not counted as made: the error comes out as it is."""
-
-    def down(prompt: RenderedPrompt, reply_type: type[ReplyModel], call_id: CallId) -> Any:
-        return ProviderDown("the endpoint is gone")
-
     with pytest.raises(ProviderDown):
-        await made(event(), plan=round_of("inflated_score"), write=down)
+        await made(event(), plan=INFLATED, write=lambda *_: ProviderDown("the endpoint is gone"))
 
 
 async def test_comparisons_without_a_judge_are_refused() -> None:
