@@ -14,7 +14,7 @@ import anyio
 from pydantic import JsonValue
 
 from reflact.calibration.call_policies import LimitedCritic, LimitedLLM
-from reflact.calibration.critic import Scorer, find_agreement
+from reflact.calibration.critic import Scorer
 from reflact.calibration.curriculum import RoundPlan, deal_mistakes
 from reflact.calibration.judges import compare_sides, plan_sides
 from reflact.calibration.mistakes import (
@@ -31,7 +31,6 @@ from reflact.calibration.mistakes import (
     Mistake,
     OtherPurposePlan,
     PurposeReply,
-    build_mistake_prompt,
     find_other_purpose,
     make_mistake_check,
     make_purpose_check,
@@ -154,14 +153,17 @@ def _select_with_repeats(
 ) -> tuple[tuple[ScoreEvent, ...], tuple[bool, ...]]:
     """Return the selected events, and for each whether an earlier one equals it but for its number."""
     chosen = select_events(events, settings)
-    contents = [_digest_content(event) for event in chosen]
+    contents = [
+        digest_json(
+            {
+                **event.model_dump(mode="json", exclude={"step", "transition"}),
+                "transition": event.transition.json_object,
+            }
+        )
+        for event in chosen
+    ]
     first = {content: n for n, content in reversed(list(enumerate(contents)))}
     return chosen, tuple(first[content] != n for n, content in enumerate(contents))
-
-
-def _digest_content(event: ScoreEvent) -> str:
-    rest = event.model_dump(mode="json", exclude={"step", "transition"})
-    return digest_json({**rest, "transition": event.transition.json_object})
 
 
 def _build_result(results: Sequence[ContrastPair | DroppedCandidate], *, n_skipped: int) -> GenerationResult:
@@ -285,20 +287,31 @@ class _PairGenerator:
         await self._on_result(result)
 
     async def _find_agreement(self, event: ScoreEvent, purpose: str) -> Evaluation:
+        """Return the middle one of several samples; asking ends as soon as they cannot agree any more.
+
+        They agree if their phi before and their phi after each lie within ``max_spread``. A sample from which a guard
+        took credit for a change is no opinion, and neither is a missing one.
+        """
         if self._critic is None:
             raise _CandidateFailed(
                 "unverified", "there is neither a label nor a critic whose samples could agree"
             )
-        found = await find_agreement(
-            self._critic,
-            event.transition,
-            purpose=purpose,
-            n_samples=self._settings.n_samples,
-            max_spread=self._settings.max_spread,
-        )
-        if isinstance(found, str):
-            raise _CandidateFailed("disagreement", found)
-        return found
+        found: list[Evaluation] = []
+        for trial in range(1, self._settings.n_samples + 1):  # trial 0 is the score of the agent's own loop
+            try:
+                score = await self._critic.score(event.transition, purpose=purpose, trial=trial)
+            except (ReplyError, ContextOverflow) as error:
+                raise _CandidateFailed("disagreement", f"a sample gave no score: {error}") from error
+            if event.transition.changes_state and score.raw.progress_after != score.evaluation.progress_after:
+                raise _CandidateFailed("disagreement", "a sample rests on no evidence")
+            found.append(score.evaluation)
+            sides = ([one.progress_before for one in found], [one.progress_after for one in found])
+            spread, limit = max(max(phis) - min(phis) for phis in sides), self._settings.max_spread
+            if spread > limit:
+                explanation = f"samples lie {spread:g} apart, more than {limit:g}"
+                raise _CandidateFailed("disagreement", explanation)
+        found.sort(key=lambda one: (one.progress_after, one.progress_before, one.reasoning))
+        return found[(len(found) - 1) // 2]
 
     async def _build_pair(self, plan: CandidatePlan) -> ContrastPair:
         match plan:
@@ -350,24 +363,28 @@ class _PairGenerator:
 
     def _build_question(self, plan: AskedMistakePlan) -> tuple[RenderedPrompt, CallId]:
         step, number = plan.step, self._task.round_plan.number
-        prompt = build_mistake_prompt(
-            self._prompts,
-            step=self._format_step(step.purpose, step.event.transition),
-            right=step.right,
-            mistake=plan.mistake,
-            reach=plan.reach,
-            subtle=number > 1,
-        )
+        right, mistake, reach = step.right, plan.mistake, plan.reach
+        hints = "It must be hard to notice: the judge sounds careful and names real details."
+        variables = {
+            "step": self._format_step(step.purpose, step.event.transition),
+            "right": fence("right", show_state(f"{right.progress_after:g}: {right.reasoning}")),
+            "mistake": mistake.name,
+            "description": mistake.description,
+            "low": f"{reach.low:g}",
+            "high": f"{reach.high:g}",
+            "hints": hints if number > 1 else "",
+        }
         about: JsonValue = {
             "purpose": step.purpose,
             "transition": step.event.transition.json_object,
-            "right": step.right.hashed_fields,
-            "mistake": plan.mistake.model_dump(mode="json"),
-            "reach": plan.reach.model_dump(mode="json"),
+            "right": right.hashed_fields,
+            "mistake": mistake.model_dump(mode="json"),
+            "reach": reach.model_dump(mode="json"),
             "round": number,
         }
         part = digest_json(about)[:32]
-        return prompt, CallId(role="contrast", purpose="mistake", part=part, trial=plan.variant)
+        call_id = CallId(role="contrast", purpose="mistake", part=part, trial=plan.variant)
+        return self._prompts.render("contrast", variables), call_id
 
     async def _judge_pair(self, pair: ContrastPair, candidate_index: int) -> ContrastPair:
         if pair.id in self._task.known_pair_ids:

@@ -23,7 +23,7 @@ from reflact.calibration.state_diff import TransitionView
 from reflact.calibration.worked_examples import RankingIndex, rank_pairs
 from reflact.concurrency import fan_out, run_in_thread
 from reflact.config.critic import CriticSettings
-from reflact.errors import ContextOverflow, ReplyError
+from reflact.errors import ReplyError
 from reflact.memory.cards import is_visible_to
 from reflact.memory.models import ContrastPair, Evaluation, Progress, Scope, Share, StateScore, Transition
 from reflact.messages import CallId, RenderedPrompt, ReplyModel
@@ -219,7 +219,7 @@ class Critic:
         return await self._scores.get_or_compute(key, lambda: self._ask(step, step_hash, examples))
 
     async def _load_pairs(self, scope: Scope) -> tuple[ContrastPair, ...]:
-        """Return all pairs that may be shown, as many as there are: a replay test chooses among the same."""
+        """Return all pairs that may be shown."""
         if self._pinned_pairs is not None:
             return tuple(pair for pair in self._pinned_pairs if is_visible_to(pair.scope, scope))
         return () if self._memory is None else await self._memory.promoted_pairs(scope)
@@ -317,10 +317,6 @@ def _combine_samples(
     )
 
 
-FIRST_AGREEMENT_TRIAL = 1
-"""Trial 0 is the score that the agent's own loop asked for; samples are independent of it."""
-
-
 class Scorer(Protocol):
     """A critic as calibration needs it."""
 
@@ -334,36 +330,3 @@ class Scorer(Protocol):
     ) -> StateScore:
         """Evaluate a transition; another trial is an independent sample."""
         ...
-
-
-async def find_agreement(
-    critic: Scorer, transition: Transition, *, purpose: str, n_samples: int, max_spread: float
-) -> Evaluation | str:
-    """Return the middle one of so many samples, or in words why they do not agree.
-
-    They agree if their phi before and their phi after each lie within ``max_spread``. A sample from which a guard took
-    credit for a change is no opinion, and neither is a missing one. Asking ends as soon as samples disagree.
-
-    Raises:
-        ProviderError: The endpoint refused, failed or could not be reached.
-        BudgetSpent: The budget has no room for a call.
-    """
-    found: list[Evaluation] = []
-    for trial in range(FIRST_AGREEMENT_TRIAL, FIRST_AGREEMENT_TRIAL + n_samples):
-        try:
-            score = await critic.score(transition, purpose=purpose, trial=trial)
-        except (ReplyError, ContextOverflow) as error:
-            return f"a sample gave no score: {error}"
-        if transition.changes_state and score.raw.progress_after != score.evaluation.progress_after:
-            return "a sample rests on no evidence"
-        found.append(score.evaluation)
-        spread = _compute_spread(found)
-        if spread > max_spread:
-            return f"samples lie {spread:g} apart, more than {max_spread:g}"
-    ordered = sorted(found, key=lambda one: (one.progress_after, one.progress_before, one.reasoning))
-    return ordered[(len(ordered) - 1) // 2]
-
-
-def _compute_spread(samples: Sequence[Evaluation]) -> float:
-    sides = ([one.progress_before for one in samples], [one.progress_after for one in samples])
-    return max(max(phis) - min(phis) for phis in sides)

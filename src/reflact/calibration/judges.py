@@ -1,8 +1,7 @@
-"""Blind comparisons of the two sides of a pair: who sits where, when the outcome is certain, what it is.
+"""Blind comparisons of the two sides of a pair.
 
-Deciding is pure; ``compare_sides`` asks. A judge does not know which side is which. Half of the comparisons show
-the right one first. A pair is kept where enough of them find it, and in neither order fewer than half do, so
-that whoever always picks the first, or the second, keeps nothing.
+Half of the comparisons show the right side first. A pair is kept if enough of them find it, and in neither order fewer
+than half do, so that a judge who always picks the first, or the second, keeps nothing.
 """
 
 from __future__ import annotations
@@ -38,8 +37,7 @@ class JudgeReply(ReplyModel):
 def plan_sides(candidate_index: int, n_judges: int, *, seed: int) -> tuple[bool, ...]:
     """Return for each comparison of a candidate whether the right side is shown first.
 
-    The sides alternate. Which one begins is drawn for every two candidates, and the second of the two begins
-    with the other, so that over any even number of candidates, counted from 0, both orders are equally many.
+    The sides alternate. Over any even number of candidates, counted from 0, both orders are equally many.
     """
     begins = (make_rng(seed, f"contrast/sides/{candidate_index // 2}").random() < 0.5) != (
         candidate_index % 2 == 1

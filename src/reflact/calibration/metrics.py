@@ -1,8 +1,7 @@
 """How good a critic's scores are: plain numbers with intervals that know that steps of a trace are alike.
 
-Scores are compared with the correct progress after the step. An interval is the 95% percentile interval over
-``N_RESAMPLES`` resamples of whole traces, so that a long trace counts as one witness and not as many.
-Everything is deterministic. Source: B. Efron and R. Tibshirani, An Introduction to the Bootstrap (1993), 13.
+An interval is the 95% percentile interval over ``N_RESAMPLES`` resamples of whole traces. Everything is deterministic.
+Source: B. Efron and R. Tibshirani, An Introduction to the Bootstrap (1993), 13.
 """
 
 from __future__ import annotations
@@ -40,9 +39,6 @@ class ScoredStep(FrozenModel):
     """A critic's evaluation of one step beside the correct one.
 
     Args:
-        trace_id: The trace, within which steps are alike.
-        step: The step's number in it.
-        label: What is right.
         evaluation: What the critic said, after its guards.
         wrong_progress: Phi after of the wrong evaluations in contrast pairs of this transition.
         mistakes: The kinds of mistakes that these show.
@@ -88,13 +84,9 @@ class ReliabilityBin(FrozenModel):
 
 
 class ConstantBaseline(FrozenModel):
-    """What whoever always says the same would reach: the bar below which a critic knows nothing.
+    """What the best constant, the median correct phi, would reach: a critic below it knows nothing.
 
-    Args:
-        progress: The median correct phi of these very steps, the best constant there is.
-        error: Its mean absolute error.
-        accuracy: Its pairwise accuracy: all ties.
-        brier: The Brier score of a confidence that always is the critic's share of right scores.
+    ``brier`` is the score of a confidence that always is the critic's share of right scores.
     """
 
     progress: Progress

@@ -17,11 +17,9 @@ from reflact.calibration.perturbations import (
     has_same_words,
     keep_letters_and_digits,
 )
-from reflact.calibration.state_diff import show_state
 from reflact.config.models import ConfigSection
 from reflact.memory.models import Construction, ContrastPair, Evaluation
-from reflact.messages import RenderedPrompt, ReplyModel
-from reflact.prompts import PromptBook, fence
+from reflact.messages import ReplyModel
 from reflact.types import FrozenModel
 
 MistakeDirection = Literal["too_high", "too_low", "either", "against_progress"]
@@ -157,25 +155,6 @@ def make_purpose_check(purpose: str) -> Callable[[PurposeReply], None]:
             raise ValueError("that is the same purpose; write one that other work is needed for")
 
     return check
-
-
-def build_mistake_prompt(
-    prompts: PromptBook, *, step: str, right: Evaluation, mistake: Mistake, reach: ProgressRange, subtle: bool
-) -> RenderedPrompt:
-    """Return the prompt for a mistaken evaluation; ``step`` is the step as it is shown."""
-    hints = "It must be hard to notice: the judge sounds careful and names real details." if subtle else ""
-    return prompts.render(
-        "contrast",
-        {
-            "step": step,
-            "right": fence("right", show_state(f"{right.progress_after:g}: {right.reasoning}")),
-            "mistake": mistake.name,
-            "description": mistake.description,
-            "low": f"{reach.low:g}",
-            "high": f"{reach.high:g}",
-            "hints": hints,
-        },
-    )
 
 
 DropReason = Literal[

@@ -23,7 +23,7 @@ ABSENT_TEXT = "(not there)"
 """Stands for the side of a change on which a field is not there."""
 
 ROOT_PATH = "state"
-"""If a change stands that has no field."""
+"""The path of a change that has no field."""
 
 _NAME = re.compile(r"[^\W\d]\w*")
 _MAX_DIFF_LINES = 200

@@ -176,10 +176,12 @@ class Trace:
         self._events: list[ScoreEvent] = []
         self._lock = Lock()
         self._contents: list[str] = []
-        self._finished = False
+        self.is_finished = False
+        """Whether nothing can be recorded any more."""
+        self.n_lost_bytes = 0
+        """Bytes at the end of the file that were not whole when it was read, and were left out."""
         self._path = None if path is None else Path(path)
         self._length = 0
-        self._n_lost_bytes = 0
         if self._path is not None:
             _create_file(self._path)
         self._write(_encode_line(self._header, str(self._path)))
@@ -207,26 +209,13 @@ class Trace:
 
     @property
     def recording(self) -> TraceIdentity:
-        """Its name and what it holds, by which tests on it are counted.
-
-        Hashes each step when it is first asked for, in time that grows with the states.
-        """
+        """Its name and the hashes of what it holds, by which tests on it are counted."""
         contents = list(self._contents)
         for event in self._events[len(contents) :]:
             last = contents[-1] if contents else hash_purpose(self.purpose)
             contents.append(extend_content_hash(last, event.transition))
         self._contents = contents
         return TraceIdentity(self.id, tuple(contents) or (hash_purpose(self.purpose),))
-
-    @property
-    def is_finished(self) -> bool:
-        """Whether nothing can be recorded any more."""
-        return self._finished
-
-    @property
-    def n_lost_bytes(self) -> int:
-        """Bytes at the end of the file that were not whole when it was read, and were left out."""
-        return self._n_lost_bytes
 
     def record(
         self,
@@ -237,16 +226,14 @@ class Trace:
     ) -> ScoreEvent:
         """Append a step; it is in the file, if there is one, when this returns.
 
-        Tasks and threads may share a trace: its steps are numbered in the order in which they were recorded.
+        Tasks and threads may share a trace.
 
         Args:
             transition: What the agent did; states are kept whole.
             score: How it was judged; of a critic's score what counts after the guards. None if no critic
                 saw it, as in logs.
-            label: What is right, if that is known. If it says nothing of the state before, that is taken
-                from the step before if it ended in this very state, and from the state after if nothing
-                changed, since equal states are worth the same. With neither label nor score, what samples of
-                a critic agree on can say what is right, but the step tests and measures nothing.
+            label: What is right, if that is known. If it says nothing of the state before, that follows from
+                equal states: after the step before, or after this step if nothing changed.
 
         Raises:
             DataError: The trace is finished, an argument is of another kind, or a state cannot be written.
@@ -255,7 +242,7 @@ class Trace:
         require_type(transition, Transition, subject="what is recorded")
         require_type(score, Evaluation, StateScore, type(None), subject="the score of a step")
         require_type(label, Label, type(None), subject="the label of a step")
-        if self._finished:
+        if self.is_finished:
             raise DataError(f"trace {self.id} is finished: record what follows in a trace of its own")
         evaluation = score.evaluation if isinstance(score, StateScore) else score
         with self._lock:
@@ -273,9 +260,9 @@ class Trace:
         Raises:
             StoreError: The file cannot be written; the trace goes on.
         """
-        if not self._finished:
+        if not self.is_finished:
             self._write(_encode_line(TraceEnd(events=len(self._events)), str(self._path)))
-            self._finished = True
+            self.is_finished = True
 
     async def save_to(self, store: MemoryStore) -> int:
         """Append to a store what it does not have yet, and return how many events that were.
@@ -335,7 +322,7 @@ class Trace:
         path = Path(path)
         whole = _read_file(path)
         trace = cls._from_file(whole)
-        trace._finished = whole.finished
+        trace.is_finished = whole.finished
         trace._path = path
         trace._length = whole.n_bytes
         if whole.n_lost_bytes or whole.is_open:
@@ -363,8 +350,8 @@ class Trace:
         trace._header = whole.header
         for event in whole.events:
             trace._events.append(_add_progress_before(event, trace._events))
-        trace._finished = True
-        trace._n_lost_bytes = whole.n_lost_bytes
+        trace.is_finished = True
+        trace.n_lost_bytes = whole.n_lost_bytes
         return trace
 
     def _write(self, line: bytes) -> None:

@@ -22,7 +22,7 @@ _MAX_INDEXED_CHARS = 4000
 
 
 class RankingEntry(NamedTuple):
-    """What ranking goes by: a pair, its id, the hash of what it speaks of, and in which words."""
+    """What ranking goes by."""
 
     pair: ContrastPair
     id: str
