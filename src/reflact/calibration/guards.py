@@ -62,36 +62,25 @@ class QuotableTexts:
 
     def find_invented(self, evidence: Sequence[str]) -> tuple[str, ...]:
         """Return those pieces of evidence that are not there, or quote nothing."""
-        return tuple(quote for quote in evidence if not self._locate_quote(quote).is_present)
+        texts = (self._after, self._new, self._shown)
+        quotes = ((piece, _parse_quote(piece)) for piece in evidence)
+        return tuple(piece for piece, quote in quotes if not (quote.has_content and quote.is_in(*texts)))
 
     def find_vanished(self, evidence: Sequence[str]) -> tuple[str, ...]:
         """Return those that stand nowhere but in what is gone: removed lines, values that a field had.
 
         What names both sides of a change, or says that a field is gone, speaks of the state after.
         """
-        return tuple(quote for quote in evidence if self._locate_quote(quote).is_removed)
+        gone, there = (self._before, self._old), (self._after, self._new)
+        quotes = ((piece, _parse_quote(piece)) for piece in evidence)
+        return tuple(piece for piece, quote in quotes if quote.is_in(*gone) and not quote.is_in(*there))
 
     def mentions_change(self, evidence: Sequence[str]) -> bool:
         """Whether any piece of evidence speaks of what changed, not only of what was there before."""
-        return any(self._locate_quote(quote).is_changed for quote in evidence)
-
-    def _locate_quote(self, text: str) -> _QuoteLocation:
-        quote = _WordSequence([text.replace(_SEPARATOR, " ")])
-        after, named = self._after.contains(quote), self._new.contains(quote)
-        changed = named or self._shown.contains(quote)
-        return _QuoteLocation(
-            is_present=quote.has_content and (after or changed),
-            is_removed=not (after or named) and (self._before.contains(quote) or self._old.contains(quote)),
-            is_changed=changed or self._before.contains(quote) != after,
+        return any(
+            quote.is_in(self._new, self._shown) or quote.is_in(self._before) != quote.is_in(self._after)
+            for quote in map(_parse_quote, evidence)
         )
-
-
-class _QuoteLocation(NamedTuple):
-    """If a quote stands: after the step or in the change, only in what is gone, in what changed."""
-
-    is_present: bool
-    is_removed: bool
-    is_changed: bool
 
 
 class _WordSequence:
@@ -103,9 +92,15 @@ class _WordSequence:
         self.has_content = bool(telling)
         self._views = tuple("\x1f".join(("", *view, "")) for view in (words, telling))
 
-    def contains(self, other: _WordSequence) -> bool:
-        """Whether the other text's words stand here side by side."""
-        return any(theirs in mine for mine, theirs in zip(self._views, other._views, strict=True))
+    def is_in(self, *others: _WordSequence) -> bool:
+        """Whether these words stand side by side in any of the others."""
+        return any(
+            own in view for other in others for own, view in zip(self._views, other._views, strict=True)
+        )
+
+
+def _parse_quote(text: str) -> _WordSequence:
+    return _WordSequence([text.replace(_SEPARATOR, " ")])
 
 
 def split_words(text: str) -> list[str]:

@@ -166,11 +166,9 @@ def _is_quotable(quote: str, text: str, action: Action) -> bool:
 
 def _build_observed(step: StepToContrast) -> ContrastPair | None:
     wrong, right = step.event.evaluation, step.right
-    if (
-        wrong is None
-        or not step.band.contains(wrong, right)
-        or has_same_words(wrong.reasoning, right.reasoning)
-    ):
+    if wrong is None or not step.band.contains(wrong, right):
+        return None
+    if has_same_words(wrong.reasoning, right.reasoning):
         return None
     error = wrong.progress_after - right.progress_after
     return step.build_pair(
@@ -186,18 +184,12 @@ def _build_perturbed(step: StepToContrast) -> Iterator[ContrastPair]:
     if not step.event.transition.changes_state:
         return
     for transition, right, construction, mistake, reason in _perturb_input(step.event.transition, step.right):
-        upward = construction == "claim_for_effect"
+        changes = {"transition": transition, "right": right}
         for wrong in step.list_wrong_evaluations():
-            if step.band.contains(wrong, right) and (
-                not upward or wrong.progress_after > right.progress_after
-            ):
+            is_too_low = construction == "claim_for_effect" and wrong.progress_after <= right.progress_after
+            if step.band.contains(wrong, right) and not is_too_low:
                 yield step.build_pair(
-                    wrong,
-                    construction=construction,
-                    mistake=mistake,
-                    reason=reason,
-                    transition=transition,
-                    right=right,
+                    wrong, construction=construction, mistake=mistake, reason=reason, **changes
                 )
                 break
 
