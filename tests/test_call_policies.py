@@ -17,7 +17,7 @@ from rich.console import Console
 from calibrate_command import configured, flattering, record, reflact
 from calibration_memory import ListMemory
 from doubles import PROMPT, RUN, Endpoint, completion, connected, opened
-from flattered_world import PURPOSE, answer, flattered_traces, steps, transition
+from flattered_world import PURPOSE, answer, flattered_traces, name_traces, record_flattered, transition
 from reflact import Calibrator, Critic, Trace
 from reflact.calibration.call_policies import FAIL_FAST_CALLS, MeteredLLM, UsageLedger, sum_usage
 from reflact.calibration.config import CalibratorSettings, PairSettings
@@ -28,14 +28,11 @@ from reflact.calibration.judges import JudgeReply
 from reflact.calibration.report import CalibrationReport, PurposeUsage
 from reflact.cli.calibrate_output import print_calibration
 from reflact.errors import ContextOverflow, ProviderDown, ReplyError, RunFailed
-from reflact.memory.models import Evaluation
 from reflact.messages import CallId, RenderedPrompt, ReplyModel
 from reflact.records import Usage
 from reflact.reporting.html.calibration import render_calibration_page
 from reflact.testing import ScriptedLLM
 from reflact.testing.llm import ScriptedAnswer
-from test_calibrator import names
-from test_calibrator import recorded as recorded_calibration_mute
 
 pytestmark = pytest.mark.anyio
 
@@ -108,20 +105,6 @@ def test_later_books_say_what_came_since() -> None:
     assert sum_usage(books.entries) == ONE + ONE + ONE
 
 
-def recorded(name: str, number: int) -> Trace:
-    """Return a trace of one step."""
-    trace = Trace(PURPOSE, id=name)
-    ((step, gold),) = steps(name, number, count=1, claims=[True])
-    said = Evaluation(
-        progress_before=0,
-        progress_after=gold.progress_after + 3,
-        reasoning="It says so.",
-        evidence=("filed",),
-    )
-    trace.record(step, said, label=gold)
-    return trace
-
-
 async def test_the_calls_of_a_critic_that_is_passed_in_count() -> None:
     """Its calls are in the report by purpose, refused replies too; what others ask it is not."""
     refused = 0
@@ -137,7 +120,10 @@ async def test_the_calls_of_a_critic_that_is_passed_in_count() -> None:
     critic = Critic(llm)
     settings = CalibratorSettings(contrast=PairSettings(n_judges=2, candidates_per_event=2))
     calibrator = Calibrator(llm, ListMemory(), critic=critic, settings=settings)
-    learn, held_out = [recorded(f"t{n}", n) for n in range(3)], [recorded(f"h{n}", n) for n in range(20)]
+    learn, held_out = (
+        [record_flattered(f"t{n}", n) for n in range(3)],
+        [record_flattered(f"h{n}", n) for n in range(20)],
+    )
     await critic.score(learn[0].events[0].transition, purpose=PURPOSE)
     assert calibrator.usage == Usage()
     outside, refused = len(llm.calls), 0
@@ -165,7 +151,9 @@ async def test_the_calls_of_a_critic_that_is_passed_in_wait_for_a_place() -> Non
     settings = CalibratorSettings(contrast=PairSettings(n_judges=2), concurrency=2)
     calibrator = Calibrator(llm, ListMemory(), critic=Critic(llm), settings=settings)
     await calibrator.calibrate(
-        [recorded(f"t{n}", n) for n in range(4)], heldout=[recorded("h", 1)], allow_untested=True
+        [record_flattered(f"t{n}", n) for n in range(4)],
+        heldout=[record_flattered("h", 1)],
+        allow_untested=True,
     )
     assert most == 2
 
@@ -210,7 +198,7 @@ async def test_beside_an_agent_it_stops() -> None:
     """Nothing is raised into the agent; the calibrator says why it takes no further trace."""
     told: list[CalibrationEvent] = []
     async with Calibrator(silent(), ListMemory(), settings=SETTINGS, on_event=told.append) as calibrator:
-        for number, name in enumerate(names("learn", 2 * FAIL_FAST_CALLS)):
+        for number, name in enumerate(name_traces("learn", 2 * FAIL_FAST_CALLS)):
             trace = Trace(PURPOSE, id=name)
             trace.record(transition(name, number, number + 1, claims=True))
             calibrator.submit(trace)
@@ -309,8 +297,8 @@ async def test_beside_an_agent_a_mute_judge_stops_it() -> None:
     told: list[CalibrationEvent] = []
     how = settings(judges=3)
     async with Calibrator(muted(judging), ListMemory(), settings=how, on_event=told.append) as calibrator:
-        for number, name in enumerate(names("learn", 2 * FAIL_FAST_CALLS)):
-            calibrator.submit(recorded_calibration_mute(name, number))
+        for number, name in enumerate(name_traces("learn", 2 * FAIL_FAST_CALLS)):
+            calibrator.submit(record_flattered(name, number))
         await calibrator.wait_until_idle()
     (stopped,) = [event for event in told if isinstance(event, CalibratorStopped)]
     assert "no valid reply to any of the first 10 comparisons" in stopped.reason
@@ -384,8 +372,8 @@ async def test_beside_an_agent_a_mute_writer_is_asked_no_more() -> None:
     """Once ten questions of finished traces had no valid reply; the calibrator goes on with the rest."""
     llm, told = muted(writing), list[CalibrationEvent]()
     async with Calibrator(llm, ListMemory(), settings=settings(), on_event=told.append) as calibrator:
-        for number, name in enumerate(names("learn", 3 * FAIL_FAST_CALLS)):
-            calibrator.submit(recorded_calibration_mute(name, number))
+        for number, name in enumerate(name_traces("learn", 3 * FAIL_FAST_CALLS)):
+            calibrator.submit(record_flattered(name, number))
         await calibrator.wait_until_idle()
     assert FAIL_FAST_CALLS <= len(asked(llm, writing)) < FAIL_FAST_CALLS + 4
     assert not [event for event in told if isinstance(event, CalibratorStopped)]
