@@ -65,9 +65,9 @@ def learned(memory: ListMemory) -> set[str]:
 
 def test_what_is_held_out_tests_and_is_never_learned_from() -> None:
     """One slice is held out, all tests are made on its traces, and the other slices are learned from."""
-    memory, told = worked_on([record_flattered(f"t{n}") for n in range(200)], settings())
+    memory, told = worked_on([record_flattered(f"t{n}") for n in range(120)], settings())
     held = {t.trace_id for t in told if isinstance(t, TraceAccepted) and t.use == "hold_out"}
-    assert held == {f"t{n}" for n in range(200) if HoldoutRule(4, "trace").is_held_out(f"t{n}", PURPOSE)}
+    assert held == {f"t{n}" for n in range(120) if HoldoutRule(4, "trace").is_held_out(f"t{n}", PURPOSE)}
     assert not held & learned(memory)
     assert memory.booked
     marks = {record_flattered(name).recording.fingerprint for name in held}
@@ -147,11 +147,11 @@ def test_purposes_stay_on_their_side_beside_an_agent() -> None:
 
 
 def test_a_large_store_is_not_loaded_to_begin() -> None:
-    """The first trace beside thousands loads none of them, and looks at the pages that decide something."""
+    """The first trace beside many loads none of them, and looks at the pages that decide something."""
     memory = Counting()
 
     async def fill() -> None:
-        for number in range(3000):
+        for number in range(1200):
             await record_flattered(f"old {number}").save_to(memory)
 
     anyio.run(fill)
