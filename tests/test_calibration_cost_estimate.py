@@ -146,19 +146,6 @@ async def test_anchors_are_measured_and_never_learned_from() -> None:
     assert plain.max_candidates - given.max_candidates == 4
 
 
-async def test_the_held_out_slice_is_that_of_the_calibration() -> None:
-    """Where nothing is passed to test on, the rule's slice of the traces is counted as held out."""
-    given = flattered_traces("any", 90)
-    calibrator = Calibrator(ScriptedLLM(obliging), ListMemory(), settings=settings())
-    estimate = await calibrator.estimate_cost(given)
-    report = await calibrator.calibrate(given)
-    assert report.held_out.before is not None
-    assert (estimate.n_training_traces, estimate.n_held_out_traces) == (
-        report.n_training_traces,
-        report.held_out.before.n_traces,
-    )
-
-
 async def test_a_critic_that_is_passed_in_is_counted_as_it_is() -> None:
     """Its samples multiply all scores."""
     learn, held_out = flattered_traces("learn", 2), flattered_traces("held out", 20)

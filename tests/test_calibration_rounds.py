@@ -26,6 +26,7 @@ from reflact.calibration.calibrator import Calibrator
 from reflact.calibration.config import CalibratorSettings, PairSettings
 from reflact.calibration.critic import CriticReply
 from reflact.calibration.curriculum import CurriculumSettings
+from reflact.calibration.splits import HoldoutRule
 from reflact.calibration.trace import Trace
 from reflact.memory.cards import TraceIdentity
 from reflact.memory.models import Action, ContrastPair, Evaluation, Label, Provenance, Transition
@@ -117,19 +118,22 @@ async def test_too_few_held_out_traces_promote_nothing(tmp_path: Path) -> None:
         assert await store.pairs(status="promoted") == ()
 
 
-async def test_held_out_traces_are_never_learned_from(tmp_path: Path) -> None:
-    """Where the caller holds nothing out, one slice tests, and no pair comes from it."""
-    async with MemoryStore(tmp_path / "memory.db") as store:
-        calibrator = Calibrator(flattered(), store, settings=SETTINGS)
-        report = await calibrator.calibrate(flattered_traces("any", 100))
-        assert report.held_out_name == "1 slice of 4"
-        held = report.held_out.before
-        assert held is not None
-        assert held.n_traces >= 20
-        assert 65 <= report.n_training_traces <= 85
-        learned = {one.pair.provenance.trace_id for one in await store.pairs()}
-        assert len(learned) <= report.n_training_traces
-        assert report.n_promoted > 0
+async def test_held_out_traces_are_never_learned_from() -> None:
+    """Where the caller holds nothing out, one slice tests, as foreseen, and no pair comes from it."""
+    memory, given = ListMemory(), flattered_traces("any", 90)
+    cheap = CalibratorSettings(contrast=PairSettings(n_judges=0, candidates_per_event=1))
+    calibrator = Calibrator(flattered(), memory, settings=cheap)
+    estimate = await calibrator.estimate_cost(given)
+    report = await calibrator.calibrate(given)
+    assert report.held_out_name == "1 slice of 4"
+    held = report.held_out.before
+    assert held is not None
+    assert held.n_traces == estimate.n_held_out_traces >= 20
+    assert 60 <= report.n_training_traces == estimate.n_training_traces <= 70
+    rule = HoldoutRule(4, "trace")
+    sources = {one.pair.provenance.trace_id or "" for one in memory.stored.values()}
+    assert not any(rule.is_held_out(name, PURPOSE) for name in sources)
+    assert report.n_promoted > 0
 
 
 def anchor(number: int) -> ContrastPair:
