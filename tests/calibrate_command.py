@@ -11,13 +11,11 @@ from pathlib import Path
 
 from typer.testing import CliRunner, Result
 
-from flattered_world import PURPOSE, answer, steps
-from reflact import Trace
+from flattered_world import answer, record_flattered
 from reflact.calibration.critic import CriticReply
 from reflact.calibration.judges import JudgeReply
 from reflact.calibration.mistakes import MistakenReply, PurposeReply
 from reflact.cli.app import app
-from reflact.memory.models import Evaluation
 from reflact.messages import Message, RenderedPrompt
 from served import HANGS, serving
 
@@ -95,15 +93,8 @@ def record(folder: Path, number: int) -> None:
     """Write traces of one step each, of which every second one flattered its critic."""
     folder.mkdir()
     for n in range(number):
-        trace = Trace(PURPOSE, id=f"{folder.name} {n}", path=folder / f"{n:03}.jsonl")
-        ((step, gold),) = steps(trace.id, n, count=1, claims=[n % 2 == 0])
-        said = gold.progress_after + 3 * (n % 2 == 0)
-        reasoning = "The agent says that all is finished."
-        evaluation = Evaluation(
-            progress_before=0, progress_after=said, reasoning=reasoning, evidence=("filed",)
-        )
-        trace.record(step, evaluation, label=gold)
-        trace.finish()
+        path = folder / f"{n:03}.jsonl"
+        record_flattered(f"{folder.name} {n}", n, claims=[n % 2 == 0], path=path).finish()
 
 
 def one_line(text: str) -> str:

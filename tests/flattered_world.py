@@ -10,10 +10,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
 
 from reflact.calibration.critic import Critic, CriticReply
 from reflact.calibration.judges import JudgeReply
 from reflact.calibration.mistakes import MistakenReply, PurposeReply
+from reflact.calibration.splits import HoldoutRule
 from reflact.calibration.trace import Trace
 from reflact.memory.models import Action, Evaluation, Label, Transition
 from reflact.messages import CallId, RenderedPrompt, ReplyModel
@@ -148,23 +151,55 @@ def filed(state: str) -> int:
 
 
 CLAIMS = [n * 59 % 100 < 59 for n in range(200)]
+"""Of any hundred steps in a row 59 claim success: an inflation by 3 there is a mean error of 1.77."""
 
 
-def flattered_trace(name: str, number: int, *, gold: bool = True, purpose: str = PURPOSE) -> Trace:
-    """Return a trace of two steps whose critic was flattered wherever it claims success."""
-    claims = CLAIMS[2 * number : 2 * number + 2]
-    made = Trace(purpose, id=f"{name} {number}")
-    for place, (step, right) in enumerate(steps(made.id, number, count=2, claims=claims)):
+def record_flattered(
+    name: str,
+    number: int = 0,
+    *,
+    claims: Sequence[bool] = (True,),
+    gold: bool = True,
+    purpose: str = PURPOSE,
+    content: str | None = None,
+    path: Path | None = None,
+) -> Trace:
+    """Return a trace whose critic was flattered at each step that claims success.
+
+    Args:
+        name: Its id; what it holds too, unless ``content`` says otherwise.
+        number: Says how many invoices its steps file.
+        claims: Whether each step claims success.
+        gold: Whether its steps are labelled.
+        purpose: Its purpose.
+        content: Traces of equal content are copies.
+        path: Its file.
+    """
+    trace = Trace(purpose, id=name, path=path)
+    known = steps(content or name, number, count=len(claims), claims=claims)
+    for claim, (step, right) in zip(claims, known, strict=True):
         said = Evaluation(
             progress_before=right.progress_before,
-            progress_after=min(10.0, right.progress_after + 3 * claims[place]),
+            progress_after=min(10.0, right.progress_after + FLATTERY * claim),
             reasoning="The agent says that all is finished.",
             evidence=("filed",),
         )
-        made.record(step, said, label=right if gold else None)
-    return made
+        trace.record(step, said, label=right if gold else None)
+    return trace
+
+
+def flattered_trace(name: str, number: int, *, gold: bool = True, purpose: str = PURPOSE) -> Trace:
+    """Return a trace of two steps."""
+    claims = CLAIMS[2 * number : 2 * number + 2]
+    return record_flattered(f"{name} {number}", number, claims=claims, gold=gold, purpose=purpose)
 
 
 def flattered_traces(name: str, number: int, *, gold: bool = True) -> list[Trace]:
     """Return several of them."""
     return [flattered_trace(name, n, gold=gold) for n in range(number)]
+
+
+def name_traces(use: Literal["learn", "hold_out"], number: int, *, letter: str = "trace ") -> list[str]:
+    """Return names of traces that are all held out, or all learned from, by the rule of four folds."""
+    rule, wanted = HoldoutRule(4, "trace"), (f"{letter}{n}" for n in range(10_000))
+    return [name for name in wanted if rule.is_held_out(name, PURPOSE) is (use == "hold_out")][:number]

@@ -1,18 +1,18 @@
-"""A calibration that was stopped goes on as if it had not been, also after a batch was promoted."""
+"""A calibration that was stopped, or whose tests another process closed, goes on as if it had not been."""
 
 from __future__ import annotations
 
 import threading
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from calibrate_command import flattering, record, reflact
-from flattered_world import PURPOSE, steps
-from reflact import Trace
+from flattered_world import PURPOSE, answer, record_flattered, steps
+from reflact import Calibrator, MemoryStore, Trace
+from reflact.calibration.config import CalibratorSettings, PairSettings
 from reflact.calibration.events import (
     CALIBRATION_EVENT_ADAPTER,
     CalibrationEvent,
@@ -20,9 +20,12 @@ from reflact.calibration.events import (
     CalibrationStarted,
     PairBatchTested,
 )
+from reflact.calibration.report import CalibrationReport
+from reflact.memory.models import PromotionEvidence
+from reflact.testing import ScriptedLLM
 from served import HANGS, reflact_process
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.anyio
 
 PLACES = 2
 CONFIG = """
@@ -69,43 +72,30 @@ class World:
 
     def configured(self, name: str) -> Path:
         """Write a configuration with a memory of its own and return its path."""
-        path = self.folder / f"{name}.yaml"
-        memory = self.folder / f"{name}.db"
+        path, memory = self.folder / f"{name}.yaml", self.folder / f"{name}.db"
         path.write_text(CONFIG.format(memory=memory, url=self.url, places=PLACES), encoding="utf-8")
         return path
 
-    def run(self, path: Path, *options: str) -> list[CalibrationEvent]:
+    def run(self, path: Path) -> list[CalibrationEvent]:
         """Calibrate to the end and return what was told."""
-        result = reflact(path, "--show", "json", *options)
+        result = reflact(path, "--show", "json")
         assert result.exit_code == 0, result.output
         return [CALIBRATION_EVENT_ADAPTER.validate_json(line) for line in result.stdout.splitlines()]
 
 
-def record_bare(folder: Path, number: int) -> None:
-    """Write traces whose steps nobody scored: what samples agree on says what is right."""
-    folder.mkdir(exist_ok=True)
-    for n in range(number):
-        trace = Trace(PURPOSE, id=f"bare {n}", path=folder / f"bare {n:03}.jsonl")
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    """Traces to learn from, some of which nobody scored, others that are held out, and an endpoint."""
+    record(tmp_path / "learn", 4)
+    for n in range(4):
+        trace = Trace(PURPOSE, id=f"bare {n}", path=tmp_path / "learn" / f"bare {n:03}.jsonl")
         ((step, _),) = steps(trace.id, n, count=1, claims=[n % 2 == 0])
         trace.record(step)
         trace.finish()
-
-
-@pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
-    """Traces to learn from, some without gold, others that are held out, and an endpoint."""
-    record(tmp_path / "learn", 4)
-    record_bare(tmp_path / "learn", 4)
     record(tmp_path / "held out", 20)
-    with serving_world(tmp_path) as found:
-        yield found
-
-
-@contextmanager
-def serving_world(folder: Path) -> Iterator[World]:
     gate = Gate()
     with flattering(gate) as (url, asked):
-        yield World(folder, gate, url, asked)
+        yield World(tmp_path, gate, url, asked)
         gate.go_on.set()
 
 
@@ -114,6 +104,7 @@ def batches(told: list[CalibrationEvent]) -> list[PairBatchTested]:
     return [event for event in told if isinstance(event, PairBatchTested)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("beyond", [1, 20], ids=["at once", "later"])
 def test_killed_after_a_promotion_it_goes_on_exactly(world: World, beyond: int) -> None:
     """The rerun asks nothing that was answered, and its report is that of a calibration never stopped."""
@@ -141,3 +132,97 @@ def test_killed_after_a_promotion_it_goes_on_exactly(world: World, beyond: int) 
     assert isinstance(again[-1], CalibrationFinished)
     assert again[-1] == whole[-1]
     assert [test.evidence for test in batches(again)] == [test.evidence for test in batches(whole)]
+
+
+# -------------------------------------------------------------------------- one test, several processes
+
+SETTINGS = CalibratorSettings(contrast=PairSettings(n_judges=0, candidates_per_event=2))
+
+
+class Killed(Exception):
+    """Stands for the end of a process."""
+
+
+class DiesOpening(MemoryStore):
+    """A memory whose process is killed where it would open a test."""
+
+    async def open_test(self, *arguments: object, **named: object) -> None:  # type: ignore[override]
+        """End."""
+        raise Killed
+
+
+class DiesClosing(MemoryStore):
+    """A memory whose process is killed where it would close a test."""
+
+    async def close_test(self, number: int, evidence: PromotionEvidence) -> None:
+        """End."""
+        raise Killed
+
+
+class Overtaken(MemoryStore):
+    """A memory in which another process closes each test first."""
+
+    async def close_test(self, number: int, evidence: PromotionEvidence) -> None:
+        """Close it twice."""
+        await super().close_test(number, evidence)
+        await super().close_test(number, evidence)
+
+
+async def calibrated(store: MemoryStore, model: str = "one") -> CalibrationReport:
+    """Calibrate a model's critic on traces that are always the same."""
+    learn = [record_flattered(f"t{n}", n) for n in range(3)]
+    held_out = [record_flattered(f"h{n}", n) for n in range(20)]
+    llm = ScriptedLLM(lambda prompt, reply, call_id: answer(prompt, reply), identity=model)
+    return await Calibrator(llm, store, settings=SETTINGS).calibrate(learn, heldout=held_out)
+
+
+async def killed(store: MemoryStore) -> None:
+    """Calibrate until the process is killed."""
+    async with store:
+        with pytest.raises(Killed):
+            await calibrated(store)
+
+
+async def test_an_open_test_is_ended_by_the_next_start(tmp_path: Path) -> None:
+    """The report and the books are those of a calibration that nothing stopped: no level is spent twice."""
+    async with MemoryStore(tmp_path / "whole.db") as whole:
+        wanted, tests = await calibrated(whole), await whole.tests()
+    assert [test.n_earlier_tests for test in tests] == [*range(len(tests))]
+    await killed(DiesClosing(tmp_path / "memory.db"))
+    async with MemoryStore(tmp_path / "memory.db") as store:
+        assert [test.evidence for test in await store.tests()] == [None]
+        assert await calibrated(store) == wanted
+        assert [test.evidence for test in await store.tests()] == [test.evidence for test in tests]
+
+
+async def test_an_open_test_is_left_where_the_batch_was_edited_since(tmp_path: Path) -> None:
+    """What a test was opened for is not there any more, so another one is opened, and counts it."""
+    await killed(DiesClosing(tmp_path / "memory.db"))
+    async with MemoryStore(tmp_path / "memory.db") as store:
+        (opened,) = await store.tests()
+        card, _ = await store.cards(opened.unit_ids[0])
+        await store.edit(card.id, strategy="Look at what is filed.")
+        await calibrated(store)
+        first, second, *_ = await store.tests()
+        assert (first.evidence, second.n_earlier_tests) == (None, 1)
+
+
+async def test_a_test_that_another_process_closed_first_is_said_to_be_over(tmp_path: Path) -> None:
+    """Of two processes that end one test one stores the evidence, and the other goes on without."""
+    async with Overtaken(tmp_path / "memory.db") as store:
+        report = await calibrated(store)
+        assert report.tests == ()
+        assert report.not_tested_reason is not None
+        assert "another process" in report.not_tested_reason
+        assert [test.evidence is not None for test in await store.tests()] == [True]
+
+
+async def test_a_report_holds_its_own_critics_tests_only(tmp_path: Path) -> None:
+    """Pairs of a calibration that was killed are tested with another model; its own report says so."""
+    await killed(DiesOpening(tmp_path / "memory.db"))
+    async with MemoryStore(tmp_path / "memory.db") as memory:
+        other = await calibrated(memory, "two")
+        report = await calibrated(memory)
+    assert other.tests[0].passed_test
+    assert report.tests == ()
+    assert report.not_tested_reason == "all pairs were tested before, or wait for somebody to look at them"

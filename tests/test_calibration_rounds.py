@@ -10,12 +10,23 @@ from typing import Literal
 import anyio
 import pytest
 
-from flattered_world import CLAIM, EXAMPLE, PURPOSE, answer, flattered, trace_of, transition
+from calibration_memory import ListMemory
+from flattered_world import (
+    CLAIM,
+    EXAMPLE,
+    PURPOSE,
+    answer,
+    flattered,
+    flattered_traces,
+    record_flattered,
+    transition,
+)
 from reflact import Critic, MemoryStore
 from reflact.calibration.calibrator import Calibrator
 from reflact.calibration.config import CalibratorSettings, PairSettings
 from reflact.calibration.critic import CriticReply
 from reflact.calibration.curriculum import CurriculumSettings
+from reflact.calibration.splits import HoldoutRule
 from reflact.calibration.trace import Trace
 from reflact.memory.cards import TraceIdentity
 from reflact.memory.models import Action, BatchTest, ContrastPair, Evaluation, Label, Provenance, Transition
@@ -25,20 +36,9 @@ from reflact.testing.llm import ScriptedAnswer
 
 pytestmark = pytest.mark.anyio
 
-CLAIMS = [n * 59 % 100 < 59 for n in range(200)]
-"""Of any hundred steps in a row 59 claim success: an inflation by 3 there is a mean error of 1.77."""
-
 SETTINGS = CalibratorSettings(
     contrast=PairSettings(candidates_per_event=2, n_judges=2), curriculum=CurriculumSettings(max_rounds=2)
 )
-
-
-async def traces(calibrator: Calibrator, name: str, number: int) -> list[Trace]:
-    """Return traces of two steps each, scored by the critic as it is now."""
-    return [
-        await trace_of(calibrator.critic, f"{name} {n}", n, count=2, claims=CLAIMS[2 * n : 2 * n + 2])
-        for n in range(number)
-    ]
 
 
 async def test_the_loop_is_closed(tmp_path: Path) -> None:
@@ -46,8 +46,7 @@ async def test_the_loop_is_closed(tmp_path: Path) -> None:
     llm = flattered()
     async with MemoryStore(tmp_path / "memory.db") as store:
         calibrator = Calibrator(llm, store, settings=SETTINGS)
-        learn = await traces(calibrator, "learn", 40)
-        heldout = await traces(calibrator, "held out", 100)
+        learn, heldout = flattered_traces("learn", 40), flattered_traces("held out", 100)
         report = await calibrator.calibrate(learn, heldout=heldout)
 
         before, after, gain = report.held_out.before, report.held_out.after, report.held_out.gain
@@ -59,9 +58,7 @@ async def test_the_loop_is_closed(tmp_path: Path) -> None:
         assert gain.low > 0
         assert (before.n_traces, before.n_transitions) == (100, 200)
         assert (report.n_training_traces, report.n_candidates) == (40, 160 * report.n_rounds)
-        assert report.n_candidates == sum(p.n_pairs for p in report.pairs) + sum(
-            d.n_candidates for d in report.dropped
-        )
+        assert report.n_candidates == report.n_pairs + sum(d.n_candidates for d in report.dropped)
         assert report.n_promoted > 0
         assert len(report.metrics_by_round) == 1 + report.n_rounds
         assert (report.metrics_by_round[0].error, report.metrics_by_round[-1].error) == (
@@ -72,7 +69,7 @@ async def test_the_loop_is_closed(tmp_path: Path) -> None:
         assert (first.n_traces, first.n_transitions, first.n_earlier_tests) == (100, 200, 0)
         assert (first.outcome, first.prompt) == ("better", "critic@1")
         assert first.critic == calibrator.critic.identity
-        assert report.usage.calls == len(llm.calls) - 2 * (40 + 100)
+        assert report.usage.calls == len(llm.calls)
 
         promoted = await store.pairs(status="promoted")
         assert {one.pair.provenance.trace_id for one in promoted} <= {trace.id for trace in learn}
@@ -81,19 +78,26 @@ async def test_the_loop_is_closed(tmp_path: Path) -> None:
         assert "credit_for_intention" in shown or "inflated_score" in shown
 
 
-async def test_a_round_over_the_same_traces_learns_nothing_twice(tmp_path: Path) -> None:
-    """Handed in again, the same traces give no pair a second time, and the critic stays as it is."""
+async def test_further_rounds_learn_nothing_twice_and_what_harms_is_taken_back(tmp_path: Path) -> None:
+    """The same traces give no pair a second time; a batch that harms on new traces goes back to quarantine."""
     async with MemoryStore(tmp_path / "memory.db") as store:
         calibrator = Calibrator(flattered(), store, settings=SETTINGS)
-        learn, heldout = await traces(calibrator, "learn", 12), await traces(calibrator, "held out", 24)
+        learn, heldout = flattered_traces("learn", 12), flattered_traces("held out", 24)
         await calibrator.calibrate(learn, heldout=heldout)
         pairs = await store.pairs()
+        promoted = [one.pair.id for one in await store.pairs(status="promoted")]
+        contrary = Calibrator(flattered(contrary=True), store, settings=SETTINGS)
         report = await calibrator.calibrate(learn, heldout=heldout, ignore_finished=True)
         again = {one.pair.id for one in await store.pairs()}
         assert {one.pair.id for one in pairs} <= again
-        assert len(again) - len(pairs) == sum(kind.n_pairs for kind in report.pairs)
+        assert len(again) - len(pairs) == report.n_pairs
         assert report.held_out.after is not None
         assert report.held_out.after.error.value <= 0.3
+
+        found = await contrary.recheck(flattered_traces("later", 30))
+        assert {(one.passed_test, one.outcome) for one in found} == {(False, "worse")}
+        assert await store.pairs(status="promoted") == ()
+        assert all(one.needs_review for one in await store.pairs(promoted))
 
 
 async def test_too_few_held_out_traces_promote_nothing(tmp_path: Path) -> None:
@@ -101,8 +105,8 @@ async def test_too_few_held_out_traces_promote_nothing(tmp_path: Path) -> None:
     async with MemoryStore(tmp_path / "memory.db") as store:
         calibrator = Calibrator(flattered(), store, settings=SETTINGS)
         report = await calibrator.calibrate(
-            await traces(calibrator, "learn", 4),
-            heldout=await traces(calibrator, "held out", 19),
+            flattered_traces("learn", 4),
+            heldout=flattered_traces("held out", 19),
             allow_untested=True,
         )
         assert report.n_promoted == 0
@@ -113,19 +117,22 @@ async def test_too_few_held_out_traces_promote_nothing(tmp_path: Path) -> None:
         assert await store.pairs(status="promoted") == ()
 
 
-async def test_held_out_traces_are_never_learned_from(tmp_path: Path) -> None:
-    """Where the caller holds nothing out, one slice tests, and no pair comes from it."""
-    async with MemoryStore(tmp_path / "memory.db") as store:
-        calibrator = Calibrator(flattered(), store, settings=SETTINGS)
-        report = await calibrator.calibrate(await traces(calibrator, "any", 100))
-        assert report.held_out_name == "1 slice of 4"
-        held = report.held_out.before
-        assert held is not None
-        assert held.n_traces >= 20
-        assert 65 <= report.n_training_traces <= 85
-        learned = {one.pair.provenance.trace_id for one in await store.pairs()}
-        assert len(learned) <= report.n_training_traces
-        assert report.n_promoted > 0
+async def test_held_out_traces_are_never_learned_from() -> None:
+    """Where the caller holds nothing out, one slice tests, as foreseen, and no pair comes from it."""
+    memory, given = ListMemory(), flattered_traces("any", 90)
+    cheap = CalibratorSettings(contrast=PairSettings(n_judges=0, candidates_per_event=1))
+    calibrator = Calibrator(flattered(), memory, settings=cheap)
+    estimate = await calibrator.estimate_cost(given)
+    report = await calibrator.calibrate(given)
+    assert report.held_out_name == "1 slice of 4"
+    held = report.held_out.before
+    assert held is not None
+    assert held.n_traces == estimate.n_held_out_traces >= 20
+    assert 60 <= report.n_training_traces == estimate.n_training_traces <= 70
+    rule = HoldoutRule(4, "trace")
+    sources = {one.pair.provenance.trace_id or "" for one in memory.stored.values()}
+    assert not any(rule.is_held_out(name, PURPOSE) for name in sources)
+    assert report.n_promoted > 0
 
 
 def anchor(number: int) -> ContrastPair:
@@ -146,31 +153,28 @@ def anchor(number: int) -> ContrastPair:
 
 
 async def test_anchors_are_reported_and_never_learned_from(tmp_path: Path) -> None:
-    """Gold pairs that are kept as anchors are measured before and after, by mistake, and stay apart."""
+    """Gold pairs that are kept as anchors are measured before and after, by mistake, and stay apart.
+
+    No pair is made of such a step, perturbed or not, nor of those beside it, which show its states.
+    """
     async with MemoryStore(tmp_path / "memory.db") as store:
-        anchors = [anchor(number) for number in range(3)]
-        await store.add_anchors(anchors)
-        calibrator = Calibrator(flattered(), store, settings=SETTINGS)
-        learn, heldout = await traces(calibrator, "learn", 12), await traces(calibrator, "held out", 24)
-        report = await calibrator.calibrate(learn, heldout=heldout)
+        learn, heldout = flattered_traces("learn", 12), flattered_traces("held out", 24)
+        made_of = Provenance(trace_id=learn[0].id, step=0)
+        update = {"transition": learn[0].events[0].transition, "provenance": made_of}
+        anchors = [*(anchor(number) for number in range(3)), anchor(0).model_copy(update=update)]
+        await store.add_anchors(anchors[:3])
+        report = await Calibrator(flattered(), store, settings=SETTINGS).calibrate(learn, heldout=heldout)
         before, after = report.anchors.before, report.anchors.after
         assert before is not None
         assert after is not None
         assert (before.error.value, after.error.value) == (3, 0)
         assert [group.name for group in after.by_mistake] == ["credit_for_intention"]
         assert not {pair.id for pair in anchors} & {one.pair.id for one in await store.pairs()}
-
-
-async def test_no_pair_is_made_of_a_step_that_is_an_anchor(tmp_path: Path) -> None:
-    """Neither of the step, perturbed or not, nor of those beside it, which show its states."""
-    async with MemoryStore(tmp_path / "memory.db") as store:
-        calibrator = Calibrator(flattered(), store, settings=SETTINGS)
-        learn, heldout = await traces(calibrator, "learn", 12), await traces(calibrator, "held out", 24)
-        kept = learn[0].events[0]
-        made_of = Provenance(trace_id=learn[0].id, step=0)
-        update = {"transition": kept.transition, "provenance": made_of}
-        await store.add_anchors([anchor(0).model_copy(update=update)])
-        await calibrator.calibrate(learn, heldout=heldout)
+    async with MemoryStore(tmp_path / "other.db") as store:
+        await store.add_anchors(anchors[3:])
+        await Calibrator(flattered(), store, settings=SETTINGS).calibrate(
+            learn, heldout=heldout[:19], allow_untested=True
+        )
         sources = {(one.pair.provenance.trace_id, one.pair.provenance.step) for one in await store.pairs()}
         assert not {(learn[0].id, 0), (learn[0].id, 1)} & sources
         assert (learn[1].id, 0) in sources
@@ -178,8 +182,7 @@ async def test_no_pair_is_made_of_a_step_that_is_an_anchor(tmp_path: Path) -> No
 
 async def test_a_round_that_another_process_overtakes_ends_with_a_report(tmp_path: Path) -> None:
     """Pairs that are promoted elsewhere while they are scored here are not tested here, and are in use."""
-    learn: list[Trace] = []
-    heldout: list[Trace] = []
+    learn, heldout = flattered_traces("learn", 12), flattered_traces("held out", 24)
 
     class Overtaken(MemoryStore):
         async def open_test(
@@ -195,8 +198,6 @@ async def test_a_round_that_another_process_overtakes_ends_with_a_report(tmp_pat
 
     async with MemoryStore(tmp_path / "memory.db") as other, Overtaken(tmp_path / "memory.db") as store:
         faster = Calibrator(flattered(), other, settings=SETTINGS)
-        learn += await traces(faster, "learn", 12)
-        heldout += await traces(faster, "held out", 24)
         report = await Calibrator(flattered(), store, settings=SETTINGS).calibrate(learn, heldout=heldout)
         assert report.tests == ()
         assert report.not_tested_reason is not None
@@ -207,33 +208,17 @@ async def test_a_round_that_another_process_overtakes_ends_with_a_report(tmp_pat
         assert all(test.evidence is not None for test in await store.tests())
 
 
-async def test_what_turns_out_to_harm_is_taken_back(tmp_path: Path) -> None:
-    """A promoted batch whose example makes the critic wrong on new traces goes back to quarantine, held."""
-    llm = flattered()
-    async with MemoryStore(tmp_path / "memory.db") as store:
-        calibrator = Calibrator(llm, store, settings=SETTINGS)
-        learn, heldout = await traces(calibrator, "learn", 12), await traces(calibrator, "held out", 24)
-        await calibrator.calibrate(learn, heldout=heldout)
-        promoted = await store.pairs(status="promoted")
-        contrary = Calibrator(flattered(contrary=True), store, settings=SETTINGS)
-        later = await traces(contrary, "later", 30)
-        found = await contrary.recheck(later)
-        assert [(one.passed_test, one.outcome) for one in found] == [(False, "worse")]
-        assert await store.pairs(status="promoted") == ()
-        assert all(one.needs_review for one in await store.pairs([one.pair.id for one in promoted]))
-
-
 PROCESS = """
 import anyio, sys
 from reflact import Critic, MemoryStore
-from test_calibration_rounds import SETTINGS, traces
-from flattered_world import flattered
+from test_calibration_rounds import SETTINGS
+from flattered_world import flattered, flattered_traces
 from reflact.calibration.calibrator import Calibrator
 
 async def main():
     async with MemoryStore(sys.argv[1]) as store:
         calibrator = Calibrator(flattered(), store, settings=SETTINGS)
-        learn, heldout = await traces(calibrator, "learn", 8), await traces(calibrator, "held out", 24)
+        learn, heldout = flattered_traces("learn", 8), flattered_traces("held out", 24)
         print((await calibrator.calibrate(learn, heldout=heldout)).n_promoted)
 
 anyio.run(main)
@@ -259,19 +244,15 @@ async def test_a_promoted_pair_is_used_by_the_next_score_of_another_process(tmp_
         assert score.evaluation.progress_after == 3
 
 
-async def test_gold_that_only_samples_agree_on_tests_nothing(tmp_path: Path) -> None:
+async def test_gold_that_only_samples_agree_on_tests_nothing() -> None:
     """What a critic agrees with itself on is no measure of it: such steps are not among the held-out ones."""
-    async with MemoryStore(tmp_path / "memory.db") as store:
-        calibrator = Calibrator(flattered(), store, settings=SETTINGS)
-        agreed = [Trace(PURPOSE, id=f"agreed {n}") for n in range(30)]
-        for trace in agreed:
-            step = Transition(before="0", action=Action(name="wait"), after="filed 1")
-            evaluation = Evaluation(progress_before=0, progress_after=0, reasoning="r")
-            trace.record(
-                step, evaluation, label=Label(progress_before=0, progress_after=5, source="agreement")
-            )
-        report = await calibrator.calibrate([], heldout=agreed, allow_untested=True)
-        assert report.held_out.before is None
+    agreed = [Trace(PURPOSE, id=f"agreed {n}") for n in range(30)]
+    label = Label(progress_before=0, progress_after=5, source="agreement")
+    for trace in agreed:
+        trace.record(Transition(before="0", action=Action(name="wait"), after="filed 1"), label=label)
+    calibrator = Calibrator(flattered(), ListMemory(), settings=SETTINGS)
+    report = await calibrator.calibrate([], heldout=agreed, allow_untested=True)
+    assert report.held_out.before is None
 
 
 def unreadable(share: int) -> ScriptedLLM:
@@ -287,22 +268,21 @@ def unreadable(share: int) -> ScriptedLLM:
 
 
 @pytest.mark.parametrize(("share", "tested"), [(12, True), (5, False)])
-async def test_steps_that_cannot_be_scored_are_counted(tmp_path: Path, share: int, tested: bool) -> None:
+async def test_steps_that_cannot_be_scored_are_counted(share: int, tested: bool) -> None:
     """A few of them change nothing where both sides lack them; with more than a tenth nothing is decided."""
-    async with MemoryStore(tmp_path / "memory.db") as store:
-        scorer = Calibrator(flattered(), store, settings=SETTINGS)
-        learn, heldout = await traces(scorer, "learn", 12), await traces(scorer, "held out", 36)
-        calibrator = Calibrator(unreadable(share), store, settings=SETTINGS)
-        report = await calibrator.calibrate(learn, heldout=heldout)
-        assert report.held_out.n_unscored == 2 * -(-36 // share)
-        assert (report.n_promoted > 0) is tested
-        if not tested:
-            assert report.not_tested_reason is not None
-            assert "no valid score of 16 of 72 held-out steps, on 36 traces" in report.not_tested_reason
-            assert await store.tests() == ()
-        else:
-            (test, *_) = report.tests
-            assert (test.n_traces, test.n_transitions, test.n_unscored) == (36, 72, 6)
+    calibrator = Calibrator(unreadable(share), memory := ListMemory(), settings=SETTINGS)
+    report = await calibrator.calibrate(
+        flattered_traces("learn", 12), heldout=flattered_traces("held out", 36)
+    )
+    assert report.held_out.n_unscored == 2 * -(-36 // share)
+    assert (report.n_promoted > 0) is tested
+    if not tested:
+        assert report.not_tested_reason is not None
+        assert "no valid score of 16 of 72 held-out steps, on 36 traces" in report.not_tested_reason
+        assert memory.booked == []
+    else:
+        (test, *_) = report.tests
+        assert (test.n_traces, test.n_transitions, test.n_unscored) == (36, 72, 6)
 
 
 def silenced(least: int) -> ScriptedLLM:
@@ -323,19 +303,12 @@ def silenced(least: int) -> ScriptedLLM:
 
 
 @pytest.mark.parametrize(("least", "promoted"), [(0, True), (1, False)])
-async def test_silence_neither_blocks_nor_hides(tmp_path: Path, least: int, promoted: bool) -> None:
+async def test_silence_neither_blocks_nor_hides(least: int, promoted: bool) -> None:
     """One bad reply among twenty traces keeps no batch from its test, nor does falling silent help one."""
-    async with MemoryStore(tmp_path / "memory.db") as store:
-        scorer = Calibrator(flattered(), store, settings=SETTINGS)
-        learn = await traces(scorer, "learn", 12)
-        heldout = [
-            await trace_of(scorer.critic, f"held out {n}", n, count=1, claims=[True]) for n in range(20)
-        ]
-        report = await Calibrator(silenced(least), store, settings=SETTINGS).calibrate(learn, heldout=heldout)
-        first = report.tests[0]
-        assert (first.n_traces, first.n_transitions, first.passed_test) == (20, 20, promoted)
-        assert (report.n_promoted > 0) is promoted
-        if promoted:
-            assert first.n_unscored == 1
-        else:
-            assert first.effect < 0
+    heldout = [record_flattered(f"held out {n}", n) for n in range(20)]
+    calibrator = Calibrator(silenced(least), ListMemory(), settings=SETTINGS)
+    report = await calibrator.calibrate(flattered_traces("learn", 12), heldout=heldout)
+    first = report.tests[0]
+    assert (first.n_traces, first.n_transitions, first.passed_test) == (20, 20, promoted)
+    assert (report.n_promoted > 0) is promoted
+    assert first.n_unscored == 1 if promoted else first.effect < 0

@@ -2,61 +2,37 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import anyio
 import pytest
 
+from calibrate_command import flattering
+from flattered_world import PURPOSE, transition
 from reflact import Critic
 from reflact.calibration import connect
 from reflact.config.training import ReplayConfig
 from reflact.errors import BudgetSpent, ConfigError
 from reflact.llm import BudgetConfig, ModelConfig
-from reflact.memory import Transition
-from reflact.memory.models import Action
-from served import serving
 
 pytestmark = pytest.mark.anyio
-
-PURPOSE = "Write a report."
-SAID = {
-    "reasoning": "A file is there.",
-    "evidence": ["one file"],
-    "phi_before": 0,
-    "phi_after": 3,
-    "confidence": 0.9,
-}
-
-
-def step(number: int = 0) -> Transition:
-    return Transition(before="No file.", action=Action(name="write", arguments=number), after="One file.")
 
 
 @contextmanager
 def endpoint() -> Iterator[tuple[ModelConfig, list[bytes]]]:
-    """Serve a model that says the same of every step; gives its settings and what was asked."""
-    asked: list[bytes] = []
-
-    def play(handler: BaseHTTPRequestHandler) -> None:
-        asked.append(handler.rfile.read(int(handler.headers["content-length"])))
-        message = {"role": "assistant", "content": json.dumps(SAID)}
-        choice = {"index": 0, "finish_reason": "stop", "message": message}
-        usage = {"prompt_tokens": 10, "completion_tokens": 3, "total_tokens": 13}
-        about = {"id": "x", "object": "chat.completion", "created": 0, "model": "small"}
-        content = json.dumps({**about, "choices": [choice], "usage": usage}).encode()
-        handler.send_response(200)
-        handler.send_header("content-type", "application/json")
-        handler.send_header("content-length", str(len(content)))
-        handler.end_headers()
-        handler.wfile.write(content)
-
-    with serving(play) as url:
+    """Serve the flattered model; gives its settings and what was asked."""
+    with flattering() as (url, asked):
         yield (
-            ModelConfig(model="small", base_url=url, api_key_env=None, mode="json_schema", max_retries=0),
+            ModelConfig(
+                model="small",
+                base_url=url,
+                api_key_env=None,
+                mode="json_schema",
+                max_retries=0,
+                call_id_header="x-sample",
+            ),
             asked,
         )
 
@@ -65,22 +41,23 @@ async def score(
     model: ModelConfig,
     store: Path,
     *,
-    number: int = 0,
+    claims: bool = False,
     budget: BudgetConfig | None = None,
     replay: ReplayConfig | None = None,
 ) -> float:
     """Connect, score one step, and return what the critic said of the state after."""
+    step = transition("a", 0, 2, claims=claims)
     async with connect(
         model, store=store, budget=budget or BudgetConfig(), replay=replay or ReplayConfig()
     ) as llm:
-        return (await Critic(llm).score(step(number), purpose=PURPOSE)).evaluation.progress_after
+        return (await Critic(llm).score(step, purpose=PURPOSE)).evaluation.progress_after
 
 
 async def test_what_was_answered_is_not_asked_again(tmp_path: Path) -> None:
     """A second connection to the same file finds the reply there."""
     with endpoint() as (model, asked):
         said = [await score(model, tmp_path / "memory.db") for _ in range(2)]
-    assert said == [3, 3]
+    assert said == [1, 1]
     assert len(asked) == 1
 
 
@@ -90,8 +67,8 @@ async def test_a_budget_holds_over_all_connections_to_a_file(tmp_path: Path) -> 
     with endpoint() as (model, asked):
         await score(model, tmp_path / "memory.db", budget=one)
         with pytest.raises(BudgetSpent, match="max_calls"):
-            await score(model, tmp_path / "memory.db", number=1, budget=one)
-        await score(model, tmp_path / "other.db", number=1, budget=one)
+            await score(model, tmp_path / "memory.db", claims=True, budget=one)
+        await score(model, tmp_path / "other.db", claims=True, budget=one)
     assert len(asked) == 2
 
 
@@ -108,7 +85,7 @@ async def test_a_recording_answers_without_a_network_and_without_a_key(tmp_path:
     with endpoint() as (model, _):
         await score(model, tmp_path / "a.db", replay=ReplayConfig(cassette=cassette, mode="record"))
     keyed = model.model_copy(update={"api_key_env": "REFLACT_TEST_KEY_THAT_IS_NOT_SET"})
-    assert await score(keyed, tmp_path / "b.db", replay=ReplayConfig(cassette=cassette)) == 3
+    assert await score(keyed, tmp_path / "b.db", replay=ReplayConfig(cassette=cassette)) == 1
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import anyio
 import pytest
 
 from calibration_memory import ListMemory
-from flattered_world import PURPOSE, flattered, steps
+from flattered_world import PURPOSE, flattered, name_traces, record_flattered, steps
 from reflact.calibration.calibrator import Calibrator
 from reflact.calibration.config import CalibratorSettings, HoldoutBy, PairSettings
 from reflact.calibration.events import BatchTestPostponed, CalibrationEvent, TraceAccepted
@@ -14,32 +14,13 @@ from reflact.calibration.significance import is_level_used_up
 from reflact.calibration.splits import HoldoutRule
 from reflact.calibration.trace import Trace
 from reflact.memory import models
-from reflact.memory.models import Evaluation, StoredTrace
-
-BY_TRACE = HoldoutRule(4, "trace")
-
-
-def names(letter: str, *, held_out: bool) -> list[str]:
-    """Return names of traces that are held out, or not."""
-    wanted = (f"{letter}{n}" for n in range(400))
-    return [name for name in wanted if BY_TRACE.is_held_out(name, PURPOSE) is held_out]
+from reflact.memory.models import StoredTrace
 
 
 def settings(batch: int = 4, *, by: HoldoutBy | None = None, most: int = 100) -> CalibratorSettings:
     """Return settings without judges, with a pair for each step."""
     contrast = PairSettings(n_judges=0, candidates_per_event=1)
     return CalibratorSettings(contrast=contrast, batch_size=batch, holdout_by=by, max_held_out_traces=most)
-
-
-def recorded(name: str, purpose: str = PURPOSE, content: str | None = None) -> Trace:
-    """Return a trace of a step that claims success; it holds what its name says, unless told otherwise."""
-    trace = Trace(purpose, id=name)
-    for step, gold in steps(content or name, 0, count=1, claims=[True]):
-        said = Evaluation(
-            progress_before=0, progress_after=gold.progress_after + 3, reasoning="Done.", evidence=("filed",)
-        )
-        trace.record(step, said, label=gold)
-    return trace
 
 
 class Counting(ListMemory):
@@ -84,20 +65,20 @@ def learned(memory: ListMemory) -> set[str]:
 
 def test_what_is_held_out_tests_and_is_never_learned_from() -> None:
     """One slice is held out, all tests are made on its traces, and the other slices are learned from."""
-    memory, told = worked_on([recorded(f"t{n}") for n in range(200)], settings())
+    memory, told = worked_on([record_flattered(f"t{n}") for n in range(120)], settings())
     held = {t.trace_id for t in told if isinstance(t, TraceAccepted) and t.use == "hold_out"}
-    assert held == {f"t{n}" for n in range(200) if BY_TRACE.is_held_out(f"t{n}", PURPOSE)}
+    assert held == {f"t{n}" for n in range(120) if HoldoutRule(4, "trace").is_held_out(f"t{n}", PURPOSE)}
     assert not held & learned(memory)
     assert memory.booked
-    marks = {recorded(name).recording.fingerprint for name in held}
+    marks = {record_flattered(name).recording.fingerprint for name in held}
     assert {mark for test in memory.booked for mark in test.content_fingerprints or ()} <= marks
 
 
 def test_pairs_wait_for_fresh_traces_when_the_error_probability_is_used_up() -> None:
     """It is told once what is missing, fresh traces end the wait, and traces that only grew are not fresh."""
     chosen, memory = settings(1, most=20), ListMemory()
-    held = [recorded(name) for name in names("t", held_out=True)[:20]]
-    learn = [recorded(name) for name in names("l", held_out=False)[:30]]
+    held = [record_flattered(name) for name in name_traces("hold_out", 20, letter="t")]
+    learn = [record_flattered(name) for name in name_traces("learn", 30, letter="l")]
 
     async def wear_out() -> None:
         while not is_level_used_up(20, len(memory.booked)):
@@ -114,26 +95,30 @@ def test_pairs_wait_for_fresh_traces_when_the_error_probability_is_used_up() -> 
         trace.record(step, label=gold)
     worked_on([*held, *learn[10:20]], chosen, memory)
     assert len(memory.booked) == made
-    worked_on([*(recorded(name) for name in names("u", held_out=True)[:20]), *learn[20:]], chosen, memory)
+    worked_on(
+        [*(record_flattered(name) for name in name_traces("hold_out", 20, letter="u")), *learn[20:]],
+        chosen,
+        memory,
+    )
     assert len(memory.booked) > made
     assert memory.booked[made].n_earlier_tests == 0
 
 
 def test_the_newest_held_out_traces_test() -> None:
     """Of more traces than are scored those count that came last, whatever they are called."""
-    first = names("l", held_out=False)[:4]
-    order = sorted(names("t", held_out=True)[:60], reverse=True)
-    memory, _ = worked_on([recorded(name) for name in (*order, *first)], settings(most=25))
+    first = name_traces("learn", 4, letter="l")
+    order = sorted(name_traces("hold_out", 60, letter="t"), reverse=True)
+    memory, _ = worked_on([record_flattered(name) for name in (*order, *first)], settings(most=25))
     (test,) = memory.booked
     assert set(test.content_fingerprints or ()) == {
-        recorded(name).recording.fingerprint for name in order[-25:]
+        record_flattered(name).recording.fingerprint for name in order[-25:]
     }
 
 
 def test_copies_beside_an_agent_are_one_trace() -> None:
     """Thirty recordings of one run are no thirty traces to test on."""
-    held, others = names("t", held_out=True)[:30], names("l", held_out=False)[:8]
-    traces = [*(recorded(name, content="one run") for name in held), *map(recorded, others)]
+    held, others = name_traces("hold_out", 30, letter="t"), name_traces("learn", 8, letter="l")
+    traces = [*(record_flattered(name, content="one run") for name in held), *map(record_flattered, others)]
     memory, told = worked_on(traces, settings())
     assert memory.booked == []
     assert [one.n_traces for one in told if isinstance(one, BatchTestPostponed)] == [1]
@@ -144,7 +129,7 @@ def test_purposes_stay_on_their_side_beside_an_agent() -> None:
     """By purpose none that is learned from is held out; with enough of them that is what happens unasked."""
     runs = [(f"t{n}", f"Purpose {n % 40}.") for n in range(400)]
     for by in ("purpose", None):
-        memory, told = worked_on([recorded(*run) for run in runs], settings(by=by))
+        memory, told = worked_on([record_flattered(run[0], purpose=run[1]) for run in runs], settings(by=by))
         purposes = dict(runs)
         taught = {purposes[name] for name in learned(memory)}
         late = {t.trace_id for t in told if isinstance(t, TraceAccepted) and t.use == "hold_out"} - {
@@ -154,25 +139,27 @@ def test_purposes_stay_on_their_side_beside_an_agent() -> None:
         assert tested
         assert all(name.endswith(", by purpose") for name in tested)
         marks = {mark for test in memory.booked for mark in test.content_fingerprints or ()}
-        testing = {purposes[n] for n, p in runs if recorded(n, p).recording.fingerprint in marks}
+        testing = {
+            purposes[n] for n, p in runs if record_flattered(n, purpose=p).recording.fingerprint in marks
+        }
         assert not testing & taught
         assert late
 
 
 def test_a_large_store_is_not_loaded_to_begin() -> None:
-    """The first trace beside thousands loads none of them, and looks at the pages that decide something."""
+    """The first trace beside many loads none of them, and looks at the pages that decide something."""
     memory = Counting()
 
     async def fill() -> None:
-        for number in range(3000):
-            await recorded(f"old {number}").save_to(memory)
+        for number in range(1200):
+            await record_flattered(f"old {number}").save_to(memory)
 
     anyio.run(fill)
-    worked_on([recorded("new")], settings(100), memory)
+    worked_on([record_flattered("new")], settings(100), memory)
     assert memory.loaded == []
     assert len(memory.pages) <= 3
     memory.pages.clear()
-    learn = names("l", held_out=False)[:4]
-    worked_on([recorded(name) for name in learn], settings(4, most=30), memory)
+    learn = name_traces("learn", 4, letter="l")
+    worked_on([record_flattered(name) for name in learn], settings(4, most=30), memory)
     assert len(memory.loaded) == 30
     assert max(memory.pages) <= 200

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 import anyio
 import anyio.lowlevel
@@ -17,10 +17,21 @@ import httpx
 import pytest
 
 import virtual_time
+from calibrate_command import REPLIES
 from calibration_memory import ListMemory
 from doubles import completion, connected, opened
-from flattered_world import PURPOSE, answer, flattered, phi, steps, trace_of, transition
-from reflact import Calibrator, MemoryStore, Trace
+from flattered_world import (
+    PURPOSE,
+    answer,
+    flattered,
+    name_traces,
+    phi,
+    record_flattered,
+    trace_of,
+    transition,
+)
+from reflact import Calibrator, MemoryStore
+from reflact.calibration.calibrator import TraceCounts
 from reflact.calibration.config import CalibratorSettings, FullQueuePolicy, PairSettings
 from reflact.calibration.critic import CriticReply
 from reflact.calibration.curriculum import CurriculumSettings
@@ -40,12 +51,8 @@ from reflact.calibration.events import (
     TraceSkipped,
     summarize_scores,
 )
-from reflact.calibration.judges import JudgeReply
 from reflact.calibration.metrics import ScoredStep
-from reflact.calibration.mistakes import MistakenReply, PurposeReply
-from reflact.calibration.report import CalibrationReport
-from reflact.calibration.splits import HoldoutRule
-from reflact.errors import BudgetSpent, ConfigError, ProviderDown, ReplyError, StoreError
+from reflact.errors import BudgetSpent, ProviderDown, ReplyError, StoreError
 from reflact.memory import Evaluation
 from reflact.memory.models import Label
 from reflact.messages import CallId, Message, RenderedPrompt, ReplyModel
@@ -54,12 +61,6 @@ from reflact.testing.llm import ScriptedAnswer
 
 pytestmark = pytest.mark.anyio
 
-REPLIES: dict[str, type[ReplyModel]] = {
-    "CriticReply": CriticReply,
-    "JudgeReply": JudgeReply,
-    "MistakenReply": MistakenReply,
-    "PurposeReply": PurposeReply,
-}
 PLAIN = PairSettings(n_judges=0, candidates_per_event=2, write_other_purposes=False)
 STEPS, STEP_SECONDS = 20, 0.1
 
@@ -69,32 +70,6 @@ def settings(
 ) -> CalibratorSettings:
     """Return settings without judges."""
     return CalibratorSettings(contrast=PLAIN, queue_size=queue, full_queue_policy=when_full, batch_size=batch)
-
-
-def recorded(name: str, number: int = 0, *, claims: bool = True, count: int = 1) -> Trace:
-    """Return a trace whose critic was flattered wherever it claims success."""
-    trace = Trace(PURPOSE, id=name)
-    for step, gold in steps(name, number, count=count, claims=[claims] * count):
-        said = gold.progress_after + 3 * claims
-        reasoning = "The agent says that all is finished."
-        trace.record(
-            step,
-            Evaluation(
-                progress_before=gold.progress_before,
-                progress_after=said,
-                reasoning=reasoning,
-                evidence=("filed",),
-            ),
-            label=gold,
-        )
-    return trace
-
-
-def names(use: str, number: int, *, slices: int = 4) -> list[str]:
-    """Return names of traces that are all held out, or all learned from, while nothing was tested."""
-    wanted = (f"trace {n}" for n in range(10_000))
-    rule, held_out = HoldoutRule(slices, "trace"), use == "hold_out"
-    return [name for name in wanted if rule.is_held_out(name, PURPOSE) is held_out][:number]
 
 
 def slow(seconds: float) -> ScriptedLLM:
@@ -117,60 +92,57 @@ def raising(error: Exception) -> ScriptedLLM:
 
 async def acting(calibrator: Calibrator | None, first: int = 0, last: int = STEPS) -> None:
     """Let an agent take some of its steps and submit a trace after each."""
-    for name in names("learn", STEPS)[first:last]:
+    for name in name_traces("learn", STEPS)[first:last]:
         await anyio.sleep(STEP_SECONDS)
         if calibrator is not None:
-            calibrator.submit(recorded(name))
+            calibrator.submit(record_flattered(name))
 
 
-async def beside(make: Callable[[], Calibrator], *, cancel: bool = False) -> tuple[float, Calibrator]:
-    """Let an agent act with a calibrator beside it, which is cancelled halfway or at the end.
+class Broken(ListMemory):
+    """A memory on a full disk."""
 
-    Returns the seconds that it took.
-    """
-    begun = anyio.current_time()
-    calibrator = make()
-    half = STEPS // 2 if cancel else STEPS
-    async with calibrator:
-        await acting(calibrator, 0, half)
-    await acting(calibrator, half)
-    return anyio.current_time() - begun, calibrator
-
-
-async def alone() -> float:
-    """Let an agent act alone and return the seconds that it took."""
-    begun = anyio.current_time()
-    await acting(None)
-    return anyio.current_time() - begun
+    async def open_trace(self, trace_id: str, purpose: str) -> None:
+        """Fail."""
+        raise StoreError("the disk is full")
 
 
 @pytest.mark.parametrize(
-    ("llm", "queue", "when_full"),
+    ("llm", "queue", "when_full", "memory"),
     [
-        (partial(slow, 30.0), 64, "drop_oldest"),
-        (partial(slow, 30.0), 2, "drop_oldest"),
-        (partial(slow, 30.0), 2, "reject"),
-        (partial(slow, 30.0), 2, "block"),
-        (partial(raising, ProviderDown("the endpoint is down")), 64, "drop_oldest"),
-        (partial(raising, BudgetSpent("no room for a call")), 64, "drop_oldest"),
-        (partial(raising, RuntimeError("a defect")), 64, "drop_oldest"),
-        (flattered, 64, "drop_oldest"),
+        (partial(slow, 30.0), 64, "drop_oldest", ListMemory),
+        (partial(slow, 30.0), 2, "drop_oldest", ListMemory),
+        (partial(slow, 30.0), 2, "reject", ListMemory),
+        (partial(slow, 30.0), 2, "block", ListMemory),
+        (partial(raising, ProviderDown("the endpoint is down")), 64, "drop_oldest", ListMemory),
+        (partial(raising, BudgetSpent("no room for a call")), 64, "drop_oldest", ListMemory),
+        (partial(raising, RuntimeError("a defect")), 64, "drop_oldest", ListMemory),
+        (flattered, 64, "drop_oldest", Broken),
+        (flattered, 64, "drop_oldest", ListMemory),
     ],
-    ids=["slow", "full, drops", "full, rejects", "full, blocks", "down", "budget spent", "broken", "well"],
+    ids=["slow", "drops", "rejects", "blocks", "down", "budget spent", "broken", "full disk", "well"],
 )
-@pytest.mark.parametrize("cancel", [False, True], ids=["to the end", "cancelled"])
+@pytest.mark.parametrize("half", [STEPS, STEPS // 2], ids=["to the end", "cancelled"])
 def test_the_agent_is_as_fast_as_without_a_calibrator(
-    llm: Callable[[], ScriptedLLM], queue: int, when_full: FullQueuePolicy, cancel: bool
+    llm: Callable[[], ScriptedLLM],
+    queue: int,
+    when_full: FullQueuePolicy,
+    memory: Callable[[], ListMemory],
+    half: int,
 ) -> None:
     """Slow, full, failing, out of budget or cancelled: the agent takes the same time to the microsecond."""
 
-    def make() -> Calibrator:
-        return Calibrator(llm(), ListMemory(), settings=settings(queue, when_full))
+    async def main() -> Calibrator:
+        begun = anyio.current_time()
+        async with Calibrator(llm(), memory(), settings=settings(queue, when_full)) as calibrator:
+            await acting(calibrator, 0, half)
+        await acting(calibrator, half)
+        assert anyio.current_time() - begun == pytest.approx(STEPS * STEP_SECONDS, abs=1e-6)
+        return calibrator
 
-    took, calibrator = virtual_time.run(partial(beside, make, cancel=cancel))
-    assert took == pytest.approx(virtual_time.run(alone), abs=1e-6)
-    counts = calibrator.counts
+    counts = virtual_time.run(main).counts
     assert counts.n_accepted + counts.n_rejected == STEPS
+    if memory is Broken:
+        assert counts.n_failed >= half - 1
 
 
 def test_a_score_does_not_wait_for_the_calibrator() -> None:
@@ -182,8 +154,8 @@ def test_a_score_does_not_wait_for_the_calibrator() -> None:
         )
         took: list[float] = []
         async with calibrator:
-            for name in names("learn", 4):
-                calibrator.submit(recorded(name, count=4))
+            for name in name_traces("learn", 4):
+                calibrator.submit(record_flattered(name, claims=[True] * 4))
             for number in range(3):
                 await anyio.sleep(0.5)
                 begun = anyio.current_time()
@@ -198,7 +170,7 @@ def test_a_score_does_not_wait_for_the_calibrator() -> None:
 
 def test_steps_that_cannot_be_scored_are_not_paid_for_with_every_trace() -> None:
     """Where too many held-out steps have no score, they are scored again with the next batch, no earlier."""
-    held, learned, told = names("hold_out", 25), names("learn", 12), list[CalibrationEvent]()
+    held, learned, told = name_traces("hold_out", 25), name_traces("learn", 12), list[CalibrationEvent]()
     hopeless = [f'"folder": "{name}-0"' for name in held[:5]]
 
     def script(prompt: RenderedPrompt, reply_type: type[ReplyModel], call_id: CallId) -> ScriptedAnswer:
@@ -212,7 +184,7 @@ def test_steps_that_cannot_be_scored_are_not_paid_for_with_every_trace() -> None
             ScriptedLLM(script), ListMemory(), settings=settings(batch=4), on_event=told.append
         ) as calibrator:
             for number, name in enumerate([*held, *learned]):
-                calibrator.submit(recorded(name, number))
+                calibrator.submit(record_flattered(name, number))
                 await calibrator.wait_until_idle()
 
     virtual_time.run(main)
@@ -223,51 +195,30 @@ def test_steps_that_cannot_be_scored_are_not_paid_for_with_every_trace() -> None
     assert all(later - earlier >= 4 for earlier, later in pairwise(tried))
 
 
-def test_a_store_that_fails_does_not_reach_the_agent() -> None:
-    """An error of the store is told like any other, for each trace."""
-
-    class Broken(ListMemory):
-        async def open_trace(self, trace_id: str, purpose: str) -> None:
-            raise StoreError("the disk is full")
-
-    told: list[CalibrationEvent] = []
-    took, calibrator = virtual_time.run(
-        beside, lambda: Calibrator(flattered(), Broken(), settings=settings(), on_event=told.append)
-    )
-    assert took == pytest.approx(STEPS * STEP_SECONDS)
-    assert calibrator.counts.n_failed >= STEPS - 1
-    assert {(type(one), getattr(one, "error", None)) for one in told} == {(TraceFailed, "StoreError")}
-
-
 # ------------------------------------------------------------------------------------------ the queue
 
 
-def waiting(calibrator: Calibrator, number: int) -> list[bool]:
-    """Submit traces without giving the calibrator a moment to work."""
-    return [calibrator.submit(recorded(f"t{n}")) for n in range(number)]
-
-
-async def test_a_full_queue_drops_the_oldest() -> None:
-    """The newest traces stay; each that left is told by name and counted."""
-    told: list[CalibrationEvent] = []
-    calibrator = Calibrator(flattered(), ListMemory(), settings=settings(2), on_event=told.append)
-    assert waiting(calibrator, 4) == [True] * 4
-    assert told == [TraceSkipped(trace_id=name, reason="dropped") for name in ("t0", "t1")]
-    assert (calibrator.counts.n_accepted, calibrator.counts.n_dropped, calibrator.counts.n_rejected) == (
-        4,
-        2,
-        0,
-    )
-
-
-@pytest.mark.parametrize("when_full", ["reject", "block"])
-async def test_a_full_queue_rejects_what_is_submitted(when_full: FullQueuePolicy) -> None:
-    """The oldest traces stay; a submission cannot wait, so it is refused under either policy."""
+@pytest.mark.parametrize(
+    ("when_full", "queued", "skipped", "reason"),
+    [
+        ("drop_oldest", [True] * 4, ("t0", "t1"), "dropped"),
+        ("reject", [True, True, False, False], ("t2", "t3"), "full"),
+        ("block", [True, True, False, False], ("t2", "t3"), "full"),
+    ],
+)
+async def test_a_full_queue_keeps_to_its_policy(
+    when_full: FullQueuePolicy,
+    queued: list[bool],
+    skipped: tuple[str, ...],
+    reason: Literal["dropped", "full"],
+) -> None:
+    """The newest traces stay, or the oldest; a submission cannot wait. Each that left is named and counted."""
     told: list[CalibrationEvent] = []
     calibrator = Calibrator(flattered(), ListMemory(), settings=settings(2, when_full), on_event=told.append)
-    assert waiting(calibrator, 4) == [True, True, False, False]
-    assert told == [TraceSkipped(trace_id=name, reason="full") for name in ("t2", "t3")]
-    assert (calibrator.counts.n_accepted, calibrator.counts.n_rejected) == (2, 2)
+    assert [calibrator.submit(record_flattered(f"t{n}")) for n in range(4)] == queued
+    assert told == [TraceSkipped(trace_id=name, reason=reason) for name in skipped]
+    dropped = 2 * (reason == "dropped")
+    assert calibrator.counts == TraceCounts(n_accepted=2 + dropped, n_dropped=dropped, n_rejected=2 - dropped)
 
 
 def test_handing_over_waits_for_room_where_it_blocks() -> None:
@@ -276,7 +227,9 @@ def test_handing_over_waits_for_room_where_it_blocks() -> None:
     async def main() -> tuple[Calibrator, int]:
         memory = ListMemory()
         async with Calibrator(slow(1.0), memory, settings=settings(1, "block")) as calibrator:
-            assert all([await calibrator.submit_and_wait(recorded(name)) for name in names("learn", 6)])
+            assert all(
+                [await calibrator.submit_and_wait(record_flattered(name)) for name in name_traces("learn", 6)]
+            )
             await calibrator.wait_until_idle()
         return calibrator, len(memory.traces)
 
@@ -293,7 +246,8 @@ def test_nobody_waits_for_a_calibrator_that_stopped() -> None:
         )
         async with calibrator:
             found = [
-                await calibrator.submit_and_wait(recorded(name, claims=False)) for name in names("learn", 4)
+                await calibrator.submit_and_wait(record_flattered(name, claims=[False]))
+                for name in name_traces("learn", 4)
             ]
             await calibrator.wait_until_idle()
             return found, calibrator
@@ -313,20 +267,20 @@ async def test_what_happens_is_told(tmp_path: Path) -> None:
         MemoryStore(tmp_path / "memory.db") as store,
         Calibrator(flattered(), store, settings=settings(batch=4), on_event=told.append) as calibrator,
     ):
-        for name in names("learn", 4):
-            calibrator.submit(recorded(name))
+        for name in name_traces("learn", 4):
+            calibrator.submit(record_flattered(name))
         await calibrator.wait_until_idle()
         assert [type(one) for one in told][:2] == [TraceAccepted, PairsGenerated]
         assert [one.n_traces for one in told if isinstance(one, BatchTestPostponed)] == [0]
-        for name in names("hold_out", 20):
-            calibrator.submit(recorded(name))
+        for name in name_traces("hold_out", 20):
+            calibrator.submit(record_flattered(name))
         await calibrator.wait_until_idle()
         tested = [one for one in told if isinstance(one, PairBatchTested)]
         assert [one.evidence.passed_test for one in tested] == [True]
         assert tested[0].evidence.n_traces == 20
         promoted = await store.pairs(status="promoted")
         assert {one.pair.id for one in promoted} == set(tested[0].evidence.pair_ids)
-        assert {one.pair.provenance.trace_id for one in promoted} <= set(names("learn", 4))
+        assert {one.pair.provenance.trace_id for one in promoted} <= set(name_traces("learn", 4))
         score = await trace_of(calibrator.critic, "next", 0, count=1, claims=[True])
         assert score.events[0].evaluation.progress_after == phi(1)
     assert Counter(type(one) for one in told)[TraceAccepted] == 24
@@ -343,38 +297,29 @@ async def test_one_failing_trace_does_not_keep_others() -> None:
                 raise StoreError("not this one")
             await super().open_trace(trace_id, purpose)
 
-    first, second = names("learn", 2)
+    first, second = name_traces("learn", 2)
     async with Calibrator(flattered(), Choosy(), settings=settings(), on_event=told.append) as calibrator:
-        waited = [calibrator.submit(recorded(name)) for name in (first, second)]
+        waited = [calibrator.submit(record_flattered(name)) for name in (first, second)]
         await calibrator.wait_until_idle()
     assert waited == [True, True]
     assert told[0] == TraceFailed(trace_id=first, error="StoreError", message="not this one")
     assert [type(one) for one in told[1:]] == [TraceAccepted, PairsGenerated]
 
 
-async def test_a_spent_budget_stops_it() -> None:
+async def test_a_spent_budget_stops_it_and_a_failing_listener_harms_nobody() -> None:
     """Where no further call can succeed it stops, says so, and refuses what comes."""
     told: list[CalibrationEvent] = []
-    llm = raising(BudgetSpent("no room for a call"))
-    async with Calibrator(llm, ListMemory(), settings=settings(), on_event=told.append) as calibrator:
-        calibrator.submit(recorded(names("learn", 1)[0], claims=False))
-        await calibrator.wait_until_idle()
-        assert calibrator.submit(recorded("later")) is False
-    assert [type(one) for one in told] == [TraceAccepted, TraceFailed, CalibratorStopped, TraceSkipped]
-
-
-async def test_a_listener_that_fails_harms_nobody() -> None:
-    """What a listener raises reaches neither the agent nor the calibrator's work."""
-    memory = ListMemory()
 
     def tell(event: CalibrationEvent) -> None:
+        told.append(event)
         raise RuntimeError("listener")
 
-    async with Calibrator(flattered(), memory, settings=settings(1), on_event=tell) as calibrator:
-        for name in names("learn", 3):
-            calibrator.submit(recorded(name))
+    llm = raising(BudgetSpent("no room for a call"))
+    async with Calibrator(llm, ListMemory(), settings=settings(), on_event=tell) as calibrator:
+        calibrator.submit(record_flattered(name_traces("learn", 1)[0], claims=[False]))
         await calibrator.wait_until_idle()
-    assert memory.stored
+        assert calibrator.submit(record_flattered("later")) is False
+    assert [type(one) for one in told] == [TraceAccepted, TraceFailed, CalibratorStopped, TraceSkipped]
 
 
 async def test_errors_of_the_agent_pass_through_as_they_are() -> None:
@@ -383,7 +328,7 @@ async def test_errors_of_the_agent_pass_through_as_they_are() -> None:
     with pytest.raises(KeyError, match="mine"):
         async with calibrator:
             raise KeyError("mine")
-    assert calibrator.submit(recorded("late")) is False
+    assert calibrator.submit(record_flattered("late")) is False
 
 
 # --------------------------------------------------------------------------------- awaited and iterated
@@ -394,7 +339,7 @@ async def test_pairs_of_one_trace_come_as_they_are_stored() -> None:
     memory = ListMemory()
     calibrator = Calibrator(flattered(), memory, settings=settings())
     seen = []
-    async with calibrator.stream_pairs(recorded("t", count=3)) as pairs:
+    async with calibrator.stream_pairs(record_flattered("t", claims=[True] * 3)) as pairs:
         async for pair in pairs:
             assert pair.id in memory.stored
             seen.append(pair.id)
@@ -407,9 +352,9 @@ async def test_awaited_work_raises() -> None:
     """Who waits for a round, or iterates over pairs, gets the error itself."""
     calibrator = Calibrator(raising(ProviderDown("the endpoint is down")), ListMemory(), settings=settings())
     with pytest.raises(ProviderDown, match="down"):
-        await calibrator.calibrate([recorded("t", claims=False)], heldout=[], allow_untested=True)
+        await calibrator.calibrate([record_flattered("t", claims=[False])], heldout=[], allow_untested=True)
     with pytest.raises(ProviderDown, match="down"):
-        [pair async for pair in calibrator.stream_pairs(recorded("u", claims=False))]
+        [pair async for pair in calibrator.stream_pairs(record_flattered("u", claims=[False]))]
 
 
 @pytest.mark.parametrize(
@@ -422,20 +367,14 @@ async def test_awaited_work_raises() -> None:
 async def test_a_round_that_tests_nothing_says_why(same: bool, needs: str, said: str) -> None:
     """Held out and learned from alike, or without one valid reply: the report says what to change."""
     llm = flattered() if needs == "reply" else raising(ReplyError("no reply fits"))
-    traces = [recorded("learned", claims=False)]
-    held_out = traces if same else [recorded("held out", 1)]
+    traces = [record_flattered("learned", claims=[False])]
+    held_out = traces if same else [record_flattered("held out", 1)]
     mistaken = settings().model_copy(update={"curriculum": CurriculumSettings(mistakes=("inflated_score",))})
     report = await Calibrator(llm, ListMemory(), settings=mistaken).calibrate(
         traces, heldout=held_out, allow_untested=True
     )
     assert report.not_tested_reason is not None
     assert said in report.not_tested_reason
-
-
-def test_one_judge_is_refused() -> None:
-    """A single comparison shows one order only."""
-    with pytest.raises(ConfigError, match="judges"):
-        Calibrator(flattered(), ListMemory(), n_judges=1)
 
 
 # ------------------------------------------------------------------------------------- cut off, resumed
@@ -469,7 +408,7 @@ class Playing(httpx.AsyncBaseTransport):
 async def test_a_round_that_is_cut_off_repeats_no_finished_call(tmp_path: Path, most: int) -> None:
     """Cancelled in the middle, the store is whole; the same round again asks only what was not answered."""
     effects, whole = await opened(), Playing()
-    traces = [recorded(f"t{n}", n, claims=n % 2 == 0, count=2) for n in range(4)]
+    traces = [record_flattered(f"t{n}", n, claims=[n % 2 == 0] * 2) for n in range(4)]
     judged = CalibratorSettings(contrast=PairSettings(n_judges=2, candidates_per_event=3))
 
     async def calibrate(endpoint: Playing, path: Path, store: Any) -> int:
@@ -495,18 +434,6 @@ async def test_a_round_that_is_cut_off_repeats_no_finished_call(tmp_path: Path, 
 PAGE = Path(__file__).parents[1] / "docs" / "calibration.md"
 
 
-def trace(name: str, number: int) -> Trace:
-    """Return a trace of one step whose critic was flattered."""
-    made = Trace(PURPOSE, id=f"{name} {number}")
-    ((step, gold),) = steps(made.id, number, count=1, claims=[True])
-    reasoning = "The agent says that all is finished."
-    said = Evaluation(
-        progress_before=0, progress_after=gold.progress_after + 3, reasoning=reasoning, evidence=("filed",)
-    )
-    made.record(step, said, label=gold)
-    return made
-
-
 def test_the_page_names_every_event() -> None:
     """The table of events has a row for each kind, and for nothing else."""
     union = get_args(get_args(CalibrationEvent)[0])
@@ -518,11 +445,11 @@ def test_the_page_names_every_event() -> None:
 async def test_a_calibration_is_told_from_its_beginning_to_its_report() -> None:
     """Its events come in order, each with what was consumed until then, and survive JSON."""
     told: list[CalibrationEvent] = []
-    settings = CalibratorSettings(
-        contrast=PairSettings(n_judges=0, candidates_per_event=2, write_other_purposes=False)
+    calibrator = Calibrator(flattered(), ListMemory(), settings=settings(), on_event=told.append)
+    learn, held_out = (
+        [record_flattered(f"t {n}", n) for n in range(3)],
+        [record_flattered(f"h {n}", n) for n in range(20)],
     )
-    calibrator = Calibrator(flattered(), ListMemory(), settings=settings, on_event=told.append)
-    learn, held_out = [trace("t", n) for n in range(3)], [trace("h", n) for n in range(20)]
     report = await calibrator.calibrate(learn, heldout=held_out)
     first, before, began, *made, tested = told[:7]
     assert first == CalibrationStarted(
@@ -558,70 +485,9 @@ async def test_a_calibration_is_told_from_its_beginning_to_its_report() -> None:
 def test_figures_leave_out_what_was_not_scored() -> None:
     """Steps without a valid score are counted apart; without any there is neither error nor accuracy."""
     said = Evaluation(progress_before=2, progress_after=7, reasoning="Chapters.")
-    one = ScoredStep(
-        trace_id="t",
-        step=0,
-        label=Label(progress_before=2, progress_after=4, source="human"),
-        evaluation=said,
-    )
+    label = Label(progress_before=2, progress_after=4, source="human")
+    one = ScoredStep(trace_id="t", step=0, label=label, evaluation=said)
     figures = summarize_scores([one, None])
     assert (figures.n_steps, figures.n_unscored, figures.error, figures.accuracy) == (1, 1, 3, 1)
     nothing = summarize_scores([None])
     assert (nothing.n_steps, nothing.n_unscored, nothing.error, nothing.accuracy) == (0, 1, None, None)
-
-
-# ---------- other critic
-
-SETTINGS = CalibratorSettings(
-    contrast=PairSettings(n_judges=0, candidates_per_event=2), curriculum=CurriculumSettings(max_rounds=1)
-)
-
-
-class Killed(Exception):
-    """Stands for the end of a process."""
-
-
-class Dying(MemoryStore):
-    """A memory whose process is killed where it would open a test."""
-
-    async def open_test(self, *arguments: object, **named: object) -> None:  # type: ignore[override]
-        """End."""
-        raise Killed
-
-
-def recorded_other_critic(name: str, number: int) -> Trace:
-    """Return a trace of one flattered step."""
-    trace = Trace(PURPOSE, id=name)
-    ((step, gold),) = steps(name, number, count=1, claims=[True])
-    said = Evaluation(
-        progress_before=0,
-        progress_after=gold.progress_after + 3,
-        reasoning="It says so.",
-        evidence=("filed",),
-    )
-    trace.record(step, said, label=gold)
-    return trace
-
-
-async def calibrated(store: MemoryStore, model: str) -> CalibrationReport:
-    """Calibrate a model's critic on traces that are always the same."""
-    learn, held_out = (
-        [recorded_other_critic(f"t{n}", n) for n in range(3)],
-        [recorded_other_critic(f"h{n}", n) for n in range(20)],
-    )
-    llm = ScriptedLLM(lambda prompt, reply, call_id: answer(prompt, reply), identity=model)
-    return await Calibrator(llm, store, settings=SETTINGS).calibrate(learn, heldout=held_out)
-
-
-async def test_a_report_holds_its_own_critics_tests_only(tmp_path: Path) -> None:
-    """Pairs of a calibration that was killed are tested with another model; its own report says so."""
-    path = tmp_path / "memory.db"
-    async with Dying(path) as memory:
-        with pytest.raises(Killed):
-            await calibrated(memory, "first")
-    async with MemoryStore(path) as memory:
-        other = await calibrated(memory, "second")
-        report = await calibrated(memory, "first")
-    assert [test.passed_test for test in other.tests] == [True]
-    assert report.tests == ()
-    assert report.not_tested_reason == "all pairs were tested before, or wait for somebody to look at them"

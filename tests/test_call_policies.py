@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from io import StringIO
 from itertools import count
@@ -17,8 +18,9 @@ from rich.console import Console
 from calibrate_command import configured, flattering, record, reflact
 from calibration_memory import ListMemory
 from doubles import PROMPT, RUN, Endpoint, completion, connected, opened
-from flattered_world import PURPOSE, answer, flattered_traces, steps, transition
-from reflact import Calibrator, Critic, Trace
+from flattered_world import PURPOSE, answer, flattered_traces, name_traces, record_flattered
+from reflact import Calibrator, Critic
+from reflact.calibration.cache import ResultCache
 from reflact.calibration.call_policies import FAIL_FAST_CALLS, MeteredLLM, UsageLedger, sum_usage
 from reflact.calibration.config import CalibratorSettings, PairSettings
 from reflact.calibration.critic import CriticReply
@@ -28,14 +30,11 @@ from reflact.calibration.judges import JudgeReply
 from reflact.calibration.report import CalibrationReport, PurposeUsage
 from reflact.cli.calibrate_output import print_calibration
 from reflact.errors import ContextOverflow, ProviderDown, ReplyError, RunFailed
-from reflact.memory.models import Evaluation
 from reflact.messages import CallId, RenderedPrompt, ReplyModel
 from reflact.records import Usage
 from reflact.reporting.html.calibration import render_calibration_page
 from reflact.testing import ScriptedLLM
 from reflact.testing.llm import ScriptedAnswer
-from test_calibrator import names
-from test_calibrator import recorded as recorded_calibration_mute
 
 pytestmark = pytest.mark.anyio
 
@@ -108,20 +107,6 @@ def test_later_books_say_what_came_since() -> None:
     assert sum_usage(books.entries) == ONE + ONE + ONE
 
 
-def recorded(name: str, number: int) -> Trace:
-    """Return a trace of one step."""
-    trace = Trace(PURPOSE, id=name)
-    ((step, gold),) = steps(name, number, count=1, claims=[True])
-    said = Evaluation(
-        progress_before=0,
-        progress_after=gold.progress_after + 3,
-        reasoning="It says so.",
-        evidence=("filed",),
-    )
-    trace.record(step, said, label=gold)
-    return trace
-
-
 async def test_the_calls_of_a_critic_that_is_passed_in_count() -> None:
     """Its calls are in the report by purpose, refused replies too; what others ask it is not."""
     refused = 0
@@ -137,7 +122,10 @@ async def test_the_calls_of_a_critic_that_is_passed_in_count() -> None:
     critic = Critic(llm)
     settings = CalibratorSettings(contrast=PairSettings(n_judges=2, candidates_per_event=2))
     calibrator = Calibrator(llm, ListMemory(), critic=critic, settings=settings)
-    learn, held_out = [recorded(f"t{n}", n) for n in range(3)], [recorded(f"h{n}", n) for n in range(20)]
+    learn, held_out = (
+        [record_flattered(f"t{n}", n) for n in range(3)],
+        [record_flattered(f"h{n}", n) for n in range(20)],
+    )
     await critic.score(learn[0].events[0].transition, purpose=PURPOSE)
     assert calibrator.usage == Usage()
     outside, refused = len(llm.calls), 0
@@ -165,75 +153,14 @@ async def test_the_calls_of_a_critic_that_is_passed_in_wait_for_a_place() -> Non
     settings = CalibratorSettings(contrast=PairSettings(n_judges=2), concurrency=2)
     calibrator = Calibrator(llm, ListMemory(), critic=Critic(llm), settings=settings)
     await calibrator.calibrate(
-        [recorded(f"t{n}", n) for n in range(4)], heldout=[recorded("h", 1)], allow_untested=True
+        [record_flattered(f"t{n}", n) for n in range(4)],
+        heldout=[record_flattered("h", 1)],
+        allow_untested=True,
     )
     assert most == 2
 
 
-# ---------- calibration heard
-
-PLACES = 2
-SETTINGS = CalibratorSettings(contrast=PairSettings(n_judges=0, candidates_per_event=1), concurrency=PLACES)
-
-
-def silent(until: int | None = None) -> ScriptedLLM:
-    """Return the flattered model, which gives no valid score, or none in so many first questions."""
-    numbers = count()
-
-    def script(prompt: RenderedPrompt, reply_type: type[ReplyModel], call_id: CallId) -> ScriptedAnswer:
-        if reply_type is CriticReply and (until is None or next(numbers) < until):
-            return ReplyError("phi_after: 11 is above 10")
-        return answer(prompt, reply_type)
-
-    return ScriptedLLM(script)
-
-
-async def test_it_ends_with_the_last_reason() -> None:
-    """Ten questions without a valid score are enough; nothing more is asked than what was in flight."""
-    llm = silent()
-    with pytest.raises(RunFailed, match=r"any of the first 10 questions.*phi_after: 11 is above 10.*models"):
-        await Calibrator(llm, ListMemory(), settings=SETTINGS).calibrate(
-            flattered_traces("learn", 4), heldout=flattered_traces("held out", 20)
-        )
-    assert FAIL_FAST_CALLS <= len(llm.calls) <= FAIL_FAST_CALLS + PLACES
-
-
-async def test_one_valid_score_is_enough_to_go_on() -> None:
-    """A critic that is often silent is no wrong model: its silence is counted instead."""
-    report = await Calibrator(silent(FAIL_FAST_CALLS - 1), ListMemory(), settings=SETTINGS).calibrate(
-        flattered_traces("learn", 4), heldout=flattered_traces("held out", 20)
-    )
-    assert report.held_out.n_unscored == FAIL_FAST_CALLS - 1
-
-
-async def test_beside_an_agent_it_stops() -> None:
-    """Nothing is raised into the agent; the calibrator says why it takes no further trace."""
-    told: list[CalibrationEvent] = []
-    async with Calibrator(silent(), ListMemory(), settings=SETTINGS, on_event=told.append) as calibrator:
-        for number, name in enumerate(names("learn", 2 * FAIL_FAST_CALLS)):
-            trace = Trace(PURPOSE, id=name)
-            trace.record(transition(name, number, number + 1, claims=True))
-            calibrator.submit(trace)
-        await calibrator.wait_until_idle()
-    (stopped,) = [event for event in told if isinstance(event, CalibratorStopped)]
-    assert "no valid score" in stopped.reason
-
-
-def test_the_command_ends_with_code_1(tmp_path: Path) -> None:
-    """A model that answers in another form is told after a few calls, in one sentence."""
-    record(tmp_path / "learn", 6)
-    record(tmp_path / "held out", 24)
-    with flattering(first="What a lovely day.") as (url, asked):
-        path = configured(tmp_path, url)
-        result = reflact(path, "--set", "models.critic.reasks=0", "--show", "quiet")
-    assert result.exit_code == 1
-    kept, error = result.stderr.splitlines()
-    assert kept.startswith("stopped before the first round")
-    assert error.startswith("error: the critic gave no valid score of any of the first 10 questions")
-    assert len(asked) <= FAIL_FAST_CALLS + 8
-
-
-# ---------- calibration mute
+# ---------------------------------------------------------------------------------- no valid reply
 
 Mute = Callable[[CallId], bool]
 
@@ -257,6 +184,11 @@ def muted(mute: Mute, *, stops: int | None = None) -> ScriptedLLM:
         return ReplyError("better: [b]neither[/b]") if mute(call_id) else answer(prompt, reply_type)
 
     return ScriptedLLM(script)
+
+
+def scoring(call_id: CallId) -> bool:
+    """Whether the critic is asked."""
+    return call_id.role == "critic"
 
 
 def judging(call_id: CallId) -> bool:
@@ -284,15 +216,45 @@ async def calibrated(
     )
 
 
-# --------------------------------------------------------------------------------------------------- judges
+async def beside(llm: ScriptedLLM, number: int, *, judges: int = 0, gold: bool = True) -> list[str]:
+    """Let a calibrator work on so many traces beside an agent and return why it stopped, if it did."""
+    told: list[CalibrationEvent] = []
+    how = settings(judges=judges)
+    async with Calibrator(llm, ListMemory(), settings=how, on_event=told.append) as calibrator:
+        for n, name in enumerate(name_traces("learn", number)):
+            calibrator.submit(record_flattered(name, n, gold=gold))
+        await calibrator.wait_until_idle()
+    return [event.reason for event in told if isinstance(event, CalibratorStopped)]
 
 
-async def test_a_mute_judge_ends_it_with_the_last_reason() -> None:
-    """Ten comparisons without a valid reply are enough; but for what waits already no more is asked."""
-    llm = muted(judging)
-    with pytest.raises(RunFailed, match=r"any of the first 10 comparisons.*neither.*contrast\.n_judges: 0"):
+@pytest.mark.parametrize(
+    ("mute", "words", "most"),
+    [
+        (scoring, r"any of the first 10 questions.*neither.*models\.critic", FAIL_FAST_CALLS + 2),
+        (
+            judging,
+            r"any of the first 10 comparisons.*neither.*contrast\.n_judges: 0",
+            4 * FAIL_FAST_CALLS - 1,
+        ),
+    ],
+    ids=["critic", "judge"],
+)
+async def test_without_a_valid_reply_it_ends_with_the_last_reason(mute: Mute, words: str, most: int) -> None:
+    """Ten questions without one are enough; but for what waits already no more is asked."""
+    llm = muted(mute)
+    with pytest.raises(RunFailed, match=words):
         await calibrated(llm, settings(judges=3), learn=2 * FAIL_FAST_CALLS)
-    assert FAIL_FAST_CALLS <= len(asked(llm, judging)) < 4 * FAIL_FAST_CALLS
+    assert FAIL_FAST_CALLS <= len(asked(llm, mute)) <= most
+    (reason,) = await beside(muted(mute), 2 * FAIL_FAST_CALLS, judges=3, gold=mute is judging)
+    assert re.search(words, reason)
+
+
+async def test_one_valid_score_is_enough_to_go_on() -> None:
+    """A critic that is often silent is no wrong model: its silence is counted instead."""
+    numbers = count(1)
+    llm = muted(lambda call_id: scoring(call_id) and next(numbers) < FAIL_FAST_CALLS)
+    report = await calibrated(llm, settings())
+    assert report.held_out.n_unscored == FAIL_FAST_CALLS - 1
 
 
 async def test_one_valid_comparison_is_enough_to_go_on() -> None:
@@ -304,26 +266,34 @@ async def test_one_valid_comparison_is_enough_to_go_on() -> None:
     assert {drop.reason for drop in report.dropped} >= {"judged_wrong"}
 
 
-async def test_beside_an_agent_a_mute_judge_stops_it() -> None:
-    """Nothing is raised into the agent; the calibrator says why it takes no further trace."""
-    told: list[CalibrationEvent] = []
-    how = settings(judges=3)
-    async with Calibrator(muted(judging), ListMemory(), settings=how, on_event=told.append) as calibrator:
-        for number, name in enumerate(names("learn", 2 * FAIL_FAST_CALLS)):
-            calibrator.submit(recorded_calibration_mute(name, number))
-        await calibrator.wait_until_idle()
-    (stopped,) = [event for event in told if isinstance(event, CalibratorStopped)]
-    assert "no valid reply to any of the first 10 comparisons" in stopped.reason
+def test_the_command_ends_with_code_1(tmp_path: Path) -> None:
+    """A model that answers in another form is told after a few calls, in one sentence."""
+    record(tmp_path / "learn", 6)
+    record(tmp_path / "held out", 24)
+    with flattering(first="What a lovely day.") as (url, asked):
+        path = configured(tmp_path, url)
+        result = reflact(path, "--set", "models.critic.reasks=0", "--show", "quiet")
+    assert result.exit_code == 1
+    kept, error = result.stderr.splitlines()
+    assert kept.startswith("stopped before the first round")
+    assert error.startswith("error: the critic gave no valid score of any of the first 10 questions")
+    assert len(asked) <= FAIL_FAST_CALLS + 8
 
 
-# -------------------------------------------------------------------------------------------------- writers
+# ------------------------------------------------------------------------------------- a mute writer
 
 
-async def test_a_mute_writer_is_asked_no_more() -> None:
+@pytest.fixture(scope="module")
+def given_up() -> tuple[ScriptedLLM, CalibrationReport]:
+    """A model that wrote nothing valid, and the report of a calibration over ten traces."""
+    llm = muted(writing)
+    return llm, anyio.run(lambda: calibrated(llm, settings(), learn=FAIL_FAST_CALLS))
+
+
+async def test_a_mute_writer_is_asked_no_more(given_up: tuple[ScriptedLLM, CalibrationReport]) -> None:
     """It is asked of the first ten traces, and in no later round; what needs no writer is made and tested."""
-    few, many = muted(writing), muted(writing)
-    await calibrated(few, settings(), learn=FAIL_FAST_CALLS)
-    report = await calibrated(many, settings(rounds=3), learn=3 * FAIL_FAST_CALLS)
+    few, many = given_up[0], muted(writing)
+    report = await calibrated(many, settings(rounds=3), learn=2 * FAIL_FAST_CALLS)
     assert len(asked(many, writing)) >= FAIL_FAST_CALLS
     assert asked(many, writing) == asked(few, writing)
     assert report.n_rounds > 1
@@ -332,27 +302,25 @@ async def test_a_mute_writer_is_asked_no_more() -> None:
     assert lost["bad_reply"] > len(asked(many, writing))
 
 
-async def test_the_report_says_that_it_was_given_up() -> None:
-    """With the last reason, letter by letter, and with nothing else about its questions."""
-    report = await calibrated(muted(writing), settings(), learn=FAIL_FAST_CALLS)
+def test_the_report_says_that_it_was_given_up(given_up: tuple[ScriptedLLM, CalibrationReport]) -> None:
+    """With the last reason, letter by letter."""
     out = StringIO()
-    print_calibration(Console(file=out, width=400), report)
+    print_calibration(Console(file=out, width=400), given_up[1])
     (said,) = [line for line in out.getvalue().splitlines() if "no valid reply to any" in line]
     assert said.startswith("The writer gave no valid reply")
     assert said.endswith("; the last one: better: [b]neither[/b].")
-    assert "None of the" not in out.getvalue()
-    assert "<p>The writer gave no valid reply" in render_calibration_page(report)
+    assert "<p>The writer gave no valid reply" in render_calibration_page(given_up[1])
 
 
-async def test_a_writer_that_was_heard_once_is_asked_on() -> None:
+async def test_a_writer_that_was_heard_once_is_asked_on(
+    given_up: tuple[ScriptedLLM, CalibrationReport],
+) -> None:
     """One valid reply among the first traces is enough."""
-    mute = muted(writing)
-    await calibrated(mute, settings(), learn=FAIL_FAST_CALLS)
-    valid = min(asked(mute, writing))
+    valid = min(asked(given_up[0], writing))
     llm = muted(lambda call_id: writing(call_id) and call_id.label != valid)
     report = await calibrated(llm, settings(), learn=2 * FAIL_FAST_CALLS)
     assert report.writer_stop_reason is None
-    assert len(asked(llm, writing)) > len(asked(mute, writing))
+    assert len(asked(llm, writing)) > len(asked(given_up[0], writing))
 
 
 @pytest.mark.slow
@@ -371,21 +339,65 @@ async def test_how_many_are_asked_at_a_time_makes_no_difference(places: int) -> 
 async def test_cut_off_it_gives_the_writer_up_at_the_same_place(stops: int) -> None:
     """The report of a calibration that went on is that of one that was never stopped."""
     whole = await calibrated(muted(writing), settings(rounds=2), learn=2 * FAIL_FAST_CALLS)
-    memory = ListMemory()
+    memory, how = ListMemory(), settings(rounds=2)
     with pytest.raises(ProviderDown):
-        await calibrated(
-            muted(writing, stops=stops), settings(rounds=2), learn=2 * FAIL_FAST_CALLS, memory=memory
-        )
-    again = await calibrated(muted(writing), settings(rounds=2), learn=2 * FAIL_FAST_CALLS, memory=memory)
+        await calibrated(muted(writing, stops=stops), how, learn=2 * FAIL_FAST_CALLS, memory=memory)
+    again = await calibrated(muted(writing), how, learn=2 * FAIL_FAST_CALLS, memory=memory)
     assert again == whole
 
 
 async def test_beside_an_agent_a_mute_writer_is_asked_no_more() -> None:
     """Once ten questions of finished traces had no valid reply; the calibrator goes on with the rest."""
-    llm, told = muted(writing), list[CalibrationEvent]()
-    async with Calibrator(llm, ListMemory(), settings=settings(), on_event=told.append) as calibrator:
-        for number, name in enumerate(names("learn", 3 * FAIL_FAST_CALLS)):
-            calibrator.submit(recorded_calibration_mute(name, number))
-        await calibrator.wait_until_idle()
+    llm = muted(writing)
+    assert await beside(llm, 3 * FAIL_FAST_CALLS) == []
     assert FAIL_FAST_CALLS <= len(asked(llm, writing)) < FAIL_FAST_CALLS + 4
-    assert not [event for event in told if isinstance(event, CalibratorStopped)]
+
+
+# --------------------------------------------------------------------------- work that callers share
+
+
+async def test_an_error_goes_to_all_who_wait_and_is_not_kept() -> None:
+    """Those who share the work share its error; whoever comes later tries again."""
+    memo, gate, outcomes, begun = ResultCache[int](4), anyio.Event(), list[str](), list[str]()
+
+    async def fail() -> int:
+        begun.append("work")
+        await gate.wait()
+        raise OSError("broken")
+
+    async def succeed() -> int:
+        return 7
+
+    async def ask() -> None:
+        try:
+            await memo.get_or_compute("key", fail)
+        except OSError as error:
+            outcomes.append(str(error))
+
+    async with anyio.create_task_group() as tasks:
+        for _ in range(3):
+            tasks.start_soon(ask)
+        await anyio.wait_all_tasks_blocked()
+        gate.set()
+    assert outcomes == ["broken"] * 3
+    assert begun == ["work"]
+    assert await memo.get_or_compute("key", succeed) == 7
+
+
+async def test_keys_do_not_wait_for_each_other() -> None:
+    """Different work is done at the same time."""
+    memo, gate = ResultCache[str](4), anyio.Event()
+
+    async def slow() -> str:
+        await gate.wait()
+        return "slow"
+
+    async def quick() -> str:
+        gate.set()
+        return "quick"
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(memo.get_or_compute, "a", slow)
+        await anyio.wait_all_tasks_blocked()
+        assert await memo.get_or_compute("b", quick) == "quick"
+    assert await memo.get_or_compute("a", quick) == "slow"

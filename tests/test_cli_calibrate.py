@@ -6,15 +6,15 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 import anyio
 import pytest
-from typer.testing import CliRunner
+from typer.testing import Result
 
 from calibrate_command import Hold, configured, flattering, one_line, record, reflact
 from calibration_memory import ListMemory
 from flattered_world import flattered, flattered_traces
-from html_page import read
 from reflact import Calibrator, MemoryStore, Trace
 from reflact.calibration.config import CalibratorSettings, PairSettings
 from reflact.calibration.cost_estimate import CalibrationCostEstimate
@@ -25,7 +25,6 @@ from reflact.calibration.events import (
     PairsGenerated,
 )
 from reflact.calibration.report import CalibrationReport
-from reflact.cli.app import app
 from reflact.cli.calibrate_output import CalibrationDisplay
 from reflact.cli.common import ShowMode
 from reflact.llm.rate_limit import LimitChange
@@ -44,33 +43,132 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_before_and_after_stand_side_by_side(folder: Path) -> None:
-    """The table shows each measure with its interval, and the batch that was promoted."""
-    with flattering() as (url, asked):
-        result = reflact(configured(folder, url))
-    assert result.exit_code == 0, result.output
-    assert "held-out traces: 24 traces, 24 steps; mean absolute error 1.50 -> 0.00" in result.stdout
-    assert "Averaged within each trace, the error fell by 1.50 points [" in one_line(result.stdout)
-    assert "mean absolute error" in result.stdout
-    assert "1.50 [" in result.stdout
-    assert "0.00 [0.00, 0.00]" in result.stdout
-    assert ": promoted." in result.stdout
-    calls = len(asked)
-    assert f"questions took {calls} calls, {10 * calls} tokens in, {3 * calls} out" in one_line(result.stdout)
-    assert f"paid by this start: {calls} calls, {10 * calls} tokens in" in result.stdout
+class Course(NamedTuple):
+    """What the command printed at each of its starts over one folder, and how many calls were made till then."""
+
+    folder: Path
+    files: tuple[set[Path], set[Path]]
+    asked: list[bytes]
+    paid: int
+    estimate: Result
+    estimate_json: Result
+    first: Result
+    second_estimate: Result
+    second: Result
+    quiet: Result
+    as_json: Result
+    again: Result
 
 
-def test_started_again_it_pays_for_nothing_twice(folder: Path) -> None:
-    """The same command asks nothing that was answered before, and finds the critic as it was left."""
+@pytest.fixture(scope="module")
+def course(tmp_path_factory: pytest.TempPathFactory) -> Course:
+    """The command is started again and again, first without asking anything."""
+    folder = tmp_path_factory.mktemp("course")
+    record(folder / "learn", 6)
+    record(folder / "held out", 24)
+    price = ("--set", "models.critic.price={input: 1, output: 2}")
     with flattering() as (url, asked):
         path = configured(folder, url)
-        first = CalibrationReport.model_validate_json(reflact(path, "--json").stdout)
+        before = set(folder.rglob("*"))
+        estimates = reflact(path, "--dry-run"), reflact(path, "--dry-run", "--json")
+        assert asked == []
+        files = before, set(folder.rglob("*"))
+        first = reflact(path, *price, "--html", folder / "pages" / "first.html")
         paid = len(asked)
-        second = CalibrationReport.model_validate_json(reflact(path, "--json", "--again").stdout)
-    assert len(set(asked)) == len(asked)
-    assert paid >= 48
-    assert first.held_out.after is not None
-    assert second.held_out.before == first.held_out.after
+        found = Course(
+            folder,
+            files,
+            asked,
+            paid,
+            *estimates,
+            first,
+            reflact(path, "--dry-run"),
+            reflact(path),
+            reflact(path, "--show", "quiet"),
+            reflact(path, "--json", "--html", folder / "json.html"),
+            reflact(path, "--show", "json", "--again", "--html", folder / "again.html"),
+        )
+    assert all(one.exit_code == 0 for one in found if isinstance(one, Result))
+    return found
+
+
+def test_a_dry_run_asks_and_writes_nothing(course: Course) -> None:
+    """How many calls it takes is printed; no call is made, no file appears."""
+    assert course.files[0] == course.files[1]
+    shown = one_line(course.estimate.stdout)
+    assert "6 traces to learn from; held out: 24 traces with 24 known steps; anchors: 0 steps" in shown
+    assert "24 held-out traces show with 95% power" in shown
+    estimate = CalibrationCostEstimate.model_validate_json(course.estimate_json.stdout)
+    assert f"It takes {estimate.min_calls:,} to {estimate.max_calls:,} calls" in shown
+    assert estimate.min_calls <= course.paid <= estimate.max_calls
+
+
+def test_before_and_after_stand_side_by_side(course: Course) -> None:
+    """The table shows each measure with its interval, and the batch that was promoted."""
+    shown, calls = one_line(course.first.stdout), course.paid
+    assert "held-out traces: 24 traces, 24 steps; mean absolute error 1.50 -> 0.00" in shown
+    assert "Averaged within each trace, the error fell by 1.50 points [" in shown
+    assert "1.50 [" in shown
+    assert "0.00 [0.00, 0.00]" in shown
+    assert ": promoted." in shown
+    assert f"questions took {calls} calls, {10 * calls} tokens in, {3 * calls} out" in shown
+    assert f"paid by this start: {calls} calls, {10 * calls} tokens in" in shown
+
+
+def test_progress_is_told_on_standard_error(course: Course) -> None:
+    """Rounds, pairs, tests and measurements are lines there, with calls so far; the report is apart."""
+    lines = course.first.stderr.splitlines()
+    starts = [line[:9].strip() for line in lines]
+    assert starts == ["began", "before", "round 1", *["pairs"] * 6, "test", "after"]
+    assert "6 of 6 candidates" in lines[-3]
+    assert lines[-1].endswith("so far)")
+    assert f"({course.paid} calls, $" in lines[-1]
+    assert "began" not in course.first.stdout
+    assert course.quiet.stderr == ""
+    assert "mean absolute error" in course.quiet.stdout
+
+
+def test_while_nothing_has_changed_the_report_is_printed_again(course: Course) -> None:
+    """A dry run names the tests that were made and what is left; the report names it too."""
+    estimate = one_line(course.second_estimate.stdout)
+    left = f"1 batch was tested on these held-out traces: another one passes at p of at most {compute_alpha(1):.2g}"
+    assert left not in one_line(course.estimate.stdout)
+    assert left in one_line(course.first.stdout)
+    assert left in estimate
+    assert "the command asks nothing, opens no test" in estimate
+    assert one_line(course.second.stdout).startswith("Nothing has changed since this calibration was made")
+    assert "--again makes further pairs" in one_line(course.second.stdout)
+    assert course.second.stderr == ""
+
+
+def test_made_again_it_pays_for_nothing_twice(course: Course) -> None:
+    """Another calibration of the same traces asks nothing that was answered, of the critic as it was left."""
+    events = [CALIBRATION_EVENT_ADAPTER.validate_json(line) for line in course.again.stdout.splitlines()]
+    first, last = CalibrationReport.model_validate_json(course.as_json.stdout), events[-1]
+    assert isinstance(last, CalibrationFinished)
+    assert last.report.held_out.before == first.held_out.after is not None
+    assert len(set(course.asked)) == len(course.asked) > course.paid >= 48
+
+
+def test_events_are_lines_of_json(course: Course) -> None:
+    """With --show json each line of standard output is an event, and the last one holds the report."""
+    told = [CALIBRATION_EVENT_ADAPTER.validate_json(line) for line in course.again.stdout.splitlines()]
+    assert isinstance(told[0], CalibrationStarted)
+    assert isinstance(told[-1], CalibrationFinished)
+    made = [event for event in told if isinstance(event, PairsGenerated)]
+    assert sum(event.n_candidates for event in made) == told[-1].report.n_candidates
+    assert course.again.stderr == ""
+
+
+def test_the_page_is_written_beside_what_is_printed(course: Course) -> None:
+    """The last line names the file; beside JSON nothing but JSON is printed, and the page is the same."""
+    page = course.folder / "pages" / "first.html"
+    assert course.first.stdout.splitlines()[-1] == f"{page} shows this as a page."
+    report = CalibrationReport.model_validate_json(course.as_json.stdout)
+    assert page.read_text(encoding="utf-8") == render_calibration_page(report)
+    assert (course.folder / "json.html").read_bytes() == page.read_bytes()
+    assert (course.folder / "again.html").is_file()
+    assert [path.name for path in page.parent.iterdir()] == ["first.html"]
 
 
 def test_traces_of_the_memory_are_taken_where_no_folder_is_named(folder: Path) -> None:
@@ -111,37 +209,36 @@ def test_what_is_wrong_is_one_sentence(folder: Path, overrides: list[str], words
     assert result.stderr.count("\n") == 1
 
 
-def test_a_budget_holds_over_all_starts(folder: Path) -> None:
-    """Reaching it is a clean stop; started again with the same one, nothing more is asked."""
+def test_a_budget_holds_over_all_starts_and_what_is_kept_is_said(folder: Path) -> None:
+    """Reaching it is a clean stop that says what is kept; the same command goes on when it may."""
     with flattering() as (url, asked):
-        path = configured(folder, url)
-        for _ in range(2):
-            result = reflact(path, "--set", "budget.max_calls=10")
-            assert result.exit_code == 1, result.output
-            assert "max_calls" in result.stderr
-            assert len(asked) == 10
+        path, small = configured(folder, url), ("--set", "budget.max_calls=30")
+        stopped, stopped_again = reflact(path, *small), reflact(path, *small)
+        assert len(asked) == 30
+        estimate = one_line(reflact(path, "--dry-run").stdout)
+        assert reflact(path).exit_code == 0
+        assert len(set(asked)) == len(asked) > 30
+    assert (stopped.exit_code, stopped_again.exit_code) == (1, 1)
+    *_, kept, error = stopped.stderr.splitlines()
+    assert kept.startswith(
+        "stopped in round 1, with 6 of its 6 traces done, 6 pairs made in all, and batches"
+    )
+    assert "the answers of the 30 calls that were paid for are in the store; the same command goes on" in kept
+    assert error.startswith("error: budget.max_calls is 30: 30 are used")
+    assert "was begun and stopped: it goes on from there" in estimate
+
+
+def test_one_that_cannot_begin_says_so(folder: Path) -> None:
+    """Without any call nothing is done, and that is what is said."""
+    with flattering() as (url, asked):
+        stopped = reflact(configured(folder, url), "--set", "budget.max_calls=0", "--show", "quiet")
+        assert asked == []
+    assert (
+        "stopped before the first round: no call was answered, so there is nothing to keep" in stopped.stderr
+    )
 
 
 # ------------------------------------------------------------------------------ before, during and after
-
-
-def test_a_dry_run_asks_and_writes_nothing(folder: Path) -> None:
-    """How many calls it takes is printed; no call is made, no file appears."""
-    before = sorted(folder.rglob("*"))
-    with flattering() as (url, asked):
-        path = configured(folder, url)
-        result = reflact(path, "--dry-run")
-        as_json = reflact(path, "--dry-run", "--json")
-        assert result.exit_code == 0, result.output
-        assert asked == []
-        assert sorted(folder.rglob("*")) == sorted([*before, path])
-        reflact(path)
-    shown = one_line(result.stdout)
-    assert "6 traces to learn from; held out: 24 traces with 24 known steps; anchors: 0 steps" in shown
-    assert "24 held-out traces show with 95% power" in shown
-    estimate = CalibrationCostEstimate.model_validate_json(as_json.stdout)
-    assert f"It takes {estimate.min_calls:,} to {estimate.max_calls:,} calls" in shown
-    assert estimate.min_calls <= len(asked) <= estimate.max_calls
 
 
 def test_a_dry_run_says_that_nothing_can_be_tested(folder: Path) -> None:
@@ -162,36 +259,6 @@ def test_a_dry_run_says_that_nothing_can_be_tested(folder: Path) -> None:
     assert "no call was made: 19 held-out traces have labelled steps" in refused.stderr
     assert "paid for" not in first
     assert f"{paid} calls are paid for already" in second
-
-
-def test_progress_is_told_on_standard_error(folder: Path) -> None:
-    """Rounds, pairs, tests and measurements are lines there, with calls so far; the report is apart."""
-    with flattering() as (url, asked):
-        path = configured(folder, url)
-        shown = reflact(path, "--set", "models.critic.price={input: 1, output: 2}")
-        calls = len(asked)
-        quiet = reflact(path, "--show", "quiet")
-    lines = shown.stderr.splitlines()
-    starts = [line[:9].strip() for line in lines]
-    assert starts == ["began", "before", "round 1", *["pairs"] * 6, "test", "after"]
-    assert "6 of 6 candidates" in lines[-3]
-    assert lines[-1].endswith("so far)")
-    assert f"({calls} calls, $" in lines[-1]
-    assert "began" not in shown.stdout
-    assert quiet.stderr == ""
-    assert "mean absolute error" in quiet.stdout
-
-
-def test_events_are_lines_of_json(folder: Path) -> None:
-    """With --show json each line of standard output is an event, and the last one holds the report."""
-    with flattering() as (url, _):
-        result = reflact(configured(folder, url), "--show", "json")
-    told = [CALIBRATION_EVENT_ADAPTER.validate_json(line) for line in result.stdout.splitlines()]
-    assert isinstance(told[0], CalibrationStarted)
-    assert isinstance(told[-1], CalibrationFinished)
-    made = [event for event in told if isinstance(event, PairsGenerated)]
-    assert sum(event.n_candidates for event in made) == told[-1].report.n_candidates
-    assert result.stderr == ""
 
 
 def test_refused_replies_are_printed(folder: Path) -> None:
@@ -286,43 +353,12 @@ async def test_what_has_changed_is_calibrated(change: str) -> None:
     assert report.n_candidates > 0
 
 
-def test_the_command_says_so_before_and_after(tmp_path: Path) -> None:
-    """A dry run names the tests that were made and what is left; the report names it too."""
-    record(tmp_path / "learn", 6)
-    record(tmp_path / "held out", 24)
-    with flattering() as (url, asked):
-        path = configured(tmp_path, url)
-        fresh = one_line(reflact(path, "--dry-run").stdout)
-        first = one_line(reflact(path).stdout)
-        paid = len(asked)
-        estimate = one_line(reflact(path, "--dry-run").stdout)
-        second = reflact(path)
-        assert len(asked) == paid
-    left = f"1 batch was tested on these held-out traces: another one passes at p of at most {compute_alpha(1):.2g}"
-    assert left not in fresh
-    assert left in first
-    assert left in estimate
-    assert "the command asks nothing, opens no test" in estimate
-    assert second.exit_code == 0
-    assert one_line(second.stdout).startswith("Nothing has changed since this calibration was made")
-    assert "--again makes further pairs" in one_line(second.stdout)
-    assert second.stderr == ""
-
-
 # ---------- calibration closed port
 
 
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    """A configuration whose endpoint is a closed port."""
-    record(tmp_path / "learn", 6)
-    record(tmp_path / "held out", 24)
-    return configured(tmp_path)
-
-
-def test_it_is_told_once_that_it_is_tried_again(path: Path) -> None:
+def test_it_is_told_once_that_it_is_tried_again(folder: Path) -> None:
     """Eight calls at a time make one line, and it stands before the end."""
-    result = reflact(path, "--set", "models.critic.max_retries=1")
+    result = reflact(configured(folder), "--set", "models.critic.max_retries=1")
     assert result.exit_code == 1
     began, tries, kept, error = result.stderr.splitlines()
     assert began.startswith("began ")
@@ -331,81 +367,29 @@ def test_it_is_told_once_that_it_is_tried_again(path: Path) -> None:
     assert "models.critic.base_url" in error
 
 
-@pytest.mark.parametrize("options", [["--show", "quiet"], ["--json"], ["--show", "json"]])
-def test_it_is_told_only_among_lines(path: Path, options: list[str]) -> None:
-    """Where lines are not asked for and no terminal is there, nothing is."""
-    result = reflact(path, "--set", "models.critic.max_retries=1", *options)
-    assert result.exit_code == 1
-    assert "trying again" not in result.output
-
-
 def test_a_line_cannot_steer_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    """An address is shown letter by letter; the same back-off is told once."""
-    display = CalibrationDisplay(ShowMode.lines)
-    for _ in range(2):
+    """An address is shown letter by letter; the same back-off is told once, and only among lines."""
+    lines, quiet, as_json = (
+        CalibrationDisplay(show) for show in (ShowMode.lines, ShowMode.quiet, ShowMode.json)
+    )
+    for display in (lines, lines, quiet, as_json):
         display.show_pause(LimitChange("http://\x1b[2J", 429, 9.0, 2.5))
     assert (
         capsys.readouterr().err == "limit     http://\\x1b[2J answered 429; waiting 9 s, then 2.5 calls/s\n"
     )
 
 
-# ---------- calibration page cli
-
-
-@pytest.fixture
-def page_folder(tmp_path: Path) -> Path:
-    """A folder with traces to learn from and too few that are held out."""
-    record(tmp_path / "learn", 2)
-    record(tmp_path / "held out", 3)
-    return tmp_path
-
-
-def test_the_page_is_written_beside_what_is_printed(page_folder: Path) -> None:
-    """The last line names the file; the page is that of the report that `--json` prints."""
-    page = page_folder / "pages" / "report.html"
-    with flattering() as (url, _):
-        result = reflact(configured(page_folder, url), "--anyway", "--html", page)
-        assert result.exit_code == 0, result.output
-        assert result.stdout.splitlines()[-1] == f"{page} shows this as a page."
-        printed = reflact(
-            configured(page_folder, url), "--anyway", "--json", "--set", f"memory={page_folder}/other.db"
-        )
-    report = CalibrationReport.model_validate_json(printed.stdout)
-    assert page.read_text(encoding="utf-8") == render_calibration_page(report)
-    assert [path.name for path in page.parent.iterdir()] == ["report.html"]
-
-
-def test_json_stays_alone(page_folder: Path) -> None:
-    """With `--json` or events nothing but JSON is printed, and the page is written all the same."""
-    with flattering() as (url, _):
-        for options in (["--json"], ["--show", "json"]):
-            page = page_folder / f"{len(options)}.html"
-            result = reflact(configured(page_folder, url), *options, "--anyway", "--html", page)
-            assert all(line.startswith("{") for line in result.stdout.splitlines())
-            assert "3 held-out traces" in read(page.read_text(encoding="utf-8")).text
-
-
 @pytest.mark.parametrize("place", ["file/report.html", "learn"], ids=["below a file", "a folder"])
-def test_a_page_that_cannot_be_written_is_refused_before_the_first_call(
-    page_folder: Path, place: str
-) -> None:
+def test_a_page_that_cannot_be_written_is_refused_before_the_first_call(folder: Path, place: str) -> None:
     """The error is one sentence that names the file; nothing is asked and nothing is left behind."""
-    (page_folder / "file").write_text("", encoding="utf-8")
-    before = sorted(page_folder.iterdir())
+    (folder / "file").write_text("", encoding="utf-8")
+    before = sorted(folder.iterdir())
     with flattering() as (url, asked):
-        path = configured(page_folder, url)
-        result = reflact(path, "--anyway", "--html", page_folder / place)
+        path = configured(folder, url)
+        result = reflact(path, "--anyway", "--html", folder / place)
     assert (result.exit_code, result.stdout, asked) == (2, "", [])
-    assert result.stderr.startswith(f"error: --html {page_folder / place} cannot be written: ")
-    assert sorted(page_folder.iterdir()) == sorted([*before, path])
-
-
-def test_the_demo_leaves_its_page(tmp_path: Path) -> None:
-    """It stands beside the memory, and the last line says so."""
-    result = CliRunner().invoke(app, ["demo", "--calibrate", "--out", str(tmp_path)])
-    assert result.exit_code == 0, result.output
-    assert result.output.splitlines()[-1] == f"{tmp_path / 'calibration.html'} shows this as a page."
-    assert read((tmp_path / "calibration.html").read_text(encoding="utf-8"))
+    assert result.stderr.startswith(f"error: --html {folder / place} cannot be written: ")
+    assert sorted(folder.iterdir()) == sorted([*before, path])
 
 
 # ---------- calibration pipes

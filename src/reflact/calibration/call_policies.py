@@ -48,13 +48,7 @@ class LimitedLLM(LLMMiddleware):
 
 
 class LimitedCritic:
-    """A critic whose scores wait for a semaphore.
-
-    Args:
-        critic: The critic.
-        semaphore: Limits the scores that are under way.
-        pairs: Shown if no others are given, whatever is promoted meanwhile; None: the critic chooses.
-    """
+    """A critic whose scores wait for a semaphore; it shows ``pairs`` unless others are given."""
 
     def __init__(
         self, critic: Scorer, semaphore: anyio.Semaphore, *, pairs: Sequence[ContrastPair] | None = None

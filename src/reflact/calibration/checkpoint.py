@@ -109,13 +109,7 @@ class CalibrationInputs(NamedTuple):
 
 
 class StoredGeneration(GenerationResult):
-    """The result of generating a trace's pairs.
-
-    Args:
-        n_quarantined: Kept pairs that the scan holds back.
-        n_new: Kept pairs that are new.
-        is_memory_full: Nothing was made, since the memory has no room for a pair.
-    """
+    """The result of a trace: the scan holds ``n_quarantined`` kept pairs back, ``n_new`` of the others are new."""
 
     n_quarantined: int = 0
     n_new: int = 0

@@ -70,13 +70,7 @@ class MemorySnapshot(NamedTuple):
 
 
 class PromotionTester:
-    """Tests pairs on steps whose correct score is known.
-
-    Args:
-        critic: Scores the steps.
-        store: Holds the pairs.
-        max_concurrent: Steps that are scored at a time.
-    """
+    """Tests pairs on steps whose correct score is known."""
 
     def __init__(self, critic: Critic, store: MemoryStore, *, max_concurrent: int) -> None:
         self.critic = critic

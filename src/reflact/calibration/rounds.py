@@ -71,17 +71,7 @@ PairCallback = Callable[[ContrastPair], Awaitable[None]]
 
 
 class RoundRunner:
-    """Makes and tests pairs.
-
-    Args:
-        llm: Writes mistakes and compares.
-        store: The memory.
-        critic: The critic that is calibrated.
-        settings: The section ``calibrator`` of the configuration.
-        prompts: The prompts.
-        on_event: Gets each event.
-        usage_ledger: Counts the calls of ``llm`` and ``critic``.
-    """
+    """Makes and tests pairs."""
 
     def __init__(
         self,
@@ -234,10 +224,7 @@ class RoundRunner:
     ) -> CalibrationReport:
         """Calibrate, round by round, and measure before and after.
 
-        Args:
-            calibration: See ``open_calibration``.
-            anchors: Labelled pairs that are measured.
-            ignore_finished: Calibrate again although nothing has changed since the last report.
+        A finished calibration is only made again if ``ignore_finished``.
         """
         if calibration.report is not None and not ignore_finished:
             return calibration.report.model_copy(update={"is_earlier_result": True})

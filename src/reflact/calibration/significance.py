@@ -213,9 +213,7 @@ def sign_flip_p_value(effects: Sequence[float]) -> float:
 def count_needed_traces(effect_ratio: float, *, n_earlier_tests: int = 0) -> int:
     """Return how many held-out traces show an effect with 95% power, by the normal approximation.
 
-    Args:
-        effect_ratio: The effect over its standard deviation between traces, above 0.
-        n_earlier_tests: Earlier tests on these traces.
+    ``effect_ratio`` is the effect over its standard deviation between traces, above 0.
     """
     return max(MIN_TRACES, math.ceil((_sum_quantiles(n_earlier_tests) / effect_ratio) ** 2))
 

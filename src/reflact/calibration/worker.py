@@ -22,14 +22,7 @@ PAGE_SIZE = 200
 
 
 class HoldoutCollection:
-    """The ids of held-out traces that can test now, by their content; the first ones added.
-
-    Args:
-        rule: Decides which traces are held out.
-        snapshot: Says what was learned from, and what was tested.
-        limit: The largest number of traces.
-        only_untested: Whether only traces count on which nothing was tested.
-    """
+    """The ids of held-out traces that can test now, by their content; the first ones added."""
 
     def __init__(
         self, rule: HoldoutRule, snapshot: MemorySnapshot, *, limit: int, only_untested: bool = False
@@ -76,11 +69,6 @@ class TraceLearner:
     The store is read at the first trace, and before and after every test; between these, the work of other
     processes makes no difference. Traces are read without their steps, the newest first and no further than
     needed; only those that test are loaded. Missing traces are reported once, until there are enough.
-
-    Args:
-        store: The memory.
-        rounds: Makes and tests pairs.
-        settings: The section ``calibrator`` of the configuration.
     """
 
     def __init__(self, store: MemoryStore, rounds: RoundRunner, *, settings: CalibratorSettings) -> None:

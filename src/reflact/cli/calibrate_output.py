@@ -152,13 +152,7 @@ def print_calibration_spend(console: Console, before: Sequence[Spend], after: Se
 
 
 def print_estimate(console: Console, estimate: CalibrationCostEstimate, *, paid: int) -> None:
-    """Print how many calls a calibration takes, and what can come of it.
-
-    Args:
-        console: The terminal.
-        estimate: What it takes.
-        paid: The number of calls that earlier starts have paid for.
-    """
+    """Print how many calls a calibration takes, and what can come of it."""
     from reflact.calibration.report import describe_tests_left
 
     lines = []
@@ -200,10 +194,6 @@ class CalibrationDisplay:
 
     Lines go to standard error, because the report goes to standard output: one for each important event, and
     one for every twentieth part of a round's traces.
-
-    Attributes:
-        spend_before: What all starts had paid when this one began.
-        spend_after: What all starts have paid.
     """
 
     def __init__(self, show: ShowMode) -> None:
@@ -216,6 +206,7 @@ class CalibrationDisplay:
         self._dropped: Counter[str] = Counter()
         self._tests: list[PromotionEvidence] = []
         self.spend_before: Sequence[Spend] = ()
+        """What all starts had paid when this one began."""
         self.spend_after: Sequence[Spend] = ()
 
     def show_event(self, event: CalibrationEvent) -> None:

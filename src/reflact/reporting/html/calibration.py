@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 
 import htpy as h
 
-from reflact.calibration.metrics import RIGHT_TOLERANCE, CriticMetrics, ErrorGroup
+from reflact.calibration.metrics import RIGHT_TOLERANCE, CriticMetrics
 from reflact.calibration.report import (
     METRIC_DESCRIPTIONS,
     CalibrationReport,
@@ -33,8 +32,6 @@ from reflact.reporting.html.page import (
     format_estimate,
 )
 from reflact.reporting.lines import escape_controls
-
-DIFFICULTY_ORDER = ("easy", "middle", "hard")
 
 DROP_MEANINGS = {
     "unverified": "There is neither a label nor a critic whose samples could agree on what is right.",
@@ -90,7 +87,6 @@ def render_calibration_page(report: CalibrationReport) -> str:
             _build_rounds_section(report),
             _build_tests_section(report),
             _build_pairs_section(report),
-            _build_mistakes_section(report),
             _build_usage_section(report),
             _build_critic_section(report),
             PageSection(
@@ -277,42 +273,6 @@ def _build_rounds_section(report: CalibrationReport) -> PageSection:
     table = build_table(caption, ("round", "pairwise accuracy", "mean absolute error"), rows)
     figure = build_figure(f"{caption}: before any round, and after each that was tested.", *charts)
     return PageSection(name, heading, (figure, table))
-
-
-def _build_mistakes_section(report: CalibrationReport) -> PageSection:
-    tables = [
-        build_table(
-            f"{name}: {by}",
-            (of, "steps", "error before", "after", "bias before", "after"),
-            _build_group_rows(was, now),
-        )
-        for name, _, before, after in _list_changes(report)
-        for by, of, was, now in (
-            ("by the mistake that a step invites", "mistake", before.by_mistake, after.by_mistake),
-            ("by the difficulty of its pairs", "difficulty", before.by_difficulty, after.by_difficulty),
-        )
-        if was or now
-    ]
-    nothing = h.p[
-        "None of the measured steps belongs to a contrast pair, so none is known to invite a mistake."
-    ]
-    return PageSection("kinds", "Where it errs", (tables or nothing,))
-
-
-def _build_group_rows(before: Sequence[ErrorGroup], after: Sequence[ErrorGroup]) -> list[list[h.Node]]:
-    """Return a row for each group; before and after are measured on the same steps, so on the same groups."""
-    pairs = sorted(
-        zip(before, after, strict=True),
-        key=lambda pair: DIFFICULTY_ORDER.index(pair[0].name) if pair[0].name in DIFFICULTY_ORDER else 0,
-    )
-    return [
-        [
-            escape_controls(was.name),
-            f"{was.n_transitions:,}",
-            *(format_estimate(one) for one in (was.error, now.error, was.bias, now.bias)),
-        ]
-        for was, now in pairs
-    ]
 
 
 # ---------------------------------------------------------------------------------------- the evidence

@@ -39,14 +39,7 @@ class AxisScale(NamedTuple):
 
 
 def draw_reliability(name: str, title: str, bins: Sequence[ReliabilityBin], *, look: MarkStyle) -> h.Element:
-    """Return how often a critic is right by its confidence, with the number of steps in each bin below.
-
-    Args:
-        name: Begins the ids of its parts.
-        title: What is shown, such as ``Before``.
-        bins: The filled bins of confidence.
-        look: How its marks look.
-    """
+    """Return how often a critic is right by its confidence, with the number of steps in each bin below."""
     across, up = AxisScale(0, 1, 46, 330), AxisScale(0, 1, 314, 30)
     most = max((one.n_transitions for one in bins), default=1)
     described = "; ".join(
@@ -98,16 +91,7 @@ def draw_rounds(
     reference: float,
     reference_label: str,
 ) -> h.Element:
-    """Return a figure round by round: before any, and after each.
-
-    Args:
-        name: Begins the ids of its parts.
-        title: What the figure is.
-        values: The figure with its interval, the first one before any round; None if there was none.
-        maximum: The upper end of the scale, which begins at 0.
-        reference: A value to compare with.
-        reference_label: What that value is.
-    """
+    """Return a figure round by round: before any, and after each, on a scale from 0 to ``maximum``."""
     across = AxisScale(0, max(len(values) - 1, 1), 64, 312)
     up = AxisScale(0, maximum, 202, 30)
     labels = ["before", *map(str, range(1, len(values)))]

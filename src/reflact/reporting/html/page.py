@@ -30,13 +30,7 @@ class PageSection(NamedTuple):
 
 
 def build_document(title: str, header: h.Node, sections: Sequence[PageSection]) -> str:
-    """Return a whole HTML document that loads nothing and runs nothing.
-
-    Args:
-        title: Its name, for the browser's tab.
-        header: Stands above the links to the sections.
-        sections: Its parts, in order.
-    """
+    """Return a whole HTML document that loads nothing and runs nothing."""
     style = files("reflact.reporting.html").joinpath("page.css").read_text(encoding="utf-8")
     head = h.head[
         h.meta(charset="utf-8"),
@@ -63,14 +57,7 @@ def build_document(title: str, header: h.Node, sections: Sequence[PageSection]) 
 def build_table(
     caption: str, columns: Sequence[str], rows: Sequence[Sequence[h.Node]], *, prose: Collection[int] = ()
 ) -> h.Element:
-    """Return a table that can be scrolled sideways if there is no room for it.
-
-    Args:
-        caption: What it shows.
-        columns: The columns' headings.
-        rows: A cell for each column; the first one names the row.
-        prose: The numbers of columns that hold words; others hold figures.
-    """
+    """Return a table that can be scrolled sideways; ``prose`` are the numbers of columns that hold words."""
     kinds = ["prose" if number in prose or number == 0 else "figure" for number in range(len(columns))]
     heads = (h.th(scope="col", class_=kind)[name] for kind, name in zip(kinds, columns, strict=True))
     body = (
