@@ -17,7 +17,7 @@ import pytest
 from pydantic import ValidationError
 from typer.testing import CliRunner
 
-from doubles import PROMPT, RUN, Endpoint, call_id, completion, config, connected
+from doubles import RUN, Endpoint, ask, completion, config, connected
 from echo_server import Behaviour, Echoing, echoing
 from pure_world import settings, write_world
 from reflact import Trainer
@@ -26,7 +26,6 @@ from reflact.config.loading import load_config
 from reflact.config.models import ModelConfig, find_secret_names, is_secret_name
 from reflact.errors import ConfigError, ReflactError
 from reflact.llm.budget import Account
-from reflact.llm.cassettes import open_cassette
 from reflact.llm.client import Client
 from reflact.llm.redaction import HTTP_LOGGERS, KEY_MARK, RedactingTransport, Scrubber, remove_keys
 from reflact.messages import Text
@@ -127,10 +126,7 @@ def reflact(*arguments: object) -> tuple[int, str]:
     ["answers", *(pytest.param(b, marks=pytest.mark.slow) for b in get_args(Behaviour) if b != "answers")],
 )
 def test_commands_leave_no_key_anywhere(
-    behaviour: Behaviour,
-    tmp_path: Path,
-    variables: dict[str, str],
-    logged: pytest.LogCaptureFixture,
+    behaviour: Behaviour, tmp_path: Path, variables: dict[str, str], logged: pytest.LogCaptureFixture
 ) -> None:
     """Training, measuring and looking, whether or not the server serves: no file, output or log has it."""
     with echoing(behaviour) as server:
@@ -205,8 +201,7 @@ async def test_data_that_looks_like_a_key_is_left_alone(tmp_path: Path) -> None:
     """Only the key itself is taken out; what an item or an answer holds stays as it is."""
     store = InMemoryRunStore()
     endpoint = Endpoint(completion(f"{LOOKALIKE} {KEY}"))
-    async with connected(endpoint, config(key=give_key), store=store) as client:
-        reply = await client.ask(PROMPT, Text, call_id=call_id())
+    reply = await ask(Text, endpoint, config(key=give_key), store=store)
     assert reply.value.text == f"{LOOKALIKE} [key]"
 
 
@@ -300,32 +295,11 @@ def test_keys_are_known_by_the_numbers_of_their_characters() -> None:
     assert remove_keys(["sk-9c41/07ab3d25"], "sk-9c41\\/07ab3d25") == KEY_MARK
 
 
-async def test_a_key_with_a_quotation_mark_is_taken_out_of_an_answer() -> None:
-    """The answer is JSON, and the key a text in it, or in JSON within it."""
-    key = ODD_KEYS[0]
-    body = {"content": f"It is {key}.", "arguments": json.dumps({"why": f"I know {key}."})}
-    received = await through(httpx.Response(200, json=body), key)
-    assert received.json() == {"content": "It is [key].", "arguments": '{"why": "I know [key]."}'}
-
-
 @pytest.mark.parametrize("placeholder", ["none", "EMPTY", "not-needed", "no-key-required"])
 async def test_placeholders_are_words(placeholder: str) -> None:
     """What stands for a key where there is none may be a word of an answer, and stays in it."""
     received = await through(httpx.Response(200, text=f"There are none: {placeholder}."), placeholder)
     assert received.text == f"There are none: {placeholder}."
-
-
-async def test_recorders_get_answers_without_keys(tmp_path: Path) -> None:
-    """What a cassette writes has been freed of the key before."""
-    path = tmp_path / "c.jsonl"
-    inner = Endpoint(completion(f"It is {KEY}."))
-    async with (
-        open_cassette(path, mode="record", inner=inner) as transport,
-        connected(transport, config(key=give_key)) as client,
-    ):
-        reply = await client.ask(PROMPT, Text, call_id=call_id())
-    assert reply.value.text == "It is [key]."
-    assert_clean_files(tmp_path)
 
 
 async def test_logs_are_freed_for_as_long_as_a_client_is_open() -> None:
@@ -343,8 +317,7 @@ async def test_a_redirect_takes_no_key_elsewhere(api: str) -> None:
     """A server that sends a request on to another host does not send the key with it."""
     away = httpx.Response(307, headers={"location": "http://elsewhere.test/v1/chat/completions"})
     endpoint = Endpoint(away, completion("x"))
-    async with connected(endpoint, config(key=give_key, api=api, api_version="1")) as client:
-        await client.ask(PROMPT, Text, call_id=call_id())
+    await ask(Text, endpoint, config(key=give_key, api=api, api_version="1"))
     first, second = ("\n".join(request.headers.values()) for request in endpoint.requests)
     assert endpoint.requests[1].url.host == "elsewhere.test"
     assert KEY in first
@@ -369,9 +342,8 @@ async def test_a_redirect_takes_no_key_elsewhere(api: str) -> None:
 )
 async def test_no_error_has_a_key_in_or_behind_it(answer: httpx.Response | Exception) -> None:
     """Neither the message nor any error that it came from says the key."""
-    async with connected(Endpoint(answer), config(key=give_key, max_retries=0)) as client:
-        with pytest.raises(ReflactError) as failure:
-            await client.ask(PROMPT, Text, call_id=call_id())
+    with pytest.raises(ReflactError) as failure:
+        await ask(Text, Endpoint(answer), config(key=give_key, max_retries=0))
     assert_clean(*texts(failure.value))
 
 
