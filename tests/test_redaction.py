@@ -8,17 +8,19 @@ import json
 import logging
 import os
 import traceback
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import httpx
 import pytest
 from pydantic import ValidationError
 from typer.testing import CliRunner
 
+import pure_server
 from doubles import RUN, Endpoint, ask, completion, config, connected
-from echo_server import Behaviour, Echoing, echoing
 from pure_world import settings, write_world
 from reflact import Trainer
 from reflact.cli.app import app
@@ -30,6 +32,7 @@ from reflact.llm.client import Client
 from reflact.llm.redaction import HTTP_LOGGERS, KEY_MARK, RedactingTransport, Scrubber, remove_keys
 from reflact.messages import Text
 from reflact.testing import InMemoryRunStore
+from served import asked_of, send, serving
 
 pytestmark = pytest.mark.anyio
 
@@ -46,6 +49,43 @@ CANARIES = ("canary-", "anary-9c41e07ab3d25f6")
 """What all of them have in common; no name of a variable, and nothing else that a run writes, holds it."""
 LOOKALIKE = "sk-proj-51aZ0000000000000000"
 """Data that looks like a key and is none."""
+
+
+Behaviour = Literal["answers", "refuses", "fails", "babbles"]
+"""Answers as the pure server; answers 401; answers 500; answers with no chat completion."""
+
+
+class Echoing(NamedTuple):
+    """A running server that sends back every key: the root of its API, and all headers that it was sent."""
+
+    url: str
+    heard: set[str]
+
+
+@contextmanager
+def echoing(behaviour: Behaviour) -> Iterator[Echoing]:
+    """Run such a server for the length of the block."""
+    heard: set[str] = set()
+
+    def answer(handler: BaseHTTPRequestHandler) -> None:
+        headers, body = dict(handler.headers), asked_of(handler)
+        heard.update(headers.values())
+        keys = [value for name, value in headers.items() if name.lower() in {"authorization", "api-key"}]
+        words = {"error": {"message": f"Incorrect API key provided: {', '.join(keys)}.", "sent": headers}}
+        status = {"refuses": 401, "fails": 500}.get(behaviour, 200)
+        said: object = keys if behaviour == "babbles" else words
+        if behaviour == "answers":
+            good = pure_server.completion(body, pure_server.answer(body, headers["x-sample"]))
+            said = {**good, "system_fingerprint": " ".join(keys), "sent": headers}
+        send(
+            handler,
+            said,
+            status,
+            **dict.fromkeys(("X-Echo", "Set-Cookie", "WWW-Authenticate"), json.dumps(keys)),
+        )
+
+    with serving(answer) as url:
+        yield Echoing(url, heard)
 
 
 async def give_key() -> str:
@@ -109,7 +149,7 @@ def written(folder: Path, server: Echoing, **target: Any) -> Path:
     world = write_world(folder / "world", train=3, val=3, test=2)
     plain = settings(world, folder / "run", url=server.url.removesuffix("/v1"))
     plain["models"]["target"] |= {"api_key_env": "CANARY_KEY", "max_retries": 0, **target}
-    plain["train"] = {"num_epochs": 2, "batch_size": 3}
+    plain["train"] = {"num_epochs": 1, "batch_size": 3}
     (folder / "run.yaml").write_text(json.dumps(plain), encoding="utf-8")
     return folder / "run.yaml"
 
@@ -169,10 +209,18 @@ def test_a_recording_holds_no_key(
     assert_clean_files(tmp_path)
 
 
+AZURE = {"api": "azure", "api_version": "2025-01-01"}
+
+
 @pytest.mark.parametrize(
-    "flavour", [{}, {"api": "azure", "api_version": "2025-01-01"}], ids=["openai", "azure"]
+    ("flavour", "behaviour"),
+    [
+        ({}, "answers"),
+        (AZURE, "refuses"),
+        pytest.param({}, "refuses", marks=pytest.mark.slow),
+        pytest.param(AZURE, "answers", marks=pytest.mark.slow),
+    ],
 )
-@pytest.mark.parametrize("behaviour", ["answers", "refuses"])
 async def test_a_run_in_python_leaves_no_key_anywhere(
     flavour: dict[str, str],
     behaviour: Behaviour,
