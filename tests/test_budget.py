@@ -540,35 +540,27 @@ async def rolled(environment: Busy, store: InMemoryRunStore, budget: Budget, siz
     return await fan_out(one, unseen.items(Split.train)[:size])
 
 
-def test_unseen_rollouts_take_what_was_declared() -> None:
+async def test_unseen_rollouts_take_what_was_declared() -> None:
     """So many at once as fit, each booked in full; the ledger says that nobody counted."""
-
-    async def main() -> None:
-        store, environment = InMemoryRunStore(), Busy("train-001")
-        await store.open_run(RUN, {}, {})
-        budget = Budget(BudgetConfig(max_tokens=350))
-        outcomes = await rolled(environment, store, budget, 3)
-        assert [type(o) if isinstance(o, Grade) else o for o in outcomes] == [Grade, ValueError, Grade]
-        (spent,) = await store.spend(RUN)
-        assert spent.usage == Usage(calls=4, uncounted=4)
-        assert (spent.unsettled, spent.worst_case) == (1, Usage(calls=2, input_tokens=300))
-        again = Budget(BudgetConfig(max_tokens=350))
-        again.begin([spent], 0.0)
-        assert await rolled(environment, store, again, 1) == (BudgetSpent,)
-
-    virtual_time.run(main)
+    store, environment = InMemoryRunStore(), Busy("train-001")
+    await store.open_run(RUN, {}, {})
+    budget = Budget(BudgetConfig(max_tokens=350))
+    outcomes = await rolled(environment, store, budget, 3)
+    assert [type(o) if isinstance(o, Grade) else o for o in outcomes] == [Grade, ValueError, Grade]
+    (spent,) = await store.spend(RUN)
+    assert spent.usage == Usage(calls=4, uncounted=4)
+    assert (spent.unsettled, spent.worst_case) == (1, Usage(calls=2, input_tokens=300))
+    again = Budget(BudgetConfig(max_tokens=350))
+    again.begin([spent], 0.0)
+    assert await rolled(environment, store, again, 1) == (BudgetSpent,)
 
 
-def test_unseen_rollouts_wait_for_each_other_and_end_with_the_budget() -> None:
+async def test_unseen_rollouts_wait_for_each_other_and_end_with_the_budget() -> None:
     """Declared caps are never undercut, so those that do not fit are refused when the others are through."""
-
-    async def main() -> None:
-        store, environment = InMemoryRunStore(), Busy()
-        await store.open_run(RUN, {}, {})
-        outcomes = await rolled(environment, store, Budget(BudgetConfig(max_calls=5)), 6)
-        assert sum(isinstance(outcome, Grade) for outcome in outcomes) == 2
-        assert outcomes.count(BudgetSpent) == 4
-        assert environment.most == 2
-        assert anyio.current_time() == 1
-
-    virtual_time.run(main)
+    store, environment = InMemoryRunStore(), Busy()
+    await store.open_run(RUN, {}, {})
+    outcomes = await rolled(environment, store, Budget(BudgetConfig(max_calls=5)), 6)
+    assert sum(isinstance(outcome, Grade) for outcome in outcomes) == 2
+    assert outcomes.count(BudgetSpent) == 4
+    assert environment.most == 2
+    assert anyio.current_time() == 1

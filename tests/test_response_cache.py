@@ -322,7 +322,7 @@ async def test_two_trials_of_one_text_are_two_effects() -> None:
 
 
 async def test_a_waiter_that_leaves_does_not_take_the_others_along() -> None:
-    """The request is cancelled only when nobody waits for it any more."""
+    """A caller that only waits for an equal request does not cancel it."""
     held = Held()
     leaving = anyio.CancelScope()
     async with connected(held) as client, anyio.create_task_group() as tasks:

@@ -42,7 +42,6 @@ from reflact.llm.cache_keys import build_cache_key
 from reflact.llm.cassettes import Interaction, ReplayTransport, open_cassette, read_cassette
 from reflact.llm.client import Client, identify_model
 from reflact.llm.drafts import DraftStream, extends, read_partial
-from reflact.llm.errors import classify_body
 from reflact.llm.sse import EventReader, join_stream, parse_chunk, read_delta, read_events, read_usage
 from reflact.messages import Draft, Reply, ReplyModel, Text
 from reflact.records import FaultCount, Usage
@@ -178,18 +177,6 @@ async def test_switching_streams_on_or_off_repeats_no_call(first: bool) -> None:
     assert nobody.bodies == []
 
 
-async def test_a_stored_stream_serves_who_does_not_stream() -> None:
-    """A stream that was asked for by the settings is stored as the completion that it makes up."""
-    store, provider = await watched(), Endpoint(STREAM)
-    before = await ask(Pick, provider, config(extra_body={"stream": True}), store=store)
-    (stored,) = store.replies
-    assert stored.content_type == "application/json"
-    async with connected(Endpoint(httpx.Response(500)), store=store) as client:
-        assert await client.ask(PROMPT, Pick, call_id=call_id()) == before
-    async with connected(Endpoint(httpx.Response(500)), store=store, emit=Told()) as client:
-        assert await client.ask(PROMPT, Pick, call_id=call_id()) == before
-
-
 async def test_what_is_stored_is_whole() -> None:
     """A reply that was streamed takes no more room in the store than one that was not."""
     store = await watched()
@@ -309,12 +296,6 @@ async def test_a_stream_that_was_cut_off_is_asked_for_again(finish: str | None) 
     assert "cut off" in provider.bodies[1]["messages"][-1]["content"]
     (reset,) = [event for event in watcher if isinstance(event, DraftDiscarded)]
     assert (reset.attempt, "cut off" in reset.reason) == (1, True)
-
-
-async def test_a_stream_that_is_always_cut_off_is_an_error() -> None:
-    """It ends as a plain reply does that never fits: with its reasons."""
-    with pytest.raises(ReplyError, match=r"2 attempts.*cut off"):
-        await ask(Pick, Endpoint(stream(TEXT[:20], finish="length")), config(reasks=1), emit=Told())
 
 
 BREAKS = [
@@ -874,17 +855,6 @@ def test_separators_of_lines_inside_texts_are_no_lines() -> None:
     assert read_usage(EVENTS, [f"data: {json.dumps(single, ensure_ascii=False)}\n\n"]) == one
 
 
-def test_what_nobody_ended_was_cut_off() -> None:
-    """Without a reason to finish an answer is told as one that reached its limit."""
-    assert put(stream("{}", finish=None))["choices"][0]["finish_reason"] == "length"
-    assert put(stream("{}", finish="length"))["choices"][0]["finish_reason"] == "length"
-
-
-def test_where_nothing_was_answered_there_is_no_choice() -> None:
-    """A stream without an answer is a completion without choices."""
-    assert put([chunk(usage=COUNTS), b"data: [DONE]\n\n"])["choices"] == []
-
-
 def test_halves_of_a_character_in_two_chunks_come_together() -> None:
     """A surrogate pair that was cut in two is one character again."""
     halves = [
@@ -931,13 +901,6 @@ def test_nonsense_is_put_together_without_an_error(values: list[Any]) -> None:
             isinstance(c["function"]["arguments"], str) for c in choice["message"].get("tool_calls", [])
         )
     assert all(isinstance(read_delta(value), str) for value in values)
-
-
-def test_an_error_within_a_stream_breaks_it() -> None:
-    """What a server says it could not finish is no answer, whatever end it marks."""
-    pieces = [chunk({"content": "{"}), b'data: {"error": {"message": "overloaded"}}\n\n', b"data: [DONE]\n\n"]
-    assert classify_body(EVENTS, b"".join(pieces).decode()) == "broken stream"
-    assert classify_body(EVENTS, b"".join(stream("{}")).decode()) is None
 
 
 COUNTED: dict[str, Any] = {"prompt_tokens": 10, "completion_tokens": 3, "total_tokens": 13}
