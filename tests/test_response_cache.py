@@ -6,7 +6,6 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +13,12 @@ import anyio
 import anyio.lowlevel
 import httpx
 import pytest
-from anyio.abc import TaskGroup
 from hypothesis import given
 from hypothesis import strategies as st
 
 import reflact.llm.cache as keys_module
 from doubles import PROMPT, RUN, Endpoint, ask, call_id, completion, config, connected, opened, watched
+from reflact.concurrency import fan_out
 from reflact.llm.cache_keys import build_cache_key, derive_seed, strip_credentials, strip_to_endpoint
 from reflact.messages import CallId, ReplyModel, StoredResponse, Text
 from reflact.testing import InMemoryRunStore
@@ -232,58 +231,34 @@ async def test_a_raised_reply_version_is_a_new_call() -> None:
     assert len(endpoint.requests) == 2
 
 
-# ---------------------------------------------------------------------------------------------- failures
+# -------------------------------------------------------------------------------------------- equal calls
 
 
-# ------------------------------------------------------------------------------------------- single flight
-
-
-class Held(httpx.AsyncBaseTransport):
-    """Answers when told to; counts what arrives and what is cancelled."""
-
-    def __init__(self) -> None:
-        self.arrived = 0
-        self.cancelled = 0
-        self.reached = anyio.Event()
-        self.released = anyio.Event()
+class Slow(Endpoint):
+    """Answers after a second."""
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        self.arrived += 1
-        self.reached.set()
-        try:
-            await self.released.wait()
-        except anyio.get_cancelled_exc_class():
-            self.cancelled += 1
-            raise
-        return completion('{"word": "yes"}')
+        response = await super().handle_async_request(request)
+        await anyio.sleep(1)
+        return response
 
 
-async def joined(held: Held, tasks: TaskGroup, calls: Sequence[Callable[[], Awaitable[Any]]]) -> None:
-    """Start one call, and the others once its request is in flight; return when all wait."""
-    first, *others = calls
-    tasks.start_soon(first)
-    await held.reached.wait()
-    for call in others:
-        tasks.start_soon(call)
-    await anyio.wait_all_tasks_blocked()
+@pytest.mark.parametrize(("patience", "requests"), [([9, 0.5, 9, 9], 1), ([0.5, 9, 9], 2), ([0.5, 0.7], 2)])
+async def test_equal_calls_in_flight_are_one_request(patience: list[float], requests: int) -> None:
+    """Callers of the same place get the same answer for one price; if the first leaves, the next one asks."""
+    endpoint, store = Slow(GOOD), await opened()
+    async with connected(endpoint, store=store) as client:
+        await client.ask(PROMPT, Word, call_id=call_id("first"))  # openai looks up the platform in a thread
 
+        async def one(seconds: float) -> str | None:
+            with anyio.move_on_after(seconds):
+                return (await client.ask(PROMPT, Word, call_id=call_id())).value.word
+            return None
 
-async def test_equal_calls_in_flight_are_one_request() -> None:
-    """Five callers of the same place get the same answer for one price."""
-    held = Held()
-    store = await opened()
-    words: list[str] = []
-    async with connected(held, store=store) as client, anyio.create_task_group() as tasks:
-
-        async def ask() -> None:
-            words.append((await client.ask(PROMPT, Word, call_id=call_id())).value.word)
-
-        await joined(held, tasks, [ask] * 5)
-        held.released.set()
-    assert words == ["yes"] * 5
-    assert held.arrived == 1
+        assert await fan_out(one, patience) == tuple("yes" if each == 9 else None for each in patience)
+    assert len(endpoint.requests) == 1 + requests
     (spent,) = await store.spend(RUN)
-    assert spent.usage.calls == 1
+    assert spent.usage.calls == 1 + (9 in patience)
 
 
 async def test_a_slow_look_up_does_not_pay_again() -> None:
@@ -319,33 +294,6 @@ async def test_two_trials_of_one_text_are_two_effects() -> None:
         assert said == ["heads", "tails"]
     assert len(endpoint.requests) == 2
     assert len({reply.key for reply in store.replies}) == 2
-
-
-async def test_a_waiter_that_leaves_does_not_take_the_others_along() -> None:
-    """A caller that only waits for an equal request does not cancel it."""
-    held = Held()
-    leaving = anyio.CancelScope()
-    async with connected(held) as client, anyio.create_task_group() as tasks:
-
-        async def leave() -> None:
-            with leaving:
-                await client.ask(PROMPT, Word, call_id=call_id())
-
-        await joined(held, tasks, [lambda: client.ask(PROMPT, Word, call_id=call_id()), leave])
-        leaving.cancel()
-        await anyio.wait_all_tasks_blocked()
-        assert held.cancelled == 0
-        held.released.set()
-    assert held.arrived == 1
-
-
-async def test_the_last_waiter_to_leave_cancels_the_request() -> None:
-    """Nothing goes on being paid for that nobody waits for."""
-    held = Held()
-    async with connected(held) as client, anyio.create_task_group() as tasks:
-        await joined(held, tasks, [lambda: client.ask(PROMPT, Word, call_id=call_id())] * 2)
-        tasks.cancel_scope.cancel()
-    assert (held.arrived, held.cancelled) == (1, 1)
 
 
 # --------------------------------------------------------------------------------------------- the request
