@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import anyio.lowlevel
 import httpx
@@ -14,11 +14,21 @@ from reflact.config.models import ModelConfig
 from reflact.config.training import BudgetConfig
 from reflact.llm.budget import Account, Budget
 from reflact.llm.client import Client
-from reflact.messages import CallId, CallReservation, Message, RenderedPrompt, StoredResponse
+from reflact.messages import (
+    CallId,
+    CallReservation,
+    Message,
+    RenderedPrompt,
+    Reply,
+    ReplyModel,
+    StoredResponse,
+)
 from reflact.prompts import load_prompts
 from reflact.protocols import LLM, DecisionLog, EventCallback, ResponseStore
 from reflact.stages.context import StageContext
 from reflact.testing import InMemoryRunStore
+
+R = TypeVar("R", bound=ReplyModel)
 
 RUN = "r0"
 URL = "http://endpoint.test/v1"
@@ -158,23 +168,33 @@ class Endpoint(httpx.AsyncBaseTransport):
         return [json.loads(request.content) for request in self.requests]
 
 
-async def open_context(llm: LLM, store: InMemoryRunStore | None = None, *, step: int = 1) -> StageContext:
-    """Return the context of a step with the packaged prompts, in a new store or an open one."""
-    store = await opened() if store is None else store
-    return StageContext(llm=llm, prompts=load_prompts(), decision_log=store.decision_log(RUN), step=step)
-
-
-class Kept(InMemoryRunStore):
-    """Keeps the replies that are stored."""
+class Watched(InMemoryRunStore):
+    """A store that keeps what happens to it."""
 
     def __init__(self) -> None:
         super().__init__()
+        self.seen: list[str] = []
+        self.reservations: list[CallReservation] = []
         self.replies: list[StoredResponse] = []
+
+    async def reserve(self, reservation: CallReservation) -> None:
+        """Reserve, and keep it."""
+        self.seen.append("reserved")
+        self.reservations.append(reservation)
+        await super().reserve(reservation)
 
     async def store_response(self, response: StoredResponse, reservation: CallReservation) -> None:
         """Store it, and keep it."""
-        self.replies.append(response)
         await super().store_response(response, reservation)
+        self.replies.append(response)
+        self.seen.append("stored")
+
+
+async def watched() -> Watched:
+    """Return a watched store in which the run is open."""
+    store = Watched()
+    await store.open_run(RUN, {}, {})
+    return store
 
 
 async def opened() -> InMemoryRunStore:
@@ -182,6 +202,12 @@ async def opened() -> InMemoryRunStore:
     store = InMemoryRunStore()
     await store.open_run(RUN, {}, {})
     return store
+
+
+async def open_context(llm: LLM, store: InMemoryRunStore | None = None, *, step: int = 1) -> StageContext:
+    """Return the context of a step with the packaged prompts, in a new store or an open one."""
+    store = await opened() if store is None else store
+    return StageContext(llm=llm, prompts=load_prompts(), decision_log=store.decision_log(RUN), step=step)
 
 
 @asynccontextmanager
@@ -203,3 +229,17 @@ async def connected(
         settings or config(), "optimizer", account, transport=transport, on_event=emit
     ) as client:
         yield client
+
+
+async def ask(
+    reply_type: type[R],
+    transport: httpx.AsyncBaseTransport,
+    settings: ModelConfig | None = None,
+    *,
+    part: str = "",
+    check: Callable[[R], None] | None = None,
+    **about: Any,
+) -> Reply[R]:
+    """Return the reply of a client that is asked once."""
+    async with connected(transport, settings, **about) as client:
+        return await client.ask(PROMPT, reply_type, call_id=call_id(part), check=check)

@@ -99,11 +99,12 @@ def asked_of(handler: BaseHTTPRequestHandler) -> dict[str, Any]:
     return body
 
 
-def send(handler: BaseHTTPRequestHandler, body: object, status: int = 200) -> None:
+def send(handler: BaseHTTPRequestHandler, body: object, status: int = 200, **headers: str) -> None:
     """Send an answer as JSON."""
     text = json.dumps(body).encode()
     handler.send_response(status)
-    handler.send_header("Content-Type", "application/json")
+    for name, value in {"Content-Type": "application/json", **headers}.items():
+        handler.send_header(name, value)
     handler.send_header("Content-Length", str(len(text)))
     handler.end_headers()
     handler.wfile.write(text)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import random
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import anyio
@@ -35,7 +35,7 @@ from reflact.records import Spend, Usage
 from reflact.testing import InMemoryRunStore, ToyEnvironment, ToyTarget
 from reflact.types import Grade, Item, Score, Skill, Split
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.virtual_time]
 
 WORST = Usage(calls=1, input_tokens=80, output_tokens=20, usd=0.1)
 USED = Usage(calls=1, input_tokens=30, output_tokens=10, usd=0.04)
@@ -57,19 +57,6 @@ async def refused(held: Budget, worst: Usage = WORST) -> str:
         async with held.reserve(worst):
             pass
     return str(error.value)
-
-
-Main = Callable[[], Awaitable[None]]
-
-
-def on_virtual_time(main: Main) -> Callable[[], None]:
-    """Run a test on an event loop on which nothing is waited for."""
-
-    def test() -> None:
-        virtual_time.run(main)
-
-    test.__name__, test.__doc__ = main.__name__, main.__doc__
-    return test
 
 
 # ---------------------------------------------------------------------------------------------- arithmetic
@@ -96,10 +83,7 @@ def test_a_call_fits_where_no_sum_is_above_its_limit(
     ("limits", "sentence"),
     [
         ({"max_calls": 5}, "budget.max_calls is 5: 5 are used, and the next call may use 1;"),
-        (
-            {"max_tokens": 1500},
-            "budget.max_tokens is 1,500: 1,450 are used, and the next call may use 100;",
-        ),
+        ({"max_tokens": 1500}, "budget.max_tokens is 1,500: 1,450 are used, and the next call may use 100;"),
         ({"max_usd": 0.5}, "budget.max_usd is 0.500000: 0.450000 are used, and the next call may use 0.1"),
     ],
 )
@@ -139,7 +123,6 @@ def test_an_overrun_is_told_by_what_went_beyond(usage: Usage, word: str | None) 
 # ------------------------------------------------------------------------------------------------- holding
 
 
-@on_virtual_time
 async def test_a_call_that_does_not_fit_waits_for_what_is_in_flight() -> None:
     """It goes as soon as one in flight settles far enough below what it held."""
     held, order = budget(max_tokens=200), []
@@ -157,7 +140,6 @@ async def test_a_call_that_does_not_fit_waits_for_what_is_in_flight() -> None:
     assert order == [("a", 0), ("b", 0), ("c", 5)]
 
 
-@on_virtual_time
 async def test_when_nothing_is_in_flight_the_budget_is_spent() -> None:
     """All who wait are refused with the same reason, and so is whoever comes later, even if it would fit."""
     held, reasons = budget(max_tokens=250), []
@@ -181,7 +163,6 @@ async def test_when_nothing_is_in_flight_the_budget_is_spent() -> None:
         held.check()
 
 
-@on_virtual_time
 async def test_nobody_overtakes() -> None:
     """A small call that would fit waits behind a large one, so that the large one's turn comes."""
     held, order = budget(max_tokens=150), []
@@ -198,7 +179,6 @@ async def test_nobody_overtakes() -> None:
     assert order == ["first", "large", "small"]
 
 
-@on_virtual_time
 async def test_a_call_counts_as_nothing_before_it_is_sent() -> None:
     """Cancelled or failed before that, it gives back what it held."""
     held = budget(max_calls=1)
@@ -216,7 +196,6 @@ async def test_a_call_counts_as_nothing_before_it_is_sent() -> None:
     assert "1 are used" in await refused(held)
 
 
-@on_virtual_time
 async def test_a_call_that_was_cut_off_counts_at_its_worst_case() -> None:
     """Once it was sent it may be charged, whatever became of it here."""
     held = budget(max_tokens=300)
@@ -230,7 +209,6 @@ async def test_a_call_that_was_cut_off_counts_at_its_worst_case() -> None:
     assert "200 are used" in await refused(held, Usage(calls=1, output_tokens=101))
 
 
-@on_virtual_time
 async def test_a_waiter_that_leaves_lets_the_next_one_go() -> None:
     """The place at the head of the queue is not kept for whoever was cancelled there."""
     held, order = budget(max_tokens=150), []
@@ -248,7 +226,6 @@ async def test_a_waiter_that_leaves_lets_the_next_one_go() -> None:
     assert order == [("first", 0), ("small", 1)]
 
 
-@on_virtual_time
 async def test_who_is_cancelled_when_its_turn_comes_holds_nothing() -> None:
     """Between being let in and waking up a task may be cancelled: what it was given goes to the next."""
     held, went = budget(max_calls=2), []
@@ -271,7 +248,6 @@ async def test_who_is_cancelled_when_its_turn_comes_holds_nothing() -> None:
 # ----------------------------------------------------------------------------------------------- beginnings
 
 
-@on_virtual_time
 async def test_earlier_starts_count() -> None:
     """What was settled counts as it was, what was cut off or not counted at its worst case."""
     held = budget(max_calls=10, max_tokens=1000)
@@ -285,7 +261,6 @@ async def test_earlier_starts_count() -> None:
     assert "950 are used" in await refused(held)
 
 
-@on_virtual_time
 async def test_an_overrun_stops_the_run_after_what_is_in_flight() -> None:
     """Nothing more is sent, what was sent is awaited, and the reason says whose fault it is."""
     held, ended = budget(max_tokens=10_000), []
@@ -309,7 +284,6 @@ async def test_an_overrun_stops_the_run_after_what_is_in_flight() -> None:
     assert ended == [1, 5, 5]
 
 
-@on_virtual_time
 async def test_caps_matter_only_where_something_rests_on_them() -> None:
     """A provider that ignores caps does not stop a run without limits of tokens or money."""
     held = budget(max_calls=5)
@@ -319,7 +293,6 @@ async def test_caps_matter_only_where_something_rests_on_them() -> None:
             reservation.settle(Usage(calls=1, output_tokens=1000))
 
 
-@on_virtual_time
 async def test_time_is_a_limit_over_all_starts() -> None:
     """The deadline is what earlier starts left; after it nothing is admitted."""
     held = budget(max_seconds=10)
@@ -331,7 +304,6 @@ async def test_time_is_a_limit_over_all_starts() -> None:
     assert "budget.max_seconds is 10" in await refused(held)
 
 
-@on_virtual_time
 async def test_a_start_without_time_may_look_but_not_ask() -> None:
     """There is no deadline then, and no call."""
     held = budget(max_seconds=10)
@@ -568,35 +540,27 @@ async def rolled(environment: Busy, store: InMemoryRunStore, budget: Budget, siz
     return await fan_out(one, unseen.items(Split.train)[:size])
 
 
-def test_unseen_rollouts_take_what_was_declared() -> None:
+async def test_unseen_rollouts_take_what_was_declared() -> None:
     """So many at once as fit, each booked in full; the ledger says that nobody counted."""
-
-    async def main() -> None:
-        store, environment = InMemoryRunStore(), Busy("train-001")
-        await store.open_run(RUN, {}, {})
-        budget = Budget(BudgetConfig(max_tokens=350))
-        outcomes = await rolled(environment, store, budget, 3)
-        assert [type(o) if isinstance(o, Grade) else o for o in outcomes] == [Grade, ValueError, Grade]
-        (spent,) = await store.spend(RUN)
-        assert spent.usage == Usage(calls=4, uncounted=4)
-        assert (spent.unsettled, spent.worst_case) == (1, Usage(calls=2, input_tokens=300))
-        again = Budget(BudgetConfig(max_tokens=350))
-        again.begin([spent], 0.0)
-        assert await rolled(environment, store, again, 1) == (BudgetSpent,)
-
-    virtual_time.run(main)
+    store, environment = InMemoryRunStore(), Busy("train-001")
+    await store.open_run(RUN, {}, {})
+    budget = Budget(BudgetConfig(max_tokens=350))
+    outcomes = await rolled(environment, store, budget, 3)
+    assert [type(o) if isinstance(o, Grade) else o for o in outcomes] == [Grade, ValueError, Grade]
+    (spent,) = await store.spend(RUN)
+    assert spent.usage == Usage(calls=4, uncounted=4)
+    assert (spent.unsettled, spent.worst_case) == (1, Usage(calls=2, input_tokens=300))
+    again = Budget(BudgetConfig(max_tokens=350))
+    again.begin([spent], 0.0)
+    assert await rolled(environment, store, again, 1) == (BudgetSpent,)
 
 
-def test_unseen_rollouts_wait_for_each_other_and_end_with_the_budget() -> None:
+async def test_unseen_rollouts_wait_for_each_other_and_end_with_the_budget() -> None:
     """Declared caps are never undercut, so those that do not fit are refused when the others are through."""
-
-    async def main() -> None:
-        store, environment = InMemoryRunStore(), Busy()
-        await store.open_run(RUN, {}, {})
-        outcomes = await rolled(environment, store, Budget(BudgetConfig(max_calls=5)), 6)
-        assert sum(isinstance(outcome, Grade) for outcome in outcomes) == 2
-        assert outcomes.count(BudgetSpent) == 4
-        assert environment.most == 2
-        assert anyio.current_time() == 1
-
-    virtual_time.run(main)
+    store, environment = InMemoryRunStore(), Busy()
+    await store.open_run(RUN, {}, {})
+    outcomes = await rolled(environment, store, Budget(BudgetConfig(max_calls=5)), 6)
+    assert sum(isinstance(outcome, Grade) for outcome in outcomes) == 2
+    assert outcomes.count(BudgetSpent) == 4
+    assert environment.most == 2
+    assert anyio.current_time() == 1

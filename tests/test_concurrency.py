@@ -86,25 +86,6 @@ async def test_the_first_error_is_raised_bare_and_cancels_the_others() -> None:
     assert sorted(cancelled) == [0, 1, 2, 4]
 
 
-async def test_cancelling_the_caller_cancels_all_parts() -> None:
-    """Cancellation from outside reaches every part and no result comes back."""
-    started = 0
-
-    async def call(_: int) -> None:
-        nonlocal started
-        started += 1
-        await anyio.sleep_forever()
-
-    with anyio.move_on_after(5) as scope:
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(fan_out, call, range(4))
-            while started < 4:
-                await anyio.lowlevel.checkpoint()
-            tasks.cancel_scope.cancel()
-    assert started == 4
-    assert not scope.cancelled_caught
-
-
 async def test_a_group_raises_one_error_out_of_nested_groups() -> None:
     """However deep an error arose, it leaves a group unwrapped."""
 
@@ -184,27 +165,6 @@ async def test_a_prefix_that_is_enough_ends_the_rest() -> None:
     assert asyncio.all_tasks() == before
 
 
-async def test_what_finished_beyond_the_prefix_is_not_returned() -> None:
-    """A later result that was there first neither counts nor comes back."""
-    last_one = anyio.Event()
-
-    async def call(number: int) -> int:
-        if number == 0:
-            await last_one.wait()
-        elif number == 3:
-            last_one.set()
-        return number
-
-    asked: list[tuple[int, ...]] = []
-
-    def enough(prefix: Sequence[int]) -> bool:
-        asked.append(tuple(prefix))
-        return True
-
-    assert await fan_out_until(call, range(4), enough=enough) == (0,)
-    assert asked == [(0,)]
-
-
 async def test_an_error_beyond_the_prefix_does_not_count() -> None:
     """An error that came early but stands late in the order ends what follows it, at once, and only that."""
     ended = anyio.Event()
@@ -244,28 +204,6 @@ async def test_nothing_is_asked_about_beyond_an_error() -> None:
     with pytest.raises(Boom, match="second"):
         await fan_out_until(call, range(3), enough=enough)
     assert asked == [(0,)]
-
-
-async def test_an_error_at_its_turn_is_raised_bare_and_cancels_the_others() -> None:
-    """Once everything before it has finished an error leaves as it is, with nothing left running."""
-    cancelled: list[int] = []
-
-    async def call(number: int) -> int:
-        if number == 1:
-            raise Boom("second")
-        if number > 1:
-            try:
-                await anyio.sleep_forever()
-            finally:
-                cancelled.append(number)
-        await checkpoints(3)
-        return number
-
-    before = asyncio.all_tasks()
-    with pytest.raises(Boom, match="second"):
-        await fan_out_until(call, range(4), enough=lambda prefix: False)
-    assert sorted(cancelled) == [2, 3]
-    assert asyncio.all_tasks() == before
 
 
 async def test_cancelling_the_caller_of_a_prefix_stop_cancels_all_parts() -> None:
@@ -409,82 +347,7 @@ async def test_an_error_in_any_part_of_overlapped_work_ends_all_of_it(failing: s
     assert asyncio.all_tasks() == before
 
 
-async def test_cancelling_the_caller_cancels_overlapped_work() -> None:
-    """Cancellation from outside reaches both kinds of work and comes out as cancellation."""
-    ends = 0
-
-    async def forever(number: int) -> int:
-        nonlocal ends
-        try:
-            await anyio.sleep_forever()
-        finally:
-            ends += 1
-        return number
-
-    async def call(number: int) -> int:
-        return number if number == 0 else await forever(number)
-
-    def ready(lane: int, prefix: Sequence[int]) -> list[int]:
-        return [0]
-
-    async def then(number: int) -> int:
-        with anyio.CancelScope(shield=True):
-            await checkpoints(3)
-        scope.cancel()
-        return await forever(number)
-
-    with anyio.CancelScope() as scope:
-        await fan_out_then(call, [range(3)], ready=ready, then=then)
-        raise AssertionError
-    assert scope.cancelled_caught
-    assert ends == 3
-
-
 # ------------------------------------------------------------------------------------------------- streams
-
-
-async def test_a_stream_gives_everything_in_order() -> None:
-    """Nothing is dropped, however small the buffer, and the end is an end."""
-
-    async def produce(hand_over: Callable[[int], Awaitable[None]]) -> None:
-        for number in range(100):
-            await hand_over(number)
-
-    assert [number async for number in Stream(produce, buffer=1)] == list(range(100))
-
-
-async def test_a_stream_waits_for_its_reader() -> None:
-    """The producer is never further ahead than the buffer holds, and starts with the first step."""
-    made: list[int] = []
-
-    async def produce(hand_over: Callable[[int], Awaitable[None]]) -> None:
-        for number in range(100):
-            made.append(number)
-            await hand_over(number)
-
-    async with Stream(produce, buffer=3) as stream:
-        await anyio.wait_all_tasks_blocked()
-        assert made == []
-        async for number in stream:
-            await anyio.wait_all_tasks_blocked()
-            assert len(made) <= number + 1 + 3 + 1
-            if number == 10:
-                break
-    assert len(made) < 20
-
-
-async def test_an_error_of_the_producer_comes_after_what_it_produced() -> None:
-    """What was handed over is taken first; then the error is raised as it is."""
-
-    async def produce(hand_over: Callable[[int], Awaitable[None]]) -> None:
-        await hand_over(1)
-        await hand_over(2)
-        raise LookupError("no third")
-
-    numbers = aiter(Stream(produce))
-    assert [await anext(numbers), await anext(numbers)] == [1, 2]
-    with pytest.raises(LookupError, match="no third"):
-        await anext(numbers)
 
 
 class Endless:
@@ -560,18 +423,6 @@ async def test_cancelling_the_reader_cancels_the_producer() -> None:
                 raise AssertionError
     assert scope.cancelled_caught
     await only_left(before)
-
-
-async def test_a_stream_is_iterated_once() -> None:
-    """A second iteration is a mistake and is called one."""
-
-    async def produce(hand_over: Callable[[int], Awaitable[None]]) -> None:
-        await hand_over(1)
-
-    stream = Stream(produce)
-    assert [number async for number in stream] == [1]
-    with pytest.raises(RuntimeError, match="once"):
-        await anext(aiter(stream))
 
 
 # ------------------------------------------------------------------------------------------ seen through

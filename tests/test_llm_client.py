@@ -15,7 +15,7 @@ import respx
 from instructor.processing.response import handle_response_model
 from pydantic import Field
 
-from doubles import PROMPT, RUN, Endpoint, call_id, completion, config, connected, opened
+from doubles import PROMPT, RUN, Endpoint, ask, call_id, completion, config, connected, opened
 from reflact.concurrency import fan_out
 from reflact.errors import (
     AccessDenied,
@@ -24,14 +24,12 @@ from reflact.errors import (
     ContextOverflow,
     ModelError,
     ProviderDown,
-    ReplyError,
     UnknownModel,
 )
 from reflact.llm.budget import Account
 from reflact.llm.client import Client, identify_model
 from reflact.llm.structured import bind, build_schema
 from reflact.messages import Message, RenderedPrompt, ReplyModel, Text
-from reflact.protocols import LLM
 from reflact.records import Usage
 from reflact.store.runs import open_store
 from reflact.types import FrozenModel
@@ -70,21 +68,11 @@ def refused(status: int, message: str, code: str | None = None) -> httpx.Respons
 
 async def test_a_reply_is_exactly_of_the_type_asked_for() -> None:
     """Values are equal to, and pickled and compared like, any other of their type."""
-    async with connected(Endpoint(GOOD)) as client:
-        reply = await client.ask(PROMPT, Pick, call_id=call_id())
+    reply = await ask(Pick, Endpoint(GOOD))
     assert reply.value == VALUE
     assert type(reply.value) is Pick
     assert reply.attempts == 1
     assert reply.usage == Usage(calls=1, input_tokens=10, cached_tokens=4, output_tokens=3)
-
-
-def test_a_client_is_an_llm() -> None:
-    """The client has the shape of the port."""
-
-    def door(llm: LLM) -> LLM:
-        return llm
-
-    assert door(Client.__new__(Client))
 
 
 HOSTILE = 'Use {braces}, {{ jinja }}, {% raw %}, {# note #}, $dollars, ${shell}, %s and "quotes"\\n.'
@@ -121,8 +109,7 @@ async def test_prompts_are_never_templates(mode: str) -> None:
 async def test_plain_replies_are_taken_as_they_are(answer: httpx.Response, text: str) -> None:
     """Text is asked for without a format; empty, cut off and unwilling answers are answers."""
     endpoint = Endpoint(answer)
-    async with connected(endpoint, config(mode="auto")) as client:
-        reply = await client.ask(PROMPT, Text, call_id=call_id())
+    reply = await ask(Text, endpoint, config(mode="auto"))
     assert (reply.value, reply.attempts) == (Text(text=text), 1)
     assert endpoint.bodies == [{"model": "m", "messages": [m.model_dump() for m in PROMPT.messages]}]
 
@@ -135,8 +122,7 @@ async def test_plain_replies_are_checked_too() -> None:
             raise ValueError("more than three characters")
 
     endpoint = Endpoint(completion("four"), completion("two"))
-    async with connected(endpoint) as client:
-        reply = await client.ask(PROMPT, Text, call_id=call_id(), check=short)
+    reply = await ask(Text, endpoint, check=short)
     assert (reply.value.text, reply.attempts) == ("two", 2)
 
 
@@ -155,8 +141,7 @@ async def test_settings_are_sent_and_absent_ones_left_out() -> None:
         reasoning_effort="low",
         extra_body={"top_k": 3, "nested": {"a": [1.5]}},
     )
-    async with connected(endpoint, settings) as client:
-        await client.ask(PROMPT, Text, call_id=call_id())
+    await ask(Text, endpoint, settings)
     (body,) = endpoint.bodies
     del body["messages"]
     assert body == {
@@ -213,16 +198,6 @@ async def test_the_identity_holds_what_influences_replies() -> None:
 # ---------------------------------------------------------------------------------------------------- keys
 
 
-async def test_a_missing_key_is_named_before_any_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One sentence names the variable, and nothing was sent."""
-    monkeypatch.delenv("REFLACT_TEST_KEY", raising=False)
-    endpoint = Endpoint(GOOD)
-    with pytest.raises(ConfigError, match="REFLACT_TEST_KEY"):
-        async with connected(endpoint, config(api_key_env="REFLACT_TEST_KEY")):
-            pass
-    assert endpoint.requests == []
-
-
 @pytest.mark.parametrize("key", ["", f"{SECRET}\n", f" {SECRET}", f"{SECRET}\u2026", "two words"])
 async def test_what_is_no_key_is_refused_before_any_call(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A line break or a space that came along is said at once, without quoting what it came along with."""
@@ -252,8 +227,7 @@ async def test_keys_come_from_the_environment_or_a_function(monkeypatch: pytest.
         (config(api_key_env="REFLACT_TEST_KEY", key=key), "Bearer from-function"),
     ):
         endpoint = Endpoint(GOOD)
-        async with connected(endpoint, settings) as client:
-            await client.ask(PROMPT, Text, call_id=call_id())
+        await ask(Text, endpoint, settings)
         assert endpoint.requests[0].headers["authorization"] == sent
         assert "from-" not in endpoint.requests[0].content.decode()
 
@@ -266,8 +240,7 @@ async def test_azure_has_its_own_address_and_header() -> None:
 
     endpoint = Endpoint(GOOD)
     settings = config(api="azure", api_version="2024-10-21", base_url="https://acme.test", key=key)
-    async with connected(endpoint, settings) as client:
-        reply = await client.ask(PROMPT, Pick, call_id=call_id())
+    reply = await ask(Pick, endpoint, settings)
     (request,) = endpoint.requests
     assert reply.value == VALUE
     assert str(request.url) == (
@@ -327,8 +300,7 @@ async def test_each_mode_has_its_own_field() -> None:
     }
     for mode, fields in expected.items():
         endpoint = Endpoint(completion(TEXT, arguments=TEXT))
-        async with connected(endpoint, config(mode=mode)) as client:
-            await client.ask(PROMPT, Pick, call_id=call_id())
+        await ask(Pick, endpoint, config(mode=mode))
         (body,) = endpoint.bodies
         messages = body.pop("messages")
         assert body == {"model": "m", **fields}
@@ -427,11 +399,9 @@ async def test_a_server_error_counts_as_a_refused_format_only_if_it_names_the_fi
 async def test_a_settled_mode_is_remembered_by_the_run() -> None:
     """The next start asks in the noted mode at once."""
     store = await opened()
-    async with connected(only("tools"), config(mode="auto"), store=store) as client:
-        await client.ask(PROMPT, Pick, call_id=call_id("a"))
+    await ask(Pick, only("tools"), config(mode="auto"), store=store, part="a")
     endpoint = only("tools")
-    async with connected(endpoint, config(mode="auto"), store=store) as client:
-        await client.ask(PROMPT, Pick, call_id=call_id("b"))
+    await ask(Pick, endpoint, config(mode="auto"), store=store, part="b")
     assert len(endpoint.requests) == 1
 
 
@@ -446,9 +416,8 @@ async def test_concurrent_calls_settle_the_mode_once() -> None:
 async def test_an_endpoint_that_refuses_every_mode_says_why() -> None:
     """The first refusal is the error: it answers the format that most endpoints know."""
     endpoint = Endpoint(refused(404, "no such page"), refused(400, "later"))
-    async with connected(endpoint, config(mode="auto")) as client:
-        with pytest.raises(BadRequest, match="no such page"):
-            await client.ask(PROMPT, Pick, call_id=call_id())
+    with pytest.raises(BadRequest, match="no such page"):
+        await ask(Pick, endpoint, config(mode="auto"))
     assert len(endpoint.requests) == 4
 
 
@@ -461,27 +430,6 @@ async def test_an_unknown_model_is_asked_for_once(status: int) -> None:
             with pytest.raises(UnknownModel, match=r"set models\.optimizer\.model .* m does not exist"):
                 await client.ask(PROMPT, Pick, call_id=call_id(part))
     assert len(endpoint.requests) == 1
-
-
-async def test_a_refused_key_costs_at_most_one_call_for_each_slot(monkeypatch: pytest.MonkeyPatch) -> None:
-    """64 workers with four slots: at most four requests, and each worker is told which variable to set."""
-    monkeypatch.setenv("REFLACT_TEST_KEY", SECRET)
-    endpoint, told = Endpoint(refused(401, "bad key")), list[str]()
-    settings = config(api_key_env="REFLACT_TEST_KEY", concurrency=4)
-
-    async with connected(endpoint, settings) as client:
-
-        async def worker(number: int) -> None:
-            try:
-                await client.ask(PROMPT, Text, call_id=call_id(str(number)))
-            except AccessDenied as denied:
-                told.append(str(denied))
-
-        await fan_out(worker, range(64))
-    assert len(endpoint.requests) <= 4
-    assert len(told) == 64
-    (message,) = set(told)
-    assert "set REFLACT_TEST_KEY to a valid key" in message
 
 
 async def test_failures_to_connect_name_the_setting() -> None:
@@ -503,16 +451,14 @@ async def test_failures_to_connect_name_the_setting() -> None:
 
 
 @pytest.mark.parametrize(
-    ("answer", "error"),
-    [(refused(401, "no"), AccessDenied), (refused(500, "no"), ProviderDown)],
+    ("answer", "error"), [(refused(401, "no"), AccessDenied), (refused(500, "no"), ProviderDown)]
 )
 async def test_other_failures_do_not_settle_a_mode(answer: httpx.Response, error: type[Exception]) -> None:
     """What is no refusal of the format ends the search with its own error."""
     store = await opened()
     endpoint = Endpoint(answer)
-    async with connected(endpoint, config(mode="auto", max_retries=0), store=store) as client:
-        with pytest.raises(error):
-            await client.ask(PROMPT, Pick, call_id=call_id())
+    with pytest.raises(error):
+        await ask(Pick, endpoint, config(mode="auto", max_retries=0), store=store)
     assert len(endpoint.requests) == 1
     assert await store.decision_log(RUN).get(0, "mode/optimizer") is None
 
@@ -565,9 +511,8 @@ OVERFLOWS = [
 async def test_a_request_that_is_too_long_has_its_own_error(answer: httpx.Response) -> None:
     """OpenAI's, vLLM's and llama.cpp's words for it are known; no other mode is tried."""
     endpoint = Endpoint(answer)
-    async with connected(endpoint, config(mode="auto")) as client:
-        with pytest.raises(ContextOverflow):
-            await client.ask(PROMPT, Pick, call_id=call_id())
+    with pytest.raises(ContextOverflow):
+        await ask(Pick, endpoint, config(mode="auto"))
     assert len(endpoint.requests) == 1
 
 
@@ -589,54 +534,15 @@ async def test_a_request_that_is_too_long_has_its_own_error(answer: httpx.Respon
     ],
 )
 async def test_failures_have_the_names_of_the_house(
-    answer: httpx.Response | Exception,
-    error: type[ModelError],
-    words: str,
-    monkeypatch: pytest.MonkeyPatch,
+    answer: httpx.Response | Exception, error: type[ModelError], words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Errors say what happened and where, in one sentence, whatever the client library calls them."""
     monkeypatch.setenv("REFLACT_TEST_KEY", SECRET)
     settings = config(max_retries=0, api_key_env="REFLACT_TEST_KEY")
-    async with connected(Endpoint(answer), settings) as client:
-        with pytest.raises(error, match=words) as failure:
-            await client.ask(PROMPT, Text, call_id=call_id())
+    with pytest.raises(error, match=words) as failure:
+        await ask(Text, Endpoint(answer), settings)
     assert type(failure.value) is error
     assert "models.optimizer: m at http://endpoint.test/v1" in str(failure.value)
-
-
-async def test_no_error_quotes_a_key() -> None:
-    """Where a provider repeats the key, messages leave it out."""
-
-    async def key() -> str:
-        return SECRET
-
-    endpoint = Endpoint(refused(401, f"Incorrect API key: {SECRET}."))
-    async with connected(endpoint, config(key=key)) as client:
-        with pytest.raises(AccessDenied) as failure:
-            await client.ask(PROMPT, Text, call_id=call_id())
-    assert SECRET not in str(failure.value)
-    assert "[key]" in str(failure.value)
-
-
-@pytest.mark.parametrize(
-    "answer",
-    [
-        httpx.LocalProtocolError(f"Illegal header value b'Bearer {SECRET}'"),
-        httpx.Response(200, json={"headers": {"authorization": SECRET}}),
-        httpx.Response(200, text=f"You sent {SECRET}.", headers={"content-type": "text/plain"}),
-    ],
-)
-async def test_failures_on_the_way_quote_no_key(answer: httpx.Response | Exception) -> None:
-    """Neither a network library nor an endpoint that echoes can put the key into a message."""
-
-    async def key() -> str:
-        return SECRET
-
-    async with connected(Endpoint(answer), config(key=key, max_retries=0)) as client:
-        with pytest.raises(ModelError) as failure:
-            await client.ask(PROMPT, Text, call_id=call_id())
-    assert SECRET not in str(failure.value)
-    assert "[key]" in str(failure.value)
 
 
 async def test_an_error_that_is_being_handled_is_not_taken_for_the_new_one() -> None:
@@ -664,55 +570,7 @@ async def test_half_a_surrogate_pair_goes_no_further(tmp_path: Path) -> None:
     assert endpoint.bodies[2]["messages"][-2]["content"] == "a \ufffd b"
 
 
-async def test_nothing_secret_is_stored() -> None:
-    """The key is in no intent and in no stored reply."""
-
-    async def key() -> str:
-        return SECRET
-
-    seen: list[str] = []
-    store = await opened()
-
-    class Noting:
-        async def find_response(self, key: str) -> None:
-            seen.append(key)
-
-        async def reserve(self, reservation: Any) -> None:
-            seen.append(reservation.model_dump_json())
-
-        async def store_response(self, response: Any, reservation: Any) -> None:
-            seen.append(response.model_dump_json())
-
-        async def release(self, reservation: Any) -> None:
-            raise AssertionError
-
-    async with connected(Endpoint(GOOD), config(key=key), store=store, responses=Noting()) as client:
-        await client.ask(PROMPT, Pick, call_id=call_id())
-    assert len(seen) == 3
-    assert SECRET not in "".join(seen)
-
-
 # ------------------------------------------------------------------------------------------ living together
-
-
-async def test_two_clients_in_one_loop_keep_apart() -> None:
-    """Different models, keys and stores give what they give alone."""
-
-    async def run(number: int) -> tuple[str, str, int]:
-        async def key() -> str:
-            return f"key-{number}"
-
-        endpoint = Endpoint(completion(f"I am {number}"))
-        store = await opened()
-        settings = config(key=key, model=f"model-{number}")
-        async with connected(endpoint, settings, store=store) as client:
-            replies = await fan_out(lambda n: client.ask(PROMPT, Text, call_id=call_id(str(n))), range(5))
-        (spent,) = await store.spend(RUN)
-        (text,) = {reply.value.text for reply in replies}
-        (header,) = {request.headers["authorization"] for request in endpoint.requests}
-        return text, header, spent.usage.calls
-
-    assert await fan_out(run, [1, 2]) == (("I am 1", "Bearer key-1", 5), ("I am 2", "Bearer key-2", 5))
 
 
 async def test_an_error_inside_a_client_comes_out_as_it_is() -> None:
@@ -731,12 +589,3 @@ async def test_an_error_inside_a_client_comes_out_as_it_is() -> None:
 
     with pytest.raises(LookupError, match="mine"), anyio.fail_after(5):
         await work()
-
-
-async def test_a_reply_error_is_no_provider_error() -> None:
-    """Replies that came and were no good are told apart from replies that did not come."""
-    async with connected(Endpoint(completion("no")), config(reasks=0)) as client:
-        with pytest.raises(ReplyError) as failure:
-            await client.ask(PROMPT, Pick, call_id=call_id())
-    assert failure.value.reasons
-    assert not isinstance(failure.value, ProviderDown | BadRequest)

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 
 import anyio
 import httpx
 import pytest
 
-import virtual_time
-from doubles import PROMPT, RUN, Endpoint, call_id, completion, config, connected, opened
+from doubles import PROMPT, RUN, Endpoint, ask, call_id, completion, config, connected, opened, watched
 from reflact.concurrency import open_task_group
 from reflact.config.models import ModelConfig, Price
 from reflact.config.training import BudgetConfig
@@ -49,8 +48,7 @@ async def taken(store: InMemoryRunStore) -> tuple[Usage, int, Usage]:
 async def test_an_answer_costs_what_it_consumed() -> None:
     """Ledger and reply hold the same tokens and the same price, and nothing is left reserved."""
     store = await opened()
-    async with connected(Endpoint(GOOD), PRICED, store=store) as client:
-        reply = await client.ask(PROMPT, Text, call_id=call_id())
+    reply = await ask(Text, Endpoint(GOOD), PRICED, store=store)
     expected = Usage(calls=1, input_tokens=100, cached_tokens=40, output_tokens=7, usd=COST)
     assert await taken(store) == (expected, 0, Usage())
     assert reply.usage == expected
@@ -58,20 +56,11 @@ async def test_an_answer_costs_what_it_consumed() -> None:
 
 async def test_an_intent_holds_the_worst_case_of_its_call() -> None:
     """A token for each byte of the body, the cap, and the price of both."""
-    reservations: list[CallReservation] = []
-
-    class Watched(InMemoryRunStore):
-        async def reserve(self, reservation: CallReservation) -> None:
-            reservations.append(reservation)
-            await super().reserve(reservation)
-
-    store, endpoint = Watched(), Endpoint(GOOD)
-    await store.open_run(RUN, {}, {})
-    async with connected(endpoint, PRICED, store=store) as client:
-        await client.ask(PROMPT, Text, call_id=call_id())
+    store, endpoint = await watched(), Endpoint(GOOD)
+    await ask(Text, endpoint, PRICED, store=store)
     read = len(endpoint.requests[0].content) + OVERHEAD_TOKENS
     worst = Usage(calls=1, input_tokens=read, output_tokens=50)
-    assert reservations[0].worst_case == worst.model_copy(update={"usd": usd_of(worst, PRICED)})
+    assert store.reservations[0].worst_case == worst.model_copy(update={"usd": usd_of(worst, PRICED)})
 
 
 async def test_an_answer_without_counts_costs_its_worst_case() -> None:
@@ -94,10 +83,10 @@ async def test_an_answer_without_counts_costs_its_worst_case() -> None:
 
 
 FREE = [
-    httpx.Response(429),
-    httpx.Response(500),
-    httpx.Response(400),
+    *(httpx.Response(status) for status in (400, 401, 429, 503)),
+    httpx.Response(500, content=GOOD.content, headers=GOOD.headers),
     httpx.ConnectError("refused"),
+    httpx.ConnectTimeout("no route"),
     httpx.PoolTimeout("full"),
     CassetteMiss("not recorded"),
 ]
@@ -105,7 +94,15 @@ CHARGED = [
     httpx.ReadTimeout("slow"),
     httpx.ReadError("reset"),
     httpx.RemoteProtocolError("cut"),
+    httpx.WriteError("reset"),
+    httpx.Response(200, text="<html>log in</html>", headers={"content-type": "text/html"}),
     httpx.Response(200, text='{"choi', headers={"content-type": "application/json"}),
+    httpx.Response(200, text="data: {}", headers={"content-type": "text/event-stream"}),
+    httpx.Response(200, json={"error": {"message": "upstream"}}),
+    httpx.Response(200, json={"choices": []}),
+    httpx.Response(200, json={"choices": [{"index": 0}]}),
+    httpx.Response(200, json=[1]),
+    httpx.Response(200, text="[" * 100_000, headers={"content-type": "application/json"}),
 ]
 
 
@@ -113,12 +110,10 @@ CHARGED = [
 async def test_what_is_refused_or_never_left_is_free(failure: httpx.Response | Exception) -> None:
     """Neither the ledger nor the budget knows of it afterwards."""
     store, held = await opened(), budget(max_calls=1)
-    async with connected(Endpoint(failure), PRICED, store=store, budget=held) as client:
-        with pytest.raises((ModelError, CassetteMiss)):
-            await client.ask(PROMPT, Text, call_id=call_id())
+    with pytest.raises((ModelError, CassetteMiss)):
+        await ask(Text, Endpoint(failure), PRICED, store=store, budget=held)
     assert await store.spend(RUN) == ()
-    async with connected(Endpoint(GOOD), PRICED, store=store, budget=held) as client:
-        await client.ask(PROMPT, Text, call_id=call_id())
+    await ask(Text, Endpoint(GOOD), PRICED, store=store, budget=held)
     assert (await taken(store))[0].calls == 1
 
 
@@ -141,8 +136,7 @@ async def test_what_may_be_charged_is_booked_although_a_repeat_succeeds(
 async def test_what_is_stored_costs_nothing() -> None:
     """A second start with nothing left of its budget still has the answers of the first."""
     store = await opened()
-    async with connected(Endpoint(GOOD), PRICED, store=store) as client:
-        first = await client.ask(PROMPT, Text, call_id=call_id())
+    first = await ask(Text, Endpoint(GOOD), PRICED, store=store)
     async with connected(Endpoint(GOOD), PRICED, store=store, budget=budget(max_calls=0)) as client:
         assert await client.ask(PROMPT, Text, call_id=call_id()) == first
         with pytest.raises(BudgetSpent, match=r"budget\.max_calls is 0"):
@@ -203,22 +197,9 @@ class _Body(httpx.AsyncByteStream):
         self._of.closed += 1
 
 
-def spent_on_time(main: Callable[[InMemoryRunStore], Any]) -> Callable[[], None]:
-    """Run a test with a store on an event loop on which nothing is waited for."""
-
-    def test() -> None:
-        async def run() -> None:
-            await main(await opened())
-
-        virtual_time.run(run)
-
-    test.__name__, test.__doc__ = main.__name__, main.__doc__
-    return test
-
-
-@spent_on_time
-async def test_the_time_for_one_attempt_counts_to_the_last_byte(store: InMemoryRunStore) -> None:
+async def test_the_time_for_one_attempt_counts_to_the_last_byte() -> None:
     """A body that trickles in is cut off like an answer that never comes, and its connection is closed."""
+    store = await opened()
     for network in (Slow(11), Slow(1, 5, 5)):
         client, send = paying(network, store, budget(), config(timeout=10))
         with client, pytest.raises(httpx.ReadTimeout, match="no whole answer in 10 seconds"):
@@ -227,9 +208,9 @@ async def test_the_time_for_one_attempt_counts_to_the_last_byte(store: InMemoryR
     assert (await taken(store))[1] == 2
 
 
-@spent_on_time
-async def test_a_call_that_was_never_sent_returns_what_it_held(store: InMemoryRunStore) -> None:
+async def test_a_call_that_was_never_sent_returns_what_it_held() -> None:
     """Cancelled while it waits for the endpoint, it has cost nothing."""
+    store = await opened()
     network = Slow(5)
     held = budget(max_calls=2)
     client, send = paying(network, store, held, config(concurrency=1))
@@ -252,9 +233,9 @@ async def test_a_call_that_was_never_sent_returns_what_it_held(store: InMemoryRu
     )
 
 
-@spent_on_time
-async def test_a_call_cut_off_in_flight_is_booked_at_once(store: InMemoryRunStore) -> None:
+async def test_a_call_cut_off_in_flight_is_booked_at_once() -> None:
     """The next call of the same start already finds less room."""
+    store = await opened()
     client, send = paying(Slow(5), store, budget(max_calls=1), config())
     with client:
         with anyio.move_on_after(1):
@@ -264,9 +245,9 @@ async def test_a_call_cut_off_in_flight_is_booked_at_once(store: InMemoryRunStor
     assert (await taken(store))[1] == 1
 
 
-@spent_on_time
-async def test_who_waits_for_a_budget_holds_no_place_at_the_endpoint(store: InMemoryRunStore) -> None:
+async def test_who_waits_for_a_budget_holds_no_place_at_the_endpoint() -> None:
     """Another run that shares the endpoint is not held up by it."""
+    store = await opened()
     ended: list[tuple[str, float]] = []
     model = config(concurrency=2)
     client, poor = paying(Slow(10), store, budget(max_calls=1), model)
@@ -286,9 +267,9 @@ async def test_who_waits_for_a_budget_holds_no_place_at_the_endpoint(store: InMe
     assert ended == [("c", 1), ("d", 2), ("a", 10), ("b refused", 10)]
 
 
-@spent_on_time
-async def test_an_answer_that_came_is_kept_and_settled_whoever_leaves(store: InMemoryRunStore) -> None:
+async def test_an_answer_that_came_is_kept_and_settled_whoever_leaves() -> None:
     """Cancelled while it is stored, it is stored all the same, and costs what it says."""
+    store = await opened()
     scope, held = anyio.CancelScope(), budget(max_calls=2, max_tokens=500)
 
     class Cancelling(InMemoryRunStore):
@@ -307,8 +288,7 @@ async def test_an_answer_that_came_is_kept_and_settled_whoever_leaves(store: InM
         pass
 
 
-@spent_on_time
-async def test_a_call_whose_caller_leaves_before_it_is_sent_costs_nothing(store: InMemoryRunStore) -> None:
+async def test_a_call_whose_caller_leaves_before_it_is_sent_costs_nothing() -> None:
     """Cancelled while its intent is written, it is neither reserved nor booked as cut off in flight."""
     scope, held = anyio.CancelScope(), budget(max_calls=1)
 

@@ -39,11 +39,7 @@ def test_listed_prices_are_those_of_the_model_at_its_address() -> None:
 
 @pytest.mark.parametrize(
     "settings",
-    [
-        {"model": "my-finetune"},
-        {"base_url": "http://127.0.0.1:8000/v1"},
-        {"model": "text-embedding-3-small"},
-    ],
+    [{"model": "my-finetune"}, {"base_url": "http://127.0.0.1:8000/v1"}, {"model": "text-embedding-3-small"}],
 )
 def test_what_is_not_listed_has_no_price(settings: dict[str, Any]) -> None:
     """Not zero: unknown, also where a model is listed without a price for what it writes."""
@@ -76,10 +72,7 @@ def test_money_is_rounded_up_to_a_billionth() -> None:
 
 
 PRICES = st.builds(
-    Price,
-    input=st.floats(0, 1000),
-    cached_input=st.none() | st.floats(0, 1000),
-    output=st.floats(0, 1000),
+    Price, input=st.floats(0, 1000), cached_input=st.none() | st.floats(0, 1000), output=st.floats(0, 1000)
 )
 LISTED = st.sampled_from(
     [

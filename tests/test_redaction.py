@@ -8,17 +8,19 @@ import json
 import logging
 import os
 import traceback
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import httpx
 import pytest
 from pydantic import ValidationError
 from typer.testing import CliRunner
 
-from doubles import PROMPT, RUN, Endpoint, call_id, completion, config, connected
-from echo_server import Behaviour, Echoing, echoing
+import pure_server
+from doubles import RUN, Endpoint, ask, completion, config, connected
 from pure_world import settings, write_world
 from reflact import Trainer
 from reflact.cli.app import app
@@ -26,11 +28,11 @@ from reflact.config.loading import load_config
 from reflact.config.models import ModelConfig, find_secret_names, is_secret_name
 from reflact.errors import ConfigError, ReflactError
 from reflact.llm.budget import Account
-from reflact.llm.cassettes import open_cassette
 from reflact.llm.client import Client
 from reflact.llm.redaction import HTTP_LOGGERS, KEY_MARK, RedactingTransport, Scrubber, remove_keys
 from reflact.messages import Text
 from reflact.testing import InMemoryRunStore
+from served import asked_of, send, serving
 
 pytestmark = pytest.mark.anyio
 
@@ -47,6 +49,43 @@ CANARIES = ("canary-", "anary-9c41e07ab3d25f6")
 """What all of them have in common; no name of a variable, and nothing else that a run writes, holds it."""
 LOOKALIKE = "sk-proj-51aZ0000000000000000"
 """Data that looks like a key and is none."""
+
+
+Behaviour = Literal["answers", "refuses", "fails", "babbles"]
+"""Answers as the pure server; answers 401; answers 500; answers with no chat completion."""
+
+
+class Echoing(NamedTuple):
+    """A running server that sends back every key: the root of its API, and all headers that it was sent."""
+
+    url: str
+    heard: set[str]
+
+
+@contextmanager
+def echoing(behaviour: Behaviour) -> Iterator[Echoing]:
+    """Run such a server for the length of the block."""
+    heard: set[str] = set()
+
+    def answer(handler: BaseHTTPRequestHandler) -> None:
+        headers, body = dict(handler.headers), asked_of(handler)
+        heard.update(headers.values())
+        keys = [value for name, value in headers.items() if name.lower() in {"authorization", "api-key"}]
+        words = {"error": {"message": f"Incorrect API key provided: {', '.join(keys)}.", "sent": headers}}
+        status = {"refuses": 401, "fails": 500}.get(behaviour, 200)
+        said: object = keys if behaviour == "babbles" else words
+        if behaviour == "answers":
+            good = pure_server.completion(body, pure_server.answer(body, headers["x-sample"]))
+            said = {**good, "system_fingerprint": " ".join(keys), "sent": headers}
+        send(
+            handler,
+            said,
+            status,
+            **dict.fromkeys(("X-Echo", "Set-Cookie", "WWW-Authenticate"), json.dumps(keys)),
+        )
+
+    with serving(answer) as url:
+        yield Echoing(url, heard)
 
 
 async def give_key() -> str:
@@ -110,7 +149,7 @@ def written(folder: Path, server: Echoing, **target: Any) -> Path:
     world = write_world(folder / "world", train=3, val=3, test=2)
     plain = settings(world, folder / "run", url=server.url.removesuffix("/v1"))
     plain["models"]["target"] |= {"api_key_env": "CANARY_KEY", "max_retries": 0, **target}
-    plain["train"] = {"num_epochs": 2, "batch_size": 3}
+    plain["train"] = {"num_epochs": 1, "batch_size": 3}
     (folder / "run.yaml").write_text(json.dumps(plain), encoding="utf-8")
     return folder / "run.yaml"
 
@@ -127,10 +166,7 @@ def reflact(*arguments: object) -> tuple[int, str]:
     ["answers", *(pytest.param(b, marks=pytest.mark.slow) for b in get_args(Behaviour) if b != "answers")],
 )
 def test_commands_leave_no_key_anywhere(
-    behaviour: Behaviour,
-    tmp_path: Path,
-    variables: dict[str, str],
-    logged: pytest.LogCaptureFixture,
+    behaviour: Behaviour, tmp_path: Path, variables: dict[str, str], logged: pytest.LogCaptureFixture
 ) -> None:
     """Training, measuring and looking, whether or not the server serves: no file, output or log has it."""
     with echoing(behaviour) as server:
@@ -173,10 +209,18 @@ def test_a_recording_holds_no_key(
     assert_clean_files(tmp_path)
 
 
+AZURE = {"api": "azure", "api_version": "2025-01-01"}
+
+
 @pytest.mark.parametrize(
-    "flavour", [{}, {"api": "azure", "api_version": "2025-01-01"}], ids=["openai", "azure"]
+    ("flavour", "behaviour"),
+    [
+        ({}, "answers"),
+        (AZURE, "refuses"),
+        pytest.param({}, "refuses", marks=pytest.mark.slow),
+        pytest.param(AZURE, "answers", marks=pytest.mark.slow),
+    ],
 )
-@pytest.mark.parametrize("behaviour", ["answers", "refuses"])
 async def test_a_run_in_python_leaves_no_key_anywhere(
     flavour: dict[str, str],
     behaviour: Behaviour,
@@ -205,8 +249,7 @@ async def test_data_that_looks_like_a_key_is_left_alone(tmp_path: Path) -> None:
     """Only the key itself is taken out; what an item or an answer holds stays as it is."""
     store = InMemoryRunStore()
     endpoint = Endpoint(completion(f"{LOOKALIKE} {KEY}"))
-    async with connected(endpoint, config(key=give_key), store=store) as client:
-        reply = await client.ask(PROMPT, Text, call_id=call_id())
+    reply = await ask(Text, endpoint, config(key=give_key), store=store)
     assert reply.value.text == f"{LOOKALIKE} [key]"
 
 
@@ -300,32 +343,11 @@ def test_keys_are_known_by_the_numbers_of_their_characters() -> None:
     assert remove_keys(["sk-9c41/07ab3d25"], "sk-9c41\\/07ab3d25") == KEY_MARK
 
 
-async def test_a_key_with_a_quotation_mark_is_taken_out_of_an_answer() -> None:
-    """The answer is JSON, and the key a text in it, or in JSON within it."""
-    key = ODD_KEYS[0]
-    body = {"content": f"It is {key}.", "arguments": json.dumps({"why": f"I know {key}."})}
-    received = await through(httpx.Response(200, json=body), key)
-    assert received.json() == {"content": "It is [key].", "arguments": '{"why": "I know [key]."}'}
-
-
 @pytest.mark.parametrize("placeholder", ["none", "EMPTY", "not-needed", "no-key-required"])
 async def test_placeholders_are_words(placeholder: str) -> None:
     """What stands for a key where there is none may be a word of an answer, and stays in it."""
     received = await through(httpx.Response(200, text=f"There are none: {placeholder}."), placeholder)
     assert received.text == f"There are none: {placeholder}."
-
-
-async def test_recorders_get_answers_without_keys(tmp_path: Path) -> None:
-    """What a cassette writes has been freed of the key before."""
-    path = tmp_path / "c.jsonl"
-    inner = Endpoint(completion(f"It is {KEY}."))
-    async with (
-        open_cassette(path, mode="record", inner=inner) as transport,
-        connected(transport, config(key=give_key)) as client,
-    ):
-        reply = await client.ask(PROMPT, Text, call_id=call_id())
-    assert reply.value.text == "It is [key]."
-    assert_clean_files(tmp_path)
 
 
 async def test_logs_are_freed_for_as_long_as_a_client_is_open() -> None:
@@ -343,8 +365,7 @@ async def test_a_redirect_takes_no_key_elsewhere(api: str) -> None:
     """A server that sends a request on to another host does not send the key with it."""
     away = httpx.Response(307, headers={"location": "http://elsewhere.test/v1/chat/completions"})
     endpoint = Endpoint(away, completion("x"))
-    async with connected(endpoint, config(key=give_key, api=api, api_version="1")) as client:
-        await client.ask(PROMPT, Text, call_id=call_id())
+    await ask(Text, endpoint, config(key=give_key, api=api, api_version="1"))
     first, second = ("\n".join(request.headers.values()) for request in endpoint.requests)
     assert endpoint.requests[1].url.host == "elsewhere.test"
     assert KEY in first
@@ -369,9 +390,8 @@ async def test_a_redirect_takes_no_key_elsewhere(api: str) -> None:
 )
 async def test_no_error_has_a_key_in_or_behind_it(answer: httpx.Response | Exception) -> None:
     """Neither the message nor any error that it came from says the key."""
-    async with connected(Endpoint(answer), config(key=give_key, max_retries=0)) as client:
-        with pytest.raises(ReflactError) as failure:
-            await client.ask(PROMPT, Text, call_id=call_id())
+    with pytest.raises(ReflactError) as failure:
+        await ask(Text, Endpoint(answer), config(key=give_key, max_retries=0))
     assert_clean(*texts(failure.value))
 
 
@@ -461,43 +481,18 @@ async def test_settings_that_hold_the_key_itself_are_refused(field: str, value: 
     assert_clean(*texts(failure.value))
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "api_key",
-        "apikey",
-        "X-API-Key",
-        "client_secret",
-        "password",
-        "Authorization",
-        "access_token",
-        "token",
-        "cookies",
-    ],
-)
-def test_names_of_secrets_are_known(name: str) -> None:
-    """Fields of these names are refused at any depth."""
-    assert is_secret_name(name)
-    assert find_secret_names({"a": [{name: 1}]}) == {name}
+SECRET_NAMES = "api_key apikey X-API-Key client_secret password Authorization access_token token cookies"
+ORDINARY_NAMES = "max_tokens stop_token_ids prompt_cache_key bos_token logit_bias top_k tokenizer keys"
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "max_tokens",
-        "stop_token_ids",
-        "prompt_cache_key",
-        "bos_token",
-        "logit_bias",
-        "top_k",
-        "tokenizer",
-        "keys",
-    ],
-)
-def test_ordinary_fields_are_none(name: str) -> None:
-    """Fields that providers know under these names may be sent."""
-    assert not is_secret_name(name)
-    assert ModelConfig(model="m", extra_body={name: 1}).extra_body == {name: 1}
+def test_names_of_secrets_are_known() -> None:
+    """Fields of these names are refused at any depth; those that providers know may be sent."""
+    for name in SECRET_NAMES.split():
+        assert is_secret_name(name)
+        assert find_secret_names({"a": [{name: 1}]}) == {name}
+    for name in ORDINARY_NAMES.split():
+        assert not is_secret_name(name)
+        assert ModelConfig(model="m", extra_body={name: 1}).extra_body == {name: 1}
 
 
 def test_a_function_is_no_part_of_what_is_shown() -> None:

@@ -6,7 +6,6 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +13,14 @@ import anyio
 import anyio.lowlevel
 import httpx
 import pytest
-from anyio.abc import TaskGroup
 from hypothesis import given
 from hypothesis import strategies as st
 
 import reflact.llm.cache as keys_module
-from doubles import PROMPT, RUN, Endpoint, call_id, completion, config, connected, opened
-from reflact.errors import AccessDenied, ProviderDown
+from doubles import PROMPT, RUN, Endpoint, ask, call_id, completion, config, connected, opened, watched
+from reflact.concurrency import fan_out
 from reflact.llm.cache_keys import build_cache_key, derive_seed, strip_credentials, strip_to_endpoint
-from reflact.messages import CallId, CallReservation, ReplyModel, StoredResponse, Text
+from reflact.messages import CallId, ReplyModel, StoredResponse, Text
 from reflact.testing import InMemoryRunStore
 from reflact.types import digest_json
 
@@ -181,37 +179,6 @@ def test_seeds_are_pinned_and_fit_31_bits() -> None:
 # ------------------------------------------------------------------------------------------------- order
 
 
-class Watched(InMemoryRunStore):
-    """A store that writes down what happens to it, and how often it is asked."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: list[str] = []
-        self.reservations: list[CallReservation] = []
-        self.replies: list[StoredResponse] = []
-
-    async def reserve(self, reservation: CallReservation) -> None:
-        self.seen.append("reserved")
-        self.reservations.append(reservation)
-        await super().reserve(reservation)
-
-    async def store_response(self, response: StoredResponse, reservation: CallReservation) -> None:
-        await super().store_response(response, reservation)
-        self.replies.append(response)
-        self.seen.append("stored")
-
-    async def release(self, reservation: CallReservation) -> None:
-        await super().release(reservation)
-        self.seen.append("released")
-
-
-async def watched() -> Watched:
-    """Return a watched store in which the run is open."""
-    store = Watched()
-    await store.open_run(RUN, {}, {})
-    return store
-
-
 async def test_the_intent_is_stored_before_sending_and_the_answer_before_anyone_sees_it() -> None:
     """Killed between any two of these, a run repeats nothing that had finished."""
     store = await watched()
@@ -223,8 +190,7 @@ async def test_the_intent_is_stored_before_sending_and_the_answer_before_anyone_
     def check(word: Word) -> None:
         store.seen.append("seen")
 
-    async with connected(Endpoint(answer), store=store) as client:
-        await client.ask(PROMPT, Word, call_id=call_id(), check=check)
+    await ask(Word, Endpoint(answer), store=store, check=check)
     assert store.seen == ["reserved", "sent", "stored", "seen"]
 
 
@@ -243,27 +209,15 @@ async def test_a_second_process_repeats_nothing() -> None:
     """Stored answers are validated again, the bad one and the one that mended it; nothing is sent."""
     store = await opened()
     answers = Endpoint(completion("no"), GOOD)
-    async with connected(answers, store=store) as client:
-        first = await client.ask(PROMPT, Word, call_id=call_id())
+    first = await ask(Word, answers, store=store)
     silent = Endpoint(RuntimeError("nothing may be sent"))
-    async with connected(silent, store=store) as client:
-        second = await client.ask(PROMPT, Word, call_id=call_id())
+    second = await ask(Word, silent, store=store)
     assert second == first
     assert second.attempts == 2
     assert len(answers.requests) == 2
     assert silent.requests == []
     (spent,) = await store.spend(RUN)
     assert spent.usage == first.usage
-
-
-async def test_samples_are_asked_apart() -> None:
-    """The same prompt at two places of the plan is two calls."""
-    endpoint = Endpoint(GOOD)
-    async with connected(endpoint) as client:
-        for part in ("a", "b"):
-            await client.ask(PROMPT, Word, call_id=call_id(part))
-    assert len(endpoint.requests) == 2
-    assert endpoint.bodies[0] == endpoint.bodies[1]
 
 
 async def test_a_raised_reply_version_is_a_new_call() -> None:
@@ -277,163 +231,34 @@ async def test_a_raised_reply_version_is_a_new_call() -> None:
     assert len(endpoint.requests) == 2
 
 
-# ---------------------------------------------------------------------------------------------- failures
+# -------------------------------------------------------------------------------------------- equal calls
 
 
-@pytest.mark.parametrize(
-    ("answer", "error"),
-    [
-        (httpx.Response(401, json={"error": {"message": "no"}}), AccessDenied),
-        (httpx.Response(503, text="busy"), ProviderDown),
-        (httpx.Response(500, content=GOOD.content, headers=GOOD.headers), ProviderDown),
-        (httpx.ConnectError("no route"), ProviderDown),
-        (httpx.ConnectTimeout("no route"), ProviderDown),
-    ],
-)
-async def test_a_failure_that_costs_nothing_leaves_nothing_behind(
-    answer: httpx.Response | Exception, error: type[Exception]
-) -> None:
-    """An error status is no answer and not charged: its intent is dropped, and the next start asks again."""
-    store = await watched()
-    async with connected(Endpoint(answer), config(max_retries=0), store=store) as client:
-        with pytest.raises(error):
-            await client.ask(PROMPT, Word, call_id=call_id())
-    assert store.seen == ["reserved", "released"]
-    assert await store.spend(RUN) == ()
-    async with connected(Endpoint(GOOD), store=store) as client:
-        assert (await client.ask(PROMPT, Word, call_id=call_id())).value == Word(word="yes")
-
-
-@pytest.mark.parametrize(
-    "answer",
-    [
-        httpx.ReadTimeout("slow"),
-        httpx.ReadError("reset"),
-        httpx.RemoteProtocolError("cut"),
-        httpx.WriteError("reset"),
-        httpx.Response(200, text="<html>log in</html>", headers={"content-type": "text/html"}),
-        httpx.Response(200, text='{"choi', headers={"content-type": "application/json"}),
-        httpx.Response(200, text="data: {}", headers={"content-type": "text/event-stream"}),
-        httpx.Response(200, json={"error": {"message": "upstream"}}),
-        httpx.Response(200, json={"choices": []}),
-        httpx.Response(200, json={"choices": [{"index": 0}]}),
-        httpx.Response(200, json=[1]),
-        httpx.Response(200, text="[" * 100_000, headers={"content-type": "application/json"}),
-    ],
-)
-async def test_a_failure_that_may_be_charged_counts_at_its_worst_case(
-    answer: httpx.Response | Exception,
-) -> None:
-    """What was cut off is not stored and asked again; the attempt stays booked when the next one succeeds."""
-    store = await watched()
-    settings = config(max_retries=0, max_tokens=50)
-    async with connected(Endpoint(answer), settings, store=store) as client:
-        with pytest.raises(ProviderDown):
-            await client.ask(PROMPT, Word, call_id=call_id())
-    assert store.seen == ["reserved"]
-    async with connected(Endpoint(GOOD), settings, store=store) as client:
-        assert (await client.ask(PROMPT, Word, call_id=call_id())).value == Word(word="yes")
-    (spent,) = await store.spend(RUN)
-    assert (spent.usage.calls, spent.unsettled, spent.worst_case.calls, spent.worst_case.output_tokens) == (
-        1,
-        1,
-        1,
-        50,
-    )
-    assert spent.worst_case.input_tokens > 50
-
-
-async def test_a_cancelled_call_stays_open() -> None:
-    """Cut off in flight it may be charged: the next start books it as unsettled."""
-    store = await watched()
-    reached = anyio.Event()
-
-    class Waiting(httpx.AsyncBaseTransport):
-        async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-            reached.set()
-            await anyio.sleep_forever()
-            raise AssertionError
-
-    async with connected(Waiting(), store=store) as client, anyio.create_task_group() as tasks:
-        tasks.start_soon(lambda: client.ask(PROMPT, Word, call_id=call_id()))
-        await reached.wait()
-        tasks.cancel_scope.cancel()
-    assert store.seen == ["reserved"]
-    await store.open_run(RUN, {}, {})
-    (spent,) = await store.spend(RUN)
-    assert (spent.unsettled, spent.usage.calls) == (1, 0)
-
-
-async def test_an_answer_that_has_come_is_stored_whoever_leaves() -> None:
-    """Cancelled between its arrival and its storing, a paid answer is kept."""
-    store = await watched()
-    storing = anyio.Event()
-
-    class Slow:
-        find_response, reserve, release = store.find_response, store.reserve, store.release
-
-        async def store_response(self, response: StoredResponse, reservation: CallReservation) -> None:
-            storing.set()
-            for _ in range(10):
-                await anyio.lowlevel.checkpoint()
-            await store.store_response(response, reservation)
-
-    async with connected(Endpoint(GOOD), responses=Slow()) as client, anyio.create_task_group() as tasks:
-        tasks.start_soon(lambda: client.ask(PROMPT, Word, call_id=call_id()))
-        await storing.wait()
-        tasks.cancel_scope.cancel()
-    assert store.seen == ["reserved", "stored"]
-
-
-# ------------------------------------------------------------------------------------------- single flight
-
-
-class Held(httpx.AsyncBaseTransport):
-    """Answers when told to; counts what arrives and what is cancelled."""
-
-    def __init__(self) -> None:
-        self.arrived = 0
-        self.cancelled = 0
-        self.reached = anyio.Event()
-        self.released = anyio.Event()
+class Slow(Endpoint):
+    """Answers after a second."""
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        self.arrived += 1
-        self.reached.set()
-        try:
-            await self.released.wait()
-        except anyio.get_cancelled_exc_class():
-            self.cancelled += 1
-            raise
-        return completion('{"word": "yes"}')
+        response = await super().handle_async_request(request)
+        await anyio.sleep(1)
+        return response
 
 
-async def joined(held: Held, tasks: TaskGroup, calls: Sequence[Callable[[], Awaitable[Any]]]) -> None:
-    """Start one call, and the others once its request is in flight; return when all wait."""
-    first, *others = calls
-    tasks.start_soon(first)
-    await held.reached.wait()
-    for call in others:
-        tasks.start_soon(call)
-    await anyio.wait_all_tasks_blocked()
+@pytest.mark.parametrize(("patience", "requests"), [([9, 0.5, 9, 9], 1), ([0.5, 9, 9], 2), ([0.5, 0.7], 2)])
+async def test_equal_calls_in_flight_are_one_request(patience: list[float], requests: int) -> None:
+    """Callers of the same place get the same answer for one price; if the first leaves, the next one asks."""
+    endpoint, store = Slow(GOOD), await opened()
+    async with connected(endpoint, store=store) as client:
+        await client.ask(PROMPT, Word, call_id=call_id("first"))  # openai looks up the platform in a thread
 
+        async def one(seconds: float) -> str | None:
+            with anyio.move_on_after(seconds):
+                return (await client.ask(PROMPT, Word, call_id=call_id())).value.word
+            return None
 
-async def test_equal_calls_in_flight_are_one_request() -> None:
-    """Five callers of the same place get the same answer for one price."""
-    held = Held()
-    store = await opened()
-    words: list[str] = []
-    async with connected(held, store=store) as client, anyio.create_task_group() as tasks:
-
-        async def ask() -> None:
-            words.append((await client.ask(PROMPT, Word, call_id=call_id())).value.word)
-
-        await joined(held, tasks, [ask] * 5)
-        held.released.set()
-    assert words == ["yes"] * 5
-    assert held.arrived == 1
+        assert await fan_out(one, patience) == tuple("yes" if each == 9 else None for each in patience)
+    assert len(endpoint.requests) == 1 + requests
     (spent,) = await store.spend(RUN)
-    assert spent.usage.calls == 1
+    assert spent.usage.calls == 1 + (9 in patience)
 
 
 async def test_a_slow_look_up_does_not_pay_again() -> None:
@@ -471,54 +296,16 @@ async def test_two_trials_of_one_text_are_two_effects() -> None:
     assert len({reply.key for reply in store.replies}) == 2
 
 
-async def test_a_waiter_that_leaves_does_not_take_the_others_along() -> None:
-    """The request is cancelled only when nobody waits for it any more."""
-    held = Held()
-    leaving = anyio.CancelScope()
-    async with connected(held) as client, anyio.create_task_group() as tasks:
-
-        async def leave() -> None:
-            with leaving:
-                await client.ask(PROMPT, Word, call_id=call_id())
-
-        await joined(held, tasks, [lambda: client.ask(PROMPT, Word, call_id=call_id()), leave])
-        leaving.cancel()
-        await anyio.wait_all_tasks_blocked()
-        assert held.cancelled == 0
-        held.released.set()
-    assert held.arrived == 1
-
-
-async def test_the_last_waiter_to_leave_cancels_the_request() -> None:
-    """Nothing goes on being paid for that nobody waits for."""
-    held = Held()
-    async with connected(held) as client, anyio.create_task_group() as tasks:
-        await joined(held, tasks, [lambda: client.ask(PROMPT, Word, call_id=call_id())] * 2)
-        tasks.cancel_scope.cancel()
-    assert (held.arrived, held.cancelled) == (1, 1)
-
-
 # --------------------------------------------------------------------------------------------- the request
-
-
-async def test_our_headers_stay_here() -> None:
-    """The endpoint sees neither the sample nor the reply type."""
-    endpoint = Endpoint(GOOD)
-    async with connected(endpoint) as client:
-        await client.ask(PROMPT, Word, call_id=call_id())
-    (request,) = endpoint.requests
-    assert not [name for name in request.headers if "reflact" in name]
 
 
 async def test_the_sample_can_be_forwarded_in_a_header() -> None:
     """A proxy may see the label of each call, where asked for; it is not part of the key."""
     endpoint = Endpoint(GOOD)
     store = await opened()
-    async with connected(endpoint, config(call_id_header="X-Call"), store=store) as client:
-        await client.ask(PROMPT, Word, call_id=call_id())
+    await ask(Word, endpoint, config(call_id_header="X-Call"), store=store)
     assert endpoint.requests[0].headers["x-call"] == call_id().label
-    async with connected(endpoint, store=store) as client:
-        await client.ask(PROMPT, Word, call_id=call_id())
+    await ask(Word, endpoint, store=store)
     assert len(endpoint.requests) == 1
 
 

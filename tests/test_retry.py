@@ -11,7 +11,7 @@ import anyio
 import httpx
 import pytest
 
-from doubles import PROMPT, RUN, Endpoint, call_id, completion, config, connected, opened
+from doubles import PROMPT, RUN, Endpoint, ask, call_id, completion, config, connected, opened
 from reflact.concurrency import open_task_group
 from reflact.errors import ProviderDown
 from reflact.llm import rate_limit
@@ -379,8 +379,7 @@ async def test_each_failed_attempt_is_counted() -> None:
     late, reset, busy = httpx.ReadTimeout("x"), httpx.ReadError("x"), httpx.Response(500)
     attempts = [busy, late, CUT, reset, busy, GOOD]
     provider = Endpoint(*attempts)
-    async with connected(provider, config(max_retries=5), store=store) as client:
-        reply = await client.ask(PROMPT, Text, call_id=call_id())
+    reply = await ask(Text, provider, config(max_retries=5), store=store)
     assert reply.value.text == "fine"
     assert len(provider.requests) == len(attempts)
     counts: list[tuple[FaultKind, int]] = [("5xx", 2), ("malformed", 1), ("reset", 1), ("timeout", 1)]
@@ -404,8 +403,7 @@ async def test_what_was_never_a_completion_is_asked_once() -> None:
     """A whole answer of another kind is no accident on the way: it is counted, and not asked for again."""
     store, page = await opened(), httpx.Response(200, headers={"content-type": PAGE}, text="<html>")
     provider = Endpoint(page, GOOD)
-    async with connected(provider, config(max_retries=3), store=store) as client:
-        with pytest.raises(ProviderDown, match="no chat completion"):
-            await client.ask(PROMPT, Text, call_id=call_id())
+    with pytest.raises(ProviderDown, match="no chat completion"):
+        await ask(Text, provider, config(max_retries=3), store=store)
     assert len(provider.requests) == 1
     assert await store.faults(RUN) == (FaultCount(kind="unusable", count=1),)

@@ -150,14 +150,15 @@ async def test_a_view_made_on_the_way_sees_what_comes_after() -> None:
     assert seen[0] > 4
 
 
-async def test_a_view_is_iterated_once() -> None:
+async def test_a_stream_and_a_view_are_iterated_once() -> None:
     """A second iteration is a mistake and is called one."""
     stream = Stream(counted(1))
     view = stream.subscribe()
     assert [number async for number in stream] == [0]
     assert [number async for number in view] == [0]
-    with pytest.raises(RuntimeError, match="once"):
-        await anext(aiter(view))
+    for again in (stream, view):
+        with pytest.raises(RuntimeError, match="once"):
+            await anext(aiter(again))
 
 
 async def test_a_dropped_iteration_detaches() -> None:

@@ -1,15 +1,19 @@
-"""Streaming is framing: who streams and who does not shares keys, stores, recordings and replies."""
+"""Streams of events: how they are read and joined, who asks for them, and the drafts that they show."""
 
 from __future__ import annotations
 
 import json
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Awaitable, Callable
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import anyio
 import httpx
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ConfigDict
 
 from doubles import (
     COUNTS,
@@ -17,7 +21,7 @@ from doubles import (
     RUN,
     Body,
     Endpoint,
-    Kept,
+    ask,
     call_id,
     chunk,
     completion,
@@ -25,20 +29,49 @@ from doubles import (
     connected,
     opened,
     stream,
+    streamed,
+    watched,
 )
-from reflact.concurrency import fan_out
+from draft_example import CASSETTE, MODEL, SAMPLE, Handbook
+from draft_example import PROMPT as LONG_PROMPT
+from reflact.concurrency import fan_out, open_task_group
 from reflact.config.models import ModelConfig
 from reflact.errors import BadRequest, ProviderDown, ReplyError
-from reflact.events import DraftDiscarded, DraftUpdated, Event
-from reflact.llm.budget import Budget
+from reflact.events import DraftDiscarded, DraftUpdated, Event, ModelCallFinished
 from reflact.llm.cache_keys import build_cache_key
-from reflact.llm.cassettes import open_cassette, read_cassette
+from reflact.llm.cassettes import Interaction, ReplayTransport, open_cassette, read_cassette
 from reflact.llm.client import Client, identify_model
-from reflact.messages import ReplyModel, Text
+from reflact.llm.drafts import DraftStream, extends, read_partial
+from reflact.llm.sse import EventReader, join_stream, parse_chunk, read_delta, read_events, read_usage
+from reflact.messages import Draft, Reply, ReplyModel, Text
 from reflact.records import FaultCount, Usage
-from reflact.testing import InMemoryRunStore
+from reflact.types import FrozenModel
 
 pytestmark = [pytest.mark.anyio, pytest.mark.virtual_time]
+
+
+class Told(list[Event]):
+    """Keeps what it is told of drafts and calls."""
+
+    async def __call__(self, event: Event) -> None:
+        self.append(event)
+
+    @property
+    def attempts(self) -> list[list[Any]]:
+        """What was drafted between resets."""
+        attempts: list[list[Any]] = [[]]
+        for event in self:
+            if isinstance(event, DraftDiscarded):
+                attempts.append([])
+            elif isinstance(event, DraftUpdated):
+                attempts[-1].append(event.draft)
+        return attempts
+
+    @property
+    def drafts(self) -> list[Any]:
+        """What was drafted, with None in the place of each reset."""
+        told = [event for event in self if isinstance(event, DraftUpdated | DraftDiscarded)]
+        return [event.draft if isinstance(event, DraftUpdated) else None for event in told]
 
 
 class Pick(ReplyModel):
@@ -56,32 +89,6 @@ ONE = Usage(calls=1, input_tokens=10, cached_tokens=4, output_tokens=3)
 ASKED = {"stream": True, "stream_options": {"include_usage": True}}
 
 
-class Watcher(list[Event]):
-    """Keeps what it is told."""
-
-    async def __call__(self, event: Event) -> None:
-        self.append(event)
-
-    @property
-    def drafts(self) -> list[Any]:
-        """What was drafted, with None in the place of each reset."""
-        told = [event for event in self if isinstance(event, DraftUpdated | DraftDiscarded)]
-        return [event.draft if isinstance(event, DraftUpdated) else None for event in told]
-
-
-def watched(
-    transport: httpx.AsyncBaseTransport,
-    settings: ModelConfig | None = None,
-    *,
-    store: InMemoryRunStore | None = None,
-    budget: Budget | None = None,
-    watcher: Watcher | None = None,
-) -> AbstractAsyncContextManager[Client]:
-    """Return a client whose events somebody hears."""
-    emit = Watcher() if watcher is None else watcher
-    return connected(transport, settings, store=store, budget=budget, emit=emit)
-
-
 def framing(body: Any) -> Any:
     """Return what a request says of streaming."""
     return {name: body[name] for name in ("stream", "stream_options") if name in body}
@@ -93,15 +100,11 @@ def framing(body: Any) -> Any:
 async def test_only_typed_replies_that_somebody_watches_are_streamed() -> None:
     """Without listeners, for plain text, or where it is switched off, requests say nothing of streams."""
     provider = Endpoint(PLAIN)
-    async with connected(provider) as client:
-        await client.ask(PROMPT, Pick, call_id=call_id())
-    async with watched(provider) as client:
-        await client.ask(PROMPT, Text, call_id=call_id())
-    async with watched(provider, config(stream=False)) as client:
-        await client.ask(PROMPT, Pick, call_id=call_id())
+    await ask(Pick, provider)
+    await ask(Text, provider, emit=Told())
+    await ask(Pick, provider, config(stream=False), emit=Told())
     assert [framing(body) for body in provider.bodies] == [{}, {}, {}]
-    async with watched(provider) as client:
-        await client.ask(PROMPT, Pick, call_id=call_id())
+    await ask(Pick, provider, emit=Told())
     assert framing(provider.bodies[-1]) == ASKED
     assert {**provider.bodies[0], **ASKED} == provider.bodies[-1]
 
@@ -112,8 +115,7 @@ async def test_a_streamed_reply_is_the_plain_one(mode: str, size: int) -> None:
     """Value, attempts and usage are those of the same reply in one piece, in every mode."""
     pieces = stream(TEXT, tools=mode == "tools", size=size)
     store = await opened()
-    async with watched(Endpoint(pieces), config(mode=mode), store=store) as client:
-        streamed = await client.ask(PROMPT, Pick, call_id=call_id())
+    streamed = await ask(Pick, Endpoint(pieces), config(mode=mode), store=store, emit=Told())
     async with connected(Endpoint(PLAIN), config(mode=mode)) as client:
         assert streamed == await client.ask(PROMPT, Pick, call_id=call_id())
     assert (streamed.value, streamed.usage) == (VALUE, ONE)
@@ -123,9 +125,8 @@ async def test_a_streamed_reply_is_the_plain_one(mode: str, size: int) -> None:
 
 async def test_a_plain_answer_to_a_streamed_request_is_an_answer() -> None:
     """A server that does not know streams is asked once, and nothing is drafted."""
-    provider, watcher = Endpoint(PLAIN), Watcher()
-    async with watched(provider, watcher=watcher) as client:
-        reply = await client.ask(PROMPT, Pick, call_id=call_id())
+    provider, watcher = Endpoint(PLAIN), Told()
+    reply = await ask(Pick, provider, emit=watcher)
     assert (reply.value, reply.usage, len(provider.bodies), watcher.drafts) == (VALUE, ONE, 1, [])
 
 
@@ -136,10 +137,10 @@ async def test_the_first_call_settles_its_mode_with_a_stream() -> None:
         if "tools" not in body:
             return httpx.Response(400, json={"error": {"message": "unknown field response_format"}})
         pieces = stream(TEXT, tools=True)
-        return httpx.Response(200, headers={"content-type": "text/event-stream"}, stream=Body(pieces))
+        return streamed(pieces)
 
-    provider, watcher = Endpoint(picky), Watcher()
-    async with watched(provider, config(mode="auto"), watcher=watcher) as client:
+    provider, watcher = Endpoint(picky), Told()
+    async with connected(provider, config(mode="auto"), emit=watcher) as client:
         assert (await client.ask(PROMPT, Pick, call_id=call_id())).value == VALUE
     assert len(provider.bodies) == 2
     assert watcher.drafts[-1] == VALUE.model_dump()
@@ -169,34 +170,17 @@ def test_streaming_is_no_part_of_an_identity() -> None:
 async def test_switching_streams_on_or_off_repeats_no_call(first: bool) -> None:
     """A stored answer of either framing serves both."""
     store, provider = await opened(), Endpoint(STREAM if first else PLAIN)
-    async with watched(provider, config(stream=first), store=store) as client:
-        before = await client.ask(PROMPT, Pick, call_id=call_id())
+    before = await ask(Pick, provider, config(stream=first), store=store, emit=Told())
     nobody = Endpoint(httpx.Response(500))
-    async with watched(nobody, config(stream=not first), store=store) as client:
+    async with connected(nobody, config(stream=not first), store=store, emit=Told()) as client:
         assert await client.ask(PROMPT, Pick, call_id=call_id()) == before
     assert nobody.bodies == []
 
 
-async def test_a_stored_stream_serves_who_does_not_stream() -> None:
-    """A stream that was asked for by the settings is stored as the completion that it makes up."""
-    store, provider = Kept(), Endpoint(STREAM)
-    await store.open_run(RUN, {}, {})
-    async with connected(provider, config(extra_body={"stream": True}), store=store) as client:
-        before = await client.ask(PROMPT, Pick, call_id=call_id())
-    (stored,) = store.replies
-    assert stored.content_type == "application/json"
-    async with connected(Endpoint(httpx.Response(500)), store=store) as client:
-        assert await client.ask(PROMPT, Pick, call_id=call_id()) == before
-    async with watched(Endpoint(httpx.Response(500)), store=store) as client:
-        assert await client.ask(PROMPT, Pick, call_id=call_id()) == before
-
-
 async def test_what_is_stored_is_whole() -> None:
     """A reply that was streamed takes no more room in the store than one that was not."""
-    store = Kept()
-    await store.open_run(RUN, {}, {})
-    async with watched(Endpoint(stream(TEXT, size=1)), store=store) as client:
-        await client.ask(PROMPT, Pick, call_id=call_id())
+    store = await watched()
+    await ask(Pick, Endpoint(stream(TEXT, size=1)), store=store, emit=Told())
     (stored,) = store.replies
     assert (stored.content_type, len(stored.chunks)) == ("application/json", 1)
     assert len(stored.chunks[0]) < 2 * len(PLAIN.text)
@@ -209,17 +193,17 @@ async def test_recordings_of_either_framing_replay_for_both(tmp_path: Path, stre
         open_cassette(
             tmp_path / "c.jsonl", mode="record", inner=Endpoint(STREAM if streamed else PLAIN)
         ) as tape,
-        watched(tape, config(stream=streamed)) as client,
+        connected(tape, config(stream=streamed), emit=Told()) as client,
     ):
         live = await client.ask(PROMPT, Pick, call_id=call_id())
     (line,) = read_cassette(tmp_path / "c.jsonl")
     assert isinstance(line.body, dict)
     assert framing(line.body) == (ASKED if streamed else {})
     for setting in (True, False):
-        watcher = Watcher()
+        watcher = Told()
         async with (
             open_cassette(tmp_path / "c.jsonl", mode="replay") as tape,
-            watched(tape, config(stream=setting), watcher=watcher) as client,
+            connected(tape, config(stream=setting), emit=watcher) as client,
         ):
             assert await client.ask(PROMPT, Pick, call_id=call_id()) == live
         assert bool(watcher.drafts) is (streamed and setting)
@@ -228,7 +212,7 @@ async def test_recordings_of_either_framing_replay_for_both(tmp_path: Path, stre
 async def test_equal_calls_in_flight_are_one_whoever_watches() -> None:
     """A call that streams and one that does not share one request and one answer."""
     store, provider = await opened(), Endpoint(STREAM)
-    async with watched(provider, store=store) as client:
+    async with connected(provider, store=store, emit=Told()) as client:
         drafts = [draft async for draft in client.draft(PROMPT, Pick, call_id=call_id("alone"))]
         replies = await fan_out(lambda _: client.ask(PROMPT, Pick, call_id=call_id()), range(3))
     assert len(drafts) > 1
@@ -256,7 +240,7 @@ async def test_an_endpoint_that_refuses_streams_is_asked_plainly(status: int, me
         return httpx.Response(200, headers=PLAIN.headers, content=PLAIN.content)
 
     store, provider = await opened(), Endpoint(strict)
-    async with watched(provider, config(max_retries=0), store=store) as client:
+    async with connected(provider, config(max_retries=0), store=store, emit=Told()) as client:
         for part in ("a", "b"):
             assert (await client.ask(PROMPT, Pick, call_id=call_id(part))).value == VALUE
     assert [bool(framing(body)) for body in provider.bodies] == [True, False, False]
@@ -268,9 +252,8 @@ async def test_other_refusals_are_passed_on() -> None:
     """What has nothing to do with streams is asked once."""
     for status, message, error in ((400, "too high", BadRequest), (500, "upstream: too high", ProviderDown)):
         provider = Endpoint(httpx.Response(status, json={"error": {"message": message}}))
-        async with watched(provider, config(max_retries=0)) as client:
-            with pytest.raises(error, match="too high"):
-                await client.ask(PROMPT, Pick, call_id=call_id())
+        with pytest.raises(error, match="too high"):
+            await ask(Pick, provider, config(max_retries=0), emit=Told())
         assert len(provider.bodies) == 1
 
 
@@ -280,11 +263,11 @@ async def test_an_endpoint_that_counts_no_streams_is_asked_for_one_alone() -> No
     def silent(body: Any) -> httpx.Response:
         if framing(body):
             pieces = stream(TEXT, usage=None)
-            return httpx.Response(200, headers={"content-type": "text/event-stream"}, stream=Body(pieces))
+            return streamed(pieces)
         return httpx.Response(200, headers=PLAIN.headers, content=PLAIN.content)
 
     provider = Endpoint(silent)
-    async with watched(provider) as client:
+    async with connected(provider, emit=Told()) as client:
         replies = [await client.ask(PROMPT, Pick, call_id=call_id(part)) for part in "abc"]
     assert [reply.usage.uncounted for reply in replies] == [1, 0, 0]
     assert [bool(framing(body)) for body in provider.bodies] == [True, False, False]
@@ -294,7 +277,7 @@ async def test_an_endpoint_whose_streams_never_end_is_asked_plainly() -> None:
     """Where no repeat brings a whole stream, the whole answer is asked for."""
     broken = stream(TEXT, done=False)
     provider, store = Endpoint(broken, broken, PLAIN), await opened()
-    async with watched(provider, config(max_retries=1), store=store) as client:
+    async with connected(provider, config(max_retries=1), store=store, emit=Told()) as client:
         assert (await client.ask(PROMPT, Pick, call_id=call_id())).value == VALUE
     assert [bool(framing(body)) for body in provider.bodies] == [True, True, False]
     assert await store.faults(RUN) == (FaultCount(kind="broken stream", count=2),)
@@ -306,21 +289,13 @@ async def test_an_endpoint_whose_streams_never_end_is_asked_plainly() -> None:
 @pytest.mark.parametrize("finish", [None, "length"])
 async def test_a_stream_that_was_cut_off_is_asked_for_again(finish: str | None) -> None:
     """A reply that ended at a limit, or that nobody ended, is sent back, also where it can be read."""
-    watcher = Watcher()
+    watcher = Told()
     provider = Endpoint(stream(TEXT, finish=finish), STREAM)
-    async with watched(provider, watcher=watcher) as client:
-        reply = await client.ask(PROMPT, Pick, call_id=call_id())
+    reply = await ask(Pick, provider, emit=watcher)
     assert (reply.value, reply.attempts, reply.usage) == (VALUE, 2, ONE + ONE)
     assert "cut off" in provider.bodies[1]["messages"][-1]["content"]
     (reset,) = [event for event in watcher if isinstance(event, DraftDiscarded)]
     assert (reset.attempt, "cut off" in reset.reason) == (1, True)
-
-
-async def test_a_stream_that_is_always_cut_off_is_an_error() -> None:
-    """It ends as a plain reply does that never fits: with its reasons."""
-    async with watched(Endpoint(stream(TEXT[:20], finish="length")), config(reasks=1)) as client:
-        with pytest.raises(ReplyError, match=r"2 attempts.*cut off"):
-            await client.ask(PROMPT, Pick, call_id=call_id())
 
 
 BREAKS = [
@@ -336,9 +311,9 @@ BREAKS = [
 @pytest.mark.parametrize("broken", BREAKS)
 async def test_a_stream_that_breaks_is_repeated_and_stays_booked(broken: list[bytes | Exception]) -> None:
     """The repeat brings the reply; what was drafted counts for nothing; the attempt keeps its worst case."""
-    store, watcher = await opened(), Watcher()
+    store, watcher = await opened(), Told()
     provider = Endpoint(broken, STREAM)
-    async with watched(provider, config(max_tokens=50), store=store, watcher=watcher) as client:
+    async with connected(provider, config(max_tokens=50), store=store, emit=watcher) as client:
         reply = await client.ask(PROMPT, Pick, call_id=call_id())
         (spent,) = await store.spend(RUN)
     assert (reply.value, reply.attempts, reply.usage) == (VALUE, 1, ONE)
@@ -361,7 +336,9 @@ async def test_a_stream_that_stalls_is_late_as_a_whole() -> None:
         return httpx.Response(200, headers={"content-type": "text/event-stream"}, stream=Stalling(STREAM[:9]))
 
     store = await opened()
-    async with watched(Endpoint(answer), config(max_retries=0, timeout=0.05), store=store) as client:
+    async with connected(
+        Endpoint(answer), config(max_retries=0, timeout=0.05), store=store, emit=Told()
+    ) as client:
         with pytest.raises(ProviderDown, match="did not answer within"):
             await client.ask(PROMPT, Pick, call_id=call_id())
         (spent,) = await store.spend(RUN)
@@ -371,7 +348,606 @@ async def test_a_stream_that_stalls_is_late_as_a_whole() -> None:
 async def test_an_end_without_an_answer_is_no_reply() -> None:
     """A stream that ends well and says nothing is neither stored nor taken for a reply."""
     store = await opened()
-    async with watched(Endpoint([chunk(usage=COUNTS), STREAM[-1]]), store=store) as client:
-        with pytest.raises(ProviderDown, match="no chat completion"):
-            await client.ask(PROMPT, Pick, call_id=call_id())
+    with pytest.raises(ProviderDown, match="no chat completion"):
+        await ask(Pick, Endpoint([chunk(usage=COUNTS), STREAM[-1]]), store=store, emit=Told())
     assert await store.faults(RUN) == (FaultCount(kind="unusable", count=1),)
+
+
+# ---------------------------------------------------------------------------------------------------- drafts
+
+
+class Part(FrozenModel):
+    """A part of a reply."""
+
+    title: str
+    size: int
+
+
+class Plan(ReplyModel):
+    """A reply with parts."""
+
+    why: str
+    parts: tuple[Part, ...]
+    more: list[int] | None = None
+
+
+PLAN = Plan(
+    why="Because. " * 20, parts=tuple(Part(title=f"part {n}" * 5, size=n) for n in range(8)), more=[1]
+)
+PLAN_TEXT = PLAN.model_dump_json()
+PLAN_STREAM = stream(PLAN_TEXT)
+WRONG_PLAN = PLAN_TEXT.replace('"size":7', '"size":"seven"')
+
+
+def only_grow(drafts: list[Any]) -> bool:
+    """Whether each draft is a beginning of the next one."""
+    return all(extends(after, before) for before, after in pairwise(drafts))
+
+
+# ------------------------------------------------------------------------------------------- a recorded reply
+
+
+def with_tools(recorded: Interaction) -> list[str]:
+    """Return the recorded stream as it would have come in the arguments of a function."""
+    chunks = []
+    for data in read_events("".join(recorded.chunks)):
+        found = cast("Any", parse_chunk(data))
+        for choice in found["choices"] if found else []:
+            if choice["delta"].get("content"):
+                function = {"name": "Handbook", "arguments": choice["delta"].pop("content")}
+                choice["delta"]["tool_calls"] = [
+                    {"index": 0, "id": "c1", "type": "function", "function": function}
+                ]
+        chunks.append(f"data: {json.dumps(found) if found else data}\n\n")
+    return chunks
+
+
+@pytest.mark.parametrize("mode", ["json_schema", "tools"])
+async def test_a_recorded_reply_grows_to_what_was_validated(mode: str) -> None:
+    """Ten kilobytes of a real model: texts grow, rules appear one by one, the last draft is the reply."""
+    told, (recorded,) = Told(), read_cassette(CASSETTE)
+    transport: httpx.AsyncBaseTransport = ReplayTransport(CASSETTE, (recorded,))
+    if mode == "tools":
+        transport = Endpoint([piece.encode() for piece in with_tools(recorded)])
+    async with connected(transport, MODEL.model_copy(update={"mode": mode}), emit=told) as client:
+        reply = await client.ask(LONG_PROMPT, Handbook, call_id=SAMPLE)
+    assert len(reply.value.model_dump_json()) >= 10_000
+    (drafts,) = told.attempts
+    assert only_grow(drafts)
+    assert drafts[-1] == reply.value.model_dump(mode="json")
+    rules = [len(draft["rules"]) for draft in drafts if "rules" in draft]
+    assert list(dict.fromkeys(rules)) == list(range(1, len(reply.value.rules) + 1))
+    texts = {len(draft["introduction"]) for draft in drafts if "introduction" in draft}
+    assert len(texts) > 3
+    assert (reply.usage.calls, reply.usage.uncounted) == (1, 0)
+    assert reply.usage.output_tokens > 1000
+
+
+# ---------------------------------------------------------------------------------------------------- growth
+
+
+@pytest.mark.parametrize("tools", [False, True])
+@pytest.mark.parametrize("size", [1, 5, 64])
+async def test_elements_appear_one_by_one(tools: bool, size: int) -> None:
+    """Each element is seen as it closes, whole and of its type; the last draft is the reply."""
+    told = Told()
+    settings = config(mode="tools" if tools else "json_schema")
+    reply = await ask(Plan, Endpoint(stream(PLAN_TEXT, tools=tools, size=size)), settings, emit=told)
+    (drafts,) = told.attempts
+    assert only_grow(drafts)
+    assert drafts[-1] == reply.value.model_dump(mode="json")
+    seen = [len(draft["parts"]) for draft in drafts if "parts" in draft]
+    assert sorted(set(seen)) == list(range(1, 9)) or size == 64
+    for draft in drafts:
+        for part in draft.get("parts", []):
+            Part.model_validate(part)
+
+
+async def test_drafts_are_told_before_the_answer_is_whole() -> None:
+    """A provider that goes on only once a draft was seen is answered."""
+    told, seen = Told(), anyio.Event()
+
+    class Patient(Body):
+        async def __aiter__(self) -> Any:
+            async for piece in Body(PLAN_STREAM[:30]):
+                yield piece
+            await seen.wait()
+            async for piece in Body(PLAN_STREAM[30:]):
+                yield piece
+
+    async def emit(event: Event) -> None:
+        await told(event)
+        seen.set()
+
+    def answer(_: Any) -> httpx.Response:
+        return httpx.Response(200, headers={"content-type": "text/event-stream"}, stream=Patient([]))
+
+    async with connected(Endpoint(answer), emit=emit) as client:
+        assert (await client.ask(PROMPT, Plan, call_id=call_id())).value == PLAN
+    assert len(told.attempts[0]) > 1
+
+
+async def test_who_watches_slowly_holds_up_no_answer() -> None:
+    """An answer is read to its end while somebody still looks at its first draft; nothing is left out."""
+    told, store = Told(), await opened()
+
+    async def emit(event: Event) -> None:
+        while not await store.spend(RUN) or (await store.spend(RUN))[0].usage.calls == 0:
+            await anyio.lowlevel.checkpoint()
+        await told(event)
+
+    await ask(Plan, Endpoint(PLAN_STREAM), config(timeout=5), store=store, emit=emit)
+    assert len(told.attempts[0]) > 8
+    assert isinstance(told[-1], ModelCallFinished)
+
+
+async def test_an_element_that_does_not_fit_is_never_shown() -> None:
+    """Drafts end before it, as the attempt will."""
+    told = Told()
+    reply = await ask(Plan, Endpoint(stream(WRONG_PLAN), PLAN_STREAM), emit=told)
+    first, second = told.attempts
+    assert (len(first[-1]["parts"]), len(second[-1]["parts"]), reply.attempts) == (7, 8, 2)
+
+
+async def test_garbage_is_not_drafted() -> None:
+    """What is no JSON leaves no drafts, and no reset."""
+    told = Told()
+    reply = await ask(Plan, Endpoint(stream("I would rather not. " * 20), PLAN_STREAM), emit=told)
+    assert (reply.attempts, len(told.attempts)) == (2, 1)
+    assert told.attempts[0][-1] == PLAN.model_dump(mode="json")
+
+
+TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
+SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | TEXTS
+VALUES = st.recursive(SCALARS, lambda v: st.lists(v, max_size=3) | st.dictionaries(TEXTS, v, max_size=3))
+OBJECTS = st.dictionaries(TEXTS, VALUES, max_size=4)
+
+
+class Anything(ReplyModel):
+    """A reply that may hold anything."""
+
+    model_config = ConfigDict(extra="ignore")
+
+
+@given(OBJECTS, st.sampled_from([{}, {"indent": 1}, {"separators": (",", ":")}]), st.booleans())
+def test_a_text_is_seen_as_it_grows(value: Any, spacing: Any, ascii_only: bool) -> None:
+    """However a text is spaced and escaped, each draft is a beginning of the whole, and the last is it."""
+    text = json.dumps(value, ensure_ascii=ascii_only, **spacing)
+    whole = json.loads(text)
+    seen = [read_partial(text[:end], Anything) for end in range(len(text) + 1)]
+    assert all(extends(whole, draft) for draft in seen)
+    assert seen[-1] == whole
+
+
+@given(OBJECTS, st.data())
+def test_nothing_is_raised_whatever_is_written(value: Any, data: Any) -> None:
+    """A text that was damaged in one place is seen or not, and raises nothing."""
+    text = json.dumps(value)
+    at = data.draw(st.integers(0, len(text) - 1))
+    damage = data.draw(st.sampled_from(['"', "\\", "{", "}", "[", "]", ",", ":", "x", "\n", "\ud800", ""]))
+    for end in (at + 1, len(text)):
+        seen = read_partial((text[:at] + damage + text[at + 1 :])[:end], Anything)
+        assert seen is None or isinstance(seen, dict)
+
+
+@pytest.mark.parametrize(
+    ("text", "kept"),
+    [
+        ('{"a": "x", "n": 12', {"a": "x"}),
+        ('{"a": "x", "n": 12,', {"a": "x", "n": 12}),
+        ('{"a": "x\\ud83d', {"a": "x"}),
+        ('{"a": ["x", "y', {"a": ["x"]}),
+        ('{"a": [{"b": 1}', {"a": [{"b": 1}]}),
+        ('{"a": [{"b": 1}, {"b": 2', {"a": [{"b": 1}]}),
+        ('{"a": {"b": [1, [2, 3], 4', {"a": {"b": [1, [2, 3]]}}),
+        ('{"a": [', {}),
+        ('{"a": NaN, "b": 1', None),
+        ('{"a": "x\ny"', None),
+        ('["a", "b"', None),
+        ('```json\n{"a": 1', None),
+        ("", None),
+        ('{"a": ' * 100_000, None),
+    ],
+)
+def test_texts_grow_and_elements_come_whole(text: str, kept: Any) -> None:
+    """A text is seen letter by letter; an element of a list, a number and a word once they have closed."""
+    assert read_partial(text, Anything) == kept
+
+
+async def drafts_of(text: str, reply_type: type[ReplyModel]) -> list[Any]:
+    """Return the drafts of a reply that arrives in pieces."""
+    shown: list[Any] = []
+
+    async def keep(draft: Draft[ReplyModel]) -> None:
+        if draft.reply is None:
+            shown.append(draft.value)
+
+    drafts = DraftStream(reply_type, {}, None, keep)
+
+    async def answer() -> Reply[ReplyModel]:
+        drafts.begin(())
+        for piece in stream(text):
+            drafts.feed(piece)
+        return Reply(value=reply_type.model_construct())
+
+    await drafts.follow(answer)
+    return shown
+
+
+async def test_what_was_shown_is_never_taken_back() -> None:
+    """A member that is named twice stops the drafts of its attempt."""
+    shown = await drafts_of('{"a": "' + "x " * 50 + '", "a": {"b": "' + "y " * 100 + '"}}', Anything)
+    assert shown
+    assert only_grow(shown)
+    assert all(set(draft["a"]) <= set("x ") for draft in shown)
+
+
+async def test_drafts_cost_in_proportion_to_the_reply() -> None:
+    """All drafts of a reply together are some multiple of its length, however long it is."""
+
+    class Words(ReplyModel):
+        """A text and words."""
+
+        text: str = ""
+        words: list[str] = []
+
+    per_character = []
+    for scale in (1, 32):
+        text = json.dumps({"text": "abcd " * 100 * scale, "words": ["efgh"] * 100 * scale})
+        shown = await drafts_of(text, Words)
+        per_character.append(sum(len(json.dumps(draft)) for draft in shown) / len(text))
+    assert 1 < per_character[1] < 80
+
+
+# ----------------------------------------------------------------------------------------------------- resets
+
+
+async def test_a_reset_stands_between_attempts() -> None:
+    """Drafts of a reply that is sent back count for nothing; those of the next attempt begin anew."""
+    told = Told()
+
+    def check(plan: Plan) -> None:
+        if not plan.why.startswith("Because"):
+            raise ValueError("no reason is given")
+
+    wrong = stream(PLAN_TEXT.replace("Because", "Whyever"))
+    reply = await ask(Plan, Endpoint(wrong, PLAN_STREAM), emit=told, check=check)
+    assert (reply.value, reply.attempts) == (PLAN, 2)
+    first, second = told.attempts
+    assert only_grow(first)
+    assert only_grow(second)
+    assert second[-1] == PLAN.model_dump(mode="json")
+    (reset,) = [event for event in told if isinstance(event, DraftDiscarded)]
+    assert (reset.attempt, reset.reason, reset.call_id) == (1, "no reason is given", call_id().label)
+    assert {event.attempt for event in told if isinstance(event, DraftUpdated)} == {1, 2}
+
+
+@pytest.mark.parametrize("failure", [[*PLAN_STREAM[:40], httpx.ReadError("gone")], stream(WRONG_PLAN)])
+async def test_a_call_that_fails_takes_its_drafts_back(failure: list[bytes | Exception]) -> None:
+    """After the last draft of a call that has no reply there is a reset, and then the call's end."""
+    told = Told()
+    with pytest.raises(ProviderDown if len(failure) == 41 else ReplyError):
+        await ask(Plan, Endpoint(failure), config(max_retries=0, reasks=0), emit=told)
+    assert isinstance(told[-2], DraftDiscarded)
+    assert isinstance(told[-1], ModelCallFinished)
+    assert told.attempts[0] != []
+    assert told.attempts[1:] == [[]]
+
+
+# ----------------------------------------------------------------------------------------------- Client.draft
+
+
+async def test_the_last_draft_carries_the_reply() -> None:
+    """The iterator gives drafts that grow, and then the reply itself; events tell the same."""
+    told = Told()
+    async with connected(Endpoint(PLAN_STREAM), emit=told) as client:
+        drafts = [draft async for draft in client.draft(PROMPT, Plan, call_id=call_id())]
+        reply = await client.ask(PROMPT, Plan, call_id=call_id())
+    *earlier, last = drafts
+    assert {draft.reply for draft in earlier} == {None}
+    assert last.reply == reply
+    assert last.value == PLAN.model_dump(mode="json")
+    assert only_grow([draft.value for draft in drafts])
+    assert [draft.value for draft in drafts] == told.attempts[0]
+
+
+async def test_another_attempt_has_another_number() -> None:
+    """Who iterates sees by the attempt's number that a reply begins anew."""
+    async with connected(
+        Endpoint(stream(WRONG_PLAN), [*PLAN_STREAM[:40], httpx.ReadError("x")], PLAN_STREAM)
+    ) as client:
+        drafts = [draft async for draft in client.draft(PROMPT, Plan, call_id=call_id())]
+    assert sorted({draft.attempt for draft in drafts}) == [1, 2, 3]
+    for attempt in (1, 2, 3):
+        assert only_grow([draft.value for draft in drafts if draft.attempt == attempt])
+    assert drafts[-1].reply is not None
+    assert (drafts[-1].reply.attempts, drafts[-1].reply.value) == (2, PLAN)
+
+
+async def test_without_a_stream_the_reply_is_the_only_draft() -> None:
+    """Stored replies, plain ones, plain text, and streams that are switched off."""
+    store = await opened()
+
+    async def only(client: Client, kind: type[ReplyModel], part: str) -> ReplyModel:
+        (draft,) = [draft async for draft in client.draft(PROMPT, kind, call_id=call_id(part))]
+        assert draft.reply is not None
+        return draft.reply.value
+
+    async with connected(Endpoint(PLAN_STREAM), store=store) as client:
+        await client.ask(PROMPT, Plan, call_id=call_id())
+        assert await only(client, Plan, "") == PLAN
+    async with connected(Endpoint(completion(PLAN_TEXT)), store=store) as client:
+        assert await only(client, Plan, "plain") == PLAN
+        assert await only(client, Text, "text") == Text(text=PLAN_TEXT)
+    async with connected(Endpoint(completion(PLAN_TEXT)), config(stream=False), store=store) as client:
+        assert await only(client, Plan, "off") == PLAN
+
+
+async def test_errors_of_a_call_end_its_drafts() -> None:
+    """An iteration raises what ``ask`` would raise, after what was drafted."""
+    seen: list[int] = []
+
+    async def look(client: Client) -> None:
+        async for draft in client.draft(PROMPT, Plan, call_id=call_id()):
+            seen.append(draft.attempt)  # noqa: PERF401 - what came before the error is kept
+
+    async with connected(Endpoint(stream(WRONG_PLAN)), config(reasks=0)) as client:
+        with pytest.raises(ReplyError, match="size"):
+            await look(client)
+    assert len(seen) > 3
+
+
+def endless() -> httpx.Response:
+    """Return an answer that begins and never goes on."""
+
+    class Endless(Body):
+        async def __aiter__(self) -> Any:
+            async for piece in super().__aiter__():
+                yield piece
+            await anyio.sleep_forever()
+
+    return httpx.Response(
+        200, headers={"content-type": "text/event-stream"}, stream=Endless(PLAN_STREAM[:40])
+    )
+
+
+async def first_draft(client: Client) -> None:
+    """Ask for drafts and leave after the first."""
+    async with client.draft(PROMPT, Plan, call_id=call_id()) as drafts:
+        async for _ in drafts:
+            return
+
+
+async def cancelled(client: Client) -> None:
+    """Ask, and cancel once something was drafted."""
+    async with open_task_group() as tasks:
+        tasks.start_soon(lambda: client.ask(PROMPT, Plan, call_id=call_id()))
+        await anyio.sleep_forever()
+
+
+@pytest.mark.parametrize("leave", [first_draft, cancelled])
+async def test_a_call_that_is_left_stays_booked(leave: Callable[[Client], Awaitable[None]]) -> None:
+    """Whoever leaves in the middle of a stream pays its worst case, and the next one asks again."""
+    store = await opened()
+    scope = anyio.CancelScope()
+
+    async def emit(event: Event) -> None:
+        if leave is cancelled:
+            scope.cancel()
+
+    settings = config(max_tokens=50)
+    async with connected(Endpoint(lambda _: endless()), settings, store=store, emit=emit) as client:
+        with scope:
+            await leave(client)
+    (spent,) = await store.spend(RUN)
+    assert (spent.usage.calls, spent.unsettled, spent.worst_case.output_tokens) == (0, 1, 50)
+    async with connected(Endpoint(PLAN_STREAM), store=store) as client:
+        reply: Reply[Plan] = await client.ask(PROMPT, Plan, call_id=call_id())
+    assert reply.value == PLAN
+
+
+async def test_an_error_of_who_watches_ends_the_call() -> None:
+    """It is raised as it is, and the request is not left alone."""
+
+    async def emit(event: Event) -> None:
+        raise LookupError("closed")
+
+    with pytest.raises(LookupError, match="closed"):
+        await ask(Plan, Endpoint(lambda _: endless()), emit=emit)
+
+
+@pytest.mark.parametrize("size", [1, 7, 40])
+@pytest.mark.parametrize("secret", ["sk-very-secret-key-4711", 'sk-very"secret\\key/4711'])
+async def test_a_key_that_a_stream_takes_apart_is_never_seen(secret: str, size: int) -> None:
+    """Drafts, the reply and the store hold a mark in its place, however the server sends it back."""
+    told = Told()
+
+    async def key() -> str:
+        return secret
+
+    said = PLAN.model_copy(update={"why": f"You sent {secret}, did you? " * 4})
+    provider = Endpoint(stream(said.model_dump_json(), size=size))
+    store = await watched()
+    reply = await ask(Plan, provider, config(key=key), store=store, emit=told)
+    assert reply.value.why == "You sent [key], did you? " * 4
+    assert only_grow(told.attempts[0])
+    assert len(told.attempts[0]) > 3
+    for text in (*(event.model_dump_json() for event in told), *(kept.chunks[0] for kept in store.replies)):
+        assert secret[:8] not in text
+
+
+async def test_texts_before_a_function_are_no_drafts() -> None:
+    """What a model says before it calls the function is not the reply."""
+    told = Told()
+    pieces = [chunk({"content": "Let me see. "}), *stream(PLAN_TEXT, tools=True)]
+    async with connected(Endpoint(pieces), config(mode="tools"), emit=told) as client:
+        assert (await client.ask(PROMPT, Plan, call_id=call_id())).value == PLAN
+    assert told.attempts == [[]]
+
+
+# ------------------------------------------------------------------------------------------ reading streams
+
+EVENTS = "text/event-stream; charset=utf-8"
+SPOKEN = json.dumps({"say": "zwölf \u2028 \U0001f600", "more": ["\r\n", "data: x"]}, ensure_ascii=False)
+
+
+def put(pieces: list[bytes]) -> Any:
+    """Return the completion that pieces of a stream make up."""
+    return json.loads(join_stream(b"".join(pieces).decode()))
+
+
+@given(st.lists(st.text(max_size=8), max_size=6), st.sampled_from(["\n", "\r\n", "\r"]), st.data())
+def test_events_are_the_same_however_they_are_cut(texts: list[str], end: str, data: Any) -> None:
+    """Data is found in all three kinds of lines, between comments and fields, and in any pieces."""
+    said = [json.dumps(text) for text in texts]
+    text = "".join(f": ping{end}event: x{end}data: {line}{end}id: 1{end}{end}" for line in said)
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=8)))
+    reader = EventReader()
+    found: list[str] = []
+    for start, stop in zip([0, *cuts], [*cuts, len(text)], strict=True):
+        found += reader.feed(text[start:stop])
+    assert found == said == list(read_events(text))
+
+
+def test_data_of_several_lines_is_one() -> None:
+    """An event's lines of data are joined; the last event counts although no empty line ends it."""
+    assert list(read_events("data: a\ndata:b\n\nevent: none\n\ndata: [DONE]")) == ["a\nb", "[DONE]"]
+
+
+@pytest.mark.parametrize("tools", [False, True])
+@pytest.mark.parametrize("size", [1, 7, 1000])
+def test_what_is_put_together_is_what_was_said(tools: bool, size: int) -> None:
+    """The pieces make up the text, or the function's arguments, with reason and usage."""
+    completion = put(stream(SPOKEN, tools=tools, size=size))
+    (choice,) = completion["choices"]
+    message = choice["message"]
+    function = {"name": "Pick", "arguments": SPOKEN}
+    calls = [{"id": "c1", "type": "function", "function": function}] if tools else None
+    assert (message["content"], message.get("tool_calls")) == (None if tools else SPOKEN, calls)
+    assert (choice["finish_reason"], completion["usage"], completion["model"]) == ("stop", COUNTS, "m")
+    seen = "".join(
+        read_delta(parse_chunk(data)) for data in read_events(b"".join(stream(SPOKEN, tools=tools)).decode())
+    )
+    assert seen == SPOKEN
+
+
+def test_the_last_usage_counts() -> None:
+    """Usage that is told along the way is overwritten by the last one, and never by a chunk without."""
+    early = {"prompt_tokens": 10, "completion_tokens": 1}
+    pieces = [
+        chunk({"content": "{}"}, usage=early),
+        chunk({}, finish="stop", usage=COUNTS),
+        chunk({}, usage=None),
+    ]
+    assert put(pieces)["usage"] == COUNTS
+    text = b"".join(pieces).decode()
+    assert read_usage(EVENTS, [text]) == read_usage("application/json", [join_stream(text)])
+
+
+def test_separators_of_lines_inside_texts_are_no_lines() -> None:
+    """Usage is found behind characters that some take for the end of a line."""
+    text = "".join(
+        f"data: {json.dumps(c, ensure_ascii=False)}\n\n" for c in ({"say": "\u2028\x85"}, {"usage": COUNTS})
+    )
+    one = Usage(calls=1, input_tokens=10, cached_tokens=4, output_tokens=3)
+    assert read_usage(EVENTS, [text]) == one
+    single = {"say": "a\u2028b\u2029c\x85d", "usage": COUNTS}
+    assert read_usage(EVENTS, [f"data: {json.dumps(single, ensure_ascii=False)}\n\n"]) == one
+
+
+def test_halves_of_a_character_in_two_chunks_come_together() -> None:
+    """A surrogate pair that was cut in two is one character again."""
+    halves = [
+        b'data: {"choices": [{"delta": {"content": "%s"}}]}\n\n' % half for half in (rb"\ud83d", rb"\ude00")
+    ]
+    assert put(halves)["choices"][0]["message"]["content"] == "\U0001f600"
+
+
+def test_only_the_first_function_is_the_reply() -> None:
+    """Arguments of further calls are kept apart, and no part of what is seen."""
+    second = {"tool_calls": [{"index": 1, "id": "c2", "function": {"name": "b", "arguments": "{2}"}}]}
+    first = {"tool_calls": [{"id": "c1", "function": {"name": "a", "arguments": "{1}"}}]}
+    calls = put([chunk(first), chunk(second)])["choices"][0]["message"]["tool_calls"]
+    assert [call["function"] for call in calls] == [
+        {"name": "a", "arguments": "{1}"},
+        {"name": "b", "arguments": "{2}"},
+    ]
+    seen = [read_delta(parse_chunk(data)) for data in read_events((chunk(first) + chunk(second)).decode())]
+    assert seen == ["{1}", ""]
+
+
+ANY_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.sampled_from(["a", "", "stop"]),
+    lambda v: (
+        st.lists(v, max_size=2)
+        | st.dictionaries(
+            st.sampled_from(
+                ["choices", "delta", "content", "tool_calls", "function", "arguments", "index", "usage"]
+            ),
+            v,
+        )
+    ),
+    max_leaves=12,
+)
+
+
+@given(st.lists(ANY_JSON, max_size=3))
+def test_nonsense_is_put_together_without_an_error(values: list[Any]) -> None:
+    """Whatever a server says, there is a completion, whose texts are texts."""
+    text = "".join(f"data: {json.dumps(value)}\n\n" for value in values)
+    for choice in json.loads(join_stream(text))["choices"]:
+        assert isinstance(choice["message"]["content"], str | None)
+        assert all(
+            isinstance(c["function"]["arguments"], str) for c in choice["message"].get("tool_calls", [])
+        )
+    assert all(isinstance(read_delta(value), str) for value in values)
+
+
+COUNTED: dict[str, Any] = {"prompt_tokens": 10, "completion_tokens": 3, "total_tokens": 13}
+CACHED: dict[str, Any] = COUNTED | {"prompt_tokens_details": {"cached_tokens": 4}}
+COUNTED_ONE = Usage(calls=1, input_tokens=10, output_tokens=3)
+SILENT = Usage(calls=1, uncounted=1)
+
+
+@pytest.mark.parametrize(
+    ("body", "usage"),
+    [
+        ({"choices": [], "usage": COUNTED}, COUNTED_ONE),
+        ({"choices": [], "usage": CACHED}, COUNTED_ONE.model_copy(update={"cached_tokens": 4})),
+        ({"choices": [], "usage": COUNTED | {"prompt_tokens_details": None}}, COUNTED_ONE),
+        ({"choices": [], "usage": None}, SILENT),
+        ({"choices": []}, SILENT),
+        ({"choices": [], "usage": {"prompt_tokens": 10}}, SILENT),
+        ([1], SILENT),
+    ],
+)
+def test_whole_answers(body: object, usage: Usage) -> None:
+    """One call, with the tokens that the body names; uncounted where it does not name them all."""
+    assert read_usage("application/json", [json.dumps(body)]) == usage
+
+
+@pytest.mark.parametrize("count", [-1, True, "7", 1.5, None, 10**30])
+def test_what_is_no_count_counts_nothing(count: object) -> None:
+    """A provider's nonsense neither fails nor reaches the ledger."""
+    counted = COUNTED | {"prompt_tokens": count}
+    assert read_usage("application/json", [json.dumps({"usage": counted})]) == SILENT
+
+
+def test_no_more_is_cached_than_was_read() -> None:
+    """Cached tokens are part of the input; what goes beyond it is no count of them."""
+    body = {"usage": COUNTED | {"prompt_tokens_details": {"cached_tokens": 99}}}
+    assert read_usage("application/json", [json.dumps(body)]).cached_tokens == 10
+
+
+def test_streamed_answers_count_in_their_last_chunk() -> None:
+    """Usage arrives once, at the end, wherever the pieces are cut."""
+    events = [{"choices": [{}], "usage": None}, {"choices": [], "usage": CACHED}]
+    text = "".join(f"data: {json.dumps(event)}\n\n" for event in events) + "data: [DONE]\n\n"
+    for cut in range(0, len(text), 7):
+        found = read_usage("text/event-stream; charset=utf-8", [text[:cut], text[cut:]])
+        assert found == COUNTED_ONE.model_copy(update={"cached_tokens": 4})
+
+
+def test_a_body_that_is_no_json_is_a_call_without_tokens() -> None:
+    """Nothing is guessed."""
+    assert read_usage("text/html", ["<html>"]) == SILENT

@@ -64,11 +64,7 @@ class MeteredTransport(httpx.AsyncBaseTransport):
     """
 
     def __init__(
-        self,
-        inner: httpx.AsyncBaseTransport,
-        config: ModelConfig,
-        account: Account,
-        endpoint: EndpointClient,
+        self, inner: httpx.AsyncBaseTransport, config: ModelConfig, account: Account, endpoint: EndpointClient
     ) -> None:
         self._inner = inner
         self._config = config
