@@ -56,7 +56,11 @@ def open_existing(path: Path, *, read_only: bool = True) -> MemoryStore:
     from reflact.errors import UsageError
     from reflact.memory.store import MemoryStore
 
-    if not path.is_file():
+    try:
+        is_file = path.is_file()
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}") from None
+    if not is_file:
         raise UsageError(f"there is no memory at {path}; pass the path of its file")
     return MemoryStore(path, read_only=read_only)
 
