@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -67,3 +69,14 @@ def kills(request: pytest.FixtureRequest) -> int:
 def thorough(request: pytest.FixtureRequest) -> bool:
     """Whether all cases are asked for, or a selection of them."""
     return bool(request.config.getoption("--thorough"))
+
+
+@pytest.fixture
+def reachable_folder() -> Iterator[Path]:
+    """Return a folder that every user can reach; pytest closes its own to others whenever a session starts."""
+    with TemporaryDirectory() as name:
+        folder = Path(name)
+        for one in (folder, *folder.parents):
+            if not one.stat().st_mode & 0o001:
+                one.chmod(0o755)
+        yield folder

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
-from itertools import pairwise
 from pathlib import Path
 
 import anyio
@@ -12,7 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from calibration_memory import NOW
 from memory_pairs import HELD_OUT, evidence_for, make_pair, recorded
 from profiles import cases
 from reflact import MemoryStore, Trace
@@ -129,31 +127,25 @@ def played(name: str, *states: int) -> Trace:
     return trace
 
 
-async def test_another_name_begins_no_new_error_probability(memory: MemoryStore) -> None:
-    """The same recording under other names is the same trace: each test on it counts."""
-    for already in range(3):
-        copies = [played(f"copy {already} of {n}", n, n + 1).recording for n in range(20)]
-        test = await open_next(memory, copies)
-        assert test.n_earlier_tests == already
-        assert len(test.content_fingerprints) == 20
+SAME_TRACE = [
+    (("first", 1, 2), ("first", 1, 2), True),
+    (("first", 1, 2), ("another name", 1, 2), True),
+    (("first", 1, 2), ("grown under another name", 1, 2, 3, 4), True),
+    (("first", 1, 2), ("first", 10, 20), True),
+    (("first", 1, 2, 3), ("first", 1), True),
+    (("first", 1, 2), ("begins alike", 1, 7), False),
+    (("first", 1, 2, 3), ("shorter under another name", 1, 2), False),
+    (("first", 1), ("second", 2), False),
+]
+"""Names and states of a tested trace and of a later one, and whether the earlier test counts for it."""
 
 
-def test_a_recording_is_known_once_it_has_grown() -> None:
-    """A step more makes no new trace, whatever it is called; what only begins alike is another one."""
-    short, other = played("short", 1, 2), played("other", 1, 7)
-    test = BatchTest(
-        number=1,
-        holdout_id="h",
-        n_earlier_tests=0,
-        unit_ids=("u",),
-        content_fingerprints=(short.recording.fingerprint,),
-        at=NOW,
-    )
-    short.record(Transition(before=3, action=Action(name="add"), after=4))
-    assert count_tests([test], [short.recording]) == 1
-    assert count_tests([test], [played("long", 1, 2, 3, 4).recording]) == 1
-    assert count_tests([test], [other.recording]) == 0
-    assert count_tests([test], [played("short", 1, 7).recording]) == 0
+async def test_a_trace_is_known_by_its_name_and_by_how_it_began(memory: MemoryStore) -> None:
+    """Copies, renamed, grown, cut off or rendered otherwise, begin no new error probability."""
+    for tested, later, counts in SAME_TRACE:
+        test = await open_next(memory, [played(*tested).recording])
+        assert count_tests([test], [played(*later).recording]) == counts, later
+        assert played(*tested).recording.fingerprints.isdisjoint(list_tested_marks([test])) is False
 
 
 def test_scores_and_gold_make_no_other_recording() -> None:
@@ -237,36 +229,3 @@ async def test_a_test_measures_the_worth_of_its_units(tmp_path: Path) -> None:
         assert (await store.pairs([unit]))[0].utility == pytest.approx(0.575)
         await close_with(store, unit, promoted=False, recheck=True)
         assert (await store.pairs([unit]))[0].utility == pytest.approx(0.475)
-
-
-ROUND = range(3)
-
-
-def renamed(name: str, *states: str) -> Trace:
-    """Return a trace that went through states."""
-    trace = Trace("Count.", id=name)
-    for before, after in pairwise(states):
-        trace.record(Transition(before=before, action=Action(name="add"), after=after))
-    return trace
-
-
-async def before_traces(memory: MemoryStore, *traces: Trace) -> int:
-    """Open a test of a new pair on traces and return how many it counts before it."""
-    return (await open_next(memory, [trace.recording for trace in traces])).n_earlier_tests
-
-
-async def test_the_same_logs_rendered_otherwise_are_the_same_traces(memory: MemoryStore) -> None:
-    """An adapter that writes states in another way begins no new error probability."""
-    assert await before_traces(memory, *(renamed(f"log {n}", "0", f"{n}") for n in ROUND)) == 0
-    again = [renamed(f"log {n}", "count: 0", f"count: {n}") for n in ROUND]
-    assert await before_traces(memory, *again) == 1
-    assert count_tests(await memory.tests(), [renamed("log 1", "zero").recording]) == 2
-    assert await before_traces(memory, renamed("log 7", "count: 0", "count: 7")) == 0
-
-
-async def test_a_recording_that_lost_its_end_is_the_same_trace(memory: MemoryStore) -> None:
-    """A torn file holds less than what was tested on, under the same name; it had its turn as well."""
-    assert await before_traces(memory, *(renamed(f"log {n}", "0", f"{n}", f"{n}!") for n in ROUND)) == 0
-    shorter = renamed("log 1", "0", "1")
-    assert await before_traces(memory, shorter) == 1
-    assert not shorter.recording.fingerprints.isdisjoint(list_tested_marks(await memory.tests()))

@@ -14,7 +14,6 @@ from memory_pairs import HELD_OUT, evidence_for, keep_reply, make_pair
 from reflact import MemoryStore, Trace
 from reflact.cli.app import app
 from reflact.cli.memory_output import format_table
-from reflact.memory.cards import create_card
 from reflact.memory.models import Action, ContrastPair, Evaluation, Label, LabelSource, Provenance, Transition
 from reflact.store.runs import open_store
 
@@ -107,26 +106,6 @@ def test_a_list_shows_all_states_and_scopes(filled: Path) -> None:
     (card,) = read_lines("list", filled, "--status", "promoted", "--kind", "failure_pattern")
     assert (card["pair_id"], card["status"], card["kind"]) == (PAIR.id, "promoted", "failure_pattern")
     assert len(read_lines("list", filled, "--limit", "1")) == 1
-
-
-def test_a_list_has_a_line_for_each_card_and_columns_that_are_aligned(tmp_path: Path) -> None:
-    """Names stand above, nothing is cut but the long last column, and wide letters take their room."""
-    texts = ("Short.", "検索 finds\nwhat follows.", "x" * 200)
-
-    async def fill_it() -> None:
-        async with MemoryStore(tmp_path / "m.db") as memory:
-            await memory.submit(PAIR)
-            for text in texts:
-                await memory.submit_card(create_card("tool_policy", text))
-
-    anyio.run(fill_it)
-    head, *lines = run("list", tmp_path / "m.db").stdout.splitlines()
-    assert head.split() == ["card", "kind", "status", "utility", "text"]
-    assert len(lines) == 5
-    at = head.index("text")
-    assert {line[at:] for line in lines} >= {"Short.", "検索 finds what follows.", f"{'x' * 59}…"}
-    assert {line[at - 2 : at] for line in lines} == {"  "}
-    assert sum("critic_calibration  quarantined" in line for line in lines) == 1
 
 
 def test_a_table_is_what_its_cells_are() -> None:

@@ -18,7 +18,6 @@ import pytest
 from sqlite_utils import Migrations
 
 from memory_pairs import make_pair
-from permissions import open_to_all
 from reflact import MemoryStore
 from reflact.concurrency import fan_out, open_task_group
 from reflact.errors import StoreError
@@ -96,18 +95,6 @@ async def test_waiting_writes_share_a_transaction(database: Database) -> None:
         go_on.set()
     assert database.n_transactions == 2
     assert await texts(database) == [f"note {n}" for n in range(100)]
-
-
-async def test_concurrent_writers_take_fewer_transactions_than_writes(database: Database) -> None:
-    """64 writers of 10 notes each lose nothing and need far fewer than 640 transactions."""
-
-    async def writer(name: int) -> None:
-        for n in range(10):
-            await put(database, f"{name}/{n}")
-
-    await fan_out(writer, range(64))
-    assert len(await texts(database)) == 640
-    assert database.n_transactions < 320
 
 
 async def test_a_failing_write_is_undone_alone(database: Database) -> None:
@@ -246,13 +233,13 @@ async def test_it_works_only_while_open(path: Path) -> None:
 
 
 async def test_writes_wait_for_the_disk(database: Database) -> None:
-    """The writer's connection uses write-ahead logging with full synchronisation and foreign keys."""
+    """The writer's connection logs ahead, waits for the disk, checks foreign keys and wipes what is removed."""
 
     def settings(tables: Tables) -> tuple[object, ...]:
-        names = ("journal_mode", "synchronous", "foreign_keys")
+        names = ("journal_mode", "synchronous", "foreign_keys", "secure_delete")
         return tuple(tables.execute(f"PRAGMA {name}").fetchone()[0] for name in names)
 
-    assert await database.write(settings) == ("wal", 2, 1)
+    assert await database.write(settings) == ("wal", 2, 1, 1)
 
 
 # -------------------------------------------------------------------------------------------- schema
@@ -293,27 +280,16 @@ async def test_an_unknown_schema_is_refused(path: Path) -> None:
 
 
 async def test_a_file_that_is_no_database(path: Path) -> None:
-    """A file of another kind is refused and left as it is."""
+    """A file of another kind is refused and left as it is; so is a folder in its place, or a file in its folder's."""
     content = overwrite(path, b"seed: 42\n" * 200)
     with pytest.raises(StoreError, match="not a SQLite database"):
         async with Database(path, NOTES):
             pass
     assert overwrite(path, b"") == content
-
-
-async def test_a_folder_instead_of_a_file(tmp_path: Path) -> None:
-    """A folder in place of the file is refused."""
-    with pytest.raises(StoreError, match="cannot be opened"):
-        async with Database(tmp_path, NOTES):
-            pass
-
-
-async def test_a_file_instead_of_the_folder(tmp_path: Path) -> None:
-    """A file in place of the folder is refused."""
-    (tmp_path / "file").write_text("")
-    with pytest.raises(StoreError, match="cannot make its folder"):
-        async with Database(tmp_path / "file" / "run.db", NOTES):
-            pass
+    for wrong, reason in ((path.parent, "cannot be opened"), (path / "run.db", "cannot make its folder")):
+        with pytest.raises(StoreError, match=reason):
+            async with Database(wrong, NOTES):
+                pass
 
 
 async def test_a_damaged_file(path: Path) -> None:
@@ -401,44 +377,42 @@ READ_ONLY = """
     from reflact.errors import StoreError
     from reflact.store.runs import open_store
 
-    async def main():
-        async with open_store(Path(sys.argv[1])):
+    async def main(path):
+        async with open_store(Path(path)):
             pass
 
     anyio.run(anyio.lowlevel.checkpoint)
     if os.geteuid() == 0:
         os.seteuid(65534)
-    try:
-        anyio.run(main)
-    except StoreError as error:
-        print(error)
+    for path in sys.argv[1:]:
+        try:
+            anyio.run(main, path)
+        except StoreError as error:
+            print(error)
 """
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="folders have no write permission there")
-@pytest.mark.parametrize("existing", [False, True])
-def test_a_read_only_folder(tmp_path: Path, existing: bool) -> None:
+def test_a_read_only_folder(reachable_folder: Path) -> None:
     """In a folder that may not be written to, opening ends in one sentence that says so."""
-    folder = tmp_path / "run"
+    folder = reachable_folder / "run"
     folder.mkdir()
-    if existing:
-        with sqlite3.connect(folder / "run.db") as other:
-            other.execute("CREATE TABLE t (id)")
-        other.close()
-        (folder / "run.db").chmod(0o444)
-    open_to_all(tmp_path)
+    with closing(sqlite3.connect(folder / "existing.db")) as other:
+        other.execute("CREATE TABLE t (id)")
+    (folder / "existing.db").chmod(0o444)
     folder.chmod(0o555)
+    paths = [str(folder / "new.db"), str(folder / "existing.db")]
     done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(READ_ONLY), str(folder / "run.db")],
+        [sys.executable, "-c", textwrap.dedent(READ_ONLY), *paths],
         capture_output=True,
         text=True,
         check=True,
         env={**os.environ, "PYTHONWARNINGS": "error"},
     )
     assert done.stderr == ""
-    assert "run.db" in done.stdout
-    assert "writable" in done.stdout
-    assert done.stdout.count("\n") == 1
+    for path, said in zip(paths, done.stdout.splitlines(), strict=True):
+        assert path in said
+        assert "writable" in said
 
 
 def join_threads() -> None:

@@ -80,12 +80,6 @@ def test_promotion_needs_evidence_that_says_so() -> None:
             check_status_change("quarantined", "promoted", evidence)
 
 
-def test_what_is_over_stays_over() -> None:
-    """Nothing follows on archived, and a rejected card can only be archived."""
-    assert NEXT_STATUSES["archived"] == frozenset()
-    assert NEXT_STATUSES["rejected"] == {"archived"}
-
-
 def test_a_card_of_alice_is_seen_by_those_who_name_alice() -> None:
     """Whoever names nobody, or somebody else, does not see it; roles, tools and categories likewise."""
     alice = Scope(user="alice")

@@ -89,28 +89,19 @@ async def test_an_export_enters_as_quarantined(tmp_path: Path) -> None:
         assert (test.number, test.n_earlier_tests) == (1, 0)
 
 
-async def test_what_was_refused_or_retired_stays_behind(tmp_path: Path) -> None:
-    """An import would let it begin anew, so an export leaves it out."""
+async def test_what_is_over_stays_behind_and_the_bound_holds(tmp_path: Path) -> None:
+    """An export leaves out what was rejected or archived; an import archives beyond its own bound."""
     async with MemoryStore(tmp_path / "a.db") as memory:
-        for number in range(3):
+        for number in range(5):
             await memory.submit(make_pair(number))
         await memory.reject([make_pair(1).id], reason="wrong")
         await memory.archive([make_pair(2).id], reason="old")
         lines = await lines_of(memory)
-    async with MemoryStore(tmp_path / "b.db") as other:
-        assert (await other.import_lines(lines)).n_units == 1
-        assert [one.pair.id for one in await other.pairs()] == [make_pair(0).id]
-
-
-async def test_an_import_keeps_the_bound(tmp_path: Path) -> None:
-    """However much a file holds, at most so many cards of a kind are active."""
-    async with MemoryStore(tmp_path / "a.db") as memory:
-        for number in range(5):
-            await memory.submit(make_pair(number))
-        lines = await lines_of(memory)
     async with MemoryStore(tmp_path / "b.db", max_active_cards=2) as other:
-        assert (await other.import_lines(lines)).n_units == 5
-        assert sum(one.status == "quarantined" for one in await other.pairs()) == 2
+        assert (await other.import_lines(lines)).n_units == 3
+        stored = await other.pairs()
+        assert {one.pair.id for one in stored} == {make_pair(number).id for number in (0, 3, 4)}
+        assert sorted(one.status for one in stored) == ["archived", "quarantined", "quarantined"]
 
 
 async def test_importing_twice_changes_nothing(tmp_path: Path) -> None:
@@ -185,15 +176,3 @@ async def test_what_is_no_export_is_refused(tmp_path: Path) -> None:
         for lines, reason in NO_EXPORTS:
             with pytest.raises(DataError, match=reason):
                 await memory.import_lines(lines)
-
-
-async def test_an_anchors_transition_is_not_imported_as_a_pair(tmp_path: Path) -> None:
-    """What is an anchor here is never learned from, whichever way a pair of its transition comes in."""
-    async with MemoryStore(tmp_path / "a.db") as memory:
-        await memory.submit(make_pair(1))
-        await memory.submit(make_pair(2))
-        lines = await lines_of(memory)
-    async with MemoryStore(tmp_path / "b.db") as other:
-        await other.add_anchors([make_pair(1, trace="anchor")])
-        assert (await other.import_lines(lines)).n_units == 1
-        assert [one.pair.id for one in await other.pairs()] == [make_pair(2).id]

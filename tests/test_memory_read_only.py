@@ -20,7 +20,6 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from memory_pairs import make_pair
-from permissions import open_to_all
 from reflact import MemoryStore, Trace
 from reflact.cli.app import app
 from reflact.errors import StoreError
@@ -146,7 +145,7 @@ ASKING = """
         outcomes = []
         for command in (["list"], ["list", "--kind", "trace"], ["list", "--kind", "anchor"], ["export"]):
             done = CliRunner().invoke(app, ["memory", *command, path])
-            outcomes.append((done.exit_code, done.stdout, done.stderr))
+            outcomes.append((done.exit_code, done.stdout, done.stderr or repr(done.exc_info) if done.exit_code else ""))
         return outcomes
 
     expected = ask(writable)
@@ -159,14 +158,13 @@ ASKING = """
 
 
 @pytest.fixture
-def readable_folder(tmp_path: Path) -> Iterator[Path]:
+def readable_folder(reachable_folder: Path) -> Iterator[Path]:
     """Return a folder that everybody can read; whatever becomes of its permissions, it can be removed."""
     if sys.platform == "win32":
         pytest.skip("folders have no write permission there")
-    open_to_all(tmp_path)
-    (tmp_path / "temporary").mkdir()
-    (tmp_path / "temporary").chmod(0o777)
-    found = tmp_path / "memory"
+    (reachable_folder / "temporary").mkdir()
+    (reachable_folder / "temporary").chmod(0o777)
+    found = reachable_folder / "memory"
     found.mkdir()
     yield found
     found.chmod(0o755)
@@ -225,7 +223,7 @@ def test_commands_that_read_need_no_permission_to_write(
     make(path)
     before = read_files(readable_folder)
     expected, found = asked(path, mode)
-    assert [[code, out] for code, out, _ in found] == [[0, out] for _, out, _ in expected]
+    assert [[code, out, error] for code, out, error in found] == [[0, out, ""] for _, out, _ in expected]
     assert "early" in found[1][1]
     assert ("late" in found[1][1]) is (make is killed)
     assert read_files(readable_folder) == before

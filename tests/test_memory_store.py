@@ -395,16 +395,15 @@ async def test_a_question_of_common_words_is_answered_too(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where every word is in more units than can be ranked, those that have more of the words come first."""
+    monkeypatch.setattr("reflact.memory.search.MAX_RANKED_UNITS", 50)
     async with MemoryStore(path) as memory:
-        cards = [
-            create_card("skill_card", f"common {n}" + (" usual" if n < 1100 else "")) for n in range(1200)
-        ]
+        cards = [create_card("skill_card", f"common {n}" + (" usual" if n < 55 else "")) for n in range(60)]
         await fan_out(memory.submit_card, cards)
         found = await memory.find(CardQuery(text="usual common", statuses=(), limit=5))
         assert len(found) == 5
         assert all("usual" in card.content for card in found)
-        (rare,) = await memory.find(CardQuery(text="common 1199", statuses=(), limit=1))
-        assert rare.content == "common 1199"
+        (rare,) = await memory.find(CardQuery(text="common 59", statuses=(), limit=1))
+        assert rare.content == "common 59"
 
 
 async def test_beyond_the_bound_the_weakest_are_archived(path: Path) -> None:

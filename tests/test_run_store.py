@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from reflact.errors import RunConflict, StoreError
 from reflact.events import CandidateJudged, Event, RunStarted, StepStarted
 from reflact.messages import CallReservation, StoredResponse
-from reflact.protocols import RunStore
 from reflact.records import FaultCount, RunState, RunSummary, SkillVersion, Spend, StepRecord, Usage
 from reflact.store.database import Tables
 from reflact.store.lock import lock_run
@@ -430,11 +429,3 @@ async def test_an_unknown_run_is_named(store: SQLiteRunStore) -> None:
         await store.commit("nobody", None, initial(), [FIRST])
     with pytest.raises(StoreError, match="contradicts what is stored"):
         await store.append_event(RunStarted(run_id="nobody", steps_per_epoch=1, n_train=1, n_val=1, n_test=1))
-
-
-async def test_the_store_is_a_run_store(store: SQLiteRunStore) -> None:
-    """The store has every method of the port."""
-    port: RunStore = store
-    names = {name for base in RunStore.__mro__ for name in vars(base) if not name.startswith("_")}
-    assert {"find_response", "find_rollouts", "open_run", "finish"} <= names
-    assert all(hasattr(port, name) for name in names)

@@ -1,4 +1,4 @@
-"""The store under SIGKILL and under several processes: real processes, real files."""
+"""The store and the memory under SIGKILL and under several processes; ``--kills 100`` for the whole of it."""
 
 from __future__ import annotations
 
@@ -10,32 +10,41 @@ import subprocess
 import sys
 import textwrap
 from collections import defaultdict
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from memory_pairs import CRITIC, make_pair
+from reflact import MemoryStore
+from reflact.memory.models import CardQuery
 from reflact.store.runs import open_store
 
 pytestmark = [pytest.mark.slow, pytest.mark.anyio]
 
 KILLS = 20
-WRITERS = 12
 PROCESSES = 4
 NOTES = 60
+PAIRS = 250
+HERE = Path(__file__).parent
+HANGS = 600
+"""Seconds after which a process hangs; no test waits for so long."""
 
-HOUSE = """
+SCRIPT = """
     import os, sys
     from itertools import count
     from pathlib import Path
 
     import anyio
 
-    from reflact.messages import CallReservation, StoredResponse
-    from reflact.records import Usage
-    from reflact.store.runs import open_store
+    from memory_pairs import HELD_OUT, evidence_for, make_pair
+    from reflact import MemoryStore
     from reflact.concurrency import fan_out
-    from reflact.records import RunState, StepRecord, SkillVersion
-    from reflact.types import (Score, Rollout, Skill)
+    from reflact.memory.models import Action, Evaluation, ScoreEvent, Transition
+    from reflact.messages import CallReservation, StoredResponse
+    from reflact.records import RunState, SkillVersion, Usage
+    from reflact.store.runs import open_store
+    from reflact.types import Rollout, Score, Skill
 
     def acknowledge(kind, name):
         os.write(1, f"{kind} {name}\\n".encode())
@@ -96,34 +105,98 @@ SHARE = """
     anyio.run(main, Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]))
 """
 
+MEMORY_LOAD = """
+    async def writer(memory, name):
+        trace = f"trace-{name}"
+        await memory.open_trace(trace, "p")
+        for n in count():
+            pair = make_pair(n, note=name, trace=trace)
+            await memory.submit(pair)
+            acknowledge("pair", pair.id)
+            transition = Transition(before=0, action=Action(name=name), after=n)
+            evaluation = Evaluation(progress_before=0, progress_after=1, reasoning="r" * 3000)
+            await memory.append(trace, ScoreEvent(step=n, transition=transition, evaluation=evaluation))
+            acknowledge("event", f"{trace}-{n}")
+            test = await memory.open_test([pair.id], holdout_id="h", traces=HELD_OUT)
+            acknowledge("test", test.number)
+            await memory.close_test(test.number, evidence_for(test, promoted=n % 2 == 0))
+            if n % 2 == 0:
+                acknowledge("promoted", pair.id)
+
+    async def main(path, round, writers):
+        async with MemoryStore(path, max_active_cards=10**6) as memory:
+            await fan_out(lambda w: writer(memory, f"{round}-{w}"), range(writers))
+
+    anyio.run(main, Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]))
+"""
+
+MEMORY_SHARE = """
+    async def main(path, name, pairs):
+        async with MemoryStore(path) as memory:
+            shared = [make_pair(n, note="shared") for n in range(10)]
+            own = [make_pair(n, note=name) for n in range(pairs)]
+            await fan_out(memory.submit, shared + own, limit=8)
+            test = await memory.open_test([own[0].id], holdout_id="h", traces=HELD_OUT)
+            await memory.close_test(test.number, evidence_for(test))
+            acknowledge("before", test.n_earlier_tests)
+
+    anyio.run(main, Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]))
+"""
+
 
 def start(script: str, *arguments: str) -> subprocess.Popen[str]:
-    source = textwrap.dedent(HOUSE) + textwrap.dedent(script)
+    source = textwrap.dedent(SCRIPT) + textwrap.dedent(script)
     return subprocess.Popen(
         [sys.executable, "-c", source, *arguments],
         stdout=subprocess.PIPE,
         text=True,
-        env={**os.environ, "PYTHONWARNINGS": "error"},
+        env={**os.environ, "PYTHONWARNINGS": "error", "PYTHONPATH": os.pathsep.join([str(HERE), *sys.path])},
     )
 
 
-def killed_after(acknowledgements: int, path: Path, name: str) -> list[str]:
-    """Let a process write until it has acknowledged so many writes, kill it, and return all it said."""
-    with start(LOAD, str(path), name, str(WRITERS)) as child:
+def killed_after(n_lines: int, script: str, *arguments: str) -> dict[str, set[str]]:
+    """Let a process write until it has acknowledged so many writes, kill it, and return all it said by kind."""
+    with start(script, *arguments) as child:
         assert child.stdout is not None
-        heard = [child.stdout.readline() for _ in range(acknowledgements)]
+        heard = [child.stdout.readline() for _ in range(n_lines)]
         child.send_signal(signal.SIGKILL)
         heard += child.stdout.readlines()
     assert child.returncode == -signal.SIGKILL
-    return [line.strip() for line in heard if line.endswith("\n")]
+    said: dict[str, set[str]] = defaultdict(set)
+    for line in heard:
+        if line.endswith("\n"):
+            kind, name = line.strip().split(" ", 1)
+            said[kind].add(name)
+    return said
 
 
-def column(path: Path, sql: str) -> set[str]:
-    other = sqlite3.connect(path)
-    try:
+def run_together(script: str, path: Path, size: int) -> list[str]:
+    """Let processes write one file at the same time, and return what each of them said."""
+    children = [start(script, str(path), f"p{n}", str(size)) for n in range(PROCESSES)]
+    said = [child.communicate(timeout=HANGS)[0] for child in children]
+    assert [child.returncode for child in children] == [0] * PROCESSES
+    return said
+
+
+def column(path: Path, sql: str) -> set[object]:
+    with closing(sqlite3.connect(path)) as other:
         return {value for (value,) in other.execute(sql)}
-    finally:
-        other.close()
+
+
+def assert_sound(path: Path) -> None:
+    """The file, its index and what belongs together are whole."""
+    assert column(path, "PRAGMA integrity_check") == {"ok"}
+    assert column(path, "PRAGMA foreign_key_check") == set()
+    column(path, "INSERT INTO memory_units_fts (memory_units_fts) VALUES ('integrity-check')")
+    units = column(path, "SELECT number FROM memory_units")
+    assert column(path, "SELECT rowid FROM memory_units_fts") == units
+    halves = "SELECT unit FROM memory_cards GROUP BY unit HAVING count(*) = 2 AND count(DISTINCT kind) = 2"
+    assert column(path, halves) == units
+    last = "(SELECT after FROM memory_history WHERE unit = number ORDER BY sequence DESC LIMIT 1)"
+    assert column(path, f"SELECT id FROM memory_units WHERE status <> {last}") == set()
+    unproven = "SELECT unit FROM memory_history WHERE after = 'promoted' AND test_number NOT IN "
+    proven = "(SELECT number FROM memory_tests WHERE json_extract(evidence, '$.passed_test'))"
+    assert column(path, unproven + proven) == set()
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGKILL")
@@ -133,9 +206,8 @@ async def test_what_was_acknowledged_survives_sigkill(tmp_path: Path) -> None:
     moments = random.Random(20)
     promised: dict[str, set[str]] = defaultdict(set)
     for kill in range(KILLS):
-        for line in killed_after(moments.randint(1, 300), path, str(kill)):
-            kind, name = line.split(" ", 1)
-            promised[kind].add(name)
+        for kind, names in killed_after(moments.randint(1, 300), LOAD, str(path), str(kill), "12").items():
+            promised[kind] |= names
         assert column(path, "PRAGMA integrity_check") == {"ok"}
         assert column(path, "SELECT key FROM calls") >= promised["reserved"]
         assert column(path, "SELECT key FROM responses") >= promised["reply"]
@@ -155,19 +227,55 @@ async def test_what_was_acknowledged_survives_sigkill(tmp_path: Path) -> None:
         (spend,) = await store.spend("r")
     assert spend.usage.calls == len(column(path, "SELECT key FROM responses"))
     assert spend.usage.calls + spend.unsettled == len(column(path, "SELECT key FROM calls"))
-    assert spend.unsettled <= KILLS * WRITERS
+    assert spend.unsettled <= KILLS * 12
 
 
 async def test_processes_share_a_file(tmp_path: Path) -> None:
     """Four processes that make, open and write one file at the same time lose nothing."""
     path = tmp_path / "shared.db"
-    children = [start(SHARE, str(path), f"p{n}", str(NOTES)) for n in range(PROCESSES)]
-    for child in children:
-        child.communicate(timeout=60)
-    assert [child.returncode for child in children] == [0] * PROCESSES
+    run_together(SHARE, path, NOTES)
     assert len(column(path, "SELECT key FROM responses")) == PROCESSES * NOTES
     async with open_store(path) as store:
         assert await store.add_seconds("shared", 0.0) == PROCESSES * NOTES
         for n in range(PROCESSES):
             (spend,) = await store.spend(f"p{n}")
             assert (spend.usage.calls, spend.usage.usd, spend.unsettled) == (NOTES, NOTES * 0.5, 0)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGKILL")
+async def test_what_a_memory_acknowledged_survives_sigkill(tmp_path: Path, kills: int) -> None:
+    """After every kill the file is sound and no pair, event, test or promotion is lost or half there."""
+    path = tmp_path / "memory.db"
+    moments = random.Random(11)
+    promised: dict[str, set[str]] = defaultdict(set)
+    for kill in range(kills):
+        for kind, names in killed_after(
+            moments.randint(1, 150), MEMORY_LOAD, str(path), str(kill), "6"
+        ).items():
+            promised[kind] |= names
+        assert_sound(path)
+        assert column(path, "SELECT id FROM memory_units") >= promised["pair"]
+        assert column(path, "SELECT trace_id || '-' || step FROM trace_events") >= promised["event"]
+        assert column(path, "SELECT CAST(number AS TEXT) FROM memory_tests") >= promised["test"]
+        assert column(path, "SELECT id FROM memory_units WHERE status = 'promoted'") >= promised["promoted"]
+    assert promised.keys() == {"pair", "event", "test", "promoted"}
+    async with MemoryStore(path) as memory:
+        stored = {pair.pair.id for pair in await memory.pairs()}
+        assert stored >= promised["pair"]
+        tests = await memory.tests()
+        assert [test.n_earlier_tests for test in tests] == list(range(len(tests)))
+        for trace_id in await memory.trace_ids():
+            trace = await memory.trace(trace_id)
+            assert trace is not None
+            assert [event.step for event in trace.events] == list(range(len(trace.events)))
+        assert len(await memory.find(CardQuery(text="report", scope=CRITIC))) > 0
+
+
+async def test_processes_share_a_memory(tmp_path: Path) -> None:
+    """Four processes that make and write one file at once lose nothing, and count each other's tests."""
+    path = tmp_path / "shared.db"
+    assert sorted(run_together(MEMORY_SHARE, path, PAIRS)) == [f"before {n}\n" for n in range(PROCESSES)]
+    assert_sound(path)
+    wanted = {make_pair(n, note=f"p{p}").id for n in range(PAIRS) for p in range(PROCESSES)}
+    wanted |= {make_pair(n, note="shared").id for n in range(10)}
+    assert column(path, "SELECT id FROM memory_units") == wanted

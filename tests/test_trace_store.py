@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from pydantic import JsonValue
 
-from memory_pairs import HELD_OUT, evidence_for, make_pair
+from memory_pairs import make_pair
 from reflact import Critic, MemoryStore
 from reflact.calibration.promotion import PromotionTester
 from reflact.calibration.trace import Trace
@@ -24,9 +24,7 @@ from reflact.memory.models import (
     ScoreEvent,
     Transition,
 )
-from reflact.memory.rows import add_origins, encode_value
 from reflact.memory.store import ImportResult
-from reflact.store.database import Tables
 from reflact.testing import ScriptedLLM
 
 pytestmark = pytest.mark.anyio
@@ -88,25 +86,9 @@ def test_what_shows_the_state_that_an_anchor_scores_teaches_nothing() -> None:
         for showing in (step(state, "x"), step("x", state), step(state, state)):
             assert exclusions.excludes(anchor.purpose, showing, origin), state
             assert not exclusions.excludes("Burn the report.", showing, origin), state
+            assert exclusions.excludes("Burn the report.", showing, Origin(trace_id="trace", step=2)), state
         assert not exclusions.excludes(anchor.purpose, step("empty", "x"), origin), state
         assert not exclusions.excludes(anchor.purpose, step("x", [state]), origin), state
-
-
-async def test_an_anchor_that_is_there_stays(memory: MemoryStore) -> None:
-    """Kept again it is not refused, though another step of its trace was learned from."""
-    anchor, pair = make_pair(1), make_pair(2)
-    await memory.submit(pair)
-    with pytest.raises(DataError, match=f"made of trace trace, and so was stored pair {pair.id}"):
-        await memory.add_anchors([anchor])
-
-    def keep(tables: Tables) -> None:
-        values = (anchor.id, anchor.hashes.subject, encode_value(anchor))
-        tables.execute("INSERT INTO memory_anchors (id, subject, pair) VALUES (?, ?, ?)", values)
-        add_origins(tables, anchor.id, anchor.provenance.as_origins)
-
-    await memory._database.write(keep)
-    assert await memory.add_anchors([anchor]) == 0
-    assert [one.pair.id for one in await memory.pairs()] == [pair.id]
 
 
 async def test_a_step_that_taught_is_no_anchor(memory: MemoryStore) -> None:
@@ -123,15 +105,6 @@ async def test_a_step_that_taught_is_no_anchor(memory: MemoryStore) -> None:
     assert await memory.anchors() == ()
 
 
-async def test_a_step_without_a_number_may_be_any(memory: MemoryStore) -> None:
-    """Where an anchor or a pair names only its trace, no step of that trace is the other's."""
-    await memory.add_anchors([of_step(make_pair(1), "whole", None)])
-    assert (await memory.submit(of_step(make_pair(2), "whole", 3))).reason == "anchor_trace"
-    await memory.submit(of_step(make_pair(3), "unknown", None))
-    with pytest.raises(DataError, match="made of trace unknown"):
-        await memory.add_anchors([of_step(make_pair(4), "unknown", 4)])
-
-
 async def test_an_anchor_that_two_steps_give_keeps_both(memory: MemoryStore) -> None:
     """Kept again from another trace it is no new anchor, and that step teaches nothing either."""
     anchor = make_pair(1)
@@ -142,18 +115,6 @@ async def test_an_anchor_that_two_steps_give_keeps_both(memory: MemoryStore) -> 
     assert (await memory.forget("second")).n_anchors == 1
     assert (await memory.import_lines(lines)).n_anchors == 1
     assert (await memory.submit(of_step(make_pair(2), "second", 7))).reason == "anchor_trace"
-
-
-def test_what_anchors_hold_is_known_before_pairs_are_made() -> None:
-    """A step is an anchor's by what it shows and by the trace where it stands."""
-    anchor = make_pair(1)
-    held, other = AnchorExclusions.from_anchors([anchor]), make_pair(2)
-    assert held.excludes(anchor.purpose, anchor.transition, Origin(trace_id="elsewhere", step=0))
-    assert held.excludes(other.purpose, other.transition, Origin(trace_id="trace", step=2))
-    assert not held.excludes(other.purpose, other.transition, Origin(trace_id="elsewhere", step=2))
-    assert not AnchorExclusions.from_anchors([]).excludes(
-        other.purpose, other.transition, Origin(trace_id="trace", step=2)
-    )
 
 
 # ------------------------------------------------------------------------------------------ learning
@@ -207,25 +168,6 @@ async def test_origins_come_back_from_an_export(memory: MemoryStore, tmp_path: P
     async with MemoryStore(tmp_path / "anchored.db") as other:
         await other.add_anchors([of_step(make_pair(9), "second", 4)])
         assert (await other.import_lines(lines)).n_units == 0
-
-
-async def test_what_is_removed_is_overwritten_wherever_it_was(memory: MemoryStore, tmp_path: Path) -> None:
-    """Pages that edits and labels give free are wiped as they are, not only those of the last removal."""
-    ((wiped,),) = await memory._database.write(
-        lambda tables: tables.execute("PRAGMA secure_delete").fetchall()
-    )
-    assert wiped == 1
-
-
-async def test_promotion_and_origins_do_not_touch(memory: MemoryStore) -> None:
-    """Another origin of a promoted pair changes nothing of where it stands."""
-    pair = make_pair(1)
-    await memory.submit(pair)
-    test = await memory.open_test([pair.id], holdout_id="h", traces=HELD_OUT)
-    await memory.submit(of_step(pair, "second", 4))
-    await memory.close_test(test.number, evidence_for(test))
-    (stored,) = await memory.pairs()
-    assert (stored.status, stored.pair, len(stored.origins)) == ("promoted", pair, 2)
 
 
 def label_by(source: LabelSource = "program") -> Label:

@@ -56,7 +56,11 @@ def open_existing(path: Path, *, read_only: bool = True) -> MemoryStore:
     from reflact.errors import UsageError
     from reflact.memory.store import MemoryStore
 
-    if not path.is_file():
+    try:
+        is_file = path.is_file()
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}") from None
+    if not is_file:
         raise UsageError(f"there is no memory at {path}; pass the path of its file")
     return MemoryStore(path, read_only=read_only)
 
@@ -145,12 +149,17 @@ def _print_table(
     *,
     right_aligned: Collection[int],
     json: bool,
+    if_empty: str,
 ) -> None:
-    """Print values as lines of JSON, or their rows as a table."""
-    for text in (
-        map(format_json_line, values) if json else format_table(names, [*rows], right_aligned=right_aligned)
-    ):
+    """Print values as lines of JSON, or their rows as a table; say so on standard error if there are none."""
+    if json:
+        lines = map(format_json_line, values)
+    else:
+        lines = format_table(names, [*rows], right_aligned=right_aligned)
+    for text in lines:
         typer.echo(text)
+    if not values and not json:
+        typer.echo(if_empty, err=True)
 
 
 def print_traces(summaries: Sequence[TraceSummary], store: Path, *, json: bool) -> None:
@@ -164,13 +173,11 @@ def print_traces(summaries: Sequence[TraceSummary], store: Path, *, json: bool) 
         for one in summaries
     )
     names = ("trace", "steps", "scored", "labelled", "pairs", "purpose")
-    _print_table(summaries, names, rows, right_aligned=range(1, 5), json=json)
-    if not summaries and not json:
-        typer.echo(
-            f"{store} has no traces: a calibration with `traces: FOLDER` reads files from their folder; "
-            f"`reflact memory import {store} FOLDER` imports them",
-            err=True,
-        )
+    hint = (
+        f"{store} has no traces: a calibration with `traces: FOLDER` reads files from their folder; "
+        f"`reflact memory import {store} FOLDER` imports them"
+    )
+    _print_table(summaries, names, rows, right_aligned=range(1, 5), json=json, if_empty=hint)
 
 
 def print_anchors(anchors: Sequence[ContrastPair], store: Path, *, json: bool) -> None:
@@ -186,11 +193,8 @@ def print_anchors(anchors: Sequence[ContrastPair], store: Path, *, json: bool) -
         for one in anchors
     )
     names = ("anchor", "trace", "step", "progress after", "purpose")
-    _print_table(anchors, names, rows, right_aligned={2, 3}, json=json)
-    if not anchors and not json:
-        typer.echo(
-            f"{store} has no anchors: the key `anchors` of a calibration names a file of anchors", err=True
-        )
+    hint = f"{store} has no anchors: the key `anchors` of a calibration names a file of anchors"
+    _print_table(anchors, names, rows, right_aligned={2, 3}, json=json, if_empty=hint)
 
 
 def print_cards(cards: Sequence[MemoryCard], store: Path, limit: int, *, json: bool) -> None:
@@ -205,10 +209,10 @@ def print_cards(cards: Sequence[MemoryCard], store: Path, limit: int, *, json: b
         )
         for card in cards
     )
-    _print_table(cards, ("card", "kind", "status", "utility", "text"), rows, right_aligned={3}, json=json)
-    if not json and not cards:
-        typer.echo(f"{store} has no matching cards", err=True)
-    elif not json and len(cards) == limit:
+    names = ("card", "kind", "status", "utility", "text")
+    hint = f"{store} has no matching cards"
+    _print_table(cards, names, rows, right_aligned={3}, json=json, if_empty=hint)
+    if not json and len(cards) == limit:
         typer.echo(f"only the first {limit} cards; --limit shows more", err=True)
 
 

@@ -133,15 +133,11 @@ class ScoreEvent(FrozenModel):
 
 
 class StateScore(FrozenModel):
-    """The score of a transition by a critic.
+    """The score of a transition by a critic: its evaluation after the guards, and ``raw``, the model's own.
 
-    Args:
-        evaluation: The evaluation after the guards.
-        raw: The evaluation of the model; the median sample if there were several.
-        applied_guards: The names of the guards that changed the evaluation, in their order.
-        n_samples: How many evaluations were requested.
-        spread: The largest difference of their ``progress_after``; 0 for one sample.
-        pair_ids: The pairs in the prompt's worked examples.
+    ``raw`` is the median if ``n_samples`` were requested, and ``spread`` the largest difference of their
+    ``progress_after``. ``applied_guards`` changed the evaluation, in this order. ``pair_ids`` were the prompt's
+    worked examples.
     """
 
     evaluation: Evaluation
@@ -211,21 +207,15 @@ _IDENTITY_FIELDS = ("purpose", "right", "wrong", "mistake", "scope")
 
 
 class ContrastPair(FrozenModel):
-    """A right and a wrong evaluation of one transition, and why the wrong one is wrong.
+    """A right and a wrong evaluation of one transition under a purpose, and the reason why one is wrong.
 
     Args:
-        purpose: The purpose of the agent.
-        transition: The transition that both evaluations judge.
-        right: The right evaluation: a label, or the agreement of independent samples.
-        wrong: The wrong evaluation.
-        reason: Why it is wrong.
+        right: A label, or the agreement of independent samples; see ``label_source``.
+        wrong: The wrong evaluation; see ``construction``.
         mistake: One of ``MISTAKE_KINDS``, or a user's own.
-        construction: The origin of the wrong evaluation.
-        label_source: The source of the right evaluation.
         n_judgements: The number of blind comparisons.
         agreement: The share of comparisons that found the right one; None without comparisons.
         scope: Who may see the pair's cards.
-        provenance: The source of the pair.
     """
 
     purpose: str
@@ -301,14 +291,10 @@ class PromotionEvidence(ShortReprModel):
         pair_ids: The batch.
         passed_test: Whether the batch is promoted, or may stay promoted in a ``demote`` test.
         n_traces: The number of compared traces, which are the unit of the test.
-        n_transitions: The number of their transitions.
         n_earlier_tests: Earlier tests on these traces, which share the error probability.
         effect: Mean absolute error without the batch minus with it; above 0 is better.
         low, high: The 95% interval of the effect, resampled by trace.
-        p_value: The p-value of the test.
-        alpha: The significance level of the test.
-        critic: The critic's identity: model and settings.
-        prompt: The name and version of its prompt.
+        critic, prompt: The critic's model and settings, and the name and version of its prompt.
         accuracy_change: Pairwise accuracy with the batch minus without it: the lower of the mean over traces
             and the difference over all comparisons. None if nothing can be ordered.
         outcome: ``better``, ``not_shown`` or ``accuracy_fell``; of a ``demote`` test ``worse`` or
@@ -337,14 +323,10 @@ class PromotionEvidence(ShortReprModel):
 
 
 class Submission(FrozenModel):
-    """The result of a submission.
+    """The result of a submission; a unit that was stored already is not new and stays as it is.
 
-    Args:
-        unit_id: The id of the pair or the card.
-        is_new: False if the unit was stored already; it then stays as it is.
-        status: The status of the unit now.
-        reason: The rule that quarantined or rejected it, or None. ``anchor``: an anchor has the same
-            transition. ``anchor_trace``: an anchor came from the same trace.
+    ``reason`` is the rule that quarantined or rejected the unit, or None. ``anchor``: an anchor has the same
+    transition. ``anchor_trace``: an anchor came from the same trace, whose steps show each other's states.
     """
 
     unit_id: str
@@ -381,8 +363,7 @@ class CardQuery(FrozenModel):
 
     Args:
         text: Words that count for relevance; any text is valid. Without words, all cards match.
-        kinds: Kinds of cards; empty for all.
-        statuses: Statuses of cards; empty for all.
+        kinds, statuses: Kinds and statuses of cards; empty for all.
         scope: Who asks. A card is found only if this shares a value with each of its fields that is not empty.
         all_scopes: Ignore scopes: for lists that people read, never for a prompt.
         now: The time from which recency is counted; without it recency does not count.
@@ -413,14 +394,12 @@ class BatchTest(FrozenModel):
     """A test of a batch.
 
     Args:
-        number: The number of the test in its store, from 1.
+        number: Counts the tests of a store, from 1.
         holdout_id: The name of the held-out set.
         n_earlier_tests: Tests that were opened before it on any of its traces.
-        unit_ids: The batch.
         evidence: The result; None while the test runs.
         kind: Whether the test promotes the batch, or measures promoted units again.
-        content_fingerprints: The fingerprints of the traces' contents, sorted; see ``compute_fingerprint``.
-        name_fingerprints: The fingerprints of the traces' names, sorted.
+        content_fingerprints, name_fingerprints: Of the traces, sorted; see ``compute_fingerprint``.
     """
 
     number: int
@@ -469,12 +448,8 @@ class StoredTrace(FrozenModel):
 class TestableTrace(NamedTuple):
     """A stored trace with labelled steps, without the steps themselves.
 
-    Args:
-        number: Its position in the order of insertion.
-        id: The id of the trace.
-        purpose: The purpose of the agent.
-        content_hash: The hash of its content; see ``TraceIdentity``.
-        has_pairs: Whether a stored pair came from this trace or from one with equal content.
+    ``number`` is its position in the order of insertion. It ``has_pairs`` if a stored pair came from it or from
+    a trace with equal content.
     """
 
     number: int
@@ -485,15 +460,9 @@ class TestableTrace(NamedTuple):
 
 
 class TraceSummary(FrozenModel):
-    """Counts of a stored trace.
+    """Counts of a stored trace: its steps, those that a critic scored, those with labels, and pairs made of it.
 
-    Args:
-        id: The id of the trace.
-        purpose: The purpose of the agent.
-        n_events: Its steps.
-        n_scored: Steps with an evaluation of a critic.
-        n_labelled: Steps with a label of a program or a person; agreement does not count.
-        n_pairs: Stored pairs that came from it; a trace with pairs tests no batch.
+    Labels by agreement do not count. A trace with pairs tests no batch.
     """
 
     id: str
@@ -505,13 +474,7 @@ class TraceSummary(FrozenModel):
 
 
 class StoredCalibration(FrozenModel):
-    """A calibration that has started.
-
-    Args:
-        number: The number of the calibration in its store, from 1.
-        baseline: The memory's state at the start, as JSON.
-        result: The result as JSON; None before the end.
-    """
+    """A calibration: the memory's state at its start and its result as JSON; None before the end."""
 
     number: int
     baseline: str

@@ -1,12 +1,7 @@
-"""Scans texts for hidden instructions, secrets and personal data before they are stored. Pure functions.
-
-Texts are normalized first: compatibility forms, accents, invisible characters, look-alike letters of other
-scripts, digits for letters, and spaced letters. The rules match common wordings in a few languages and do not
-understand meaning, so a paraphrase passes. Prompts also fence cards as data, and tests keep useless cards out.
+"""Scans texts for hidden instructions, secrets and personal data before they are stored; see docs/memory.md.
 
 Repetitions in patterns are bounded, so that a scan takes time proportional to the text. A running pattern
-blocks the event loop from any thread. So long texts are scanned in parts that overlap by more than any rule
-matches.
+blocks the event loop from any thread, so long texts are scanned in parts that overlap.
 """
 
 from __future__ import annotations
@@ -15,7 +10,7 @@ import hashlib
 import re
 import time
 import unicodedata
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Literal, NamedTuple
 
 from reflact.memory.cards import ScanFinding, Scanner
@@ -243,11 +238,8 @@ def scan_texts(texts: Iterable[str]) -> ScanFinding | None:
 class CachingScanner:
     """Scans each text once, since consecutive steps share texts.
 
-    It remembers the hashes of texts without findings.
-
-    Args:
-        scan: Scans the texts; its findings must not depend on combinations of texts.
-        size: The largest number of hashes; beyond it the cache is cleared.
+    It remembers the hashes of up to ``size`` texts without findings. Findings of ``scan`` must not depend on
+    combinations of texts.
     """
 
     def __init__(self, scan: Scanner = scan_texts, size: int = 32_768) -> None:
@@ -276,9 +268,9 @@ def _list_findings(text: str) -> Iterator[ScanFinding]:
         if any(_matches(pattern, view) for pattern in rule.patterns for view in readings):
             yield ScanFinding(rule=rule.name, verdict=rule.verdict)
     parts = [*split_overlapping(_remove_invisible(text))]
-    if any(_has_secret_hint(part) and _matches(_SECRETS, part) for part in parts):
+    if any(_has_secret(part) for part in parts):
         yield ScanFinding(rule="secret", verdict="reject")
-    if any(check(part) for check in _PERSONAL_DATA_CHECKS for part in parts):
+    if any(map(_has_personal_data, parts)):
         yield ScanFinding(rule="personal_data", verdict="quarantine")
 
 
@@ -298,33 +290,19 @@ def _matches(pattern: re.Pattern[str], text: str) -> bool:
     return found
 
 
-def _has_secret_hint(text: str) -> bool:
+def _has_secret(text: str) -> bool:
     folded = text.casefold()
-    return any(hint in folded for hint in _SECRET_HINTS)
+    return any(hint in folded for hint in _SECRET_HINTS) and _matches(_SECRETS, text)
 
 
-def _has_email(text: str) -> bool:
-    return "@" in text and any(not _RESERVED_DOMAINS.search(mail[1]) for mail in _EMAIL.finditer(text))
-
-
-def _has_phone_or_id(text: str) -> bool:
-    return _PHONE_OR_ID_NUMBER.search(text) is not None
-
-
-def _has_card_number(text: str) -> bool:
-    return any(_passes_card_checksum(re.sub(r"\D", "", run[0])) for run in _CARD_DIGITS.finditer(text))
-
-
-def _has_account_number(text: str) -> bool:
-    return any(_passes_account_checksum(run[0].replace(" ", "")) for run in _ACCOUNT_NUMBER.finditer(text))
-
-
-_PERSONAL_DATA_CHECKS: tuple[Callable[[str], bool], ...] = (
-    _has_email,
-    _has_phone_or_id,
-    _has_card_number,
-    _has_account_number,
-)
+def _has_personal_data(text: str) -> bool:
+    mails = _EMAIL.finditer(text) if "@" in text else ()
+    return (
+        any(not _RESERVED_DOMAINS.search(mail[1]) for mail in mails)
+        or _PHONE_OR_ID_NUMBER.search(text) is not None
+        or any(_passes_card_checksum(re.sub(r"\D", "", run[0])) for run in _CARD_DIGITS.finditer(text))
+        or any(_passes_account_checksum(run[0].replace(" ", "")) for run in _ACCOUNT_NUMBER.finditer(text))
+    )
 
 
 def _passes_card_checksum(digits: str) -> bool:
