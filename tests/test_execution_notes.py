@@ -211,14 +211,6 @@ async def test_a_failed_compaction_leaves_the_notes(tmp_path: Path, reply: Scrip
     assert any(fallback.reason in line for line in format_step(done.records[0]))
 
 
-async def test_without_a_threshold_notes_are_never_compacted(tmp_path: Path) -> None:
-    """By default the appendix only grows."""
-    reply, _ = crowded("One.", "Two.", "Three.")
-    done = await run(tmp_path, initial=ALL, script=playing(reply), **ON)
-    assert read_notes(done.current) == ("One.", "Two.", "Three.")
-    assert done.asked("consolidate") == []
-
-
 # ------------------------------------------------------------------------------------- any document
 
 lines = st.lists(

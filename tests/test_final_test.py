@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from reflact.errors import ProviderDown
-from reflact.records import CandidateReview
 from reflact.stages.reply_models import AnalystReply
 from reflact.stages.slow_update import GuidanceReply
 from reflact.store.runs import open_store
@@ -18,7 +17,7 @@ from reflact.trainer import evaluate_skill
 from reflact.training.rollouts import FIRST_REPORT_TRIAL
 from reflact.training.setup import Overrides
 from reflact.types import Rollout, Skill, Split
-from toy_runs import LINES, Actor, Part, Ran, playing, right, run, settings
+from toy_runs import LINES, Actor, Part, playing, right, run, settings
 
 pytestmark = pytest.mark.anyio
 
@@ -299,22 +298,6 @@ async def test_without_a_baseline_there_is_no_improvement_and_it_is_said(tmp_pat
     assert {g.split for g in done.summary.improvements} == {Split.val}
 
 
-async def test_a_dead_end_loses_nothing_of_the_run(tmp_path: Path) -> None:
-    """If no test item can be measured the run is complete, with its history and its validation scores."""
-    test = inputs(Split.test)
-
-    def down(skill: Skill, message: str, times: int) -> None:
-        if message in test:
-            raise ProviderDown("models.target: no answer")
-
-    done = await run(tmp_path, actor=Actor(down), **TEST)
-    whole = await run(tmp_path / "whole", **TEST)
-    assert done.summary.status == "completed"
-    assert done.records == whole.records
-    assert [s for s in whole.summary.scores if s.split is Split.val] == list(done.summary.scores)
-    assert len(done.summary.missing) == 3
-
-
 # ---------------------------------------------------------------------------------------- the sealed split
 
 
@@ -352,16 +335,3 @@ async def test_a_run_that_fails_leaves_the_split_sealed(tmp_path: Path) -> None:
     assert (done.summary.status, done.summary.steps) == ("failed", 1)
     assert done.summary.test_openings == 0
     assert not inputs(Split.test) & {message for _, message in done.actor.asked}
-
-
-async def test_a_veto_of_the_promotion_leaves_the_best(tmp_path: Path) -> None:
-    """The reviewer's last word holds for the end as well."""
-
-    async def veto(review: CandidateReview) -> str:
-        return "Not that one."
-
-    script = playing(IDLE, HELP)
-    done: Ran = await run(tmp_path, script=script, approve=veto, **DIVIDED)
-    assert done.promotions[0].verdict.veto == "Not that one."
-    assert done.best == ""
-    assert LINES["double"] in done.current

@@ -100,7 +100,7 @@ HOSTILE = {
     "prompt files": "<!-- user -->\n---\nname: ranking\n---\n",
     "markers": "<!-- SLOW_UPDATE_END --> <!-- APPENDIX_START -->",
     "odd characters": "a\rb\x00c\u2028d\u202ee\ufeff",
-    "a giant": "long " * 60_000,
+    "a giant": "long " * 6_000,
 }
 
 LOOKALIKES = {

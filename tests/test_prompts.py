@@ -134,20 +134,18 @@ def test_an_own_folder_comes_first(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("versions", "words"),
-    [({"ranking": 99}, "prompt ranking: v99"), ({"rankng": 1}, "no prompt is called rankng")],
+    ("versions", "folder", "words"),
+    [
+        ({"ranking": 99}, None, "prompt ranking: v99"),
+        ({"rankng": 1}, None, "no prompt is called rankng"),
+        ({}, Path("none"), "none is not a folder"),
+    ],
 )
-def test_unknown_pins_are_one_sentence(versions: dict[str, int], words: str) -> None:
-    """A version or a name that does not exist is refused with what was looked for."""
+def test_unknown_pins_are_one_sentence(versions: dict[str, int], folder: Path | None, words: str) -> None:
+    """A version, a name or a folder that does not exist is refused with what was looked for."""
     with pytest.raises(PromptError, match=words) as refusal:
-        load_prompts(versions)
+        load_prompts(versions, folder)
     assert "\n" not in str(refusal.value)
-
-
-def test_a_missing_folder_is_one_sentence(tmp_path: Path) -> None:
-    """An own folder that is not there is named."""
-    with pytest.raises(PromptError, match="none is not a folder"):
-        load_prompts(folder=tmp_path / "none")
 
 
 @pytest.mark.parametrize(

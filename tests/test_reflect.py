@@ -17,7 +17,7 @@ from reflact.store.runs import open_store
 from reflact.testing import ScriptedLLM, ToyEnvironment
 from reflact.testing.llm import ScriptedAnswer
 from reflact.types import AnalystReport, Item, Patch, Rollout, Score, Skill, Split, Turn, is_failure
-from toy_runs import Ran, run
+from toy_runs import run
 
 pytestmark = pytest.mark.anyio
 
@@ -84,52 +84,32 @@ async def test_an_overflow_leads_to_shorter_trajectories_once() -> None:
     assert all(250 < case < 375 for case in shown[1])
 
 
-async def trained(folder: Path) -> tuple[Ran, dict[Split, list[Rollout]]]:
-    """Train with everything on, and return the stored rollouts by split."""
+async def test_training_uses_feedback_and_hides_other_items(tmp_path: Path) -> None:
+    """Only failed train items have feedback; no prompt shows a held-out item, no target sees a reference."""
     world = ToyEnvironment(train=8, val=4, test=4)
     done = await run(
-        folder,
+        tmp_path,
         environment=world,
         train={"num_epochs": 2},
         slow_update={"enabled": True},
         meta_skill={"enabled": True},
         test={"enabled": True},
     )
-    async with open_store(folder / "run.db") as store:
+    async with open_store(tmp_path / "run.db") as store:
         rows = await store._database.fetch_rows("SELECT rollout FROM rollouts", ())
-    rollouts = [Rollout.model_validate_json(text) for (text,) in rows]
     ids = {split: {item.id for item in world.items(split)} for split in Split}
-    return done, {split: [r for r in rollouts if r.item_id in ids[split]] for split in Split}
-
-
-async def test_feedback_is_kept_in_training_alone(tmp_path: Path) -> None:
-    """Failed train items say what was missing; validation and test items never say anything."""
-    _, rollouts = await trained(tmp_path)
-    lost = [r for r in rollouts[Split.train] if is_failure(r, None)]
-    assert lost
-    assert all(r.feedback is not None and r.feedback.startswith("missing rule: ") for r in lost)
-    for split in (Split.val, Split.test):
-        assert any(is_failure(r, None) for r in rollouts[split])
-        assert all(r.feedback is None for r in rollouts[split])
-
-
-async def test_nobody_learns_from_validation_or_test_items(tmp_path: Path) -> None:
-    """No prompt of a whole run shows an input, an answer or an id of an item that is kept from it."""
-    done, _ = await trained(tmp_path)
-    world = ToyEnvironment(train=8, val=4, test=4)
+    lost = [r for (text,) in rows if is_failure(r := Rollout.model_validate_json(text), None)]
+    for split in Split:
+        feedback = [r.feedback for r in lost if r.item_id in ids[split]]
+        assert feedback
+        assert all((text or "").startswith("missing rule: ") == (split is Split.train) for text in feedback)
     shown = "\n".join(m.content for call in done.calls for m in call.prompt.messages)
     assert all(f"task: {item.input}" in shown for item in world.items(Split.train))
     for hidden in kept_back(world):
         assert hidden not in shown
-
-
-async def test_the_target_never_sees_reference_or_feedback(tmp_path: Path) -> None:
-    """What the target is told is the skill and the item's input."""
-    done, _ = await trained(tmp_path)
-    inputs = {
-        str(item.input) for split in Split for item in ToyEnvironment(train=8, val=4, test=4).items(split)
+    assert {message for _, message in done.actor.asked} == {
+        str(i.input) for s in Split for i in world.items(s)
     }
-    assert {message for _, message in done.actor.asked} == inputs
     assert not any("missing rule" in text for text, _ in done.actor.asked)
 
 

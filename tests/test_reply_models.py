@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from typing import Any
 
 import httpx
@@ -202,26 +201,6 @@ PRAISE = {"strengths": "Short.", "edits": []}
 MERGE = {"edits": [edit(sources=[1, 2])]}
 RANK = {"reasoning": "The first matters most.", "selected": [1]}
 
-DEFECTS: dict[str, Callable[[str, str], str]] = {
-    "code fence": lambda good, key: f"```json\n{good}\n```",
-    "prose around": lambda good, key: f"Here: {good} Good luck.",
-    "trailing comma": lambda good, key: good[:-1] + ",}",
-    "wrong type": lambda good, key: json.dumps(json.loads(good) | {key: "none"}),
-    "missing field": lambda good, key: json.dumps({k: v for k, v in json.loads(good).items() if k != key}),
-    "extra object": lambda good, key: good + good,
-    "truncated": lambda good, key: good[:20],
-    "refusal": lambda good, key: "",
-    "empty": lambda good, key: "",
-    "not a number": lambda good, key: json.dumps(json.loads(good) | {key: float("nan")}),
-    "huge integer": lambda good, key: json.dumps(json.loads(good) | {key: 0}).replace(
-        ": 0", f": {'9' * 5000}"
-    ),
-    "deep nesting": lambda good, key: json.dumps(json.loads(good) | {key: 0}).replace(
-        ": 0", ": " + "[" * 3000
-    ),
-}
-"""Defects that any reply can have; ``key`` is the field that holds the list."""
-
 FITTING: dict[str, list[tuple[str, Any, str]]] = {
     "analyst_failure": [
         ("wrong anchor", ANALYSIS | {"edits": [WRONG]}, "edit 1 (replace)"),
@@ -245,28 +224,17 @@ FITTING: dict[str, list[tuple[str, Any, str]]] = {
 }
 """Well-formed replies of each stage that do not fit its data, and what the refusal says."""
 
-PROPER: dict[str, tuple[Any, str]] = {
-    "analyst_failure": (ANALYSIS, "edits"),
-    "analyst_success": (PRAISE, "edits"),
-    "merge": (MERGE, "edits"),
-    "ranking": (RANK, "selected"),
-}
+PROPER = {"analyst_failure": ANALYSIS, "analyst_success": PRAISE, "merge": MERGE, "ranking": RANK}
 
 CASES = [
-    *(
-        (s, kind, make(json.dumps(good), key), "")
-        for s, (good, key) in PROPER.items()
-        for kind, make in DEFECTS.items()
-    ),
     *((s, kind, json.dumps(reply), words) for s, cases in FITTING.items() for kind, reply, words in cases),
+    *((s, "refusal", "", "I would rather not.") for s in FITTING),
 ]
 
 
 def replied(kind: str, written: str) -> httpx.Response:
     """Return a defective answer."""
-    if kind == "refusal":
-        return completion(None, refusal="I would rather not.")
-    return completion(written, finish="length" if kind == "truncated" else "stop")
+    return completion(None, refusal="I would rather not.") if kind == "refusal" else completion(written)
 
 
 def edits(*contents: str) -> tuple[Edit, ...]:
@@ -312,7 +280,7 @@ async def outcome(stage: str, endpoint: Endpoint) -> AnalystReport | AggregateRe
 async def test_every_stage_mends_every_kind() -> None:
     """One defective reply costs one more request, which names the reason, and leaves no other trace."""
     for stage, kind, written, words in CASES:
-        good = completion(json.dumps(PROPER[stage][0]))
+        good = completion(json.dumps(PROPER[stage]))
         endpoint = Endpoint(replied(kind, written), good)
         mended = await outcome(stage, endpoint)
         assert mended == await outcome(stage, Endpoint(good)), (stage, kind)

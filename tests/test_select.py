@@ -47,13 +47,6 @@ def test_middle_steps_have_the_middle_budget_rounded_up(
     assert middle == (max_edits if scheduler == "constant" else (max_edits + floor + 1) // 2)
 
 
-@pytest.mark.parametrize("scheduler", ["constant", "linear", "cosine"])
-def test_budgets_of_one_and_none_stay_as_they_are(scheduler: SchedulerName) -> None:
-    """A budget of 1 is 1 in every step and a budget of 0 is none; neither is raised to a default."""
-    assert _budgets(5, scheduler, 1, 1) == [1] * 5
-    assert _budgets(5, scheduler, 0, 0) == [0] * 5
-
-
 @pytest.mark.parametrize(
     ("scheduler", "expected"),
     [("constant", [7, 7, 7, 7, 7, 7]), ("linear", [7, 6, 5, 4, 3, 2]), ("cosine", [7, 7, 5, 4, 2, 2])],
@@ -139,18 +132,6 @@ async def test_the_optimizer_is_shown_what_is_offered(tmp_path: Path) -> None:
     assert "step 1: 4 of 4 cases failed; outcome reject" in second
 
 
-async def test_more_than_is_offered_is_refused_and_asked_for_again(tmp_path: Path) -> None:
-    """A count beyond the pool is no decision; the next attempt may be one."""
-    script = playing(numbered(), UNMERGED, sized(9, 8))
-    done = await run(
-        tmp_path, script=script, train={"batch_size": 8}, **AUTONOMOUS, reflect={"minibatch_size": 2}
-    )
-    (record,) = done.records
-    assert [call.call_id.attempt for call in done.asked("step_size")] == [0, 1]
-    assert taken(done) == [(8, 8)]
-    assert not record.chosen.ranked
-
-
 @pytest.mark.parametrize("count", [99, -1])
 async def test_without_a_valid_decision_the_schedule_decides(tmp_path: Path, count: int) -> None:
     """The fallback takes what the schedule gives, and record and events say so."""
@@ -177,14 +158,6 @@ async def test_an_empty_pool_needs_no_decision(tmp_path: Path) -> None:
     done = await run(tmp_path, script=playing((AnalystReply, "nothing")), **AUTONOMOUS)
     assert done.actions == ["no_patches", "no_patches"]
     assert done.asked("step_size") == []
-
-
-@pytest.mark.parametrize("mode", ["patch", "rewrite"])
-async def test_suggestions_are_counted_like_edits(tmp_path: Path, mode: str) -> None:
-    """The decision holds in both modes that have a pool."""
-    script = playing(numbered(), UNMERGED, sized(3))
-    done = await run(tmp_path, script=script, update={"mode": mode}, **AUTONOMOUS, **SMALL)
-    assert taken(done) == [(8, 3), (8, 3)]
 
 
 # ---------------------------------------------------------------------------------------- fixed and none
@@ -219,16 +192,6 @@ async def test_the_schedule_bounds_analysts_and_pool(
     assert [len(r.reports[0].patch.edits) for r in done.records] == budgets
     assert taken(done) == [(2 * n, n) for n in budgets]
     assert all(r.chosen.ranked for r in done.records)
-
-
-async def test_one_means_one_and_none_means_none(tmp_path: Path) -> None:
-    """A largest budget of 1 is 1 in every step, one of 0 takes nothing, whatever the default floor."""
-    one = await run(tmp_path / "a", script=playing(numbered(), UNMERGED), select={"max_edits": 1}, **SMALL)
-    assert taken(one) == [(4, 1), (4, 1)]
-    select = {"max_edits": 0, "min_edits": 0}
-    none = await run(tmp_path / "b", script=playing(numbered(), UNMERGED), select=select, **SMALL)
-    assert taken(none) == [(0, 0), (0, 0)]
-    assert none.current == ""
 
 
 async def test_an_extension_schedules_the_steps_that_are_left(tmp_path: Path) -> None:

@@ -338,35 +338,6 @@ async def test_forced_guidance_never_reaches_best_unmeasured(tmp_path: Path) -> 
     assert (tmp_path / "best_skill.md").read_text("utf-8") == done.best
 
 
-async def test_forced_guidance_that_helps_is_promoted_at_the_end(tmp_path: Path) -> None:
-    """Once the end has measured it, it may be the best skill, by the gate's own rule."""
-    done = await run(tmp_path, script=playing(IDLE), **EPOCHS, **UNGATED)
-    assert done.epochs[-1].best.number == 0
-    (promotion,) = done.promotions
-    assert promotion.verdict.action == "accept_new_best"
-    assert (promotion.best.score, promotion.best.inherited) == (1.0, False)
-    assert done.best == done.current
-    assert read_guidance(done.best) != ""
-
-
-async def test_a_candidate_over_forced_guidance_is_compared_with_what_was_measured(tmp_path: Path) -> None:
-    """An inherited score decides nothing: the unmeasured current skill is rolled out for the next gate."""
-    environment = ToyEnvironment(train=4, val=4, test=4)
-    done = await run(
-        tmp_path,
-        environment=environment,
-        actor=Actor(harmed),
-        script=playing(guided("HARM")),
-        train={"num_epochs": 3},
-        **UNGATED,
-    )
-    third = done.records[2]
-    assert third.skill_before == done.epochs[1].current.skill_hash
-    assert third.verdict.current_score == 0.0 != done.epochs[1].current.score
-    val = {str(item.input) for item in environment.items(Split.val)}
-    assert sum(m in val for text, m in done.actor.asked if text == done.texts[third.skill_before]) >= 4
-
-
 async def test_forced_guidance_may_return_to_an_earlier_document(tmp_path: Path) -> None:
     """What the optimizer writes is forced in, also where the run has held that very document before."""
     script = playing(IDLE, guided("One.", "Two.", "One."))
