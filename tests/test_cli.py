@@ -10,6 +10,7 @@ import anyio
 import pytest
 from typer.testing import CliRunner, Result
 
+from reflact import __version__
 from reflact.cli.app import app
 from reflact.events import EVENT_ADAPTER, RunFinished, RunStarted
 from reflact.records import RunSummary
@@ -277,3 +278,8 @@ def test_json_is_one_event_a_line_and_nothing_else(tmp_path: Path) -> None:
     last = happenings[-1]
     assert isinstance(last, RunFinished)
     assert last.summary.status == "completed"
+
+
+def test_the_command_prints_its_version() -> None:
+    """``reflact --version`` prints the version of the package."""
+    assert reflact("--version").stdout == f"reflact {__version__}\n"
