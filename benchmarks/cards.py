@@ -201,7 +201,7 @@ async def measure(path: Path, texts: Texts, stored: int) -> dict[str, float]:
             tasks.start_soon(lag, late, done)
             submitted = await timed(memory.submit, fresh)
             queries = [CardQuery(text=text, scope=CRITIC, limit=10) for text in questions(texts)]
-            found = await timed(memory.find_pairs, queries)
+            found = await timed(memory.find, queries)
             first, *later = await timed(memory.promoted_pairs, [CRITIC] * TRIALS)
             done.set()
     return {

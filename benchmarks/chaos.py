@@ -41,7 +41,7 @@ import anyio
 import httpx
 
 from reflact import Trainer
-from reflact.concurrency import SingleFlight, open_task_group
+from reflact.concurrency import open_task_group
 from reflact.config.models import ModelConfig
 from reflact.llm.budget import Account
 from reflact.llm.cache import CALL_ID_HEADER, REPLY_TYPE_HEADER, ResponseCacheTransport
@@ -331,12 +331,12 @@ async def streamed(url: str, size: Size) -> tuple[list[str], tuple[FaultCount, .
         max_retries=RETRIES,
     )
     store, texts = InMemoryRunStore(), [""] * size.streams
-    async with SingleFlight[Any]() as flights, httpx.AsyncHTTPTransport() as network:
+    async with httpx.AsyncHTTPTransport() as network:
         with endpoint_for(config) as limits:
             account = Account("streams", store, store.decision_log("streams"))
             paying = MeteredTransport(network, config, account, limits)
-            retrying = RetryTransport(paying, retries=RETRIES, endpoint=limits)
-            cached = ResponseCacheTransport(retrying, config, "target", account, flights)
+            retrying = RetryTransport(paying, limits)
+            cached = ResponseCacheTransport(retrying, config, "target", account)
             client = httpx.AsyncClient(transport=cached, timeout=config.timeout)
 
             async def ask(n: int) -> None:

@@ -63,11 +63,11 @@ async def measure(url: str, adaptive: bool) -> tuple[float, float, int]:
             request = httpx.Request("POST", f"{url}/chat/completions", json={"model": "m"})
             await transport.handle_async_request(request)
 
-    config = ModelConfig(model="m", base_url=url, concurrency=SLOTS, adaptive=adaptive)
+    config = ModelConfig(model="m", base_url=url, concurrency=SLOTS, adaptive=adaptive, max_retries=1000)
     with endpoint_for(config, on_limit=told) as client:
         sending = Sending(client, start + WARM_SECONDS)
         async with sending, open_task_group() as tasks:
-            retrying = RetryTransport(sending, retries=1000, endpoint=client)
+            retrying = RetryTransport(sending, client)
             for _ in range(CALLS):
                 tasks.start_soon(worker, retrying)
     refused = sending.heard[429] / sending.heard.total()

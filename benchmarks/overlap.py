@@ -20,13 +20,13 @@ from collections.abc import Sequence
 
 import anyio
 
-from reflact.config.training import ReflectConfig
+from reflact.config.training import ReflectConfig, UpdateConfig
 from reflact.messages import CallId, RenderedPrompt, ReplyModel
 from reflact.prompts import load_prompts
 from reflact.protocols import Session
 from reflact.stages.context import StageContext
 from reflact.stages.overlap import roll_out_and_reflect
-from reflact.stages.reflect import Analyst, make_edit_analysis
+from reflact.stages.reflect import Analyst
 from reflact.stages.rollout import RolloutRunner
 from reflact.testing import InMemoryRunStore, ScriptedLLM, ToyEnvironment, ToyTarget, toy_optimizer
 from reflact.testing.llm import Script, ScriptedAnswer
@@ -101,7 +101,9 @@ async def timed(
             step=1,
         ),
         tokens=12000,
-        analysis=make_edit_analysis(SKILL, max_edits=4, operations=("append",)),
+        skill=SKILL,
+        config=UpdateConfig(operations=("append",)),
+        max_edits=4,
         notes=lambda batch: "",
     )
     started = time.perf_counter()

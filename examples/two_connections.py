@@ -14,13 +14,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
 
 from reflact import Calibrator, Critic, MemoryStore, Trace
-from reflact.calibration import (
-    CalibrationEvent,
-    CalibratorSettings,
-    CalibratorStopped,
-    PairBatchTested,
-    connect,
-)
+from reflact.calibration import CalibratorSettings, connect
+from reflact.calibration.events import CalibrationEvent, CalibratorStopped, PairBatchTested
 from reflact.llm import BudgetConfig, ModelConfig
 from reflact.memory import Action, Label, Transition
 

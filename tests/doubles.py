@@ -1,4 +1,4 @@
-"""An endpoint that plays a script, and the client in front of it."""
+"""An endpoint that plays a script, in whole answers or streams of events, and the client in front of it."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
+import anyio.lowlevel
 import httpx
 
 from reflact.config.models import ModelConfig
 from reflact.config.training import BudgetConfig
 from reflact.llm.budget import Account, Budget
 from reflact.llm.client import Client
-from reflact.messages import CallId, Message, RenderedPrompt
+from reflact.messages import CallId, CallReservation, Message, RenderedPrompt, StoredResponse
 from reflact.prompts import load_prompts
 from reflact.protocols import LLM, DecisionLog, EventCallback, ResponseStore
 from reflact.stages.context import StageContext
@@ -65,23 +66,91 @@ def completion(
     return httpx.Response(200, json={**body, "usage": usage})
 
 
-class Endpoint(httpx.AsyncBaseTransport):
-    """Answers the n-th request with the n-th answer (the last one from then on) and keeps what was sent."""
+COUNTS = {
+    "prompt_tokens": 10,
+    "completion_tokens": 3,
+    "total_tokens": 13,
+    "prompt_tokens_details": {"cached_tokens": 4},
+}
 
-    def __init__(self, *answers: httpx.Response | Exception | Callable[[Any], httpx.Response]) -> None:
+
+def chunk(delta: dict[str, Any] | None = None, *, finish: str | None = None, **extra: Any) -> bytes:
+    """Return one event; without a delta, one without choices."""
+    choices = [] if delta is None else [{"index": 0, "delta": delta, "finish_reason": finish}]
+    body = {"id": "x", "object": "chat.completion.chunk", "created": 0, "model": "m", "choices": choices}
+    return f"data: {json.dumps({**body, **extra})}\n\n".encode()
+
+
+def stream(
+    text: str,
+    *,
+    tools: bool = False,
+    size: int = 4,
+    finish: str | None = "stop",
+    usage: dict[str, Any] | None = COUNTS,
+    done: bool = True,
+) -> list[bytes]:
+    """Return a reply as a stream of events, ``size`` characters in each."""
+
+    def delta(part: str, number: int) -> dict[str, Any]:
+        if not tools:
+            return {"content": part}
+        function = {"arguments": part} if number else {"name": "Pick", "arguments": part}
+        call = {"index": 0, "function": function}
+        return {"tool_calls": [call if number else {"id": "c1", "type": "function", **call}]}
+
+    parts = [text[at : at + size] for at in range(0, len(text), size)]
+    events = [chunk({"role": "assistant", "content": None if tools else ""})]
+    events += [chunk(delta(part, number)) for number, part in enumerate(parts)]
+    events += [chunk({}, finish=finish)] if finish is not None else []
+    events += [chunk(usage=usage)] if usage is not None else []
+    return [*events, b"data: [DONE]\n\n"] if done else events
+
+
+class Body(httpx.AsyncByteStream):
+    """Pieces that arrive one after the other; an exception among them is raised in its place."""
+
+    def __init__(self, pieces: Sequence[bytes | Exception]) -> None:
+        self._pieces = pieces
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        for piece in self._pieces:
+            await anyio.lowlevel.checkpoint()
+            if isinstance(piece, Exception):
+                raise piece
+            yield piece
+
+
+Answer = Sequence[bytes | Exception] | httpx.Response | Exception | Callable[[Any], httpx.Response]
+
+
+def streamed(pieces: Sequence[bytes | Exception]) -> httpx.Response:
+    """Return an answer as a stream of events."""
+    return httpx.Response(200, headers={"content-type": "text/event-stream"}, stream=Body(pieces))
+
+
+class Endpoint(httpx.AsyncBaseTransport):
+    """Answers the n-th request with the n-th answer (the last one from then on) and keeps what was sent.
+
+    Pieces are a stream of events, an exception is raised, and a function gets the body.
+    """
+
+    def __init__(self, *answers: Answer) -> None:
         self._answers = answers
         self.requests: list[httpx.Request] = []
+        self.times: list[float] = []
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """Give the next answer of the script."""
         await request.aread()
         answer = self._answers[min(len(self.requests), len(self._answers) - 1)]
         self.requests.append(request)
+        self.times.append(anyio.current_time())
         if isinstance(answer, Exception):
             raise answer
-        if callable(answer):
-            return answer(json.loads(request.content))
-        return httpx.Response(answer.status_code, headers=answer.headers, content=answer.content)
+        if isinstance(answer, httpx.Response):
+            return httpx.Response(answer.status_code, headers=answer.headers, content=answer.content)
+        return answer(json.loads(request.content)) if callable(answer) else streamed(answer)
 
     @property
     def bodies(self) -> Sequence[Any]:
@@ -93,6 +162,19 @@ async def open_context(llm: LLM, store: InMemoryRunStore | None = None, *, step:
     """Return the context of a step with the packaged prompts, in a new store or an open one."""
     store = await opened() if store is None else store
     return StageContext(llm=llm, prompts=load_prompts(), decision_log=store.decision_log(RUN), step=step)
+
+
+class Kept(InMemoryRunStore):
+    """Keeps the replies that are stored."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.replies: list[StoredResponse] = []
+
+    async def store_response(self, response: StoredResponse, reservation: CallReservation) -> None:
+        """Store it, and keep it."""
+        self.replies.append(response)
+        await super().store_response(response, reservation)
 
 
 async def opened() -> InMemoryRunStore:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +32,8 @@ from reflact.stages.context import StageContext
 from reflact.stages.execution_notes import LapseTriage, update_appendix
 from reflact.stages.meta_skill import update_meta_skill
 from reflact.stages.prompt_sections import show_buffer, show_edits, show_meta
-from reflact.stages.reflect import Analyst, Minibatch, choose_analysis
-from reflact.stages.reply_models import check_ranking, make_edits_check, merge_reply_type, rank_reply_type
+from reflact.stages.reflect import Analyst, Minibatch
+from reflact.stages.reply_models import check_ranking, check_reply, merge_reply_type, rank_reply_type
 from reflact.stages.select import choose_step_size, select
 from reflact.stages.slow_update import categorize_items, show_comparison, slow_update
 from reflact.stages.update import update
@@ -80,11 +81,7 @@ WRONG = (
 )
 ITEMS = tuple(Item(id=str(n), input=task, reference=RIGHT[n]) for n, task in enumerate(TASKS))
 
-QUERIES = (
-    RIGHT[0],
-    RIGHT[1],
-    "SELECT MAX(temp_max) FROM weather WHERE date LIKE '2014-06%'",
-)
+QUERIES = (RIGHT[0], RIGHT[1], "SELECT MAX(temp_max) FROM weather WHERE date LIKE '2014-06%'")
 RULES = (
     "Write a state as two capital letters, such as 'OH' for Ohio.",
     "The column state holds two letters: write 'IA', not 'Iowa'.",
@@ -223,7 +220,7 @@ def _older() -> dict[str, Example]:
     edits = [Edit(op="append", content=q, support_count=3 - n) for n, q in enumerate(QUERIES)]
     proposals = {"document": "", "proposals": show_edits(edits)}
     sizes = {"count": "3", "budget": "2"}
-    merge = (merge_reply_type(("append",), proposals=3), make_edits_check(SKILL))
+    merge = (merge_reply_type(("append",), proposals=3), partial(check_reply, skill=SKILL))
     rank = (rank_reply_type(proposals=3, budget=2), check_ranking)
     older = (
         Example(book.render("merge", proposals), *merge),
@@ -243,12 +240,14 @@ async def _reflect(context: StageContext) -> None:
         analyst = Analyst(
             context=context,
             tokens=1000,
-            analysis=choose_analysis(update_config, SKILL, max_edits=1),
+            skill=SKILL,
+            config=update_config,
+            max_edits=1,
             notes=lambda batch: "",
         )
         for batch in batches:
             await analyst.report(batch)
-    triage = LapseTriage(LATER, _unread, context=context, successes=True, tokens=1000)
+    triage = LapseTriage(context=context, skill=LATER, analyse=_unread, successes=True, tokens=1000)
     for batch in batches:
         await triage.report(batch)
 

@@ -1,4 +1,4 @@
-"""The benchmark of the gate runs, and decides deterministic targets like the strict rule."""
+"""The benchmarks of the gate, of promotion and of a provider in chaos run and print what the docs say."""
 
 from __future__ import annotations
 
@@ -11,24 +11,52 @@ import pytest
 
 pytestmark = pytest.mark.slow
 
-BENCHMARK = Path(__file__).parent.parent / "benchmarks" / "gate.py"
+FOLDER = Path(__file__).parent.parent / "benchmarks"
 
 
-def test_a_quick_run_of_the_benchmark_misses_nothing(tmp_path: Path) -> None:
-    """It ends without a miss, every deterministic sequence equals strict's, and every row has its cells."""
+def run(folder: Path, name: str, *arguments: str) -> str:
+    """Run a benchmark in a folder and return its output."""
     done = subprocess.run(
-        [sys.executable, str(BENCHMARK), "--quick", "--workers", "1"],
-        cwd=tmp_path,
+        [sys.executable, str(FOLDER / name), *arguments],
+        cwd=folder,
         capture_output=True,
         text=True,
         timeout=120,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    equal = re.findall(
-        r"^deterministic.*: (\d+) of (\d+) sequences of 8 decisions", done.stdout, re.MULTILINE
-    )
+    return done.stdout
+
+
+def test_a_quick_run_of_the_gate_misses_nothing(tmp_path: Path) -> None:
+    """Every deterministic sequence equals that of the strict rule, and every row has its cells."""
+    printed = run(tmp_path, "gate.py", "--quick", "--workers", "1")
+    equal = re.findall(r"^deterministic.*: (\d+) of (\d+) sequences of 8 decisions", printed, re.MULTILINE)
     assert equal == [("20", "20")] * 6
-    header, rule, *rows = [line for line in done.stdout.splitlines() if line.startswith("|")]
+    header, rule, *rows = [line for line in printed.splitlines() if line.startswith("|")]
     assert len(rows) >= 14
     assert {line.count("|") for line in (header, rule, *rows)} == {16}
+
+
+def test_a_quick_run_of_promotion_prints_every_row(tmp_path: Path) -> None:
+    """With a few seeds, harmful batches are already out and those that help fully are in."""
+    printed = run(tmp_path, "promotion.py", "--quick", "--workers", "1")
+    rows = [line.split("|") for line in printed.splitlines() if line.startswith("|")][2:]
+    promoted = {row[1].strip(): row[5].strip() for row in rows}
+    assert len(rows) == 11
+    assert (promoted["harmful"], promoted["helpful, all"]) == ("0.0%", "100.0%")
+
+
+def test_a_run_in_chaos_ends_as_a_calm_one(tmp_path: Path) -> None:
+    """Scores and skills are those of the calm run, streams are complete, and each fault is counted by kind.
+
+    Four kinds come in each 20 requests, whatever the chance of the mock provider, which others wrote.
+    """
+    printed = run(tmp_path, "chaos.py", "--short")
+    calm, chaos = re.findall(r"^(?:calm|chaos): completed after 1 steps in .*?; (.*)$", printed, re.MULTILINE)
+    assert calm == chaos
+    assert "best val 0.375" in calm
+    table, streams = printed.split("streamed calls:")
+    counted = {kind: int(n) for kind, n in re.findall(r"^\| (.+?) \| \d+ \| (\d+) \|$", table, re.MULTILINE)}
+    assert all(counted[kind] >= 2 for kind in ("malformed", "reset", "timeout", "truncated")), counted
+    assert "| broken stream |" in streams

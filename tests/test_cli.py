@@ -13,7 +13,7 @@ from typer.testing import CliRunner, Result
 from reflact import __version__
 from reflact.cli.app import app
 from reflact.events import EVENT_ADAPTER, RunFinished, RunStarted
-from reflact.records import RunSummary
+from reflact.records import RunSummary, SkillScore
 from reflact.testing import ScriptedLLM, ToyEnvironment, ToyTarget, toy_optimizer
 from reflact.trainer import Trainer
 from served import configured, say_four, serving
@@ -61,49 +61,50 @@ def toy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 # ------------------------------------------------------------------------------------------ bad input
 
 
-def test_a_missing_configuration_is_one_sentence(tmp_path: Path) -> None:
-    """A path that leads nowhere is named."""
-    assert_refused(reflact("train", tmp_path / "none.yaml"), "none.yaml", "No such file")
-
-
-def test_a_malformed_configuration_is_one_sentence(tmp_path: Path) -> None:
-    """Broken YAML is named with its place."""
-    path = tmp_path / "run.yaml"
-    path.write_text("train: [1,\n", encoding="utf-8")
-    assert_refused(reflact("train", path), "run.yaml is malformed")
-
-
 @pytest.mark.parametrize(
-    ("assignment", "words"),
+    ("command", "words"),
     [
-        ("train.bach_size=3", "did you mean batch_size?"),
-        ("train.batch_size=0", "greater than or equal to 1"),
-        ("nonsense", "--set takes section.key=value"),
-        ("data.path=missing.jsonl", "missing.jsonl"),
-        ("data.path=null", "data.path"),
-        ("data.train_size=7", "7"),
-        ("skill=missing.md", "missing.md"),
-        ("prompts.folder=missing", "prompts.folder"),
-        ("prompts.versions.nobody=1", "nobody"),
-        ("models.target.model=''", "models.target.model is required"),
-        ("models.target.api_key_env=REFLACT_TEST_NO_SUCH_KEY", "REFLACT_TEST_NO_SUCH_KEY"),
-        ("models.target.base_url=localhost:8080", "base_url"),
-        ("replay.cassette=missing.jsonl", "missing.jsonl"),
+        ("train {folder}/none.yaml", "none.yaml: No such file"),
+        ("train {folder}/broken.yaml", "broken.yaml is malformed"),
+        ("train {run} --set data.path={folder}/broken.jsonl", "broken.jsonl"),
+        ("train {run} --set train.bach_size=3", "did you mean batch_size?"),
+        ("train {run} --set train.batch_size=0", "greater than or equal to 1"),
+        ("train {run} --set nonsense", "--set takes section.key=value"),
+        ("train {run} --set data.path=missing.jsonl", "missing.jsonl"),
+        ("train {run} --set data.path=null", "data.path"),
+        ("train {run} --set data.train_size=7", "7"),
+        ("train {run} --set skill=missing.md", "missing.md"),
+        ("train {run} --set prompts.folder=missing", "prompts.folder"),
+        ("train {run} --set prompts.versions.nobody=1", "nobody"),
+        ("train {run} --set models.target.model=''", "models.target.model is required"),
+        ("train {run} --set models.target.api_key_env=REFLACT_NO_KEY", "REFLACT_NO_KEY"),
+        ("train {run} --set models.target.base_url=localhost:8080", "base_url"),
+        ("train {run} --set replay.cassette=missing.jsonl", "missing.jsonl"),
+        ("replay {run} --cassette {folder}/broken.jsonl", "broken.jsonl"),
+        ("replay {run} --cassette {folder}/none.jsonl", "none.jsonl"),
+        ("eval {run} --skill {folder}/none.md", "none.md: No such file"),
+        ("show {folder}/broken", "run.db"),
+        ("show {folder}", "there is no run at {folder}"),
+        ("runs {folder}/none", "there is no run in {folder}/none"),
+        ("train {run} --json --show quiet", "--json and --show quiet contradict"),
     ],
 )
-def test_a_wrong_setting_is_one_sentence(tmp_path: Path, assignment: str, words: str) -> None:
-    """Whatever is wrong with a setting, the command ends before any call with code 2 and says what."""
-    assert_refused(reflact("train", configured(tmp_path), "--set", assignment), words)
+def test_bad_input_is_one_sentence(tmp_path: Path, command: str, words: str) -> None:
+    """Whatever is wrong, the command ends before any call with code 2, says what, and changes no file."""
+    run = configured(tmp_path)
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken.yaml").write_text("train: [1,\n", encoding="utf-8")
+    (tmp_path / "broken.jsonl").write_text('{"id": "a"\n', encoding="utf-8")
+    database = tmp_path / "broken" / "run.db"
+    database.write_text("no database, but long enough to be read as a page" * 40)
+    before = database.read_bytes()
+    result = reflact(*(part.format(folder=tmp_path, run=run) for part in command.split()))
+    assert_refused(result, words.format(folder=tmp_path))
+    assert database.read_bytes() == before
+    assert not (tmp_path / "run.db").exists()
 
 
-def test_a_damaged_data_file_is_one_sentence(tmp_path: Path) -> None:
-    """A line that is no item is named with its file."""
-    path = configured(tmp_path)
-    (tmp_path / "items.jsonl").write_text('{"id": "a"\n', encoding="utf-8")
-    assert_refused(reflact("train", path), "items.jsonl")
-
-
-def test_a_port_where_nobody_listens_is_one_sentence(tmp_path: Path) -> None:
+def test_a_port_without_a_server_is_one_sentence(tmp_path: Path) -> None:
     """An endpoint that cannot be reached ends the run with code 2 and its address."""
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
@@ -111,51 +112,12 @@ def test_a_port_where_nobody_listens_is_one_sentence(tmp_path: Path) -> None:
         assert_refused(reflact("train", configured(tmp_path, url)), url)
 
 
-def test_a_damaged_cassette_is_one_sentence(tmp_path: Path) -> None:
-    """A recording that is none is named."""
-    (tmp_path / "c.jsonl").write_text("not a recording\n", encoding="utf-8")
-    assert_refused(reflact("replay", configured(tmp_path), "--cassette", tmp_path / "c.jsonl"), "c.jsonl")
-
-
-def test_a_missing_cassette_is_one_sentence(tmp_path: Path) -> None:
-    """A replay without a recording never asks the network instead."""
-    path = configured(tmp_path)
-    assert_refused(reflact("replay", path, "--cassette", tmp_path / "none.jsonl"), "none.jsonl")
-
-
-def test_a_database_that_is_none_is_one_sentence(tmp_path: Path) -> None:
-    """A file in the database's place is named and left alone."""
-    (tmp_path / "run.db").write_text("no database, but long enough to be read as a page" * 40)
-    before = (tmp_path / "run.db").read_bytes()
-    assert_refused(reflact("show", tmp_path), "run.db")
-    assert (tmp_path / "run.db").read_bytes() == before
-
-
-def test_a_missing_skill_document_is_one_sentence(tmp_path: Path) -> None:
-    """`eval` names the document that it cannot read."""
-    path = configured(tmp_path)
-    assert_refused(reflact("eval", path, "--skill", tmp_path / "none.md"), "none.md", "No such file")
-
-
-@pytest.mark.parametrize("command", ["runs", "show"])
-def test_a_folder_without_a_run_is_one_sentence(tmp_path: Path, command: str) -> None:
-    """Looking where no run is says so, and makes no database there."""
-    assert_refused(reflact(command, tmp_path), str(tmp_path))
-    assert list(tmp_path.iterdir()) == []
-
-
 @pytest.mark.parametrize(
-    "arguments",
-    [
-        ["train"],
-        ["trian", "x.yaml"],
-        ["eval", "x.yaml", "--skill", "s", "--split", "train"],
-        ["demo", "--key"],
-    ],
+    "command", ["train", "trian x.yaml", "eval x.yaml --skill s --split train", "demo --key"]
 )
-def test_wrong_usage_has_code_2(arguments: list[str]) -> None:
-    """What the parser cannot read is a usage error on standard error."""
-    result = reflact(*arguments)
+def test_wrong_usage_has_code_2(command: str) -> None:
+    """If the parser cannot read a command, it prints a usage error on standard error."""
+    result = reflact(*command.split())
     assert result.exit_code == 2
     assert "Usage" in result.stderr
     assert result.stdout == ""
@@ -195,18 +157,6 @@ def table(printed: str) -> list[str]:
     return re.findall(r"^\s*(?:baseline|placebo|best|final)\s+(?:val|test)\s+\d+\s.*$", printed, re.MULTILINE)
 
 
-def test_two_demos_in_two_folders_are_equal(demo: tuple[Path, str], tmp_path: Path) -> None:
-    """Another folder gets byte-identical skills and the same scores."""
-    folder, printed = demo
-    result = reflact("demo", "--out", tmp_path / "run")
-    assert result.exit_code == 0, result.output
-    assert table(result.stdout) == table(printed)
-    names = sorted(path.relative_to(folder) for path in folder.rglob("*.md"))
-    assert names == sorted(path.relative_to(tmp_path / "run") for path in (tmp_path / "run").rglob("*.md"))
-    for name in names:
-        assert (tmp_path / "run" / name).read_bytes() == (folder / name).read_bytes()
-
-
 def test_runs_lists_what_lies_below_a_folder(toy: Path) -> None:
     """The folder that holds runs and the run's own folder both show it."""
     for place in (toy, toy.parent):
@@ -215,8 +165,8 @@ def test_runs_lists_what_lies_below_a_folder(toy: Path) -> None:
         assert re.search(r"r[0-9a-f]{12} +completed +4 +1\.000", result.stdout)
 
 
-def test_show_tells_a_run_by_its_steps_and_scores(toy: Path) -> None:
-    """Each step is a line with its whole decision, each score a line of the table."""
+def test_show_prints_a_run_and_its_steps(toy: Path) -> None:
+    """A run has a line for each step and score; a step has its verdict, patterns, edits and diff."""
     result = reflact("show", toy)
     assert result.exit_code == 0, result.output
     assert re.search(r"^ *1 +1 +accept_new_best +0\.000 -> 0\.500 +0/4 +2/2 +v1", result.stdout, re.M)
@@ -224,20 +174,12 @@ def test_show_tells_a_run_by_its_steps_and_scores(toy: Path) -> None:
     assert [line.split()[:2] for line in table(result.stdout)] == [
         [name, split] for split in ("val", "test") for name in ("baseline", "best", "final")
     ]
-
-
-def test_show_tells_a_step_by_its_edits_and_its_diff(toy: Path) -> None:
-    """A step is shown with the verdict's reason, the patterns, the edits, and what they changed."""
     result = reflact("show", toy, "1")
     assert result.exit_code == 0, result.output
     assert "verdict: The candidate's 0.5000" in result.stdout
     assert re.search(r"^ *pattern: square \(\d\): ", result.stdout, re.M)
     assert "edit applied: append '- square: " in result.stdout
     assert "\n+- square: " in result.stdout
-
-
-def test_show_names_the_steps_and_runs_that_exist(toy: Path) -> None:
-    """A step or run that the folder lacks is refused with what there is."""
     assert_refused(reflact("show", toy, "999"), "no step 999", "4 steps are committed")
     assert_refused(reflact("show", toy, "--run", "r0"), "no run r0", "it holds r")
 
@@ -257,27 +199,46 @@ def test_a_recorded_run_replays_without_its_server(tmp_path: Path) -> None:
 
 
 def test_a_skill_is_measured_where_the_run_is(tmp_path: Path) -> None:
-    """`eval` shows the score of a document on the split that was asked for."""
+    """`eval` shows the score of a document on the split that was asked for.
+
+    As JSON each line is an event but the last, which is the score; quietly there is only the table.
+    """
     skill = tmp_path / "s.md"
     skill.write_text("Answer 4.\n", encoding="utf-8")
     with serving(say_four) as url:
-        result = reflact("eval", configured(tmp_path, url), "--skill", skill, "--split", "test")
-    assert result.exit_code == 0, result.output
-    assert "test split opened (opening 1 in this run)" in result.stdout
-    assert re.search(r"^ *skill +test +3 ", result.stdout, re.M)
+        command = ("eval", configured(tmp_path, url), "--skill", skill, "--split", "test")
+        lines = reflact(*command)
+        *happened, last = reflact(*command, "--show", "json").stdout.splitlines()
+        quiet = reflact(*command, "--show", "quiet").stdout
+    assert lines.exit_code == 0, lines.output
+    assert "test split opened (opening 1 in this run)" in lines.stdout
+    assert re.search(r"^ *skill +test +3 ", lines.stdout, re.M)
+    assert happened
+    assert all(EVENT_ADAPTER.validate_json(line).run_id for line in happened)
+    assert SkillScore.model_validate_json(last).n == 3
+    assert re.match(r"\s*document +split", quiet)
 
 
-def test_json_is_one_event_a_line_and_nothing_else(tmp_path: Path) -> None:
-    """Every line of `--json` is an event; the last one carries the summary."""
+def test_a_run_is_shown_as_asked(tmp_path: Path) -> None:
+    """Without a terminal there are lines, with times on request; JSON is events alone; quietly there is the end."""
     with serving(say_four) as url:
         path = configured(tmp_path, url)
-        result = reflact("train", path, "--json", "--set", "train.num_epochs=1")
-    assert (result.exit_code, result.stderr) == (0, "")
-    happenings = [EVENT_ADAPTER.validate_json(line) for line in result.stdout.splitlines()]
-    assert isinstance(happenings[0], RunStarted)
-    last = happenings[-1]
-    assert isinstance(last, RunFinished)
-    assert last.summary.status == "completed"
+
+        def train(name: str, *arguments: str) -> str:
+            out = f"out_dir={tmp_path / name}"
+            result = reflact("train", path, "--set", out, "--set", "train.num_epochs=1", *arguments)
+            assert (result.exit_code, result.stderr) == (0, "")
+            return result.stdout
+
+        lines = train("a", "--times")
+        happened = [EVENT_ADAPTER.validate_json(line) for line in train("b", "--json").splitlines()]
+        quiet = train("c", "--show", "quiet")
+    assert re.search(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d step 1 ", lines, re.MULTILINE)
+    assert "\x1b" not in lines
+    assert isinstance(happened[0], RunStarted)
+    assert isinstance(happened[-1], RunFinished)
+    assert happened[-1].summary.status == "completed"
+    assert quiet.startswith("completed: ")
 
 
 def test_the_command_prints_its_version() -> None:

@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 
 from reflact.concurrency import (
     INLINE_LIMIT,
-    SingleFlight,
     Stream,
     fan_out,
     fan_out_then,
@@ -439,100 +438,6 @@ async def test_cancelling_the_caller_cancels_overlapped_work() -> None:
         raise AssertionError
     assert scope.cancelled_caught
     assert ends == 3
-
-
-# ---------------------------------------------------------------------------------------- single flights
-
-
-async def test_equal_keys_in_flight_share_one_outcome() -> None:
-    """Work is done once for all who ask for its key at the same time, and again afterwards."""
-    done = 0
-
-    async def work() -> int:
-        nonlocal done
-        await checkpoints(3)
-        done += 1
-        return done
-
-    async with SingleFlight[int]() as flights:
-        assert await fan_out(lambda _: flights.join("k", work), range(4)) == (1, 1, 1, 1)
-        assert await flights.join("k", work) == 2
-
-
-async def test_an_error_reaches_every_waiter_and_ends_the_flight() -> None:
-    """Each waiter gets the error as it is; the next call is new work."""
-
-    async def fail() -> int:
-        await checkpoints(2)
-        raise LookupError("shared")
-
-    async def succeed() -> int:
-        return 1
-
-    caught = 0
-
-    async def wait(flights: SingleFlight[int]) -> None:
-        nonlocal caught
-        with pytest.raises(LookupError, match="shared"):
-            await flights.join("k", fail)
-        caught += 1
-
-    async with SingleFlight[int]() as flights:
-        await fan_out(wait, [flights] * 3)
-        assert await flights.join("k", succeed) == 1
-    assert caught == 3
-
-
-async def test_a_new_call_does_not_join_work_that_is_being_cancelled() -> None:
-    """Who comes after the last waiter has left starts anew."""
-    started = 0
-
-    async def work() -> int:
-        nonlocal started
-        started += 1
-        if started == 1:
-            with anyio.CancelScope(shield=True):
-                await checkpoints(5)
-            await anyio.sleep_forever()
-        return started
-
-    async with SingleFlight[int]() as flights:
-        with anyio.move_on_after(0):
-            await flights.join("k", work)
-        assert await flights.join("k", work) == 2
-
-
-async def test_leaving_cancels_what_still_runs_and_frees_who_waits() -> None:
-    """Nothing goes on after the context, and nobody waits for it forever."""
-    flights = SingleFlight[int]()
-    freed = anyio.Event()
-
-    async def wait() -> None:
-        with pytest.raises(RuntimeError, match="closed"):
-            await flights.join("k", never)
-        freed.set()
-
-    async def never() -> int:
-        await anyio.sleep_forever()
-        return 0
-
-    with anyio.fail_after(5):
-        async with anyio.create_task_group() as tasks:
-            async with flights:
-                tasks.start_soon(wait)
-                await anyio.wait_all_tasks_blocked()
-            await freed.wait()
-
-
-async def test_an_error_in_the_context_comes_out_bare() -> None:
-    """An error that ends the context is not wrapped in a group."""
-
-    async def work() -> None:
-        async with SingleFlight[int]():
-            raise LookupError("mine")
-
-    with pytest.raises(LookupError, match="mine"):
-        await work()
 
 
 # ------------------------------------------------------------------------------------------------- streams

@@ -11,7 +11,7 @@ from typing import Any
 import anyio
 import pytest
 
-from critic_worlds import pair, store_of
+from critic_world import pair, store_of
 from doubles import Endpoint, completion, config, connected
 from reflact import Critic
 from reflact.calibration.critic import CRITIC_SCOPE, CriticReply
@@ -85,16 +85,6 @@ async def test_what_is_no_evaluation_is_refused(bad: Any) -> None:
     assert len(llm.calls) == 3
     mended = await Critic(answering(bad, reply())).score(PAID, purpose=PURPOSE)
     assert mended.raw == CriticReply.model_validate(reply()).evaluation
-
-
-async def test_nan_from_an_endpoint_is_asked_again() -> None:
-    """The refusal stands in the type, so it holds for a real client as well; the reason goes back."""
-    nan = json.dumps(reply()).replace('"phi_after": 5', '"phi_after": NaN')
-    endpoint = Endpoint(completion(nan), completion(json.dumps(reply())))
-    async with connected(endpoint, config()) as client:
-        score = await Critic(client).score(PAID, purpose=PURPOSE)
-    assert score.evaluation.progress_after == 5
-    assert len(endpoint.requests) == 2
 
 
 async def test_invented_evidence_is_asked_again_and_then_counts_nothing() -> None:

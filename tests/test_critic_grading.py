@@ -6,15 +6,23 @@ import functools
 import io
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from rich.console import Console
 
+from doubles import RUN, open_context
 from flattered_world import flattered, trace_of
-from reflact import Critic, Item, Score, Skill, Trainer
-from reflact.calibration.grading import CriticGrader, explain_empty_answer, item_input, measure_critic
+from reflact import Critic, Item, Rollout, Score, Skill, Trainer
+from reflact.calibration.grading import (
+    CriticAnnotator,
+    CriticGrader,
+    explain_empty_answer,
+    item_input,
+    measure_critic,
+)
 from reflact.data import DataSet
 from reflact.environments.dataset import DatasetEnvironment
 from reflact.environments.graders import apply_grader
@@ -25,16 +33,18 @@ from reflact.errors import (
     EnvironmentFailure,
     ModelError,
     ProviderDown,
+    ReflactError,
 )
 from reflact.memory.models import Action, ContrastPair, Evaluation, Transition
 from reflact.messages import CallId, RenderedPrompt, ReplyModel
 from reflact.records import CriticAccuracy, CriticDescription, IntervalEstimate, RunSummary
 from reflact.reporting.summary import print_summary
-from reflact.stages.rollout import build_rollout_key
-from reflact.testing import ScriptedLLM, ToyEnvironment, ToyTarget, toy_optimizer
+from reflact.stages.reflect import Minibatch, annotate_failures
+from reflact.stages.rollout import RolloutRunner
+from reflact.testing import InMemoryRunStore, ScriptedLLM, ToyEnvironment, ToyTarget, toy_optimizer
 from reflact.testing.llm import ScriptedAnswer
-from reflact.types import Grade, Split
-from toy_runs import document, settings, written
+from reflact.types import Grade, RolloutSource, Split, Turn
+from toy_runs import document, settings, shown_to, written
 
 pytestmark = pytest.mark.anyio
 
@@ -51,17 +61,15 @@ PAIR = ContrastPair(
 )
 
 
-def saying(phi: float, *, evidence: str = "Majesty") -> ScriptedLLM:
+def answering(evidence: Sequence[str], before: float, after: float, **more: Any) -> ScriptedLLM:
     """Return a model that scores every answer alike."""
-    return ScriptedLLM(
-        lambda *_: {
-            "reasoning": "It is polite.",
-            "evidence": [evidence],
-            "phi_before": 0,
-            "phi_after": phi,
-            "confidence": 0.9,
-        }
-    )
+    numbers = {"phi_before": before, "phi_after": after, "confidence": 0.9}
+    return ScriptedLLM(lambda *_: {"reasoning": "It is polite.", "evidence": [*evidence], **numbers}, **more)
+
+
+def saying(phi: float, *, evidence: str = "Majesty") -> ScriptedLLM:
+    """Return a model that gives every answer credit for words that stand in it."""
+    return answering([evidence], 0, phi)
 
 
 def failing(error: Exception) -> ScriptedLLM:
@@ -69,28 +77,22 @@ def failing(error: Exception) -> ScriptedLLM:
     return ScriptedLLM(lambda *_: error)
 
 
-async def graded(llm: ScriptedLLM, answer: str = "Your Majesty!", *, passes_at: float = 8.0) -> Grade:
+async def graded(llm: ScriptedLLM, answer: str = "Your Majesty!") -> Grade:
     """Return what a critic without worked examples makes of an answer."""
-    return await apply_grader(CriticGrader(Critic(llm).pin_to(()), pass_threshold=passes_at), ITEM, answer)
+    return await apply_grader(CriticGrader(Critic(llm).pin_to(())), ITEM, answer)
 
 
 # --------------------------------------------------------------------------------------------- one score
 
 
-@pytest.mark.parametrize(
-    ("phi", "score"),
-    [
-        (0, Score(hard=0, soft=0)),
-        (7.9, Score(hard=0, soft=0.79)),
-        (8, Score(hard=1, soft=0.8)),
-        (10, Score(hard=1, soft=1)),
-    ],
-)
-async def test_phi_after_the_answer_is_the_score(phi: float, score: Score) -> None:
-    """Soft is a tenth of phi, hard is whether phi reaches the threshold."""
-    found = (await graded(saying(phi))).score
-    assert found.hard == score.hard
-    assert found.soft == pytest.approx(score.soft)
+@pytest.mark.parametrize(("phi", "hard", "soft"), [(0, 0, 0), (7.9, 0, 0.79), (8, 1, 0.8), (10, 1, 1)])
+async def test_phi_after_the_answer_is_the_score(phi: float, hard: float, soft: float) -> None:
+    """Soft is a tenth of phi, hard is whether phi reaches the threshold; the bare question counts nothing."""
+    for before in (0, 5, 10):
+        llm = answering(["Majesty"], before, phi)
+        found = (await graded(llm)).score
+        assert (found.hard, found.soft) == (hard, pytest.approx(soft))
+        assert len(llm.calls) == 1
 
 
 async def test_what_the_critic_says_is_the_feedback() -> None:
@@ -99,55 +101,26 @@ async def test_what_the_critic_says_is_the_feedback() -> None:
     assert (await graded(saying(10))).feedback is None
 
 
-async def test_feedback_says_where_praise_was_not_believed() -> None:
-    """Praise for what does not stand in the answer gets no credit, and the feedback says why."""
-    found = await graded(saying(10, evidence="a deep bow"))
-    assert found.score == Score.of(0)
-    assert "0 of 10, 8 needed, no credit for the answer (invented evidence)" in str(found.feedback)
-
-
 @pytest.mark.parametrize(
-    ("reply", "guard"),
+    ("evidence", "before", "after", "guard"),
     [
-        (
-            {"evidence": ["a proof that stands nowhere"], "phi_before": 9, "phi_after": 10},
-            "invented evidence",
-        ),
-        (
-            {"evidence": ["a proof that stands nowhere"], "phi_before": 9, "phi_after": 9},
-            "invented evidence",
-        ),
-        ({"evidence": ["nowhere at all"], "phi_before": 0, "phi_after": 10}, "invented evidence"),
-        ({"evidence": [], "phi_before": 9, "phi_after": 9}, "no evidence"),
-        ({"evidence": ["the queen"], "phi_before": 0, "phi_after": 9}, "vanished evidence"),
-        ({"evidence": [], "phi_before": 10, "phi_after": 8}, "no evidence"),
+        (["a proof that stands nowhere"], 9, 10, "invented evidence"),
+        (["a proof that stands nowhere"], 9, 9, "invented evidence"),
+        (["nowhere at all"], 0, 10, "invented evidence"),
+        ([], 9, 9, "no evidence"),
+        (["the queen"], 0, 9, "vanished evidence"),
+        ([], 10, 8, "no evidence"),
     ],
 )
 async def test_praise_without_grounds_is_asked_again_and_then_counts_nothing(
-    reply: dict[str, Any], guard: str
+    evidence: list[str], before: float, after: float, guard: str
 ) -> None:
     """Whatever number the model gives the bare question, credit that a guard takes away leaves 0."""
-    llm = ScriptedLLM(lambda *_: {"reasoning": "Brilliant.", "confidence": 1, **reply}, reasks=1)
+    llm = answering(evidence, before, after, reasks=1)
     found = await graded(llm, "Good day.")
     assert found.score == Score.of(0)
     assert f"0 of 10, 8 needed, no credit for the answer ({guard})" in str(found.feedback)
     assert len(llm.calls) == 2
-
-
-async def test_a_bare_question_counts_nothing() -> None:
-    """The model's number for it neither adds to the score nor takes from it."""
-    for before in (0, 5, 10):
-        llm = ScriptedLLM(
-            lambda *_, before=before: {
-                "reasoning": "Polite.",
-                "evidence": ["Majesty"],
-                "phi_before": before,
-                "phi_after": 7,
-                "confidence": 1,
-            }
-        )
-        assert (await graded(llm)).score == Score(hard=0, soft=0.7)
-        assert len(llm.calls) == 1
 
 
 @pytest.mark.parametrize(
@@ -233,10 +206,14 @@ async def test_errors_of_the_endpoint_pass(error: Exception) -> None:
         await graded(failing(error))
 
 
-def test_a_critic_that_can_change_is_refused() -> None:
-    """Scores of one run come from one critic: who reads a memory has to be pinned."""
-    with pytest.raises(ConfigError, match=re.escape("await critic.pin()")):
-        CriticGrader(Critic(saying(1)))
+def test_what_has_no_identity_is_refused() -> None:
+    """A critic that may change, or a function without a name, cannot be part of a run's identity or keys."""
+    critic = Critic(saying(1))
+    for build in (CriticGrader, CriticAnnotator):
+        with pytest.raises(ConfigError, match=re.escape("await critic.pin()")):
+            build(critic)
+        with pytest.raises(ConfigError, match="has no name"):
+            build(critic.pin_to(()), purpose=functools.partial(_courtesy))
 
 
 @pytest.mark.parametrize("passes_at", [0, -1, 10.5, float("nan")])
@@ -246,21 +223,23 @@ def test_a_threshold_is_a_phi(passes_at: float) -> None:
         CriticGrader(Critic(saying(1)).pin_to(()), pass_threshold=passes_at)
 
 
-def test_a_purpose_has_a_name() -> None:
-    """A function without a name cannot be told from others in the keys of rollouts."""
-    with pytest.raises(ConfigError, match="has no name"):
-        CriticGrader(Critic(saying(1)).pin_to(()), purpose=functools.partial(_courtesy))
-
-
 # ---------------------------------------------------------------------------------------------- identity
 
 
 def key(grader: CriticGrader) -> str:
     """Return the key of a rollout that is graded so."""
     environment = DatasetEnvironment(DataSet(train=(ITEM,), val=(), test=()), grade=grader)
-    return build_rollout_key(
-        Skill(text=""), ITEM, target=ToyTarget(), environment=environment, feedback=True, trial=0
+    store = InMemoryRunStore()
+    runner = RolloutRunner(
+        target=ToyTarget(),
+        environment=environment,
+        store=store,
+        decision_log=store.decision_log("r"),
+        step=1,
+        feedback=True,
+        limit=1,
     )
+    return runner.make_job(ITEM, Skill(text=""), 0).key
 
 
 def test_all_that_a_score_depends_on_is_in_the_key_of_a_rollout() -> None:
@@ -304,14 +283,21 @@ def toy_world(grader: CriticGrader) -> DatasetEnvironment:
     return DatasetEnvironment(DataSet(train=train, val=val, test=test), grade=grader)
 
 
-async def trained(folder: Path, grader: CriticGrader | None) -> RunSummary:
-    """Train in the toy world, graded by a critic or by the world itself."""
-    return await Trainer(
+def trainer(
+    folder: Path,
+    *,
+    grader: CriticGrader | None = None,
+    annotate: CriticAnnotator | None = None,
+    optimizer: ScriptedLLM | None = None,
+) -> Trainer:
+    """Return a trainer in the toy world, graded by a critic or by the world itself."""
+    return Trainer(
         settings(folder),
         environment=ToyEnvironment(train=8, val=4, test=4) if grader is None else toy_world(grader),
         target=ToyTarget(),
-        optimizer=ScriptedLLM(toy_optimizer()),
-    ).train()
+        optimizer=optimizer or ScriptedLLM(toy_optimizer()),
+        annotate=annotate,
+    )
 
 
 def printed(summary: RunSummary, folder: Path) -> str:
@@ -324,7 +310,7 @@ def printed(summary: RunSummary, folder: Path) -> str:
 async def test_a_run_that_a_critic_graded_says_so(tmp_path: Path) -> None:
     """The summary, its file and its print name the critic, its snapshot, and that nobody measured it."""
     critic = Critic(ScriptedLLM(toy_critic)).pin_to((PAIR,))
-    summary = await trained(tmp_path, CriticGrader(critic))
+    summary = await trainer(tmp_path, grader=CriticGrader(critic)).train()
     assert summary.status == "completed"
     assert critic.snapshot is not None
     used = CriticDescription(identity=critic.identity, snapshot=critic.snapshot, prompt="critic@1", pairs=1)
@@ -333,14 +319,6 @@ async def test_a_run_that_a_critic_graded_says_so(tmp_path: Path) -> None:
     assert stored.critic == used
     line = f"scores come from critic@1 pinned to 1 pairs ({critic.snapshot[:12]}): "
     assert f"{line}its accuracy was not measured\n" in printed(summary, tmp_path)
-
-
-async def test_a_run_without_a_critic_has_no_note(tmp_path: Path) -> None:
-    """Neither the summary's file nor its print mentions a critic."""
-    summary = await trained(tmp_path, None)
-    assert summary.critic is None
-    assert "critic" not in json.loads((tmp_path / "summary.json").read_text("utf-8"))
-    assert "opinion" not in printed(summary, tmp_path)
 
 
 @pytest.mark.parametrize("error", [ContextOverflow("too long"), ProviderDown("no answer")])
@@ -400,3 +378,131 @@ def test_the_printed_accuracy_has_its_intervals(tmp_path: Path) -> None:
         "mean absolute error 0.75 (95% interval 0.50 to 1.00) of 10, "
         "pairwise accuracy 0.90 (95% interval 0.80 to 0.95), on 40 traces\n"
     ) in shown
+
+
+# ------------------------------------------------------------------------- notes for the failure analyst
+
+ROLLOUT = Rollout(
+    key="k",
+    item_id="greet",
+    skill_hash="s",
+    turns=(
+        Turn(role="user", content="Greet the queen."),
+        Turn(role="assistant", content="Who?"),
+        Turn(role="user", content="The queen."),
+        Turn(role="assistant", content="Hello."),
+    ),
+    answer="Hello.",
+    score=Score.of(0),
+    feedback="No bow.",
+)
+NUMBERS = {"phi_before": 1, "phi_after": 1, "confidence": 0.9}
+UNMOVED = ScriptedLLM(lambda *_: {"reasoning": "No bow in it.", "evidence": [], **NUMBERS})
+"""A critic whom nothing moves."""
+
+
+class Noting:
+    """An annotator that counts how often it is asked."""
+
+    identity = "noting"
+
+    def __init__(self, *notes: str) -> None:
+        self._notes = notes
+        self.asked: list[tuple[str, str]] = []
+
+    async def annotate(self, item: Item, rollout: Rollout) -> Sequence[str]:
+        self.asked.append((item.id, rollout.key))
+        return self._notes
+
+
+async def fed_back(
+    annotator: Noting,
+    store: InMemoryRunStore,
+    *,
+    source: RolloutSource = "failure",
+    feedback: str | None = "No bow.",
+) -> list[str | None]:
+    """Return the feedback that an analyst is shown of one rollout."""
+    rollout = ROLLOUT.model_copy(update={"feedback": feedback})
+    batch = Minibatch(source=source, index=0, items=(ITEM,), rollouts=(rollout,))
+    await store.open_run(RUN, {}, None)
+    noted = await annotate_failures(batch, annotator, await open_context(UNMOVED, store))
+    return [rollout.feedback for rollout in noted.rollouts]
+
+
+async def test_notes_stand_below_the_feedback_of_failures() -> None:
+    """A failure's analyst reads the environment's words first and then the notes, line by line."""
+    assert await fed_back(Noting("one", "two"), InMemoryRunStore()) == ["No bow.\none\ntwo"]
+    assert await fed_back(Noting("one"), InMemoryRunStore(), feedback=None) == ["one"]
+    assert await fed_back(Noting(), InMemoryRunStore(), feedback=None) == [None]
+
+
+async def test_successes_are_not_annotated() -> None:
+    """Nobody is asked about what went well."""
+    noting = Noting("one")
+    assert await fed_back(noting, InMemoryRunStore(), source="success") == ["No bow."]
+    assert noting.asked == []
+
+
+async def test_a_restart_reads_the_same_notes() -> None:
+    """Notes that were read once are in the journal, also where there were none."""
+    for first in (("one",), ()):
+        store, again = InMemoryRunStore(), Noting("other")
+        shown = await fed_back(Noting(*first), store)
+        assert await fed_back(again, store) == shown
+        assert again.asked == []
+
+
+async def test_each_reply_has_a_line() -> None:
+    """A line gives phi before and after one reply, and why."""
+    notes = await CriticAnnotator(Critic(UNMOVED).pin_to(())).annotate(ITEM, ROLLOUT)
+    assert notes == (
+        "reply 1: a critic gave 1 before and 1 after, of 10: No bow in it.",
+        "reply 2: a critic gave 1 before and 1 after, of 10: No bow in it.",
+    )
+
+
+async def test_a_reply_without_a_score_is_named() -> None:
+    """What the critic cannot read is one line less of help, and no error."""
+    llm = ScriptedLLM(lambda *_: ContextOverflow("too long"))
+    notes = await CriticAnnotator(Critic(llm).pin_to(())).annotate(ITEM, ROLLOUT)
+    assert notes == ("reply 1: a critic gave no score", "reply 2: a critic gave no score")
+
+
+async def test_an_endpoint_that_is_down_is_told() -> None:
+    """An outage must not decide what analysts read."""
+    llm = ScriptedLLM(lambda *_: ProviderDown("down"))
+    with pytest.raises(ReflactError, match="down"):
+        await CriticAnnotator(Critic(llm).pin_to(())).annotate(ITEM, ROLLOUT)
+
+
+async def test_failure_analysts_of_a_run_read_the_critic(tmp_path: Path) -> None:
+    """Each failed case carries its note, and the summary says so; a run without a critic mentions none."""
+    critic = Critic(UNMOVED).pin_to(())
+    plain_optimizer, noted_optimizer = ScriptedLLM(toy_optimizer()), ScriptedLLM(toy_optimizer())
+    plain = await trainer(tmp_path / "plain", optimizer=plain_optimizer).train()
+    annotate = CriticAnnotator(critic)
+    noted = await trainer(tmp_path / "noted", annotate=annotate, optimizer=noted_optimizer).train()
+    without, shown = (
+        [shown_to(call) for call in optimizer.calls if call.call_id.purpose == "analyst_failure"]
+        for optimizer in (plain_optimizer, noted_optimizer)
+    )
+    assert shown
+    assert all("No bow in it." in text for text in shown)
+    assert not any("No bow in it." in text for text in without)
+    assert critic.snapshot is not None
+    used = CriticDescription(identity=critic.identity, snapshot=critic.snapshot, prompt="critic@1", pairs=0)
+    assert (noted.noted_by, noted.critic, plain.noted_by, plain.critic) == (used, None, None, None)
+    stored = json.loads((tmp_path / "plain" / "summary.json").read_text("utf-8"))
+    assert not {"critic", "noted_by"} & stored.keys()
+    assert "opinion" not in printed(plain, tmp_path)
+    assert [score.hard for score in noted.scores] == [score.hard for score in plain.scores]
+
+
+def test_the_snapshot_is_part_of_the_run(tmp_path: Path) -> None:
+    """Runs with other notes, or without, are other runs."""
+    critic = Critic(UNMOVED)
+    notes = (None, CriticAnnotator(critic.pin_to(())), CriticAnnotator(critic.pin_to((PAIR,))))
+    ids = [trainer(tmp_path, annotate=each).run_id for each in notes]
+    assert len(set(ids)) == 3
+    assert trainer(tmp_path, annotate=CriticAnnotator(critic.pin_to(()))).run_id == ids[1]

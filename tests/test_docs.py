@@ -31,6 +31,7 @@ PROMISE = re.compile(r"^\| .* \|$", re.MULTILINE)
 FRONT_DOORS = {
     "reflact",
     "reflact.calibration",
+    "reflact.calibration.events",
     "reflact.environments",
     "reflact.errors",
     "reflact.events",

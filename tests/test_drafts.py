@@ -14,7 +14,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ConfigDict
 
-from doubles import PROMPT, RUN, call_id, completion, config, connected, opened
+from doubles import (
+    PROMPT,
+    RUN,
+    Body,
+    Endpoint,
+    Kept,
+    call_id,
+    chunk,
+    completion,
+    config,
+    connected,
+    opened,
+    stream,
+)
 from draft_example import CASSETTE, MODEL, SAMPLE, Handbook
 from draft_example import PROMPT as LONG_PROMPT
 from reflact.concurrency import open_task_group
@@ -26,7 +39,6 @@ from reflact.llm.drafts import DraftStream, extends, read_partial
 from reflact.llm.sse import parse_chunk, read_events
 from reflact.messages import Draft, Reply, ReplyModel, Text
 from reflact.types import FrozenModel
-from sse import Body, Kept, Streaming, chunk, stream
 
 pytestmark = [pytest.mark.anyio, pytest.mark.virtual_time]
 
@@ -101,7 +113,7 @@ async def test_a_recorded_reply_grows_to_what_was_validated(mode: str) -> None:
     told, (recorded,) = Told(), read_cassette(CASSETTE)
     transport: httpx.AsyncBaseTransport = ReplayTransport(CASSETTE, (recorded,))
     if mode == "tools":
-        transport = Streaming([piece.encode() for piece in with_tools(recorded)])
+        transport = Endpoint([piece.encode() for piece in with_tools(recorded)])
     async with connected(transport, MODEL.model_copy(update={"mode": mode}), emit=told) as client:
         reply = await client.ask(LONG_PROMPT, Handbook, call_id=SAMPLE)
     assert len(reply.value.model_dump_json()) >= 10_000
@@ -125,7 +137,7 @@ async def test_elements_appear_one_by_one(tools: bool, size: int) -> None:
     """Each element is seen as it closes, whole and of its type; the last draft is the reply."""
     told = Told()
     settings = config(mode="tools" if tools else "json_schema")
-    async with connected(Streaming(stream(TEXT, tools=tools, size=size)), settings, emit=told) as client:
+    async with connected(Endpoint(stream(TEXT, tools=tools, size=size)), settings, emit=told) as client:
         reply = await client.ask(PROMPT, Plan, call_id=call_id())
     (drafts,) = told.attempts
     assert only_grow(drafts)
@@ -156,7 +168,7 @@ async def test_drafts_are_told_before_the_answer_is_whole() -> None:
     def answer(_: Any) -> httpx.Response:
         return httpx.Response(200, headers={"content-type": "text/event-stream"}, stream=Patient([]))
 
-    async with connected(Streaming(answer), emit=emit) as client:
+    async with connected(Endpoint(answer), emit=emit) as client:
         assert (await client.ask(PROMPT, Plan, call_id=call_id())).value == VALUE
     assert len(told.attempts[0]) > 1
 
@@ -170,7 +182,7 @@ async def test_who_watches_slowly_holds_up_no_answer() -> None:
             await anyio.lowlevel.checkpoint()
         await told(event)
 
-    async with connected(Streaming(GOOD), config(timeout=5), store=store, emit=emit) as client:
+    async with connected(Endpoint(GOOD), config(timeout=5), store=store, emit=emit) as client:
         await client.ask(PROMPT, Plan, call_id=call_id())
     assert len(told.attempts[0]) > 8
     assert isinstance(told[-1], ModelCallFinished)
@@ -179,7 +191,7 @@ async def test_who_watches_slowly_holds_up_no_answer() -> None:
 async def test_an_element_that_does_not_fit_is_never_shown() -> None:
     """Drafts end before it, as the attempt will."""
     told = Told()
-    async with connected(Streaming(stream(LONG), GOOD), emit=told) as client:
+    async with connected(Endpoint(stream(LONG), GOOD), emit=told) as client:
         reply = await client.ask(PROMPT, Plan, call_id=call_id())
     first, second = told.attempts
     assert (len(first[-1]["parts"]), len(second[-1]["parts"]), reply.attempts) == (7, 8, 2)
@@ -188,7 +200,7 @@ async def test_an_element_that_does_not_fit_is_never_shown() -> None:
 async def test_garbage_is_not_drafted() -> None:
     """What is no JSON leaves no drafts, and no reset."""
     told = Told()
-    async with connected(Streaming(stream("I would rather not. " * 20), GOOD), emit=told) as client:
+    async with connected(Endpoint(stream("I would rather not. " * 20), GOOD), emit=told) as client:
         reply = await client.ask(PROMPT, Plan, call_id=call_id())
     assert (reply.attempts, len(told.attempts)) == (2, 1)
     assert told.attempts[0][-1] == VALUE.model_dump(mode="json")
@@ -308,7 +320,7 @@ async def test_a_reset_stands_between_attempts() -> None:
             raise ValueError("no reason is given")
 
     wrong = stream(TEXT.replace("Because", "Whyever"))
-    async with connected(Streaming(wrong, GOOD), emit=told) as client:
+    async with connected(Endpoint(wrong, GOOD), emit=told) as client:
         reply = await client.ask(PROMPT, Plan, call_id=call_id(), check=check)
     assert (reply.value, reply.attempts) == (VALUE, 2)
     first, second = told.attempts
@@ -324,7 +336,7 @@ async def test_a_reset_stands_between_attempts() -> None:
 async def test_a_call_that_fails_takes_its_drafts_back(failure: list[bytes | Exception]) -> None:
     """After the last draft of a call that has no reply there is a reset, and then the call's end."""
     told = Told()
-    async with connected(Streaming(failure), config(max_retries=0, reasks=0), emit=told) as client:
+    async with connected(Endpoint(failure), config(max_retries=0, reasks=0), emit=told) as client:
         with pytest.raises(ProviderDown if len(failure) == 41 else ReplyError):
             await client.ask(PROMPT, Plan, call_id=call_id())
     assert isinstance(told[-2], DraftDiscarded)
@@ -339,7 +351,7 @@ async def test_a_call_that_fails_takes_its_drafts_back(failure: list[bytes | Exc
 async def test_the_last_draft_carries_the_reply() -> None:
     """The iterator gives drafts that grow, and then the reply itself; events tell the same."""
     told = Told()
-    async with connected(Streaming(GOOD), emit=told) as client:
+    async with connected(Endpoint(GOOD), emit=told) as client:
         drafts = [draft async for draft in client.draft(PROMPT, Plan, call_id=call_id())]
         reply = await client.ask(PROMPT, Plan, call_id=call_id())
     *earlier, last = drafts
@@ -352,7 +364,7 @@ async def test_the_last_draft_carries_the_reply() -> None:
 
 async def test_another_attempt_has_another_number() -> None:
     """Who iterates sees by the attempt's number that a reply begins anew."""
-    async with connected(Streaming(stream(LONG), [*GOOD[:40], httpx.ReadError("x")], GOOD)) as client:
+    async with connected(Endpoint(stream(LONG), [*GOOD[:40], httpx.ReadError("x")], GOOD)) as client:
         drafts = [draft async for draft in client.draft(PROMPT, Plan, call_id=call_id())]
     assert sorted({draft.attempt for draft in drafts}) == [1, 2, 3]
     for attempt in (1, 2, 3):
@@ -370,13 +382,13 @@ async def test_without_a_stream_the_reply_is_the_only_draft() -> None:
         assert draft.reply is not None
         return draft.reply.value
 
-    async with connected(Streaming(GOOD), store=store) as client:
+    async with connected(Endpoint(GOOD), store=store) as client:
         await client.ask(PROMPT, Plan, call_id=call_id())
         assert await only(client, Plan, "") == VALUE
-    async with connected(Streaming(completion(TEXT)), store=store) as client:
+    async with connected(Endpoint(completion(TEXT)), store=store) as client:
         assert await only(client, Plan, "plain") == VALUE
         assert await only(client, Text, "text") == Text(text=TEXT)
-    async with connected(Streaming(completion(TEXT)), config(stream=False), store=store) as client:
+    async with connected(Endpoint(completion(TEXT)), config(stream=False), store=store) as client:
         assert await only(client, Plan, "off") == VALUE
 
 
@@ -388,7 +400,7 @@ async def test_errors_of_a_call_end_its_drafts() -> None:
         async for draft in client.draft(PROMPT, Plan, call_id=call_id()):
             seen.append(draft.attempt)  # noqa: PERF401 - what came before the error is kept
 
-    async with connected(Streaming(stream(LONG)), config(reasks=0)) as client:
+    async with connected(Endpoint(stream(LONG)), config(reasks=0)) as client:
         with pytest.raises(ReplyError, match="size"):
             await look(client)
     assert len(seen) > 3
@@ -431,12 +443,12 @@ async def test_a_call_that_is_left_stays_booked(leave: Callable[[Client], Awaita
             scope.cancel()
 
     settings = config(max_tokens=50)
-    async with connected(Streaming(lambda _: endless()), settings, store=store, emit=emit) as client:
+    async with connected(Endpoint(lambda _: endless()), settings, store=store, emit=emit) as client:
         with scope:
             await leave(client)
     (spent,) = await store.spend(RUN)
     assert (spent.usage.calls, spent.unsettled, spent.worst_case.output_tokens) == (0, 1, 50)
-    async with connected(Streaming(GOOD), store=store) as client:
+    async with connected(Endpoint(GOOD), store=store) as client:
         reply: Reply[Plan] = await client.ask(PROMPT, Plan, call_id=call_id())
     assert reply.value == VALUE
 
@@ -447,7 +459,7 @@ async def test_an_error_of_who_watches_ends_the_call() -> None:
     async def emit(event: Event) -> None:
         raise LookupError("closed")
 
-    async with connected(Streaming(lambda _: endless()), emit=emit) as client:
+    async with connected(Endpoint(lambda _: endless()), emit=emit) as client:
         with pytest.raises(LookupError, match="closed"):
             await client.ask(PROMPT, Plan, call_id=call_id())
 
@@ -462,7 +474,7 @@ async def test_a_key_that_a_stream_takes_apart_is_never_seen(secret: str, size: 
         return secret
 
     said = VALUE.model_copy(update={"why": f"You sent {secret}, did you? " * 4})
-    provider = Streaming(stream(said.model_dump_json(), size=size))
+    provider = Endpoint(stream(said.model_dump_json(), size=size))
     store = Kept()
     await store.open_run(RUN, {}, {})
     async with connected(provider, config(key=key), store=store, emit=told) as client:
@@ -478,6 +490,6 @@ async def test_texts_before_a_function_are_no_drafts() -> None:
     """What a model says before it calls the function is not the reply."""
     told = Told()
     pieces = [chunk({"content": "Let me see. "}), *stream(TEXT, tools=True)]
-    async with connected(Streaming(pieces), config(mode="tools"), emit=told) as client:
+    async with connected(Endpoint(pieces), config(mode="tools"), emit=told) as client:
         assert (await client.ask(PROMPT, Plan, call_id=call_id())).value == VALUE
     assert told.attempts == [[]]

@@ -58,8 +58,7 @@ def test_evidence_of_further_pairs_is_that_of_adding_them(
 
 
 @given(
-    st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1)), min_size=1, max_size=4),
-    st.sampled_from((0.0, 0.1)),
+    st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1)), min_size=1, max_size=4), st.sampled_from((0.0, 0.1))
 )
 def test_a_candidate_that_is_not_better_has_no_expected_evidence(
     chances: list[tuple[float, float]], margin: float

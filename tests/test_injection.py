@@ -29,7 +29,7 @@ from reflact.environments.graders import ExactGrader
 from reflact.errors import ReplyError
 from reflact.memory.models import Action, ContrastPair, Evaluation, Label, ScoreEvent, Transition
 from reflact.messages import Message, RenderedPrompt, ReplyModel, Text
-from reflact.prompts import PROMPT_NAMES, fence, load_prompts
+from reflact.prompts import fence, load_prompts
 from reflact.records import StepBufferEntry
 from reflact.skills.regions import replace_notes
 from reflact.skills.rejected_edits import RejectedEdit
@@ -38,7 +38,7 @@ from reflact.stages.context import StageContext
 from reflact.stages.execution_notes import LapseTriage, update_appendix
 from reflact.stages.meta_skill import update_meta_skill
 from reflact.stages.prompt_sections import show_buffer, show_memory, show_meta
-from reflact.stages.reflect import Analyst, Minibatch, choose_analysis
+from reflact.stages.reflect import Analyst, Minibatch
 from reflact.stages.select import choose_step_size, select
 from reflact.stages.slow_update import categorize_items, show_comparison, slow_update
 from reflact.stages.update import update
@@ -153,11 +153,17 @@ def notes_of(says: Says) -> str:
 async def _reflect(context: StageContext, says: Says, skill: Skill) -> None:
     sources: tuple[RolloutSource, ...] = ("failure", "success")
     for mode in ("patch", "rewrite", "full_rewrite"):
-        analysis = choose_analysis(UpdateConfig(mode=mode), skill, max_edits=2)
-        analyst = Analyst(context=context, tokens=TOKENS, analysis=analysis, notes=lambda _: notes_of(says))
+        analyst = Analyst(
+            context=context,
+            skill=skill,
+            config=UpdateConfig(mode=mode),
+            max_edits=2,
+            tokens=TOKENS,
+            notes=lambda _: notes_of(says),
+        )
         for source in sources:
             await analyst.report(_batch(says, skill, source))
-    triage = LapseTriage(skill, _blank, context=context, successes=True, tokens=TOKENS)
+    triage = LapseTriage(context=context, skill=skill, analyse=_blank, successes=True, tokens=TOKENS)
     for source in sources:
         await triage.report(_batch(says, skill, source))
 
@@ -356,7 +362,7 @@ async def test_instructions_are_the_same_whatever_the_material(hostile: str) -> 
 
     plain = await asked(lambda place: f"Plain {place}.")
     attacked = await asked(attack)
-    assert {prompt.name for prompt in plain} == set(PROMPT_NAMES) - {"placebo"}
+    assert {prompt.name for prompt in plain} == set(load_prompts().prompts) - {"placebo"}
     assert instructions(attacked) == instructions(plain)
     for prompt in attacked:
         assert any(CANARY in message.content for message in prompt.messages)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from itertools import product
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from contrast_world import PURPOSE, KnowingJudge, event, generate, round_of
+from critic_world import PURPOSE, KnowingJudge, event, generate, round_of
 from reflact.calibration.contrast import ContrastSettings, GenerationResult
 from reflact.calibration.judges import (
     compare_sides,
@@ -27,6 +28,7 @@ from reflact.testing import ScriptedLLM
 pytestmark = pytest.mark.anyio
 
 PAIRS = 200
+BOOK = load_prompts()
 
 
 def clear(step: int) -> ContrastPair:
@@ -45,21 +47,19 @@ def clear(step: int) -> ContrastPair:
     )
 
 
+async def compare(
+    llm: ScriptedLLM, number: int, judges: int, agreement: float = 0.6
+) -> tuple[str, tuple[bool, ...]]:
+    """Compare the sides of a clear pair; return the outcome and what was found."""
+    plan = plan_sides(number, judges, seed=0)
+    pair = clear(number)
+    return await compare_sides(pair, plan, step="", judge=llm, prompts=BOOK, min_agreement=agreement)
+
+
 async def kept(judge: KnowingJudge, *, judges: int, agreement: float) -> Counter[str]:
     """Compare many pairs and count what became of them."""
-    llm, prompts = ScriptedLLM(judge), load_prompts()
-    results: Counter[str] = Counter()
-    for n in range(PAIRS):
-        decided, _ = await compare_sides(
-            clear(n),
-            plan_sides(n, judges, seed=0),
-            step="",
-            judge=llm,
-            prompts=prompts,
-            min_agreement=agreement,
-        )
-        results[decided] += 1
-    return results
+    llm = ScriptedLLM(judge)
+    return Counter([(await compare(llm, n, judges, agreement))[0] for n in range(PAIRS)])
 
 
 def keep_probability(
@@ -111,9 +111,7 @@ async def test_a_judge_that_always_picks_one_side_keeps_nothing(side: str, judge
 async def test_a_judge_without_answers_finds_nothing() -> None:
     """Comparisons that give no valid reply never keep a pair."""
     llm = ScriptedLLM(lambda prompt, reply_type, call_id: ReplyError("no reply"))
-    decided, found = await compare_sides(
-        clear(0), plan_sides(0, 6, seed=0), step="", judge=llm, prompts=load_prompts(), min_agreement=0.6
-    )
+    decided, found = await compare(llm, 0, 6)
     assert decided != "kept"
     assert not any(found)
 
@@ -132,9 +130,7 @@ def test_sides_are_balanced_exactly(candidates: int, judges: int, seed: int) -> 
 async def test_the_judge_is_blind_and_sees_both_orders() -> None:
     """Prompts of one pair differ in nothing but the order of the two evaluations."""
     llm = ScriptedLLM(KnowingJudge())
-    await compare_sides(
-        clear(0), plan_sides(0, 4, seed=0), step="", judge=llm, prompts=load_prompts(), min_agreement=0.6
-    )
+    await compare(llm, 0, 4)
     texts = Counter(call.prompt.messages[1].content for call in llm.calls)
     assert sorted(texts.values()) == [2, 2]
     one, other = texts
@@ -178,13 +174,9 @@ def test_the_computed_rate_is_that_of_all_outcomes(judges: int, agreement: float
 
 def test_the_rates_in_the_documents_are_computed() -> None:
     """Each row of the table in docs/contrast.md says what the binomial distribution gives."""
-    rows = [
-        [float(cell) for cell in line.strip("| ").split("|")]
-        for line in (Path(__file__).parents[1] / "docs" / "contrast.md")
-        .read_text(encoding="utf-8")
-        .splitlines()
-        if line.startswith("| ") and line[2].isdigit()
-    ]
+    text = (Path(__file__).parents[1] / "docs" / "contrast.md").read_text(encoding="utf-8")
+    cells = [line.strip("| ").split("|") for line in text.splitlines() if re.match(r"\| \d", line)]
+    rows = [[float(cell) for cell in row] for row in cells]
     assert len(rows) >= 8
     for judges, agreement, least, *rates in rows:
         orders = [(0.5, 0.5), (0.7, 0.7), (0.8, 0.8), (0.9, 0.9), (1.0, 0.0), (0.9, 0.5)]
@@ -196,13 +188,8 @@ def test_the_rates_in_the_documents_are_computed() -> None:
 async def test_hopeless_comparisons_end_early() -> None:
     """A judge who is always wrong is asked until that is certain, and not once more."""
     llm = ScriptedLLM(KnowingJudge(0.0))
-    plan = plan_sides(0, 20, seed=0)
-    decided, found = await compare_sides(
-        clear(0), plan, step="", judge=llm, prompts=load_prompts(), min_agreement=0.6
-    )
-    assert decided == "judged_wrong"
-    assert len(found) == 9
-    assert len(llm.calls) == 9
+    decided, found = await compare(llm, 0, 20)
+    assert (decided, len(found), len(llm.calls)) == ("judged_wrong", 9, 9)
 
 
 # ------------------------------------------------------------------------------------------ in a round

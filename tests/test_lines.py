@@ -1,8 +1,10 @@
-"""Event lines, the formats of figures, and the escaping of text at a terminal."""
+"""Output at a terminal: event lines, figures, tables, the summary, and escaped text."""
 
 from __future__ import annotations
 
+import io
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,9 @@ import pure_server
 from pure_world import PureNetwork, settings, write_world
 from reflact import Trainer, events
 from reflact.cli.app import app
-from reflact.records import SkillVersion
+from reflact.cli.train import build_estimate_table
+from reflact.llm.pricing import CostEstimate, EstimateRange, EstimateRow
+from reflact.records import FaultCount, RunSummary, SkillScore, SkillVersion, Spend, Usage
 from reflact.reporting.lines import (
     EventLines,
     escape_controls,
@@ -28,7 +32,8 @@ from reflact.reporting.lines import (
     format_duration,
     wrap_line,
 )
-from reflact.types import Edit, EditResult, Verdict
+from reflact.reporting.summary import build_score_table, format_spend, print_summary
+from reflact.types import Edit, EditResult, Split, Verdict
 
 RUN = "r1"
 V0 = SkillVersion(number=0, skill_hash="a" * 64, origin="initial", score=0.25)
@@ -50,54 +55,40 @@ STEP: tuple[events.Event, ...] = (
 )
 
 
-def test_a_step_is_one_line() -> None:
-    """A committed step is told with its decision, its scores, its failures and its edits."""
-    event_lines = EventLines()
-    (line,) = [line for event in STEP if (line := event_lines.format_event(event)) is not None]
-    for words in ("step 1", "accept_new_best", "0.250 -> 0.500", "solved 1/2", "edits 1/2", "v1"):
-        assert words in line
-
-
-def test_a_step_without_a_candidate_tells_nothing_of_the_step_before() -> None:
-    """What was heard of one step is forgotten when the next one starts."""
-    event_lines = EventLines()
-    for event in STEP:
-        event_lines.format_event(event)
-    event_lines.format_event(events.StepStarted(run_id=RUN, step=2, epoch=1, item_ids=("a",)))
-    skipped = events.StepCommitted(run_id=RUN, step=2, epoch=1, action="no_patches", current=V1, best=V1)
-    line = event_lines.format_event(skipped)
-    assert line is not None
-    assert "no edits" in line
-    assert "0.250" not in line
-    assert "solved" not in line
-
-
 def format_all(*happened: events.Event) -> list[str]:
     """Return the lines of events."""
     event_lines = EventLines()
     return [line for event in happened if (line := event_lines.format_event(event)) is not None]
 
 
-def test_repeated_pauses_have_one_line_in_each_step() -> None:
-    """An endpoint has one line for each status in a step, and a new one in the next step."""
-    first = events.RateLimited(
-        run_id=RUN, step=1, endpoint="api.example.com", status=429, seconds=9.0, rate=2.5
-    )
-    other = first.model_copy(update={"status": 503, "rate": None})
+def test_a_step_is_one_line() -> None:
+    """A committed step has its decision, scores, failures and edits, and nothing of the step before."""
     begun = events.StepStarted(run_id=RUN, step=2, epoch=1, item_ids=("a",))
-    line = "limit     api.example.com answered 429; waiting 9 s, then 2.5 calls/s"
-    assert format_all(first, first, other, begun, first) == [
+    skipped = events.StepCommitted(run_id=RUN, step=2, epoch=1, action="no_patches", current=V1, best=V1)
+    first, second = format_all(*STEP, begun, skipped)
+    for words in ("step 1", "accept_new_best", "0.250 -> 0.500", "solved 1/2", "edits 1/2", "v1"):
+        assert words in first
+    assert "no edits" in second
+    assert "0.250" not in second
+    assert "solved" not in second
+
+
+def test_repeated_pauses_have_one_line_in_each_step() -> None:
+    """An endpoint has one line for each status in a step, and a new one in the next step.
+
+    The line of an endpoint that cannot be reached leaves out the wait, because other calls wait for another time.
+    """
+    first = events.RateLimited(run_id=RUN, step=1, endpoint="api.test", status=429, seconds=9.0, rate=2.5)
+    other = first.model_copy(update={"status": 503, "rate": None})
+    gone = first.model_copy(update={"status": None, "rate": None})
+    begun = events.StepStarted(run_id=RUN, step=2, epoch=1, item_ids=("a",))
+    line = "limit     api.test answered 429; waiting 9 s, then 2.5 calls/s"
+    assert format_all(first, first, other, gone, gone.model_copy(update={"seconds": 4.0}), begun, first) == [
         line,
-        "limit     api.example.com answered 503; waiting 9 s",
+        "limit     api.test answered 503; waiting 9 s",
+        "retry     api.test cannot be reached; trying again",
         line,
     ]
-
-
-def test_an_endpoint_that_cannot_be_reached_has_one_line_in_each_step() -> None:
-    """The line leaves out the wait, because other calls wait for another time."""
-    gone = events.RateLimited(run_id=RUN, step=1, endpoint="api.example.com", status=None, seconds=0.2)
-    later = gone.model_copy(update={"seconds": 4.0})
-    assert format_all(gone, later) == ["retry     api.example.com cannot be reached; trying again"]
 
 
 def test_long_lines_wrap_at_words() -> None:
@@ -129,11 +120,22 @@ def test_nothing_that_steers_is_left(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["plain", "two\nlines\tand a tab", "Grüße, 世界", "\U0001f468\u200d\U0001f469", "می\u200cخواهم"]
+    ("text", "shown"),
+    [
+        (text, text)
+        for text in (
+            "plain",
+            "two\nlines\tand a tab",
+            "Grüße, 世界",
+            "\U0001f468\u200d\U0001f469",
+            "می\u200cخواهم",
+        )
+    ]
+    + [(STEERING, r"\x1b[2J\x1b]0;title\x07\r\u202e\u200b\U000e0041")],
 )
-def test_ordinary_text_is_left_alone(text: str) -> None:
-    """Scripts and signs that need joiners keep them."""
-    assert escape_controls(text) == text
+def test_only_steering_characters_are_escaped(text: str, shown: str) -> None:
+    """Scripts and signs that need joiners keep them; a reviewer sees controls as escapes."""
+    assert escape_controls(text) == shown
 
 
 @given(st.text(st.characters() | st.sampled_from("\n\r\t\v\x85\u2028\ud800\udfff")))
@@ -145,11 +147,6 @@ def test_one_line_stays_one(text: str) -> None:
     assert "\t" not in shown
 
 
-def test_steering_characters_are_written_out() -> None:
-    """They are shown as escapes, so that whoever reviews a document sees them."""
-    assert escape_controls(STEERING) == r"\x1b[2J\x1b]0;title\x07\r\u202e\u200b\U000e0041"
-
-
 def answer(body: dict[str, Any], call_id: str) -> str:
     """Answer as the pure server does, with steering characters in what is proposed."""
     said = pure_server.answer(body, call_id)
@@ -159,7 +156,8 @@ def answer(body: dict[str, Any], call_id: str) -> str:
 def test_commands_print_nothing_that_steers(tmp_path: Path) -> None:
     """A run whose proposals hold terminal codes is shown without them."""
     world = write_world(tmp_path / "world", train=4, val=3, test=2)
-    plain = settings(world, tmp_path / "run", train={"num_epochs": 1, "batch_size": 4})
+    off = {part: {"enabled": False} for part in ("slow_update", "meta_skill", "appendix", "test")}
+    plain = settings(world, tmp_path / "run", train={"num_epochs": 1, "batch_size": 4}, **off)
     assert anyio.run(Trainer(plain, transport=PureNetwork(answer)).train).status == "completed"
     for command in (["show", tmp_path / "run"], ["show", tmp_path / "run", 1]):
         result = CliRunner().invoke(app, [str(part) for part in command])
@@ -169,37 +167,103 @@ def test_commands_print_nothing_that_steers(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "shown"), [(0, "0:00"), (59.9, "0:59"), (61, "1:01"), (3600, "1:00:00"), (-3, "0:00")]
-)
-def test_a_clock_shows_whole_seconds(seconds: float, shown: str) -> None:
-    """Minutes and seconds, hours where there are any, never less than nothing."""
-    assert format_clock(seconds) == shown
-
-
-@pytest.mark.parametrize(
-    ("seconds", "shown"),
+    ("form", "number", "shown"),
     [
-        (0.4, "0.4 s"),
-        (42, "42 s"),
-        (240, "4 min"),
-        (9000, "2.5 h"),
-        (3 * 86400, "3.0 days"),
+        *((format_clock, *pair) for pair in ((0, "0:00"), (59.9, "0:59"), (61, "1:01"), (-3, "0:00"))),
+        (format_clock, 3600, "1:00:00"),
+        *((format_duration, *pair) for pair in ((0.4, "0.4 s"), (42, "42 s"), (240, "4 min"))),
+        *((format_duration, *pair) for pair in ((9000, "2.5 h"), (3 * 86400, "3.0 days"))),
+        *((format_count, *pair) for pair in ((0, "0"), (9999, "9,999"), (45_210, "45.2k"))),
+        *((format_count, *pair) for pair in ((999_700, "1M"), (1_234_000, "1.23M"))),
     ],
 )
-def test_a_duration_has_one_unit(seconds: float, shown: str) -> None:
-    """A duration is read at a glance, so it has one unit."""
-    assert format_duration(seconds) == shown
-
-
-@pytest.mark.parametrize(
-    ("number", "shown"), [(0, "0"), (9999, "9,999"), (45_210, "45.2k"), (999_700, "1M"), (1_234_000, "1.23M")]
-)
-def test_a_quantity_has_few_digits(number: int, shown: str) -> None:
-    """Small counts are exact, large ones have three digits and a unit."""
-    assert format_count(number) == shown
+def test_figures_are_short(form: Callable[[float], str], number: float, shown: str) -> None:
+    """A clock shows complete seconds, a duration has one unit, and a large count three digits and a unit."""
+    assert form(number) == shown
 
 
 @given(st.integers(0, 10**12))
 def test_a_quantity_is_short(number: int) -> None:
     """No count takes more than six characters."""
     assert len(format_count(number)) <= 6
+
+
+# ------------------------------------------------------------------------------------------ tables
+
+
+def test_scores_show_count_and_interval() -> None:
+    """A score without measurements shows dashes; one of zero shows zero."""
+    text = io.StringIO()
+    console = Console(file=text, width=100)
+    none = SkillScore(name="best", skill_hash="a" * 64, split=Split.test, n=0, unmeasured=3)
+    zero = SkillScore(
+        name="baseline", skill_hash="b" * 64, split=Split.test, n=9, hard=0.0, soft=0.0, low=0.0, high=0.3
+    )
+    console.print(build_score_table([none, zero]))
+    rows = (line.split() for line in text.getvalue().splitlines())
+    lines = [row for row in rows if row[:1] in (["best"], ["baseline"])]
+    assert lines[0] == ["best", "test", "0", "(+3", "unmeasured)", "-", "-", "-", "-", "aaaaaaaa"]
+    assert lines[1] == ["baseline", "test", "9", "0", "0.000", "0.000", "to", "0.300", "0.000", "bbbbbbbb"]
+
+
+def test_spend_is_summed_by_role() -> None:
+    """Purposes of one role are one line; an unknown price is left out, a known one is not."""
+    target = Spend(role="target", purpose="rollout", usage=Usage(calls=2, input_tokens=5, output_tokens=1))
+    again = target.model_copy(update={"purpose": "other"})
+    paid = Spend(role="optimizer", purpose="merge", usage=Usage(calls=1, usd=0.5))
+    assert format_spend([target, paid, again]) == (
+        "optimizer: 1 calls, 0 tokens in, 0 out, $0.5000",
+        "target: 4 calls, 10 tokens in, 2 out",
+    )
+
+
+def test_what_nobody_counted_is_told_at_its_worst_case() -> None:
+    """Beside what was counted, and by the reasons that there are."""
+    worst = Usage(calls=2, input_tokens=900, output_tokens=100, usd=0.25)
+    lost = Spend(role="target", purpose="rollout", usage=Usage(calls=1), unsettled=2, worst_case=worst)
+    silent = lost.model_copy(update={"usage": Usage(calls=1, uncounted=1), "unsettled": 0})
+    both = "2 interrupted calls and 1 not counted by the provider"
+    begin, risk = "tokens in, 0 out; at most", "tokens, $0.2500 more for"
+    assert format_spend([lost]) == (f"target: 1 calls, 0 {begin} 1,000 {risk} 2 interrupted calls",)
+    assert format_spend([lost, silent]) == (
+        f"target: 2 calls, 0 {begin} 2,000 tokens, $0.5000 more for {both}",
+    )
+
+
+def test_the_summary_names_what_there_is(tmp_path: Path) -> None:
+    """Only files that exist and kinds of failed attempts that occurred are named."""
+    (tmp_path / "best_skill.md").write_text("x")
+    faults = (FaultCount(kind="429", count=12), FaultCount(kind="timeout", count=1))
+    ended = RunSummary(run_id=RUN, status="completed", steps=1, best=V1, final=V0, faults=faults)
+    text = io.StringIO()
+    print_summary(Console(file=text, width=100), ended, tmp_path)
+    for words in (
+        "best: v1 from step 1, val 0.500",
+        "best_skill.md",
+        "attempts of calls: 12 x 429, 1 x timeout",
+    ):
+        assert words in text.getvalue()
+    assert "run.db" not in text.getvalue()
+    print_summary(Console(file=text, width=100), ended.model_copy(update={"faults": ()}), tmp_path)
+    assert text.getvalue().count("failed attempts") == 1
+
+
+@pytest.mark.parametrize(
+    ("count", "shown"),
+    [(9_999, "9,999"), (17_812, "17.8k"), (99_960, "100k"), (999_600, "1M"), (2_340_000_000, "2.34G")],
+)
+def test_an_estimate_fits_80_columns(count: int, shown: str) -> None:
+    """A count of any size is complete in its column, also beside prices."""
+    amount = EstimateRange(low=count, expected=count, high=count)
+    row = EstimateRow(
+        role="optimizer",
+        purpose="held-out steps, all",
+        calls=amount,
+        input_tokens=amount,
+        output_tokens=EstimateRange(),
+        usd=EstimateRange(low=1, expected=1234.567, high=9876.543),
+    )
+    out = io.StringIO()
+    Console(file=out, width=80).print(build_estimate_table(CostEstimate(rows=(row,), assumptions=())))
+    assert "…" not in out.getvalue()
+    assert out.getvalue().split().count(shown) == 10

@@ -57,7 +57,8 @@ def test_no_way_leads_to_promotion_without_quarantine(path: list[CardStatus]) ->
     for after in path:
         before = status
         with suppress(DataError):
-            status = check_status_change(status, after, evidence_for(TEST))
+            check_status_change(status, after, evidence_for(TEST))
+            status = after
         assert status != "promoted" or before in {"quarantined", "promoted"}
         assert before not in {"archived", "rejected"} or status in {before, "archived"}
 
@@ -66,7 +67,7 @@ def test_no_way_leads_to_promotion_without_quarantine(path: list[CardStatus]) ->
 def test_states_follow_the_table_alone(before: CardStatus, after: CardStatus) -> None:
     """A change is made exactly where the table has it."""
     if after in NEXT_STATUSES[before]:
-        assert check_status_change(before, after, evidence_for(TEST)) == after
+        check_status_change(before, after, evidence_for(TEST))
     else:
         with pytest.raises(DataError, match=f"{before} cannot become {after}"):
             check_status_change(before, after, evidence_for(TEST))

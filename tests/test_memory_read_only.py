@@ -96,7 +96,7 @@ def test_a_log_that_a_process_left_is_read_and_stays(folder: Path) -> None:
     path = folder / "memory.db"
     anyio.run(fill_memory, path)
     with closing(sqlite3.connect(path, isolation_level=None)) as other:
-        other.execute("INSERT INTO traces (id, purpose) VALUES ('tuesday', '\"Write.\"')")
+        other.execute("INSERT INTO traces (id, purpose, content_hash) VALUES ('tuesday', '\"Write.\"', '')")
         left = {name: content for name, content in read_files(folder).items() if not name.endswith("-shm")}
     for name, content in left.items():
         (folder / name).write_bytes(content)
@@ -189,7 +189,7 @@ def killed(path: Path) -> None:
     """Make a memory, left by a process that was killed: with a log, and without the log's index."""
     closed(path)
     with closing(sqlite3.connect(path, isolation_level=None)) as other:
-        other.execute("INSERT INTO traces (id, purpose) VALUES ('late', '\"Write.\"')")
+        other.execute("INSERT INTO traces (id, purpose, content_hash) VALUES ('late', '\"Write.\"', '')")
         left = {file: file.read_bytes() for file in path.parent.iterdir() if file.suffix != ".db-shm"}
     for file, content in left.items():
         file.write_bytes(content)
@@ -237,7 +237,7 @@ def test_what_is_being_written_is_read_too(readable_folder: Path) -> None:
     path = readable_folder / "memory.db"
     closed(path)
     with closing(sqlite3.connect(path, isolation_level=None)) as other:
-        other.execute("INSERT INTO traces (id, purpose) VALUES ('late', '\"Write.\"')")
+        other.execute("INSERT INTO traces (id, purpose, content_hash) VALUES ('late', '\"Write.\"', '')")
         _, found = asked(path, 0o644)
     assert [code for code, *_ in found] == [0, 0, 0, 0]
     assert "late" in found[1][1]

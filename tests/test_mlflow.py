@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import AbstractAsyncContextManager
 from importlib.util import find_spec
 from pathlib import Path
 from threading import Event as Flag
@@ -22,6 +23,7 @@ from reflact.config.loading import load_config
 from reflact.errors import ConfigError
 from reflact.events import BaselineMeasured, Event, RunFinished, WarningIssued
 from reflact.integrations.mlflow import MlflowTracker, report_to_mlflow
+from reflact.protocols import EventCallback
 from reflact.records import RunSummary
 from reflact.testing import ScriptedLLM, ToyEnvironment, ToyTarget, toy_optimizer
 from reflact.training import setup as wiring
@@ -34,17 +36,16 @@ INSTALLED = find_spec("mlflow") is not None
 """The suite does without MLflow's client, which is large; with it, one test more runs."""
 
 
-class Notes(MlflowTracker):
-    """A tracker that records all reports.
+FINISHED = RunFinished(run_id="r1", summary=RunSummary(run_id="r1", status="completed"))
 
-    Args:
-        broken: Called before each report with the method's name.
-    """
+
+class Notes(MlflowTracker):
+    """A tracker that keeps all reports; ``broken`` is called before each one with the method's name."""
 
     def __init__(self, broken: Callable[[str], None] = lambda _: None) -> None:
         self._broken = broken
         self.opened: list[tuple[str, str]] = []
-        self.told: dict[str, str] = {}
+        self.params: dict[str, str] = {}
         self.numbers: dict[str, dict[int, float]] = {}
         self.files: dict[str, str] = {}
         self.status: str | None = None
@@ -55,7 +56,7 @@ class Notes(MlflowTracker):
 
     def log_params(self, values: Mapping[str, str]) -> None:
         self._broken("log_params")
-        self.told.update(values)
+        self.params.update(values)
 
     def log_metrics(self, values: Mapping[str, float], *, step: int) -> None:
         self._broken("log_metrics")
@@ -84,33 +85,40 @@ def planned(folder: Path, **telemetry: str) -> tuple[wiring.RunPlan, wiring.Over
     return wiring.prepare_run(load_config(configured(folder, **telemetry)), passed), passed
 
 
-async def trained(
-    folder: Path, tracker: MlflowTracker, *, timeout_seconds: float = 20.0
-) -> tuple[RunSummary, list[Event]]:
-    """Train in the toy world and return the summary and what happened."""
-    plan, passed = planned(folder)
-    trainer = Trainer(
-        configured(folder), environment=passed.environment, target=passed.target, optimizer=passed.optimizer
-    )
-    seen: list[Event] = []
+def report(
+    folder: Path, tracker: MlflowTracker, happened: list[Event], timeout_seconds: float = 20.0
+) -> AbstractAsyncContextManager[EventCallback]:
+    """Return a callback that reports events of the planned run and keeps them."""
+    plan, _ = planned(folder)
 
-    async def hear(event: Event) -> None:
-        seen.append(event)
+    async def keep(event: Event) -> None:
+        happened.append(event)
 
-    telling = report_to_mlflow(
-        hear,
+    return report_to_mlflow(
+        keep,
         tracker,
         run_id=plan.run_id,
         identity=plan.identity,
         out_dir=plan.config.out_dir,
         timeout_seconds=timeout_seconds,
     )
-    async with telling as tell, trainer.stream() as happenings:
-        async for event in happenings:
-            await tell(event)
-    last = seen[-1]
+
+
+async def trained(
+    folder: Path, tracker: MlflowTracker, *, timeout_seconds: float = 20.0
+) -> tuple[RunSummary, list[Event]]:
+    """Train in the toy world and return the summary and all events."""
+    _, passed = planned(folder)
+    trainer = Trainer(
+        configured(folder), environment=passed.environment, target=passed.target, optimizer=passed.optimizer
+    )
+    happened: list[Event] = []
+    async with report(folder, tracker, happened, timeout_seconds) as emit, trainer.stream() as stream:
+        async for event in stream:
+            await emit(event)
+    last = happened[-1]
     assert isinstance(last, RunFinished)
-    return last.summary, seen
+    return last.summary, happened
 
 
 async def test_a_run_is_recorded_with_all_that_it_made(tmp_path: Path) -> None:
@@ -118,39 +126,28 @@ async def test_a_run_is_recorded_with_all_that_it_made(tmp_path: Path) -> None:
     notes = Notes()
     summary, _ = await trained(tmp_path, notes)
     assert notes.opened == [(summary.run_id, "run")]
-    assert notes.told["train.batch_size"] == "4"
-    assert notes.told["target"] == ToyTarget().identity
+    assert notes.params["train.batch_size"] == "4"
+    assert notes.params["target"] == ToyTarget().identity
     assert summary.best is not None
-    assert notes.numbers["score.best"][0] == 0.0
-    assert (
-        notes.numbers["score.best"][summary.steps]
-        == summary.best.score
-        == max(notes.numbers["score.current"].values())
-    )
-    assert sum(notes.numbers["accepted"].values()) == summary.accepts
-    assert sum(sum(v.values()) for n, v in notes.numbers.items() if n.startswith("decisions.")) == len(
-        notes.numbers["accepted"]
-    )
+    best, current = notes.numbers["score.best"], notes.numbers["score.current"]
+    assert best[0] == 0.0
+    assert best[summary.steps] == summary.best.score == max(current.values())
+    accepted = notes.numbers["accepted"]
+    assert sum(accepted.values()) == summary.accepts
+    decisions = [values for name, values in notes.numbers.items() if name.startswith("decisions.")]
+    assert sum(sum(values.values()) for values in decisions) == len(accepted)
     tested = summary.score("best", Split.test)
     assert tested is not None
     assert notes.numbers["test.best.hard"] == {summary.steps: tested.hard}
     out_dir = tmp_path / "run"
-    for name in (
-        "best_skill.md",
-        "summary.json",
-        *(f"skills/{p.name}" for p in (out_dir / "skills").iterdir()),
-    ):
+    skills = [f"skills/{path.name}" for path in (out_dir / "skills").iterdir()]
+    for name in ("best_skill.md", "summary.json", *skills):
         assert notes.files[name] == (out_dir / name).read_text("utf-8")
     assert notes.status == "FINISHED"
-
-
-async def test_a_start_after_another_goes_on_in_the_same_record(tmp_path: Path) -> None:
-    """What an earlier start told is not told again, and the end is."""
-    await trained(tmp_path, Notes())
     again = Notes()
-    summary, _ = await trained(tmp_path, again)
+    await trained(tmp_path, again)
     assert again.opened == [(summary.run_id, "run")]
-    assert "accepted" not in again.numbers
+    assert "accepted" not in again.numbers, "earlier starts are not reported again"
     assert again.status == "FINISHED"
 
 
@@ -187,63 +184,37 @@ async def test_a_server_that_hangs_holds_up_nothing(tmp_path: Path) -> None:
 
 
 async def test_a_slow_server_is_left_behind_at_the_end(tmp_path: Path) -> None:
-    """What a slow server has not taken when the run ends gets no more time than a single event does."""
-    never, told = Flag(), list[Event]()
-    plan, _ = planned(tmp_path)
+    """At the end of the run, all events that a slow server has not taken get no more time than a single one."""
+    never, happened = Flag(), list[Event]()
 
     def slow(_: str) -> None:
         never.wait(0.05)
 
-    async def hear(event: Event) -> None:
-        told.append(event)
-
-    async with report_to_mlflow(
-        hear,
-        Notes(slow),
-        run_id=plan.run_id,
-        identity=plan.identity,
-        out_dir=plan.config.out_dir,
-        timeout_seconds=1.0,
-    ) as tell:
+    async with report(tmp_path, Notes(slow), happened, timeout_seconds=1.0) as emit:
         for _ in range(100):
-            await tell(BaselineMeasured(run_id=plan.run_id, score=0.5, n=4))
-        assert len(told) == 100
-        await tell(
-            RunFinished(run_id=plan.run_id, summary=RunSummary(run_id=plan.run_id, status="completed"))
-        )
-    warning, last = told[100:]
+            await emit(BaselineMeasured(run_id="r1", score=0.5, n=4))
+        assert len(happened) == 100
+        await emit(FINISHED)
+    warning, last = happened[100:]
     assert isinstance(warning, WarningIssued)
     assert "no answer" in warning.message
     assert isinstance(last, RunFinished)
 
 
-async def test_whoever_cancels_is_not_held_up(tmp_path: Path) -> None:
-    """A cancelled run does not wait for a server that hangs, and the last event is not told."""
-    release, reached = Flag(), anyio.Event()
-    plan, _ = planned(tmp_path)
+async def test_a_cancelled_run_does_not_wait(tmp_path: Path) -> None:
+    """A cancelled run does not wait for a server that hangs, and its last event is not passed on."""
+    release, reached, scope = Flag(), anyio.Event(), anyio.CancelScope()
     loop = asyncio.get_running_loop()
-    told: list[Event] = []
+    happened: list[Event] = []
 
     def hang(_: str) -> None:
         loop.call_soon_threadsafe(reached.set)
         release.wait(60)
 
-    async def hear(event: Event) -> None:
-        told.append(event)
-
-    finished = RunFinished(run_id=plan.run_id, summary=RunSummary(run_id=plan.run_id, status="completed"))
-    scope = anyio.CancelScope()
-
     async def run() -> None:
         with scope:
-            async with report_to_mlflow(
-                hear,
-                Notes(hang),
-                run_id=plan.run_id,
-                identity=plan.identity,
-                out_dir=plan.config.out_dir,
-            ) as tell:
-                await tell(finished)
+            async with report(tmp_path, Notes(hang), happened) as emit:
+                await emit(FINISHED)
 
     try:
         with anyio.fail_after(10):
@@ -254,23 +225,19 @@ async def test_whoever_cancels_is_not_held_up(tmp_path: Path) -> None:
     finally:
         release.set()
     assert scope.cancelled_caught
-    assert told == []
+    assert happened == []
 
 
-def test_the_extra_is_named_where_it_is_missing(tmp_path: Path) -> None:
-    """A configuration that asks for MLflow is refused where its client is not installed."""
+def test_a_wrong_configuration_is_refused(tmp_path: Path) -> None:
+    """MLflow's address must not contain a password, since settings are stored; the client must be installed."""
+    with pytest.raises(ConfigError, match="MLFLOW_TRACKING_PASSWORD") as refused:
+        planned(tmp_path, mlflow="https://me:hunter2@mlflow.test")
+    assert "hunter2" not in str(refused.value)
     if INSTALLED:
         planned(tmp_path, mlflow="http://127.0.0.1:1")
         return
     with pytest.raises(ConfigError, match=r"pip install 'reflact\[mlflow\]'"):
         planned(tmp_path, mlflow="http://127.0.0.1:1")
-
-
-def test_an_address_holds_no_password(tmp_path: Path) -> None:
-    """Names and passwords in MLflow's address are refused, since settings are stored with the run."""
-    with pytest.raises(ConfigError, match="MLFLOW_TRACKING_PASSWORD") as refused:
-        planned(tmp_path, mlflow="https://me:hunter2@mlflow.test")
-    assert "hunter2" not in str(refused.value)
 
 
 TRAINING = """

@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 from pydantic import JsonValue
 
 import virtual_time
-from reflact.config.training import ReflectConfig
+from reflact.config.training import ReflectConfig, UpdateConfig
 from reflact.errors import AccessDenied, ContextOverflow, EnvironmentFailure, ProviderDown, RunFailed
 from reflact.messages import CallId, RenderedPrompt, ReplyModel
 from reflact.prompts import load_prompts
 from reflact.protocols import LLM, Session
 from reflact.stages.context import StageContext
 from reflact.stages.overlap import find_completed_minibatches, roll_out_and_reflect
-from reflact.stages.reflect import Analyst, Minibatch, make_edit_analysis, shuffle_batch
+from reflact.stages.reflect import Analyst, Minibatch, shuffle_batch
 from reflact.stages.rollout import RolloutRunner
 from reflact.testing import InMemoryRunStore, ScriptedLLM
 from reflact.testing.llm import ScriptedAnswer, append_edit
@@ -138,7 +138,9 @@ def analyst(store: InMemoryRunStore, waits: Waits) -> Analyst:
     return Analyst(
         context=make_context(moody(waits), store),
         tokens=2000,
-        analysis=make_edit_analysis(SKILL, max_edits=2, operations=("append",)),
+        skill=SKILL,
+        config=UpdateConfig(operations=("append",)),
+        max_edits=2,
         notes=lambda batch: f"This is {batch.source} {batch.part}.",
     )
 
@@ -348,7 +350,9 @@ async def test_accumulated_batches_are_dealt_apart(overlap: bool) -> None:
     reader = Analyst(
         context=make_context(model, store),
         tokens=2000,
-        analysis=make_edit_analysis(SKILL, max_edits=2, operations=("append",)),
+        skill=SKILL,
+        config=UpdateConfig(operations=("append",)),
+        max_edits=2,
         notes=lambda batch: "",
     )
     batch = items("0", "1", "0", "0")

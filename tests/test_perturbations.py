@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import JsonValue
 
-from contrast_world import PURPOSE, evaluation, event
+from critic_world import PURPOSE, evaluation, event
 from reflact.calibration.guards import QuotableTexts
 from reflact.calibration.mistakes import KNOWN_MISTAKES, Mistake, compute_reach
 from reflact.calibration.perturbations import (

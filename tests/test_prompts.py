@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from prompt_examples import CASSETTE, MODEL, examples, outcome
 from reflact.errors import PromptError, ReplyError
 from reflact.llm.cassettes import open_cassette, read_cassette
-from reflact.prompts import PROMPT_NAMES, VARIABLE, Prompt, find_data_folder, load_prompts, read_prompt
+from reflact.prompts import VARIABLE, Prompt, find_data_folder, load_prompts, read_prompt
 
 FOLDER = find_data_folder("prompts")
+PROMPT_NAMES = {path.name for path in FOLDER.iterdir() if path.is_dir()}
 FILES = sorted(FOLDER.glob("*/v*.md"))
 CHECKSUMS = FOLDER / "CHECKSUMS"
 

@@ -19,7 +19,7 @@ import pytest
 from pure_world import URL, Ended, PureNetwork, differences, left_by, rows, settings, write_world
 from reflact import Trainer, events
 from reflact.records import RunSummary
-from reflact.testing import Fault, FaultyTransport, StatusFault, TimeoutFault
+from reflact.testing import Fault, FaultyTransport
 
 HURRY = 50
 NEVER = 1e6
@@ -89,11 +89,8 @@ class Passing:
         if share % 10 or call_id in self.failed:
             return None
         self.failed.append(call_id)
-        return (
-            StatusFault(status=429, headers=(("retry-after", "0"),))
-            if len(self.failed) % 2
-            else TimeoutFault()
-        )
+        refusal = httpx.Response(429, headers={"retry-after": "0"}, json={"error": {"message": "injected"}})
+        return refusal if len(self.failed) % 2 else httpx.ReadTimeout("injected", request=request)
 
 
 def test_failures_in_passing_change_nothing(world: Path, clean: Clean, tmp_path: Path) -> None:

@@ -87,32 +87,23 @@ async def test_tools_of_one_turn_do_not_mix() -> None:
     with record_tools(Shop.state) as recorder:
         await agent(calls).run("Go.", deps=Shop(), capabilities=[recorder])
     states = [(step.before["shipped"], step.after["shipped"]) for step in recorder.transitions]  # type: ignore[index, call-overload]
-    assert states == [
-        ([], ["lamp"]),
-        (["lamp"], ["lamp", "desk"]),
-        (["lamp", "desk"], ["lamp", "desk", "chair"]),
-    ]
+    shipped = (["lamp"], ["lamp", "desk"], ["lamp", "desk", "chair"])
+    assert states == [*zip(([], *shipped), shipped, strict=False)]
 
 
-async def test_a_tool_that_fails_has_acted() -> None:
-    """What a failed call changed is recorded, and the agent sees the failure as ever."""
+async def test_a_failed_call_is_recorded_and_a_deferred_call_is_not() -> None:
+    """What a failed call changed is recorded; the agent sees the failure and the deferral as ever."""
     with record_tools(Shop.state) as recorder:
-        result = await agent([ToolCallPart("fail", {})]).run("Go.", deps=Shop(), capabilities=[recorder])
+        failed = await agent([ToolCallPart("fail", {})]).run("Go.", deps=Shop(), capabilities=[recorder])
+        deferred = await agent([ToolCallPart("later", {})]).run("Go.", deps=Shop(), capabilities=[recorder])
     (step,) = recorder.transitions
     assert (step.action.name, step.after) == ("fail", {"paid": False, "shipped": ["half"]})
-    assert result.output == "Done."
-
-
-async def test_a_tool_that_is_put_off_has_not() -> None:
-    """A call that is deferred did nothing, and is no transition."""
-    with record_tools(Shop.state) as recorder:
-        result = await agent([ToolCallPart("later", {})]).run("Go.", deps=Shop(), capabilities=[recorder])
-    assert isinstance(result.output, DeferredToolRequests)
-    assert recorder.transitions == ()
+    assert failed.output == "Done."
+    assert isinstance(deferred.output, DeferredToolRequests)
 
 
 async def test_a_state_that_is_no_json_is_one_sentence() -> None:
-    """Whoever renders a state as something else is told where, and what to do."""
+    """If a state is rendered as something else, the error names the tool and the remedy."""
     with (
         record_tools(lambda shop: {"shop": shop}) as recorder,
         pytest.raises(DataError, match="around pay is neither"),
@@ -121,19 +112,13 @@ async def test_a_state_that_is_no_json_is_one_sentence() -> None:
 
 
 async def test_a_recorded_run_becomes_a_trace() -> None:
-    """Steps are handed over as they happen and scored beside or after the run."""
-    seen: list[Transition] = []
-    with record_tools(Shop.state, on_transition=seen.append) as recorder:
+    """Recorded steps are scored and kept as a trace."""
+    with record_tools(Shop.state) as recorder:
         await agent([ToolCallPart("pay", {})]).run("Go.", deps=Shop(), capabilities=[recorder])
-    reply = {
-        "reasoning": "r",
-        "evidence": ["paid: true"],
-        "phi_before": 0,
-        "phi_after": 3,
-        "confidence": 1,
-    }
+    scores = {"phi_before": 0, "phi_after": 3, "confidence": 1}
+    reply = {"reasoning": "r", "evidence": ["paid: true"], **scores}
     critic, trace = Critic(ScriptedLLM(lambda *_: reply)), Trace(purpose="Pay and ship.")
-    for transition in seen:
+    for transition in recorder.transitions:
         trace.record(transition, await critic.score(transition, purpose=trace.purpose))
     assert tuple(event.transition for event in trace.events) == recorder.transitions
     assert trace.events[0].evaluation.delta == 3

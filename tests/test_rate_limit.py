@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reflact.concurrency import open_task_group
+from reflact.concurrency import fan_out, open_task_group
 from reflact.config.models import ModelConfig
 from reflact.llm.rate_limit import (
     MINUTE_SECONDS,
@@ -28,6 +28,8 @@ from reflact.llm.rate_limit import (
     endpoint_for,
 )
 from virtual_time import run
+
+pytestmark = [pytest.mark.anyio, pytest.mark.virtual_time]
 
 WIDE = {"concurrency": 1000}
 
@@ -57,69 +59,54 @@ async def call(
 # -------------------------------------------------------------------------------------------- concurrency
 
 
-def test_no_more_calls_are_in_flight_than_the_strictest_role_allows() -> None:
+async def test_no_more_calls_are_in_flight_than_the_strictest_role_allows() -> None:
     """Two roles of one endpoint share its slots, and the bound is reached."""
-    highest: list[int] = []
+    endpoint, highest = Endpoint("e"), list[int]()
 
-    async def main() -> None:
-        endpoint = Endpoint("e")
+    async def one(client: EndpointClient) -> None:
+        async with client.admit(1):
+            highest.append(endpoint.in_flight)
+            await anyio.sleep(1)
 
-        async def one(client: EndpointClient) -> None:
-            async with client.admit(1):
-                highest.append(endpoint.in_flight)
-                await anyio.sleep(1)
-
-        with endpoint.connect(limits(concurrency=3)) as strict, endpoint.connect(limits(**WIDE)) as wide:
-            async with open_task_group() as tasks:
-                for client in (strict, wide) * 10:
-                    tasks.start_soon(one, client)
-
-    run(main)
-    assert max(highest) == 3
-    assert len(highest) == 20
+    strict, wide = EndpointClient(endpoint, limits(concurrency=3)), EndpointClient(endpoint, limits(**WIDE))
+    with strict, wide:
+        await fan_out(one, (strict, wide) * 10)
+    assert (max(highest), len(highest)) == (3, 20)
 
 
-def test_limits_count_while_their_role_is_open() -> None:
+async def test_limits_count_while_their_role_is_open() -> None:
     """When the strict role leaves, its waiting neighbours go at once."""
-
-    async def main() -> list[float]:
-        endpoint, done = Endpoint("e"), list[float]()
-        with endpoint.connect(limits(**WIDE)) as wide:
-            async with open_task_group() as tasks:
-                with endpoint.connect(limits(concurrency=1)):
-                    for _ in range(5):
-                        tasks.start_soon(lambda: call(wide, done, seconds=10))
-                    await anyio.sleep(1)
-        return done
-
-    assert run(main) == [0.0, 1.0, 1.0, 1.0, 1.0]
+    endpoint, done = Endpoint("e"), list[float]()
+    with EndpointClient(endpoint, limits(**WIDE)) as wide:
+        async with open_task_group() as tasks:
+            with EndpointClient(endpoint, limits(concurrency=1)):
+                for _ in range(5):
+                    tasks.start_soon(lambda: call(wide, done, seconds=10))
+                await anyio.sleep(1)
+    assert done == [0.0, 1.0, 1.0, 1.0, 1.0]
 
 
-def test_calls_are_admitted_in_the_order_in_which_they_asked() -> None:
+async def test_calls_are_admitted_in_the_order_in_which_they_asked() -> None:
     """A large call is not overtaken by small ones that would fit."""
+    endpoint, order = Endpoint("e"), list[int]()
 
-    async def main() -> list[int]:
-        endpoint, order = Endpoint("e"), list[int]()
+    async def one(client: EndpointClient, tokens: int) -> None:
+        async with client.admit(tokens) as slot:
+            order.append(tokens)
+            slot.observe(200, None, tokens)
 
-        async def one(client: EndpointClient, tokens: int) -> None:
-            async with client.admit(tokens) as slot:
-                order.append(tokens)
-                slot.observe(200, None, tokens)
-
-        with endpoint.connect(limits(tokens_per_minute=100, **WIDE)) as client:
-            async with open_task_group() as tasks:
-                for tokens in (60, 90, 10, 20, 30):
-                    tasks.start_soon(one, client, tokens)
-        return order
-
-    assert run(main) == [60, 90, 10, 20, 30]
+    with EndpointClient(endpoint, limits(tokens_per_minute=100, **WIDE)) as client:
+        async with open_task_group() as tasks:
+            for tokens in (60, 90, 10, 20, 30):
+                tasks.start_soon(one, client, tokens)
+    assert order == [60, 90, 10, 20, 30]
 
 
 @given(st.integers(0, 2**32), st.integers(1, 4))
 def test_cancelled_calls_leave_no_slot_behind(seed: int, slots: int) -> None:
     """Wherever calls are cancelled, waiting or in flight, all slots are free in the end."""
 
-    async def main() -> tuple[int, int, int]:
+    async def main() -> tuple[int, int]:
         draw = random.Random(seed)
         endpoint = Endpoint("e", draw=draw.random)
 
@@ -130,33 +117,26 @@ def test_cancelled_calls_leave_no_slot_behind(seed: int, slots: int) -> None:
                     await anyio.sleep(draw.choice([0.0, 1.0, 2.0]))
                     slot.observe(draw.choice([200, 429, None]), None, 1)
 
-        with endpoint.connect(limits(concurrency=slots, requests_per_minute=600)) as client:
-            async with open_task_group() as tasks:
-                for _ in range(30):
-                    tasks.start_soon(one, client)
+        with EndpointClient(endpoint, limits(concurrency=slots, requests_per_minute=600)) as client:
+            await fan_out(one, [client] * 30)
             last: list[float] = []
             for _ in range(slots + 1):
                 await call(client, last)
-        return endpoint.in_flight, endpoint.waiting, len(last) - slots
+        return endpoint.in_flight, len(last) - slots
 
-    assert run(main) == (0, 0, 1)
+    assert run(main) == (0, 1)
 
 
 # -------------------------------------------------------------------------------------------- the minute
 
 
-@given(st.integers(1, 700))
-def test_no_minute_holds_more_requests_than_allowed(most: int) -> None:
+@pytest.mark.parametrize("most", [1, 2, 7, 59, 61, 700])
+async def test_no_minute_holds_more_requests_than_allowed(most: int) -> None:
     """Counted over any sixty seconds, with calls always waiting."""
-
-    async def main() -> list[float]:
-        endpoint, done = Endpoint("e"), list[float]()
-        with endpoint.connect(limits(requests_per_minute=most, **WIDE)) as client:
-            for _ in range(3 * most + 3):
-                await call(client, done)
-        return done
-
-    done = run(main)
+    done: list[float] = []
+    with EndpointClient(Endpoint("e"), limits(requests_per_minute=most, **WIDE)) as client:
+        for _ in range(3 * most + 3):
+            await call(client, done)
     assert all(later - sooner > MINUTE_SECONDS for sooner, later in zip(done, done[most:], strict=False))
     assert done[-1] <= 1.02 * MINUTE_SECONDS * (3 + 3 / most)
 
@@ -167,7 +147,7 @@ def test_no_minute_holds_more_tokens_than_allowed(calls: list[tuple[int, int]]) 
 
     async def main() -> list[tuple[float, int, int]]:
         endpoint, seen = Endpoint("e"), list[tuple[float, int, int]]()
-        with endpoint.connect(limits(tokens_per_minute=100, **WIDE)) as client:
+        with EndpointClient(endpoint, limits(tokens_per_minute=100, **WIDE)) as client:
             for estimate, took in calls:
                 async with client.admit(estimate) as slot:
                     seen.append((anyio.current_time(), estimate, took))
@@ -181,32 +161,24 @@ def test_no_minute_holds_more_tokens_than_allowed(calls: list[tuple[int, int]]) 
         assert before == 0 or before + estimate <= 100
 
 
-def test_a_call_larger_than_a_minute_goes_alone() -> None:
+async def test_a_call_larger_than_a_minute_goes_alone() -> None:
     """It could never fit, so it waits for an empty minute instead of for ever."""
-
-    async def main() -> list[float]:
-        endpoint, done = Endpoint("e"), list[float]()
-        with endpoint.connect(limits(tokens_per_minute=100, **WIDE)) as client:
-            for tokens in (50, 5000, 1):
-                await call(client, done, tokens=tokens)
-        return done
-
-    first, second, third = run(main)
+    endpoint, done = Endpoint("e"), list[float]()
+    with EndpointClient(endpoint, limits(tokens_per_minute=100, **WIDE)) as client:
+        for tokens in (50, 5000, 1):
+            await call(client, done, tokens=tokens)
+    first, second, third = done
     assert (first, MINUTE_SECONDS < second < 62, MINUTE_SECONDS < third - second < 62) == (0.0, True, True)
 
 
-def test_estimates_are_corrected_by_what_calls_took() -> None:
+async def test_estimates_are_corrected_by_what_calls_took() -> None:
     """A cautious estimate holds others back only until the answer says what was taken."""
-
-    async def main() -> list[float]:
-        endpoint, done = Endpoint("e"), list[float]()
-        with endpoint.connect(limits(tokens_per_minute=100, **WIDE)) as client:
-            async with open_task_group() as tasks:
-                tasks.start_soon(lambda: call(client, done, tokens=90, seconds=2, took=5))
-                tasks.start_soon(lambda: call(client, done, tokens=90, seconds=2, took=5))
-        return done
-
-    assert run(main) == [0.0, 2.0]
+    endpoint, done = Endpoint("e"), list[float]()
+    with EndpointClient(endpoint, limits(tokens_per_minute=100, **WIDE)) as client:
+        async with open_task_group() as tasks:
+            tasks.start_soon(lambda: call(client, done, tokens=90, seconds=2, took=5))
+            tasks.start_soon(lambda: call(client, done, tokens=90, seconds=2, took=5))
+    assert done == [0.0, 2.0]
 
 
 def test_a_correction_that_comes_after_the_minute_changes_nothing() -> None:
@@ -222,83 +194,58 @@ def test_a_correction_that_comes_after_the_minute_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize("status", [429, 503])
-def test_an_endpoint_backs_off_as_one(status: int) -> None:
+async def test_an_endpoint_backs_off_as_one(status: int) -> None:
     """Ten refusals of calls that were in flight together are one back-off, which every role waits for."""
-
-    async def main() -> tuple[list[float], list[LimitChange]]:
-        told = list[LimitChange]()
-        endpoint, done = Endpoint("e", draw=lambda: 1.0), list[float]()
-        with (
-            endpoint.connect(limits(**WIDE), on_limit=told.append) as one,
-            endpoint.connect(limits(**WIDE)) as other,
-        ):
-            async with open_task_group() as tasks:
-                for _ in range(10):
-                    tasks.start_soon(lambda: call(one, [], seconds=1, status=status))
-            await call(other, done)
-        return done, told
-
-    done, told = run(main)
+    told = list[LimitChange]()
+    endpoint, done = Endpoint("e", draw=lambda: 1.0), list[float]()
+    with (
+        EndpointClient(endpoint, limits(**WIDE), on_limit=told.append) as one,
+        EndpointClient(endpoint, limits(**WIDE)) as other,
+    ):
+        await fan_out(lambda _: call(one, [], seconds=1, status=status), range(10))
+        await call(other, done)
     assert done == [1.5]
     assert told == [LimitChange("e", status, 0.5, 5.0)]
 
 
-def test_the_endpoint_is_not_asked_before_the_time_it_names() -> None:
+async def test_the_endpoint_is_not_asked_before_the_time_it_names() -> None:
     """The latest time that any answer names counts."""
-
-    async def main() -> list[float]:
-        endpoint, done = Endpoint("e", draw=lambda: 0.0), list[float]()
-        with endpoint.connect(limits(**WIDE)) as client:
-            async with open_task_group() as tasks:
-                for asked in (20.0, 60.0, 40.0):
-                    tasks.start_soon(lambda asked: call(client, [], status=429, retry_after=asked), asked)
-            await call(client, done)
-        return done
-
-    assert run(main) == [60.0]
+    endpoint, done = Endpoint("e", draw=lambda: 0.0), list[float]()
+    with EndpointClient(endpoint, limits(**WIDE)) as client:
+        await fan_out(lambda asked: call(client, [], status=429, retry_after=asked), (20.0, 60.0, 40.0))
+        await call(client, done)
+    assert done == [60.0]
 
 
 @pytest.mark.parametrize("asked", [None, 0.0, PATIENCE_SECONDS + 1])
-def test_without_a_sensible_time_fruitless_back_offs_double(asked: float | None) -> None:
+async def test_without_a_sensible_time_fruitless_back_offs_double(asked: float | None) -> None:
     """Each back-off after which nothing was served is twice as long, up to a cap; an answer ends that."""
-
-    async def main() -> list[float]:
-        told = list[LimitChange]()
-        endpoint = Endpoint("e", draw=lambda: 1.0)
-        with endpoint.connect(limits(adaptive=False, **WIDE), on_limit=told.append) as client:
-            for _ in range(8):
-                await call(client, [], status=503, retry_after=asked)
-            await call(client, [])
+    told = list[LimitChange]()
+    endpoint = Endpoint("e", draw=lambda: 1.0)
+    with EndpointClient(endpoint, limits(adaptive=False, **WIDE), on_limit=told.append) as client:
+        for _ in range(8):
             await call(client, [], status=503, retry_after=asked)
-        return [change.seconds for change in told]
+        await call(client, [])
+        await call(client, [], status=503, retry_after=asked)
+    assert [change.seconds for change in told] == [0.5, 1, 2, 4, 8, 16, 30, 30, 0.5]
 
-    assert run(main) == [0.5, 1, 2, 4, 8, 16, 30, 30, 0.5]
 
-
-def test_without_adaptation_the_endpoint_backs_off_and_keeps_its_rate() -> None:
+async def test_without_adaptation_the_endpoint_backs_off_and_keeps_its_rate() -> None:
     """``adaptive: false`` finds no rate."""
-
-    async def main() -> float | None:
-        endpoint = Endpoint("e")
-        with endpoint.connect(limits(adaptive=False)) as client:
-            await call(client, [], status=429)
-        return endpoint.rate
-
-    assert run(main) is None
+    endpoint = Endpoint("e")
+    with EndpointClient(endpoint, limits(adaptive=False)) as client:
+        await call(client, [], status=429)
+    assert endpoint.rate.rate is None
 
 
 @pytest.mark.parametrize("status", [None, 400, 500, 502])
-def test_other_failures_are_no_reason_to_slow_down(status: int | None) -> None:
+async def test_other_failures_are_no_reason_to_slow_down(status: int | None) -> None:
     """Only 429 and 503 say that an endpoint is asked too much."""
-
-    async def main() -> list[float]:
-        endpoint, done = Endpoint("e", draw=lambda: 1.0), list[float]()
-        with endpoint.connect(limits()) as client:
-            await call(client, done, status=status)
-            await call(client, done)
-        return done
-
-    assert run(main) == [0.0, 0.0]
+    endpoint, done = Endpoint("e", draw=lambda: 1.0), list[float]()
+    with EndpointClient(endpoint, limits()) as client:
+        await call(client, done, status=status)
+        await call(client, done)
+    assert done == [0.0, 0.0]
 
 
 # ------------------------------------------------------------------------------------------ adaptive rate
@@ -361,7 +308,9 @@ def load(
 
     async def main() -> None:
         draw = random.Random(7)
-        with Endpoint("e", draw=draw.random).connect(limits(concurrency=slots, adaptive=adaptive)) as client:
+        with EndpointClient(
+            Endpoint("e", draw=draw.random), limits(concurrency=slots, adaptive=adaptive)
+        ) as client:
             async with open_task_group() as tasks:
                 for _ in range(2 * slots):
                     tasks.start_soon(worker, client, draw)
@@ -431,16 +380,18 @@ def test_refusals_by_chance_do_not_stop_an_endpoint(slots: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "rate", [160, pytest.param(100, marks=pytest.mark.slow), pytest.param(20, marks=pytest.mark.slow)]
+    ("before", "rate"),
+    [(50, 40), *(pytest.param(200, rate, marks=pytest.mark.slow) for rate in (160, 100, 20))],
 )
-def test_an_endpoint_that_allows_less_from_now_on_is_followed(rate: int) -> None:
+def test_an_endpoint_that_allows_less_from_now_on_is_followed(before: int, rate: int) -> None:
     """Ten seconds later most of what it still allows is served, and little is refused."""
-    server = Drop(Server(200, 1.0, sliding=True), Server(rate, 1.0, sliding=True), 40)
+    server = Drop(Server(before, 1.0, sliding=True), Server(rate, 1.0, sliding=True), 40)
     served, refused = load(server, seconds=80, warm=50, says=SAYS["nothing"])
     assert served >= 0.85 * rate
     assert refused <= 0.05
 
 
+@pytest.mark.slow
 def test_without_adaptation_a_server_refuses_much_more() -> None:
     """What the rate that is found is good for: the same load without it."""
     server = SERVERS["sliding"](50)
@@ -451,61 +402,43 @@ def test_without_adaptation_a_server_refuses_much_more() -> None:
 @pytest.mark.parametrize(
     ("workers", "keys"), [(9, {"concurrency": 1}), (9, {"requests_per_minute": 60}), (1, {})]
 )
-def test_a_rate_that_holds_nothing_back_does_not_grow(workers: int, keys: dict[str, int]) -> None:
+async def test_a_rate_that_holds_nothing_back_does_not_grow(workers: int, keys: dict[str, int]) -> None:
     """Where slots, the user's ceiling or a lack of calls keep it from being reached, nothing is learned."""
+    endpoint = Endpoint("e", draw=lambda: 1.0)
+    with EndpointClient(endpoint, limits(**WIDE)) as client:
+        await fan_out(lambda _: call(client, [], seconds=1, status=429), range(20))
+    await anyio.sleep(5)
+    found = endpoint.rate.rate
 
-    async def main() -> tuple[float | None, float | None]:
-        endpoint = Endpoint("e", draw=lambda: 1.0)
-        with endpoint.connect(limits(**WIDE)) as client:
-            async with open_task_group() as tasks:
-                for _ in range(20):
-                    tasks.start_soon(lambda: call(client, [], seconds=1, status=429))
-        await anyio.sleep(5)
-        found = endpoint.rate
+    async def worker(client: EndpointClient) -> None:
+        for _ in range(10):
+            await call(client, [], seconds=1)
 
-        async def worker(client: EndpointClient) -> None:
-            for _ in range(10):
-                await call(client, [], seconds=1)
-
-        with endpoint.connect(limits(**WIDE | keys)) as client:
-            async with open_task_group() as tasks:
-                for _ in range(workers):
-                    tasks.start_soon(worker, client)
-        return found, endpoint.rate
-
-    assert run(main) == (10.0, 10.0)
+    with EndpointClient(endpoint, limits(**WIDE | keys)) as client:
+        await fan_out(worker, [client] * workers)
+    assert (found, endpoint.rate.rate) == (10.0, 10.0)
 
 
-def test_a_rate_stops_growing_once_slots_hold_calls_back() -> None:
+async def test_a_rate_stops_growing_once_slots_hold_calls_back() -> None:
     """Of a queue that first waits for its turns and then for slots, only the first part teaches anything."""
-
-    async def main() -> float:
-        endpoint = Endpoint("e", draw=lambda: 1.0)
-        with endpoint.connect(limits(concurrency=2)) as client:
-            await call(client, [], status=429)
-            await anyio.sleep(5)
-            async with open_task_group() as tasks:
-                for number in range(30):
-                    seconds = 0.0 if number < 5 else 10.0
-                    tasks.start_soon(lambda seconds: call(client, [], seconds=seconds), seconds)
-        return endpoint.rate or 0.0
-
-    assert 2.0 < run(main) < 10.0
+    endpoint = Endpoint("e", draw=lambda: 1.0)
+    with EndpointClient(endpoint, limits(concurrency=2)) as client:
+        await call(client, [], status=429)
+        await anyio.sleep(5)
+        async with open_task_group() as tasks:
+            for number in range(30):
+                seconds = 0.0 if number < 5 else 10.0
+                tasks.start_soon(lambda seconds: call(client, [], seconds=seconds), seconds)
+    assert 2.0 < (endpoint.rate.rate or 0.0) < 10.0
 
 
-def test_a_rate_that_holds_calls_back_grows() -> None:
+async def test_a_rate_that_holds_calls_back_grows() -> None:
     """The same load without other bounds finds that the endpoint serves more."""
-
-    async def main() -> float:
-        endpoint = Endpoint("e", draw=lambda: 1.0)
-        with endpoint.connect(limits(**WIDE)) as client:
-            await call(client, [], status=429)
-            async with open_task_group() as tasks:
-                for _ in range(40):
-                    tasks.start_soon(lambda: call(client, [], seconds=1))
-        return endpoint.rate or 0.0
-
-    assert run(main) > 20
+    endpoint = Endpoint("e", draw=lambda: 1.0)
+    with EndpointClient(endpoint, limits(**WIDE)) as client:
+        await call(client, [], status=429)
+        await fan_out(lambda _: call(client, [], seconds=1), range(40))
+    assert (endpoint.rate.rate or 0.0) > 20
 
 
 def measured_rate(rate: float, served: int, seconds: float) -> AdaptiveRate:
@@ -572,24 +505,23 @@ async def refused_calls(client: EndpointClient, count: int) -> list[float]:
     return told
 
 
-def test_a_refused_role_is_admitted_no_more() -> None:
+async def test_a_refused_role_is_admitted_no_more() -> None:
     """Waiting calls of the role end at once, later ones too; the other role goes on."""
-
-    async def main() -> tuple[list[float], list[float], int]:
-        endpoint, done = Endpoint("e"), list[float]()
-        with endpoint.connect(limits(concurrency=2)) as one, endpoint.connect(limits(concurrency=2)) as other:
-            told = await refused_calls(one, 10)
-            with pytest.raises(RoleRefused):
-                await call(one, [])
-            await call(other, done)
-        return told, done, endpoint.in_flight + endpoint.waiting
-
-    assert run(main) == ([0.5] * 8, [1.0], 0)
+    endpoint, done = Endpoint("e"), list[float]()
+    with (
+        EndpointClient(endpoint, limits(concurrency=2)) as one,
+        EndpointClient(endpoint, limits(concurrency=2)) as other,
+    ):
+        told = await refused_calls(one, 10)
+        with pytest.raises(RoleRefused):
+            await call(one, [])
+        await call(other, done)
+    assert (told, done, endpoint.in_flight) == ([0.5] * 8, [1.0], 0)
 
 
 def test_the_first_refusal_of_a_role_counts() -> None:
     """What was said first is what all later calls are told."""
-    client = Endpoint("e").connect(limits())
+    client = EndpointClient(Endpoint("e"), limits())
     first = httpx.Response(401)
     client.refuse(first)
     client.refuse(httpx.Response(403))

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from doubles import open_context
-from reflact.config.training import ReflectConfig
+from reflact.config.training import ReflectConfig, UpdateConfig
 from reflact.errors import ContextOverflow
 from reflact.messages import CallId, RenderedPrompt, ReplyModel
-from reflact.stages.reflect import Analyst, Minibatch, make_edit_analysis
+from reflact.stages.reflect import Analyst, Minibatch
 from reflact.store.runs import open_store
 from reflact.testing import ScriptedLLM, ToyEnvironment
 from reflact.testing.llm import ScriptedAnswer
@@ -49,7 +49,9 @@ async def reported(llm: ScriptedLLM, config: ReflectConfig, answer: str = "no") 
     analyst = Analyst(
         context=await open_context(llm),
         tokens=config.trajectory_tokens,
-        analysis=make_edit_analysis(SKILL, max_edits=1, operations=("append",)),
+        skill=SKILL,
+        config=UpdateConfig(operations=("append",)),
+        max_edits=1,
         notes=lambda batch: "",
     )
     return await analyst.report(Minibatch(source="failure", index=0, items=tuple(batch), rollouts=rollouts))

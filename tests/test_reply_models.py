@@ -11,14 +11,14 @@ import pytest
 from pydantic import Field
 
 from doubles import PROMPT, Endpoint, call_id, completion, config, connected, open_context, opened
-from reflact.config.training import AggregateConfig, ReflectConfig
+from reflact.config.training import AggregateConfig, ReflectConfig, UpdateConfig
 from reflact.errors import ContextOverflow, ProviderDown, ReplyError
 from reflact.messages import CallId, RenderedPrompt, ReplyModel
 from reflact.prompts import load_prompts
 from reflact.records import Usage
 from reflact.stages.aggregate import aggregate
 from reflact.stages.context import NoReply
-from reflact.stages.reflect import Analyst, Minibatch, make_edit_analysis
+from reflact.stages.reflect import Analyst, Minibatch
 from reflact.stages.select import select
 from reflact.testing import InMemoryRunStore, ScriptedLLM
 from reflact.testing.llm import ScriptedAnswer
@@ -289,7 +289,9 @@ async def outcome(stage: str, endpoint: Endpoint) -> AnalystReport | AggregateRe
             analyst = Analyst(
                 context=context,
                 tokens=ReflectConfig().trajectory_tokens,
-                analysis=make_edit_analysis(SKILL, max_edits=2, operations=OPERATIONS),
+                skill=SKILL,
+                config=UpdateConfig(operations=OPERATIONS),
+                max_edits=2,
                 notes=lambda batch: "",
             )
             return await analyst.report(batch)
@@ -301,12 +303,7 @@ async def outcome(stage: str, endpoint: Endpoint) -> AnalystReport | AggregateRe
                 for n, word in enumerate(("a", "b"))
             ]
             return await aggregate(
-                reports,
-                SKILL,
-                context=context,
-                config=AggregateConfig(),
-                operations=OPERATIONS,
-                notes="",
+                reports, SKILL, context=context, config=AggregateConfig(), operations=OPERATIONS, notes=""
             )
         pool = AggregateResult(patch=Patch(edits=edits("a", "b", "c")))
         return await select(pool, SKILL, context=context, budget=1, notes="")

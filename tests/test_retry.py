@@ -1,38 +1,31 @@
-"""Repeats: what a later attempt may mend is repeated with jitter, what refuses a role is asked once."""
+"""Failed attempts: their kinds, which of them are retried after which wait, and what refuses a whole role."""
 
 from __future__ import annotations
 
 import ssl
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import UTC, datetime
+from itertools import pairwise
 
 import anyio
-import anyio.lowlevel
 import httpx
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from doubles import Endpoint as Script
+from doubles import PROMPT, RUN, Endpoint, call_id, completion, config, connected, opened
 from reflact.concurrency import open_task_group
-from reflact.config.models import ModelConfig
-from reflact.llm.rate_limit import CAP_SECONDS, PATIENCE_SECONDS, Endpoint, EndpointClient, LimitChange
-from reflact.llm.retry import RetryTransport, is_unknown_model, parse_retry_after, retry_delay
+from reflact.errors import ProviderDown
+from reflact.llm import rate_limit
+from reflact.llm.errors import CutOff, StreamCutOff, classify_body, classify_failure, classify_status
+from reflact.llm.metering import send_whole
+from reflact.llm.rate_limit import PATIENCE_SECONDS, EndpointClient, LimitChange
+from reflact.llm.retry import RetryTransport, is_unknown_model, parse_retry_after
+from reflact.messages import Text
+from reflact.records import FaultCount, FaultKind
 
 pytestmark = [pytest.mark.anyio, pytest.mark.virtual_time]
 
 OK = httpx.Response(200, text="fine")
-
-
-class Clock:
-    """Sleeps without waiting and remembers for how long."""
-
-    def __init__(self) -> None:
-        self.slept: list[float] = []
-
-    async def sleep(self, seconds: float) -> None:
-        self.slept.append(seconds)
-        await anyio.lowlevel.checkpoint()
+DOWN = httpx.ConnectError("connection refused")
 
 
 class Single(httpx.AsyncBaseTransport):
@@ -53,146 +46,111 @@ class Single(httpx.AsyncBaseTransport):
             return response
 
 
-def leased(
-    told: Callable[[LimitChange], None] | None = None, *, slots: int = 8, draw: float = 1.0
-) -> EndpointClient:
-    """Return an entered client on an endpoint of its own, whose draws are always the same."""
-    config = ModelConfig(model="m", base_url="http://endpoint.test/v1", concurrency=slots)
-    return Endpoint("e", draw=lambda: draw).connect(config, on_limit=told).__enter__()
-
-
 def retrying(
     inner: httpx.AsyncBaseTransport,
-    clock: Clock | None = None,
+    told: Callable[[LimitChange], None] | None = None,
     *,
     retries: int = 5,
+    slots: int = 8,
     draw: float = 1.0,
-    client: EndpointClient | None = None,
-) -> RetryTransport:
-    """Return a transport that draws always the same number and does not wait itself."""
-    client = client or leased(draw=draw)
-    sleep = (clock or Clock()).sleep
-    return RetryTransport(
-        Single(inner, client), retries=retries, endpoint=client, sleep=sleep, draw=lambda: draw
-    )
+) -> Callable[[], Awaitable[httpx.Response]]:
+    """Return a function that sends a request with retries, at an endpoint that draws always the same number."""
+    endpoint = rate_limit.Endpoint("e", draw=lambda: draw)
+    settings = config(concurrency=slots, max_retries=retries, adaptive=False)
+    client = EndpointClient(endpoint, settings, on_limit=told).__enter__()
+    transport = RetryTransport(Single(inner, client), client)
+    request = httpx.Request("POST", "http://endpoint.test/v1/chat/completions", json={"model": "m"})
+    return lambda: transport.handle_async_request(request)
 
 
-def request() -> httpx.Request:
-    """Return a request."""
-    return httpx.Request("POST", "http://endpoint.test/v1/chat/completions", json={"model": "m"})
+def gaps(script: Endpoint) -> list[float]:
+    """Return the seconds between requests."""
+    return [after - before for before, after in pairwise(script.times)]
 
 
 @pytest.mark.parametrize("status", [408, 409, 500, 502, 504, 529])
 async def test_passing_statuses_are_repeated(status: int) -> None:
     """The answer of the repeat is the answer; the same body is sent again, after a wait of the call's own."""
-    script, clock = Script(httpx.Response(status), OK), Clock()
-    response = await retrying(script, clock).handle_async_request(request())
-    assert response.status_code == 200
-    assert script.bodies == [{"model": "m"}] * 2
-    assert clock.slept == [0.5]
+    script = Endpoint(httpx.Response(status), OK)
+    assert (await retrying(script)()).status_code == 200
+    assert (script.bodies, gaps(script)) == ([{"model": "m"}] * 2, [0.5])
 
 
 @pytest.mark.parametrize("status", [429, 503])
 async def test_a_call_that_was_too_much_waits_with_its_endpoint(status: int) -> None:
     """It is sent again once the endpoint admits it, and waits no second time by itself."""
     told: list[LimitChange] = []
-    script, clock = Script(httpx.Response(status), httpx.Response(status), OK), Clock()
-    transport = retrying(script, clock, client=leased(told.append, draw=0.0))
-    response = await transport.handle_async_request(request())
-    assert (response.status_code, len(script.requests), clock.slept) == (200, 3, [])
+    script = Endpoint(httpx.Response(status), httpx.Response(status), OK)
+    assert (await retrying(script, told.append)()).status_code == 200
     assert [change.status for change in told] == [status, status]
+    assert gaps(script) == [change.seconds for change in told] == [0.5, 1.0]
 
 
 @pytest.mark.parametrize("status", [200, 307, 400, 401, 403, 404, 413, 422, 501, 505])
 async def test_final_statuses_are_never_repeated(status: int) -> None:
     """A refusal costs one request."""
-    endpoint = Script(httpx.Response(status), OK)
-    response = await retrying(endpoint).handle_async_request(request())
-    assert response.status_code == status
-    assert len(endpoint.requests) == 1
+    script = Endpoint(httpx.Response(status), OK)
+    assert (await retrying(script)()).status_code == status
+    assert len(script.requests) == 1
 
 
 @pytest.mark.parametrize(
     "failure",
-    [
-        httpx.ConnectError("x"),
-        httpx.ConnectTimeout("x"),
-        httpx.ReadTimeout("x"),
-        httpx.ReadError("x"),
-        httpx.RemoteProtocolError("x"),
-    ],
+    [DOWN, *(kind("x") for kind in (httpx.ConnectTimeout, httpx.ReadTimeout, httpx.RemoteProtocolError))],
 )
 async def test_failures_on_the_way_are_repeated(failure: Exception) -> None:
     """Connection errors and time-outs may be mended by another attempt."""
-    endpoint = Script(failure, failure, OK)
-    response = await retrying(endpoint).handle_async_request(request())
-    assert response.status_code == 200
-    assert len(endpoint.requests) == 3
+    script = Endpoint(failure, failure, OK)
+    assert (await retrying(script)()).status_code == 200
+    assert len(script.requests) == 3
 
 
 @pytest.mark.parametrize("failure", [httpx.UnsupportedProtocol("x"), httpx.InvalidURL("x"), LookupError("x")])
 async def test_mistakes_are_not_repeated(failure: Exception) -> None:
     """What no attempt can mend is raised at once."""
-    endpoint = Script(failure, OK)
+    script = Endpoint(failure, OK)
     with pytest.raises(type(failure)):
-        await retrying(endpoint).handle_async_request(request())
-    assert len(endpoint.requests) == 1
+        await retrying(script)()
+    assert len(script.requests) == 1
 
 
 @pytest.mark.parametrize("retries", [0, 1, 3])
 async def test_repeats_are_bounded(retries: int) -> None:
     """After the last repeat the failure stands: a status is returned, an error raised."""
-    refusing, dead = Script(httpx.Response(500)), Script(httpx.ConnectError("x"))
-    response = await retrying(refusing, retries=retries).handle_async_request(request())
-    assert response.status_code == 500
+    refusing, dead = Endpoint(httpx.Response(500)), Endpoint(DOWN)
+    assert (await retrying(refusing, retries=retries)()).status_code == 500
     with pytest.raises(httpx.ConnectError):
-        await retrying(dead, retries=retries).handle_async_request(request())
+        await retrying(dead, retries=retries)()
     assert len(refusing.requests) == len(dead.requests) == retries + 1
 
 
 async def test_waits_double_up_to_the_cap() -> None:
     """Without a word from the server, waits follow the drawn share of a doubling bound."""
-    clock = Clock()
-    await retrying(Script(httpx.Response(500)), clock, retries=8, draw=0.5).handle_async_request(request())
-    assert clock.slept == [0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 15.0]
-
-
-async def test_the_server_is_not_asked_before_the_time_it_names() -> None:
-    """``Retry-After`` is a lower bound on the wait of a call's own."""
-    clock = Clock()
-    busy = httpx.Response(500, headers={"retry-after": "60"})
-    await retrying(Script(busy, OK), clock).handle_async_request(request())
-    assert clock.slept == [60.0]
+    script = Endpoint(httpx.Response(500))
+    await retrying(script, retries=8, draw=0.5)()
+    assert gaps(script) == [0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 15.0]
 
 
 @pytest.mark.parametrize("status", [429, 500, 503])
-async def test_a_server_that_asks_for_hours_is_not_waited_for(status: int) -> None:
-    """Beyond the patience of a call, its failure is told at once."""
-    clock = Clock()
+async def test_the_server_is_not_asked_before_the_time_it_names(status: int) -> None:
+    """``Retry-After`` is a lower bound on the wait; beyond the patience of a call, its failure is told at once."""
+    script = Endpoint(httpx.Response(status, headers={"retry-after": "60"}), OK)
+    assert (await retrying(script)()).status_code == 200
+    assert gaps(script) == [60.0]
     busy = httpx.Response(status, headers={"retry-after": str(PATIENCE_SECONDS + 1)})
-    response = await retrying(Script(busy, OK), clock).handle_async_request(request())
-    assert response.status_code == status
-    assert clock.slept == []
+    started = anyio.current_time()
+    assert (await retrying(Endpoint(busy, OK))()).status_code == status
+    assert anyio.current_time() == started
 
 
 async def test_a_call_that_waits_gives_its_slot_to_others() -> None:
     """With one slot, a second call is served while the first waits for its repeat."""
-    waiting, done = anyio.Event(), anyio.Event()
-
-    async def sleep(seconds: float) -> None:
-        waiting.set()
-        await done.wait()
-
-    client = leased(slots=1)
-    single = Single(Script(httpx.Response(500), OK), client)
-    transport = RetryTransport(single, retries=1, endpoint=client, sleep=sleep)
+    ask = retrying(Endpoint(httpx.Response(500), OK), slots=1)
     async with open_task_group() as tasks:
-        tasks.start_soon(transport.handle_async_request, request())
-        await waiting.wait()
-        with anyio.fail_after(5):
-            response = await transport.handle_async_request(request())
-        done.set()
-    assert response.status_code == 200
+        tasks.start_soon(ask)
+        await anyio.sleep(0.1)
+        assert (await ask()).status_code == 200
+        assert anyio.current_time() < 0.5
 
 
 # ------------------------------------------------------------------------------------ refusals of a role
@@ -205,22 +163,21 @@ FORBIDDEN = httpx.Response(403, text="not yours")
 @pytest.mark.parametrize("answer", [NO_KEY, FORBIDDEN, NO_MODEL])
 async def test_what_refuses_a_role_is_asked_once(answer: httpx.Response) -> None:
     """Later calls get the same answer, body and all, without being sent."""
-    script = Script(answer, OK)
-    transport = retrying(script)
+    script = Endpoint(answer, OK)
+    ask = retrying(script)
     for _ in range(3):
-        response = await transport.handle_async_request(request())
-        body = b"".join([piece async for piece in response.aiter_raw()])
-        assert (response.status_code, body) == (answer.status_code, answer.content)
+        response = await ask()
+        assert (response.status_code, await response.aread()) == (answer.status_code, answer.content)
     assert len(script.requests) == 1
 
 
 async def test_calls_that_wait_for_admission_get_the_answer_too() -> None:
     """A refused key costs one request for each slot, however many calls there are."""
-    script, answers = Script(NO_KEY), list[int]()
-    transport = retrying(script, client=leased(slots=2))
+    script, answers = Endpoint(NO_KEY), list[int]()
+    ask = retrying(script, slots=2)
 
     async def one() -> None:
-        answers.append((await transport.handle_async_request(request())).status_code)
+        answers.append((await ask()).status_code)
 
     async with open_task_group() as tasks:
         for _ in range(64):
@@ -240,9 +197,9 @@ async def test_calls_that_wait_for_admission_get_the_answer_too() -> None:
 )
 async def test_what_refuses_one_request_refuses_no_other(answer: httpx.Response) -> None:
     """Requests that cannot be served say nothing about the next one."""
-    transport = retrying(Script(answer, OK))
-    assert (await transport.handle_async_request(request())).status_code == answer.status_code
-    assert (await transport.handle_async_request(request())).status_code == 200
+    ask = retrying(Endpoint(answer, OK))
+    assert (await ask()).status_code == answer.status_code
+    assert (await ask()).status_code == 200
 
 
 def untrusted() -> httpx.ConnectError:
@@ -252,62 +209,48 @@ def untrusted() -> httpx.ConnectError:
     return failure
 
 
-async def test_a_certificate_that_is_not_trusted_is_looked_at_once() -> None:
-    """No repeat mends it, for this call or another."""
-    script, clock = Script(untrusted()), Clock()
-    transport = retrying(script, clock)
+@pytest.mark.parametrize(("failure", "requests"), [(untrusted(), 1), (DOWN, 3)])
+async def test_an_address_that_cannot_work_is_given_up(failure: httpx.ConnectError, requests: int) -> None:
+    """An untrusted certificate at once, a port that never answered after one call's repeats; the cause stays."""
+    script = Endpoint(failure)
+    ask = retrying(script, retries=2)
     for _ in range(3):
-        with pytest.raises(httpx.ConnectError, match="certificate verify failed"):
-            await transport.handle_async_request(request())
-    assert (len(script.requests), clock.slept) == (1, [])
-
-
-async def test_an_address_that_never_answered_is_given_up() -> None:
-    """After one call's repeats a closed port is taken for what it is; the cause stays readable."""
-    script = Script(httpx.ConnectError("connection refused"))
-    transport = retrying(script, retries=2)
-    for _ in range(3):
-        with pytest.raises(httpx.ConnectError, match="connection refused"):
-            await transport.handle_async_request(request())
-    assert len(script.requests) == 3
+        with pytest.raises(httpx.ConnectError, match=str(failure)):
+            await ask()
+    assert len(script.requests) == requests
 
 
 async def test_repeats_of_what_was_not_reached_are_told() -> None:
     """Each with the seconds until it; the failure after the last is no repeat, nor is a time-out."""
     told: list[LimitChange] = []
-    script, clock = Script(*[httpx.ConnectError("connection refused")] * 3), Clock()
+    script = Endpoint(DOWN)
     with pytest.raises(httpx.ConnectError):
-        await retrying(script, clock, retries=2, client=leased(told.append)).handle_async_request(request())
-    assert told == [LimitChange("e", None, seconds, None) for seconds in clock.slept]
+        await retrying(script, told.append, retries=2)()
+    assert told == [LimitChange("e", None, seconds, None) for seconds in gaps(script)]
     assert len(told) == 2
-    told.clear()
-    slow = Script(httpx.ReadTimeout("slow"), OK)
-    await retrying(slow, clock, client=leased(told.append)).handle_async_request(request())
-    assert told == []
+    await retrying(Endpoint(httpx.ReadTimeout("slow"), OK), told.append)()
+    assert len(told) == 2
 
 
-@pytest.mark.parametrize("first", [OK, httpx.Response(500)])
-async def test_an_address_that_answered_before_is_tried_again(first: httpx.Response) -> None:
+@pytest.mark.parametrize(("first", "failures"), [(OK, 2), (httpx.Response(500), 1)])
+async def test_an_address_that_answered_before_is_tried_again(first: httpx.Response, failures: int) -> None:
     """An endpoint that goes away for a while costs the calls of that while alone."""
-    down = [httpx.ConnectError("connection refused")] * 2
-    script = Script(first, *down, OK)
-    transport = retrying(script, retries=0 if first is OK else 1)
-    failures = 0
+    ask, failed = retrying(Endpoint(first, DOWN, DOWN, OK), retries=2 - failures), 0
     for _ in range(3):
         try:
-            await transport.handle_async_request(request())
+            await ask()
         except httpx.ConnectError:
-            failures += 1
-    assert failures == (2 if first is OK else 1)
-    assert (await transport.handle_async_request(request())).status_code == 200
+            failed += 1
+    assert failed == failures
+    assert (await ask()).status_code == 200
 
 
 async def test_a_silent_endpoint_is_no_closed_port() -> None:
     """Time-outs of the first calls, of a server that loads its model, refuse no later call."""
-    transport = retrying(Script(httpx.ReadTimeout("slow"), OK), retries=0)
+    ask = retrying(Endpoint(httpx.ReadTimeout("slow"), OK), retries=0)
     with pytest.raises(httpx.ReadTimeout):
-        await transport.handle_async_request(request())
-    assert (await transport.handle_async_request(request())).status_code == 200
+        await ask()
+    assert (await ask()).status_code == 200
 
 
 @pytest.mark.parametrize(
@@ -330,13 +273,6 @@ def test_the_words_for_an_unknown_model_are_known(status: int, said: str) -> Non
     assert not is_unknown_model(500, said)
 
 
-@given(st.integers(0, 60), st.none() | st.floats(0, PATIENCE_SECONDS), st.floats(0, 1))
-def test_pauses_keep_their_bounds(attempt: int, asked: float | None, draw: float) -> None:
-    """A wait is at least what was asked for and otherwise at most the cap."""
-    seconds = retry_delay(attempt, asked, draw)
-    assert (asked or 0.0) <= seconds <= max(asked or 0.0, CAP_SECONDS)
-
-
 NOW = datetime(2026, 1, 1, 12, 0, 0, tzinfo=UTC)
 
 
@@ -357,3 +293,119 @@ NOW = datetime(2026, 1, 1, 12, 0, 0, tzinfo=UTC)
 def test_retry_after_is_read_as_number_or_date(header: str | None, seconds: float | None) -> None:
     """Both forms of the header count; anything else is as good as none."""
     assert parse_retry_after(header, now=NOW) == seconds
+
+
+# ------------------------------------------------------------------------------------------ kinds of faults
+
+JSON, STREAM, PAGE = "application/json", "text/event-stream; charset=utf-8", "text/html"
+GOOD = completion("fine")
+CUT = httpx.Response(200, headers={"content-type": JSON}, text=GOOD.text[:40])
+
+
+@pytest.mark.parametrize(
+    ("failure", "kind"),
+    [
+        (httpx.ReadTimeout("x"), "timeout"),
+        (httpx.ConnectTimeout("x"), "timeout"),
+        (httpx.ConnectError("x"), "unreachable"),
+        (httpx.ReadError("x"), "reset"),
+        (httpx.RemoteProtocolError("x"), "reset"),
+        (CutOff("x"), "truncated"),
+        (StreamCutOff("x"), "broken stream"),
+        (httpx.UnsupportedProtocol("x"), None),
+        (LookupError("x"), None),
+    ],
+)
+def test_failures_have_kinds(failure: Exception, kind: FaultKind | None) -> None:
+    """What happens on the way has a kind; a mistake of the caller's has none."""
+    assert classify_failure(failure) == kind
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [(408, "408"), (409, "409"), (429, "429"), (500, "5xx"), (503, "5xx"), (529, "5xx")]
+    + [(status, None) for status in (200, 400, 401, 404, 422, 501)],
+)
+def test_statuses_have_kinds(status: int, kind: FaultKind | None) -> None:
+    """Passing statuses are faults; what says something about the request is an answer."""
+    assert classify_status(status) == kind
+
+
+@pytest.mark.parametrize(
+    ("content_type", "text", "kind"),
+    [
+        (JSON, GOOD.text, None),
+        (JSON, GOOD.text[:-1], "malformed"),
+        (JSON, "", "malformed"),
+        (JSON, '{"error": "overloaded"}', "unusable"),
+        (JSON, '{"choices": []}', "unusable"),
+        (PAGE, "<html>", "unusable"),
+        (STREAM, 'data: {"a": 1}\n\ndata: [DONE]\n\n', None),
+        (STREAM, ': ping\r\n\r\ndata:{"a": "\u2028"}\r\n\r\nevent: end\r\ndata: [DONE]', None),
+        (STREAM, 'data: {"a":\ndata: 1}\n\ndata: [DONE]\n\n', None),
+        (STREAM, 'data: {"a": 1}\n\n', "broken stream"),
+        (STREAM, 'data: {"a\n\ndata: [DONE]\n\n', "broken stream"),
+        (STREAM, 'data: {"say": "data: [DONE]"}\n\n', "broken stream"),
+        (STREAM, "", "broken stream"),
+    ],
+)
+def test_bodies_have_kinds(content_type: str, text: str, kind: FaultKind | None) -> None:
+    """A success is kept where its body is a chat completion or a stream that is whole to its end mark."""
+    assert classify_body(content_type, text) == kind
+
+
+class Breaking(httpx.AsyncByteStream):
+    """Begins and breaks off."""
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        yield b"data: {"
+        raise httpx.ReadError("gone")
+
+
+@pytest.mark.parametrize(("content_type", "kind"), [(JSON, "truncated"), (STREAM, "broken stream")])
+async def test_an_answer_that_breaks_off_is_no_reset(content_type: str, kind: FaultKind) -> None:
+    """Once an answer has begun, a failing connection truncates it."""
+    network = httpx.MockTransport(
+        lambda _: httpx.Response(200, headers={"content-type": content_type}, stream=Breaking())
+    )
+    with pytest.raises(CutOff, match="gone") as caught:
+        await send_whole(httpx.Request("POST", "http://x"), network, 1.0)
+    assert classify_failure(caught.value) == kind
+
+
+async def test_each_failed_attempt_is_counted() -> None:
+    """A call that succeeds at last leaves one reply, and the run's faults by kind."""
+    store = await opened()
+    late, reset, busy = httpx.ReadTimeout("x"), httpx.ReadError("x"), httpx.Response(500)
+    attempts = [busy, late, CUT, reset, busy, GOOD]
+    provider = Endpoint(*attempts)
+    async with connected(provider, config(max_retries=5), store=store) as client:
+        reply = await client.ask(PROMPT, Text, call_id=call_id())
+    assert reply.value.text == "fine"
+    assert len(provider.requests) == len(attempts)
+    counts: list[tuple[FaultKind, int]] = [("5xx", 2), ("malformed", 1), ("reset", 1), ("timeout", 1)]
+    assert await store.faults(RUN) == tuple(FaultCount(kind=kind, count=n) for kind, n in counts)
+    assert await store.faults("another") == ()
+
+
+async def test_what_is_garbled_to_the_end_is_told() -> None:
+    """An answer that is malformed in all attempts is an error that shows it, and nothing is stored."""
+    store, provider = await opened(), Endpoint(CUT, CUT, GOOD)
+    async with connected(provider, config(max_retries=1), store=store) as client:
+        with pytest.raises(ProviderDown, match="no chat completion"):
+            await client.ask(PROMPT, Text, call_id=call_id())
+        assert len(provider.requests) == 2
+        reply = await client.ask(PROMPT, Text, call_id=call_id())
+    assert (reply.value.text, len(provider.requests)) == ("fine", 3)
+    assert await store.faults(RUN) == (FaultCount(kind="malformed", count=2),)
+
+
+async def test_what_was_never_a_completion_is_asked_once() -> None:
+    """A whole answer of another kind is no accident on the way: it is counted, and not asked for again."""
+    store, page = await opened(), httpx.Response(200, headers={"content-type": PAGE}, text="<html>")
+    provider = Endpoint(page, GOOD)
+    async with connected(provider, config(max_retries=3), store=store) as client:
+        with pytest.raises(ProviderDown, match="no chat completion"):
+            await client.ask(PROMPT, Text, call_id=call_id())
+    assert len(provider.requests) == 1
+    assert await store.faults(RUN) == (FaultCount(kind="unusable", count=1),)

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
+from typer.testing import CliRunner
 
+from reflact.cli.app import app
 from reflact.records import CandidateReview
 from reflact.stages.reply_models import AnalystReply
 from reflact.testing import append_reply
 from reflact.types import Skill
+from served import MAIN
 from toy_runs import LINES, Part, playing, run
 
 pytestmark = pytest.mark.anyio
@@ -46,17 +52,13 @@ async def test_the_reviewer_sees_candidate_difference_and_evidence(tmp_path: Pat
     assert review.verdict.evidence is not None
 
 
-async def test_what_is_approved_is_what_would_have_been(tmp_path: Path) -> None:
-    """A reviewer who lets everything pass changes nothing of the run."""
+async def test_only_a_veto_changes_a_run(tmp_path: Path) -> None:
+    """A reviewer who approves everything changes nothing, and rejected candidates are not reviewed."""
     asked = await run(tmp_path / "a", approve=Reviewer(answer=True))
     alone = await run(tmp_path / "b")
     assert (asked.records, asked.summary.scores) == (alone.records, alone.summary.scores)
-
-
-async def test_a_rejected_candidate_is_not_reviewed(tmp_path: Path) -> None:
-    """Nobody is asked about what the gate turns down."""
     reviewer = Reviewer(answer=True)
-    done = await run(tmp_path, script=playing(IDLE), approve=reviewer)
+    done = await run(tmp_path / "c", script=playing(IDLE), approve=reviewer)
     assert done.actions == ["reject", "no_change"]
     assert reviewer.reviews == []
 
@@ -79,16 +81,13 @@ async def test_a_veto_rejects(tmp_path: Path, answer: bool | str, veto: str) -> 
     assert done.summary.rejects == 1
 
 
-async def test_without_a_gate_there_is_still_a_review(tmp_path: Path) -> None:
-    """What would be accepted without proof may be turned down by the reviewer."""
+async def test_guidance_promotion_and_ungated_candidates_are_reviewed(tmp_path: Path) -> None:
+    """All decisions that put a text into force are reviewed, each under its own name, also without a gate."""
     reviewer = Reviewer("No.")
     done = await run(tmp_path, script=playing(IDLE), approve=reviewer, gate={"enabled": False})
     assert [review.verdict.action for review in reviewer.reviews] == ["force_accept"]
     assert done.actions == ["reject", "no_change"]
 
-
-async def test_guidance_and_promotion_are_reviewed(tmp_path: Path) -> None:
-    """All decisions that put a text into force are asked about, each under its own name."""
     gated: dict[str, Any] = {"slow_update": {"enabled": True}, "train": {"num_epochs": 2}}
     reviewer = Reviewer("Not that.")
     done = await run(tmp_path / "a", script=playing(IDLE), approve=reviewer, **gated)
@@ -125,3 +124,52 @@ async def test_an_answer_is_asked_for_once(tmp_path: Path, answer: bool | str) -
     whole = await run(tmp_path / "b", script=playing(DOUBLE), approve=Reviewer(answer))
     assert contrary.reviews == []
     assert done.records == whole.records
+
+
+# ------------------------------------------------------------------------------------ at a terminal
+
+DEMO = Path(__file__).parent.parent / "fixtures" / "demo" / "demo.yaml"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform == "win32", reason="there are no pseudo-terminals")
+def test_a_person_approves_or_vetoes_with_a_reason(tmp_path: Path) -> None:
+    """Each accepted candidate is shown with its diff; an empty answer approves, and any other text vetoes.
+
+    The reason stands in the record. The recording lacks what follows a veto, so this run ends there.
+    """
+    import pty
+
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-c", MAIN, "train", str(DEMO), "--review", "--set", f"out_dir={tmp_path}/run"]
+    with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs) as process:
+        os.close(theirs)
+        said, answers = "", ["", "too narrow"]
+        while True:
+            try:
+                chunk = os.read(ours, 65536).decode(errors="replace")
+            except OSError:
+                break
+            if not chunk:
+                break
+            asked_before = said.count("take it?")
+            said += chunk
+            for _ in range(said.count("take it?") - asked_before):
+                os.write(ours, (answers.pop(0) + "\n").encode())
+        os.close(ours)
+    assert process.returncode == 2
+    assert (said.count("take it?"), "+++ after" in said, "holds no answer" in said) == (2, True, True)
+    versions = [path.name for path in (tmp_path / "run" / "skills").iterdir()]
+    assert sorted(versions) == ["v0000.md", "v0001.md"]
+    shown = CliRunner().invoke(app, ["show", str(tmp_path / "run"), "2"], prog_name="reflact")
+    assert "Vetoed: too narrow" in shown.output
+
+
+def test_review_needs_a_terminal(tmp_path: Path) -> None:
+    """Without a terminal there is nobody to ask, and nothing is started."""
+    result = CliRunner().invoke(
+        app, ["train", str(DEMO), "--review", "--set", f"out_dir={tmp_path / 'run'}"], prog_name="reflact"
+    )
+    assert result.exit_code == 2
+    assert "asks at a terminal" in result.output
+    assert not (tmp_path / "run").exists()

@@ -15,14 +15,7 @@ from hypothesis import strategies as st
 
 from reflact.errors import AccessDenied, EnvironmentFailure, RunFailed
 from reflact.protocols import Session
-from reflact.stages.rollout import (
-    RolloutPair,
-    RolloutRunner,
-    build_rollout_key,
-    derive_rollout_seed,
-    log_unmeasured,
-    number_trials,
-)
+from reflact.stages.rollout import RolloutPair, RolloutRunner, derive_rollout_seed, log_unmeasured
 from reflact.testing import InMemoryRunStore
 from reflact.types import Grade, Item, Rollout, Score, Skill, Split, Turn
 
@@ -167,24 +160,26 @@ async def compared(
 def test_keys_and_seeds_are_pinned() -> None:
     """What finished rollouts are stored under, and what their randomness derives from, never changes."""
     item = Item(id="i0", input="q", reference={"a": [1, 2.5, None]})
-    environment, target = Scripted(right), SkillTarget()
+    store = InMemoryRunStore()
 
     def key(*, trial: int = 0, phase: str | None = None) -> str:
-        return build_rollout_key(
-            NEW, item, target=target, environment=environment, feedback=True, trial=trial, phase=phase
+        runner = RolloutRunner(
+            target=SkillTarget(),
+            environment=Scripted(right),
+            store=store,
+            decision_log=store.decision_log(RUN),
+            step=1,
+            feedback=True,
+            limit=1,
+            phase=phase,
         )
+        return runner.make_job(item, NEW, trial).key
 
     assert key() == "3ae44de15cef141538dedd8c4ec0f9a68c6a982d94e9f73460c41767cbba02f9"
     assert key(trial=1) == "092cc17038514534bbf8afecfa3e5c2cab59511d15a0db96dc9bf73d6274a0aa"
     assert key(phase="step 3") == "550fbd99085017e5be6bf1deb19f15a291181d4b4283971ca740fe93c5b6eaa0"
     assert [derive_rollout_seed(item, trial) for trial in range(3)] == [3216078731, 2054704690, 2249697936]
     assert derive_rollout_seed(Item(id="i1", input="q"), 0) == 883645264
-
-
-def test_occurrences_are_trials() -> None:
-    """The same item again is its next trial; different items do not disturb each other."""
-    a, b = items(2)
-    assert number_trials([a, b, a, a, b]) == (0, 0, 1, 2, 1)
 
 
 async def test_seeds_are_shared_by_all_skills() -> None:

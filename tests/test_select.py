@@ -56,11 +56,7 @@ def test_budgets_of_one_and_none_stay_as_they_are(scheduler: SchedulerName) -> N
 
 @pytest.mark.parametrize(
     ("scheduler", "expected"),
-    [
-        ("constant", [7, 7, 7, 7, 7, 7]),
-        ("linear", [7, 6, 5, 4, 3, 2]),
-        ("cosine", [7, 7, 5, 4, 2, 2]),
-    ],
+    [("constant", [7, 7, 7, 7, 7, 7]), ("linear", [7, 6, 5, 4, 3, 2]), ("cosine", [7, 7, 5, 4, 2, 2])],
 )
 def test_known_schedules(scheduler: SchedulerName, expected: list[int]) -> None:
     """Six steps from 7 to 2, worked out by hand."""
@@ -206,8 +202,7 @@ async def test_none_takes_all_and_asks_nobody(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("scheduler", "budgets"),
-    [("constant", [4, 4, 4, 4]), ("linear", [4, 3, 2, 1]), ("cosine", [4, 3, 2, 1])],
+    ("scheduler", "budgets"), [("constant", [4, 4, 4, 4]), ("linear", [4, 3, 2, 1]), ("cosine", [4, 3, 2, 1])]
 )
 async def test_the_schedule_bounds_analysts_and_pool(
     tmp_path: Path, scheduler: str, budgets: list[int]

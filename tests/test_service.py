@@ -1,4 +1,4 @@
-"""The example service over real sockets: what clients hear, what leaving does, who may ask for what."""
+"""The example service over real sockets and in a browser: events, cancellation, and refused requests."""
 
 from __future__ import annotations
 
@@ -7,10 +7,14 @@ import importlib.util
 import json
 import math
 import re
+import subprocess
 import sys
+import threading
+import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -19,19 +23,32 @@ from urllib.parse import quote
 import anyio
 import httpx
 import pytest
+from selenium.common.exceptions import TimeoutException
+from selenium.webdriver import Chrome
+from selenium.webdriver.common.by import By
+from selenium.webdriver.support.wait import WebDriverWait
 
+import doubles
+import pure_server
 import virtual_time
-from pure_world import rows
+from chromium import asked, needs_chromium, opened
+from pure_world import rows, settings, write_world
 from reflact import Trainer
 from reflact.concurrency import Stream
 from reflact.config.loading import load_config
 from reflact.events import Event, StepStarted
 from reflact.protocols import EventCallback
 from reflact.store.lock import lock_run
-from service_process import PATIENCE, SERVICE, Provider, configured, seconds_until_free, service
+from served import asked_of, send, serving
+
+SERVICE = Path(__file__).parents[1] / "examples" / "service.py"
+ADDRESS = re.compile(r"http://127\.0\.0\.1:\d+")
+PATIENCE = 30.0
+"""Seconds after which something that was waited for counts as missing."""
 
 HELD = "optimizer/analyst_failure/step=2/"
 LOG = "SELECT id FROM events ORDER BY sequence"
+HOSTILE = "<img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>"
 
 pytestmark = [
     pytest.mark.slow,
@@ -49,6 +66,107 @@ def _example() -> ModuleType:
 
 
 EXAMPLE = _example()
+
+
+class Provider:
+    """A provider that streams on request.
+
+    Args:
+        holds: The beginning of the call ids whose answers wait before their end until ``released`` is set.
+        hostile: The second line of every proposed edit.
+    """
+
+    def __init__(self, *, holds: str | None = None, hostile: str = "") -> None:
+        self._holds = holds
+        self._hostile = hostile
+        self.held = threading.Event()
+        self.released = threading.Event()
+        self.asked: list[str] = []
+
+    def __call__(self, handler: BaseHTTPRequestHandler) -> None:
+        """Answer a request."""
+        body, call_id = asked_of(handler), str(handler.headers["x-sample"])
+        self.asked.append(call_id)
+        text = self._said(body, call_id)
+        if not body.get("stream"):
+            self._may_hold(call_id)
+            send(handler, pure_server.completion(body, text))
+            return
+        pieces = doubles.stream(text)
+        handler.send_response(200)
+        handler.send_header("Content-Type", "text/event-stream")
+        handler.end_headers()
+        for piece in pieces[:-3]:
+            handler.wfile.write(piece)
+        handler.wfile.flush()
+        self._may_hold(call_id)
+        handler.wfile.write(b"".join(pieces[-3:]))
+
+    def _said(self, body: dict[str, Any], call_id: str) -> str:
+        text = pure_server.answer(body, call_id, spoiled=None)
+        if not self._hostile or '"edits"' not in text:
+            return text
+        reply = json.loads(text)
+        for edit in reply["edits"]:
+            edit["content"] += f"\n{self._hostile}"
+        return json.dumps(reply)
+
+    def _may_hold(self, call_id: str) -> None:
+        if self._holds is not None and call_id.startswith(self._holds) and not self.released.is_set():
+            self.held.set()
+            self.released.wait(PATIENCE)
+
+
+@contextmanager
+def configured(folder: Path, provider: Provider) -> Iterator[Path]:
+    """Write a world and a configuration of a short run in it, for a provider that answers meanwhile."""
+    world = write_world(folder / "world", train=6)
+    off = {name: {"enabled": False} for name in ("slow_update", "meta_skill", "appendix")}
+    train = {"num_epochs": 1, "batch_size": 3, "accumulation": 1}
+    with serving(provider) as url:
+        config = settings(world, folder / "run", url=url.removesuffix("/v1"), train=train, **off)
+        path = folder / "run.yaml"
+        path.write_text(json.dumps(config), encoding="utf-8")
+        try:
+            yield path
+        finally:
+            provider.released.set()
+
+
+@contextmanager
+def service(folder: Path, *arguments: object) -> Iterator[str]:
+    """Run the service in a folder for the length of the block; gives its address."""
+    command = [sys.executable, str(SERVICE), "--port", "0", "--delay", "0", *map(str, arguments)]
+    log: list[str] = []
+    with subprocess.Popen(
+        command, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stderr is not None
+        lines = iter(process.stderr.readline, "")
+        try:
+            address = next((found[0] for line in lines if (found := ADDRESS.search(line))), None)
+            assert address, "the service did not start"
+            copying = threading.Thread(target=log.extend, args=(lines,))
+            copying.start()
+            yield address
+        finally:
+            process.terminate()
+            process.wait(PATIENCE)
+        copying.join()
+    assert [line for line in log if not line.startswith("INFO")] == []
+
+
+def seconds_until_free(folder: Path) -> float:
+    """Wait until nobody holds a run's folder and return how long that took."""
+    import fcntl
+
+    began = time.monotonic()
+    with (folder / "run.lock").open("rb") as lock:
+        waiting = threading.Thread(target=fcntl.flock, args=(lock, fcntl.LOCK_EX), daemon=True)
+        waiting.start()
+        waiting.join(PATIENCE)
+        assert not waiting.is_alive(), "the run is still under way"
+    return time.monotonic() - began
 
 
 class Told(NamedTuple):
@@ -231,6 +349,105 @@ def test_the_page_may_load_and_run_nothing_else(tmp_path: Path) -> None:
         assert "innerHTML" not in page.text
         nonces.append(nonce)
     assert nonces[0] != nonces[1]
+
+
+# ------------------------------------------------------------------------------------ in a browser
+
+
+@pytest.fixture
+def browser(tmp_path: Path) -> Iterator[Chrome]:
+    """A browser without a window."""
+    with opened(tmp_path / "profile") as driver:
+        yield driver
+
+
+class Page:
+    """The page of a service, opened."""
+
+    def __init__(self, browser: Chrome, url: str) -> None:
+        self._browser = browser
+        self._url = url
+        browser.get(url)
+
+    def press(self, text: str) -> None:
+        """Press the button with a text, as soon as it is there."""
+        button = (By.XPATH, f"//button[text()='{text}']")
+        self._wait(lambda browser: browser.find_element(*button).is_displayed())
+        self._browser.find_element(*button).click()
+
+    def text(self, place: str) -> str:
+        """Return what a reader sees in an element."""
+        return self._browser.find_element(By.ID, place).text
+
+    def shows(self, place: str, text: str) -> None:
+        """Wait until an element shows a text."""
+        try:
+            self._wait(lambda _: text in self.text(place))
+        except TimeoutException as error:
+            said = f"{place} shows {self.text(place)!r}, not {text!r}"
+            raise AssertionError(f"{said}; {self.text('status')}, {self.text('log')}") from error
+
+    def count(self, selector: str) -> int:
+        """Return how many elements there are."""
+        return len(self._browser.find_elements(By.CSS_SELECTOR, selector))
+
+    def asked(self) -> list[str]:
+        """Return the addresses that the page asked for; the browser's own pages ask for others."""
+        return asked(self._browser, self._url)
+
+    def _wait(self, condition: Callable[[Chrome], bool]) -> None:
+        WebDriverWait(self._browser, PATIENCE, poll_frequency=0.05).until(condition)
+
+
+@needs_chromium
+def test_the_page_shows_a_run_and_trusts_no_text(browser: Chrome, tmp_path: Path) -> None:
+    """Draft, scores, decisions, spend and end appear; markup stays text; no other host is asked."""
+    provider = Provider(holds="optimizer/analyst_failure/step=1/part=1/", hostile=HOSTILE)
+    with configured(tmp_path, provider) as config, service(tmp_path, f"mine={config}") as url:
+        page = Page(browser, url)
+        page.press("mine")
+        page.shows("draft", HOSTILE)
+        page.shows("about", "analyst failure")
+        assert "running" in page.text("status")
+        assert re.search(r"rollout\s+\S", page.text("stages"))
+        provider.released.set()
+        page.shows("status", "completed")
+        assert re.match(r"completed after 2 steps: \d accepted", page.text("outcome"))
+        for name in ("baseline", "best", "final"):
+            assert re.search(rf"test {name} [01]\.\d{{3}} ", page.text("scores")), page.text("scores")
+        assert HOSTILE in page.text("decisions")
+        assert page.count("#decisions tr") == 1 + 2
+        assert page.count("#chart circle") == 1 + 2
+        assert re.search(r"current\s+[01]\.\d{3}", page.text("numbers"))
+        assert re.search(r"calls\s+[1-9]", page.text("spend"))
+        assert page.count("img, script:not([nonce])") == 0
+        assert browser.title == "reflact"
+        assert set(page.asked()) - {"data:,"} == {
+            f"{url}/",
+            f"{url}/runs",
+            f"{url}/runs/mine/events?view=latest",
+        }
+        assert browser.get_log("browser") == []
+
+
+@needs_chromium
+def test_leaving_the_page_cancels_the_run(browser: Chrome, tmp_path: Path) -> None:
+    """Going elsewhere and the stop button both end the run; who comes back sees all of it, and its end."""
+    provider = Provider(holds="optimizer/analyst_failure/step=2/")
+    with configured(tmp_path, provider) as config, service(tmp_path, f"mine={config}") as url:
+        for leave in (lambda page: browser.get("about:blank"), lambda page: page.press("Stop")):
+            provider.held.clear()
+            page = Page(browser, url)
+            page.press("mine")
+            assert provider.held.wait(PATIENCE)
+            page.shows("decisions", "rule")
+            leave(page)
+            assert seconds_until_free(tmp_path / "run") < 3
+            assert rows(tmp_path / "run", "SELECT status FROM runs") == (("cancelled",),)
+        provider.released.set()
+        page.press("mine")
+        page.shows("status", "completed")
+        assert page.count("#decisions tr") == 1 + 2
 
 
 # ------------------------------------------------------------------------------------- on virtual time

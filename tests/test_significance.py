@@ -220,7 +220,7 @@ def test_a_p_value_is_a_share_and_looks_one_way(effects: list[float]) -> None:
 
 def test_planning() -> None:
     """Traces needed are about 13 over the squared ratio, at least twenty, and more for later batches."""
-    assert count_needed_traces(0.5, alpha=TOTAL_ALPHA) == 52
+    assert count_needed_traces(0.5) == 59
     assert count_needed_traces(3.0) == 20
     assert count_needed_traces(0.5) < count_needed_traces(0.5, n_earlier_tests=3)
     assert "as batch 1" in describe_test_power(60)

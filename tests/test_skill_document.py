@@ -84,8 +84,9 @@ def test_edits_are_applied_in_sequence(case: tuple[str, list[Edit]]) -> None:
     candidate = skills.apply_edits(Skill(text=text), edits)
     step = Skill(text=text)
     for edit, result in zip(edits, candidate.results, strict=True):
-        assert skills.check_edit(step, edit) == result.reason
-        step = skills.apply_edits(step, [edit]).skill
+        alone = skills.apply_edits(step, [edit])
+        assert alone.results == (result,)
+        step = alone.skill
     assert step == candidate.skill
     applied = [result.edit for result in candidate.results if result.status == "applied"]
     assert skills.apply_edits(Skill(text=text), applied).skill == candidate.skill
@@ -306,12 +307,6 @@ def test_a_failing_edit_does_not_stop_the_rest() -> None:
 def test_a_refusal_names_its_reason(text: str, op: EditKind, target: str, content: str, reason: str) -> None:
     """Each kind of unfit edit is refused with words that say why."""
     assert reason in _refusal(text, op, target, content)
-    assert skills.check_edit(Skill(text=text), Edit(op=op, target=target, content=content)) is not None
-
-
-def test_check_edit_passes_what_apply_applies() -> None:
-    """An edit that fits has no reason against it."""
-    assert skills.check_edit(Skill(text="Never retry."), Edit(op="delete", target="Never ")) is None
 
 
 # ------------------------------------------------------------------------------------------- the document

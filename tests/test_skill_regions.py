@@ -131,9 +131,9 @@ def test_text_that_holds_a_marker_is_refused(text: str, bearing: str) -> None:
     """Neither guidance nor a note may hold a marker, be it one that only stands on two lines."""
     with pytest.raises(ValueError, match="protected region"):
         tail.check_region_text(bearing)
-    with pytest.raises(SkillError, match="protected region"):
+    with pytest.raises(ValueError, match="protected region"):
         tail.replace_guidance(Skill(text=text), bearing)
-    with pytest.raises(SkillError, match="protected region"):
+    with pytest.raises(ValueError, match="protected region"):
         tail.replace_notes(Skill(text=text), ["sound", bearing])
 
 

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from doubles import COUNTS, chunk, stream
 from reflact.llm.errors import classify_body
 from reflact.llm.sse import EventReader, join_stream, parse_chunk, read_delta, read_events, read_usage
 from reflact.records import Usage
-from sse import COUNTS, chunk, stream
 
 STREAM = "text/event-stream; charset=utf-8"
 TEXT = json.dumps({"say": "zwölf \u2028 \U0001f600", "more": ["\r\n", "data: x"]}, ensure_ascii=False)

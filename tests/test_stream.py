@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from typing import NamedTuple
 
 import anyio
 import pytest
+from anyio import TaskHandle
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reflact.concurrency import Stream, Subscribers, Subscription, open_outbox
+from reflact.concurrency import Stream, Subscription, open_outbox
 
 pytestmark = pytest.mark.anyio
 
@@ -176,26 +178,44 @@ async def test_a_dropped_iteration_detaches() -> None:
             assert [number async for number in numbers] == list(range(1, 20))
 
 
+@asynccontextmanager
+async def emitting(buffer: int) -> AsyncIterator[tuple[Stream[Said], Callable[[Said], Awaitable[None]]]]:
+    """Yield a stream that is read, and the function that emits its elements."""
+    emits = []
+
+    async def produce(emit: Callable[[Said], Awaitable[None]]) -> None:
+        emits.append(emit)
+        await anyio.sleep_forever()
+
+    async def read_all() -> None:
+        async for _ in stream:
+            pass
+
+    stream = Stream(produce, buffer=buffer, subject=lambda said: said.about)
+    async with anyio.create_task_group() as tasks, stream:
+        tasks.start_soon(read_all)
+        await anyio.wait_all_tasks_blocked()
+        yield stream, emits[0]
+
+
 @given(st.lists(st.builds(Said, st.sampled_from([None, "a", "b"]), st.integers()), max_size=40), st.data())
 def test_the_latest_view_drops_only_what_is_old(elements: list[Said], data: st.DataObject) -> None:
     """Whenever it is read: what is about nothing is all there, in order; of the rest the newest of each."""
     numbered = [said._replace(number=number) for number, said in enumerate(elements)]
 
     async def follow() -> None:
-        views = Subscribers[Said](100, lambda said: said.about)
-        view = views.subscribe(latest_only=True)
-        taken, reader, since = list[Said](), aiter(view), list[Said]()
-        for element in numbered:
-            await views.publish(element)
-            since.append(element)
-            if data.draw(st.booleans()):
-                newest = {said.about: said for said in since if said.about is not None}
-                waiting = [said for said in since if newest.get(said.about or "", said) is said]
-                some = data.draw(st.integers(0, len(waiting)))
-                taken = [await anext(reader) for _ in range(some)]
-                assert taken == waiting[:some]
-                since = waiting[some:]
-        views.close()
+        since = list[Said]()
+        async with emitting(100) as (stream, emit):
+            reader = aiter(stream.subscribe(latest_only=True))
+            for element in numbered:
+                await emit(element)
+                since.append(element)
+                if data.draw(st.booleans()):
+                    newest = {said.about: said for said in since if said.about is not None}
+                    waiting = [said for said in since if newest.get(said.about or "", said) is said]
+                    some = data.draw(st.integers(0, len(waiting)))
+                    assert [await anext(reader) for _ in range(some)] == waiting[:some]
+                    since = waiting[some:]
         newest = {said.about: said for said in since if said.about is not None}
         rest = [said async for said in reader]
         assert rest == [said for said in since if newest.get(said.about or "", said) is said]
@@ -205,24 +225,18 @@ def test_the_latest_view_drops_only_what_is_old(elements: list[Said], data: st.D
 
 async def test_what_gets_old_never_holds_the_stream() -> None:
     """A latest view that nobody reads takes any number of elements about a few things."""
-    views = Subscribers[Said](3, lambda said: said.about)
-    view = views.subscribe(latest_only=True)
-    with anyio.fail_after(5):
-        for number in range(1000):
-            await views.publish(Said("ab"[number % 2], number))
-    await views.publish(Said(None, 1000))
-    handed: list[int] = []
-
-    async def one_more() -> None:
-        await views.publish(Said(None, 1001))
-        handed.append(1001)
-
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(one_more)
-        await anyio.wait_all_tasks_blocked()
-        assert handed == [], "what is never dropped still waits for room"
-        reader = aiter(view)
-        assert [(await anext(reader)).number for _ in range(4)] == [998, 999, 1000, 1001]
+    async with emitting(3) as (stream, emit):
+        view = stream.subscribe(latest_only=True)
+        with anyio.fail_after(5):
+            for number in range(1000):
+                await emit(Said("ab"[number % 2], number))
+        await emit(Said(None, 1000))
+        async with anyio.create_task_group() as tasks:
+            waiting = tasks.start_soon(emit, Said(None, 1001))
+            await anyio.wait_all_tasks_blocked()
+            assert waiting.status is TaskHandle.Status.PENDING, "what is never dropped still waits for room"
+            reader = aiter(view)
+            assert [(await anext(reader)).number for _ in range(4)] == [998, 999, 1000, 1001]
 
 
 async def test_an_outbox_delivers_in_order_and_to_the_end() -> None:

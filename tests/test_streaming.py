@@ -11,7 +11,21 @@ import anyio
 import httpx
 import pytest
 
-from doubles import PROMPT, RUN, Endpoint, call_id, completion, config, connected, opened
+from doubles import (
+    COUNTS,
+    PROMPT,
+    RUN,
+    Body,
+    Endpoint,
+    Kept,
+    call_id,
+    chunk,
+    completion,
+    config,
+    connected,
+    opened,
+    stream,
+)
 from reflact.concurrency import fan_out
 from reflact.config.models import ModelConfig
 from reflact.errors import BadRequest, ProviderDown, ReplyError
@@ -23,7 +37,6 @@ from reflact.llm.client import Client, identify_model
 from reflact.messages import ReplyModel, Text
 from reflact.records import FaultCount, Usage
 from reflact.testing import InMemoryRunStore
-from sse import COUNTS, Body, Kept, Streaming, chunk, stream
 
 pytestmark = [pytest.mark.anyio, pytest.mark.virtual_time]
 
@@ -79,7 +92,7 @@ def framing(body: Any) -> Any:
 
 async def test_only_typed_replies_that_somebody_watches_are_streamed() -> None:
     """Without listeners, for plain text, or where it is switched off, requests say nothing of streams."""
-    provider = Streaming(PLAIN)
+    provider = Endpoint(PLAIN)
     async with connected(provider) as client:
         await client.ask(PROMPT, Pick, call_id=call_id())
     async with watched(provider) as client:
@@ -99,7 +112,7 @@ async def test_a_streamed_reply_is_the_plain_one(mode: str, size: int) -> None:
     """Value, attempts and usage are those of the same reply in one piece, in every mode."""
     pieces = stream(TEXT, tools=mode == "tools", size=size)
     store = await opened()
-    async with watched(Streaming(pieces), config(mode=mode), store=store) as client:
+    async with watched(Endpoint(pieces), config(mode=mode), store=store) as client:
         streamed = await client.ask(PROMPT, Pick, call_id=call_id())
     async with connected(Endpoint(PLAIN), config(mode=mode)) as client:
         assert streamed == await client.ask(PROMPT, Pick, call_id=call_id())
@@ -110,7 +123,7 @@ async def test_a_streamed_reply_is_the_plain_one(mode: str, size: int) -> None:
 
 async def test_a_plain_answer_to_a_streamed_request_is_an_answer() -> None:
     """A server that does not know streams is asked once, and nothing is drafted."""
-    provider, watcher = Streaming(PLAIN), Watcher()
+    provider, watcher = Endpoint(PLAIN), Watcher()
     async with watched(provider, watcher=watcher) as client:
         reply = await client.ask(PROMPT, Pick, call_id=call_id())
     assert (reply.value, reply.usage, len(provider.bodies), watcher.drafts) == (VALUE, ONE, 1, [])
@@ -125,7 +138,7 @@ async def test_the_first_call_settles_its_mode_with_a_stream() -> None:
         pieces = stream(TEXT, tools=True)
         return httpx.Response(200, headers={"content-type": "text/event-stream"}, stream=Body(pieces))
 
-    provider, watcher = Streaming(picky), Watcher()
+    provider, watcher = Endpoint(picky), Watcher()
     async with watched(provider, config(mode="auto"), watcher=watcher) as client:
         assert (await client.ask(PROMPT, Pick, call_id=call_id())).value == VALUE
     assert len(provider.bodies) == 2
@@ -155,10 +168,10 @@ def test_streaming_is_no_part_of_an_identity() -> None:
 @pytest.mark.parametrize("first", [True, False])
 async def test_switching_streams_on_or_off_repeats_no_call(first: bool) -> None:
     """A stored answer of either framing serves both."""
-    store, provider = await opened(), Streaming(STREAM if first else PLAIN)
+    store, provider = await opened(), Endpoint(STREAM if first else PLAIN)
     async with watched(provider, config(stream=first), store=store) as client:
         before = await client.ask(PROMPT, Pick, call_id=call_id())
-    nobody = Streaming(httpx.Response(500))
+    nobody = Endpoint(httpx.Response(500))
     async with watched(nobody, config(stream=not first), store=store) as client:
         assert await client.ask(PROMPT, Pick, call_id=call_id()) == before
     assert nobody.bodies == []
@@ -166,15 +179,15 @@ async def test_switching_streams_on_or_off_repeats_no_call(first: bool) -> None:
 
 async def test_a_stored_stream_serves_who_does_not_stream() -> None:
     """A stream that was asked for by the settings is stored as the completion that it makes up."""
-    store, provider = Kept(), Streaming(STREAM)
+    store, provider = Kept(), Endpoint(STREAM)
     await store.open_run(RUN, {}, {})
     async with connected(provider, config(extra_body={"stream": True}), store=store) as client:
         before = await client.ask(PROMPT, Pick, call_id=call_id())
     (stored,) = store.replies
     assert stored.content_type == "application/json"
-    async with connected(Streaming(httpx.Response(500)), store=store) as client:
+    async with connected(Endpoint(httpx.Response(500)), store=store) as client:
         assert await client.ask(PROMPT, Pick, call_id=call_id()) == before
-    async with watched(Streaming(httpx.Response(500)), store=store) as client:
+    async with watched(Endpoint(httpx.Response(500)), store=store) as client:
         assert await client.ask(PROMPT, Pick, call_id=call_id()) == before
 
 
@@ -182,7 +195,7 @@ async def test_what_is_stored_is_whole() -> None:
     """A reply that was streamed takes no more room in the store than one that was not."""
     store = Kept()
     await store.open_run(RUN, {}, {})
-    async with watched(Streaming(stream(TEXT, size=1)), store=store) as client:
+    async with watched(Endpoint(stream(TEXT, size=1)), store=store) as client:
         await client.ask(PROMPT, Pick, call_id=call_id())
     (stored,) = store.replies
     assert (stored.content_type, len(stored.chunks)) == ("application/json", 1)
@@ -194,7 +207,7 @@ async def test_recordings_of_either_framing_replay_for_both(tmp_path: Path, stre
     """What was recorded plain is replayed to who streams, and the other way round; drafts included."""
     async with (
         open_cassette(
-            tmp_path / "c.jsonl", mode="record", inner=Streaming(STREAM if streamed else PLAIN)
+            tmp_path / "c.jsonl", mode="record", inner=Endpoint(STREAM if streamed else PLAIN)
         ) as tape,
         watched(tape, config(stream=streamed)) as client,
     ):
@@ -214,7 +227,7 @@ async def test_recordings_of_either_framing_replay_for_both(tmp_path: Path, stre
 
 async def test_equal_calls_in_flight_are_one_whoever_watches() -> None:
     """A call that streams and one that does not share one request and one answer."""
-    store, provider = await opened(), Streaming(STREAM)
+    store, provider = await opened(), Endpoint(STREAM)
     async with watched(provider, store=store) as client:
         drafts = [draft async for draft in client.draft(PROMPT, Pick, call_id=call_id("alone"))]
         replies = await fan_out(lambda _: client.ask(PROMPT, Pick, call_id=call_id()), range(3))
@@ -242,7 +255,7 @@ async def test_an_endpoint_that_refuses_streams_is_asked_plainly(status: int, me
             return httpx.Response(status, json={"error": {"message": message}})
         return httpx.Response(200, headers=PLAIN.headers, content=PLAIN.content)
 
-    store, provider = await opened(), Streaming(strict)
+    store, provider = await opened(), Endpoint(strict)
     async with watched(provider, config(max_retries=0), store=store) as client:
         for part in ("a", "b"):
             assert (await client.ask(PROMPT, Pick, call_id=call_id(part))).value == VALUE
@@ -254,7 +267,7 @@ async def test_an_endpoint_that_refuses_streams_is_asked_plainly(status: int, me
 async def test_other_refusals_are_passed_on() -> None:
     """What has nothing to do with streams is asked once."""
     for status, message, error in ((400, "too high", BadRequest), (500, "upstream: too high", ProviderDown)):
-        provider = Streaming(httpx.Response(status, json={"error": {"message": message}}))
+        provider = Endpoint(httpx.Response(status, json={"error": {"message": message}}))
         async with watched(provider, config(max_retries=0)) as client:
             with pytest.raises(error, match="too high"):
                 await client.ask(PROMPT, Pick, call_id=call_id())
@@ -270,7 +283,7 @@ async def test_an_endpoint_that_counts_no_streams_is_asked_for_one_alone() -> No
             return httpx.Response(200, headers={"content-type": "text/event-stream"}, stream=Body(pieces))
         return httpx.Response(200, headers=PLAIN.headers, content=PLAIN.content)
 
-    provider = Streaming(silent)
+    provider = Endpoint(silent)
     async with watched(provider) as client:
         replies = [await client.ask(PROMPT, Pick, call_id=call_id(part)) for part in "abc"]
     assert [reply.usage.uncounted for reply in replies] == [1, 0, 0]
@@ -280,7 +293,7 @@ async def test_an_endpoint_that_counts_no_streams_is_asked_for_one_alone() -> No
 async def test_an_endpoint_whose_streams_never_end_is_asked_plainly() -> None:
     """Where no repeat brings a whole stream, the whole answer is asked for."""
     broken = stream(TEXT, done=False)
-    provider, store = Streaming(broken, broken, PLAIN), await opened()
+    provider, store = Endpoint(broken, broken, PLAIN), await opened()
     async with watched(provider, config(max_retries=1), store=store) as client:
         assert (await client.ask(PROMPT, Pick, call_id=call_id())).value == VALUE
     assert [bool(framing(body)) for body in provider.bodies] == [True, True, False]
@@ -294,7 +307,7 @@ async def test_an_endpoint_whose_streams_never_end_is_asked_plainly() -> None:
 async def test_a_stream_that_was_cut_off_is_asked_for_again(finish: str | None) -> None:
     """A reply that ended at a limit, or that nobody ended, is sent back, also where it can be read."""
     watcher = Watcher()
-    provider = Streaming(stream(TEXT, finish=finish), STREAM)
+    provider = Endpoint(stream(TEXT, finish=finish), STREAM)
     async with watched(provider, watcher=watcher) as client:
         reply = await client.ask(PROMPT, Pick, call_id=call_id())
     assert (reply.value, reply.attempts, reply.usage) == (VALUE, 2, ONE + ONE)
@@ -305,7 +318,7 @@ async def test_a_stream_that_was_cut_off_is_asked_for_again(finish: str | None) 
 
 async def test_a_stream_that_is_always_cut_off_is_an_error() -> None:
     """It ends as a plain reply does that never fits: with its reasons."""
-    async with watched(Streaming(stream(TEXT[:20], finish="length")), config(reasks=1)) as client:
+    async with watched(Endpoint(stream(TEXT[:20], finish="length")), config(reasks=1)) as client:
         with pytest.raises(ReplyError, match=r"2 attempts.*cut off"):
             await client.ask(PROMPT, Pick, call_id=call_id())
 
@@ -324,7 +337,7 @@ BREAKS = [
 async def test_a_stream_that_breaks_is_repeated_and_stays_booked(broken: list[bytes | Exception]) -> None:
     """The repeat brings the reply; what was drafted counts for nothing; the attempt keeps its worst case."""
     store, watcher = await opened(), Watcher()
-    provider = Streaming(broken, STREAM)
+    provider = Endpoint(broken, STREAM)
     async with watched(provider, config(max_tokens=50), store=store, watcher=watcher) as client:
         reply = await client.ask(PROMPT, Pick, call_id=call_id())
         (spent,) = await store.spend(RUN)
@@ -348,7 +361,7 @@ async def test_a_stream_that_stalls_is_late_as_a_whole() -> None:
         return httpx.Response(200, headers={"content-type": "text/event-stream"}, stream=Stalling(STREAM[:9]))
 
     store = await opened()
-    async with watched(Streaming(answer), config(max_retries=0, timeout=0.05), store=store) as client:
+    async with watched(Endpoint(answer), config(max_retries=0, timeout=0.05), store=store) as client:
         with pytest.raises(ProviderDown, match="did not answer within"):
             await client.ask(PROMPT, Pick, call_id=call_id())
         (spent,) = await store.spend(RUN)
@@ -358,7 +371,7 @@ async def test_a_stream_that_stalls_is_late_as_a_whole() -> None:
 async def test_an_end_without_an_answer_is_no_reply() -> None:
     """A stream that ends well and says nothing is neither stored nor taken for a reply."""
     store = await opened()
-    async with watched(Streaming([chunk(usage=COUNTS), STREAM[-1]]), store=store) as client:
+    async with watched(Endpoint([chunk(usage=COUNTS), STREAM[-1]]), store=store) as client:
         with pytest.raises(ProviderDown, match="no chat completion"):
             await client.ask(PROMPT, Pick, call_id=call_id())
     assert await store.faults(RUN) == (FaultCount(kind="unusable", count=1),)

@@ -14,37 +14,29 @@ from pydantic import Field, JsonValue
 from reflact import Trainer
 from reflact.data import DataSet, check_dataset
 from reflact.errors import ProviderDown, ReplyError, StoreError
-from reflact.messages import (
-    CallId,
-    Message,
-    RenderedPrompt,
-    ReplyModel,
-    Text,
-)
+from reflact.messages import CallId, Message, RenderedPrompt, ReplyModel, Text
 from reflact.protocols import LLM, Environment, Target
 from reflact.records import Usage
-from reflact.stages.reply_models import AnalystReply, SuccessReply, failure_reply_type, success_reply_type
+from reflact.stages.reply_models import (
+    AnalystReply,
+    SuccessReply,
+    build_edit,
+    failure_reply_type,
+    success_reply_type,
+)
 from reflact.testing import (
     TOY_RULES,
-    ConnectFault,
     Fault,
     FaultyTransport,
     InMemoryRunStore,
     ScriptedLLM,
-    StatusFault,
-    TimeoutFault,
     ToyEnvironment,
     ToyTarget,
-    TruncationFault,
+    Truncation,
     append_reply,
     toy_optimizer,
 )
-from reflact.types import (
-    Item,
-    Operation,
-    Skill,
-    Split,
-)
+from reflact.types import Item, Operation, Skill, Split
 
 pytestmark = pytest.mark.anyio
 
@@ -138,11 +130,11 @@ def test_a_toy_world_is_fit_for_training(rules: int) -> None:
         assert {item.task_type for item in items} == set(list(TOY_RULES)[:rules])
 
 
-def test_worlds_without_rules_are_refused() -> None:
+@pytest.mark.parametrize("rules", [0, len(TOY_RULES) + 1])
+def test_worlds_without_rules_are_refused(rules: int) -> None:
     """A world has at least one rule and at most those that there are."""
-    for rules in (0, len(TOY_RULES) + 1):
-        with pytest.raises(ValueError, match="rules"):
-            ToyEnvironment(rules=rules)
+    with pytest.raises(ValueError, match="rules"):
+        ToyEnvironment(rules=rules)
 
 
 async def _solved(environment: Environment, target: Target, skill: Skill) -> set[str]:
@@ -235,7 +227,7 @@ async def test_an_appending_reply_fits_what_is_asked_for(
     llm = ScriptedLLM(lambda prompt, reply_type, call_id: append_reply(reply_type, "one", "two", "three"))
     for reply_type in (kind, wanted):
         reply = (await llm.ask(PROMPT, reply_type, call_id=SAMPLE)).value
-        edits = [edit.edit() for edit in reply.edits]
+        edits = [build_edit(edit) for edit in reply.edits]
         assert {edit.op for edit in edits} == {"append"}
         assert [edit.content for edit in edits] == ["one", "two", "three"][: 3 if reply_type is kind else 2]
 
@@ -263,73 +255,55 @@ async def test_the_memory_store_is_the_database_without_a_file() -> None:
 # ----------------------------------------------------------------------------------------------- network
 
 
-def _client(*faults: Fault | None) -> httpx.AsyncClient:
-    def serve(request: httpx.Request) -> httpx.Response:
-        return httpx.Response(200, json={"served": request.url.path})
-
-    plan = [*faults, *(None for _ in range(9))]
-    transport = FaultyTransport(httpx.MockTransport(serve), lambda request, number: plan[number])
-    return httpx.AsyncClient(transport=transport, base_url="http://test")
-
-
-async def test_requests_without_a_fault_get_through() -> None:
-    """What the transport behind it serves comes back as it was."""
-    async with _client() as client:
-        assert (await client.get("/a")).json() == {"served": "/a"}
-
-
-async def test_a_refusal_carries_status_headers_and_body() -> None:
-    """An error status is served instead of the answer, for the request it is meant for alone."""
-    async with _client(None, StatusFault(status=429, headers=(("retry-after", "2"),), body="slow")) as client:
-        assert (await client.get("/a")).status_code == 200
-        refused = await client.get("/b")
-        assert (refused.status_code, refused.headers["retry-after"], refused.text) == (429, "2", "slow")
-        assert (await client.get("/c")).status_code == 200
-
-
-@pytest.mark.parametrize(
-    ("fault", "error"),
-    [
-        (ConnectFault(), httpx.ConnectError),
-        (TimeoutFault(), httpx.ReadTimeout),
-        (TruncationFault(), httpx.RemoteProtocolError),
-        (TruncationFault(after=4), httpx.RemoteProtocolError),
-    ],
-)
-async def test_broken_connections(fault: Fault, error: type[httpx.HTTPError]) -> None:
-    """Each fault raises what httpx raises in its place; the next request gets through."""
-    async with _client(fault) as client:
-        with pytest.raises(error, match="injected"):
-            await client.get("/a")
-        assert (await client.get("/a")).status_code == 200
-
-
-async def test_an_answer_may_break_off_silently() -> None:
-    """A silent cut looks like a complete response whose body ends too early."""
-    async with _client(TruncationFault(after=5, silent=True)) as client:
-        response = await client.get("/a")
-        assert response.status_code == 200
-        assert response.text == json.dumps({"served": "/a"}, separators=(",", ":"))[:5]
-
-
-async def test_work_is_done_only_where_the_request_arrives() -> None:
-    """A time-out reaches the server and may be charged; a refused or impossible connection does not."""
+def _client(*faults: Fault | None) -> tuple[httpx.AsyncClient, list[str]]:
+    """Return a client with faults for its first requests, and the paths that the server will see."""
     served: list[str] = []
 
     def serve(request: httpx.Request) -> httpx.Response:
         served.append(request.url.path)
-        return httpx.Response(200)
+        return httpx.Response(200, json={"served": request.url.path})
 
-    faults: dict[str, Fault] = {
-        "/late": TimeoutFault(),
-        "/off": ConnectFault(),
-        "/no": StatusFault(status=500),
-    }
-    transport = FaultyTransport(httpx.MockTransport(serve), lambda request, _: faults[request.url.path])
-    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
-        for path in faults:
-            try:
-                await client.get(path)
-            except httpx.TransportError:
-                continue
-    assert served == ["/late"]
+    plan = [*faults, *(None for _ in range(9))]
+    transport = FaultyTransport(httpx.MockTransport(serve), lambda request, number: plan[number])
+    return httpx.AsyncClient(transport=transport, base_url="http://test"), served
+
+
+async def test_a_refusal_carries_status_headers_and_body() -> None:
+    """An error status is served instead of the answer, for the request it is meant for alone."""
+    client, served = _client(None, httpx.Response(429, headers={"retry-after": "2"}, text="slow"))
+    async with client:
+        assert (await client.get("/a")).json() == {"served": "/a"}
+        refused = await client.get("/b")
+        assert (refused.status_code, refused.headers["retry-after"], refused.text) == (429, "2", "slow")
+        assert (await client.get("/c")).status_code == 200
+    assert served == ["/a", "/c"]
+
+
+@pytest.mark.parametrize(
+    ("fault", "error", "arrives"),
+    [
+        (httpx.ConnectError("injected"), httpx.ConnectError, False),
+        (httpx.ReadTimeout("injected"), httpx.ReadTimeout, True),
+        (Truncation(), httpx.RemoteProtocolError, True),
+        (Truncation(after=4), httpx.RemoteProtocolError, True),
+    ],
+    ids=str,
+)
+async def test_broken_connections(fault: Fault, error: type[httpx.HTTPError], arrives: bool) -> None:
+    """Each fault raises what httpx raises in its place; only a late or broken answer was worked for."""
+    client, served = _client(fault)
+    async with client:
+        with pytest.raises(error, match="injected") as caught:
+            await client.get("/a")
+        assert caught.value.request.url.path == "/a"
+        assert (await client.get("/b")).status_code == 200
+    assert served == (["/a", "/b"] if arrives else ["/b"])
+
+
+async def test_an_answer_may_break_off_silently() -> None:
+    """A silent cut looks like a complete response whose body ends too early."""
+    client, _ = _client(Truncation(after=5, silent=True))
+    async with client:
+        response = await client.get("/a")
+        assert response.status_code == 200
+        assert response.text == json.dumps({"served": "/a"}, separators=(",", ":"))[:5]

@@ -10,21 +10,29 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import anyio
-import anyio.lowlevel
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from pydantic import JsonValue
 
 from reflact import Trace
-from reflact.concurrency import fan_out
 from reflact.errors import DataError, StoreError
-from reflact.memory.models import Action, Evaluation, Label, ScoreEvent, StateScore, StoredTrace, Transition
+from reflact.memory.models import (
+    Action,
+    Evaluation,
+    Label,
+    LabelSource,
+    ScoreEvent,
+    StateScore,
+    StoredTrace,
+    Transition,
+)
 from reflact.memory.store import MemoryStore
 from reflact.types import canonical_json
 
 pytestmark = pytest.mark.anyio
+
+TRACES = sorted((Path(__file__).parent.parent / "fixtures" / "calibration" / "traces").rglob("*.jsonl"))
 
 PURPOSE = "Ship the order."
 LOW = Evaluation(progress_before=0, progress_after=0, reasoning="Nothing yet.", confidence=0.9)
@@ -53,32 +61,6 @@ def recorded(path: Path, events: int = 3) -> Trace:
     return trace
 
 
-class Kept:
-    """A trace store that lists what it was handed."""
-
-    def __init__(self) -> None:
-        self.purposes: dict[str, str] = {}
-        self.events: dict[tuple[str, int], ScoreEvent] = {}
-
-    async def open_trace(self, trace_id: str, purpose: str) -> None:
-        self.purposes[trace_id] = purpose
-
-    async def append(self, trace_id: str, event: ScoreEvent) -> bool:
-        new = (trace_id, event.step) not in self.events
-        self.events[trace_id, event.step] = event
-        return new
-
-    async def label(self, trace_id: str, step: int, label: Label) -> None:
-        raise AssertionError
-
-    async def trace(self, trace_id: str) -> StoredTrace | None:
-        events = tuple(event for (of, _), event in sorted(self.events.items()) if of == trace_id)
-        return StoredTrace(id=trace_id, purpose=self.purposes[trace_id], events=events)
-
-    async def trace_ids(self) -> tuple[str, ...]:
-        return tuple(sorted(self.purposes))
-
-
 def test_a_trace_takes_names_of_files_as_text_and_makes_their_folder(tmp_path: Path) -> None:
     """A path may be text, its folder need not be there, and what stands in a folder's place is an error."""
     path = str(tmp_path / "traces" / "today" / "order.jsonl")
@@ -101,20 +83,13 @@ def test_a_trace_shows_what_it_is(tmp_path: Path) -> None:
 
 
 def test_steps_are_numbered_and_kept_in_order() -> None:
-    """Each recorded step is an event with its number, its evaluation and its gold score."""
+    """Each step is an event with its number, its label and what counts of its score after the guards."""
     trace = Trace(PURPOSE)
     assert trace.record(step(), LOW) == ScoreEvent(step=0, transition=step(), evaluation=LOW)
     trace.record(step("paid", "shipped"), HIGH, label=GOLD)
-    assert [(event.step, event.evaluation, event.label) for event in trace.events] == [
-        (0, LOW, None),
-        (1, HIGH, GOLD),
-    ]
-
-
-def test_of_a_score_what_counts_is_recorded() -> None:
-    """A critic's score is recorded as it stands after the guards."""
-    score = StateScore(evaluation=LOW, raw=HIGH, applied_guards=("no_change",))
-    assert Trace(PURPOSE).record(step(), score).evaluation == LOW
+    trace.record(step(), StateScore(evaluation=LOW, raw=HIGH, applied_guards=("no_change",)))
+    found = [(event.step, event.evaluation, event.label) for event in trace.events]
+    assert found == [(0, LOW, None), (1, HIGH, GOLD), (2, LOW, None)]
 
 
 def test_traces_without_a_name_get_different_ones() -> None:
@@ -134,26 +109,21 @@ def test_a_finished_trace_takes_nothing_more(tmp_path: Path) -> None:
     assert (tmp_path / "t.jsonl").read_bytes() == before
 
 
+@example("\ud800", {"\udc00": ["\ud83d"]})
 @given(before=VALUES, after=VALUES)
 def test_states_come_back_as_they_were(
     tmp_path_factory: pytest.TempPathFactory, before: JsonValue, after: JsonValue
 ) -> None:
-    """Any text and any JSON value is kept whole."""
+    """Any text and any JSON value is kept whole, halves of surrogate pairs included."""
     path = tmp_path_factory.mktemp("trace") / "t.jsonl"
     event = Trace(PURPOSE, path=path).record(step(before, after), HIGH)
     assert Trace.load(path).events == (event,)
 
 
-@pytest.mark.parametrize("half", ["\ud800", {"\udc00": ["\ud83d"]}])
-def test_halves_of_surrogate_pairs_are_kept(tmp_path: Path, half: JsonValue) -> None:
-    """What has no UTF-8 is kept as well, fields of that name included."""
-    event = Trace(PURPOSE, path=tmp_path / "t.jsonl").record(step(half, 1), HIGH)
-    assert Trace.load(tmp_path / "t.jsonl").events == (event,)
-
-
 # ---------------------------------------------------------------------------------------------- files
 
 
+@pytest.mark.slow
 def test_an_event_is_in_the_file_as_soon_as_it_is_recorded(tmp_path: Path) -> None:
     """A process that dies right after recording loses nothing that it had recorded."""
     path = tmp_path / "t.jsonl"
@@ -171,21 +141,25 @@ def test_an_event_is_in_the_file_as_soon_as_it_is_recorded(tmp_path: Path) -> No
     assert [event.transition.after for event in Trace.load(path).events] == [*range(1, 21)]
 
 
-def test_a_file_torn_anywhere_gives_its_whole_part(tmp_path: Path) -> None:
-    """Whatever byte a file ends at, exactly the events whose lines are whole come back."""
+def test_a_file_torn_anywhere_gives_its_whole_part_and_goes_on(tmp_path: Path) -> None:
+    """Whatever byte a file ends at, exactly the whole events come back, and a resumed trace takes the next one."""
     path, torn = tmp_path / "t.jsonl", tmp_path / "torn.jsonl"
-    trace = recorded(path)
-    trace.finish()
+    trace = recorded(path, events=2)
     content = path.read_bytes()
     ends = [n for n in range(len(content) + 1) if content[n : n + 1] == b"\n"]
-    for length in range(ends[0], len(content)):
+    for length in range(ends[0], len(content) + 1):
         torn.write_bytes(content[:length])
-        whole = sum(end <= length for end in ends[1:4])
         loaded = Trace.load(torn)
-        assert loaded.events == trace.events[:whole], length
+        assert loaded.events == trace.events[: sum(end <= length for end in ends[1:])], length
         assert (loaded.id, loaded.purpose) == ("t", PURPOSE)
-        kept = max(end for end in ends if end <= length)
-        assert loaded.n_lost_bytes == max(0, length - kept - 1)
+        last = max(end for end in ends if end <= length)
+        assert loaded.n_lost_bytes == max(0, length - last - 1)
+        resumed = Trace.resume(torn)
+        assert resumed.events == loaded.events
+        event = resumed.record(step("paid", "shipped"), LOW)
+        resumed.finish()
+        again = Trace.load(torn)
+        assert (again.events, again.n_lost_bytes) == ((*loaded.events, event), 0), length
 
 
 def test_nothing_is_read_beyond_a_damaged_line(tmp_path: Path) -> None:
@@ -229,12 +203,8 @@ def test_a_whole_line_that_says_something_wrong_is_named(
     recorded(path)
     whole = path.read_text(encoding="ascii").splitlines()
     for change, reason in WRONG_EVENTS:
-        lines = [
-            *whole[:2],
-            json.dumps({**json.loads(whole[2]), **change}),
-            *([] if last else whole[3:4]),
-            "",
-        ]
+        wrong = json.dumps({**json.loads(whole[2]), **change})
+        lines = [*whole[:2], wrong, *([] if last else whole[3:4]), ""]
         before = "\n".join(lines).encode("ascii")
         path.write_bytes(before)
         with pytest.raises(DataError, match=rf"t\.jsonl, line 3, .*{re.escape(reason)}"):
@@ -247,13 +217,13 @@ def test_a_line_that_is_no_event_is_named(tmp_path: Path) -> None:
     path = tmp_path / "t.jsonl"
     recorded(path)
     whole = path.read_text(encoding="ascii")
+    numbers = ("9" * 5000, "[" * 100_000 + "]" * 100_000)
     for line, reason in (
         *(
             (line, "expected a JSON object, got .*; mend that line")
             for line in ("[1]", "null", '"step"', "7")
         ),
-        ("9" * 5000, "cannot be read: .*take such values out"),
-        ("[" * 100_000 + "]" * 100_000, "cannot be read: .*take such values out"),
+        *((line, "cannot be read: .*take such values out") for line in numbers),
     ):
         path.write_text(f"{whole}{line}\n", encoding="ascii")
         with pytest.raises(DataError, match=rf"t\.jsonl, line 5, {reason}"):
@@ -272,15 +242,8 @@ def test_two_traces_in_one_file_are_refused(tmp_path: Path) -> None:
 def test_a_file_without_a_whole_header_is_no_trace(tmp_path: Path) -> None:
     """What does not say what it is, is refused by name."""
     path = tmp_path / "t.jsonl"
-    for content in (
-        b"",
-        b"\n",
-        b'{"trace": "t", "purp',
-        b"no trace\n",
-        b'{"step": 0}\n',
-        b"[]\n",
-        b'{"trace": 3, "purpose": "p"}\n',
-    ):
+    other_lines = (b"", b"\n", b"no trace\n", b'{"step": 0}\n', b"[]\n", b'{"trace": 3, "purpose": "p"}\n')
+    for content in (*other_lines, b'{"trace": "t", "purp'):
         path.write_bytes(content)
         with pytest.raises(DataError, match=r"t\.jsonl holds no trace"):
             Trace.load(path)
@@ -291,22 +254,6 @@ def test_a_loaded_trace_is_closed(tmp_path: Path) -> None:
     recorded(tmp_path / "t.jsonl")
     with pytest.raises(DataError, match="finished"):
         Trace.load(tmp_path / "t.jsonl").record(step(), LOW)
-
-
-def test_a_torn_trace_goes_on_where_it_was_whole(tmp_path: Path) -> None:
-    """Whatever byte a file ends at, a resumed trace takes the next event, and all of them come back."""
-    path, torn = tmp_path / "t.jsonl", tmp_path / "torn.jsonl"
-    trace = recorded(path)
-    content = path.read_bytes()
-    for length in range(content.index(b"\n"), len(content) + 1):
-        torn.write_bytes(content[:length])
-        resumed = Trace.resume(torn)
-        before = resumed.events
-        assert before == trace.events[: len(before)]
-        event = resumed.record(step("paid", "shipped"), LOW)
-        resumed.finish()
-        assert Trace.load(torn).events == (*before, event), length
-        assert Trace.load(torn).n_lost_bytes == 0
 
 
 def test_a_finished_trace_stays_finished(tmp_path: Path) -> None:
@@ -378,33 +325,37 @@ def test_a_file_is_plain_json_lines(tmp_path: Path) -> None:
 # --------------------------------------------------------------------------------------------- stores
 
 
-async def test_a_store_gets_what_it_does_not_have() -> None:
-    """Keeping a trace appends its new events, and says how many they were."""
-    store, trace = Kept(), Trace(PURPOSE, id="t")
-    trace.record(step(), LOW)
-    assert await trace.save_to(store) == 1
-    trace.record(step("paid", "shipped"), HIGH)
-    assert await trace.save_to(store) == 1
-    assert await trace.save_to(store) == 0
-    stored = await store.trace("t")
-    assert stored is not None
-    assert Trace.from_stored(stored).events == trace.events
-    assert (Trace.from_stored(stored).id, Trace.from_stored(stored).purpose) == ("t", PURPOSE)
-
-
 async def test_a_trace_in_the_memory_comes_back_whole(tmp_path: Path) -> None:
-    """The store that users open keeps header and events; a torn file that was resumed adds what is new."""
+    """A store keeps header and events and gets what it lacks; a torn file that was resumed adds what is new."""
     path = tmp_path / "t.jsonl"
-    trace = recorded(path)
+    trace = recorded(path, events=250)
     async with MemoryStore(tmp_path / "memory.db") as store:
-        assert await trace.save_to(store) == 3
-        path.write_bytes(path.read_bytes() + b'{"step": 3, "tor')
+        assert await trace.save_to(store) == 250
+        path.write_bytes(path.read_bytes() + b'{"step": 250, "tor')
         resumed = Trace.resume(path)
         resumed.record(step("paid", "shipped"), LOW)
         assert await resumed.save_to(store) == 1
+        assert await resumed.save_to(store) == 0
         stored = await store.trace("t")
     assert stored is not None
-    assert Trace.from_stored(stored).events == resumed.events
+    again = Trace.from_stored(stored)
+    assert (again.id, again.purpose, again.events) == ("t", PURPOSE, resumed.events)
+
+
+async def test_a_memory_keeps_exports_and_imports_them(tmp_path: Path) -> None:
+    """Steps with gold alone come back whole from a memory, and from an export of it."""
+    trace = Trace(PURPOSE, id="t")
+    for label in (GOLD, None):
+        trace.record(step(), label=label)
+    async with MemoryStore(tmp_path / "a.db") as memory, MemoryStore(tmp_path / "b.db") as other:
+        await trace.save_to(memory)
+        gold = Label(progress_before=2, progress_after=5, source="human")
+        await memory.label("t", 1, gold)
+        await other.import_lines([line async for line in memory.export_lines()])
+        stored = await other.trace("t")
+    assert stored is not None
+    assert [one.evaluation for one in stored.events] == [None, None]
+    assert [one.label for one in stored.events] == [GOLD, gold]
 
 
 # ------------------------------------------------------------------------------------- much, and at once
@@ -425,19 +376,6 @@ def test_threads_that_share_a_trace_lose_nothing(tmp_path: Path) -> None:
     assert len({canonical_json(event.transition.after) for event in trace.events}) == 200
 
 
-async def test_tasks_that_share_a_trace_lose_nothing() -> None:
-    """Two tasks that record in turns give one trace with the steps of both."""
-    trace = Trace(PURPOSE)
-
-    async def work(worker: int) -> None:
-        for n in range(5):
-            trace.record(step(after=[worker, n]))
-            await anyio.lowlevel.checkpoint()
-
-    await fan_out(work, range(2))
-    assert [event.step for event in trace.events] == [*range(10)]
-
-
 def test_two_traces_of_one_file_do_not_erase_each_other(tmp_path: Path) -> None:
     """What somebody else recorded into the file meanwhile stays, and the step is refused."""
     path = tmp_path / "t.jsonl"
@@ -448,21 +386,6 @@ def test_two_traces_of_one_file_do_not_erase_each_other(tmp_path: Path) -> None:
         mine.record(step(), LOW)
     assert Trace.load(path).events == theirs.events
     assert len(mine.events) == 3
-
-
-async def test_a_long_trace_is_recorded_and_kept(tmp_path: Path) -> None:
-    """Thousands of steps come back in their order; those that are new later are added."""
-    path = tmp_path / "t.jsonl"
-    trace = Trace(PURPOSE, id="t", path=path)
-    for n in range(3_000):
-        trace.record(step(n, n + 1))
-    assert Trace.load(path).events == trace.events
-    trace.record(step())
-    async with MemoryStore(tmp_path / "memory.db") as memory:
-        assert await Trace.load(path).save_to(memory) == 3_001
-        stored = await memory.trace("t")
-    assert stored is not None
-    assert stored.events == trace.events
 
 
 def test_a_purpose_may_be_long(tmp_path: Path) -> None:
@@ -482,6 +405,118 @@ def test_an_id_in_a_file_is_one_line(tmp_path: Path) -> None:
         Trace.load(path)
 
 
-def test_what_a_store_holds_is_read_whatever_its_id() -> None:
-    """A trace that an older version stored under an odd id can still be learned from."""
-    assert Trace.from_stored(StoredTrace(id="a\nb", purpose="p", events=())).id == "a\nb"
+# ------------------------------------------------------------------------------ purposes and other critics
+
+
+def test_a_step_is_recorded_with_a_label_alone_or_with_nothing(tmp_path: Path) -> None:
+    """What a program knows needs no critic beside it, and a step that nobody judged is one as well."""
+    trace = Trace(PURPOSE, path=tmp_path / "t.jsonl")
+    trace.record(step(), label=GOLD)
+    trace.record(step())
+    found = [(event.evaluation, event.label) for event in Trace.load(tmp_path / "t.jsonl").events]
+    assert found == [(None, GOLD), (None, None)]
+
+
+def test_the_real_traces_are_written_as_they_stand(tmp_path: Path) -> None:
+    """A file with scored steps that is read and recorded again is the same file, byte for byte."""
+    assert TRACES
+    for number, path in enumerate(TRACES):
+        trace, again = Trace.load(path), tmp_path / f"{number}.jsonl"
+        copy = Trace(trace.purpose, id=trace.id, path=again)
+        for one in trace.events:
+            assert one.evaluation is not None
+            copy.record(one.transition, one.evaluation, label=one.label)
+        copy.finish()
+        assert again.read_bytes() == path.read_bytes(), path.name
+
+
+@pytest.mark.parametrize("purpose", ["", "  \n\t"])
+def test_a_trace_without_a_purpose_is_refused(tmp_path: Path, purpose: str) -> None:
+    """Nothing can be scored that has no purpose; no file is left of the attempt."""
+    with pytest.raises(DataError, match="say in words what the agent was to achieve"):
+        Trace(purpose, path=tmp_path / "t.jsonl")
+    assert not (tmp_path / "t.jsonl").exists()
+
+
+@pytest.mark.parametrize("read", [Trace.load, Trace.resume])
+def test_a_file_without_a_purpose_says_so(tmp_path: Path, read: Callable[[Path], Trace]) -> None:
+    """The error names the file and what to write where, and that is enough to read it."""
+    path = tmp_path / "t.jsonl"
+    Trace("Ship the order.", id="t", path=path).record(step())
+    lines = path.read_text(encoding="ascii").splitlines()
+    header = json.dumps({**json.loads(lines[0]), "purpose": " "})
+    path.write_text("\n".join([header, *lines[1:], ""]), encoding="ascii")
+    with pytest.raises(DataError, match=r"t\.jsonl: the trace has no purpose; write into `purpose`"):
+        read(path)
+    path.write_text("\n".join([header.replace('" "', '"Ship it."'), *lines[1:], ""]), encoding="ascii")
+    assert read(path).purpose == "Ship it."
+
+
+def test_a_stored_trace_without_a_purpose_says_so() -> None:
+    """What an older version stored is named by its id."""
+    with pytest.raises(DataError, match="trace t is stored without a purpose"):
+        Trace.from_stored(StoredTrace(id="t", purpose="", events=()))
+
+
+# ----------------------------------------------------------------------------------- the state before
+
+
+def reached(phi: float, source: LabelSource = "program") -> Label:
+    """Return what a check of the state after found."""
+    return Label(progress_after=phi, source=source)
+
+
+def phis(trace: Trace) -> list[float | None]:
+    """Return what is known of the states before."""
+    return [None if event.label is None else event.label.progress_before for event in trace.events]
+
+
+def chain(trace: Trace) -> Trace:
+    """Record steps of which the state after was checked: two that follow, one of another state, one still."""
+    trace.record(step("a", "b"), label=reached(2))
+    trace.record(step("b", "c"), label=reached(5))
+    trace.record(step("other", "d"), label=reached(6))
+    trace.record(step("d", "d"), label=reached(6))
+    trace.record(step(1, 2), label=reached(7))
+    trace.record(step(2.0, 3), label=reached(8))
+    trace.record(step(3, 4))
+    trace.record(step(4, 5), label=reached(9))
+    trace.record(step(5, 6), label=Label(progress_before=1, progress_after=9, source="human"))
+    return trace
+
+
+KNOWN = [None, 2, None, 6, None, None, None, None, 1]
+
+
+def test_the_state_before_is_worth_what_the_same_state_was_worth(tmp_path: Path) -> None:
+    """Equal states have one phi: that of the step before, or of a step without a change; or unknown."""
+    trace = chain(Trace(PURPOSE, id="t", path=tmp_path / "t.jsonl"))
+    assert phis(trace) == KNOWN
+    assert Trace.load(tmp_path / "t.jsonl").events == trace.events
+
+
+def test_what_samples_agreed_on_is_not_taken_for_known() -> None:
+    """A program's label is not completed by an opinion; an opinion is, by either."""
+    trace = Trace(PURPOSE)
+    sources: tuple[LabelSource, ...] = ("agreement", "program", "agreement", "human")
+    for state, source in enumerate(sources):
+        trace.record(step(state, state + 1), label=reached(state, source))
+    assert phis(trace) == [None, None, 1, None]
+
+
+async def test_a_label_that_comes_later_says_what_follows(tmp_path: Path) -> None:
+    """Labelling a stored step completes the next one as well, whatever was labelled first."""
+    trace = Trace(PURPOSE, id="t")
+    for state in range(3):
+        trace.record(step(state, state + 1))
+    async with MemoryStore(tmp_path / "memory.db") as memory:
+        await trace.save_to(memory)
+        await memory.label("t", 2, reached(6, "human"))
+        await memory.label("t", 1, reached(4, "human"))
+        stored = await memory.trace("t")
+        assert stored is not None
+        assert phis(Trace.from_stored(stored)) == [None, None, 4]
+        assert await chain(Trace(PURPOSE, id="u")).save_to(memory) == len(KNOWN)
+        stored = await memory.trace("u")
+    assert stored is not None
+    assert phis(Trace.from_stored(stored)) == KNOWN

@@ -12,7 +12,6 @@ from reflact import Trace
 from reflact.calibration.trace_sources import (
     build_anchors,
     label_replies,
-    last_messages,
     list_transitions,
 )
 from reflact.memory.models import Action, ContrastPair, Evaluation, Label, LabelSource, Transition
@@ -27,12 +26,9 @@ PHI = st.floats(0, 10)
 def pairs(gold: Label | None, said: float | None = None) -> tuple[ContrastPair, ...]:
     """Return the anchors of one step."""
     trace = Trace("Sort the mail.", id="t")
-    own = (
-        None
-        if said is None
-        else Evaluation(progress_before=0, progress_after=said, reasoning="It looks done.")
-    )
-    trace.record(Transition(before="2 left", action=Action(name="sort"), after="1 left"), own, label=gold)
+    own = Evaluation(progress_before=0, progress_after=said or 0, reasoning="It looks done.")
+    step = Transition(before="2 left", action=Action(name="sort"), after="1 left")
+    trace.record(step, None if said is None else own, label=gold)
     return build_anchors([trace])
 
 
@@ -123,16 +119,8 @@ def test_each_reply_is_a_transition(said: tuple[str, ...], steps: list[tuple[str
 
 def test_the_caller_may_say_what_a_state_is() -> None:
     """Any rendering of the turns so far serves."""
-    (first, last) = list_transitions(
-        rollout("u1", "a1", "u2", "a2"), state=lambda turns: {"turns": len(turns)}
-    )
-    assert (first.before, first.after) == ({"turns": 1}, {"turns": 3})
-    assert (last.before, last.after) == ({"turns": 3}, {"turns": 4})
-
-
-def test_nothing_was_heard_of_no_conversation() -> None:
-    """Without turns there is no text."""
-    assert last_messages([]) == ""
+    steps = list_transitions(rollout("u1", "a1", "u2", "a2"), state=len)
+    assert [(step.before, step.after) for step in steps] == [(1, 3), (3, 4)]
 
 
 def test_the_last_reply_has_the_score() -> None:

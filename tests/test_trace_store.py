@@ -13,7 +13,7 @@ from reflact import Critic, MemoryStore
 from reflact.calibration.promotion import PromotionTester
 from reflact.calibration.trace import Trace
 from reflact.errors import DataError
-from reflact.memory.cards import AnchorExclusions, subject_hash
+from reflact.memory.cards import AnchorExclusions
 from reflact.memory.models import (
     Action,
     ContrastPair,
@@ -63,7 +63,7 @@ async def test_a_trace_of_an_anchor_teaches_nothing_in_any_form(memory: MemorySt
     anchor = make_pair(1)
     await memory.add_anchors([anchor])
     pair = perturbed(anchor)
-    assert subject_hash(pair) != subject_hash(anchor)
+    assert pair.hashes.subject != anchor.hashes.subject
     submitted = await memory.submit(pair)
     assert (submitted.is_new, submitted.status, submitted.reason) == (False, "rejected", "anchor_trace")
     assert await memory.pairs() == ()
@@ -100,7 +100,7 @@ async def test_an_anchor_that_is_there_stays(memory: MemoryStore) -> None:
         await memory.add_anchors([anchor])
 
     def keep(tables: Tables) -> None:
-        values = (anchor.id, subject_hash(anchor), encode_value(anchor))
+        values = (anchor.id, anchor.hashes.subject, encode_value(anchor))
         tables.execute("INSERT INTO memory_anchors (id, subject, pair) VALUES (?, ?, ?)", values)
         add_origins(tables, anchor.id, anchor.provenance.as_origins)
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
+from collections import Counter
+from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,11 @@ import anyio
 import httpx
 import pytest
 from anyio.lowlevel import checkpoint
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader, NumberDataPoint
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import INVALID_SPAN, SpanKind, StatusCode, get_current_span
 
 import pure_server
@@ -21,14 +28,13 @@ from reflact.concurrency import fan_out, open_task_group
 from reflact.config.models import ModelConfig
 from reflact.errors import ProviderDown
 from reflact.events import StepCommitted
-from reflact.integrations.opentelemetry import TracedLLM, Tracing
+from reflact.integrations.opentelemetry import Telemetry, TracedLLM, Tracing
 from reflact.messages import CallId, Message, RenderedPrompt, Reply, Text
 from reflact.records import RunSummary, SkillVersion, Usage
 from reflact.testing import ScriptedLLM, ToyEnvironment, ToyTarget, toy_optimizer
 from reflact.trainer import evaluate_skill
 from reflact.training.setup import Overrides, ignore_event
 from reflact.types import Skill, Split
-from spans import Watch, told
 
 pytestmark = pytest.mark.anyio
 
@@ -45,13 +51,83 @@ OPTIMIZER = {"call_id_header": "x-sample"}
 SAMPLE = CallId(role="target", purpose="rollout", rollout="key")
 
 
+class Watch:
+    """Keeps all spans and metrics of the runs that get its ``telemetry``."""
+
+    def __init__(self) -> None:
+        self._exporter = InMemorySpanExporter()
+        self._reader = InMemoryMetricReader()
+        self.tracers = TracerProvider()
+        self.tracers.add_span_processor(SimpleSpanProcessor(self._exporter))
+        self.telemetry = Telemetry(self.tracers, MeterProvider([self._reader]))
+
+    @property
+    def spans(self) -> tuple[ReadableSpan, ...]:
+        """The finished spans, in the order of their ends."""
+        return self._exporter.get_finished_spans()
+
+    def named(self, name: str) -> list[ReadableSpan]:
+        """Return the spans whose name begins so."""
+        return [span for span in self.spans if span.name.startswith(name)]
+
+    @property
+    def calls(self) -> list[ReadableSpan]:
+        """The spans of model calls."""
+        return self.named("chat")
+
+    @property
+    def traces(self) -> set[int]:
+        """The traces that spans belong to."""
+        return {span.context.trace_id for span in self.spans}
+
+    def path(self, span: ReadableSpan) -> str:
+        """Return the names of a span and of all above it, the topmost first."""
+        known = {each.context.span_id: each for each in self.spans}
+        names = [span.name]
+        while span.parent is not None:
+            span = known[span.parent.span_id]
+            names.append(span.name)
+        return " > ".join(reversed(names))
+
+    def paths(self) -> Counter[str]:
+        """Return how many spans there are of each path."""
+        return Counter(self.path(span) for span in self.spans)
+
+    def total(self, attribute: str) -> int:
+        """Return the sum of an attribute over the spans of model calls."""
+        values = [told(span).get(attribute, 0) for span in self.calls]
+        return sum(value for value in values if isinstance(value, int))
+
+    def metric(self, name: str, *by: str) -> dict[tuple[object, ...], float]:
+        """Return a metric's sums by the values of some attributes; nothing if there is no measurement."""
+        data = self._reader.get_metrics_data()
+        sums: dict[tuple[object, ...], float] = {}
+        for resource in data.resource_metrics if data is not None else ():
+            for scope in resource.scope_metrics:
+                for metric in (metric for metric in scope.metrics if metric.name == name):
+                    for point in metric.data.data_points:
+                        key = tuple((point.attributes or {}).get(attribute) for attribute in by)
+                        value = point.value if isinstance(point, NumberDataPoint) else point.sum
+                        sums[key] = sums.get(key, 0) + value
+        return sums
+
+    def text(self) -> str:
+        """Return everything that spans and metrics say, as one text."""
+        return "\n".join([*(span.to_json() for span in self.spans), str(self._reader.get_metrics_data())])
+
+
+def told(span: ReadableSpan) -> Mapping[str, object]:
+    """Return a span's attributes."""
+    return span.attributes or {}
+
+
 @pytest.fixture
 def world(tmp_path: Path) -> Path:
     """The pure server's data."""
     return write_world(tmp_path / "world")
 
 
-async def trained(config: dict[str, Any], watch: Watch, network: httpx.AsyncBaseTransport) -> RunSummary:
+async def train(config: dict[str, Any], watch: Watch, network: httpx.AsyncBaseTransport) -> RunSummary:
     """Train under a watch."""
     return await Trainer(config, transport=network, telemetry=watch.telemetry).train()
 
@@ -62,10 +138,41 @@ def tokens(summary: RunSummary) -> tuple[int, int]:
     return usage.input_tokens, usage.output_tokens
 
 
-async def test_a_run_is_one_trace_with_every_call_in_its_place(world: Path, tmp_path: Path) -> None:
+CANARIES = {"alpha", "rule slip", "coin", "You ", "- keep", "- hush"}
+"""Words of items, skills, prompts and replies."""
+KEY = "hunter2canary99"
+
+
+def train_with_canaries(folder: Path, *, content: bool) -> tuple[RunSummary, Watch]:
+    """Train with prices, and with a key that a reply and an item contain."""
+    world, watch = write_world(folder / "world"), Watch()
+
+    async def key() -> str:
+        await checkpoint()
+        return KEY
+
+    def leak(body: dict[str, Any], call_id: str) -> str:
+        said = pure_server.answer(body, call_id)
+        return said if said != "unknown" else f"unknown {KEY}"
+
+    price = {"input": 1.0, "output": 2.0}
+    models = {"target": {**MODEL, "price": price, "key": key}, "optimizer": OPTIMIZER}
+    config = settings(world, folder / "run", models=models, telemetry={"content": content})
+    items = (world / "train" / "items.jsonl").read_text("utf-8")
+    assert items.count("gamma 6") == 1
+    (world / "train" / "items.jsonl").write_text(items.replace("gamma 6", f"gamma 6 {KEY}"), encoding="utf-8")
+    return anyio.run(train, config, watch, PureNetwork(leak)), watch
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunSummary, Watch]:
+    """A complete run without content in its spans."""
+    return train_with_canaries(tmp_path_factory.mktemp("trained"), content=False)
+
+
+def test_a_run_is_one_trace_with_every_call_in_its_place(trained: tuple[RunSummary, Watch]) -> None:
     """Calls stand under their stage, those of targets under their rollout, stages under their step."""
-    watch = Watch()
-    summary = await trained(settings(world, tmp_path / "run"), watch, PureNetwork())
+    summary, watch = trained
     assert summary.status == "completed"
     assert len(watch.traces) == 1
     allowed = {f"reflact.run > reflact.step > reflact.stage {stage}" for stage in STAGES}
@@ -91,15 +198,12 @@ async def test_a_run_is_one_trace_with_every_call_in_its_place(world: Path, tmp_
     assert [told(span)["reflact.step"] for span in watch.named("reflact.step")] == list(range(1, 7))
 
 
-async def test_spans_and_metrics_count_what_the_run_has_paid(world: Path, tmp_path: Path) -> None:
+def test_spans_and_metrics_count_what_the_run_has_paid(trained: tuple[RunSummary, Watch]) -> None:
     """Token counts of spans and of the metric, and the spend, equal the summary's.
 
-    Among the calls are some whose first reply was sent back, and some none of whose replies was valid.
+    Among the calls are some whose first reply was sent back, and some without any valid reply.
     """
-    watch = Watch()
-    price = {"price": {"input": 1.0, "output": 2.0}}
-    config = settings(world, tmp_path / "run", models={"target": {**MODEL, **price}, "optimizer": OPTIMIZER})
-    summary = await trained(config, watch, PureNetwork())
+    summary, watch = trained
     given, written = tokens(summary)
     assert (watch.total("gen_ai.usage.input_tokens"), watch.total("gen_ai.usage.output_tokens")) == (
         given,
@@ -134,9 +238,9 @@ async def test_a_resumed_run_counts_nothing_twice(world: Path, tmp_path: Path) -
 
     config = settings(world, tmp_path / "run", train={"rollout_concurrency": 1})
     with scope:
-        await trained(config, watches[0], PureNetwork(cut))
+        await train(config, watches[0], PureNetwork(cut))
     assert scope.cancelled_caught
-    summary = await trained(config, watches[1], PureNetwork())
+    summary = await train(config, watches[1], PureNetwork())
     assert summary.status == "completed"
     for kind, paid in zip(("input", "output"), tokens(summary), strict=True):
         measured = [watch.metric("gen_ai.client.token.usage", "gen_ai.token.type") for watch in watches]
@@ -161,7 +265,7 @@ async def test_a_cancelled_run_ends_its_spans(world: Path, tmp_path: Path) -> No
         return pure_server.answer(body, call_id)
 
     with scope:
-        await trained(settings(world, tmp_path / "run"), watch, PureNetwork(cut))
+        await train(settings(world, tmp_path / "run"), watch, PureNetwork(cut))
     assert scope.cancelled_caught
     cancelled = {span.name for span in watch.spans if told(span).get("reflact.cancelled")}
     assert {"reflact.run", "reflact.step", "reflact.stage reflect", "chat pure"} <= cancelled
@@ -171,35 +275,14 @@ async def test_a_cancelled_run_ends_its_spans(world: Path, tmp_path: Path) -> No
     assert get_current_span() is INVALID_SPAN
 
 
-CANARIES = ("alpha", "rule slip", "coin", "You ", "- keep", "hunter2canary99", "- hush")
-"""Words of items, skills, prompts and replies, and a key."""
-
-
-@pytest.mark.parametrize("content", [False, True], ids=["", "asked for"])
-async def test_spans_hold_content_only_where_it_is_asked_for(
-    world: Path, tmp_path: Path, content: bool
+def test_spans_hold_content_only_where_it_is_asked_for(
+    trained: tuple[RunSummary, Watch], tmp_path: Path
 ) -> None:
     """Without ``telemetry.content`` no word of a prompt, reply or skill is in any span; a key never is."""
-
-    async def key() -> str:
-        await checkpoint()
-        return "hunter2canary99"
-
-    def leaky(body: dict[str, Any], call_id: str) -> str:
-        said = pure_server.answer(body, call_id)
-        return said if said != "unknown" else "unknown hunter2canary99"
-
-    watch = Watch()
-    config = settings(world, tmp_path / "run", telemetry={"content": content})
-    config["models"]["target"] = {**MODEL, "key": key}
-    items = (world / "train" / "items.jsonl").read_text("utf-8")
-    assert items.count("gamma 6") == 1
-    leaking = items.replace("gamma 6", "gamma 6 hunter2canary99")
-    (world / "train" / "items.jsonl").write_text(leaking, encoding="utf-8")
-    await trained(config, watch, PureNetwork(leaky))
-    found = {canary for canary in CANARIES if canary in watch.text()}
-    assert found == (set(CANARIES) - {"hunter2canary99"} if content else set())
-    assert ("[key]" in watch.text()) is content
+    silent = trained[1].text()
+    assert {canary for canary in {*CANARIES, KEY, "[key]"} if canary in silent} == set()
+    told_all = train_with_canaries(tmp_path, content=True)[1].text()
+    assert {canary for canary in {*CANARIES, KEY, "[key]"} if canary in told_all} == {*CANARIES, "[key]"}
 
 
 async def test_content_follows_the_conventions() -> None:
@@ -227,7 +310,7 @@ async def test_content_follows_the_conventions() -> None:
 
 
 async def test_a_call_says_what_the_conventions_ask_for() -> None:
-    """A call's span has its kind, name, provider, model, place and settings; the duration shares them."""
+    """A call's span has its kind, name, provider, model, place and settings; Azure has its own name."""
     watch = Watch()
     tracing = Tracing("r1", watch.telemetry)
     config = ModelConfig(
@@ -257,16 +340,10 @@ async def test_a_call_says_what_the_conventions_ask_for() -> None:
         "reflact.stored": True,
     }
     assert watch.metric("gen_ai.client.operation.duration") == {}, "nothing was sent"
-
-
-async def test_azure_goes_by_its_own_name() -> None:
-    """Calls of Azure's API name Azure as the provider, and a port that the address gives."""
-    watch = Watch()
-    tracing = Tracing("r1", watch.telemetry)
-    config = ModelConfig(model="m", api="azure", api_version="1", base_url="http://azure.test:81")
-    await TracedLLM(ScriptedLLM(lambda *_: "yes"), tracing, config).ask(PROMPT, Text, call_id=SAMPLE)
-    (span,) = watch.calls
-    assert (told(span)["gen_ai.provider.name"], told(span)["server.port"]) == ("azure.ai.openai", 81)
+    azure = ModelConfig(model="m", api="azure", api_version="1", base_url="http://azure.test:81")
+    await TracedLLM(ScriptedLLM(lambda *_: "yes"), tracing, azure).ask(PROMPT, Text, call_id=SAMPLE)
+    values = told(watch.calls[-1])
+    assert (values["gen_ai.provider.name"], values["server.port"]) == ("azure.ai.openai", 81)
 
 
 async def test_a_failing_call_is_an_error_on_all_that_it_ends(world: Path, tmp_path: Path) -> None:
@@ -278,7 +355,7 @@ async def test_a_failing_call_is_an_error_on_all_that_it_ends(world: Path, tmp_p
         return httpx.Response(401, json={"error": {"message": "canary of the server"}})
 
     config = settings(world, tmp_path / "run")
-    summary = await trained(config, watch, httpx.MockTransport(refuse))
+    summary = await train(config, watch, httpx.MockTransport(refuse))
     assert summary.status == "failed"
     failed = [span for span in watch.calls if told(span).get("error.type") == "AccessDenied"]
     assert failed
@@ -310,23 +387,21 @@ async def test_a_step_says_what_became_of_it() -> None:
 
 async def test_two_trainers_in_one_loop_do_not_mix(world: Path, tmp_path: Path) -> None:
     """Runs beside each other have a trace each, also where they share a provider, and count their own."""
-    shared = Watch()
-    apart = [Watch(), Watch()]
+    shared, apart = Watch(), Watch()
     summaries: dict[str, RunSummary] = {}
 
     async def one(name: str, watch: Watch) -> None:
         short = settings(world, tmp_path / name, train={"num_epochs": 1}, test={"enabled": False})
         config = {**short, "seed": len(name)}
-        summaries[name] = await trained(config, watch, PureNetwork())
+        summaries[name] = await train(config, watch, PureNetwork())
 
     async with open_task_group() as tasks:
-        for name, watch in {"a": shared, "bb": shared, "ccc": apart[0], "dddd": apart[1]}.items():
+        for name, watch in {"a": shared, "bb": shared, "ccc": apart}.items():
             tasks.start_soon(one, name, watch)
     assert len(shared.traces) == 2
     assert len({(span.context.trace_id, told(span)["reflact.run.id"]) for span in shared.spans}) == 2
-    for name, watch in zip(("ccc", "dddd"), apart, strict=True):
-        assert {told(span)["reflact.run.id"] for span in watch.spans} == {summaries[name].run_id}
-        assert watch.total("gen_ai.usage.input_tokens") == tokens(summaries[name])[0]
+    assert {told(span)["reflact.run.id"] for span in apart.spans} == {summaries["ccc"].run_id}
+    assert apart.total("gen_ai.usage.input_tokens") == tokens(summaries["ccc"])[0]
 
 
 async def test_sixty_four_calls_at_once_keep_their_parents() -> None:
@@ -365,7 +440,7 @@ async def test_sixty_four_calls_at_once_keep_their_parents() -> None:
 
 
 async def test_models_that_were_passed_in_are_seen_as_far_as_they_tell(tmp_path: Path) -> None:
-    """Calls of an optimizer that was passed in are spans without a model; what its replies took counts."""
+    """Calls of an optimizer that was passed in are spans without a model, and the run joins the caller's trace."""
     watch = Watch()
     trainer = Trainer(
         {"out_dir": tmp_path / "run"},
@@ -374,29 +449,14 @@ async def test_models_that_were_passed_in_are_seen_as_far_as_they_tell(tmp_path:
         optimizer=ScriptedLLM(toy_optimizer()),
         telemetry=watch.telemetry,
     )
-    await trainer.train()
-    assert watch.paths()["reflact.run > reflact.step > reflact.stage reflect > chat"]
+    with watch.tracers.get_tracer("service").start_as_current_span("POST /runs"):
+        await trainer.train()
+    assert watch.paths()["POST /runs > reflact.run > reflact.step > reflact.stage reflect > chat"]
+    assert len(watch.traces) == 1
     assert {told(span)["gen_ai.provider.name"] for span in watch.calls} == {"other"}
     assert not [span for span in watch.calls if "reflact.stored" in told(span)]
     scored = [span for span in watch.named("reflact.rollout") if "reflact.score.hard" in told(span)]
     assert len(scored) == len(watch.named("reflact.rollout"))
-
-
-async def test_a_run_joins_the_trace_of_its_caller(tmp_path: Path) -> None:
-    """Where the caller has a span, the run's is below it."""
-    watch = Watch()
-    trainer = Trainer(
-        {"out_dir": tmp_path / "run"},
-        environment=ToyEnvironment(train=4, val=4, test=4),
-        target=ToyTarget(),
-        optimizer=ScriptedLLM(toy_optimizer()),
-        telemetry=watch.telemetry,
-    )
-    with watch.tracers.get_tracer("service").start_as_current_span("POST /runs"):
-        await trainer.train()
-    (run,) = watch.named("reflact.run")
-    assert watch.path(run) == "POST /runs > reflact.run"
-    assert len(watch.traces) == 1
 
 
 async def test_measuring_one_document_is_a_trace_too(tmp_path: Path) -> None:

@@ -12,8 +12,8 @@ from random import Random
 
 import pytest
 
-import critic_worlds
-from critic_worlds import ASKING, World, pair, store_of, transition
+import critic_world
+from critic_world import ASKING, World, pair, store_of, transition
 from memory_pairs import promote
 from reflact.calibration.cache import PairCache
 from reflact.calibration.critic import CRITIC_SCOPE, Critic
@@ -33,21 +33,17 @@ from reflact.testing import ScriptedLLM
 
 pytestmark = pytest.mark.anyio
 
-WORLDS = 1000
 EQUAL = {"reasoning": "r", "evidence": [], "phi_before": 1, "phi_after": 1, "confidence": 1}
 
 
-def examples_in(content: str) -> str:
-    """Return the part of the user message that stands above the question."""
-    return content.partition("\n\n<purpose")[0] if content.startswith(EXAMPLES_HEADER) else ""
-
-
-async def test_a_thousand_random_stores_and_budgets() -> None:
-    """Each prompt is within budget and shows whole pairs: promoted, in scope, of another transition."""
+async def test_random_stores_and_budgets(thorough: bool) -> None:
+    """Each prompt is within budget and shows whole pairs: promoted, in scope, of another transition, in any order."""
     shown = passed_over = 0
-    for seed in range(WORLDS):
+    n_worlds = 1000 if thorough else 80
+    for seed in range(n_worlds):
         world = World(seed)
         prompt, score = await world.ask()
+        assert (prompt, score) == await world.ask(world.stored[::-1])
         by_id = {one.pair.id: one for one in world.stored}
         pairs = [by_id[pair_id].pair for pair_id in score.pair_ids]
         settings = world.settings
@@ -63,8 +59,8 @@ async def test_a_thousand_random_stores_and_budgets() -> None:
         assert EXAMPLES_HEADER not in user.removeprefix(EXAMPLES_HEADER)
         shown += len(pairs)
         passed_over += len(by_id) - len(pairs)
-    assert shown > WORLDS / 2
-    assert passed_over > WORLDS
+    assert shown > n_worlds / 2
+    assert passed_over > n_worlds
 
 
 @pytest.mark.parametrize(
@@ -98,7 +94,7 @@ def test_an_example_holds_all_that_makes_it_one() -> None:
     assert f"{one.mistake}: It is not shipped." in text
 
 
-@pytest.mark.parametrize("room", [0, 50, 300, 1000, 3000])
+@pytest.mark.parametrize("room", [0, 50, 1000])
 @pytest.mark.parametrize("count", [len, lambda text: len(text.encode()) + 17, lambda text: len(text.split())])
 def test_the_budget_holds_for_any_counter(room: int, count: object) -> None:
     """Whatever counts, the whole text with its first line counts no more than the budget."""
@@ -118,9 +114,10 @@ def test_a_pair_that_does_not_fit_makes_room_for_the_next() -> None:
     assert ExampleRenderer(60).show([large, small], max_tokens=room, max_pairs=5) == alone
 
 
+@pytest.mark.slow
 def test_the_choice_is_the_same_in_every_process() -> None:
     """Under other hash seeds and orders of insertion the same bytes are asked."""
-    program = Path(critic_worlds.__file__)
+    program = Path(critic_world.__file__)
     hashes = {
         subprocess.run(
             [sys.executable, str(program), "150"],
@@ -197,27 +194,13 @@ async def test_given_pairs_are_the_only_ones(given: tuple[int, ...]) -> None:
     score = await Critic(llm, memory=memory).score(transition(Random(4)), purpose="p", pairs=pairs)
     assert set(score.pair_ids) == {one.id for one in pairs}
     assert memory.asked == []
-    assert bool(examples_in(llm.calls[0].prompt.messages[1].content)) == bool(given)
-
-
-async def test_the_memory_is_asked_anew_for_each_score() -> None:
-    """A pair that is promoted meanwhile is shown by the next score, of the same transition as well."""
-    memory = store_of()
-    critic = Critic(ScriptedLLM(lambda *_: EQUAL), memory=memory)
-    asked = transition(Random(4))
-    assert (await critic.score(asked, purpose="p")).pair_ids == ()
-    new = pair(Random(9)).model_copy(update={"scope": CRITIC_SCOPE})
-    memory.stored.append(critic_worlds.stored(new, "promoted"))
-    assert (await critic.score(asked, purpose="p")).pair_ids == (new.id,)
+    assert llm.calls[0].prompt.messages[1].content.startswith(EXAMPLES_HEADER) is bool(given)
 
 
 async def test_a_real_store_is_read_by_the_next_score(tmp_path: Path) -> None:
     """What one opening of a store promotes on evidence, the next score through another one shows."""
     asked = Transition(before="Draft.", action=Action(name="send"), after="Draft. Sent: yes")
-    promoted, waiting = (
-        pair(Random(n)).model_copy(update={"scope": CRITIC_SCOPE, "purpose": f"Send mail {n}."})
-        for n in (1, 2)
-    )
+    promoted, waiting = (pair(Random(n)).model_copy(update={"scope": CRITIC_SCOPE}) for n in (1, 2))
     one, other = (MemoryStore(tmp_path / "memory.db", scan=lambda _: None) for _ in range(2))
     async with one as mine, other as theirs:
         critic = Critic(ScriptedLLM(lambda *_: EQUAL), memory=theirs)
@@ -229,27 +212,24 @@ async def test_a_real_store_is_read_by_the_next_score(tmp_path: Path) -> None:
         assert (await (await critic.pin()).score(asked, purpose="Send it.")).pair_ids == (promoted.id,)
 
 
-async def test_what_was_tested_is_what_scores(tmp_path: Path) -> None:
+async def test_what_was_tested_is_what_scores() -> None:
     """With 200 promoted pairs a replay test's prompts are those of live and of pinned scores, to the byte."""
     promoted, batch = (
         [pair(Random(n)).model_copy(update={"scope": CRITIC_SCOPE}) for n in numbers]
         for numbers in (range(180), range(1000, 1020))
     )
-    steps = [(f"Purpose {n}: {critic_worlds.text(Random(n))}", transition(Random(n))) for n in range(30)]
+    steps = [(f"Purpose {n}: {critic_world.text(Random(n))}", transition(Random(n))) for n in range(6)]
 
     async def prompts(critic: Critic, llm: ScriptedLLM, pairs: list[ContrastPair] | None) -> list[str]:
         for purpose, asked in steps:
             await critic.score(asked, purpose=purpose, pairs=pairs)
         return [call.prompt.model_dump_json() for call in llm.calls]
 
-    async with MemoryStore(tmp_path / "memory.db", scan=lambda _: None) as memory:
-        await promote(memory, promoted)
-        tested = ScriptedLLM(lambda *_: EQUAL)
-        replayed = await prompts(Critic(tested, memory=memory), tested, [*promoted, *batch])
-        await promote(memory, batch)
-        live, pinned = ScriptedLLM(lambda *_: EQUAL), ScriptedLLM(lambda *_: EQUAL)
-        assert await prompts(Critic(live, memory=memory), live, None) == replayed
-        assert await prompts(await Critic(pinned, memory=memory).pin(), pinned, None) == replayed
+    before, after = store_of(*promoted), store_of(*batch, *promoted)
+    tested, live, pinned = (ScriptedLLM(lambda *_: EQUAL) for _ in range(3))
+    replayed = await prompts(Critic(tested, memory=before), tested, [*promoted, *batch])
+    assert await prompts(Critic(live, memory=after), live, None) == replayed
+    assert await prompts(await Critic(pinned, memory=after).pin(), pinned, None) == replayed
     assert len(set(replayed)) == len(steps)
     assert all("<example_1" in prompt for prompt in replayed)
 

@@ -14,7 +14,6 @@ import anyio
 import httpx
 
 from doubles import completion, config
-from reflact.concurrency import SingleFlight
 from reflact.config.models import Price
 from reflact.config.training import BudgetConfig, TrainerConfig
 from reflact.errors import BudgetSpent, ProviderDown
@@ -247,9 +246,8 @@ async def furnished(
         for role in ("target", "optimizer"):
             client = stack.enter_context(endpoint_for(MODEL))
             paying = MeteredTransport(network, MODEL, account, client)
-            retrying = RetryTransport(paying, retries=MODEL.max_retries, endpoint=client)
-            flights = await stack.enter_async_context(SingleFlight[Any]())
-            effects = ResponseCacheTransport(retrying, MODEL, role, account, flights)
+            retrying = RetryTransport(paying, client)
+            effects = ResponseCacheTransport(retrying, MODEL, role, account)
             tills.append(Till(role, effects))
         target, optimizer = PaidTarget(tills[0]), PaidLLM(tills[1])
         environment = BudgetedEnvironment(plan.environment, account)

@@ -1,4 +1,4 @@
-"""Ordered fan-out, streams with several subscribers, and shared work. No other module starts tasks."""
+"""Ordered fan-out, and streams with several subscribers. No other module starts tasks."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from collections.abc import (
     Iterator,
     Sequence,
 )
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from typing import Any, Generic, NamedTuple, Self, TypeVar
 
 import anyio
-from anyio import CapacityLimiter, to_thread
+from anyio import CapacityLimiter, TaskHandle, to_thread
 from anyio.abc import TaskGroup
 from anyio.lowlevel import RunVar
 from pydantic import JsonValue
@@ -40,9 +40,8 @@ Subject = Callable[[T], Hashable | None]
 class Subscription(Generic[T]):
     """One consumer's iterator over a stream; it can be iterated once.
 
-    Its buffer collects all elements after its creation. When the buffer is full, the stream waits. Leaving the
-    iteration, or ``async with``, detaches the subscription and does not affect the others. The iteration ends
-    after the last element of the stream.
+    When its buffer is full, the stream waits. Leaving the iteration, or ``async with``, detaches the
+    subscription and does not affect the others. The iteration ends after the last element of the stream.
     """
 
     def __init__(self, size: int, subject: Subject[T] | None) -> None:
@@ -52,9 +51,6 @@ class Subscription(Generic[T]):
         self._element_added, self._element_taken = asyncio.Event(), asyncio.Event()
         self._has_started = False
         self.over = False
-
-    def __aiter__(self) -> AsyncIterator[T]:
-        return self._iterate()
 
     async def __aenter__(self) -> Self:
         return self
@@ -93,7 +89,7 @@ class Subscription(Generic[T]):
     def _key(self, element: T) -> Hashable | None:
         return None if self._subject is None else self._subject(element)
 
-    async def _iterate(self) -> AsyncGenerator[T, None]:
+    async def __aiter__(self) -> AsyncGenerator[T, None]:
         if self._has_started:
             raise RuntimeError("a stream or subscription can be iterated once")
         self._has_started = True
@@ -110,45 +106,6 @@ class Subscription(Generic[T]):
             self.unsubscribe()
 
 
-class Subscribers(Generic[T]):
-    """The subscriptions of one stream: all get the same elements in the same order.
-
-    Args:
-        size: The buffer size of each, in elements.
-        subject: Returns the subject of an element, for subscriptions to the latest elements only.
-    """
-
-    def __init__(self, size: int, subject: Subject[T] | None) -> None:
-        self._size = size
-        self._subject = subject
-        self._subscribers: list[Subscription[T]] = []
-        self._turn = anyio.Lock(fast_acquire=True)
-        self._over = False
-
-    def subscribe(self, *, latest_only: bool = False) -> Subscription[T]:
-        """Return a new subscription to all elements from now on."""
-        subscription = Subscription[T](self._size, self._subject if latest_only else None)
-        if self._over:
-            subscription.end()
-        self._subscribers.append(subscription)
-        return subscription
-
-    async def publish(self, element: T) -> None:
-        """Give an element to all subscriptions, as soon as each has room."""
-        async with self._turn:
-            while full := [s for s in self._subscribers if not s.has_room(element)]:
-                await full[0].wait_for_room()
-            self._subscribers = [s for s in self._subscribers if not s.over]
-            for subscription in self._subscribers:
-                subscription.put(element)
-
-    def close(self) -> None:
-        """End all subscriptions, including later ones."""
-        self._over = True
-        for subscription in self._subscribers:
-            subscription.end()
-
-
 async def fan_out(
     call: Callable[[T], Awaitable[U]], inputs: Sequence[T], *, limit: int | None = None
 ) -> tuple[U, ...]:
@@ -157,16 +114,10 @@ async def fan_out(
     At most ``limit`` calls run at a time (None: all). The first error cancels the other calls and is raised
     without an exception group.
     """
-    results: dict[int, U] = {}
     bounded = _limit_calls(call, limit)
-
-    async def one(index: int) -> None:
-        results[index] = await bounded(inputs[index])
-
     async with open_task_group() as tasks:
-        for index in range(len(inputs)):
-            tasks.start_soon(one, index)
-    return tuple(results[index] for index in range(len(inputs)))
+        handles = [tasks.start_soon(bounded, value) for value in inputs]
+    return tuple(handle.return_value for handle in handles)
 
 
 async def fan_out_until(
@@ -178,10 +129,8 @@ async def fan_out_until(
 ) -> tuple[U, ...]:
     """Fan out as ``fan_out`` does, and return the shortest prefix of the results that is enough.
 
-    ``enough`` is called once for each prefix, in order of length. At the first prefix for which it is true,
-    the remaining calls are cancelled and exactly that prefix is returned. An error cancels all later calls.
-    It is raised, without an exception group, if no prefix before it is enough. The outcome depends only on the
-    results and their order, not on timing.
+    ``enough`` is called once for each prefix, in order of length, until it is true. An error cancels all later
+    calls and is raised if no prefix before it is enough. The outcome does not depend on timing.
     """
     prefix = _OrderedPrefix[U | _FailedCall]()
     results: list[U] = []
@@ -231,25 +180,19 @@ async def fan_out_then(
     lanes. The first error of either cancels everything and is raised without an exception group.
 
     Returns:
-        The results of each lane in the order of its inputs, and the results of further work of each lane in
-        the order of ``ready``. Neither depends on timing.
+        The results of each lane in order, and those of its further work in the order of ``ready``.
     """
     prefixes = [_OrderedPrefix[U]() for _ in lanes]
     results: list[list[U]] = [[] for _ in lanes]
-    further: list[dict[int, W]] = [{} for _ in lanes]
-    started = [0 for _ in lanes]
+    further: list[list[TaskHandle[W]]] = [[] for _ in lanes]
     first, second = _limit_calls(call, limit), _limit_calls(then, then_limit)
-
-    async def follow(lane: int, number: int, value: V) -> None:
-        further[lane][number] = await second(value)
 
     async def one(lane: int, index: int) -> None:
         result = await first(lanes[lane][index])
         for last in prefixes[lane].grow(index, result):
             results[lane].append(last)
             for value in ready(lane, tuple(results[lane])):
-                tasks.start_soon(follow, lane, started[lane], value)
-                started[lane] += 1
+                further[lane].append(tasks.start_soon(second, value))
 
     async with open_task_group() as tasks:
         for lane, inputs in enumerate(lanes):
@@ -257,25 +200,21 @@ async def fan_out_then(
                 tasks.start_soon(one, lane, index)
     return (
         tuple(tuple(lane) for lane in results),
-        tuple(tuple(lane[n] for n in range(len(lane))) for lane in further),
+        tuple(tuple(handle.return_value for handle in lane) for lane in further),
     )
 
 
 async def run_beside(
-    work: Callable[[], Awaitable[T]],
-    background: Callable[[], Coroutine[Any, Any, None]],
-    *,
-    wait: bool = False,
+    work: Callable[[], Awaitable[T]], background: Callable[[], Coroutine[Any, Any, None]]
 ) -> T:
-    """Return the result of ``work`` while ``background`` runs; then cancel ``background``, or wait for it.
+    """Return the result of ``work`` while ``background`` runs; then cancel ``background``.
 
     An error of either cancels the other and is raised without an exception group.
     """
     async with open_task_group() as tasks:
         tasks.start_soon(background)
         result = await work()
-        if not wait:
-            tasks.cancel_scope.cancel()
+        tasks.cancel_scope.cancel()
     return result
 
 
@@ -284,13 +223,13 @@ async def finish_if_cancelled(work: Callable[[], Awaitable[T]], *, seconds: floa
     results: list[T] = []
     shield, done = anyio.CancelScope(shield=True), anyio.Event()
 
-    async def one() -> None:
+    async def finish() -> None:
         with shield:
             results.append(await work())
         done.set()
 
     async with open_task_group() as tasks:
-        tasks.start_soon(one)
+        tasks.start_soon(finish)
         try:
             await done.wait()
         except anyio.get_cancelled_exc_class():
@@ -299,10 +238,10 @@ async def finish_if_cancelled(work: Callable[[], Awaitable[T]], *, seconds: floa
     return results[0]
 
 
-def _limit_calls(call: Callable[[T], Awaitable[U]], limit: int | None) -> Callable[[T], Awaitable[U]]:
-    if limit is None:
-        return call
-    gate = anyio.Semaphore(limit)
+def _limit_calls(
+    call: Callable[[T], Awaitable[U]], limit: int | None
+) -> Callable[[T], Coroutine[Any, Any, U]]:
+    gate = nullcontext() if limit is None else anyio.Semaphore(limit)
 
     async def one(value: T) -> U:
         async with gate:
@@ -407,11 +346,12 @@ class Stream(Generic[T]):
         subject: Subject[T] | None = None,
     ) -> None:
         self._produce = produce
-        self._subscribers = Subscribers[T](buffer, subject)
+        self._buffer = buffer
+        self._subject = subject
+        self._subscriptions: list[Subscription[T]] = []
+        self._turn = anyio.Lock(fast_acquire=True)
+        self._over = False
         self._task: asyncio.Task[None] | None = None
-
-    def __aiter__(self) -> AsyncIterator[T]:
-        return self._iterate()
 
     async def __aenter__(self) -> Stream[T]:
         return self
@@ -428,28 +368,34 @@ class Stream(Generic[T]):
             latest_only: For slow consumers: of buffered elements with one subject keep only the newest.
                 Elements without a subject are all kept, in order.
         """
-        return self._subscribers.subscribe(latest_only=latest_only)
+        subscription = Subscription[T](self._buffer, self._subject if latest_only else None)
+        if self._over:
+            subscription.end()
+        self._subscriptions.append(subscription)
+        return subscription
 
     async def aclose(self) -> None:
         """Cancel the producer if it still runs, and wait until it has cleaned up.
 
         Further calls do not cancel again, because that would interrupt its clean-up.
         """
-        self._subscribers.close()
-        if self._task is not None and not self._task.done():
+        self._end_subscriptions()
+        if self._task is None:
+            return
+        if not self._task.done():
             if not self._task.cancelling():
                 self._task.cancel()
             with anyio.CancelScope(shield=True):
                 await asyncio.wait({self._task})
-        if self._task is not None and self._task.done() and not self._task.cancelled():
+        if self._task.done() and not self._task.cancelled():
             self._task.exception()
 
-    async def _iterate(self) -> AsyncGenerator[T, None]:
+    async def __aiter__(self) -> AsyncGenerator[T, None]:
         require_asyncio()
         if self._task is not None:
             raise RuntimeError("a stream can be iterated once")
         try:
-            async with self._subscribers.subscribe() as own:
+            async with self.subscribe() as own:
                 self._task = asyncio.create_task(self._run())
                 async for element in own:
                     yield element
@@ -459,72 +405,24 @@ class Stream(Generic[T]):
 
     async def _run(self) -> None:
         try:
-            await self._produce(self._subscribers.publish)
+            await self._produce(self._emit)
         finally:
-            self._subscribers.close()
+            self._end_subscriptions()
 
+    async def _emit(self, element: T) -> None:
+        """Give an element to all subscriptions, as soon as each has room."""
+        async with self._turn:
+            while full := [s for s in self._subscriptions if not s.has_room(element)]:
+                await full[0].wait_for_room()
+            self._subscriptions = [s for s in self._subscriptions if not s.over]
+            for subscription in self._subscriptions:
+                subscription.put(element)
 
-class SingleFlight(Generic[T]):
-    """Joins equal work: concurrent callers with the same key share one task and its outcome.
-
-    The task is cancelled when its last waiter leaves. Use it as an async context manager; leaving it cancels
-    all running work.
-    """
-
-    def __init__(self) -> None:
-        self._flights: dict[str, _Flight[T]] = {}
-
-    async def __aenter__(self) -> SingleFlight[T]:
-        self._tasks = anyio.create_task_group()
-        await self._tasks.__aenter__()
-        return self
-
-    async def __aexit__(self, *exception: object) -> None:
-        self._tasks.cancel_scope.cancel()
-        await self._tasks.__aexit__(None, None, None)
-
-    async def join(self, key: str, work: Callable[[], Awaitable[T]]) -> T:
-        """Return the outcome of the running work for a key; start it if there is none."""
-        flight = self._flights.get(key)
-        if flight is None:
-            flight = self._flights[key] = _Flight()
-            self._tasks.start_soon(self._fly, key, flight, work)
-        flight.waiters += 1
-        try:
-            await flight.landed.wait()
-        finally:
-            flight.waiters -= 1
-            if flight.waiters == 0 and not flight.landed.is_set():
-                self._flights.pop(key, None)
-                flight.scope.cancel()
-        return flight.outcome()
-
-    async def _fly(self, key: str, flight: _Flight[T], work: Callable[[], Awaitable[T]]) -> None:
-        with flight.scope:
-            try:
-                flight.results.append(await work())
-            except Exception as error:  # noqa: BLE001 - raised to every waiter
-                flight.error = error
-            finally:
-                if self._flights.get(key) is flight:
-                    del self._flights[key]
-                flight.landed.set()
-
-
-class _Flight(Generic[T]):
-    def __init__(self) -> None:
-        self.waiters = 0
-        self.landed = anyio.Event()
-        self.scope = anyio.CancelScope()
-        self.results: list[T] = []
-        self.error: Exception | None = None
-
-    def outcome(self) -> T:
-        if self.error is not None:
-            raise self.error
-        if not self.results:
-            raise RuntimeError("closed before the awaited work was finished")
-        return self.results[0]
+    def _end_subscriptions(self) -> None:
+        """End all subscriptions, including later ones."""
+        self._over = True
+        for subscription in self._subscriptions:
+            subscription.end()
 
 
 INLINE_LIMIT = 2_000

@@ -31,31 +31,8 @@ INVISIBLE_CATEGORIES = {"Cc", "Cf", "Mn", "Me"}
 """Unicode categories of invisible characters: controls, formats, combining accents."""
 OPTIONAL_VARIABLES = {"notes"}
 """Variables that a prompt may omit: advice, not material."""
-PROMPT_NAMES = (
-    "lapse_failure",
-    "lapse_success",
-    "analyst_failure",
-    "analyst_success",
-    "suggest_failure",
-    "suggest_success",
-    "draft_failure",
-    "draft_success",
-    "merge",
-    "merge_final",
-    "draft_merge",
-    "draft_merge_final",
-    "step_size",
-    "ranking",
-    "rewrite",
-    "consolidate",
-    "slow_update",
-    "meta_skill",
-    "placebo",
-    "critic",
-    "contrast",
-    "other_purpose",
-    "judge",
-)
+ANALYST_PROMPTS = {"patch": "analyst", "rewrite": "suggest", "full_rewrite": "draft"}
+"""The first word of the names of analysts' prompts, by ``update.mode``."""
 
 
 class PromptHeader(FrozenModel):
@@ -156,24 +133,24 @@ def load_prompts(versions: Mapping[str, int] | None = None, folder: Path | None 
     Raises:
         PromptError: A file is missing or malformed, or a name is unknown.
     """
-    pinned = versions or {}
-    unknown = set(pinned) - set(PROMPT_NAMES)
+    pinned, packaged = versions or {}, find_data_folder("prompts")
+    names = sorted(path.name for path in packaged.iterdir() if path.is_dir())
+    unknown = set(pinned) - set(names)
     if unknown:
         raise PromptError(
-            f"prompts.versions: no prompt is called {_join_names(unknown)}; there are {_join_names(PROMPT_NAMES)}"
+            f"prompts.versions: no prompt is called {_join_names(unknown)}; there are {_join_names(names)}"
         )
     if folder is not None and not folder.is_dir():
         raise PromptError(f"prompts.folder: {folder} is not a folder")
-    folders = [p for p in (folder, find_data_folder("prompts")) if p is not None]
-    return PromptBook(prompts={name: _find_prompt(name, pinned.get(name), folders) for name in PROMPT_NAMES})
+    folders = [packaged] if folder is None else [folder, packaged]
+    return PromptBook(prompts={name: _find_prompt(name, pinned.get(name), folders) for name in names})
 
 
 def list_used_prompts(config: TrainerConfig) -> frozenset[str]:
     """Return the names of the prompts whose text can influence the result of a run."""
     sources = ("failure",) if config.reflect.failure_only else ("failure", "success")
     draft = config.update.mode == "full_rewrite"
-    analyst = {"patch": "analyst", "rewrite": "suggest", "full_rewrite": "draft"}[config.update.mode]
-    names = {f"{analyst}_{source}" for source in sources}
+    names = {f"{ANALYST_PROMPTS[config.update.mode]}_{source}" for source in sources}
     names |= {"draft_merge", "draft_merge_final"} if draft else {"merge", "merge_final"}
     if config.select.lr_control != "none" and not draft:
         names |= {"ranking"} | ({"step_size"} if config.select.lr_control == "autonomous" else set())

@@ -29,8 +29,7 @@ from reflact.types import (
 class SkillVersion(FrozenModel):
     """A skill version: number 0 is the initial document; ``origin`` names the step that created it.
 
-    An ``inherited`` score belongs to the version before, because this text was not measured. It is shown and
-    never used for a decision.
+    An ``inherited`` score is that of the version before; it is shown and never used for a decision.
     """
 
     number: int
@@ -56,13 +55,9 @@ class StepBufferEntry(FrozenModel):
 class StepRecord(FrozenModel):
     """The result of a committed step. The same inputs give the same bytes, so times and spend are elsewhere.
 
-    Args:
-        created_versions: The new versions in order: an accepted candidate, then the same or the old
-            document with new notes in its appendix.
-        notes: The notes of the appendix after the step; None if the step did not change them.
-        current: The current version after the step.
-        best: The best version after the step.
-        fallbacks: Model decisions that failed, other than those of merging and selection.
+    ``created_versions`` are an accepted candidate, then the document with new notes in its appendix. ``notes``
+    is None if the step did not change them. ``current`` and ``best`` are the versions after the step.
+    ``fallbacks`` are model decisions that failed, other than those of merging and selection.
     """
 
     step: int
@@ -112,19 +107,11 @@ class SlowUpdate(FrozenModel):
 
 
 class EpochRecord(FrozenModel):
-    """The result of the end of an epoch.
+    """The result of the end of an epoch, whose last step is ``step``.
 
-    Args:
-        epoch: The number of the epoch, from 1.
-        step: Its last step.
-        last_hash: Hash of the skill after that step, before any slow update.
-        comparisons: The items that were measured under both skills.
-        slow_update: The slow update; None if it is off.
-        meta_skill: The meta skill after the epoch; None if it did not change.
-        fallbacks: Model decisions that failed.
-        created_versions: The version that the slow update created.
-        current: The current version afterwards.
-        best: The best version afterwards.
+    ``last_hash`` is the hash of the skill after that step, before any slow update. ``comparisons`` are the
+    items that were measured under both skills. ``slow_update`` is None if it is off, ``meta_skill`` if it did
+    not change. ``current`` and ``best`` are the versions afterwards.
     """
 
     epoch: int = Field(ge=1)
@@ -153,10 +140,7 @@ DecisionPoint = Literal["step", "slow update", "promotion"]
 
 
 class CandidateReview(FrozenModel):
-    """A candidate that the gate would accept, as an approver sees it.
-
-    ``diff`` is the unified diff from the current document.
-    """
+    """A candidate that the gate would accept, and the unified diff from the current document."""
 
     step: int
     part: DecisionPoint
@@ -167,10 +151,7 @@ class CandidateReview(FrozenModel):
 
 
 class AlphaBudget(FrozenModel):
-    """An error probability that all gated decisions up to ``until_step`` share.
-
-    A run has one, and each extension of the run adds another.
-    """
+    """An error probability that all gated decisions up to ``until_step`` share; an extension adds another."""
 
     alpha: float = Field(gt=0, lt=1)
     decisions: int = Field(ge=1)
@@ -183,14 +164,10 @@ class AlphaBudget(FrozenModel):
 
 
 class OpenComparison(FrozenModel):
-    """An inconclusive comparison, which a later one continues.
+    """An inconclusive comparison of two skills (hashes), which a later one continues.
 
-    Args:
-        skill_hash: The candidate.
-        against: The skill that it was compared with.
-        trials: The trials so far.
-        planned_trials: The trials of the first comparison, which fixed the size of its bets.
-        level: The error probability of the first comparison, for the same reason.
+    ``trials`` are the trials so far. ``planned_trials`` and ``level`` are the trials and the error probability
+    of the first comparison, which fixed the size of its bets.
     """
 
     skill_hash: str
@@ -203,21 +180,11 @@ class OpenComparison(FrozenModel):
 class RunState(FrozenModel):
     """The state of a run after its last commit: the input of the next step.
 
-    Args:
-        step: The last committed step.
-        epoch: Its epoch.
-        commits: The number of commits so far.
-        current: The current skill.
-        best: The best measured skill.
-        latest_version: The highest version number so far.
-        step_buffer: The earlier steps of the epoch, for the prompts of later ones.
-        seen_hashes: Documents that the run accepted or rejected; inconclusive ones are not among them.
-        deterministic: Whether all repeated rollouts agreed so far.
-        alphas: The error budgets of the decisions so far, one for each extension.
-        open_comparisons: The inconclusive comparisons.
-        last_committed_epoch: The last epoch whose end was committed.
-        last_hash: Hash of the skill after that epoch's last step, before any slow update.
-        meta_skill: The meta skill.
+    ``step`` and ``epoch`` are the last committed step and its epoch, ``latest_version`` the highest version
+    number. ``step_buffer`` are the earlier steps of the epoch. ``seen_hashes`` are the documents that the run
+    accepted or rejected, without inconclusive ones. ``deterministic``: all repeated rollouts agreed so far.
+    ``last_hash`` is the hash of the skill after the last step of ``last_committed_epoch``, before any slow
+    update.
     """
 
     step: int = 0
@@ -237,9 +204,9 @@ class RunState(FrozenModel):
 
 
 class Usage(FrozenModel):
-    """The consumption of calls: tokens as the provider counted them; ``usd`` is None if no price is known.
+    """The consumption of calls; ``usd`` is None if no price is known.
 
-    ``uncounted`` is the number of calls without a count from the provider.
+    ``uncounted`` is the number of calls whose tokens the provider did not count.
     """
 
     calls: int = 0
@@ -394,13 +361,10 @@ class IntervalEstimate(FrozenModel):
 
 
 class CriticAccuracy(FrozenModel):
-    """The accuracy of a critic's scores on traces with known correct scores.
+    """The accuracy of a critic's scores on traces with known correct scores; intervals are over the traces.
 
-    Args:
-        traces: Number of traces; the intervals are resampled over them.
-        transitions: Number of scored steps in them.
-        error: Mean absolute error of the estimated progress, in 0..10.
-        accuracy: Share of pairs of states in the correct order, 0..1; None if there is no such pair.
+    ``transitions`` counts the scored steps. ``error`` is the mean absolute error of the estimated progress, in
+    0..10; ``accuracy`` is the share of pairs of states in the correct order, or None without such a pair.
     """
 
     traces: int
@@ -412,12 +376,8 @@ class CriticAccuracy(FrozenModel):
 class CriticDescription(FrozenModel):
     """A critic whose scores or notes a run used.
 
-    Args:
-        identity: Model, prompt, settings and snapshot, as canonical JSON.
-        snapshot: Hash of the pinned prompt and pairs.
-        prompt: Name and version of the prompt.
-        pairs: Number of pinned pairs.
-        accuracy: The measured accuracy; None if it was not measured.
+    ``identity`` is its model, prompt, settings and snapshot as canonical JSON, ``snapshot`` the hash of the
+    pinned prompt and pairs, ``pairs`` their number. ``accuracy`` is None if it was not measured.
     """
 
     identity: str
@@ -481,15 +441,9 @@ UNCHANGED: tuple[GateAction, ...] = ("no_change", "no_patches", "no_rewrite")
 
 
 def summarize_history(
-    summary: RunSummary,
-    records: Sequence[StepRecord],
-    epochs: Sequence[EpochRecord],
-    state: RunState | None,
+    summary: RunSummary, records: Sequence[StepRecord], epochs: Sequence[EpochRecord], state: RunState | None
 ) -> RunSummary:
-    """Return a summary with counts, epochs, best and final skill of the committed history.
-
-    Without a state the summary has no best and no final skill.
-    """
+    """Return a summary with counts and epochs of the committed history, and a state's best and final skill."""
     actions: Counter[str] = Counter(r.verdict.action for r in records)
     ends = {e.epoch: e for e in epochs}
     numbers = sorted({r.epoch for r in records})

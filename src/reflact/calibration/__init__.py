@@ -1,4 +1,4 @@
-"""Critics that score an agent's steps, and their calibration from traces."""
+"""Critics that score an agent's steps, and their calibration from traces; see also ``calibration.events``."""
 
 from __future__ import annotations
 
@@ -12,21 +12,6 @@ if TYPE_CHECKING:
     from reflact.calibration.contrast import GenerationTask, PairModels, generate_contrast_pairs
     from reflact.calibration.critic import Critic
     from reflact.calibration.curriculum import CurriculumSettings, RoundPlan, plan_next_round
-    from reflact.calibration.events import (
-        BatchTestPostponed,
-        CalibrationEvent,
-        CalibrationFinished,
-        CalibrationStarted,
-        CalibratorStopped,
-        CriticMeasured,
-        PairBatchTested,
-        PairsGenerated,
-        RoundStarted,
-        ScoreSummary,
-        TraceAccepted,
-        TraceFailed,
-        TraceSkipped,
-    )
     from reflact.calibration.grading import CriticAnnotator, CriticGrader
     from reflact.calibration.mistakes import ContrastSettings, DroppedCandidate, GenerationResult
     from reflact.calibration.report import CalibrationReport
@@ -36,34 +21,21 @@ if TYPE_CHECKING:
     from reflact.config.critic import CriticSettings
 
 __all__ = [
-    "BatchTestPostponed",
-    "CalibrationEvent",
-    "CalibrationFinished",
     "CalibrationReport",
-    "CalibrationStarted",
     "Calibrator",
     "CalibratorSettings",
-    "CalibratorStopped",
     "ContrastSettings",
     "Critic",
     "CriticAnnotator",
     "CriticGrader",
-    "CriticMeasured",
     "CriticSettings",
     "CurriculumSettings",
     "DroppedCandidate",
     "GenerationResult",
     "GenerationTask",
-    "PairBatchTested",
     "PairModels",
-    "PairsGenerated",
     "RoundPlan",
-    "RoundStarted",
-    "ScoreSummary",
     "Trace",
-    "TraceAccepted",
-    "TraceFailed",
-    "TraceSkipped",
     "build_anchors",
     "connect",
     "generate_contrast_pairs",
@@ -80,21 +52,6 @@ __getattr__ = load_exports(
         "calibration.contrast": ("GenerationTask", "PairModels", "generate_contrast_pairs"),
         "calibration.critic": ("Critic",),
         "calibration.curriculum": ("CurriculumSettings", "RoundPlan", "plan_next_round"),
-        "calibration.events": (
-            "CalibrationEvent",
-            "CalibrationFinished",
-            "CalibrationStarted",
-            "CalibratorStopped",
-            "CriticMeasured",
-            "PairBatchTested",
-            "PairsGenerated",
-            "RoundStarted",
-            "ScoreSummary",
-            "BatchTestPostponed",
-            "TraceAccepted",
-            "TraceFailed",
-            "TraceSkipped",
-        ),
         "calibration.grading": ("CriticAnnotator", "CriticGrader"),
         "calibration.mistakes": ("ContrastSettings", "DroppedCandidate", "GenerationResult"),
         "calibration.report": ("CalibrationReport",),

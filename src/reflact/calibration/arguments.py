@@ -24,16 +24,7 @@ TYPE_DESCRIPTIONS = {
 
 
 def require_type(value: object, *expected_types: type, subject: str) -> None:
-    """Raise an error unless a value has one of the expected types.
-
-    Args:
-        value: The value.
-        expected_types: The types that it may have; ``TYPE_DESCRIPTIONS`` names the first.
-        subject: Begins the sentence of the error.
-
-    Raises:
-        DataError: It has another type.
-    """
+    """Raise ``DataError`` unless a value has one of the types; ``subject`` begins its sentence."""
     if not isinstance(value, expected_types):
         raise DataError(
             f"{subject} is {describe_type(value)}; give {TYPE_DESCRIPTIONS[expected_types[0].__name__]}"
@@ -41,11 +32,7 @@ def require_type(value: object, *expected_types: type, subject: str) -> None:
 
 
 def require_trace_id(name: object, *, subject: str = "the id of a trace") -> str:
-    """Return the id of a trace: printable text on one line, since lists, messages and files show it.
-
-    Raises:
-        DataError: It is not text, is empty, or holds invisible characters.
-    """
+    """Return the id of a trace; raise ``DataError`` unless it is printable text on one line."""
     if not isinstance(name, str):
         raise DataError(f"{subject} is {describe_type(name)}; give text")
     if not name.strip() or not name.isprintable():
@@ -54,11 +41,7 @@ def require_trace_id(name: object, *, subject: str = "the id of a trace") -> str
 
 
 def require_traces(traces: object, trace_type: type, *, subject: str) -> None:
-    """Raise an error unless a value is a list of traces.
-
-    Raises:
-        DataError: It is not a list, or holds something else.
-    """
+    """Raise ``DataError`` unless a value is a list of traces."""
     if not isinstance(traces, Iterable) or isinstance(traces, str | bytes):
         raise DataError(
             f"{subject} is {describe_type(traces)}; give a list of traces, such as Trace.load_all(folder)"
@@ -68,11 +51,7 @@ def require_traces(traces: object, trace_type: type, *, subject: str) -> None:
 
 
 def require_model(llm: object, *, caller: str) -> None:
-    """Raise an error unless a model can be called.
-
-    Raises:
-        ConfigError: It is not a model, or not connected yet.
-    """
+    """Raise ``ConfigError`` unless a value is a connected model."""
     if callable(getattr(llm, "ask", None)):
         return
     if isinstance(llm, AbstractAsyncContextManager):
@@ -86,11 +65,7 @@ def require_model(llm: object, *, caller: str) -> None:
 
 
 def require_memory(memory: object, *, caller: str) -> None:
-    """Raise an error unless a value is an open memory.
-
-    Raises:
-        ConfigError: It is something else, such as a path.
-    """
+    """Raise ``ConfigError`` unless a value is an open memory."""
     if not callable(getattr(memory, "promoted_pairs", None)):
         raise ConfigError(
             f"{caller} needs an open memory and got {describe_type(memory)}: `async with MemoryStore(path) as memory` gives "

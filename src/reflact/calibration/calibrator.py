@@ -1,11 +1,12 @@
 """The calibrator turns an agent's traces into worked examples for the critic, and tests that they help.
 
-It works beside an agent, or a caller awaits whole rounds. It stores each result at once, so a process may be
-killed at any moment. When the same traces come again, calls with stored responses are not made again.
+It stores each result at once, so a process may be killed at any moment. When the same traces come again, calls
+with stored responses are not made again.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from contextlib import AsyncExitStack, suppress
 from functools import partial
@@ -33,7 +34,7 @@ from reflact.calibration.events import (
 from reflact.calibration.report import CalibrationReport
 from reflact.calibration.rounds import PairCallback, RoundRunner
 from reflact.calibration.trace import Trace
-from reflact.calibration.worker import BoundedQueue, QueueResult, TraceLearner
+from reflact.calibration.worker import TraceLearner
 from reflact.concurrency import Stream, open_task_group
 from reflact.errors import AccessDenied, BudgetSpent, ConfigError, DataError, RunFailed, UnknownModel
 from reflact.memory.models import ContrastPair, PromotionEvidence
@@ -50,14 +51,7 @@ FATAL_ERRORS = (BudgetSpent, AccessDenied, UnknownModel, RunFailed)
 
 
 class TraceCounts(FrozenModel):
-    """How many submitted traces were accepted, dropped, rejected or failed.
-
-    Args:
-        n_accepted: Queued; waiting traces and traces dropped later are included.
-        n_dropped: Dropped from the queue to make room.
-        n_rejected: Not queued, because the queue was full or the calibrator had stopped.
-        n_failed: Taken from the queue, but an error occurred.
-    """
+    """How many submitted traces were queued, dropped for newer ones, not queued, or failed later."""
 
     n_accepted: int = 0
     n_dropped: int = 0
@@ -74,7 +68,7 @@ class Calibrator:
 
     Args:
         llm: Writes mistakes and compares; scores as well if ``critic`` is None.
-        store: If traces, pairs and tests go, such as ``MemoryStore``.
+        store: Keeps traces, pairs and tests, such as ``MemoryStore``.
         critic: The critic to calibrate; None: one on ``llm`` that reads ``store``.
         n_judges: Blind comparisons of each pair; None: the number in the settings.
         settings: The section ``calibrator`` of the configuration.
@@ -118,12 +112,12 @@ class Calibrator:
         )
         self._store, self._settings = store, settings
         self._worker = TraceLearner(store, self._rounds, settings=settings)
-        self._queue: BoundedQueue[Trace] = BoundedQueue(settings.queue_size, settings.full_queue_policy)
+        self._queue: deque[Trace] = deque()
         self._on_event = on_event
         self._counts = TraceCounts()
         self._stopped = False
         self._is_working = False
-        self._idle = anyio.Event()
+        self._changed = anyio.Event()
         self._stack = AsyncExitStack()
 
     @property
@@ -133,7 +127,7 @@ class Calibrator:
 
     @property
     def counts(self) -> TraceCounts:
-        """The counts of submitted traces so far."""
+        """The counts of submitted traces."""
         return self._counts
 
     @property
@@ -166,20 +160,27 @@ class Calibrator:
         """
         require_type(trace, Trace, subject="the submitted trace")
         if self._stopped:
-            return self._record_skipped(trace, "stopped")
-        return self._record_queue_result(trace, self._queue.offer(trace))
+            return self._reject(trace, "stopped")
+        if self._is_full:
+            if self._settings.full_queue_policy != "drop_oldest":
+                return self._reject(trace, "full")
+            self._add_counts(n_dropped=1)
+            self._emit(TraceSkipped(trace_id=self._queue.popleft().id, reason="dropped"))
+        self._queue.append(trace)
+        self._add_counts(n_accepted=1)
+        self._notify()
+        return True
 
     async def submit_and_wait(self, trace: Trace) -> bool:
         """Submit a trace; if the policy is ``block``, wait until the queue has room."""
-        require_type(trace, Trace, subject="the submitted trace")
-        if self._stopped:
-            return self._record_skipped(trace, "stopped")
-        return self._record_queue_result(trace, await self._queue.put(trace))
+        while self._settings.full_queue_policy == "block" and self._is_full and not self._stopped:
+            await self._changed.wait()
+        return self.submit(trace)
 
     async def wait_until_idle(self) -> None:
         """Wait until the queue is empty and no trace is being processed."""
         while not self._stopped and (self._queue or self._is_working):
-            await self._idle.wait()
+            await self._changed.wait()
 
     # ------------------------------------------------------------------------------------- awaited
 
@@ -198,7 +199,6 @@ class Calibrator:
             snapshot = await self._rounds.tester.take_snapshot()
             await self._rounds.generate_pairs(
                 trace,
-                self._rounds.first_round_plan,
                 writer=self._rounds.make_writer(),
                 known_pair_ids=snapshot.known_pair_ids,
                 on_pair=send,
@@ -216,22 +216,21 @@ class Calibrator:
     ) -> CalibrationReport:
         """Generate pairs, test them, promote the ones that help, and measure the critic before and after.
 
-        A stopped calibration resumes exactly, since the store holds its baseline. If a calibration of the same
-        traces has ended and nothing has changed since, this returns its report without any call or test.
+        A stopped calibration resumes exactly. If nothing has changed since a calibration of the same traces
+        ended, this returns its report without any call or test.
 
         Args:
             traces: The traces to learn from; if ``heldout`` is None, a part of them is held out.
             heldout: The traces that test and measure; traces that were learned from are left out.
             allow_untested: Generate pairs although nothing can be tested now, for a later test.
-            ignore_finished: Generate further pairs of the same traces although nothing has changed. That opens
-                another test, and all tests on the same held-out traces share one error probability.
+            ignore_finished: Generate further pairs although nothing has changed. That opens another test, and
+                all tests on the same held-out traces share one error probability.
 
         Raises:
             DataError: An argument is not a list of traces, or nothing could be tested; raised before any
                 call.
             ModelError: The endpoint refused, failed or could not be reached; finished pairs are stored.
-            RunFailed: The critic gave no valid score of any of the first ten questions, or the judge no valid
-                reply to any of the first ten comparisons.
+            RunFailed: The critic or the judge gave no valid reply to any of the first ten questions.
             BudgetSpent: The budget has no room for a call.
             StoreError: The store cannot be read or written.
         """
@@ -291,18 +290,21 @@ class Calibrator:
 
     async def _run_worker(self) -> None:
         while not self._stopped:
-            trace = await self._queue.take()
-            self._is_working = True
+            while not self._queue:
+                await self._changed.wait()
+            trace, self._is_working = self._queue.popleft(), True
+            self._notify()
             try:
                 await self._process_trace(trace)
             except FATAL_ERRORS as error:
                 self._record_failure(trace, error)
-                self._stop(str(error))
+                self._close()
+                self._emit(CalibratorStopped(reason=str(error)))
             except Exception as error:  # noqa: BLE001 - no error beside an agent may end the agent
                 self._record_failure(trace, error)
             finally:
                 self._is_working = False
-                self._signal_idle()
+                self._notify()
 
     async def _process_trace(self, trace: Trace) -> None:
         held_out = await self._worker.store_trace(trace)
@@ -311,16 +313,11 @@ class Calibrator:
             self._rounds.emit_pairs_generated(trace, await self._worker.generate_pairs(trace))
         await self._worker.test_if_due()
 
-    def _record_queue_result(self, trace: Trace, offered: QueueResult[Trace]) -> bool:
-        if offered.dropped_element is not None:
-            self._add_counts(n_dropped=1)
-            self._emit(TraceSkipped(trace_id=offered.dropped_element.id, reason="dropped"))
-        if not offered.is_queued:
-            return self._record_skipped(trace, "stopped" if self._stopped else "full")
-        self._add_counts(n_accepted=1)
-        return True
+    @property
+    def _is_full(self) -> bool:
+        return len(self._queue) >= self._settings.queue_size
 
-    def _record_skipped(self, trace: Trace, reason: Literal["full", "stopped"]) -> bool:
+    def _reject(self, trace: Trace, reason: Literal["full", "stopped"]) -> bool:
         self._add_counts(n_rejected=1)
         self._emit(TraceSkipped(trace_id=trace.id, reason=reason))
         return False
@@ -329,18 +326,13 @@ class Calibrator:
         self._add_counts(n_failed=1)
         self._emit(TraceFailed(trace_id=trace.id, error=type(error).__name__, message=str(error)))
 
-    def _stop(self, reason: str) -> None:
-        self._close()
-        self._emit(CalibratorStopped(reason=reason))
-
     def _close(self) -> None:
         self._stopped = True
-        self._queue.close()
-        self._signal_idle()
+        self._notify()
 
-    def _signal_idle(self) -> None:
-        self._idle.set()
-        self._idle = anyio.Event()
+    def _notify(self) -> None:
+        self._changed.set()
+        self._changed = anyio.Event()
 
     def _add_counts(self, **more: int) -> None:
         counts = {name: getattr(self._counts, name) + n for name, n in more.items()}

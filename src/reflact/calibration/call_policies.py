@@ -44,7 +44,7 @@ class LimitedLLM(LLMMiddleware):
     ) -> Reply[R]:
         """Ask the inner model."""
         async with self._semaphore:
-            return await super().ask(prompt, reply_type, call_id=call_id, check=check)
+            return await self.inner.ask(prompt, reply_type, call_id=call_id, check=check)
 
 
 class LimitedCritic:
@@ -145,7 +145,7 @@ class MeteredLLM(LLMMiddleware):
         """Ask the inner model and add the usage."""
         entry = PurposeUsage(role=call_id.role, purpose=call_id.purpose, n_questions=1)
         try:
-            reply = await super().ask(prompt, reply_type, call_id=call_id, check=check)
+            reply = await self.inner.ask(prompt, reply_type, call_id=call_id, check=check)
         except ModelError as error:
             failed = {"usage": error.usage, "n_invalid": error.usage.calls, "n_unanswered": 1}
             self._usage_ledger.add(entry.model_copy(update=failed))
@@ -222,7 +222,7 @@ class FailFastLLM(LLMMiddleware):
         if self.stop_reason is not None:
             raise ReplyError(self.stop_reason)
         try:
-            reply = await super().ask(prompt, reply_type, call_id=call_id, check=check)
+            reply = await self.inner.ask(prompt, reply_type, call_id=call_id, check=check)
         except ReplyError as error:
             self._invalid_questions[call_id.label] = str(error)
             if self._fails_run and self._is_silent:

@@ -153,7 +153,7 @@ class CalibrationState:
     n_left_out: int = 0
     tests: list[PromotionEvidence] = field(default_factory=list)
     not_tested_reason: str | None = None
-    metrics_by_round: list[CriticMetrics] = field(default_factory=list)
+    metrics_by_round: list[CriticMetrics | None] = field(default_factory=list)
 
     @property
     def baseline(self) -> CalibrationBaseline:

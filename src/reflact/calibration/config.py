@@ -43,7 +43,7 @@ class CalibratorSettings(ConfigSection):
     full_queue_policy: FullQueuePolicy = Field(
         "drop_oldest",
         description="What happens to a trace when the queue is full: `drop_oldest` drops the one that waits "
-        "longest, `reject` the new one; `block` lets `hand_over` wait and rejects what is submitted.",
+        "longest, `reject` the new one; `block` lets `submit_and_wait` wait and rejects what is submitted.",
     )
     holdout_folds: int = Field(
         4,

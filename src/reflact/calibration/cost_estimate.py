@@ -1,8 +1,7 @@
-"""How many calls a calibration takes at least and at most, before any is made. Pure.
+"""How many calls a calibration takes at least and at most.
 
-The low count is what measuring the critic once takes. The high count is a bound: every reply is sent back as
-often as may be, every score is asked for anew each time, every candidate takes every way that it may take.
-What the store of calls holds already costs nothing and is not looked at.
+The low count measures the critic once. The high count is a bound: every reply is sent back as often as allowed,
+no score is found in the cache, and every candidate takes the most expensive way. Stored replies are ignored.
 """
 
 from __future__ import annotations
@@ -22,22 +21,22 @@ from reflact.types import FrozenModel
 
 
 class CalibrationCostEstimate(FrozenModel):
-    """What a calibration takes.
+    """What a calibration takes; the counts of calls include those that an earlier start has paid for.
 
     Args:
         n_training_traces: Traces that pairs are made of.
         n_held_out_traces: Traces that test and measure.
         n_held_out_steps: Steps of these whose correct score is known.
         n_anchor_steps: Steps that anchors speak of.
-        max_rounds: Rounds of contrast pairs, at most.
-        max_candidates: Candidates of all rounds, at most.
-        min_calls: Calls that it takes at least.
-        max_calls: Calls that it takes at most.
-        power_summary: What the held-out traces can show, or what is missing, in words.
-        missing_reason: Why nothing would come to a test, and what to do; None if something can.
+        max_rounds: The largest number of rounds.
+        max_candidates: The largest number of candidates in all rounds.
+        min_calls: The least number of calls.
+        max_calls: The largest number of calls.
+        power_summary: What the held-out traces can show, in words.
+        missing_reason: Why nothing could be tested, and what to do; None if something can.
         n_earlier_tests: Batches that were tested on these held-out traces before the calibration began.
-        resumed: Whether it was begun and stopped; what it asked before is in these numbers and costs nothing.
-        is_finished: Whether it is over and nothing has changed since, so that these numbers are for another one.
+        resumed: Whether an earlier start was stopped.
+        is_finished: Whether nothing has changed since it ended, so that these counts are for another one.
     """
 
     n_training_traces: int
@@ -64,16 +63,7 @@ def estimate_cost(
     n_samples: int,
     max_reasks: int,
 ) -> CalibrationCostEstimate:
-    """Return what a calibration takes.
-
-    Args:
-        calibration: The calibration as it begins, or as it began if it was stopped.
-        missing: Why nothing would come to a test.
-        anchors: Labelled pairs that are measured.
-        settings: How pairs are made and tested.
-        n_samples: Samples of each of the critic's scores.
-        max_reasks: How often an invalid reply is sent back at most.
-    """
+    """Return what a calibration takes, with so many samples of each score, and reasks of each invalid reply."""
     contrast = settings.contrast
     steps, anchored = list_labeled_steps(calibration.split.held_out), list_pair_steps(anchors)
     traces = {step.trace for step in steps}
@@ -116,6 +106,6 @@ def estimate_cost(
 
 
 def _can_be_ordered(steps: Sequence[LabeledStep]) -> bool:
-    """Whether a critic's scores of these steps can be ordered, so that rounds can go on by its accuracy."""
+    """Whether scores of these steps can be ordered, so that more rounds can follow."""
     evaluation = Evaluation(progress_before=0, progress_after=0, reasoning="whatever it says")
     return pairwise_accuracy([step.build_scored_step(evaluation) for step in steps]) is not None

@@ -1,8 +1,6 @@
-"""The closed union of what can happen in a calibration: what a calibrator tells whoever listens.
+"""The closed union of events of a calibration.
 
-Beside an agent a calibrator raises nothing into the agent's loop: what goes wrong is told here, like
-everything else. ``usage``, if an event has it, is what all calls of the calibrator consumed until then,
-replies that were refused or found in a store included.
+``usage`` of an event is that of all calls of the calibrator so far, invalid and stored replies included.
 """
 
 from __future__ import annotations
@@ -21,13 +19,9 @@ from reflact.types import ShortReprModel
 
 
 class ScoreSummary(ShortReprModel):
-    """A critic's scores of some steps, in short; the report has all figures, with intervals.
+    """A critic's scores of some steps: mean absolute error (0..10) and pairwise accuracy (0..1), if known.
 
-    Args:
-        n_steps: Steps that were scored.
-        n_unscored: Steps of which the model gave no valid score.
-        error: Mean absolute error of progress after, in 0..10; None if nothing was scored.
-        accuracy: Pairwise accuracy, 0..1; None if nothing can be ordered.
+    ``n_unscored`` counts steps without a valid score.
     """
 
     n_steps: int
@@ -37,10 +31,7 @@ class ScoreSummary(ShortReprModel):
 
 
 class CalibrationStarted(ShortReprModel):
-    """A call of ``calibrate`` began: so many traces, and steps whose correct score is known.
-
-    ``resumed`` says that it goes on with one that was stopped; what happened then is told again.
-    """
+    """A call of ``calibrate`` began; if it is ``resumed``, the events before the stop come again."""
 
     kind: Literal["calibration_started"] = "calibration_started"
     n_training_traces: int
@@ -51,7 +42,7 @@ class CalibrationStarted(ShortReprModel):
 
 
 class RoundStarted(ShortReprModel):
-    """A round of contrast pairs began, over so many traces."""
+    """A round of contrast pairs began."""
 
     kind: Literal["round_started"] = "round_started"
     number: int
@@ -77,7 +68,7 @@ class CalibrationFinished(ShortReprModel):
 
 
 class TraceAccepted(ShortReprModel):
-    """A trace came up in the queue: it is learned from, or kept to test on."""
+    """A trace was taken from the queue, to learn from it or to test on it."""
 
     kind: Literal["trace_accepted"] = "trace_accepted"
     trace_id: str
@@ -85,10 +76,7 @@ class TraceAccepted(ShortReprModel):
 
 
 class TraceSkipped(ShortReprModel):
-    """A trace was not taken: the queue was full, or the calibrator had stopped.
-
-    ``dropped`` ones had been queued and made room for newer ones.
-    """
+    """A trace was not queued, or it was ``dropped`` from the queue for a newer one."""
 
     kind: Literal["trace_skipped"] = "trace_skipped"
     trace_id: str
@@ -98,8 +86,7 @@ class TraceSkipped(ShortReprModel):
 class PairsGenerated(ShortReprModel):
     """The contrast pairs of a trace are in the store.
 
-    ``n_quarantined`` of them the scan keeps back or rejected; ``dropped`` are the candidates that became none. Where the
-    memory is ``is_memory_full`` nothing was made: its bound would have put away what waits or is promoted.
+    The scan quarantined or rejected ``n_quarantined`` of them. Nothing was made if ``is_memory_full``.
     """
 
     kind: Literal["pairs_generated"] = "pairs_generated"
@@ -113,7 +100,7 @@ class PairsGenerated(ShortReprModel):
 
 
 class PairBatchTested(ShortReprModel):
-    """A batch of pairs was tested on held-out traces; promoted ones count from the next score on."""
+    """A batch was tested on held-out traces; promoted pairs count from the next score on."""
 
     kind: Literal["pair_batch_tested"] = "pair_batch_tested"
     use: Literal["promote", "demote"] = "promote"
@@ -127,13 +114,12 @@ class BatchTestPostponed(ShortReprModel):
     kind: Literal["batch_test_postponed"] = "batch_test_postponed"
     n_pairs: int
     n_traces: int
-    n_needed_traces: int
     explanation: str
     usage: Usage = Usage()
 
 
 class TraceFailed(ShortReprModel):
-    """Something went wrong with a trace, or beside any; the calibrator goes on with the next one."""
+    """An error occurred with a trace; the calibrator goes on with the next one."""
 
     kind: Literal["trace_failed"] = "trace_failed"
     trace_id: str | None
@@ -142,7 +128,7 @@ class TraceFailed(ShortReprModel):
 
 
 class CalibratorStopped(ShortReprModel):
-    """The calibrator takes no further traces: its budget is spent, or its model cannot be reached at all."""
+    """The calibrator takes no further traces: its budget is spent, or its model cannot be used."""
 
     kind: Literal["calibrator_stopped"] = "calibrator_stopped"
     reason: str
@@ -167,7 +153,7 @@ CalibrationEventCallback = Callable[[CalibrationEvent], None]
 """Gets an event; must not block."""
 
 CALIBRATION_EVENT_ADAPTER: TypeAdapter[CalibrationEvent] = TypeAdapter(CalibrationEvent)
-"""Reads such an event from JSON."""
+"""Reads an event from JSON."""
 
 
 def summarize_scores(scored: Sequence[ScoredStep | None]) -> ScoreSummary:

@@ -1,4 +1,4 @@
-"""Batches of pairs before they count: scored with and without, tested, promoted or not, taken back."""
+"""Tests of batches of pairs: held-out steps are scored with and without; the test promotes or demotes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from reflact.calibration.report import MetricsChange
 from reflact.calibration.significance import (
     MIN_COVERAGE,
     NotEnoughTraces,
-    ReplayTestResult,
     ReplayTestUse,
     UnscoredStep,
     bound_unscored_effect,
@@ -36,15 +35,15 @@ if TYPE_CHECKING:
 
 
 class MemorySnapshot(NamedTuple):
-    """What the store says of pairs at a moment.
+    """The pairs and tests of a store at a moment.
 
     Args:
-        known_pair_ids: The ids of pairs that were tested, promoted or archived and are not to be made again. Others
-            are, so that a round which was cut off before its test is made again as it was.
-        training_trace_ids: Traces that pairs were made from, whatever became of these.
-        training_purposes: What these traces were after.
-        promoted: What the critic is shown now.
-        waiting_pairs: Pairs that may be tested and were not since they last changed; see ``list_testable_pairs``.
+        known_pair_ids: Pairs that were tested, promoted or archived and are not made again. Other pairs are, so
+            that a round which was cut off before its test is made again as it was.
+        training_trace_ids: Traces that pairs were made from.
+        training_purposes: The purposes of these traces.
+        promoted: The pairs that the critic is shown now.
+        waiting_pairs: Pairs that may be tested and were not since they last changed.
         tests: All tests.
     """
 
@@ -61,7 +60,7 @@ class MemorySnapshot(NamedTuple):
         return TrainingHistory(self.training_trace_ids, self.training_purposes)
 
     def list_testable_pairs(self, held_out: Iterable[Trace]) -> tuple[ContrastPair, ...]:
-        """Return the pairs that wait and were made of none of these traces."""
+        """Return the waiting pairs that were made of none of these traces."""
         held_out_ids = {trace.id for trace in held_out}
         return tuple(
             one.pair
@@ -74,8 +73,8 @@ class PromotionTester:
     """Tests pairs on steps whose correct score is known.
 
     Args:
-        critic: Scores them.
-        store: If pairs stand.
+        critic: Scores the steps.
+        store: Holds the pairs.
         max_concurrent: Steps that are scored at a time.
     """
 
@@ -123,37 +122,15 @@ class PromotionTester:
         *,
         promoted: Sequence[ContrastPair],
         name: str,
+        use: ReplayTestUse = "promote",
     ) -> PromotionEvidence | NotEnoughTraces:
-        """Promote a batch if it lowers the error on held-out steps beside what is promoted already.
+        """Score held-out steps with the promoted pairs, with the batch and without; promote or demote it.
 
-        Nothing is sent, and no error probability is used up, if there are too few traces.
+        The batch is promoted if it lowers the error, and demoted if it raises it. Nothing is sent, and no error
+        probability is used up, if there are too few traces.
         """
-        with_ = [*promoted, *batch]
-        return await self._run_test(batch, steps, without=promoted, with_=with_, name=name, use="promote")
-
-    async def recheck(
-        self,
-        batch: Sequence[ContrastPair],
-        steps: Sequence[LabeledStep],
-        *,
-        promoted: Sequence[ContrastPair],
-        name: str,
-    ) -> PromotionEvidence | NotEnoughTraces:
-        """Take a promoted batch back if it raises the error on held-out steps."""
-        ids = {pair.id for pair in batch}
-        rest = [pair for pair in promoted if pair.id not in ids]
-        return await self._run_test(batch, steps, without=rest, with_=promoted, name=name, use="demote")
-
-    async def _run_test(
-        self,
-        batch: Sequence[ContrastPair],
-        steps: Sequence[LabeledStep],
-        *,
-        without: Sequence[ContrastPair],
-        with_: Sequence[ContrastPair],
-        name: str,
-        use: ReplayTestUse,
-    ) -> PromotionEvidence | NotEnoughTraces:
+        in_batch = {pair.id for pair in batch}
+        without = [pair for pair in promoted if pair.id not in in_batch]
         traces = {step.trace for step in steps}
         ids = tuple(sorted(pair.id for pair in batch))
         booked = [t for t in await self._store.tests() if t.evidence is not None or t.unit_ids != ids]
@@ -164,7 +141,7 @@ class PromotionTester:
         unscored = before.count(None)
         if use == "promote" and len(steps) - unscored < MIN_COVERAGE * len(steps):
             return NotEnoughTraces(n_traces=len(traces), n_steps=len(steps), n_unscored=unscored)
-        after = await self.score(steps, with_)
+        after = await self.score(steps, [*without, *batch])
         try:
             test = await self._find_open_test(ids, traces, name=name, use=use) or await self._store.open_test(
                 ids, holdout_id=name, traces=traces, kind=use
@@ -179,7 +156,17 @@ class PromotionTester:
         )
         if isinstance(result, NotEnoughTraces):
             return result
-        evidence = self._build_promotion(result, test)
+        evidence = PromotionEvidence(
+            pair_ids=test.unit_ids,
+            passed_test=result.has_passed,
+            n_earlier_tests=test.n_earlier_tests,
+            effect=result.effect.value,
+            low=result.effect.low,
+            high=result.effect.high,
+            critic=self.critic.identity,
+            prompt=self.critic.prompt,
+            **result.model_dump(exclude={"effect"}),
+        )
         try:
             await self._store.close_test(test.number, evidence)
         except DataError:
@@ -192,41 +179,17 @@ class PromotionTester:
     async def _find_open_test(
         self, ids: tuple[str, ...], traces: Collection[TraceIdentity], *, name: str, use: ReplayTestUse
     ) -> BatchTest | None:
-        """Return a test of this batch on these traces that was opened and not closed, by a killed process.
+        """Return the test of this batch on these traces that a killed process opened and did not close.
 
-        Nobody saw how it would have ended, so to end it is the same test and spends nothing further.
+        Nobody saw its result, so to end it spends no further error probability.
         """
-        marks = tuple(sorted({trace.fingerprint for trace in traces}))
+        wanted = (ids, tuple(sorted({trace.fingerprint for trace in traces})), name, use)
         for test in await self._store.tests():
-            same = (test.unit_ids, test.content_fingerprints, test.holdout_id, test.kind) == (
-                ids,
-                marks,
-                name,
-                use,
-            )
-            if same and test.evidence is None:
+            found = (test.unit_ids, test.content_fingerprints, test.holdout_id, test.kind)
+            if found == wanted and test.evidence is None:
                 changed = [one.changed_at for one in await self._store.pairs(ids)]
                 return test if changed and max(changed) <= test.at else None
         return None
-
-    def _build_promotion(self, result: ReplayTestResult, test: BatchTest) -> PromotionEvidence:
-        return PromotionEvidence(
-            pair_ids=test.unit_ids,
-            passed_test=result.has_passed,
-            n_traces=result.n_traces,
-            n_transitions=result.n_transitions,
-            n_unscored=result.n_unscored,
-            n_earlier_tests=test.n_earlier_tests,
-            effect=result.effect.value,
-            low=result.effect.low,
-            high=result.effect.high,
-            p_value=result.p_value,
-            alpha=result.alpha,
-            critic=self.critic.identity,
-            prompt=self.critic.prompt,
-            accuracy_change=result.accuracy_change,
-            outcome=result.outcome,
-        )
 
 
 def _list_unscored(
@@ -246,9 +209,9 @@ def _has_changed_since(pair: StoredPair, last_tested: Mapping[str, datetime]) ->
     return last is None or pair.changed_at > last
 
 
-async def measure_in_thread(scored: Sequence[ScoredStep]) -> CriticMetrics | None:
+async def measure_in_thread(scored: Sequence[ScoredStep | None]) -> CriticMetrics | None:
     """Measure scores off the event loop."""
-    return await to_thread.run_sync(compute_metrics, scored)
+    return await to_thread.run_sync(compute_metrics, [one for one in scored if one is not None])
 
 
 async def compare_metrics(

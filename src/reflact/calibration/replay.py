@@ -1,4 +1,4 @@
-"""Scoring known steps again: what measures a critic, and what a replay test compares."""
+"""Scores of labelled steps, which measure a critic and decide a replay test."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from reflact.calibration.splits import deduplicate_traces, list_labeled_events
 from reflact.calibration.trace import Trace
 from reflact.concurrency import fan_out, run_in_thread
 from reflact.errors import ContextOverflow, ReplyError
-from reflact.memory.cards import TraceIdentity, subject_hash
+from reflact.memory.cards import TraceIdentity
 from reflact.memory.models import ContrastPair, Evaluation, Label, Transition
 from reflact.types import digest_json
 
@@ -60,13 +60,13 @@ def list_labeled_steps(traces: Iterable[Trace]) -> tuple[LabeledStep, ...]:
 
 
 def list_pair_steps(pairs: Iterable[ContrastPair]) -> tuple[LabeledStep, ...]:
-    """Return the steps that pairs speak of, each once with all its pairs; their right side is correct.
+    """Return the steps of pairs, each once with all its pairs; the right side is the label.
 
-    Steps of unknown traces count as traces of their own.
+    A step of an unknown trace counts as a trace of its own.
     """
     about: dict[str, list[ContrastPair]] = defaultdict(list)
     for pair in pairs:
-        about[subject_hash(pair)].append(pair)
+        about[pair.hashes.subject].append(pair)
     return tuple(_build_pair_step(name, together) for name, together in sorted(about.items()))
 
 
@@ -87,19 +87,17 @@ def _build_pair_step(name: str, pairs: Sequence[ContrastPair]) -> LabeledStep:
 async def score_steps(
     critic: Scorer, steps: Sequence[LabeledStep], pairs: Sequence[ContrastPair] | None, *, max_concurrent: int
 ) -> tuple[ScoredStep | None, ...]:
-    """Score steps with exactly these pairs to choose worked examples from, so many at a time.
+    """Score steps, so many at a time; None stands for a step without a valid score.
 
-    No step is shown a pair that tells its score, see ``LeakFilter``. With None in place of pairs the critic
-    chooses as it always does.
-
-    None stands for a step of which the model gave no valid score.
+    Worked examples are chosen from exactly these pairs, without those that reveal the step's score; if pairs is
+    None, the critic chooses as it always does.
     """
     purposes = {step.purpose for step in steps}
-    telling = LeakFilter([pair for pair in pairs or () if pair.purpose in purposes])
-    await telling.hash_states()
+    leaks = LeakFilter([pair for pair in pairs or () if pair.purpose in purposes])
+    await leaks.hash_states()
 
     async def one(step: LabeledStep) -> ScoredStep | None:
-        examples = None if pairs is None else await telling.exclude_leaking(pairs, step)
+        examples = None if pairs is None else await leaks.exclude_leaking(pairs, step)
         try:
             score = await critic.score(step.transition, purpose=step.purpose, pairs=examples)
         except (ReplyError, ContextOverflow):
@@ -110,10 +108,9 @@ async def score_steps(
 
 
 class LeakFilter:
-    """Which pairs show which states, of pairs that may be shown while steps are measured.
+    """Knows which pairs show which states while steps are measured.
 
-    A pair that shows the state after a step, under its purpose, tells the score that is asked for: by such
-    pairs a critic gains that remembers states and understands nothing.
+    A pair that shows the state after a step, under its purpose, reveals the score that is asked for.
     """
 
     def __init__(self, pairs: Sequence[ContrastPair]) -> None:
@@ -122,7 +119,7 @@ class LeakFilter:
         self._pair_ids_by_state: dict[tuple[str, str], set[str]] = defaultdict(set)
 
     async def hash_states(self) -> None:
-        """Look at the pairs; takes time that grows with their states, beside the event loop."""
+        """Hash the states of the pairs, beside the event loop."""
         for pair in self._pairs:
             states = pair.transition.payloads[:2]
             for state in await run_in_thread(partial(_hash_states, states), *states):
@@ -131,13 +128,13 @@ class LeakFilter:
     async def exclude_leaking(
         self, candidates: Sequence[ContrastPair], step: LabeledStep
     ) -> Sequence[ContrastPair]:
-        """Return those of the pairs that do not show the state after a step under its purpose."""
+        """Return the pairs that do not show the state after a step under its purpose."""
         if step.purpose not in self._purposes:
             return candidates
         after = step.transition.after
         (state,) = await run_in_thread(partial(_hash_states, [after]), after)
-        telling = self._pair_ids_by_state.get((step.purpose, state), set())
-        return [pair for pair in candidates if pair.id not in telling] if telling else candidates
+        leaking = self._pair_ids_by_state.get((step.purpose, state), set())
+        return [pair for pair in candidates if pair.id not in leaking] if leaking else candidates
 
 
 def _hash_states(states: Iterable[JsonValue]) -> list[str]:
@@ -145,18 +142,14 @@ def _hash_states(states: Iterable[JsonValue]) -> list[str]:
 
 
 async def load_recordings(traces: Iterable[Trace]) -> None:
-    """Find out what traces hold, beside the event loop; what is asked of them next is known then."""
+    """Compute ``Trace.recording`` of traces beside the event loop; it is kept."""
     for trace in traces:
         states = (state for event in trace.events for state in event.transition.payloads)
-        await run_in_thread(partial(_get_recording, trace), *states)
-
-
-def _get_recording(trace: Trace) -> TraceIdentity:
-    return trace.recording
+        await run_in_thread(partial(getattr, trace, "recording"), *states)
 
 
 class PairedScores(NamedTuple):
-    """Steps that were scored on both sides, in one order, and how many were not."""
+    """Steps that were scored on both sides, in one order, and the number of others."""
 
     before: tuple[ScoredStep, ...]
     after: tuple[ScoredStep, ...]
@@ -164,6 +157,6 @@ class PairedScores(NamedTuple):
 
 
 def pair_scores(before: Sequence[ScoredStep | None], after: Sequence[ScoredStep | None]) -> PairedScores:
-    """Return what can be compared of the same steps scored twice."""
+    """Return the steps that have a score on both sides."""
     both = [(a, b) for a, b in zip(before, after, strict=True) if a is not None and b is not None]
     return PairedScores(tuple(a for a, _ in both), tuple(b for _, b in both), len(before) - len(both))

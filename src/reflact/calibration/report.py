@@ -1,4 +1,4 @@
-"""What a round of calibration did and what it changed: plain values, ready to be shown."""
+"""The report of a calibration, and the words for its figures."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from reflact.types import FrozenModel, ShortReprModel
 
 
 class PairCount(FrozenModel):
-    """How many pairs of one mistake were kept; ``difficulty`` is their mean, None if none was compared."""
+    """The number of kept pairs of one mistake, and their mean difficulty, if any was compared."""
 
     mistake: str
     n_pairs: int
@@ -23,22 +23,22 @@ class PairCount(FrozenModel):
 
 
 class DropCount(FrozenModel):
-    """How many candidates became no pair for one reason."""
+    """The number of candidates that were dropped for one reason."""
 
     reason: str
     n_candidates: int
 
 
 class PurposeUsage(FrozenModel):
-    """What the questions of one role for one purpose took, replies found in a store included.
+    """The questions of one role for one purpose, such as ``score``, ``mistake``, ``other_purpose`` or ``compare``.
 
     Args:
         role: Who asked, such as ``critic``.
-        purpose: What for: ``score``, ``mistake``, ``other_purpose`` or ``compare``.
-        n_questions: How many were asked; a reply that is sent back belongs to its question.
-        n_unanswered: Questions that got no valid reply.
-        n_invalid: Replies that were not valid.
-        usage: What all replies took, valid or not.
+        purpose: What for.
+        n_questions: Questions; a reply that is sent back belongs to its question.
+        n_unanswered: Questions without a valid reply.
+        n_invalid: Invalid replies.
+        usage: The usage of all replies, invalid and stored ones included.
     """
 
     role: str
@@ -52,8 +52,8 @@ class PurposeUsage(FrozenModel):
 class MetricsChange(FrozenModel):
     """A critic measured before and after on the same steps; None if there were none.
 
-    ``gain`` is by how much the error fell: the mean over traces, with its interval over traces. ``n_unscored``
-    steps are in neither measure: the model gave no valid score of them before or after.
+    ``gain`` is by how much the error fell: the mean over traces. ``n_unscored`` steps are in neither measure,
+    since they had no valid score before or after.
     """
 
     before: CriticMetrics | None
@@ -63,31 +63,30 @@ class MetricsChange(FrozenModel):
 
 
 class CalibrationReport(ShortReprModel):
-    """What a call of ``Calibrator.calibrate`` did.
+    """The result of ``Calibrator.calibrate``.
 
     Args:
-        critic: The identity of the critic that was measured, as canonical JSON.
+        critic: The identity of the critic, as canonical JSON.
         prompt: Its prompt's name and version, such as ``critic@1``.
-        n_rounds: Rounds of contrast pairs that were made.
+        n_rounds: Rounds of contrast pairs.
         n_training_traces: Traces that pairs were made from.
-        held_out_name: What the held-out traces are called: a slice, or given by the caller.
-        n_candidates: Pairs that were tried: kept and dropped ones together.
+        held_out_name: The name of the held-out traces: a slice, or given by the caller.
+        n_candidates: Kept pairs and dropped candidates together.
         pairs: Kept pairs by kind of mistake, sorted.
         dropped: Dropped candidates by reason, sorted.
-        n_quarantined: Kept pairs that the scan holds back or rejected; they are in no test.
-        n_archived: Kept pairs that the memory's bound put away before they could be tested.
-        n_left_out: Traces that a round made nothing of, since the memory was full; in each round anew.
-        tests: The evidence of all batches that were tested, in order.
-        not_tested_reason: Why a batch was not tested, in words; None if all were.
-        writer_stop_reason: Why the writer of mistakes was asked no more, in words; None if it was not.
-        held_out: The change on held-out traces, which chose what was promoted.
-        anchors: The change on anchors, which chose nothing.
-        metrics_by_round: The critic on the held-out traces before the first round and after each that was tested.
+        n_quarantined: Kept pairs that the scan quarantined or rejected; they are in no test.
+        n_archived: Kept pairs that the memory's bound archived before they could be tested.
+        n_left_out: Traces that a round made nothing of, since the memory was full; counted in each round.
+        tests: The evidence of all tested batches, in order.
+        not_tested_reason: Why a batch was not tested; None if all were.
+        writer_stop_reason: Why the writer of mistakes was asked no more; None if it was not stopped.
+        held_out: The change on held-out traces, which decided the promotions.
+        anchors: The change on anchors, which decided nothing.
+        metrics_by_round: The critic on the held-out traces before the first round and after each tested one.
         power_summary: What the held-out traces can show, in words.
-        usage: What the calls consumed, those of the critic and those whose replies were refused included,
-            and those whose replies were found in a store.
+        usage: The usage of all calls, invalid and stored replies included.
         usage_by_purpose: The same by role and purpose.
-        is_earlier_result: Whether this is the report of an earlier call, since nothing had changed: none was made now.
+        is_earlier_result: Whether an earlier call made this report, since nothing had changed.
     """
 
     critic: str

@@ -42,10 +42,9 @@ from reflact.calibration.events import (
     RoundStarted,
     summarize_scores,
 )
-from reflact.calibration.metrics import CriticMetrics, ScoredStep
+from reflact.calibration.metrics import ScoredStep
 from reflact.calibration.mistakes import DroppedCandidate
 from reflact.calibration.promotion import (
-    MemorySnapshot,
     PromotionTester,
     compare_metrics,
     group_by_test,
@@ -105,13 +104,6 @@ class RoundRunner:
         self.tester = PromotionTester(critic, store, max_concurrent=settings.concurrency)
         self._semaphore = anyio.Semaphore(settings.concurrency)
 
-    @property
-    def first_round_plan(self) -> RoundPlan:
-        """The plan of a round before anything is measured."""
-        plan = plan_next_round((), self._settings.curriculum)
-        assert plan is not None
-        return plan
-
     def make_writer(self) -> FailFastLLM:
         """Return the writer of mistakes for one calibration."""
         return FailFastLLM(self._llm, fails_run=False)
@@ -119,15 +111,21 @@ class RoundRunner:
     async def generate_pairs(
         self,
         trace: Trace,
-        round_plan: RoundPlan,
         *,
         writer: LLM,
         known_pair_ids: frozenset[str],
+        round_plan: RoundPlan | None = None,
         other_purposes: Sequence[str] = (),
         shown_pairs: Sequence[ContrastPair] | None = None,
         on_pair: PairCallback | None = None,
     ) -> StoredGeneration:
-        """Make a trace's pairs and store each when it is ready; steps that are anchors teach nothing."""
+        """Make a trace's pairs and store each when it is ready; steps that are anchors teach nothing.
+
+        Without a plan it is that of a first round. Nothing is made if the memory is full.
+        """
+        plan = round_plan or plan_next_round((), self._settings.curriculum)
+        if plan is None or not await self._store.remaining_capacity():
+            return StoredGeneration(is_memory_full=True)
         submissions: list[Submission] = []
         anchored = AnchorExclusions.from_anchors(await self._store.anchors())
 
@@ -141,7 +139,7 @@ class RoundRunner:
 
         result = await generate_contrast_pairs(
             list_free_events(trace, anchored),
-            GenerationTask(trace.purpose, trace.id, round_plan, known_pair_ids, other_purposes),
+            GenerationTask(trace.purpose, trace.id, plan, known_pair_ids, other_purposes),
             PairModels(
                 writer,
                 self._judge,
@@ -184,7 +182,6 @@ class RoundRunner:
             BatchTestPostponed(
                 n_pairs=n_pairs,
                 n_traces=result.n_traces,
-                n_needed_traces=result.n_needed,
                 explanation=result.explanation,
                 usage=usage,
             )
@@ -195,12 +192,13 @@ class RoundRunner:
         batch: Sequence[ContrastPair],
         steps: Sequence[LabeledStep],
         *,
-        snapshot: MemorySnapshot,
+        promoted: Sequence[ContrastPair],
         name: str,
+        use: ReplayTestUse = "promote",
     ) -> PromotionEvidence | NotEnoughTraces:
         """Test a batch beside the promoted pairs, and emit the result."""
-        result = await self.tester.test(batch, steps, promoted=snapshot.promoted, name=name)
-        self.emit_tested(result, len(batch))
+        result = await self.tester.test(batch, steps, promoted=promoted, name=name, use=use)
+        self.emit_tested(result, len(batch), use)
         return result
 
     async def recheck(self, heldout: Sequence[Trace]) -> tuple[PromotionEvidence, ...]:
@@ -208,16 +206,13 @@ class RoundRunner:
         snapshot = await self.tester.take_snapshot()
         await load_recordings(heldout)
         steps = list_labeled_steps(trace for trace in heldout if trace.id not in snapshot.training_trace_ids)
-        evidence: list[PromotionEvidence] = []
+        results = []
         for batch in group_by_test(snapshot.promoted, snapshot.tests):
-            current = await self.tester.take_snapshot()
-            result = await self.tester.recheck(
-                batch, steps, promoted=current.promoted, name=CALLER_HOLDOUT_NAME
+            promoted = (await self.tester.take_snapshot()).promoted
+            results.append(
+                await self.test_batch(batch, steps, promoted=promoted, name=CALLER_HOLDOUT_NAME, use="demote")
             )
-            self.emit_tested(result, len(batch), "demote")
-            if isinstance(result, PromotionEvidence):
-                evidence.append(result)
-        return tuple(evidence)
+        return tuple(one for one in results if isinstance(one, PromotionEvidence))
 
     async def open_calibration(
         self, traces: Sequence[Trace], heldout: Sequence[Trace] | None, anchors: Sequence[ContrastPair]
@@ -296,7 +291,7 @@ class RoundRunner:
             writer_stop_reason=writer.stop_reason,
             held_out=await compare_metrics(before, after),
             anchors=await compare_metrics(anchors_before, anchors_after),
-            metrics_by_round=tuple(calibration.metrics_by_round),
+            metrics_by_round=tuple(one for one in calibration.metrics_by_round if one is not None),
             power_summary=describe_test_power(
                 len(held_out_traces), n_earlier_tests=calibration.n_earlier_tests
             ),
@@ -321,7 +316,7 @@ class RoundRunner:
         writer: FailFastLLM,
     ) -> None:
         history, curriculum = build_history(before, ()), self._settings.curriculum
-        calibration.metrics_by_round = await measure_scores(before)
+        calibration.metrics_by_round = [await measure_in_thread(before)]
         while (plan := plan_next_round(history, curriculum)) is not None:
             calibration.n_rounds = plan.number
             n_traces = len(calibration.split.training)
@@ -332,7 +327,7 @@ class RoundRunner:
             if not await self._test_waiting_pairs(calibration, steps, pairs) or not history:
                 break
             after = await self.tester.score(steps, calibration.promoted)
-            calibration.metrics_by_round += await measure_scores(after)
+            calibration.metrics_by_round.append(await measure_in_thread(after))
             if plan_next_round([*history, *build_history(after, ())], curriculum) is None:
                 break  # nothing would come of knowing which kinds the critic is weak on
             invited = await self.tester.score(list_pair_steps(pairs), calibration.promoted)
@@ -350,16 +345,14 @@ class RoundRunner:
         purposes = sorted({trace.purpose for trace in learn})
 
         async def one(trace: Trace) -> StoredGeneration:
-            made = StoredGeneration(is_memory_full=True)
-            if await self._store.remaining_capacity():
-                made = await self.generate_pairs(
-                    trace,
-                    round_plan,
-                    writer=writer,
-                    known_pair_ids=known_ids,
-                    other_purposes=purposes,
-                    shown_pairs=shown,
-                )
+            made = await self.generate_pairs(
+                trace,
+                round_plan=round_plan,
+                writer=writer,
+                known_pair_ids=known_ids,
+                other_purposes=purposes,
+                shown_pairs=shown,
+            )
             self.emit_pairs_generated(trace, made)
             return made
 
@@ -393,7 +386,9 @@ class RoundRunner:
         if not batch:
             calibration.not_tested_reason = calibration.not_tested_reason or explain_no_batch(calibration)
             return False
-        result = await self.test_batch(batch, steps, snapshot=snapshot, name=calibration.split.held_out_name)
+        result = await self.test_batch(
+            batch, steps, promoted=snapshot.promoted, name=calibration.split.held_out_name
+        )
         if isinstance(result, NotEnoughTraces):
             calibration.not_tested_reason = result.explanation
             return False
@@ -415,9 +410,3 @@ class RoundRunner:
         calibration.known_pair_ids = calibration.known_pair_ids.union(evidence.pair_ids)
         if evidence.passed_test:
             calibration.promoted = with_batch
-
-
-async def measure_scores(scored: Sequence[ScoredStep | None]) -> list[CriticMetrics]:
-    """Return the metrics of scores as a list, which is empty if nothing was scored."""
-    metrics = await measure_in_thread([one for one in scored if one is not None])
-    return [] if metrics is None else [metrics]

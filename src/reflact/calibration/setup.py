@@ -1,4 +1,4 @@
-"""A model for a critic or a calibrator: connected, paid once, within a budget."""
+"""Connects a model for a critic or a calibrator: stored replies are reused, and a budget holds."""
 
 from __future__ import annotations
 
@@ -16,8 +16,6 @@ from reflact.records import Spend
 from reflact.types import digest_json
 
 if TYPE_CHECKING:
-    import httpx
-
     from reflact.llm.rate_limit import LimitChange
 
 UNLIMITED_BUDGET = BudgetConfig()
@@ -25,14 +23,14 @@ NO_REPLAY = ReplayConfig()
 
 
 class ModelConnection(NamedTuple):
-    """A model that is connected, and the store that counts its calls."""
+    """A connected model, and the store that counts its calls."""
 
     llm: LLM
     store: RunStore
     run_id: str
 
     async def spend(self) -> tuple[Spend, ...]:
-        """Return what all starts have paid for."""
+        """Return the spend of all starts."""
         return await self.store.spend(self.run_id)
 
 
@@ -45,13 +43,13 @@ async def connect(
     budget: BudgetConfig = UNLIMITED_BUDGET,
     replay: ReplayConfig = NO_REPLAY,
 ) -> AsyncIterator[LLM]:
-    """Connect a model for a critic or a calibrator; replies that are in the store are not asked again.
+    """Connect a model for a critic or a calibrator; stored replies are not asked for again.
 
     Args:
-        model: The endpoint, the model, its settings; its key comes from where ``api_key_env`` says.
+        model: The endpoint, the model, its settings.
         store: The file of model calls, such as the memory's own, created if missing.
-        role: What the model is for, in messages and in the store.
-        budget: What all connections to this file may take together, at most.
+        role: The name of the model's use, in messages and in the store.
+        budget: The limits of all connections to this file together.
         replay: Recorded responses instead of the endpoint.
 
     Raises:
@@ -63,9 +61,9 @@ async def connect(
     if not model.model:
         raise ConfigError(f"the {role}'s model has no name: set `model` as its endpoint knows it")
     require_cap(budget, model, role=role)
-    path = Path(store)
+    run_id = account_name(Path(store))
     async with open_connection(
-        model, store=path, role=role, run_id=account_name(path), budget=budget, replay=replay
+        model, store=Path(store), role=role, run_id=run_id, budget=budget, replay=replay
     ) as connection:
         yield connection.llm
 
@@ -91,19 +89,23 @@ async def open_connection(
     import anyio
 
     from reflact.llm.budget import Account, Budget
+    from reflact.llm.cassettes import open_cassette
     from reflact.llm.client import Client
     from reflact.store.runs import open_store
 
-    limits = Budget(budget)
+    limits, transport = Budget(budget), None
+    is_replay = replay.cassette is not None and replay.mode == "replay"
     async with AsyncExitStack() as stack:
+        if replay.cassette is not None:
+            transport = await stack.enter_async_context(open_cassette(replay.cassette, mode=replay.mode))
         calls = await stack.enter_async_context(open_store(store))
         await calls.open_run(run_id, {}, None)
         limits.begin(await calls.spend(run_id), await calls.add_seconds(run_id, 0.0))
         client = Client(
-            _drop_key_if_replayed(model, replay),
+            model.model_copy(update={"api_key_env": None, "key": None}) if is_replay else model,
             role,
             Account(run_id, calls, calls.decision_log(run_id), limits),
-            transport=await _open_replay_transport(replay, stack),
+            transport=transport,
             on_limit=on_limit,
         )
         llm = await stack.enter_async_context(client)
@@ -121,19 +123,3 @@ async def open_connection(
 def account_name(path: Path) -> str:
     """Return the name under which the calls for a file are counted."""
     return f"c{digest_json(str(path.absolute()))[:12]}"
-
-
-def _drop_key_if_replayed(model: ModelConfig, replay: ReplayConfig) -> ModelConfig:
-    """Return the model's settings; a replay needs no key."""
-    keyless = replay.cassette is not None and replay.mode == "replay"
-    return model.model_copy(update={"api_key_env": None, "key": None}) if keyless else model
-
-
-async def _open_replay_transport(
-    replay: ReplayConfig, stack: AsyncExitStack
-) -> httpx.AsyncBaseTransport | None:
-    from reflact.llm.cassettes import open_cassette
-
-    if replay.cassette is None:
-        return None
-    return await stack.enter_async_context(open_cassette(replay.cassette, mode=replay.mode))

@@ -1,27 +1,15 @@
-"""Whether a batch of contrast pairs makes the critic better: the replay test.
+"""The replay test: whether a batch of contrast pairs makes the critic better.
 
-Held-out steps are scored without the batch and with it. What counts is the error that it takes away, averaged
-within each trace, since steps of a trace are alike: a test over steps would promote one useless batch in
-ten. The traces' signs are flipped in all ways (an exact test); no assumption but symmetry is made: where a
-batch is useless, a trace's effect is as likely to be any amount above 0 as that amount below it. Harm that
-is rarer than the held-out traces are many may be in none of them, and is not seen.
+The effect of a trace is by how much the batch lowers its mean error, since steps of a trace are alike. The
+signs of all effects are flipped in all ways (an exact test). The only assumption is symmetry: if a batch is
+useless, an effect is as likely to be any amount above 0 as that amount below it.
 
-**Error probability.** Several batches may be tested on the same held-out traces. The k-th of them is given
-``TOTAL_ALPHA * 6 / (pi * k) ** 2``, and these sum to ``TOTAL_ALPHA`` over however many: the probability that any useless
-batch ever passes on these traces is at most 2.5%. ``TOTAL_ALPHA / k`` would not do, since it sums to more than any
-bound; equal shares would need the number of batches beforehand. The first batch pays for it with about an
-eighth more traces. It holds although later batches follow earlier outcomes, as long as yes or no is all of
-what comes back from the held-out traces that shapes a batch: a course of refusals is one course. Accuracy on
-them may end a course, never shape one. Where batches are made for the critic's weakest kinds of mistakes,
-these are therefore found in the traces that are learned from.
+The k-th test on the same held-out traces is given ``TOTAL_ALPHA * 6 / (pi * k) ** 2``; these sum to
+``TOTAL_ALPHA`` over any number of tests. That holds although later batches follow earlier outcomes, if only the
+decisions come back from the held-out traces. Accuracy on them may end a calibration, never shape a batch.
 
-**Steps without a valid score** count as the largest error that is possible there, on whichever side: a
-critic that says nothing is never better than one that says something. To leave them out would hide a
-batch that makes the critic fall silent, and to wait for them would let one bad reply, which is stored,
-block a small held-out set for good. Both sides are treated alike, so such a step changes its sign when
-the sides change places, as any other does, and the error probability holds. If both are silent
-nothing has changed. That nine in ten steps have a score is asked before a promotion only, and only of
-the side that has to be beaten: if chance decides on that, it speaks against the batch.
+A step without a valid score counts as the largest error that is possible there, on either side alike, so it
+changes its sign with the sides as any other step does. To leave it out would hide a batch that silences the critic.
 """
 
 from __future__ import annotations
@@ -40,12 +28,12 @@ from reflact.records import IntervalEstimate
 from reflact.types import FrozenModel
 
 MIN_COVERAGE = 0.9
-"""Share of the held-out steps that must have a valid score without a batch that is to be promoted."""
+"""The share of held-out steps that must have a valid score without the batch, before a promotion."""
 
 TEST_POWER = 0.95
 
 MAX_SIGN_FLIPS = 10_000
-"""Grid on which the test is exact: all effects together make about so many steps."""
+"""The test is exact on a grid: all effects together make about so many steps."""
 
 ReplayTestUse = Literal["promote", "demote"]
 
@@ -54,20 +42,7 @@ ReplayTestOutcome = Literal["better", "not_shown", "accuracy_fell", "worse", "no
 
 
 class ReplayTestResult(FrozenModel):
-    """What a replay test found.
-
-    Args:
-        outcome: The decision.
-        n_traces: Traces compared, the unit of the test.
-        n_transitions: Steps in them.
-        n_unscored: Those of the steps that had no valid score on a side; see ``bound_unscored_effect``.
-        effect: Mean over traces of the absolute error without the batch minus with it; above 0 is better.
-        p_value: Of the test that decided; one-sided.
-        alpha: What it was compared with.
-        accuracy_change: Pairwise accuracy with the batch minus without: the lower of the mean over traces and
-            the difference over all comparisons. None if nothing can be ordered.
-        deviation: Standard deviation of the effect between traces.
-    """
+    """The result of a replay test; see ``PromotionEvidence``."""
 
     outcome: ReplayTestOutcome
     n_traces: int
@@ -77,7 +52,6 @@ class ReplayTestResult(FrozenModel):
     p_value: Share
     alpha: Share
     accuracy_change: float | None
-    deviation: float
 
     @property
     def has_passed(self) -> bool:
@@ -86,7 +60,7 @@ class ReplayTestResult(FrozenModel):
 
 
 class UnscoredStep(NamedTuple):
-    """A held-out step without a valid score on a side: its trace, and for what it counts."""
+    """A held-out step without a valid score on a side, and the effect that it counts for."""
 
     trace_id: str
     effect: float
@@ -96,17 +70,14 @@ class NotEnoughTraces(FrozenModel):
     """No decision: too few held-out traces have known steps, too few could be scored, or the batch changed.
 
     Args:
-        n_traces: Traces that there are.
-        n_needed: Traces that a test takes.
-        n_steps: Steps with a label in them, if too few of these could be scored.
-        n_unscored: Those of which the model gave no valid score without the batch.
+        n_traces: Held-out traces with labelled steps.
+        n_steps: Their labelled steps, if too few of these could be scored.
+        n_unscored: Steps of these without a valid score without the batch.
         n_tested: Batches that were tested on these traces, if their error probability is used up.
-        batch_changed: Whether a part of the batch was tested, edited or retired by another process, or came from
-            a held-out trace as well, while it was scored.
+        batch_changed: Whether another process changed the batch while it was scored.
     """
 
     n_traces: int
-    n_needed: int = MIN_TRACES
     n_steps: int = 0
     n_unscored: int = 0
     n_tested: int = 0
@@ -130,28 +101,26 @@ class NotEnoughTraces(FrozenModel):
             return (
                 f"the error probability of the {self.n_traces} held-out traces is used up: {self.n_tested} "
                 f"batches were tested on them, and no result on so few traces reaches the p of "
-                f"{compute_alpha(self.n_tested):.2g} that the next one needs; record at least {self.n_needed} fresh "
+                f"{compute_alpha(self.n_tested):.2g} that the next one needs; record at least {MIN_TRACES} fresh "
                 "traces with labels"
             )
         return (
             f"{self.n_traces} held-out traces have labelled steps; a batch is tested on at least "
-            f"{self.n_needed}: record more traces, or hold out a larger share of them"
+            f"{MIN_TRACES}: record more traces, or hold out a larger share of them"
         )
 
 
 def find_missing_traces(traces: Collection[object], *, n_earlier_tests: int = 0) -> NotEnoughTraces | None:
     """Return what is missing if traces are too few to test on, after so many tests on them; else None."""
-    few = len(traces) < MIN_TRACES
-    if few or is_level_used_up(len(traces), n_earlier_tests):
-        return NotEnoughTraces(n_traces=len(traces), n_tested=0 if few else n_earlier_tests)
+    if len(traces) < MIN_TRACES:
+        return NotEnoughTraces(n_traces=len(traces))
+    if is_level_used_up(len(traces), n_earlier_tests):
+        return NotEnoughTraces(n_traces=len(traces), n_tested=n_earlier_tests)
     return None
 
 
 def is_level_used_up(n_traces: int, n_earlier_tests: int) -> bool:
-    """Whether no result on so many traces reaches the level of a test that has so many before it.
-
-    The smallest p-value of a sign-flip test is that of one way among ``2 ** traces``.
-    """
+    """Whether no result on so many traces, at least ``1 / 2 ** n_traces``, reaches the level of the next test."""
     return compute_alpha(n_earlier_tests) < 0.5**n_traces
 
 
@@ -175,8 +144,8 @@ def decide_replay_test(
     Args:
         without: Scores without the batch.
         with_: Scores of the same steps, in the same order, with it.
-        n_earlier_tests: Tests that were made on these traces earlier.
-        use: To promote a candidate, error must have fallen; to demote what was promoted, it must have risen.
+        n_earlier_tests: Earlier tests on these traces.
+        use: The error must have fallen to promote a batch, and risen to demote it.
         unscored: Steps without a valid score on a side.
 
     Raises:
@@ -197,7 +166,6 @@ def decide_replay_test(
         outcome = "not_shown"
     else:
         outcome = "accuracy_fell" if change is not None and _has_fallen(change, changes) else "better"
-    mean = math.fsum(effects) / len(effects)
     return ReplayTestResult(
         outcome=outcome,
         n_traces=len(effects),
@@ -207,14 +175,13 @@ def decide_replay_test(
         p_value=p_value,
         alpha=alpha,
         accuracy_change=change,
-        deviation=math.sqrt(math.fsum((e - mean) ** 2 for e in effects) / (len(effects) - 1)),
     )
 
 
 def compute_trace_effects(
     without: Sequence[ScoredStep], with_: Sequence[ScoredStep], unscored: Sequence[UnscoredStep] = ()
 ) -> tuple[float, ...]:
-    """Return for each trace, in the order of their ids, by how much the batch lowers its mean error."""
+    """Return by how much the batch lowers the mean error of each trace, in the order of their ids."""
     gains: dict[str, list[float]] = defaultdict(list)
     for old, new in zip(without, with_, strict=True):
         gains[old.trace_id].append(abs(old.error) - abs(new.error))
@@ -224,15 +191,11 @@ def compute_trace_effects(
 
 
 def sign_flip_p_value(effects: Sequence[float]) -> float:
-    """Return the one-sided p-value of effects that would be symmetric about 0 if nothing had changed.
+    """Return the one-sided p-value of effects that are symmetric about 0 if nothing has changed.
 
-    The share of the 2 ** n ways to give the effects signs whose sum is at least the observed one. All
-    of them are counted, on a grid to which the sizes are rounded before: rounding sees no signs, so the
-    test is exact. The counts of all sums stand side by side in one long integer, and each effect adds a
-    shifted copy of it. Source: B. Streitberg and J. Roehmel, Biometrical Journal 29 (1987), 1-7.
-
-    Args:
-        effects: One for each trace.
+    It is the share of the 2 ** n choices of signs whose sum is at least the observed one, of effects rounded
+    to a grid. One long integer holds the counts of all sums; each effect adds a shifted copy of it.
+    Source: B. Streitberg and J. Roehmel, Biometrical Journal 29 (1987), 1-7.
     """
     unit = math.fsum(map(abs, effects)) / MAX_SIGN_FLIPS
     if unit == 0:
@@ -247,27 +210,21 @@ def sign_flip_p_value(effects: Sequence[float]) -> float:
     return float(extreme / (1 << len(effects)))
 
 
-def count_needed_traces(effect_ratio: float, *, n_earlier_tests: int = 0, alpha: float | None = None) -> int:
+def count_needed_traces(effect_ratio: float, *, n_earlier_tests: int = 0) -> int:
     """Return how many held-out traces show an effect with 95% power, by the normal approximation.
-
-    About ``13 / ratio ** 2`` at a level of 2.5%, an eighth more for the first batch and more for later ones.
 
     Args:
         effect_ratio: The effect over its standard deviation between traces, above 0.
-        n_earlier_tests: Tests made earlier on the same traces.
-        alpha: The level, if it is not the one that follows from ``n_earlier_tests``.
+        n_earlier_tests: Earlier tests on these traces.
     """
-    quantile = NormalDist().inv_cdf
-    chance = compute_alpha(n_earlier_tests) if alpha is None else alpha
-    return max(MIN_TRACES, math.ceil(((quantile(1 - chance) + quantile(TEST_POWER)) / effect_ratio) ** 2))
+    return max(MIN_TRACES, math.ceil((_sum_quantiles(n_earlier_tests) / effect_ratio) ** 2))
 
 
 def describe_test_power(n_traces: int, *, n_earlier_tests: int = 0) -> str:
     """Return in a sentence what so many held-out traces can show."""
     if n_traces < MIN_TRACES:
         return NotEnoughTraces(n_traces=n_traces).explanation
-    quantile = NormalDist().inv_cdf
-    ratio = (quantile(1 - compute_alpha(n_earlier_tests)) + quantile(TEST_POWER)) / math.sqrt(n_traces)
+    ratio = _sum_quantiles(n_earlier_tests) / math.sqrt(n_traces)
     return (
         f"{n_traces} held-out traces show with 95% power a batch that lowers the error by {ratio:.2f} of its "
         f"standard deviation between traces, as batch {n_earlier_tests + 1} on them; half of that effect takes "
@@ -275,8 +232,13 @@ def describe_test_power(n_traces: int, *, n_earlier_tests: int = 0) -> str:
     )
 
 
+def _sum_quantiles(n_earlier_tests: int) -> float:
+    quantile = NormalDist().inv_cdf
+    return quantile(1 - compute_alpha(n_earlier_tests)) + quantile(TEST_POWER)
+
+
 def assign_fold(trace_id: str, *, n_folds: int) -> int:
-    """Return to which slice a trace belongs, from its id alone: 0 to ``slices - 1``."""
+    """Return the fold of a trace, from its id alone: 0 to ``n_folds - 1``."""
     return int.from_bytes(hashlib.sha256(trace_id.encode()).digest()[:8]) % n_folds
 
 
@@ -296,7 +258,7 @@ def _list_accuracy_changes(without: Sequence[ScoredStep], with_: Sequence[Scored
 def _min_accuracy_change(
     changes: Sequence[float], without: Sequence[ScoredStep], with_: Sequence[ScoredStep]
 ) -> float | None:
-    """Return the lower of two figures: the mean over traces, and that over all comparisons, as reported."""
+    """Return the lower of two changes: the mean over traces, and that over all comparisons."""
     old, new = pairwise_accuracy(without), pairwise_accuracy(with_)
     if not changes or old is None or new is None:
         return None

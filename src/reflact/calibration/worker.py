@@ -1,14 +1,11 @@
-"""What a calibrator does with one trace after the other, beside an agent."""
+"""Learns from one trace after the other, beside an agent."""
 
 from __future__ import annotations
 
-from collections import deque
-from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
-
-import anyio
+from typing import TYPE_CHECKING
 
 from reflact.calibration.checkpoint import StoredGeneration
-from reflact.calibration.config import CalibratorSettings, FullQueuePolicy
+from reflact.calibration.config import CalibratorSettings
 from reflact.calibration.promotion import MemorySnapshot
 from reflact.calibration.replay import list_labeled_steps, load_recordings
 from reflact.calibration.rounds import RoundRunner
@@ -20,82 +17,17 @@ from reflact.memory.cards import TraceIdentity, compute_fingerprint, count_tests
 if TYPE_CHECKING:
     from reflact.memory.store import MemoryStore
 
-T = TypeVar("T")
-
 PAGE_SIZE = 200
-"""Stored traces that are looked at together, without their steps."""
-
-
-class QueueResult(NamedTuple, Generic[T]):
-    """What became of an offer: whether it was queued, and what had to leave for it."""
-
-    is_queued: bool
-    dropped_element: T | None = None
-
-
-class BoundedQueue(Generic[T]):
-    """What waits to be taken, first come, first served.
-
-    Args:
-        size: Elements at most.
-        full_queue_policy: ``drop_oldest`` makes room by dropping what waited longest; ``reject`` and ``block`` refuse
-            an offer, and ``block`` means that ``put`` waits for room instead.
-    """
-
-    def __init__(self, size: int, full_queue_policy: FullQueuePolicy) -> None:
-        self._size = size
-        self._full_queue_policy = full_queue_policy
-        self._elements: deque[T] = deque()
-        self._changed = anyio.Event()
-        self._closed = False
-
-    def __len__(self) -> int:
-        return len(self._elements)
-
-    def offer(self, element: T) -> QueueResult[T]:
-        """Queue an element if that is possible at once."""
-        if self._closed:
-            return QueueResult(is_queued=False)
-        dropped = None
-        if len(self._elements) >= self._size:
-            if self._full_queue_policy != "drop_oldest":
-                return QueueResult(is_queued=False)
-            dropped = self._elements.popleft()
-        self._elements.append(element)
-        self._notify()
-        return QueueResult(is_queued=True, dropped_element=dropped)
-
-    async def put(self, element: T) -> QueueResult[T]:
-        """Queue an element; waits for room if the policy is ``block``."""
-        while self._full_queue_policy == "block" and len(self._elements) >= self._size and not self._closed:
-            await self._changed.wait()
-        return self.offer(element)
-
-    async def take(self) -> T:
-        """Return what waited longest, once there is something."""
-        while not self._elements:
-            await self._changed.wait()
-        element = self._elements.popleft()
-        self._notify()
-        return element
-
-    def close(self) -> None:
-        """Refuse everything from now on, also what waits for room."""
-        self._closed = True
-        self._notify()
-
-    def _notify(self) -> None:
-        self._changed.set()
-        self._changed = anyio.Event()
+"""Stored traces that are read at a time, without their steps."""
 
 
 class HoldoutCollection:
-    """Held-out traces that can test now: the newest, by what they hold, and their ids.
+    """The ids of held-out traces that can test now, by their content; the first ones added.
 
     Args:
-        rule: Which traces are held out.
-        snapshot: What was learned from, and what was tested.
-        limit: Traces that are enough.
+        rule: Decides which traces are held out.
+        snapshot: Says what was learned from, and what was tested.
+        limit: The largest number of traces.
         only_untested: Whether only traces count on which nothing was tested.
     """
 
@@ -115,22 +47,21 @@ class HoldoutCollection:
         return len(self._trace_ids_by_content) >= self._limit
 
     def add(self, trace_id: str, purpose: str, content_hash: str) -> None:
-        """Take up a trace with known steps, if it is held out and may test."""
-        if not self.rule.is_held_out(trace_id, purpose) or self._training_history.disqualifies(
-            self.rule, trace_id, purpose
-        ):
-            return
-        if not self.is_full and self._excluded_marks.isdisjoint(
-            {compute_fingerprint(trace_id), compute_fingerprint(content_hash)}
+        """Add a trace with labelled steps, if it is held out and may test."""
+        marks = {compute_fingerprint(trace_id), compute_fingerprint(content_hash)}
+        if (
+            not self.is_full
+            and self.rule.is_held_out(trace_id, purpose)
+            and not self._training_history.disqualifies(self.rule, trace_id, purpose)
+            and self._excluded_marks.isdisjoint(marks)
         ):
             self._trace_ids_by_content.setdefault(content_hash, trace_id)
 
     @property
     def missing_traces(self) -> NotEnoughTraces | None:
         """What is missing for a test; None if nothing is."""
-        traces = [
-            TraceIdentity(trace_id, (content,)) for content, trace_id in self._trace_ids_by_content.items()
-        ]
+        contents = self._trace_ids_by_content.items()
+        traces = [TraceIdentity(trace_id, (content,)) for content, trace_id in contents]
         return find_missing_traces(traces, n_earlier_tests=count_tests(self._tests, traces))
 
     @property
@@ -140,17 +71,16 @@ class HoldoutCollection:
 
 
 class TraceLearner:
-    """Keeps traces, makes pairs of those that are not held out, tests them once there are enough.
+    """Stores traces, makes pairs of those that are not held out, and tests the pairs when there are enough.
 
-    What is held out, and what is known, is read from the store at the first trace and before and after every
-    test: between these, other processes' work makes no difference to it. Traces are looked at without their
-    steps, the newest first and only as far as that decides something; those that test are loaded for their
-    test. That there are too few of them is told once, until there are enough.
+    The store is read at the first trace, and before and after every test; between these, the work of other
+    processes makes no difference. Traces are read without their steps, the newest first and no further than
+    needed; only those that test are loaded. Missing traces are reported once, until there are enough.
 
     Args:
-        store: Where everything is.
+        store: The memory.
         rounds: Makes and tests pairs.
-        settings: How many of each.
+        settings: The section ``calibrator`` of the configuration.
     """
 
     def __init__(self, store: MemoryStore, rounds: RoundRunner, *, settings: CalibratorSettings) -> None:
@@ -166,37 +96,34 @@ class TraceLearner:
         self._reported_missing = False
 
     async def store_trace(self, trace: Trace) -> bool:
-        """Store a trace and say whether it is held out."""
+        """Store a trace and return whether it is held out."""
         await trace.save_to(self._store)
-        gathered = await self._holdout_for(trace.purpose)
-        held_out = gathered.rule.is_held_out(trace.id, trace.purpose)
+        holdout = await self._update_holdout(trace.purpose)
+        held_out = holdout.rule.is_held_out(trace.id, trace.purpose)
         if held_out and list_labeled_events(trace):
             await load_recordings([trace])
-            gathered.add(trace.id, trace.purpose, trace.recording.content_hashes[-1])
+            holdout.add(trace.id, trace.purpose, trace.recording.content_hashes[-1])
         return held_out
 
     async def generate_pairs(self, trace: Trace) -> StoredGeneration:
         """Make the pairs of a trace."""
-        if not await self._store.remaining_capacity():
-            return StoredGeneration(is_memory_full=True)
         generation = await self._rounds.generate_pairs(
-            trace, self._rounds.first_round_plan, writer=self._writer, known_pair_ids=self._known_pair_ids
+            trace, writer=self._writer, known_pair_ids=self._known_pair_ids
         )
         self._writer.stop_if_silent()
         self._n_waiting += generation.n_new
         return generation
 
     async def test_if_due(self) -> None:
-        """Test the pairs that wait, if they are enough for a batch and the held-out traces for a test.
+        """Test the waiting pairs, if they are enough for a batch and the held-out traces for a test.
 
-        If scoring came to no test, it is paid for again only once another batch of pairs waits.
+        If scoring led to no test, it is paid for again only when another batch of pairs waits.
         """
         if self._n_waiting < self._next_test_at or self._holdout is None:
             return
-        snapshot = await self._rounds.tester.take_snapshot()
-        holdout = (
-            await self._refresh_holdout(snapshot) if self._holdout.missing_traces is None else self._holdout
-        )
+        snapshot, holdout = await self._rounds.tester.take_snapshot(), self._holdout
+        if holdout.missing_traces is None:
+            holdout = await self._refresh_holdout(snapshot)
         if holdout.missing_traces is not None:
             if not self._reported_missing:
                 self._rounds.emit_tested(holdout.missing_traces, self._n_waiting)
@@ -207,17 +134,15 @@ class TraceLearner:
         batch = snapshot.list_testable_pairs(traces)
         self._next_test_at = self._settings.batch_size
         if batch:
-            name = holdout.rule.held_out_name
-            result = await self._rounds.test_batch(
-                batch, list_labeled_steps(traces), snapshot=snapshot, name=name
-            )
+            name, steps = holdout.rule.held_out_name, list_labeled_steps(traces)
+            result = await self._rounds.test_batch(batch, steps, promoted=snapshot.promoted, name=name)
             snapshot = await self._rounds.tester.take_snapshot()
             if isinstance(result, NotEnoughTraces):
                 self._next_test_at += len(snapshot.waiting_pairs)
         await self._refresh_holdout(snapshot)
 
-    async def _holdout_for(self, purpose: str) -> HoldoutCollection:
-        """Return what is gathered, with traces sorted as many purposes as are known ask for."""
+    async def _update_holdout(self, purpose: str) -> HoldoutCollection:
+        """Return the held-out traces by the rule that follows from the number of known purposes."""
         n_wanted = MIN_PURPOSES * self._settings.holdout_folds
         if self._holdout is None:
             self._purposes |= await self._store.purposes(limit=n_wanted)
@@ -234,33 +159,28 @@ class TraceLearner:
         )
 
     async def _refresh_holdout(self, snapshot: MemorySnapshot) -> HoldoutCollection:
-        gathered = await self._collect_holdout(snapshot)
-        if gathered.missing_traces is not None and gathered.missing_traces.n_tested:
+        holdout = await self._collect_holdout(snapshot)
+        if holdout.missing_traces is not None and holdout.missing_traces.n_tested:
             fresh = await self._collect_holdout(snapshot, only_untested=True)
-            gathered = fresh if fresh.missing_traces is None else gathered
-        self._holdout = gathered
+            holdout = fresh if fresh.missing_traces is None else holdout
+        self._holdout = holdout
         self._known_pair_ids = snapshot.known_pair_ids
         self._n_waiting = len(snapshot.waiting_pairs)
-        return gathered
+        return holdout
 
     async def _collect_holdout(
         self, snapshot: MemorySnapshot, *, only_untested: bool = False
     ) -> HoldoutCollection:
-        gathered = HoldoutCollection(
-            self._holdout_rule,
-            snapshot,
-            limit=self._settings.max_held_out_traces,
-            only_untested=only_untested,
-        )
-        before: int | None = None
-        while not gathered.is_full and (
+        limit, before = self._settings.max_held_out_traces, None
+        holdout = HoldoutCollection(self._holdout_rule, snapshot, limit=limit, only_untested=only_untested)
+        while not holdout.is_full and (
             page := await self._store.testable_traces(before=before, limit=PAGE_SIZE)
         ):
             for one in page:
                 if not one.has_pairs:
-                    gathered.add(one.id, one.purpose, one.content_hash)
+                    holdout.add(one.id, one.purpose, one.content_hash)
             before = page[-1].number
-        return gathered
+        return holdout
 
     async def _load_traces(self, ids: tuple[str, ...]) -> list[Trace]:
         stored_traces = [await self._store.trace(trace) for trace in ids]

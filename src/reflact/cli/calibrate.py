@@ -7,7 +7,7 @@ from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from reflact.cli.common import InterruptHandler
     from reflact.memory.models import ContrastPair
     from reflact.memory.store import MemoryStore
-    from reflact.records import Spend
 
 CRITIC_ROLE = "critic"
 
@@ -145,10 +144,8 @@ def read_pairs(path: Path) -> list[ContrastPair]:
     pairs = []
     try:
         lines = path.read_text(encoding="utf-8").split("\n")
-    except OSError as error:
-        raise DataError(f"cannot read the anchors {path}: {error.strerror or error}") from None
-    except UnicodeDecodeError as error:
-        raise DataError(f"the anchors {path} are not UTF-8 text: {error.reason}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"cannot read the anchors {path}: {getattr(error, 'strerror', error)}") from None
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
@@ -252,14 +249,6 @@ async def _estimate(config: CalibrateConfig) -> tuple[CalibrationCostEstimate, i
 # ----------------------------------------------------------------------------------- the calibration
 
 
-class _CalibrationOutcome(NamedTuple):
-    """The report of a start (None if it was stopped), and the spend of all starts before and after it."""
-
-    report: CalibrationReport | None
-    before: tuple[Spend, ...]
-    after: tuple[Spend, ...]
-
-
 def calibrate_and_show(
     path: Path,
     overrides: Sequence[str] | None,
@@ -291,28 +280,28 @@ def calibrate_and_show(
     display = CalibrationDisplay(show)
     with InterruptHandler(STOP_SECONDS) as interrupts:
         try:
-            ended = anyio.run(partial(_calibrate, settings, display, interrupts, anyway=anyway, again=again))
+            report = anyio.run(partial(_calibrate, settings, display, interrupts, anyway=anyway, again=again))
         except KeyboardInterrupt:
             raise typer.Exit(interrupts.exit_code or 130) from None
         except (BudgetSpent, ModelError, RunFailed):
-            _print_stopped(settings, display)
+            _print_stopped(display)
             raise
-        if ended.report is None:
-            _print_stopped(settings, display)
+        if report is None:
+            _print_stopped(display)
             raise typer.Exit(interrupts.exit_code or 1)
     if html is not None:
         from reflact.reporting.html.calibration import render_calibration_page
         from reflact.store.artifacts import write_atomically
 
-        write_atomically(html, render_calibration_page(ended.report))
+        write_atomically(html, render_calibration_page(report))
     with ignore_broken_pipe():
         if as_json and show is not ShowMode.json:
-            typer.echo(ended.report.model_dump_json())
+            typer.echo(report.model_dump_json())
         elif show is not ShowMode.json:
-            _print_outcome(ended.report, ended, html)
+            _print_report(report, display, html)
 
 
-def _print_outcome(report: CalibrationReport, ended: _CalibrationOutcome, html: Path | None) -> None:
+def _print_report(report: CalibrationReport, display: CalibrationDisplay, html: Path | None) -> None:
     from rich.console import Console
 
     from reflact.cli.calibrate_output import print_calibration, print_calibration_spend
@@ -323,7 +312,7 @@ def _print_outcome(report: CalibrationReport, ended: _CalibrationOutcome, html: 
 
     console = Pipe()
     print_calibration(console, report)
-    print_calibration_spend(console, ended.before, ended.after)
+    print_calibration_spend(console, display.spend_before, display.spend_after)
     if html is not None:
         typer.echo(f"{html} shows this as a page.")
 
@@ -335,7 +324,8 @@ async def _calibrate(
     *,
     anyway: bool,
     again: bool,
-) -> _CalibrationOutcome:
+) -> CalibrationReport | None:
+    """Return the report; None if the calibration was stopped."""
     import anyio
 
     from reflact.calibration.calibrator import Calibrator
@@ -360,7 +350,7 @@ async def _calibrate(
         traces, heldout = await load_traces(config, memory)
         if config.anchors is not None:
             await memory.add_anchors(read_pairs(config.anchors))
-        before, report = await model.spend(), None
+        display.spend_before, report = await model.spend(), None
         llm = StoppableLLM(model.llm, graceful_stop)
         critic = Critic(llm, memory=memory, settings=config.critic, prompts=prompts)
         calibrator = Calibrator(
@@ -371,37 +361,28 @@ async def _calibrate(
             prompts=prompts,
             on_event=guard_callback(display.show_event),
         )
-        with anyio.CancelScope() as scope:
-            interrupts.bind(stop=graceful_stop.request, cancel=scope.cancel)
-            with graceful_stop.cancel_scope():
-                report = await calibrator.calibrate(
-                    traces, heldout=heldout, allow_untested=anyway, ignore_finished=again
-                )
-        return _CalibrationOutcome(report, before, await model.spend())
+        try:
+            with anyio.CancelScope() as scope:
+                interrupts.bind(stop=graceful_stop.request, cancel=scope.cancel)
+                with graceful_stop.cancel_scope():
+                    report = await calibrator.calibrate(
+                        traces, heldout=heldout, allow_untested=anyway, ignore_finished=again
+                    )
+        finally:
+            with anyio.CancelScope(shield=True):
+                display.spend_after = await model.spend()
+        return report
 
 
-def _print_stopped(config: CalibrateConfig, display: CalibrationDisplay) -> None:
-    """Say what was done, what is kept, and where the same command resumes."""
-    import anyio
-
-    paid = anyio.run(_count_paid_calls, config)
-    line = f"stopped {display.description}: no call was answered, so there is nothing to keep"
+def _print_stopped(display: CalibrationDisplay) -> None:
+    """Say what was done, what is kept, and that the same command resumes."""
+    paid = sum(one.usage.calls for one in display.spend_after)
+    line = f"stopped {display.progress}: no call was answered, so there is nothing to keep"
     if paid or display.has_begun:
         line = (
-            f"stopped {display.description}: all pairs that were made are in the memory, and the answers of the "
-            f"{paid:,} calls that were paid for are in the store; the same command goes on {display.resume_point} "
-            "and pays for none of them again"
+            f"stopped {display.progress}: all pairs that were made are in the memory, and the answers of the "
+            f"{paid:,} calls that were paid for are in the store; the same command goes on from there and pays "
+            "for none of them again"
         )
     with ignore_broken_pipe():
         typer.echo(line, err=True)
-
-
-async def _count_paid_calls(config: CalibrateConfig) -> int:
-    from reflact.calibration.setup import account_name
-    from reflact.store.runs import open_store
-
-    path = config.store or config.memory
-    if not path.is_file():
-        return 0
-    async with open_store(path, read_only=True) as store:
-        return sum(one.usage.calls for one in await store.spend(account_name(config.memory)))

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from reflact.records import IntervalEstimate, Spend, Usage
 
 MAX_PAIR_LINES = 20
-"""The most lines about the pairs of one round."""
+"""About so many lines tell of the pairs of one round."""
 
 
 # ------------------------------------------------------------------------------------------ the report
@@ -200,6 +200,10 @@ class CalibrationDisplay:
 
     Lines go to standard error, because the report goes to standard output: one for each important event, and
     one for every twentieth part of a round's traces.
+
+    Attributes:
+        spend_before: What all starts had paid when this one began.
+        spend_after: What all starts have paid.
     """
 
     def __init__(self, show: ShowMode) -> None:
@@ -211,6 +215,8 @@ class CalibrationDisplay:
         self._round_candidates = self._round_pairs = 0
         self._dropped: Counter[str] = Counter()
         self._tests: list[PromotionEvidence] = []
+        self.spend_before: Sequence[Spend] = ()
+        self.spend_after: Sequence[Spend] = ()
 
     def show_event(self, event: CalibrationEvent) -> None:
         """Count an event and show it."""
@@ -260,13 +266,12 @@ class CalibrationDisplay:
         return line
 
     def _format_pairs(self, event: PairsGenerated) -> str | None:
-        before = self._n_done * MAX_PAIR_LINES // max(self._n_traces, 1)
         self._n_done += 1
         self._n_pairs += event.n_pairs
         self._round_candidates += event.n_candidates
         self._round_pairs += event.n_pairs
         self._dropped.update({drop.reason: drop.n_candidates for drop in event.dropped})
-        if self._n_done * MAX_PAIR_LINES // max(self._n_traces, 1) == before:
+        if self._n_done % (self._n_traces // MAX_PAIR_LINES or 1) and self._n_done < self._n_traces:
             return None
         dropped = ", ".join(f"{reason} {count}" for reason, count in sorted(self._dropped.items()))
         return (
@@ -280,7 +285,7 @@ class CalibrationDisplay:
         return self._round > 0
 
     @property
-    def description(self) -> str:
+    def progress(self) -> str:
         """What was done so far."""
         if not self._round:
             return "before the first round"
@@ -290,16 +295,6 @@ class CalibrationDisplay:
             f"in round {self._round}, with {self._n_done:,} of its {self._n_traces:,} traces done, {self._n_pairs:,} "
             f"pairs made in all, and batches tested: {len(self._tests)}{found}"
         )
-
-    @property
-    def resume_point(self) -> str:
-        """What the same command does next."""
-        if not self._round:
-            return "with its first measurement"
-        left = self._n_traces - self._n_done
-        if left:
-            return f"with the pairs of {left:,} more traces of round {self._round}"
-        return f"{'with' if len(self._tests) < self._round else 'after'} the test of round {self._round}"
 
 
 def _format_measurement(event: CriticMeasured) -> str:

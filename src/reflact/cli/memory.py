@@ -26,8 +26,9 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
     from reflact.calibration.trace import Trace
+    from reflact.memory.export import ImportResult
     from reflact.memory.models import ForgetResult, Label, MemoryCard
-    from reflact.memory.store import ImportResult, MemoryStore
+    from reflact.memory.store import MemoryStore
 
 T = TypeVar("T")
 
@@ -395,7 +396,8 @@ def _read_source(source: Path) -> tuple[tuple[Trace, ...], list[str]]:
 
 async def _import_memory(path: Path, traces: Sequence[Trace], lines: list[str]) -> ImportResult:
     from reflact.concurrency import fan_out
-    from reflact.memory.store import ImportResult, MemoryStore
+    from reflact.memory.export import ImportResult
+    from reflact.memory.store import MemoryStore
 
     async with MemoryStore(path) as store:
         if not traces:

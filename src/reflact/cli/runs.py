@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from rich.console import Console
 
     from reflact.records import RunSummary, StepRecord
-    from reflact.store.runs import RunRow, SQLiteRunStore
+    from reflact.store.runs import RunRow
+    from reflact.training.history import RunHistory
 
 
 def runs(
@@ -68,66 +67,51 @@ def show(
     A run is shown with its steps and scores, a step with its edits, its verdict and its diff.
     """
     import anyio
-
-    from reflact.errors import UsageError
-
-    path = folder / "run.db"
-    if not path.is_file():
-        raise UsageError(f"there is no run in {folder}; name the out_dir of a run")
-    anyio.run(_print_stored_run, path, step, run)
-
-
-async def _print_stored_run(path: Path, step: int | None, run: str | None) -> None:
     from rich.console import Console
 
     from reflact.errors import UsageError
-    from reflact.store.runs import open_store
-    from reflact.training.history import choose_run
+    from reflact.training.history import read_run
 
+    history = anyio.run(read_run, folder, run)
     console = Console()
-    async with open_store(path) as store:
-        row = choose_run(await store.runs(), run, path)
-        records = await store.records(row.run_id)
-        if step is None:
-            await _print_run(console, store, row, records, path.parent)
-            return
-        record = next((record for record in records if record.step == step), None)
-        if record is None:
-            raise UsageError(f"run {row.run_id} has no step {step}; {len(records)} steps are committed")
-        await _print_step(console, store, record)
+    if step is None:
+        _print_run(console, history, folder)
+        return
+    record = next((record for record in history.steps if record.step == step), None)
+    if record is None:
+        raise UsageError(f"run {history.run_id} has no step {step}; {len(history.steps)} steps are committed")
+    anyio.run(_print_step, console, folder / "run.db", record)
 
 
-async def _print_run(
-    console: Console, store: SQLiteRunStore, row: RunRow, records: Sequence[StepRecord], folder: Path
-) -> None:
+def _print_run(console: Console, history: RunHistory, folder: Path) -> None:
     from reflact.reporting.lines import escape_controls, format_epoch
     from reflact.reporting.summary import build_step_table, print_summary
 
-    console.print(f"run {row.run_id}, started {row.created:%Y-%m-%d %H:%M}", highlight=False)
-    console.print(build_step_table(records))
-    for end in await store.epochs(row.run_id):
+    console.print(f"run {history.run_id}, started {history.created:%Y-%m-%d %H:%M}", highlight=False)
+    console.print(build_step_table(history.steps))
+    for end in history.epochs:
         console.print(escape_controls(format_epoch(end)), markup=False, highlight=False, soft_wrap=True)
-    summary = await store.summary(row.run_id)
-    if summary is None:
-        console.print(f"open: {row.steps} steps committed, not ended", highlight=False)
+    if history.summary is None:
+        console.print(f"open: {len(history.steps)} steps committed, not ended", highlight=False)
     else:
-        print_summary(console, summary, folder)
+        print_summary(console, history.summary, folder)
 
 
-async def _print_step(console: Console, store: SQLiteRunStore, record: StepRecord) -> None:
+async def _print_step(console: Console, path: Path, record: StepRecord) -> None:
     from rich.syntax import Syntax
 
     from reflact.reporting.lines import escape_controls
     from reflact.reporting.summary import build_step_table, format_step
     from reflact.skills.document import diff_texts
+    from reflact.store.runs import open_store
 
     console.print(build_step_table([record]))
     for line in format_step(record):
         console.print(escape_controls(line), markup=False, highlight=False, soft_wrap=True)
     if record.candidate_hash == record.skill_before:
         return
-    before = await store.skill(record.skill_before)
-    after = await store.skill(record.candidate_hash)
+    async with open_store(path) as store:
+        before, after = await store.skill(record.skill_before), await store.skill(record.candidate_hash)
     text = escape_controls(diff_texts(before.text, after.text))
     if console.is_terminal:
         console.print(Syntax(text, "diff", background_color="default", word_wrap=True))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -28,11 +29,10 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from reflact.config.training import TrainerConfig
+    from reflact.events import Event
     from reflact.llm.pricing import CostEstimate, EstimateRange
     from reflact.protocols import Approver
-    from reflact.records import CandidateReview, SkillScore, Spend
-    from reflact.reporting.live import RunView
-    from reflact.types import Skill, Split
+    from reflact.records import CandidateReview, Spend
 
 
 CassetteOption = Annotated[Path, typer.Option(metavar="FILE", help="The recording.", show_default=False)]
@@ -57,42 +57,23 @@ def evaluate(  # noqa: PLR0917 - one for each option of the command
     from rich.console import Console
 
     from reflact.reporting.summary import build_score_table
+    from reflact.trainer import evaluate_skill
+    from reflact.training.setup import load_skill
     from reflact.types import Split
 
     settings = load_trainer_config(config, overrides)
-    document = _read_skill(skill)
+    document = load_skill(skill)
     console = Console()
     with build_view(show, console, name=settings.out_dir.name, times=times) as view:
-        scored = anyio.run(_measure, settings, document, Split(split), view)
+
+        async def emit(event: Event) -> None:
+            view.show_event(event)
+
+        scored = anyio.run(partial(evaluate_skill, settings, document, Split(split), on_event=emit))
     if show is ShowMode.json:
         typer.echo(scored.model_dump_json(ensure_ascii=True))
     else:
         console.print(build_score_table([scored]))
-
-
-async def _measure(config: TrainerConfig, skill: Skill, split: Split, view: RunView) -> SkillScore:
-    from reflact.events import Event
-    from reflact.trainer import evaluate_skill
-
-    async def emit(event: Event) -> None:
-        view.show_event(event)
-
-    return await evaluate_skill(config, skill, split, on_event=emit)
-
-
-def _read_skill(path: Path) -> Skill:
-    from reflact.errors import SkillError
-    from reflact.skills.document import check_document
-    from reflact.types import Skill
-
-    try:
-        text = path.read_bytes().decode("utf-8")
-    except OSError as error:
-        raise SkillError(f"cannot read the skill {path}: {error.strerror or error}") from None
-    except UnicodeDecodeError as error:
-        raise SkillError(f"the skill {path} is not UTF-8 text: {error.reason}") from None
-    check_document(text)
-    return Skill(text=text)
 
 
 def create_approver() -> Approver:

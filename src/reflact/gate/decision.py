@@ -58,24 +58,18 @@ Trials = Mapping[int, Mapping[str, ScorePair]]
 
 
 class GateSettings(FrozenModel):
-    """The inputs of a decision beside the scores.
+    """The inputs of a decision beside the scores; see ``GateConfig`` for the settings.
 
     Args:
         item_ids: The validation items, in the order in which they are run.
-        policy: ``strict`` compares the means of one pass, ``paired`` requires evidence.
         trials: Maximum of rounds, for a noisy target.
         level: This decision's share of the run's error probability.
         planned_trials: The ``trials`` of the first comparison of the same two skills, if this one adds to it:
             stakes must not depend on earlier results. None: this is the first.
         planned_level: The ``level`` of that first comparison.
-        effect: The improvement to detect; the comparison ends when it has become unlikely.
-        min_improvement: A candidate must be better by more than this.
-        coverage: Share of the pairs that must be measured on both sides.
-        no_regression: Maximum of items that go from always solved to always failed; None: any number.
-        early_stop: Whether a round ends as soon as its open pairs cannot change the decision.
         deterministic: Whether no repeat of a rollout ever disagreed.
-        declared_deterministic: Whether the configuration declares the target deterministic; a repeat that
-            disagrees overrides it.
+        declared_deterministic: Whether the target is declared deterministic; a repeat that disagrees overrides
+            it.
     """
 
     item_ids: tuple[str, ...] = Field(min_length=1)
@@ -119,32 +113,22 @@ class TrialRequest(FrozenModel):
 
 
 class Ruling(FrozenModel):
-    """The decision.
+    """The decision and its reason, as one sentence; ``deterministic``: no repeat of a rollout has disagreed.
 
-    Args:
-        action: The decision.
-        reason: The reason, as one sentence.
-        evidence: The evidence. If ``bound`` is set, ``value`` is the least evidence (if accepted) or the
-            greatest (otherwise) over all outcomes of the open pairs.
-        deterministic: Whether no repeat of a rollout has disagreed.
-        candidate_score: The candidate's mean over the pairs measured on both sides, in all trials below
-            ``evidence.rounds``; if ``bound`` is set, the last trial is incomplete. None: no such pair.
-        current_score: The current skill's mean over the same pairs.
+    If ``evidence.bound`` is set, ``evidence.value`` is the least evidence (if accepted) or the greatest
+    (otherwise) over all outcomes of the open pairs.
     """
 
     action: RulingAction
     reason: str
     evidence: Evidence
     deterministic: bool
-    candidate_score: float | None = None
-    current_score: float | None = None
 
 
 def decide(settings: GateSettings, trials: Trials) -> TrialRequest | Ruling:
-    """Return the next request, or the decision if the finished pairs determine it.
+    """Return the next request, or the decision if the pairs of complete requests determine it.
 
-    Call it with the pairs of complete requests, and with none at first. A round counts if it and all earlier
-    rounds are complete. The first round that determines a decision decides, even if later ones are complete.
+    The first round that determines a decision decides, even if later ones are complete.
 
     1. ``strict``: a greater mean of one pass is accepted.
     2. A deterministic target, with no disagreeing repeat: a mean that is not greater is rejected. Otherwise
@@ -228,18 +212,16 @@ def build_ruling(
     reason: str | None = None,
     open_pairs: int = 0,
 ) -> Ruling:
-    """Return a decision with its evidence.
+    """Return a decision with its evidence; without a ``reason`` it explains the comparison of the two sides.
 
-    Args:
-        settings: The inputs beside the scores.
-        sums: The statistics of the pairs.
-        action: The decision.
-        noisy: Whether a repeat has disagreed.
-        reason: The reason; None explains the comparison of the two sides.
-        open_pairs: Unknown pairs of the last round, which cannot change the decision.
+    ``noisy``: a repeat has disagreed. ``open_pairs`` of the last round are unknown and cannot change the decision.
     """
     tested = noisy and settings.policy == "paired"
     log_evidence = sums.log_evidence(open_pairs, -1.0 if action == "accept" else 1.0)
+    discordant = sums.squares / sums.n_measured if sums.squares > 0 else DISCORDANT_SHARE
+    effect = detectable_effect(
+        len(settings.item_ids), settings.trials, level=settings.level, discordant=discordant
+    )
     evidence = Evidence(
         policy=settings.policy,
         deterministic=not noisy,
@@ -247,7 +229,7 @@ def build_ruling(
         pairs=sums.n_measured,
         value=float(f"{math.exp(min(log_evidence, MAX_LOG_EVIDENCE)):.6g}") if tested else None,
         level=settings.level if tested else None,
-        detectable_effect=_detectable_effect(settings, sums) if action == "inconclusive" else None,
+        detectable_effect=effect if action == "inconclusive" else None,
         bound=open_pairs > 0,
         futile=tested and action == "reject" and reason is None,
     )
@@ -255,14 +237,7 @@ def build_ruling(
     if open_pairs:
         pairs = "The open pair" if open_pairs == 1 else f"The {open_pairs} open pairs"
         sentence = f"{sentence} {pairs} cannot change that."
-    return Ruling(
-        action=action,
-        reason=sentence,
-        evidence=evidence,
-        deterministic=not noisy,
-        candidate_score=sums.totals[0] / sums.n_measured if sums.n_measured else None,
-        current_score=sums.totals[1] / sums.n_measured if sums.n_measured else None,
-    )
+    return Ruling(action=action, reason=sentence, evidence=evidence, deterministic=not noisy)
 
 
 def explain_veto(settings: GateSettings, losses: int) -> str:
@@ -330,13 +305,6 @@ def _accept_unless_lost(
         if open_items:
             return TrialRequest(trial=trial, item_ids=open_items)
     return build_ruling(settings, sums, "reject", noisy=noisy, reason=explain_veto(settings, len(losses)))
-
-
-def _detectable_effect(settings: GateSettings, sums: PairStatistics) -> float:
-    discordant = sums.squares / sums.n_measured if sums.squares > 0 else DISCORDANT_SHARE
-    return detectable_effect(
-        len(settings.item_ids), settings.trials, level=settings.level, discordant=discordant
-    )
 
 
 def _explain(settings: GateSettings, sums: PairStatistics, action: RulingAction, evidence: Evidence) -> str:

@@ -30,26 +30,17 @@ SAFETY_MARGIN = 1e-9
 def decide_early(
     settings: GateSettings, trials: Trials, ask: TrialRequest, prefix: Sequence[ScorePair]
 ) -> Ruling | None:
-    """Return the decision if the finished prefix of a request determines it, else None.
+    """Return the decision if the shortest possible prefix of a request determines it, else None.
 
-    The shortest prefix that determines the decision decides, so the order of completion has no effect. An open
-    pair may have any score. Open pairs count as measured for coverage. An unmeasured pair of the prefix
+    An open pair may have any score, and counts as measured for coverage. An unmeasured pair of the prefix
     counts as open too, so measuring it later changes nothing.
 
     - One pass: the mean can no longer exceed, or no longer fall to, the required value; or too many items are
       lost already.
     - Noisy: the evidence is sufficient even if every open pair is lost. Or it is insufficient even if every
-      open pair is won, and the round certainly ends as futile, or, if it is the last, as inconclusive. If
-      both are possible, the round continues.
+      open pair is won, and the round certainly ends as futile, or, if it is the last, as inconclusive.
 
-    A round that tests whether results repeat, or whether items are really lost, has no early stop. On a
-    complete request ``reflact.gate.decision.decide`` decides.
-
-    Args:
-        settings: The inputs of the decision beside the scores.
-        trials: The finished pairs before the request.
-        ask: The request in progress.
-        prefix: The pairs of the request's first items, in its order.
+    A round that tests whether results repeat, or whether items are really lost, has no early stop.
     """
     watch = EarlyStopMonitor(settings, trials, ask)
     for pair in prefix:
@@ -166,16 +157,14 @@ class EarlyStopMonitor:
         if self._never_vetoed() and self._is_proven():
             return build_ruling(settings, sums, "accept", noisy=True, open_pairs=self._open)
         will_be_futile = rounds > 1 and all(
-            self._bound_above(n) < settings.target_improvement - SAFETY_MARGIN
-            for n in self._possible_measured_counts()
+            self._bound_above(n) < settings.target_improvement - SAFETY_MARGIN for n in range(self._open + 1)
         )
         if will_be_futile and self._is_out_of_reach():
             return build_ruling(settings, sums, "reject", noisy=True, open_pairs=self._open)
         if rounds < settings.trials or not self._is_out_of_reach():
             return None
         if rounds == 1 or all(
-            self._bound_below(n) > settings.target_improvement + SAFETY_MARGIN
-            for n in self._possible_measured_counts()
+            self._bound_below(n) > settings.target_improvement + SAFETY_MARGIN for n in range(self._open + 1)
         ):
             return build_ruling(settings, sums, "inconclusive", noisy=True, open_pairs=self._open)
         return None
@@ -191,10 +180,6 @@ class EarlyStopMonitor:
     def _is_out_of_reach(self) -> bool:
         """Whether the evidence is insufficient if every open pair is won."""
         return self._sums.log_evidence(self._open, 1.0) < self._settings.threshold - SAFETY_MARGIN
-
-    def _possible_measured_counts(self) -> range:
-        """The possible numbers of measured pairs among the open ones, in falling order."""
-        return range(self._open, -1, -1)
 
     def _bound_above(self, pairs: int) -> float:
         """Return an upper bound of ``PairStatistics.upper_bound`` after this many more pairs.

@@ -9,10 +9,10 @@ calls do nothing. Spans contain prompts, replies and error messages only if ``te
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 import anyio
@@ -35,65 +35,12 @@ SECOND_BOUNDS = tuple(0.01 * 2**n for n in range(14))
 """Bounds of histograms, as the conventions recommend."""
 
 
-class ModelCallSpan:
-    """The span of a running model call.
+@dataclass
+class ModelCall:
+    """A running model call: its reply, and the consumption so far that did not come from a store."""
 
-    Args:
-        span: Its span.
-        hide: Removes keys from content; None: no content is recorded.
-        has_store: Whether replies may come from a store.
-
-    Attributes:
-        usage: The consumption of the replies so far that did not come from a store.
-        error: The error that ended the call.
-    """
-
-    def __init__(self, span: Span, hide: Callable[[str], str] | None, *, has_store: bool) -> None:
-        self.usage = Usage()
-        self.error: BaseException | None = None
-        self._attempts: int | None = None
-        self._start = anyio.current_time()
-        self._span = span
-        self._hide = hide
-        self._has_store = has_store
-
-    def record_prompt(self, prompt: RenderedPrompt) -> None:
-        """Record the prompt if content is on."""
-        if self._hide is not None:
-            messages = [_message(m.role, self._hide(m.content)) for m in prompt.messages]
-            self._span.set_attribute("gen_ai.input.messages", json.dumps(messages, ensure_ascii=False))
-
-    def record_reply(self, reply: Reply[R]) -> None:
-        """Record the reply. A typed reply is complete; the end of plain text is unknown here."""
-        self._attempts = reply.attempts
-        if self._hide is not None:
-            plain = isinstance(reply.value, Text)
-            text = reply.value.text if isinstance(reply.value, Text) else reply.value.model_dump_json()
-            ending = {"finish_reason": "unknown" if plain else "stop"}
-            message = _message("assistant", self._hide(text)) | ending
-            self._span.set_attribute("gen_ai.output.messages", json.dumps([message], ensure_ascii=False))
-
-    def record_failure(self, error: BaseException) -> None:
-        """Record that the call gave no reply."""
-        self.error = error
-        if isinstance(error, ReplyError):
-            self._attempts = len(error.reasons)
-
-    @property
-    def from_store(self) -> bool:
-        """Whether every reply, valid or not, came from the store, so that nothing was sent."""
-        return self._has_store and self._attempts is not None and not self.usage.calls
-
-    def finish(self) -> float:
-        """Record the consumption and return the duration in seconds."""
-        values: dict[str, int | None] = {"reflact.attempts": self._attempts}
-        if self.usage.calls > self.usage.uncounted:
-            values["gen_ai.usage.input_tokens"] = self.usage.input_tokens
-            values["gen_ai.usage.output_tokens"] = self.usage.output_tokens
-        values["gen_ai.usage.cache_read.input_tokens"] = self.usage.cached_tokens or None
-        values["reflact.stored"] = self.from_store if self._has_store else None
-        self._span.set_attributes({name: value for name, value in values.items() if value is not None})
-        return anyio.current_time() - self._start
+    reply: Reply[Any] | None = None
+    usage: Usage = field(default_factory=Usage)
 
 
 def _describe_model(config: ModelConfig | None) -> Attributes:
@@ -120,10 +67,6 @@ def _describe_settings(config: ModelConfig | None) -> Attributes:
         "gen_ai.request.seed": config.seed if isinstance(config.seed, int) else None,
     }
     return {name: value for name, value in settings.items() if value is not None}
-
-
-def _message(role: str, text: str) -> dict[str, object]:
-    return {"role": role, "parts": [{"type": "text", "content": text}]}
 
 
 @dataclass(frozen=True)
@@ -248,9 +191,13 @@ class Tracing:
 
     @contextmanager
     def call(
-        self, reply_type: type[ReplyModel], call_id: CallId, config: ModelConfig | None
-    ) -> Iterator[ModelCallSpan]:
-        """Open the span of a model call with all attempts; stored replies are not measured."""
+        self,
+        prompt: RenderedPrompt,
+        reply_type: type[ReplyModel],
+        call_id: CallId,
+        config: ModelConfig | None,
+    ) -> Iterator[ModelCall]:
+        """Open the span of a model call with all attempts; ``config`` is None if no store has its replies."""
         shared = {**_describe_model(config), "reflact.role": call_id.role}
         attributes = {
             **shared,
@@ -260,27 +207,62 @@ class Tracing:
             **_current_position().attributes,
         }
         name = "chat" if config is None else f"chat {config.model}"
+        call, start, error = ModelCall(), anyio.current_time(), None
         with self._span(name, attributes, kind=SpanKind.CLIENT) as span:
-            call = ModelCallSpan(
-                span, self._hide if span.is_recording() else None, has_store=config is not None
-            )
+            self._record_messages(span, "input", [(m.role, m.content, None) for m in prompt.messages])
             try:
                 with _attach_value(_CALL_KEY, call):
                     yield call
-            except BaseException as error:
-                call.record_failure(error)
+            except BaseException as raised:
+                error = raised
                 raise
             finally:
-                seconds = call.finish()
-                is_cut_off = call.error is not None and not isinstance(call.error, Exception)
-                if not (call.from_store or is_cut_off):
-                    ending = {} if call.error is None else {"error.type": type(call.error).__name__}
-                    self._durations.record(seconds, {**shared, **ending})
+                is_stored = self._finish_call(span, call, error, has_store=config is not None)
+                if not is_stored and (error is None or isinstance(error, Exception)):
+                    ending = {} if error is None else {"error.type": type(error).__name__}
+                    self._durations.record(anyio.current_time() - start, {**shared, **ending})
+
+    def _finish_call(
+        self, span: Span, call: ModelCall, error: BaseException | None, *, has_store: bool
+    ) -> bool:
+        """Record a call's reply and consumption; return whether every reply came from the store."""
+        attempts = len(error.reasons) if isinstance(error, ReplyError) else None
+        if call.reply is not None:
+            attempts, value = call.reply.attempts, call.reply.value
+            if isinstance(value, Text):  # how it ended is unknown
+                content, ending = value.text, "unknown"
+            else:
+                content, ending = value.model_dump_json(), "stop"
+            self._record_messages(span, "output", [("assistant", content, ending)])
+        usage, is_stored = call.usage, has_store and attempts is not None and not call.usage.calls
+        if usage.calls > usage.uncounted:
+            span.set_attribute("gen_ai.usage.input_tokens", usage.input_tokens)
+            span.set_attribute("gen_ai.usage.output_tokens", usage.output_tokens)
+        if usage.cached_tokens:
+            span.set_attribute("gen_ai.usage.cache_read.input_tokens", usage.cached_tokens)
+        if attempts is not None:
+            span.set_attribute("reflact.attempts", attempts)
+        if has_store:
+            span.set_attribute("reflact.stored", is_stored)
+        return is_stored
+
+    def _record_messages(
+        self, span: Span, side: str, messages: Sequence[tuple[str, str, str | None]]
+    ) -> None:
+        """Record messages, each with its role, content and ending, if content is on."""
+        if self._hide is None or not span.is_recording():
+            return
+        shown = [
+            {"role": role, "parts": [{"type": "text", "content": self._hide(content)}]}
+            | ({} if ending is None else {"finish_reason": ending})
+            for role, content, ending in messages
+        ]
+        span.set_attribute(f"gen_ai.{side}.messages", json.dumps(shown, ensure_ascii=False))
 
     def count_usage(self, usage: Usage, *, role: str, purpose: str, config: ModelConfig | None) -> None:
         """Count the consumption of a reply that did not come from the store."""
         call = context.get_value(_CALL_KEY)
-        if isinstance(call, ModelCallSpan):
+        if isinstance(call, ModelCall):
             call.usage += usage
         shared = {**_describe_model(config), "reflact.role": role}
         if usage.calls > usage.uncounted:
@@ -392,14 +374,13 @@ class TracedLLM(LLMMiddleware):
         check: Callable[[R], None] | None = None,
     ) -> Reply[R]:
         """Ask the model in a span."""
-        with self._tracing.call(reply_type, call_id, self._config) as call:
-            call.record_prompt(prompt)
+        with self._tracing.call(prompt, reply_type, call_id, self._config) as call:
             reply = await self.inner.ask(prompt, reply_type, call_id=call_id, check=check)
+            call.reply = reply
             if self._config is None:
                 self._tracing.count_usage(
                     reply.usage, role=call_id.role, purpose=call_id.purpose, config=None
                 )
-            call.record_reply(reply)
         return reply
 
 

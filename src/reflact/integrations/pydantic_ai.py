@@ -33,11 +33,8 @@ _NOT_EXECUTED = (CallDeferred, ApprovalRequired, SkipToolExecution)
 class ToolRecorder(AbstractCapability[D]):
     """A capability that records the state before and after each tool call; see ``record_tools``."""
 
-    def __init__(
-        self, state: Callable[[D], JsonValue], on_transition: Callable[[Transition], None] | None
-    ) -> None:
+    def __init__(self, state: Callable[[D], JsonValue]) -> None:
         self._state = state
-        self._on_transition = on_transition
         self._transitions: list[Transition] = []
 
     @property
@@ -67,35 +64,28 @@ class ToolRecorder(AbstractCapability[D]):
         return result
 
     def _record_transition(self, before: JsonValue, call: ToolCallPart, deps: D) -> None:
-        after = deepcopy(self._state(deps))
         action = Action(name=call.tool_name, arguments=call.args_as_dict())
         try:
-            transition = Transition(before=before, action=action, after=after)
+            transition = Transition(before=before, action=action, after=deepcopy(self._state(deps)))
         except ValidationError as error:
-            problem = error.errors(include_url=False)[0]
             raise DataError(
-                f"the state around {call.tool_name} is neither text nor JSON: {problem['msg']}; "
+                f"the state around {call.tool_name} is neither text nor JSON: {error.errors()[0]['msg']}; "
                 "return a JSON value from `state`"
             ) from None
         self._transitions.append(transition)
-        if self._on_transition is not None:
-            self._on_transition(transition)
 
 
 @contextmanager
-def record_tools(
-    state: Callable[[D], JsonValue], *, on_transition: Callable[[Transition], None] | None = None
-) -> Iterator[ToolRecorder[D]]:
+def record_tools(state: Callable[[D], JsonValue]) -> Iterator[ToolRecorder[D]]:
     """Record runs of an agent inside the block that get the recorder as a capability.
 
     Inside the block tools run one at a time, so that each change of the state belongs to one call.
 
     Args:
         state: Renders the agent's state from the run's ``deps`` as text or JSON. The result is copied.
-        on_transition: Receives each transition. The agent waits for it, so it must return quickly.
 
     Raises:
         DataError: In the run, if the rendered state is neither text nor JSON.
     """
     with Agent.parallel_tool_call_execution_mode("sequential"):
-        yield ToolRecorder(state, on_transition)
+        yield ToolRecorder(state)

@@ -35,19 +35,8 @@ __getattr__ = load_exports(
     {
         "config.models": ("ModelConfig",),
         "config.training": ("BudgetConfig",),
-        "llm.cassettes": (
-            "ReplayTransport",
-            "read_cassette",
-        ),
-        "messages": (
-            "CallId",
-            "Draft",
-            "Message",
-            "RenderedPrompt",
-            "Reply",
-            "ReplyModel",
-            "Text",
-        ),
+        "llm.cassettes": ("ReplayTransport", "read_cassette"),
+        "messages": ("CallId", "Draft", "Message", "RenderedPrompt", "Reply", "ReplyModel", "Text"),
         "protocols": ("LLM",),
         "records": ("Usage",),
     },

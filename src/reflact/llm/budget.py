@@ -1,8 +1,7 @@
 """Hard limits of a run on calls, tokens, money and time.
 
-Before each call, reflact reserves its worst-case cost, so no limit is exceeded by calls in flight. After the
-call, it settles the real cost. A call that does not fit waits for calls in flight, which may cost less than
-reserved. If no call is in flight, the budget is spent.
+Before each call, reflact reserves its worst-case cost; after the call, it settles the real cost. A call that
+does not fit waits for calls in flight, which may cost less. If no call is in flight, the budget is spent.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Cassettes: recorded HTTP requests and answers, replayed by content.
 
-A cassette is a file of JSON lines, one per answered request: the label of its call, the method, path and body
-of the request, and the status, content type and pieces of the answer. Hosts, keys and other headers are never
-written. An answer is found by method, path, body and call, independent of order. A request without a recorded
-answer is an error and is not sent. A recording serves streamed and plain requests alike.
+A cassette is a file of JSON lines, one per answered request. Hosts, keys and other headers are never written.
+An answer is found by method, path, body and call, independent of order. A request without a recorded answer is
+an error and is not sent. A recording serves streamed and plain requests alike.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import difflib
 import json
 import re
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from itertools import islice
 from pathlib import Path
 from typing import Literal, TextIO
@@ -45,7 +44,8 @@ class Interaction(FrozenModel):
     @property
     def key(self) -> str:
         """Digest of call, method, path and body; the key of an answer."""
-        return _key(self.call_id, self.method, self.path, self.body)
+        body = canonical_json(drop_stream_fields(self.body))
+        return digest_json([self.call_id, self.method, self.path, body])
 
 
 @asynccontextmanager
@@ -60,13 +60,15 @@ async def open_cassette(
     if mode == "replay":
         yield ReplayTransport(path, read_cassette(path))
         return
-    file, known = _open_for_writing(path)
-    with file:
-        if inner is not None:
-            yield RecordTransport(RedactingTransport(inner), file, known)
-            return
-        async with PooledTransport() as network:
-            yield RecordTransport(RedactingTransport(network), file, known)
+    async with AsyncExitStack() as stack:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            file = stack.enter_context(path.open("a", encoding="utf-8", newline="\n"))
+        except OSError as error:
+            raise CassetteError(f"cannot write the cassette {path}: {error.strerror or error}") from None
+        if inner is None:
+            inner = await stack.enter_async_context(PooledTransport())
+        yield RecordTransport(path, inner, file)
 
 
 def read_cassette(path: Path) -> tuple[Interaction, ...]:
@@ -105,32 +107,44 @@ class ReplayTransport(httpx.AsyncBaseTransport):
         Raises:
             CassetteMiss: The cassette has no answer; shows the nearest recorded request and the difference.
         """
-        asked = await _read_request(request)
+        asked = Interaction(
+            call_id=request.extensions.get("reflact_call_id", ""),
+            method=request.method,
+            path=request.url.path,
+            body=json.loads((await request.aread()).decode("utf-8") or "null"),
+            status=200,
+            content_type="",
+            chunks=(),
+        )
         found = self._answers.get(asked.key)
         if found is None:
-            raise self._miss(asked)
-        return _response(found, {"content-type": found.content_type})
+            return await self._answer_unknown(request, asked)
+        return _build_response(found, {"content-type": found.content_type})
 
-    def _miss(self, asked: Interaction) -> CassetteMiss:
+    async def _answer_unknown(self, request: httpx.Request, asked: Interaction) -> httpx.Response:
         purpose = asked.call_id.split("/")[1] if "/" in asked.call_id else "unknown purpose"
         start = f"the cassette {self._path} holds no answer to this request ({purpose}, {asked.call_id})"
         near = [i for i in self._answers.values() if i.call_id == asked.call_id]
         near = near or [i for i in self._answers.values() if f"/{purpose}/" in i.call_id]
         if not near:
-            return CassetteMiss(f"{start}, nor one of its kind; record it again")
+            raise CassetteMiss(f"{start}, nor one of its kind; record it again")
         text = _format_body(asked.body)
-        nearest = max(
-            near[:50], key=lambda i: difflib.SequenceMatcher(None, _format_body(i.body), text).quick_ratio()
-        )
+        matcher = difflib.SequenceMatcher(b=text)
+
+        def measure_similarity(other: Interaction) -> float:
+            matcher.set_seq1(_format_body(other.body))
+            return matcher.quick_ratio()
+
+        nearest = max(near[:50], key=measure_similarity)
         lines = difflib.unified_diff(
             _split_clauses(_format_body(nearest.body)),
             _split_clauses(text),
             "recorded",
             "asked",
-            lineterm="",
             n=0,
+            lineterm="",
         )
-        return CassetteMiss(
+        raise CassetteMiss(
             f"{start}; the nearest recorded one is {nearest.call_id}",
             difference=tuple(line[:200] for line in islice(lines, 12)),
         )
@@ -140,20 +154,15 @@ RECORDED = frozenset({*range(200, 300), 400, 404, 413, 415, 422, 501})
 """Final statuses; redirects, refused keys and temporary failures are not recorded."""
 
 
-class RecordTransport(httpx.AsyncBaseTransport):
+class RecordTransport(ReplayTransport):
     """Sends requests and writes each final answer as a line; does not repeat recorded requests."""
 
-    def __init__(self, inner: httpx.AsyncBaseTransport, file: TextIO, known: tuple[Interaction, ...]) -> None:
-        self._inner = inner
+    def __init__(self, path: Path, inner: httpx.AsyncBaseTransport, file: TextIO) -> None:
+        super().__init__(path, read_cassette(path) if path.stat().st_size else ())
+        self._inner = RedactingTransport(inner)
         self._file = file
-        self._known = {i.key: i for i in known}
 
-    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        """Return the recorded answer, or send the request and record its answer if that is final."""
-        asked = await _read_request(request)
-        found = self._known.get(asked.key)
-        if found is not None:
-            return _response(found, {"content-type": found.content_type})
+    async def _answer_unknown(self, request: httpx.Request, asked: Interaction) -> httpx.Response:
         response = await self._inner.handle_async_request(request)
         try:
             chunks = tuple([text async for text in response.aiter_text()])
@@ -165,45 +174,18 @@ class RecordTransport(httpx.AsyncBaseTransport):
         if answered.status in RECORDED:
             self._file.write(answered.model_dump_json() + "\n")
             self._file.flush()
-            self._known[answered.key] = answered
-        return _response(answered, headers)
+            self._answers[answered.key] = answered
+        return _build_response(answered, headers)
 
 
-def _response(answered: Interaction, headers: dict[str, str]) -> httpx.Response:
+def _build_response(answered: Interaction, headers: dict[str, str]) -> httpx.Response:
     pieces = [chunk.encode("utf-8") for chunk in answered.chunks]
     return httpx.Response(answered.status, headers=headers, stream=BodyStream(pieces))
 
 
-def _open_for_writing(path: Path) -> tuple[TextIO, tuple[Interaction, ...]]:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        known = read_cassette(path) if path.exists() and path.stat().st_size else ()
-        return path.open("a", encoding="utf-8", newline="\n"), known
-    except OSError as error:
-        raise CassetteError(f"cannot write the cassette {path}: {error.strerror or error}") from None
-
-
-async def _read_request(request: httpx.Request) -> Interaction:
-    body = json.loads((await request.aread()).decode("utf-8") or "null")
-    return Interaction(
-        call_id=request.extensions.get("reflact_call_id", ""),
-        method=request.method,
-        path=request.url.path,
-        body=body,
-        status=200,
-        content_type="",
-        chunks=(),
-    )
-
-
-def _key(call_id: str, method: str, path: str, body: JsonValue) -> str:
-    return digest_json([call_id, method, path, canonical_json(drop_stream_fields(body))])
-
-
 def _format_body(body: JsonValue) -> str:
-    return json.dumps(drop_stream_fields(body), indent=1, sort_keys=True, ensure_ascii=False).replace(
-        "\\n", "\n"
-    )
+    text = json.dumps(drop_stream_fields(body), indent=1, sort_keys=True, ensure_ascii=False)
+    return text.replace("\\n", "\n")
 
 
 def _split_clauses(text: str) -> list[str]:

@@ -1,8 +1,7 @@
 """The client of a role: typed calls through the openai client and a stack of HTTP transports.
 
-Each attempt of a call is one request through the stack. If a reply is invalid (malformed, refused, truncated,
-or not fitting the data), the client sends it back with the reason and asks again. The conversation then
-contains all earlier attempts.
+If a reply is invalid (malformed, refused, truncated, or not fitting the data), the client sends it back with
+the reason and asks again. The conversation then contains all earlier attempts.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ import openai
 from openai.types.chat import ChatCompletion
 from pydantic import JsonValue
 
-from reflact.concurrency import SingleFlight, Stream
+from reflact.concurrency import Stream
 from reflact.config.models import ModelConfig
 from reflact.errors import ConfigError, ModelError, ProviderError, ReflactError, ReplyError
 from reflact.events import ModelCallFinished
@@ -103,15 +102,14 @@ class Client:
         if self._secret is not None:
             refuse_key_in(config, self._role, self._secret)
             self._stack.enter_context(redact_logs(self._secret))
-        flights = await self._stack.enter_async_context(SingleFlight[Any]())
         network = self._transport
         if network is None:
             network = await self._stack.enter_async_context(PooledTransport())
         endpoint = self._stack.enter_context(endpoint_for(config, on_limit=self._on_limit))
         layers: tuple[Callable[[httpx.AsyncBaseTransport], httpx.AsyncBaseTransport], ...] = (
             StreamingTransport,
-            lambda inner: ResponseCacheTransport(inner, config, self._role, account, flights),
-            lambda inner: RetryTransport(inner, retries=config.max_retries, endpoint=endpoint),
+            lambda inner: ResponseCacheTransport(inner, config, self._role, account),
+            lambda inner: RetryTransport(inner, endpoint),
             lambda inner: MeteredTransport(inner, config, account, endpoint),
             RedactingTransport,
         )

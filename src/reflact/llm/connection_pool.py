@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
 
 import httpx
 
@@ -31,7 +32,15 @@ class PooledTransport(httpx.AsyncBaseTransport):
         if pool is None:
             pool = _Pool(self._open())
             self._pools.append(pool)
-        return await pool.send(request)
+        pool.in_flight += 1
+        try:
+            response = await pool.transport.handle_async_request(request)
+        except BaseException:
+            pool.in_flight -= 1
+            raise
+        assert isinstance(response.stream, httpx.AsyncByteStream)
+        response.stream = _Stream(response.stream, pool)
+        return response
 
     async def aclose(self) -> None:
         """Close all connections."""
@@ -39,21 +48,10 @@ class PooledTransport(httpx.AsyncBaseTransport):
             await pool.transport.aclose()
 
 
+@dataclass
 class _Pool:
-    def __init__(self, transport: httpx.AsyncBaseTransport) -> None:
-        self.transport = transport
-        self.in_flight = 0
-
-    async def send(self, request: httpx.Request) -> httpx.Response:
-        self.in_flight += 1
-        try:
-            response = await self.transport.handle_async_request(request)
-        except BaseException:
-            self.in_flight -= 1
-            raise
-        assert isinstance(response.stream, httpx.AsyncByteStream)
-        response.stream = _Stream(response.stream, self)
-        return response
+    transport: httpx.AsyncBaseTransport
+    in_flight: int = 0
 
 
 class _Stream(httpx.AsyncByteStream):

@@ -1,28 +1,20 @@
 """Errors of model calls: kinds of faults of single attempts, and reflact's errors for failed calls.
 
-Kinds of faults:
-
-- ``408``, ``409``, ``429``, ``5xx``: statuses after which a later attempt may succeed;
-- ``timeout``: no whole answer in time;
-- ``unreachable``: no connection;
-- ``reset``: the connection ended before the answer began;
-- ``truncated``: the answer began and broke off;
-- ``malformed``: the answer should be JSON and is not;
-- ``broken stream``: the stream has no end mark, contains invalid JSON or reports an error;
-- ``unusable``: the status is a success and the body is no chat completion.
-
-Statuses about the request itself (400, 401, 404 and similar) are no faults.
+Kinds of faults: ``408``, ``409``, ``429``, ``5xx``: a later attempt may succeed; ``timeout``: no whole answer
+in time; ``unreachable``: no connection; ``reset``: the connection ended before the answer began;
+``truncated``: the answer broke off; ``malformed``: the answer should be JSON and is not; ``broken stream``: the
+stream has no end mark, contains invalid JSON or reports an error; ``unusable``: the answer has a success status
+and is no chat completion. Statuses about the request itself (400, 401, 404 and similar) are no faults.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
+import re
+from json import JSONDecodeError
 
 import httpx
 import openai
-from pydantic import JsonValue
 
 from reflact.config.models import ModelConfig
 from reflact.errors import (
@@ -36,18 +28,14 @@ from reflact.errors import (
 )
 from reflact.llm.cache_keys import strip_credentials
 from reflact.llm.redaction import remove_keys
-from reflact.llm.retry import RETRIED_STATUSES, is_unknown_model, is_untrusted_certificate
-from reflact.llm.sse import END_MARK, is_event_stream, parse_chunk, read_events
+from reflact.llm.retry import REFUSED_KEY, RETRIED_STATUSES, is_unknown_model, is_untrusted_certificate
+from reflact.llm.sse import END_MARK, EVENT_STREAM, parse_chunk, read_events
 from reflact.records import FaultKind
 
-OVERFLOW_WORDS = (
-    "context_length_exceeded",
-    "maximum context length",
-    "context window",
-    "exceed_context_size",
-    "exceeds the available context",
-    "prompt is too long",
-    "too many tokens",
+OVERFLOW_WORDS = re.compile(
+    "context_length_exceeded|maximum context length|context window|exceed_context_size"
+    "|exceeds the available context|prompt is too long|too many tokens",
+    re.IGNORECASE,
 )
 """Words of OpenAI, vLLM, llama.cpp and others for a request that is too long."""
 
@@ -62,10 +50,12 @@ def translate_client_error(error: Exception, config: ModelConfig, role: str, key
     own = next((cause for cause in causes if isinstance(cause, ReflactError)), None)
     if own is not None:
         return own
-    where = f"models.{role}: {config.model} at {strip_credentials(config.base_url)}"
+    keys, where = [key] if key else [], _describe_model(config, role)
     if isinstance(error, openai.APIStatusError):
-        text = remove_keys([key] if key else (), " ".join(error.response.text.split()))
+        text = remove_keys(keys, " ".join(error.response.text.split()))
         return _translate_status(error, config, role, text[:300])
+    if isinstance(error, JSONDecodeError | RecursionError):
+        return build_unusable_error(getattr(error, "doc", "too deeply nested JSON"), config, role, key)
     if isinstance(error, openai.APITimeoutError):
         return ProviderDown(f"{where} did not answer within {config.timeout:g} seconds, after all retries")
     cause = causes[-1]
@@ -73,35 +63,35 @@ def translate_client_error(error: Exception, config: ModelConfig, role: str, key
         return BadRequest(
             f"models.{role}.base_url {strip_credentials(config.base_url)!r} is not an address: {cause}"
         )
-    reason = remove_keys([key] if key else (), str(cause)) or type(cause).__name__
+    reason = remove_keys(keys, str(cause)) or type(cause).__name__
+    problem = f"cannot be reached, after all retries; check models.{role}.base_url"
     if is_untrusted_certificate(error):
-        return ProviderDown(
-            f"{where} shows a certificate that is not trusted here; check models.{role}.base_url, or name "
-            f"the file of its authority in SSL_CERT_FILE: {reason}"
+        problem = (
+            f"shows a certificate that is not trusted here; check models.{role}.base_url, or name "
+            "the file of its authority in SSL_CERT_FILE"
         )
-    return ProviderDown(
-        f"{where} cannot be reached, after all retries; check models.{role}.base_url: {reason}"
-    )
+    return ProviderDown(f"{where} {problem}: {reason}")
 
 
 def build_unusable_error(answer: object, config: ModelConfig, role: str, key: str | None) -> ProviderDown:
     """Return the error for an answer with a success status that is no chat completion."""
-    where = f"models.{role}: {config.model} at {strip_credentials(config.base_url)}"
-    shown = remove_keys([key] if key else (), " ".join(str(answer).split()))[:200]
+    shown = remove_keys([key] if key else [], " ".join(str(answer).split()))[:200]
     return ProviderDown(
-        f"{where} answered with something that is no chat completion; check base_url, or try again: {shown}",
+        f"{_describe_model(config, role)} answered with something that is no chat completion; check base_url, "
+        f"or try again: {shown}",
         status=200,
     )
 
 
+def _describe_model(config: ModelConfig, role: str) -> str:
+    return f"models.{role}: {config.model} at {strip_credentials(config.base_url)}"
+
+
 def _translate_status(error: openai.APIStatusError, config: ModelConfig, role: str, text: str) -> ModelError:
-    status, where = (
-        error.status_code,
-        f"models.{role}: {config.model} at {strip_credentials(config.base_url)}",
-    )
-    if status in {400, 413, 422} and any(word in error.response.text.lower() for word in OVERFLOW_WORDS):
+    status, where = error.status_code, _describe_model(config, role)
+    if status in {400, 413, 422} and OVERFLOW_WORDS.search(error.response.text):
         return ContextOverflow(f"{where} has too small a context for this request: {text}")
-    if status in {401, 403}:
+    if status in REFUSED_KEY:
         source = f"set {config.api_key_env} to a valid key"
         if config.key is not None:
             source = "the function passed as `key` must return a valid one"
@@ -140,20 +130,6 @@ class StreamCutOff(CutOff):
     fault: FaultKind = "broken stream"
 
 
-@contextmanager
-def mark_cut_off(response: httpx.Response) -> Iterator[None]:
-    """Translate failures that happen while the body of an answer is read.
-
-    Raises:
-        CutOff: The connection failed within.
-    """
-    try:
-        yield
-    except (httpx.NetworkError, httpx.RemoteProtocolError) as failure:
-        kind = StreamCutOff if is_event_stream(response.headers.get("content-type", "")) else CutOff
-        raise kind(str(failure)) from failure
-
-
 def classify_failure(failure: Exception) -> FaultKind | None:
     """Return the kind of a failed transfer; None if neither the endpoint nor the network failed."""
     match failure:
@@ -170,19 +146,13 @@ def classify_failure(failure: Exception) -> FaultKind | None:
 
 def classify_status(status: int) -> FaultKind | None:
     """Return the kind of an error status; None for a success or a status about the request."""
-    match status:
-        case 408:
-            return "408"
-        case 409:
-            return "409"
-        case 429:
-            return "429"
-    return "5xx" if status in RETRIED_STATUSES else None
+    kinds: dict[int, FaultKind] = {408: "408", 409: "409", 429: "429"}
+    return kinds.get(status, "5xx" if status in RETRIED_STATUSES else None)
 
 
 def classify_body(content_type: str, text: str) -> FaultKind | None:
     """Return the fault of a successful answer's body; None for a whole stream or a chat completion."""
-    if is_event_stream(content_type):
+    if content_type.startswith(EVENT_STREAM):
         return None if _is_complete_stream(text) else "broken stream"
     try:
         document = json.loads(text)
@@ -198,8 +168,5 @@ def _is_complete_stream(text: str) -> bool:
     """Whether a stream ends with its end mark and contains only JSON and no error."""
     *events, last = list(read_events(text)) or [""]
     chunks = [parse_chunk(data) for data in events]
-    return last == END_MARK and not any(chunk is None or _is_error_chunk(chunk) for chunk in chunks)
-
-
-def _is_error_chunk(chunk: JsonValue) -> bool:
-    return isinstance(chunk, dict) and bool(chunk.get("error"))
+    failed = any(chunk is None or (isinstance(chunk, dict) and chunk.get("error")) for chunk in chunks)
+    return last == END_MARK and not failed

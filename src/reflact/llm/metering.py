@@ -1,7 +1,6 @@
 """Single attempts: each waits for the budget and the endpoint's limits, and its cost is recorded.
 
-An attempt waits for the budget first and for the endpoint second. So calls that wait for the budget occupy no
-slot of the endpoint, and a call goes out as soon as the endpoint admits it.
+An attempt waits for the budget first, so that calls that wait for it occupy no slot of the endpoint.
 """
 
 from __future__ import annotations
@@ -16,12 +15,19 @@ from reflact.concurrency import finish_if_cancelled
 from reflact.config.models import ModelConfig
 from reflact.errors import ReflactError
 from reflact.llm.budget import Account, Reservation
-from reflact.llm.errors import GARBLED_FAULTS, classify_body, classify_failure, classify_status, mark_cut_off
+from reflact.llm.errors import (
+    GARBLED_FAULTS,
+    CutOff,
+    StreamCutOff,
+    classify_body,
+    classify_failure,
+    classify_status,
+)
 from reflact.llm.pricing import read_cap, usd_of, worst_case
 from reflact.llm.rate_limit import EndpointClient, Slot
 from reflact.llm.redaction import find_keys, remove_keys
 from reflact.llm.retry import GARBLED, BodyStream, parse_retry_after, select_headers
-from reflact.llm.sse import JSON, is_event_stream, join_stream, read_usage
+from reflact.llm.sse import EVENT_STREAM, JSON, join_stream, read_usage
 from reflact.llm.streaming import CONTEXT
 from reflact.messages import CallReservation, StoredResponse
 from reflact.records import FaultKind, Usage
@@ -47,9 +53,8 @@ UNSENT = (
 class MeteredTransport(httpx.AsyncBaseTransport):
     """Sends one attempt of a call, stores its answer, and records its cost.
 
-    An error status is free. A time-out, a broken connection, a broken answer or a cancellation counts at the
-    worst case, since the provider may charge for it. An answer without usage also counts at the worst case.
-    Failed attempts are counted by kind.
+    An error status is free. A time-out, a broken connection or answer, a cancellation, or an answer without usage
+    counts at the worst case, since the provider may charge for it. Failed attempts are counted by kind.
 
     Args:
         inner: Sends a request.
@@ -173,18 +178,19 @@ async def send_whole(
         with anyio.fail_after(seconds):
             response = await inner.handle_async_request(request)
             headers = select_headers(response)
-            streamed = response.is_success and is_event_stream(headers["content-type"])
+            streamed = response.is_success and headers["content-type"].startswith(EVENT_STREAM)
             context = CONTEXT.get() if streamed else None
             drafts = None if context is None else context.drafts
             if drafts is not None:
                 drafts.begin(find_keys(request))
             pieces = []
             try:
-                with mark_cut_off(response):
-                    async for piece in response.aiter_bytes():
-                        pieces.append(piece)
-                        if drafts is not None:
-                            drafts.feed(piece)
+                async for piece in response.aiter_bytes():
+                    pieces.append(piece)
+                    if drafts is not None:
+                        drafts.feed(piece)
+            except (httpx.NetworkError, httpx.RemoteProtocolError) as failure:
+                raise (StreamCutOff if streamed else CutOff)(str(failure)) from failure
             finally:
                 await response.aclose()
     except TimeoutError:

@@ -1,11 +1,11 @@
-"""What stands around a model or an environment: one base for each, and the function that composes them."""
+"""Bases of layers around a model or an environment, and the function that composes layers."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from reflact.messages import CallId, RenderedPrompt, Reply, ReplyModel
+from reflact.messages import ReplyModel
 from reflact.protocols import LLM, Environment, Session
 from reflact.types import Grade, Item, Split
 
@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 class LLMMiddleware:
-    """A model around another one; implements ``protocols.LLM``. A subclass overrides ``ask``.
+    """A model around another one; implements ``protocols.LLM``. A subclass adds ``ask``.
 
     Args:
         inner: The model that is asked.
@@ -27,17 +27,6 @@ class LLMMiddleware:
     def identity(self) -> str:
         """The identity of the inner model: middleware never changes a reply."""
         return self.inner.identity
-
-    async def ask(
-        self,
-        prompt: RenderedPrompt,
-        reply_type: type[R],
-        *,
-        call_id: CallId,
-        check: Callable[[R], None] | None = None,
-    ) -> Reply[R]:
-        """Ask the inner model; see ``protocols.LLM.ask``."""
-        return await self.inner.ask(prompt, reply_type, call_id=call_id, check=check)
 
 
 class EnvironmentMiddleware:

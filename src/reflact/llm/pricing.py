@@ -1,7 +1,6 @@
 """Prices of calls in dollars, from the configuration or else from the provider's price list.
 
-Costs are whole billionths of a dollar, rounded up for each call. So sums are exact, and rounding exceeds no
-limit.
+Costs are whole billionths of a dollar, rounded up for each call. So sums are exact.
 """
 
 from __future__ import annotations
@@ -155,20 +154,18 @@ class EstimateRow(FrozenModel):
 
     def with_price(self, price: Callable[[Usage], float | None]) -> EstimateRow:
         """Return the row with money; ``price`` gives the dollars of one call of mean length."""
-        bounds = {bound: self._usd(bound, price) for bound in ("low", "expected", "high")}
-        if None in bounds.values():
-            return self
-        return self.model_copy(update={"usd": EstimateRange.model_validate(bounds)})
-
-    def _usd(self, bound: str, price: Callable[[Usage], float | None]) -> float | None:
-        calls, given, written = (
-            getattr(amount, bound) for amount in (self.calls, self.input_tokens, self.output_tokens)
-        )
-        if not calls:
-            return 0.0
-        mean = Usage(calls=1, input_tokens=math.ceil(given / calls), output_tokens=math.ceil(written / calls))
-        usd = price(mean)
-        return None if usd is None else usd * calls
+        bounds = dict.fromkeys(("low", "expected", "high"), 0.0)
+        for bound in bounds:
+            calls, given, written = (
+                getattr(amount, bound) for amount in (self.calls, self.input_tokens, self.output_tokens)
+            )
+            if calls:
+                mean_input, mean_output = math.ceil(given / calls), math.ceil(written / calls)
+                usd = price(Usage(calls=1, input_tokens=mean_input, output_tokens=mean_output))
+                if usd is None:
+                    return self
+                bounds[bound] = usd * calls
+        return self.model_copy(update={"usd": EstimateRange(**bounds)})
 
 
 class CostEstimate(FrozenModel):
@@ -195,28 +192,21 @@ class CostEstimate(FrozenModel):
         return sum((row.usd for row in self.rows if row.usd is not None), EstimateRange())
 
 
-class CallTokens(FrozenModel):
-    """Input and output tokens of one call."""
+def estimate_tokens(
+    size: float, *, cap: int | None, usage: Usage | None = None
+) -> tuple[EstimateRange, EstimateRange]:
+    """Return the input and output tokens of one call.
 
-    input_tokens: EstimateRange
-    output_tokens: EstimateRange
-
-    @classmethod
-    def estimate(cls, size: float, *, cap: int | None, usage: Usage | None = None) -> CallTokens:
-        """Return the tokens of a call.
-
-        Args:
-            size: Bytes of its texts.
-            cap: The most tokens of its reply; None: no cap.
-            usage: Usage of earlier calls of its kind; None if there were none.
-        """
-        most = cap or UNCAPPED_REPLY_TOKENS
-        given, written = size / BYTES_PER_TOKEN + MESSAGE_TOKENS, most / 4
-        if usage is not None:
-            given, written = usage.input_tokens / usage.calls, usage.output_tokens / usage.calls
-        return cls(
-            input_tokens=EstimateRange(
-                low=0, expected=given, high=max(given, 4 * size + 40 * MESSAGE_TOKENS)
-            ),
-            output_tokens=EstimateRange(low=0, expected=written, high=max(written, most)),
-        )
+    Args:
+        size: Bytes of its texts.
+        cap: The most tokens of its reply; None: no cap.
+        usage: Usage of earlier calls of its kind; None if there were none.
+    """
+    most = cap or UNCAPPED_REPLY_TOKENS
+    given, written = size / BYTES_PER_TOKEN + MESSAGE_TOKENS, most / 4
+    if usage is not None:
+        given, written = usage.input_tokens / usage.calls, usage.output_tokens / usage.calls
+    return (
+        EstimateRange(expected=given, high=max(given, 4 * size + 40 * MESSAGE_TOKENS)),
+        EstimateRange(expected=written, high=max(written, most)),
+    )

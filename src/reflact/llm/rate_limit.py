@@ -6,7 +6,7 @@ import math
 import random
 from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from typing import NamedTuple, Self
 from urllib.parse import urlsplit
@@ -49,19 +49,17 @@ class AdaptiveRate:
     """Spaces calls evenly, at a rate found by additive increase and multiplicative decrease.
 
     There is no rate before the first refusal. The first refusal sets the rate to the larger of the recently
-    served rate and half the calls in flight per second. Then the rate searches: each answer adds one call a
-    second, until a refusal at least ``SPAN_SECONDS`` later. After that, a refusal moves the rate half of the
-    way down to the recently served rate, and at least by a twentieth. While calls wait for their turn the
-    rate grows: linearly up to the refused rate, and exponentially beyond it. The linear part takes so long
-    that the pause of a back-off is a small part of it. A rate at which nothing was served stays.
+    served rate and half the calls in flight per second. Each answer then adds one call a second, until a
+    refusal at least ``SPAN_SECONDS`` later. After that, a refusal moves the rate half of the way down to the
+    recently served rate, and at least by a twentieth. While calls wait for their turn the rate grows: linearly
+    up to the refused rate, and exponentially beyond it. A rate at which nothing was served stays.
 
     Endpoints also refuse some calls at any rate. If refusals continue at rates far below the best rate served
     within the last minute, the rate returns to that best rate. For a minute, the same share of refusals is
     then tolerated.
 
-    Additive increase with multiplicative decrease brings parties that share an endpoint to equal shares of
-    all that it allows (Chiu and Jain, "Analysis of the Increase and Decrease Algorithms for Congestion
-    Avoidance in Computer Networks", 1989).
+    Additive increase with multiplicative decrease: Chiu and Jain, "Analysis of the Increase and Decrease
+    Algorithms for Congestion Avoidance in Computer Networks", 1989.
     """
 
     def __init__(self) -> None:
@@ -245,69 +243,49 @@ class RoleRefused(Exception):
 class Endpoint:
     """One address in one event loop, with the queue of its calls.
 
-    Calls are admitted in the order of their requests. A call is admitted when a slot is free, the back-off is
-    over, and the limits of requests and tokens per minute allow it. Of the settings of all open clients the
-    strictest counts: the smallest value of each limit, and an adaptive rate if any role enables it.
+    Calls are admitted in the order of their requests. Of the settings of all open clients the strictest
+    counts: the smallest value of each limit, and an adaptive rate if any role enables it.
 
     After 429 or 503 no call is sent for ``Retry-After`` seconds. Without ``Retry-After`` the pause is drawn
     uniformly from 0..min(cap, base * 2**n) seconds after n fruitless back-offs. Refusals of calls that were
-    sent before a back-off belong to that back-off. The rate after it follows ``AdaptiveRate``.
+    sent before a back-off belong to that back-off.
 
     Args:
         address: For messages.
         draw: Returns a number in 0..1.
+
+    Attributes:
+        answered: Whether any call was answered.
+        in_flight: Number of admitted calls that have not ended.
+        rate: The rate in calls a second that the endpoint sustains.
+        clients: The open clients, whose settings count.
     """
 
     def __init__(self, address: str, *, draw: Callable[[], float] = random.random) -> None:
         self.address = address
         self.answered = False
-        self._draw = draw
-        self._clients: list[EndpointClient] = []
+        self.in_flight = 0
+        self.clients: list[EndpointClient] = []
+        self.draw = draw
         self._queue: OrderedDict[_Waiter, None] = OrderedDict()
-        self._in_flight = 0
-        self._rate = AdaptiveRate()
+        self.rate = AdaptiveRate()
         self._minute = MinuteWindow()
         self._until = -math.inf
         self._rated = False
         self._back_offs = 0
         self._fruitless = 0
 
-    @property
-    def rate(self) -> float | None:
-        """The rate in calls a second that the endpoint sustains; None before the first refusal."""
-        return self._rate.rate
+    @asynccontextmanager
+    async def admit(self, client: EndpointClient, tokens: int) -> AsyncIterator[Slot]:
+        """Occupy a slot while the block runs; see ``EndpointClient.admit``."""
+        slot = await self._enter(client, tokens)
+        try:
+            yield slot
+        finally:
+            self.in_flight -= 1
+            self.wake_first()
 
-    @property
-    def in_flight(self) -> int:
-        """Number of admitted calls that have not ended."""
-        return self._in_flight
-
-    @property
-    def waiting(self) -> int:
-        """Number of calls that wait for admission."""
-        return len(self._queue)
-
-    def connect(
-        self, config: ModelConfig, *, on_limit: Callable[[LimitChange], None] | None = None
-    ) -> EndpointClient:
-        """Return a client for a role; the role's settings count while the client is entered."""
-        return EndpointClient(self, config, on_limit)
-
-    def open(self, client: EndpointClient) -> None:
-        """Start to apply the settings of a client."""
-        self._clients.append(client)
-
-    def close(self, client: EndpointClient) -> None:
-        """Stop applying the settings of a client."""
-        self._clients.remove(client)
-        self._wake_first()
-
-    async def enter(self, client: EndpointClient, tokens: int) -> Slot:
-        """Wait until a call may start, and count it as in flight.
-
-        Raises:
-            RoleRefused: The endpoint refuses the client's role.
-        """
+    async def _enter(self, client: EndpointClient, tokens: int) -> Slot:
         waiting = _Waiter(client)
         self._queue[waiting] = None
         try:
@@ -323,12 +301,7 @@ class Endpoint:
         finally:
             del self._queue[waiting]
             self._rated = self._rated and bool(self._queue)
-            self._wake_first()
-
-    def leave(self) -> None:
-        """Free a slot."""
-        self._in_flight -= 1
-        self._wake_first()
+            self.wake_first()
 
     def observe(self, slot: Slot, status: int | None, retry_after: float | None, tokens: int | None) -> None:
         """Apply the result of a call; see ``Slot.observe``."""
@@ -341,8 +314,8 @@ class Endpoint:
             self._back_off(slot, status, retry_after)
         elif status < 500:
             self._fruitless = 0
-            self._rate.observe(anyio.current_time(), served=True, rate_limited=slot.rate_limited)
-        self._wake_first()
+            self.rate.observe(anyio.current_time(), served=True, rate_limited=slot.rate_limited)
+        self.wake_first()
 
     def wake(self, client: EndpointClient) -> None:
         """Let the waiting calls of a client check again."""
@@ -350,63 +323,66 @@ class Endpoint:
             if waiting.client is client:
                 waiting.wake.set()
 
-    # -------------------------------------------------------------------------------------- decisions
+    def wake_first(self) -> None:
+        """Let the first call in the queue check again."""
+        first = next(iter(self._queue), None)
+        if first is not None:
+            first.wake.set()
 
     def _delay(self, tokens: int) -> float:
         """Return the seconds that the first call in the queue has to wait; infinite if a slot must become free."""
-        if self._in_flight >= min((client.config.concurrency for client in self._clients), default=0):
+        if self.in_flight >= (self._find_strictest("concurrency") or 0):
             self._rated = False
             return math.inf
         now = anyio.current_time()
-        turn = self._rate.delay(now, self._max_rate)
+        turn = self.rate.delay(now, self._find_max_rate())
         if turn >= SOON:
             self._rated = True
-        return max(self._until - now, turn, self._minute.delay(now, tokens, self._tokens_per_minute))
+        tokens_most = self._find_strictest("tokens_per_minute")
+        return max(self._until - now, turn, self._minute.delay(now, tokens, tokens_most))
 
     def _admit(self, tokens: int) -> Slot:
-        now, most, tokens_most = anyio.current_time(), self._max_rate, self._tokens_per_minute
-        self._in_flight += 1
-        self._rate.take(now, most)
+        now, most, tokens_most = (
+            anyio.current_time(),
+            self._find_max_rate(),
+            self._find_strictest("tokens_per_minute"),
+        )
+        self.in_flight += 1
+        self.rate.take(now, most)
         return Slot(
             self,
-            entry=self._minute.take(now, tokens if tokens_most is None else min(tokens, tokens_most)),
-            rate_limited=self._rated and (most is None or (self.rate is not None and self.rate < most)),
+            self._minute.take(now, tokens if tokens_most is None else min(tokens, tokens_most)),
+            rate_limited=self._rated
+            and (most is None or (self.rate.rate is not None and self.rate.rate < most)),
             back_offs=self._back_offs,
         )
 
     def _back_off(self, slot: Slot, status: int, asked: float | None) -> None:
         now = anyio.current_time()
         named = asked if asked is not None and asked <= PATIENCE_SECONDS else 0.0
-        self._rate.observe(now, served=False)
+        self.rate.observe(now, served=False)
         if slot.back_offs < self._back_offs:
             self._until = max(self._until, now + named)
             return
-        self._until = max(self._until, now + (named or jitter(self._fruitless, self._draw())))
+        self._until = max(self._until, now + (named or jitter(self._fruitless, self.draw())))
         self._back_offs += 1
         self._fruitless += 1
-        if any(client.config.adaptive for client in self._clients):
-            self._rate.decrease(now, self._in_flight, self._until - now)
-        change = LimitChange(self.address, status, self._until - now, self.rate)
-        for on_limit in dict.fromkeys(client.on_limit for client in self._clients):
+        if any(client.config.adaptive for client in self.clients):
+            self.rate.decrease(now, self.in_flight, self._until - now)
+        change = LimitChange(self.address, status, self._until - now, self.rate.rate)
+        for on_limit in dict.fromkeys(client.on_limit for client in self.clients):
             if on_limit is not None:
                 on_limit(change)
 
-    @property
-    def _max_rate(self) -> float | None:
+    def _find_max_rate(self) -> float | None:
         """The rate in calls a second that the settings allow; None without a limit."""
-        allowed = [client.config.requests_per_minute for client in self._clients]
-        least = min((each for each in allowed if each is not None), default=None)
+        least = self._find_strictest("requests_per_minute")
         return None if least is None else least / (MINUTE_SECONDS * MARGIN)
 
-    @property
-    def _tokens_per_minute(self) -> int | None:
-        allowed = [client.config.tokens_per_minute for client in self._clients]
-        return min((each for each in allowed if each is not None), default=None)
-
-    def _wake_first(self) -> None:
-        first = next(iter(self._queue), None)
-        if first is not None:
-            first.wake.set()
+    def _find_strictest(self, setting: str) -> int | None:
+        """Return the smallest value of a limit among the open clients; None without a limit."""
+        limits = [getattr(client.config, setting) for client in self.clients]
+        return min((limit for limit in limits if limit is not None), default=None)
 
 
 class EndpointClient:
@@ -420,7 +396,11 @@ class EndpointClient:
     """
 
     def __init__(
-        self, endpoint: Endpoint, config: ModelConfig, on_limit: Callable[[LimitChange], None] | None
+        self,
+        endpoint: Endpoint,
+        config: ModelConfig,
+        *,
+        on_limit: Callable[[LimitChange], None] | None = None,
     ) -> None:
         self.endpoint = endpoint
         self.config = config
@@ -428,14 +408,14 @@ class EndpointClient:
         self.refusal: Outcome | None = None
 
     def __enter__(self) -> Self:
-        self.endpoint.open(self)
+        self.endpoint.clients.append(self)
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self.endpoint.close(self)
+        self.endpoint.clients.remove(self)
+        self.endpoint.wake_first()
 
-    @asynccontextmanager
-    async def admit(self, tokens: int) -> AsyncIterator[Slot]:
+    def admit(self, tokens: int) -> AbstractAsyncContextManager[Slot]:
         """Wait for a slot and occupy it while the block runs.
 
         Args:
@@ -444,11 +424,7 @@ class EndpointClient:
         Raises:
             RoleRefused: The endpoint refuses this role.
         """
-        slot = await self.endpoint.enter(self, tokens)
-        try:
-            yield slot
-        finally:
-            self.endpoint.leave()
+        return self.endpoint.admit(self, tokens)
 
     def report_unreached(self, seconds: float) -> None:
         """Report that the endpoint could not be reached and that a retry follows after ``seconds``."""
@@ -462,14 +438,14 @@ class EndpointClient:
             self.endpoint.wake(self)
 
 
+@dataclass(frozen=True)
 class Slot:
     """An admitted call."""
 
-    def __init__(self, endpoint: Endpoint, *, entry: MinuteEntry, rate_limited: bool, back_offs: int) -> None:
-        self._endpoint = endpoint
-        self.entry = entry
-        self.rate_limited = rate_limited
-        self.back_offs = back_offs
+    endpoint: Endpoint
+    entry: MinuteEntry
+    rate_limited: bool
+    back_offs: int
 
     def observe(self, status: int | None, retry_after: float | None, tokens: int | None) -> None:
         """Report the result of the call once, before the slot ends.
@@ -479,7 +455,7 @@ class Slot:
             retry_after: Seconds of the answer's ``Retry-After``.
             tokens: Tokens of the call, input and output; None if unknown, which keeps the estimate.
         """
-        self._endpoint.observe(self, status, retry_after, tokens)
+        self.endpoint.observe(self, status, retry_after, tokens)
 
 
 class _Waiter:
@@ -493,7 +469,7 @@ def jitter(failures: int, draw: float) -> float:
     return draw * min(CAP_SECONDS, BASE_SECONDS * 2.0 ** min(failures, 10))
 
 
-_ENDPOINTS: RunVar[dict[tuple[str, str, int | None, str], Endpoint]] = RunVar("reflact_endpoints")
+_ENDPOINTS: RunVar[dict[str, Endpoint]] = RunVar("reflact_endpoints")
 
 
 def endpoint_for(
@@ -506,11 +482,7 @@ def endpoint_for(
     """
     parts = urlsplit(config.base_url)
     port = parts.port or {"http": 80, "https": 443}.get(parts.scheme)
-    key = (parts.scheme, parts.hostname or "", port, parts.path.rstrip("/"))
-    endpoints = _ENDPOINTS.get(None)
-    if endpoints is None:
-        endpoints = {}
-        _ENDPOINTS.set(endpoints)
-    if key not in endpoints:
-        endpoints[key] = Endpoint(f"{key[0]}://{key[1]}:{port}{key[3]}")
-    return endpoints[key].connect(config, on_limit=on_limit)
+    address = f"{parts.scheme}://{parts.hostname}:{port}{parts.path.rstrip('/')}"
+    endpoints = _ENDPOINTS.get({})
+    _ENDPOINTS.set(endpoints)
+    return EndpointClient(endpoints.setdefault(address, Endpoint(address)), config, on_limit=on_limit)

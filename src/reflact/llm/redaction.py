@@ -1,10 +1,7 @@
 """Redaction of API keys: keys leave with requests only, and are removed from answers and logs.
 
-Some servers send a key back in headers, error messages or answers. This module removes it on arrival, so that
-no other code can store, record, log or show it.
-
-The removal knows every JSON spelling of a key, including JSON within JSON, since JSON escapes quotation marks
-and backslashes.
+Some servers send a key back in headers, error messages or answers. This module removes it on arrival, in every
+JSON spelling, so that no other code can store, record, log or show it.
 """
 
 from __future__ import annotations
@@ -149,11 +146,7 @@ class Scrubber:
 
 
 def build_key_pattern(key: str) -> str:
-    """Return a pattern for a key in all spellings: plain, and in up to three levels of JSON.
-
-    JSON escapes quotation marks, slashes and backslashes, and may write any character as its number. Each
-    further level of JSON doubles the backslashes.
-    """
+    """Return a pattern for a key in all spellings: plain, and in up to three levels of JSON."""
     parts = []
     for run in regex.findall(r"\\+|[^\\]", key):
         units = run.encode("utf-16-be").hex()
@@ -203,10 +196,9 @@ def refuse_key_in(config: ModelConfig, role: str, key: str) -> None:
 
 
 def build_header_hook(config: ModelConfig, key: str | None) -> Callable[[httpx.Request], Awaitable[None]]:
-    """Return a hook that limits a request's headers to the configured key and standard headers.
+    """Return a hook that limits a request's headers to standard ones, and to the key for the configured host.
 
-    The openai client adds values of variables such as AZURE_OPENAI_AD_TOKEN or OPENAI_CUSTOM_HEADERS. The key
-    goes to the configured host only, even if an answer redirects the request.
+    The openai client adds values of variables such as AZURE_OPENAI_AD_TOKEN or OPENAI_CUSTOM_HEADERS.
     """
     own_endpoint = strip_to_endpoint(config.base_url)
     name, value = ("api-key", key) if config.api == "azure" else ("authorization", f"Bearer {key}")

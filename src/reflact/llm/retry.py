@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import random
 import re
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 
@@ -37,37 +36,22 @@ CONNECT_FAILURES = (httpx.ConnectError, httpx.ConnectTimeout)
 class RetryTransport(httpx.AsyncBaseTransport):
     """Retries requests after connection errors, time-outs, temporary statuses and garbled answers.
 
-    After 429 and 503 the whole endpoint backs off (``reflact.llm.rate_limit``), and a retry waits for its
-    admission like any other call. Otherwise the delay before retry n is drawn uniformly from
-    0..min(cap, base * 2**n) seconds (full jitter: Brooker, "Exponential Backoff And Jitter", 2015), and is at
-    least the server's ``Retry-After``. A ``Retry-After`` above ``PATIENCE_SECONDS`` ends the retries.
+    After 429 and 503 a retry waits for the endpoint's back-off (``reflact.llm.rate_limit``). Otherwise the
+    delay before retry n is drawn uniformly from 0..min(cap, base * 2**n) seconds (full jitter: Brooker,
+    "Exponential Backoff And Jitter", 2015), and is at least the server's ``Retry-After``. A ``Retry-After``
+    above ``PATIENCE_SECONDS`` ends the retries.
 
-    Some failures concern every call of the role: a refused key, an unknown model, an untrusted certificate,
-    and an address that fails all retries before it ever answered. After such a failure all calls of the role
-    get the same outcome without being sent.
+    After a refused key, an unknown model, an untrusted certificate, or an address that fails all retries before
+    it ever answered, all calls of the role get the same outcome without being sent.
 
     Args:
         inner: Sends one attempt.
-        retries: The most retries of a request.
         endpoint: The role's client of the endpoint.
-        sleep: Waits a number of seconds.
-        draw: Returns a number in 0..1.
     """
 
-    def __init__(
-        self,
-        inner: httpx.AsyncBaseTransport,
-        *,
-        retries: int,
-        endpoint: EndpointClient,
-        sleep: Callable[[float], Awaitable[None]] = anyio.sleep,
-        draw: Callable[[], float] = random.random,
-    ) -> None:
+    def __init__(self, inner: httpx.AsyncBaseTransport, endpoint: EndpointClient) -> None:
         self._inner = inner
-        self._retries = retries
         self._endpoint = endpoint
-        self._sleep = sleep
-        self._draw = draw
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """Send a request until it succeeds, fails permanently, or has used up its retries."""
@@ -77,39 +61,38 @@ class RetryTransport(httpx.AsyncBaseTransport):
             return replay_outcome(refused.outcome)
 
     async def _send_with_retries(self, request: httpx.Request) -> httpx.Response:
-        for attempt in range(self._retries + 1):
-            last = attempt == self._retries
+        client, attempt = self._endpoint, 0
+        while True:
+            status: int | None = None
+            asked, unreached, last = None, False, attempt == client.config.max_retries
             try:
                 response = await self._inner.handle_async_request(request)
             except RETRIED_FAILURES as failure:
-                never_answered = (
-                    isinstance(failure, CONNECT_FAILURES) and not self._endpoint.endpoint.answered
-                )
+                unreached = isinstance(failure, CONNECT_FAILURES)
+                never_answered = unreached and not client.endpoint.answered
                 if is_untrusted_certificate(failure) or (last and never_answered):
-                    self._endpoint.refuse(failure)
+                    client.refuse(failure)
                     raise
                 if last:
                     raise
-                asked, unreached = None, isinstance(failure, CONNECT_FAILURES)
             else:
-                if 400 <= response.status_code < 500:
+                status = response.status_code
+                if 400 <= status < 500:
                     await response.aread()
-                    if refuses_role(response.status_code, response.text):
-                        self._endpoint.refuse(response)
+                    if status in REFUSED_KEY or is_unknown_model(status, response.text):
+                        client.refuse(response)
                     response = replay_outcome(response)
-                unreached = False
                 asked = parse_retry_after(response.headers.get("retry-after"))
                 patient = asked is None or asked <= PATIENCE_SECONDS
-                passing = response.status_code in RETRIED_STATUSES or GARBLED in response.extensions
+                passing = status in RETRIED_STATUSES or GARBLED in response.extensions
                 if last or not patient or not passing:
                     return response
-                if response.status_code in LIMIT_STATUSES:
-                    continue
-            seconds = retry_delay(attempt, asked, self._draw())
-            if unreached:
-                self._endpoint.report_unreached(seconds)
-            await self._sleep(seconds)
-        raise AssertionError("the last attempt returns or raises")
+            if status not in LIMIT_STATUSES:
+                seconds = max(asked or 0.0, jitter(attempt, client.endpoint.draw()))
+                if unreached:
+                    client.report_unreached(seconds)
+                await anyio.sleep(seconds)
+            attempt += 1
 
 
 class BodyStream(httpx.AsyncByteStream):
@@ -139,11 +122,6 @@ def select_headers(response: httpx.Response) -> dict[str, str]:
     return {"content-type": response.headers.get("content-type", "application/json"), **selected}
 
 
-def retry_delay(attempt: int, asked: float | None, draw: float) -> float:
-    """Return the seconds to wait after failed attempt number ``attempt`` (from 0)."""
-    return max(asked or 0.0, jitter(attempt, draw))
-
-
 def parse_retry_after(value: str | None, *, now: datetime | None = None) -> float | None:
     """Return the seconds of a ``Retry-After`` header, a number or an HTTP date; None if it is neither."""
     if value is None:
@@ -156,7 +134,8 @@ def parse_retry_after(value: str | None, *, now: datetime | None = None) -> floa
         moment = parsedate_to_datetime(value)
     except ValueError:
         return None
-    moment = moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=UTC)
     return max(0.0, (moment - (now or datetime.now(UTC))).total_seconds())
 
 
@@ -178,16 +157,9 @@ FORMAT_WORDS = re.compile(
 """Words of answers that refuse the form of a request and not the model."""
 
 
-def refuses_role(status: int, text: str) -> bool:
-    """Whether an answer refuses every call of a role, because of its key or its model."""
-    return status in REFUSED_KEY or is_unknown_model(status, text)
-
-
 def is_unknown_model(status: int, text: str) -> bool:
     """Whether an answer reports an unknown model."""
-    if status not in UNKNOWN_MODEL or FORMAT_WORDS.search(text):
-        return False
-    return MODEL_WORDS.search(text) is not None
+    return status in UNKNOWN_MODEL and not FORMAT_WORDS.search(text) and bool(MODEL_WORDS.search(text))
 
 
 def is_untrusted_certificate(failure: BaseException) -> bool:

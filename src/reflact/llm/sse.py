@@ -21,11 +21,6 @@ ANSWER_FIELDS = ("id", "created", "model", "system_fingerprint", "usage")
 """Fields of a chunk that describe the whole answer; the last value counts."""
 
 
-def is_event_stream(content_type: str) -> bool:
-    """Whether an answer is a stream of events."""
-    return content_type.startswith(EVENT_STREAM)
-
-
 class EventReader:
     """Reads a stream of events from pieces that may be cut anywhere."""
 
@@ -135,7 +130,7 @@ def read_usage(content_type: str, chunks: Sequence[str]) -> Usage:
     """
     text = "".join(chunks)
     usage = Usage(calls=1, uncounted=1)
-    for data in read_events(text) if is_event_stream(content_type) else [text]:
+    for data in read_events(text) if content_type.startswith(EVENT_STREAM) else [text]:
         match parse_chunk(data):
             case {"usage": dict(counts)}:
                 usage = _read_counts(counts)

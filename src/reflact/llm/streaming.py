@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 
 from reflact.llm.drafts import DraftStream
-from reflact.llm.sse import JSON, is_event_stream, read_usage
+from reflact.llm.sse import EVENT_STREAM, JSON, read_usage
 from reflact.llm.structured import FORMAT_REFUSALS
 from reflact.records import Usage
 
@@ -65,7 +65,7 @@ class StreamingTransport(httpx.AsyncBaseTransport):
         response = await self._inner.handle_async_request(await _ask_for_stream(request))
         await response.aread()
         refused = response.status_code in UNSTREAMABLE_STATUSES and STREAM_WORDS.search(response.text)
-        if refused or is_event_stream(response.headers["content-type"]):
+        if refused or response.headers["content-type"].startswith(EVENT_STREAM):
             self._streams = False
             return await self._inner.handle_async_request(request)
         if response.is_success and read_usage(JSON, [response.text]).uncounted:

@@ -1,14 +1,11 @@
-"""Typed replies through instructor.
+"""Typed replies through instructor's handlers, which write each mode's format, validate, and send back.
 
-Instructor's handlers write the schema and the format of each mode into the request, validate the answer, and
-send an invalid reply back with the reason. This module calls the handlers itself, because
 ``AsyncInstructor.create`` never sends back a truncated reply or a refusal, quotes validation errors without a
 limit, logs each failure, and reports the usage of the last attempt only.
 """
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any, ClassVar, Generic, Literal, Self, TypeVar, cast
@@ -28,9 +25,6 @@ Body = dict[str, Any]
 
 Mode = Literal["json_schema", "tools", "json_object_with_schema", "json"]
 
-MODE_ORDER: tuple[Mode, ...] = ("json_schema", "tools", "json_object_with_schema", "json")
-"""The order in which ``auto`` tries modes; the only mode that lengthens the prompt comes last."""
-
 HANDLERS: dict[Mode, instructor.Mode] = {
     "json_schema": instructor.Mode.JSON_SCHEMA,
     "tools": instructor.Mode.TOOLS,
@@ -38,6 +32,9 @@ HANDLERS: dict[Mode, instructor.Mode] = {
     "json": instructor.Mode.JSON,
 }
 """Instructor's name for each mode; it has none for ``json_object`` with a schema."""
+
+MODE_ORDER = tuple(HANDLERS)
+"""The order in which ``auto`` tries modes; the only mode that lengthens the prompt comes last."""
 
 MAX_LENGTH_BOUND = 256
 """The largest ``maxLength`` that a schema states."""
@@ -165,10 +162,9 @@ def build_schema(reply_type: type[ReplyModel]) -> Body:
     """Return a reply type's JSON schema with inlined definitions, no titles, and every field required.
 
     Fields keep the order of the class, since constrained samplers write them in that order. The schema omits
-    a ``maxLength`` above ``MAX_LENGTH_BOUND``; validation still checks it. Local servers turn such a bound
-    into one grammar rule per character, and some fail.
+    a ``maxLength`` above ``MAX_LENGTH_BOUND``, which some local servers cannot express; validation checks it.
     """
-    schema = copy.deepcopy(reply_type.model_json_schema())
+    schema = reply_type.model_json_schema()
     definitions = schema.pop("$defs", {})
     plain: Body = _simplify(schema, definitions)
     return plain
@@ -204,9 +200,10 @@ def refuses_format(error: ProviderError) -> bool:
     """
     if isinstance(error, UnknownModel):
         return False
-    if error.status is not None and error.status >= 500 and error.status not in FORMAT_REFUSALS:
-        return any(field in str(error) for field in ("response_format", "tool_choice"))
-    return error.status in FORMAT_REFUSALS
+    if error.status in FORMAT_REFUSALS:
+        return True
+    named = any(field in str(error) for field in ("response_format", "tool_choice"))
+    return named and error.status is not None and error.status >= 500
 
 
 def replace_surrogates(text: str) -> str:

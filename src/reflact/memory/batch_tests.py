@@ -17,12 +17,15 @@ from reflact.memory.cards import (
     find_inconsistency,
 )
 from reflact.memory.models import BatchTest, PromotionEvidence
-from reflact.memory.rows import decode_value, encode_value, format_time, parse_time
+from reflact.memory.rows import decode_value, encode_value, format_time
 from reflact.store.database import Tables
 from reflact.types import canonical_json
 
 MEASURED_HARM = "measured harm"
 """The reason of a unit that a ``demote`` test took back."""
+
+LISTS = ("unit_ids", "content_fingerprints", "name_fingerprints")
+"""The fields of a test that are stored as JSON lists."""
 
 UNCHANGED_CONDITION = """
 id IN (SELECT value FROM json_each(?)) AND number NOT IN (
@@ -42,7 +45,7 @@ def open_test(
     kind: Literal["promote", "demote"],
     now: datetime,
 ) -> BatchTest:
-    """Record a test; see ``SQLiteCardStore.open_test``."""
+    """Record a test; see ``MemoryStore.open_test``."""
     if not traces:
         raise DataError(
             "a batch is tested on held-out traces, and tests are counted by them; name the traces"
@@ -78,10 +81,7 @@ def open_test(
     )
     (last_change,) = tables.execute("SELECT coalesce(max(sequence), 0) FROM memory_history").fetchone()
     record = test.model_dump(include={"number", "holdout_id", "n_earlier_tests", "kind"})
-    lists = {
-        name: canonical_json(list(getattr(test, name)))
-        for name in ("unit_ids", "content_fingerprints", "name_fingerprints")
-    }
+    lists = {name: canonical_json(list(getattr(test, name))) for name in LISTS}
     tables.table("memory_tests").insert(
         {**record, **lists, "first_history_row": last_change, "at": format_time(now)}
     )
@@ -89,7 +89,7 @@ def open_test(
 
 
 def close_test(tables: Tables, number: int, evidence: PromotionEvidence, *, now: datetime) -> None:
-    """Store the result of a test and change the units; see ``SQLiteCardStore.close_test``."""
+    """Store the result of a test and change the units; see ``MemoryStore.close_test``."""
     test = next((one for one in read_tests(tables) if one.number == number), None)
     if test is None or test.evidence is not None:
         state = "was never opened" if test is None else "is over"
@@ -130,20 +130,18 @@ def check_evidence(test: BatchTest, evidence: PromotionEvidence) -> None:
         raise DataError(f"the evidence does not fit test {test.number}: {problem}; test the batch again")
 
 
-def read_tests(tables: Tables) -> list[BatchTest]:
+def read_tests(tables: Tables) -> tuple[BatchTest, ...]:
     """Return all tests in their order."""
-    return [
+    return tuple(
         BatchTest(
             number=row["number"],
             holdout_id=row["holdout_id"],
             n_earlier_tests=row["n_earlier_tests"],
-            unit_ids=tuple(json.loads(row["unit_ids"])),
             kind=row["kind"],
-            content_fingerprints=tuple(json.loads(row["content_fingerprints"])),
-            name_fingerprints=tuple(json.loads(row["name_fingerprints"])),
+            **{name: tuple(json.loads(row[name])) for name in LISTS},
             evidence=row["evidence"]
             and decode_value(PromotionEvidence, row["evidence"], f"evidence of test {row['number']}"),
-            at=parse_time(row["at"]),
+            at=row["at"],
         )
         for row in tables.table("memory_tests").rows_where(order_by="number")
-    ]
+    )

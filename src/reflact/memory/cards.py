@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from types import MappingProxyType
-from typing import Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 from pydantic import JsonValue
 
@@ -47,9 +47,6 @@ ACTIVE_STATUSES: Final[tuple[CardStatus, ...]] = ("candidate", "quarantined", "p
 
 PAIR_KINDS: Final[tuple[CardKind, CardKind]] = ("critic_calibration", "failure_pattern")
 """The kinds of a pair's cards: of the right evaluation, and of the wrong one."""
-
-RELEVANCE_WEIGHT, UTILITY_WEIGHT, TRUST_WEIGHT, RECENCY_WEIGHT = 0.5, 0.3, 0.1, 0.1
-"""The weights of the parts of a rank."""
 
 HALF_LIFE_DAYS = 30.0
 """A card's recency halves after so many days without a change."""
@@ -90,8 +87,8 @@ class RankedUnit(NamedTuple):
 
 def check_status_change(
     before: CardStatus, after: CardStatus, evidence: PromotionEvidence | None = None
-) -> CardStatus:
-    """Return the new status if it may follow.
+) -> None:
+    """Check that a status may follow another.
 
     Raises:
         DataError: The status must not follow, or a promotion has no evidence of a passed test.
@@ -102,7 +99,6 @@ def check_status_change(
         )
     if after == "promoted" and (evidence is None or not evidence.passed_test):
         raise DataError("a promotion needs the evidence of a passed test; test the batch")
-    return after
 
 
 def compute_alpha(n_earlier_tests: int) -> float:
@@ -156,13 +152,9 @@ def find_inconsistency(evidence: PromotionEvidence, kind: Literal["promote", "de
 
 def is_visible_to(scope: Scope, asker: Scope) -> bool:
     """Whether an asker may see a card: each field of its scope is empty or shares a value with the asker's."""
-    fields = (
-        (scope.roles, asker.roles),
-        (scope.tools, asker.tools),
-        (scope.task_categories, asker.task_categories),
-    )
-    named = all(not ours or set(ours) & set(theirs) for ours, theirs in fields)
-    return named and (scope.user is None or scope.user == asker.user)
+    named = ((getattr(scope, name), getattr(asker, name)) for name in ("roles", "tools", "task_categories"))
+    shared = all(not ours or not set(ours).isdisjoint(theirs) for ours, theirs in named)
+    return shared and scope.user in {None, asker.user}
 
 
 def rank_units(units: Sequence[RankedUnit], now: datetime | None = None) -> list[str]:
@@ -175,10 +167,12 @@ def rank_units(units: Sequence[RankedUnit], now: datetime | None = None) -> list
 
     def rank(one: RankedUnit) -> float:
         relevance = one.relevance / highest if highest > 0 else 0.0
-        days = 0.0 if now is None else max(0.0, (now - one.changed_at).total_seconds() / 86_400)
-        recency = 0.0 if now is None else 0.5 ** (days / HALF_LIFE_DAYS)
-        score = RELEVANCE_WEIGHT * relevance + UTILITY_WEIGHT * one.utility
-        return round(score + TRUST_WEIGHT * one.trust + RECENCY_WEIGHT * recency, 9)
+        recency = 0.0
+        if now is not None:
+            days = max(0.0, (now - one.changed_at).total_seconds() / 86_400)
+            recency = 0.5 ** (days / HALF_LIFE_DAYS)
+        parts = (0.5 * relevance, 0.3 * one.utility, 0.1 * one.trust, 0.1 * recency)
+        return round(math.fsum(parts), 9)
 
     return [one.id for one in sorted(units, key=lambda one: (-rank(one), one.id))]
 
@@ -195,8 +189,7 @@ def create_card(
     created_by: str = "",
 ) -> MemoryCard:
     """Return a candidate card without a pair; its id is a hash of its content."""
-    card = MemoryCard(
-        id="",
+    return _add_id(
         kind=kind,
         content=content,
         pattern=pattern,
@@ -206,6 +199,10 @@ def create_card(
         provenance=Provenance() if provenance is None else provenance,
         created_by=created_by,
     )
+
+
+def _add_id(**fields: Any) -> MemoryCard:
+    card = MemoryCard(id="", **fields)
     return card.model_copy(update={"id": content_id(card)})
 
 
@@ -220,23 +217,14 @@ def build_cards(pair: ContrastPair, *, created_by: str = "") -> tuple[MemoryCard
 
     Both contain the transition. Their trust is the agreement of the judges, or 0.5 without judges.
     """
-    transition_text = "\n".join(
-        (
-            f"Purpose: {pair.purpose}",
-            f"Before: {_format_state(pair.transition.before)}",
-            f"Action: {pair.transition.action.name} {_format_state(pair.transition.action.arguments)}",
-            f"After: {_format_state(pair.transition.after)}",
-        )
-    )
-    right, wrong = PAIR_KINDS
-    texts: tuple[tuple[CardKind, str, Evaluation, str], ...] = (
-        (right, "Right evaluation", pair.right, pair.right.reasoning),
-        (wrong, f"Wrong evaluation ({pair.mistake})", pair.wrong, pair.reason),
+    step = pair.transition
+    transition_text = (
+        f"Purpose: {pair.purpose}\nBefore: {_format_state(step.before)}\n"
+        f"Action: {step.action.name} {_format_state(step.action.arguments)}\nAfter: {_format_state(step.after)}"
     )
 
-    def card(kind: CardKind, title: str, evaluation: Evaluation, strategy: str) -> MemoryCard:
-        bare = MemoryCard(
-            id="",
+    def build(kind: CardKind, title: str, evaluation: Evaluation, strategy: str) -> MemoryCard:
+        return _add_id(
             kind=kind,
             content=f"{transition_text}\n{title}: {_format_evaluation(evaluation)}",
             pattern=pair.mistake,
@@ -247,15 +235,12 @@ def build_cards(pair: ContrastPair, *, created_by: str = "") -> tuple[MemoryCard
             provenance=pair.provenance,
             created_by=created_by,
         )
-        return bare.model_copy(update={"id": content_id(bare)})
 
-    first, second = (card(*text) for text in texts)
-    return first, second
-
-
-def subject_hash(pair: ContrastPair) -> str:
-    """Return the hash of a pair's purpose and transition."""
-    return pair.hashes.subject
+    right, wrong = PAIR_KINDS
+    return (
+        build(right, "Right evaluation", pair.right, pair.right.reasoning),
+        build(wrong, f"Wrong evaluation ({pair.mistake})", pair.wrong, pair.reason),
+    )
 
 
 def compute_subject_hash(purpose: str, transition: Transition) -> str:

@@ -8,21 +8,14 @@ from datetime import datetime
 
 from reflact.errors import DataError
 from reflact.memory import rows
-from reflact.memory.cards import (
-    ACTIVE_STATUSES,
-    PAIR_KINDS,
-    ScanFinding,
-    Scanner,
-    check_status_change,
-    subject_hash,
-)
+from reflact.memory.cards import ACTIVE_STATUSES, PAIR_KINDS, ScanFinding, Scanner, check_status_change
 from reflact.memory.models import CardStatus, ForgetResult, Origin, PromotionEvidence, Submission
 from reflact.memory.rows import (
     FROM_TRACE,
     PAIR_UNIT,
-    CardText,
     Unit,
     UnitRow,
+    encode_texts,
     encode_value,
     format_time,
     read_units,
@@ -41,7 +34,7 @@ def submit_unit(
     max_active: int,
     now: datetime,
 ) -> Submission:
-    """Store a scanned unit; if it is stored already, only add its origins."""
+    """Store a scanned unit and archive the weakest; if it is stored already, only add its origins."""
     exclusion = rows.find_exclusion(tables, unit.pair, unit_origins)
     if exclusion is not None:
         return Submission(unit_id=unit.id, is_new=False, status="rejected", reason=exclusion)
@@ -75,7 +68,7 @@ def _insert_unit(tables: Tables, unit: Unit, status: CardStatus, reason: str | N
             "created_by": first.created_by,
             "created_at": at,
             "changed_at": at,
-            "subject": None if unit.pair is None else subject_hash(unit.pair),
+            "subject": None if unit.pair is None else unit.pair.hashes.subject,
             "scope": encode_value(first.scope),
             "provenance": encode_value(first.provenance),
             "pair": None if unit.pair is None else encode_value(unit.pair),
@@ -84,12 +77,7 @@ def _insert_unit(tables: Tables, unit: Unit, status: CardStatus, reason: str | N
         }
     )
     tables.table("memory_cards").insert_all(
-        {
-            "id": card.id,
-            "unit": stored.last_pk,
-            "kind": card.kind,
-            "text": encode_value(CardText.from_card(card)),
-        }
+        {"id": card.id, "unit": stored.last_pk, "kind": card.kind, "text": encode_texts(card)}
         for card in unit.cards
     )
 
@@ -125,7 +113,7 @@ def change_status(
     test: int | None = None,
     evidence: PromotionEvidence | None = None,
 ) -> None:
-    """Change the status of a unit.
+    """Change the status of a unit, and clear the mark of a failed test.
 
     Raises:
         DataError: The status cannot follow; names the unit.
@@ -134,21 +122,8 @@ def change_status(
         check_status_change(row.status, after, evidence)
     except DataError as error:
         raise DataError(f"unit {row.id}: {error}") from None
-    _write_status(tables, row, after, now=now, reason=reason, test=test)
-
-
-def _write_status(
-    tables: Tables,
-    row: UnitRow,
-    after: CardStatus,
-    *,
-    now: datetime,
-    reason: str | None = None,
-    test: int | None = None,
-) -> None:
-    """Write a status, its tags and its history, and clear the mark of a failed test."""
     kinds = PAIR_KINDS if row.kind == PAIR_UNIT else (row.kind,)
-    tags = build_tags(after, kinds, rows.parse_scope(row))  # type: ignore[arg-type]
+    tags = build_tags(after, kinds, row.parse_scope())  # type: ignore[arg-type]
     tables.table("memory_units").update(
         row.number,
         {"status": after, "reason": reason, "failed_test": 0, "changed_at": format_time(now), "tags": tags},
@@ -159,16 +134,19 @@ def _write_status(
 def edit_card(
     tables: Tables, card_id: str, texts: Mapping[str, str], scan: Scanner, *, now: datetime
 ) -> Submission:
-    """Change texts of a card; see ``SQLiteCardStore.edit``."""
-    row = rows.read_unit_of_card(tables, card_id)
+    """Change texts of a card; see ``MemoryStore.edit``."""
+    found = select_rows(tables, "number = (SELECT unit FROM memory_cards WHERE id = ?)", (card_id,))
+    if not found:
+        raise DataError(f"the memory has no card {card_id}; list its cards with `reflact memory list`")
+    row = found[0]
     if row.status not in {"quarantined", "promoted"}:
         raise DataError(f"card {card_id} is {row.status} and cannot be edited; submit another card")
     cards = tuple(
         card.model_copy(update=texts) if card.id == card_id else card for card in rows.read_cards(tables, row)
     )
     for card in cards:
-        tables.table("memory_cards").update(card.id, {"text": encode_value(CardText.from_card(card))})
-    unit = Unit(row.id, cards, None if row.pair is None else rows.parse_pair(row))
+        tables.table("memory_cards").update(card.id, {"text": encode_texts(card)})
+    unit = Unit(row.id, cards, row.parse_pair())
     edited = row._replace(version=row.version + 1)
     tables.table("memory_units").update(
         row.number,
@@ -176,12 +154,12 @@ def edit_card(
     )
     _write_history(tables, edited, (row.status, "candidate", "edited"), now=now)
     status, reason = _choose_status(scan(unit.all_texts))
-    _write_status(tables, edited._replace(status="candidate"), status, now=now, reason=reason)
+    change_status(tables, edited._replace(status="candidate"), status, now=now, reason=reason)
     return _describe_unit(tables, row.id, is_new=False)
 
 
 def release_unit(tables: Tables, unit_id: str, *, reason: str, now: datetime) -> None:
-    """Allow tests of a unit that needed review; see ``SQLiteCardStore.release``."""
+    """Allow tests of a unit that needed review; see ``MemoryStore.release``."""
     (row,) = read_units(tables, [unit_id])
     if row.status != "quarantined" or row.reason is None:
         raise DataError(f"unit {row.id} is {row.status} and needs no review; there is nothing to release")
@@ -192,6 +170,15 @@ def release_unit(tables: Tables, unit_id: str, *, reason: str, now: datetime) ->
 # --------------------------------------------------------------------------------------------- bounds
 
 
+ACTIVE = f"kind IN (SELECT value FROM json_each(?)) AND status IN {ACTIVE_STATUSES}"  # noqa: S608 - constant
+"""Active units of some kinds."""
+
+WEAKEST = f"""
+number = (SELECT number FROM memory_units WHERE {ACTIVE}
+ORDER BY failed_test DESC, utility, status = 'promoted', trust, changed_at, number LIMIT 1)
+"""  # noqa: S608 - constants of this module
+
+
 def archive_weakest(tables: Tables, kind: str, max_active: int, now: datetime) -> None:
     """Archive the weakest active units of a kind until the bound is met; a pair counts for both its kinds.
 
@@ -199,45 +186,22 @@ def archive_weakest(tables: Tables, kind: str, max_active: int, now: datetime) -
     lowest trust, and the longest time without a change.
     """
     for kinds in _group_kinds(kind):
-        for _ in range(_count_active(tables, kinds) - max_active):
-            weakest = [row for one in kinds for row in select_rows(tables, WEAKEST_CONDITION, (one,))]
-            change_status(tables, min(weakest, key=_strength_key), "archived", now=now, reason="bound")
-
-
-WEAKEST_CONDITION = (
-    f"kind = ? AND status IN {ACTIVE_STATUSES} "
-    "ORDER BY failed_test DESC, utility, status = 'promoted', trust, changed_at, number LIMIT 1"
-)
-
-
-def _strength_key(row: UnitRow) -> tuple[bool, float, bool, float, str, int]:
-    return not row.failed_test, row.utility, row.status == "promoted", row.trust, row.changed_at, row.number
+        for _ in range(tables.table("memory_units").count_where(ACTIVE, [kinds]) - max_active):
+            (weakest,) = select_rows(tables, WEAKEST, (kinds,))
+            change_status(tables, weakest, "archived", now=now, reason="bound")
 
 
 def count_free(tables: Tables, kind: str, max_active: int) -> int:
     """Return how many units of a kind can be added before one is archived that has not failed a test."""
-    free = []
-    for kinds in _group_kinds(kind):
-        failed = tables.table("memory_units").count_where(
-            f"kind IN (SELECT value FROM json_each(?)) AND status IN {ACTIVE_STATUSES} AND failed_test = 1",  # noqa: S608 - constant
-            [json.dumps(kinds)],
-        )
-        free.append(max_active - _count_active(tables, kinds) + failed)
-    return int(max(0, min(free)))
+    waiting = f"{ACTIVE} AND failed_test = 0"
+    counts = [tables.table("memory_units").count_where(waiting, [kinds]) for kinds in _group_kinds(kind)]
+    return max(0, max_active - max(counts))
 
 
-def _group_kinds(kind: str) -> list[tuple[str, ...]]:
-    """Return, for each card kind that a unit counts for, the unit kinds that are counted together."""
-    return [
-        (one, PAIR_UNIT) if one in PAIR_KINDS else (one,)
-        for one in (PAIR_KINDS if kind == PAIR_UNIT else (kind,))
-    ]
-
-
-def _count_active(tables: Tables, kinds: Sequence[str]) -> int:
-    sql = "SELECT coalesce(sum(units), 0) FROM memory_active WHERE kind IN (SELECT value FROM json_each(?))"
-    (active,) = tables.execute(sql, (json.dumps(kinds),)).fetchone()
-    return int(active)
+def _group_kinds(kind: str) -> list[str]:
+    """Return, for each card kind that a unit counts for, the JSON of the unit kinds that are counted together."""
+    counted = PAIR_KINDS if kind == PAIR_UNIT else (kind,)
+    return [json.dumps([one, PAIR_UNIT] if one in PAIR_KINDS else [one]) for one in counted]
 
 
 # ----------------------------------------------------------------------------------------- forgetting
@@ -269,7 +233,7 @@ key IN (SELECT key FROM calls WHERE substr(call_id, 1, instr(call_id, '/')) IN
 
 
 def forget_trace(tables: Tables, trace_id: str, *, calls: bool) -> ForgetResult:
-    """Remove everything that came from a trace; see ``SQLiteCardStore.forget``.
+    """Remove everything that came from a trace; see ``MemoryStore.forget``.
 
     A response does not record which traces its prompt showed, because worked examples and other purposes
     come from other traces. So either all responses are removed or none.

@@ -71,9 +71,7 @@ class Transition(FrozenModel):
     @property
     def canonical_json(self) -> str:
         """The canonical JSON of the transition."""
-        return join_canonical_json(
-            {name: "".join(iter_json_chunks(value)) for name, value in self.json_object.items()}
-        )
+        return "".join(iter_json_chunks(self.json_object))
 
 
 class Evaluation(FrozenModel):
@@ -374,7 +372,7 @@ class StoredPair(FrozenModel):
 
     @property
     def needs_review(self) -> bool:
-        """Whether it is quarantined for a reason and cannot be tested; see ``SQLiteCardStore.release``."""
+        """Whether it is quarantined for a reason and cannot be tested; see ``MemoryStore.release``."""
         return self.status == "quarantined" and self.reason is not None
 
 

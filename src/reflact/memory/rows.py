@@ -11,10 +11,11 @@ from datetime import UTC, datetime
 from typing import Any, NamedTuple, TypeVar
 
 from pydantic import BaseModel, JsonValue
+from pydantic_core import to_jsonable_python
 
 from reflact.errors import DataError
-from reflact.jsonutil import parse_stored
-from reflact.memory.cards import RankedUnit, build_cards, iter_texts, rank_units, subject_hash
+from reflact.jsonutil import iter_json_chunks, parse_stored
+from reflact.memory.cards import RankedUnit, build_cards, iter_texts, rank_units
 from reflact.memory.models import (
     Action,
     CardKind,
@@ -26,15 +27,12 @@ from reflact.memory.models import (
     Origin,
     Provenance,
     Scope,
-    ScoreEvent,
     StatusChange,
     StoredPair,
-    StoredTrace,
     Transition,
 )
 from reflact.memory.search import compute_relevances
 from reflact.store.database import Tables
-from reflact.types import FrozenModel, canonical_json, join_canonical_json
 
 Value = TypeVar("Value", bound=BaseModel)
 
@@ -44,11 +42,6 @@ def format_time(at: datetime) -> str:
     return at.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
-def parse_time(text: str) -> datetime:
-    """Return the time of a stored text."""
-    return datetime.fromisoformat(text)
-
-
 def encode_value(value: BaseModel, what: str = "a value") -> str:
     """Return a value as stored text; lone surrogates are escaped, since SQLite cannot store them.
 
@@ -56,14 +49,7 @@ def encode_value(value: BaseModel, what: str = "a value") -> str:
         DataError: A number has more digits than Python reads from JSON; names ``what`` the value is.
     """
     try:
-        if not isinstance(value, ContrastPair | ScoreEvent):
-            return canonical_json(to_json_object(value))
-        texts = {
-            name: canonical_json(field)
-            for name, field in to_json_object(value).items()
-            if name != "transition"
-        }
-        return join_canonical_json({**texts, "transition": value.transition.canonical_json})
+        return "".join(iter_json_chunks(to_json(value)))
     except ValueError as error:
         raise _build_number_error(what, error) from None
 
@@ -88,24 +74,19 @@ def _build_number_error(subject: str, error: ValueError) -> DataError:
     return DataError(f"{subject} cannot be stored: {reason}; write the number as a text")
 
 
-def to_json_object(value: BaseModel) -> dict[str, JsonValue]:
-    """Return a value as a JSON object that shares its states.
+def to_json(value: Any) -> JsonValue:
+    """Return a value as JSON that shares its states.
 
     pydantic would visit each value of a state, and would replace lone surrogates in field names.
     """
-    if isinstance(value, StoredTrace):
-        return {
-            "id": value.id,
-            "purpose": value.purpose,
-            "events": [to_json_object(event) for event in value.events],
-        }
-    if isinstance(value, ContrastPair | ScoreEvent):
-        rest = {
-            **value.model_dump(mode="json", exclude={"transition"}),
-            "transition": value.transition.json_object,
-        }
-        return {name: rest[name] for name in type(value).model_fields}
-    return value.model_dump(mode="json")
+    if isinstance(value, Transition):
+        return value.json_object
+    if isinstance(value, BaseModel):
+        return {name: to_json(getattr(value, name)) for name in type(value).model_fields}
+    if isinstance(value, tuple):
+        return [to_json(part) for part in value]
+    jsonable: JsonValue = to_jsonable_python(value) if isinstance(value, datetime) else value
+    return jsonable
 
 
 def decode_value(kind: type[Value], text: str, what: str) -> Value:
@@ -117,13 +98,15 @@ def decode_value(kind: type[Value], text: str, what: str) -> Value:
     return parse_stored(lambda stored: kind.model_validate(json.loads(stored)), text, what)
 
 
+# --------------------------------------------------------------------------------- origins and anchors
+
 FROM_TRACE = "id IN (SELECT owner FROM memory_origins WHERE trace_id = ?1)"
 """Units or anchors that came from a trace."""
 
 
 def add_origins(tables: Tables, owner: str, origins: Iterable[Origin]) -> None:
     """Write origins that are not stored yet."""
-    records = ({"owner": owner, "trace_id": origin.trace_id, "step": origin.step} for origin in origins)
+    records = ({"owner": owner, **origin.model_dump()} for origin in origins)
     tables.table("memory_origins").insert_all(records, ignore=True)
 
 
@@ -140,14 +123,11 @@ def read_origins(tables: Tables, owners: Sequence[str]) -> Mapping[str, tuple[Or
 
 
 def find_exclusion(tables: Tables, pair: ContrastPair | None, unit_origins: Iterable[Origin]) -> str | None:
-    """Return why calibration must not learn from a unit, or None if it may.
-
-    ``anchor``: an anchor has the same transition. ``anchor_trace``: an anchor came from the same trace, whose
-    steps show each other's states.
-    """
+    """Return why calibration must not learn from a unit, or None if it may; see ``Submission``."""
     if pair is None:
         return None
-    if tables.execute("SELECT 1 FROM memory_anchors WHERE subject = ?", (subject_hash(pair),)).fetchone():
+    subject = pair.hashes.subject
+    if tables.execute("SELECT 1 FROM memory_anchors WHERE subject = ?", (subject,)).fetchone():
         return "anchor"
     sql = f"SELECT 1 FROM memory_anchors WHERE {FROM_TRACE}"  # noqa: S608 - constant
     shared = any(tables.execute(sql, (origin.trace_id,)).fetchone() for origin in unit_origins)
@@ -159,7 +139,7 @@ def add_anchor(tables: Tables, pair: ContrastPair, unit_origins: Sequence[Origin
     is_new = not tables.execute("SELECT 1 FROM memory_anchors WHERE id = ?", (pair.id,)).fetchone()
     if not is_new and set(unit_origins) <= set(read_origins(tables, [pair.id])[pair.id]):
         return False
-    subject = subject_hash(pair)
+    subject = pair.hashes.subject
     learned = tables.execute("SELECT id FROM memory_units WHERE subject = ?", (subject,)).fetchone()
     if learned:
         raise DataError(
@@ -180,19 +160,19 @@ def add_anchor(tables: Tables, pair: ContrastPair, unit_origins: Sequence[Origin
     return is_new
 
 
-def read_anchors(tables: Tables) -> list[ContrastPair]:
+def read_anchors(tables: Tables) -> tuple[ContrastPair, ...]:
     """Return the anchors in the order of their ids."""
     found = tables.execute("SELECT id, pair FROM memory_anchors ORDER BY id").fetchall()
-    return [decode_value(ContrastPair, pair, f"anchor {pair_id}") for pair_id, pair in found]
+    return tuple(decode_value(ContrastPair, pair, f"anchor {pair_id}") for pair_id, pair in found)
 
+
+# ----------------------------------------------------------------------------------------------- units
 
 PAIR_UNIT = "pair"
 """The kind of a unit that is a pair; its cards have two kinds."""
 
-RANK_QUERY = """
-SELECT number, id, trust, utility, changed_at FROM memory_units
-WHERE number IN (SELECT value FROM json_each(?1)) AND (?2 IS NULL OR kind = ?2)
-"""
+TEXT_FIELDS = ("content", "pattern", "strategy")
+"""The fields of a card that are stored with it; all others are stored with its unit."""
 
 PAIR_FIELD_NAMES = frozenset(
     name
@@ -200,19 +180,6 @@ PAIR_FIELD_NAMES = frozenset(
     for name in model.model_fields
 )
 """The field names of a pair, which are not scanned."""
-
-
-class CardText(FrozenModel):
-    """The texts of a card."""
-
-    content: str
-    pattern: str = ""
-    strategy: str = ""
-
-    @classmethod
-    def from_card(cls, card: MemoryCard) -> CardText:
-        """Return the texts of a card."""
-        return cls(content=card.content, pattern=card.pattern, strategy=card.strategy)
 
 
 class UnitRow(NamedTuple):
@@ -223,7 +190,6 @@ class UnitRow(NamedTuple):
     kind: str
     status: CardStatus
     reason: str | None
-    failed_test: int
     version: int
     trust: float
     utility: float
@@ -233,6 +199,18 @@ class UnitRow(NamedTuple):
     scope: str
     provenance: str
     pair: str | None
+
+    def parse_pair(self) -> ContrastPair | None:
+        """Return the pair, with its hashes; None if the unit is a card."""
+        if self.pair is None:
+            return None
+        pair = decode_value(ContrastPair, self.pair, f"pair {self.id}")
+        _ = pair.hashes  # computed on the reader's thread
+        return pair
+
+    def parse_scope(self) -> Scope:
+        """Return the scope."""
+        return decode_value(Scope, self.scope, f"scope of unit {self.id}")
 
 
 class Unit(NamedTuple):
@@ -255,9 +233,8 @@ class Unit(NamedTuple):
     @property
     def card_texts(self) -> tuple[str, ...]:
         """The texts of its cards."""
-        return tuple(
-            text for card in self.cards for text in (card.content, card.pattern, card.strategy) if text
-        )
+        texts = (getattr(card, name) for card in self.cards for name in TEXT_FIELDS)
+        return tuple(text for text in texts if text)
 
     @property
     def all_texts(self) -> tuple[str, ...]:
@@ -271,8 +248,13 @@ class Unit(NamedTuple):
 
 def list_pair_texts(pair: ContrastPair) -> tuple[str, ...]:
     """Return all texts of a pair, each once."""
-    texts = dict.fromkeys(iter_texts(to_json_object(pair)))
+    texts = dict.fromkeys(iter_texts(to_json(pair)))
     return tuple(text for text in texts if text not in PAIR_FIELD_NAMES)
+
+
+def encode_texts(card: MemoryCard) -> str:
+    """Return the texts of a card as stored text."""
+    return "".join(iter_json_chunks({name: getattr(card, name) for name in TEXT_FIELDS}))
 
 
 def select_rows(tables: Tables, where: str, parameters: Sequence[Any] = ()) -> list[UnitRow]:
@@ -296,103 +278,65 @@ def read_units(tables: Tables, ids: Iterable[str]) -> list[UnitRow]:
     return rows
 
 
-def read_unit_of_card(tables: Tables, card_id: str) -> UnitRow:
-    """Return the unit of a card.
-
-    Raises:
-        DataError: There is no such card.
-    """
-    found = select_rows(tables, "number = (SELECT unit FROM memory_cards WHERE id = ?)", (card_id,))
-    if not found:
-        raise DataError(f"the memory has no card {card_id}; list its cards with `reflact memory list`")
-    return found[0]
+def _get_shared_fields(row: UnitRow) -> dict[str, Any]:
+    """Return the fields that a unit shares with its cards and its pair."""
+    names = ("status", "reason", "version", "trust", "utility", "created_by", "created_at", "changed_at")
+    return {name: getattr(row, name) for name in names}
 
 
-def parse_pair(row: UnitRow) -> ContrastPair:
-    """Return the pair of a unit."""
-    return decode_value(ContrastPair, row.pair or "null", f"pair {row.id}")
-
-
-def build_stored_pairs(tables: Tables, rows: Sequence[UnitRow]) -> list[StoredPair]:
+def build_stored_pairs(tables: Tables, rows: Sequence[UnitRow]) -> tuple[StoredPair, ...]:
     """Return the pairs of units, with their statuses and origins."""
-    found = read_origins(tables, [row.id for row in rows])
-    return [_build_stored_pair(row, found[row.id]) for row in rows]
-
-
-def _build_stored_pair(row: UnitRow, unit_origins: tuple[Origin, ...]) -> StoredPair:
-    pair = parse_pair(row)
-    _ = pair.id  # computes the hash on the reader's thread
-    return StoredPair(
-        pair=pair,
-        status=row.status,
-        reason=row.reason,
-        version=row.version,
-        trust=row.trust,
-        utility=row.utility,
-        created_by=row.created_by,
-        created_at=parse_time(row.created_at),
-        changed_at=parse_time(row.changed_at),
-        origins=unit_origins,
+    origins = read_origins(tables, [row.id for row in rows])
+    return tuple(
+        StoredPair(pair=pair, origins=origins[row.id], **_get_shared_fields(row))
+        for row in rows
+        if (pair := row.parse_pair()) is not None
     )
 
 
-def read_cards(tables: Tables, row: UnitRow, kinds: Sequence[CardKind] = ()) -> list[MemoryCard]:
+def read_cards(tables: Tables, row: UnitRow, kinds: Sequence[CardKind] = ()) -> tuple[MemoryCard, ...]:
     """Return the cards of a unit, in the order of their kinds."""
     found = tables.execute(
         "SELECT id, kind, text FROM memory_cards WHERE unit = ? ORDER BY kind, id", (row.number,)
     ).fetchall()
-    provenance = decode_value(Provenance, row.provenance, f"provenance of unit {row.id}")
-    return [
-        MemoryCard(
-            id=card_id,
-            kind=kind,
-            status=row.status,
-            **decode_value(CardText, text, f"card {card_id}").model_dump(),
-            scope=parse_scope(row),
-            trust=row.trust,
-            utility=row.utility,
-            version=row.version,
-            pair_id=None if row.pair is None else row.id,
-            provenance=provenance,
-            created_by=row.created_by,
-            reason=row.reason,
-            created_at=parse_time(row.created_at),
-            changed_at=parse_time(row.changed_at),
+    fields: dict[str, Any] = {
+        "scope": row.parse_scope(),
+        "provenance": decode_value(Provenance, row.provenance, f"provenance of unit {row.id}"),
+        "pair_id": None if row.pair is None else row.id,
+        **_get_shared_fields(row),
+    }
+
+    def read(card_id: str, kind: CardKind, text: str) -> MemoryCard:
+        return parse_stored(
+            lambda stored: MemoryCard(id=card_id, kind=kind, **fields, **json.loads(stored)),
+            text,
+            f"card {card_id}",
         )
-        for card_id, kind, text in found
-        if not kinds or kind in kinds
-    ]
+
+    return tuple(read(*card) for card in found if not kinds or card[1] in kinds)
 
 
-def find_units(tables: Tables, query: CardQuery, *, pairs: bool = False) -> list[UnitRow]:
-    """Return the units that match a query, or only the pairs among them, best first."""
+def find_units(tables: Tables, query: CardQuery) -> list[UnitRow]:
+    """Return the units that match a query, best first."""
     relevance = dict(compute_relevances(tables, query))
+    found = tables.execute(
+        "SELECT number, id, trust, utility, changed_at FROM memory_units "
+        "WHERE number IN (SELECT value FROM json_each(?))",
+        (json.dumps(list(relevance)),),
+    )
     ranked = [
-        RankedUnit(unit_id, relevance[number], trust, utility, parse_time(changed))
-        for number, unit_id, trust, utility, changed in tables.execute(
-            RANK_QUERY, (json.dumps(list(relevance)), PAIR_UNIT if pairs else None)
-        )
+        RankedUnit(unit_id, relevance[number], trust, utility, datetime.fromisoformat(changed))
+        for number, unit_id, trust, utility, changed in found
     ]
-    best = rank_units(ranked, query.now)[: query.limit]
-    return [row for unit_id in best for row in select_rows(tables, "id = ?", (unit_id,))]
+    return read_units(tables, rank_units(ranked, query.now)[: query.limit])
 
 
 def read_history(tables: Tables, unit_id: str) -> tuple[StatusChange, ...]:
     """Return the status changes of a unit in their order."""
     (row,) = read_units(tables, [unit_id])
-    changes = tables.execute(
-        "SELECT before, after, reason, test_number, version, at FROM memory_history WHERE unit = ? "
-        "ORDER BY sequence",
-        (row.number,),
-    ).fetchall()
+    names = tuple(StatusChange.model_fields)
+    sql = f"SELECT {', '.join(names)} FROM memory_history WHERE unit = ? ORDER BY sequence"  # noqa: S608 - constant
     return tuple(
-        StatusChange(
-            before=before, after=after, reason=reason, test_number=test, version=version, at=parse_time(at)
-        )
-        for before, after, reason, test, version, at in changes
+        StatusChange.model_validate(dict(zip(names, change, strict=True)))
+        for change in tables.execute(sql, (row.number,))
     )
-
-
-def parse_scope(row: UnitRow) -> Scope:
-    """Return the scope of a unit."""
-    return decode_value(Scope, row.scope, f"scope of unit {row.id}")

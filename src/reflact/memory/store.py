@@ -1,255 +1,57 @@
-"""The memory of a critic: one SQLite file of cards, pairs, tests and traces, with export and import."""
+"""The memory of a critic: one SQLite file of cards, pairs, tests and traces."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Iterable
+import threading
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
+from datetime import UTC, datetime
 from functools import partial
-from itertools import count
 from pathlib import Path
 from types import TracebackType
-from typing import Annotated, Literal, Self
+from typing import Literal, Self
 
 import anyio.to_thread
-from pydantic import Field, TypeAdapter, ValidationError
 
+from reflact.concurrency import run_in_thread
 from reflact.errors import DataError
-from reflact.memory import lifecycle, rows
-from reflact.memory import trace_store as traces
-from reflact.memory.card_store import MAX_ACTIVE_CARDS, SQLiteCardStore, TimeSource, utc_now
-from reflact.memory.cards import ACTIVE_STATUSES, ScanFinding, Scanner, build_cards, content_id
-from reflact.memory.models import ContrastPair, MemoryCard, Origin, StoredTrace
-from reflact.memory.rows import Unit, to_json_object
+from reflact.memory import batch_tests, export, lifecycle, rows
+from reflact.memory.cards import ScanFinding, Scanner, TraceIdentity, content_id, is_visible_to
+from reflact.memory.export import ImportResult
+from reflact.memory.models import (
+    BatchTest,
+    CardQuery,
+    CardStatus,
+    ContrastPair,
+    ForgetResult,
+    MemoryCard,
+    PromotionEvidence,
+    Scope,
+    StatusChange,
+    StoredPair,
+    Submission,
+)
+from reflact.memory.rows import Unit
 from reflact.memory.scan import CachingScanner
-from reflact.memory.trace_store import SQLiteCalibrationStore, SQLiteTraceStore
+from reflact.memory.trace_store import SQLiteTraceStore
 from reflact.store.database import LOCK_TIMEOUT_SECONDS, Database, Tables
 from reflact.store.schema import SCHEMA
-from reflact.types import FrozenModel, canonical_json
 
-PAGE_SIZE = 200
-"""Units that an export reads at a time."""
-
-
-class ImportResult(FrozenModel):
-    """The result of an import; entries that were stored already are not counted.
-
-    Args:
-        n_traces, n_events, n_anchors, n_units: The numbers of new entries.
-        n_blocked: New units that need review or were rejected.
-    """
-
-    n_traces: int = 0
-    n_events: int = 0
-    n_anchors: int = 0
-    n_units: int = 0
-    n_blocked: int = 0
+MAX_ACTIVE_CARDS = 2_000
+"""The default bound on active cards of each kind."""
 
 
-class HeaderLine(FrozenModel):
-    """The first line of an export."""
-
-    type: Literal["reflact_memory"] = "reflact_memory"
-    version: Literal[1] = 1
+def utc_now() -> datetime:
+    """Return the current time in UTC."""
+    return datetime.now(UTC)
 
 
-class TraceLine(FrozenModel):
-    """A trace with its events."""
-
-    type: Literal["trace"] = "trace"
-    trace: StoredTrace
-
-
-class AnchorLine(FrozenModel):
-    """An anchor."""
-
-    type: Literal["anchor"] = "anchor"
-    pair: ContrastPair
-    origins: tuple[Origin, ...]
-
-
-class UnitLine(FrozenModel):
-    """A unit: its cards, and its pair if it has one."""
-
-    type: Literal["unit"] = "unit"
-    cards: tuple[MemoryCard, ...] = Field(min_length=1, max_length=2)
-    pair: ContrastPair | None = None
-    origins: tuple[Origin, ...]
-
-    @property
-    def unit(self) -> Unit:
-        """The unit to submit, without statuses and measurements of the exporting store."""
-        unmeasured = {"status": "candidate", "reason": None, "trust": 0.5, "utility": 0.5}
-        cards = tuple(card.model_copy(update=unmeasured) for card in self.cards)
-        return Unit(cards[0].id if self.pair is None else self.pair.id, cards, self.pair)
-
-    @property
-    def is_consistent(self) -> bool:
-        """Whether the cards belong to the pair, or the id of the single card matches its content."""
-        first = self.cards[0]
-        if self.pair is None:
-            is_single = len(self.cards) == 1 and first.pair_id is None
-            return is_single and (first.version > 1 or first.id == content_id(first))
-        fixed = {"id", "kind", "scope", "pair_id", "provenance"}
-        actual = [card.model_dump(include=fixed) for card in self.cards]
-        expected = [card.model_dump(include=fixed) for card in build_cards(self.pair)]
-        return actual == expected and len({card.version for card in self.cards}) == 1
-
-
-ExportLine = HeaderLine | TraceLine | AnchorLine | UnitLine
-
-LINE_ADAPTER: TypeAdapter[ExportLine] = TypeAdapter(Annotated[ExportLine, Field(discriminator="type")])
-
-
-class SQLiteExportStore(SQLiteCardStore):
-    """Export and import of a memory."""
-
-    async def export_lines(self) -> AsyncIterator[str]:
-        """Yield the memory as lines of ASCII JSON without line breaks; equal memories give equal lines.
-
-        Tests, histories, and rejected or archived units are not exported. Concurrent writes may be missing
-        or included.
-        """
-        yield _encode_line(HeaderLine())
-        for (trace_id,) in await self._database.fetch_rows("SELECT id FROM traces ORDER BY id"):
-            trace = await self._database.read(partial(traces.find_trace, trace_id=trace_id))
-            if trace is not None:
-                yield _encode_line(TraceLine(trace=trace))
-        for anchor in await self._database.read(_read_anchor_lines):
-            yield _encode_line(anchor)
-        sql = f"SELECT id FROM memory_units WHERE status IN {ACTIVE_STATUSES} ORDER BY number"  # noqa: S608 - constant
-        ids = [unit_id for (unit_id,) in await self._database.fetch_rows(sql)]
-        for start in range(0, len(ids), PAGE_SIZE):
-            for line in await self._database.read(
-                partial(_read_unit_lines, ids=ids[start : start + PAGE_SIZE])
-            ):
-                yield _encode_line(line)
-
-    async def import_lines(self, lines: Iterable[str]) -> ImportResult:
-        """Import the lines of ``export_lines``, all or none; a second import changes nothing.
-
-        Each new unit is scanned and quarantined, whatever its status was. Units that are stored already only
-        get the new origins. Pairs that share a transition or a trace with an anchor are left out.
-
-        Raises:
-            DataError: A line is not part of an export, or an id does not match its content; names the line.
-        """
-
-        def parse_and_scan() -> list[tuple[ExportLine, ScanFinding | None]]:
-            return [
-                (line, self._scan(line.unit.all_texts) if isinstance(line, UnitLine) else None)
-                for line in _parse_lines(lines)
-            ]
-
-        parsed = await anyio.to_thread.run_sync(parse_and_scan)
-        return await self._database.write(lambda tables: self._import_parsed(tables, parsed))
-
-    def _import_parsed(
-        self, tables: Tables, lines: list[tuple[ExportLine, ScanFinding | None]]
-    ) -> ImportResult:
-        counts: dict[str, int] = dict.fromkeys(ImportResult.model_fields, 0)
-        for line, finding in lines:
-            match line:
-                case TraceLine():
-                    counts["n_traces"] += traces.find_trace(tables, line.trace.id) is None
-                    traces.open_trace(tables, line.trace.id, line.trace.purpose)
-                    counts["n_events"] += sum(
-                        traces.append_event(tables, line.trace.id, event) for event in line.trace.events
-                    )
-                case AnchorLine():
-                    counts["n_anchors"] += rows.add_anchor(tables, line.pair, line.origins)
-                case UnitLine():
-                    submission = lifecycle.submit_unit(
-                        tables,
-                        line.unit,
-                        finding,
-                        line.origins,
-                        max_active=self._max_active_cards,
-                        now=self._clock(),
-                    )
-                    counts["n_units"] += submission.is_new
-                    counts["n_blocked"] += submission.is_new and finding is not None
-                case HeaderLine():
-                    pass
-        return ImportResult(**counts)
-
-
-def _read_unit_lines(tables: Tables, ids: list[str]) -> list[UnitLine]:
-    origins = rows.read_origins(tables, ids)
-    return [
-        UnitLine(
-            cards=tuple(rows.read_cards(tables, row)),
-            pair=None if row.pair is None else rows.parse_pair(row),
-            origins=origins[row.id],
-        )
-        for unit_id in ids
-        for row in rows.select_rows(tables, "id = ?", (unit_id,))
-    ]
-
-
-def _read_anchor_lines(tables: Tables) -> list[AnchorLine]:
-    pairs = rows.read_anchors(tables)
-    origins = rows.read_origins(tables, [pair.id for pair in pairs])
-    return [AnchorLine(pair=pair, origins=origins[pair.id]) for pair in pairs]
-
-
-def _encode_line(line: ExportLine) -> str:
-    """Return a line as text, with unchanged states; see ``to_json_object``."""
-    fields = line.model_dump(mode="json", exclude={"pair", "trace"})
-    if isinstance(line, TraceLine):
-        fields["trace"] = to_json_object(line.trace)
-    if isinstance(line, AnchorLine | UnitLine):
-        fields["pair"] = None if line.pair is None else to_json_object(line.pair)
-    return canonical_json(fields)
-
-
-def _parse_lines(lines: Iterable[str]) -> list[ExportLine]:
-    parsed: list[ExportLine] = []
-    for number, text in zip(count(1), lines, strict=False):
-        if not text.strip():
-            continue
-        try:
-            line = LINE_ADAPTER.validate_python(json.loads(text))
-        except ValidationError as error:
-            raise DataError(
-                f"line {number} is not part of an exported memory: {_describe_line_error(error)}"
-            ) from None
-        except (ValueError, RecursionError):
-            reason = "it is not complete JSON; if the file was cut off, export it again"
-            raise DataError(f"line {number} is not part of an exported memory: {reason}") from None
-        if isinstance(line, HeaderLine) != (not parsed):
-            raise DataError(f"line {number}: the first line, and no other, must be the header")
-        if isinstance(line, UnitLine) and not line.is_consistent:
-            raise DataError(
-                f"line {number}: the cards of unit {line.unit.id} do not match its id, its pair or each other; "
-                "export it again"
-            )
-        parsed.append(line)
-    if not parsed:
-        raise DataError("this is no exported memory: all lines are empty")
-    return parsed
-
-
-def _describe_line_error(error: ValidationError) -> str:
-    """Return the first problem of a line, and what to do about it."""
-    first = error.errors()[0]
-    location = first["loc"]
-    if location == ("reflact_memory", "version"):
-        return f"its version is {first['input']!r}, which this reflact does not know; upgrade reflact"
-    if not location:
-        return (
-            "its `type` is missing or unknown; `reflact memory export` writes files that can be imported, and "
-            "files of traces belong to a calibration's `traces`"
-        )
-    return (
-        f"`{'.'.join(map(str, location[1:]))}`: {first['msg'][:1].lower()}{first['msg'][1:]}; export it again"
-    )
-
-
-class MemoryStore(SQLiteExportStore, SQLiteTraceStore, SQLiteCalibrationStore):
+class MemoryStore(SQLiteTraceStore):
     """Memory cards and traces in a SQLite file, opened and closed by ``async with``, once.
 
     The file may be that of a run, and several processes may share it. The next read of each process sees what
-    another has promoted.
+    another has promoted. A *unit* is stored, scanned, promoted and archived as one: a contrast pair with its
+    two cards, named by the pair's id, or a card without a pair, named by its own id.
 
     Args:
         path: The file. It and its folder are created if they are missing.
@@ -263,6 +65,7 @@ class MemoryStore(SQLiteExportStore, SQLiteTraceStore, SQLiteCalibrationStore):
 
     Raises:
         StoreError: On opening and from every method; names the file and the problem.
+        DataError: From every method; an id is unknown.
     """
 
     def __init__(
@@ -271,13 +74,15 @@ class MemoryStore(SQLiteExportStore, SQLiteTraceStore, SQLiteCalibrationStore):
         *,
         max_active_cards: int = MAX_ACTIVE_CARDS,
         scan: Scanner | None = None,
-        clock: TimeSource = utc_now,
+        clock: Callable[[], datetime] = utc_now,
         lock_timeout: float = LOCK_TIMEOUT_SECONDS,
         read_only: bool = False,
     ) -> None:
-        database = Database(Path(path), SCHEMA, lock_timeout=lock_timeout, read_only=read_only)
-        scanner = CachingScanner() if scan is None else scan
-        super().__init__(database, scan=scanner, max_active_cards=max_active_cards, clock=clock)
+        super().__init__(Database(Path(path), SCHEMA, lock_timeout=lock_timeout, read_only=read_only))
+        self._scan = CachingScanner() if scan is None else scan
+        self._max_active_cards = max_active_cards
+        self._clock = clock
+        self._promoted_cache = PromotedPairCache()
 
     async def __aenter__(self) -> Self:
         await self._database.__aenter__()
@@ -287,3 +92,297 @@ class MemoryStore(SQLiteExportStore, SQLiteTraceStore, SQLiteCalibrationStore):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self._database.__aexit__(kind, error, trace)
+
+    # --------------------------------------------------------------------------------------- submissions
+
+    async def submit(self, pair: ContrastPair, *, created_by: str = "") -> Submission:
+        """Scan a pair and store it with its two cards; it is on disk when this returns.
+
+        A pair that is already stored stays as it is. The store only adds the step that this copy names.
+        """
+
+        def build_and_scan() -> tuple[Unit, ScanFinding | None]:
+            return Unit.from_pair(pair, created_by), self._scan(rows.list_pair_texts(pair))
+
+        return await self._submit(*await run_in_thread(build_and_scan, *pair.transition.payloads))
+
+    async def submit_card(self, card: MemoryCard) -> Submission:
+        """Scan and store a card without a pair, as ``create_card`` returns it.
+
+        Raises:
+            DataError: The card is no candidate, belongs to a pair, or its id does not match its content.
+        """
+        if card.pair_id is not None:
+            raise DataError(f"card {card.id} belongs to pair {card.pair_id}; submit the pair")
+        if card.status != "candidate":
+            raise DataError(f"card {card.id} is submitted as {card.status}; submit it as a candidate")
+        if card.id != content_id(card) or card.version != 1:
+            raise DataError(f"card {card.id}: its id does not match its content; use create_card")
+        unit = Unit(card.id, (card,), None)
+        texts = unit.all_texts
+        return await self._submit(unit, await run_in_thread(partial(self._scan, texts), *texts))
+
+    async def _submit(self, unit: Unit, finding: ScanFinding | None) -> Submission:
+        origins, bound = unit.cards[0].provenance.as_origins, self._max_active_cards
+        return await self._database.write(
+            lambda tables: lifecycle.submit_unit(
+                tables, unit, finding, origins, max_active=bound, now=self._clock()
+            )
+        )
+
+    async def edit(
+        self,
+        card_id: str,
+        *,
+        content: str | None = None,
+        pattern: str | None = None,
+        strategy: str | None = None,
+    ) -> Submission:
+        """Change texts of a card. Its unit is scanned again, quarantined, and gets the next version.
+
+        Raises:
+            DataError: There is no such card, or its unit is neither quarantined nor promoted.
+        """
+        fields = {"content": content, "pattern": pattern, "strategy": strategy}
+        texts = {name: text for name, text in fields.items() if text is not None}
+        return await self._database.write(
+            lambda tables: lifecycle.edit_card(tables, card_id, texts, self._scan, now=self._clock())
+        )
+
+    # ----------------------------------------------------------------------------------------- reading
+
+    async def find(self, query: CardQuery) -> tuple[MemoryCard, ...]:
+        """Return the cards that match a query, best first; equal stores and queries give equal orders.
+
+        The relevance is that of the unit, so the cards of a pair stay together.
+        """
+
+        def find(tables: Tables) -> list[MemoryCard]:
+            units = rows.find_units(tables, query)
+            return [card for row in units for card in rows.read_cards(tables, row, query.kinds)]
+
+        return tuple((await self._database.read(find))[: query.limit])
+
+    async def promoted_pairs(self, scope: Scope) -> tuple[ContrastPair, ...]:
+        """Return all promoted pairs that a scope may see, in the order of their ids.
+
+        A pair that was returned before is the same object.
+        """
+        return await self._database.read(lambda tables: self._promoted_cache.get_visible(tables, scope))
+
+    async def cards(self, unit_id: str) -> tuple[MemoryCard, ...]:
+        """Return the cards of a unit; none if the unit is not stored."""
+
+        def read(tables: Tables) -> tuple[MemoryCard, ...]:
+            units = rows.select_rows(tables, "id = ?", (unit_id,))
+            return rows.read_cards(tables, units[0]) if units else ()
+
+        return await self._database.read(read)
+
+    async def find_unit_ids(self, name: str) -> tuple[str, ...]:
+        """Return up to ten ids of units whose id, or a card's id, starts with a text, sorted."""
+        sql = (
+            "SELECT id FROM memory_units WHERE substr(id, 1, length(?1)) = ?1 OR number IN "
+            "(SELECT unit FROM memory_cards WHERE substr(id, 1, length(?1)) = ?1) ORDER BY id LIMIT 10"
+        )
+        return tuple(unit_id for (unit_id,) in await self._database.fetch_rows(sql, (name,)))
+
+    async def pairs(
+        self, pair_ids: Sequence[str] | None = None, *, status: CardStatus | None = None
+    ) -> tuple[StoredPair, ...]:
+        """Return stored pairs in the order of their ids: all, or those of ``pair_ids`` and ``status``."""
+        chosen = None if pair_ids is None else json.dumps(list(pair_ids))
+        where = (
+            "pair IS NOT NULL AND (?1 IS NULL OR status = ?1) "
+            "AND (?2 IS NULL OR id IN (SELECT value FROM json_each(?2))) ORDER BY id"
+        )
+        return await self._database.read(
+            lambda tables: rows.build_stored_pairs(tables, rows.select_rows(tables, where, (status, chosen)))
+        )
+
+    async def history(self, unit_id: str) -> tuple[StatusChange, ...]:
+        """Return all status changes of a unit in their order.
+
+        Raises:
+            DataError: There is no such unit.
+        """
+        return await self._database.read(partial(rows.read_history, unit_id=unit_id))
+
+    # ------------------------------------------------------------------------------------ status changes
+
+    async def open_test(
+        self,
+        unit_ids: Sequence[str],
+        *,
+        holdout_id: str,
+        traces: Collection[TraceIdentity],
+        kind: Literal["promote", "demote"] = "promote",
+    ) -> BatchTest:
+        """Record a test before its alpha is chosen, so that ``n_earlier_tests`` is exact.
+
+        The number is exact even if several processes test at once. A test that never ends still counts
+        against the error probability of its traces.
+
+        Args:
+            unit_ids: The batch.
+            holdout_id: The name of the held-out set.
+            traces: The held-out traces. Tests are counted by their content and their names.
+            kind: Whether the test promotes the batch, or measures promoted units again.
+
+        Raises:
+            DataError: A unit has the wrong status or needs review, or comes from one of the traces. Or the
+                batch or the traces are empty.
+        """
+        batch, holdout = tuple(unit_ids), frozenset(traces)
+        return await self._database.write(
+            lambda tables: batch_tests.open_test(
+                tables, batch, holdout_id=holdout_id, traces=holdout, kind=kind, now=self._clock()
+            )
+        )
+
+    async def close_test(self, number: int, evidence: PromotionEvidence) -> None:
+        """Store the result of a test and change the units in one transaction.
+
+        If the test passed, a ``promote`` test promotes its batch and a ``demote`` test changes nothing. If a
+        ``demote`` test failed, its units go back to quarantine and need review. Units that changed since the
+        test was opened keep their status.
+
+        Raises:
+            DataError: The evidence does not fit the test, or the test is over or was never opened.
+        """
+        await self._database.write(
+            lambda tables: batch_tests.close_test(tables, number, evidence, now=self._clock())
+        )
+
+    async def tests(self) -> tuple[BatchTest, ...]:
+        """Return all tests in their order."""
+        return await self._database.read(batch_tests.read_tests)
+
+    async def reject(self, unit_ids: Sequence[str], *, reason: str) -> None:
+        """Reject quarantined units, all or none."""
+        await self._change_status(unit_ids, "rejected", reason)
+
+    async def archive(self, unit_ids: Sequence[str], *, reason: str) -> None:
+        """Archive units, all or none."""
+        await self._change_status(unit_ids, "archived", reason)
+
+    async def _change_status(self, unit_ids: Sequence[str], after: CardStatus, reason: str) -> None:
+        def change(tables: Tables) -> None:
+            for row in rows.read_units(tables, unit_ids):
+                lifecycle.change_status(tables, row, after, now=self._clock(), reason=reason)
+
+        await self._database.write(change)
+
+    async def release(self, unit_id: str, *, reason: str) -> None:
+        """Allow tests of a unit that needed review.
+
+        Raises:
+            DataError: The unit does not need review.
+        """
+        await self._database.write(
+            lambda tables: lifecycle.release_unit(tables, unit_id, reason=reason, now=self._clock())
+        )
+
+    async def remaining_capacity(self) -> int:
+        """Return how many pairs can be added before the bound archives one that has not failed a test."""
+        return await self._database.read(
+            lambda tables: lifecycle.count_free(tables, rows.PAIR_UNIT, self._max_active_cards)
+        )
+
+    # ----------------------------------------------------------------- anchors, forgetting, export, import
+
+    async def add_anchors(self, pairs: Sequence[ContrastPair]) -> int:
+        """Store labelled pairs that calibration never learns from, and return the number of new ones.
+
+        Raises:
+            DataError: A stored pair has the same transition, or comes from the same trace.
+        """
+        for pair in pairs:
+            rows.require_pair_id(pair)
+        return await self._database.write(
+            lambda tables: sum(rows.add_anchor(tables, pair, pair.provenance.as_origins) for pair in pairs)
+        )
+
+    async def anchors(self) -> tuple[ContrastPair, ...]:
+        """Return the anchors in the order of their ids."""
+        return await self._database.read(rows.read_anchors)
+
+    async def forget(self, trace_id: str, *, calls: bool = False) -> ForgetResult:
+        """Remove a trace and everything that came from it: events, units, cards, history and anchors.
+
+        A unit that also came from another trace is removed too. Pairs of other traces are removed if they
+        use the purpose of this trace, and no other stored trace has that purpose. The evidence of tests
+        stays, because tests must be counted; it contains only hashes and numbers.
+
+        The removed data is overwritten in the file, and the write-ahead log is emptied. If another process
+        reads the file, the log cannot be emptied. The result then says so, and a second call empties it.
+
+        Args:
+            trace_id: The trace.
+            calls: Whether to remove all cached responses to questions of calibrations, of any trace. Later
+                calibrations ask these questions again.
+        """
+        result = await self._database.write(
+            lambda tables: lifecycle.forget_trace(tables, trace_id, calls=calls)
+        )
+        return result.model_copy(update={"remains_in_wal": not await self._database.checkpoint()})
+
+    async def export_lines(self) -> AsyncIterator[str]:
+        """Yield the memory as lines of ASCII JSON without line breaks; equal memories give equal lines.
+
+        Tests, histories, and rejected or archived units are not exported. Concurrent writes may be missing
+        or included.
+        """
+        async for line in export.read_lines(self._database):
+            yield rows.encode_value(line)
+
+    async def import_lines(self, lines: Iterable[str]) -> ImportResult:
+        """Import the lines of ``export_lines``, all or none; a second import changes nothing.
+
+        Each new unit is scanned and quarantined, whatever its status was. Units that are stored already only
+        get the new origins. Pairs that share a transition or a trace with an anchor are left out.
+
+        Raises:
+            DataError: A line is not part of an export, or an id does not match its content; names the line.
+        """
+        parsed = await anyio.to_thread.run_sync(export.parse_and_scan, lines, self._scan)
+        bound = self._max_active_cards
+        return await self._database.write(
+            lambda tables: export.import_parsed(tables, parsed, max_active=bound, now=self._clock())
+        )
+
+
+PROMOTED_IDS_QUERY = """
+SELECT coalesce(group_concat(id, ' '), '') FROM
+(SELECT id FROM memory_units WHERE status = 'promoted' ORDER BY id)
+"""
+"""All ids in one text, which SQLite builds without the interpreter's lock."""
+
+
+class PromotedPairCache:
+    """Keeps the promoted pairs of a file in memory; it reads only pairs that are new.
+
+    Threads wait for each other.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._ids_text = ""
+        self._pairs: dict[str, ContrastPair | None] = {}
+        self._last_result: tuple[Scope, tuple[ContrastPair, ...]] | None = None
+
+    def get_visible(self, tables: Tables, scope: Scope) -> tuple[ContrastPair, ...]:
+        """Return the pairs that a scope may see, by id; a pair that was returned before is the same object."""
+        with self._lock:
+            (ids_text,) = tables.execute(PROMOTED_IDS_QUERY).fetchone()
+            if ids_text != self._ids_text:
+                ids = ids_text.split()
+                new = json.dumps([unit_id for unit_id in ids if unit_id not in self._pairs])
+                for row in rows.select_rows(tables, "id IN (SELECT value FROM json_each(?))", (new,)):
+                    self._pairs[row.id] = row.parse_pair()
+                self._pairs = {unit_id: self._pairs[unit_id] for unit_id in ids}
+                self._ids_text, self._last_result = ids_text, None
+            if self._last_result is None or self._last_result[0] != scope:
+                pairs = (pair for pair in self._pairs.values() if pair is not None)
+                self._last_result = scope, tuple(pair for pair in pairs if is_visible_to(pair.scope, scope))
+            return self._last_result[1]

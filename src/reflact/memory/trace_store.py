@@ -1,9 +1,8 @@
-"""The stores of traces and of calibrations."""
+"""The store of traces and of calibrations."""
 
 from __future__ import annotations
 
 import json
-from functools import partial
 
 from reflact.errors import DataError
 from reflact.memory.cards import extend_content_hash, hash_purpose
@@ -15,13 +14,9 @@ from reflact.memory.models import (
     TestableTrace,
     TraceSummary,
 )
-from reflact.memory.rows import decode_value, encode_value, to_json_object
+from reflact.memory.rows import decode_value, encode_value
 from reflact.store.database import Database, Tables
-from reflact.types import canonical_json, digest_json
-
-MAX_MATCHES = 10
-"""The largest number of ids that ``find_trace_ids`` returns."""
-
+from reflact.types import canonical_json
 
 SUMMARIES_QUERY = """
 SELECT traces.id, purpose,
@@ -45,19 +40,19 @@ SELECT rowid, id, purpose, content_hash, EXISTS (
 )
 FROM traces WHERE n_labelled > 0 AND (?1 IS NULL OR rowid < ?1) ORDER BY rowid DESC LIMIT ?2
 """
-"""Traces with labelled steps; ``content_hash`` is null until it is computed."""
+"""Traces with labelled steps."""
 
 
 MATCHING_IDS_QUERY = """
 SELECT id FROM (
     SELECT id FROM traces
     UNION SELECT trace_id FROM memory_origins
-) WHERE substr(id, 1, length(?1)) = ?1 ORDER BY id <> ?1, id LIMIT ?2
+) WHERE substr(id, 1, length(?1)) = ?1 ORDER BY id <> ?1, id LIMIT 10
 """
 
 
 class SQLiteTraceStore:
-    """Stores traces step by step in a database that several processes may share."""
+    """Stores traces step by step, and the starts and results of calibrations."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -100,7 +95,7 @@ class SQLiteTraceStore:
             ).fetchone()
             if stored is None:
                 raise DataError(f"trace {trace_id} has no step {step} to label")
-            event = decode_value(ScoreEvent, stored[0], f"step {step} of trace {trace_id}")
+            event = decode_event(trace_id, step, stored[0])
             known = event.label
             if known is not None and known.source != "agreement" and not replace:
                 raise DataError(
@@ -129,15 +124,9 @@ class SQLiteTraceStore:
             limit: The largest number of traces.
         """
         rows = await self._database.fetch_rows(TESTABLE_QUERY, (before, limit))
-        unhashed = [trace for _, trace, _, content, _ in rows if content is None]
-        if unhashed:
-            for trace in unhashed:
-                await self._database.write(partial(store_content_hash, trace_id=trace))
-            rows = await self._database.fetch_rows(TESTABLE_QUERY, (before, limit))
         return tuple(
             TestableTrace(number, trace, json.loads(purpose), content, bool(has_pairs))
             for number, trace, purpose, content, has_pairs in rows
-            if content is not None
         )
 
     async def purposes(self, *, limit: int) -> frozenset[str]:
@@ -147,115 +136,17 @@ class SQLiteTraceStore:
 
     async def summaries(self) -> tuple[TraceSummary, ...]:
         """Return the counts of each trace, in the order of their ids."""
+        names = ("n_pairs", "n_events", "n_scored", "n_labelled")
         return tuple(
-            TraceSummary(
-                id=trace,
-                purpose=json.loads(purpose),
-                n_pairs=pairs,
-                n_events=events,
-                n_scored=scored,
-                n_labelled=labelled,
-            )
-            for trace, purpose, pairs, events, scored, labelled in await self._database.fetch_rows(
-                SUMMARIES_QUERY
-            )
+            TraceSummary(id=trace, purpose=json.loads(purpose), **dict(zip(names, counts, strict=True)))
+            for trace, purpose, *counts in await self._database.fetch_rows(SUMMARIES_QUERY)
         )
 
     async def find_trace_ids(self, name: str) -> tuple[str, ...]:
         """Return up to ten ids of traces, stored or named by units, that start with a text; an equal one first."""
-        return tuple(
-            trace for (trace,) in await self._database.fetch_rows(MATCHING_IDS_QUERY, (name, MAX_MATCHES))
-        )
+        return tuple(trace for (trace,) in await self._database.fetch_rows(MATCHING_IDS_QUERY, (name,)))
 
-
-def open_trace(tables: Tables, trace_id: str, purpose: str) -> None:
-    """Add a trace; see ``SQLiteTraceStore.open_trace``."""
-    known = tables.execute("SELECT purpose FROM traces WHERE id = ?", (trace_id,)).fetchone()
-    if known is None:
-        tables.table("traces").insert(
-            {"id": trace_id, "purpose": canonical_json(purpose), "content_hash": hash_purpose(purpose)}
-        )
-    elif known[0] != canonical_json(purpose):
-        raise DataError(f"trace {trace_id} is stored with another purpose; give each trace a unique id")
-
-
-def append_event(tables: Tables, trace_id: str, event: ScoreEvent) -> bool:
-    """Append an event; see ``SQLiteTraceStore.append``."""
-    trace = tables.execute("SELECT content_hash FROM traces WHERE id = ?", (trace_id,)).fetchone()
-    if trace is None:
-        raise DataError(f"trace {trace_id} is not stored; open it before you append events")
-    stored = tables.execute(
-        "SELECT event FROM trace_events WHERE trace_id = ? AND step = ?", (trace_id, event.step)
-    ).fetchone()
-    if stored is None:
-        text = encode_value(event, f"step {event.step} of trace {trace_id}")
-        later = "SELECT 1 FROM trace_events WHERE trace_id = ? AND step > ? LIMIT 1"
-        last = not tables.execute(later, (trace_id, event.step)).fetchone()
-        content = extend_content_hash(trace[0], event.transition) if trace[0] is not None and last else None
-        tables.execute(
-            "UPDATE traces SET content_hash = ?, n_labelled = n_labelled + ? WHERE id = ?",
-            (content, _is_labelled(event), trace_id),
-        )
-        tables.table("trace_events").insert({"trace_id": trace_id, "step": event.step, "event": text})
-        return True
-    known = decode_value(ScoreEvent, stored[0], f"step {event.step} of trace {trace_id}")
-    if _hash_without_label(known) != _hash_without_label(event):
-        raise DataError(f"trace {trace_id} already has another event as step {event.step}")
-    if known.label is None and event.label is not None:
-        _replace_event(tables, trace_id, known, event)
-    return False
-
-
-def _is_labelled(event: ScoreEvent) -> bool:
-    """Whether a program or a person labelled the event."""
-    return event.label is not None and event.label.source != "agreement"
-
-
-def _replace_event(tables: Tables, trace_id: str, old: ScoreEvent, event: ScoreEvent) -> None:
-    tables.execute(
-        "UPDATE traces SET n_labelled = n_labelled + ? WHERE id = ?",
-        (_is_labelled(event) - _is_labelled(old), trace_id),
-    )
-    tables.table("trace_events").update((trace_id, event.step), {"event": encode_value(event)})
-
-
-def store_content_hash(tables: Tables, trace_id: str) -> None:
-    """Write the content hash of a trace whose steps were appended out of order."""
-    stored = find_trace(tables, trace_id)
-    if stored is not None:
-        content = hash_purpose(stored.purpose)
-        for event in stored.events:
-            content = extend_content_hash(content, event.transition)
-        tables.table("traces").update(trace_id, {"content_hash": content})
-
-
-def find_trace(tables: Tables, trace_id: str) -> StoredTrace | None:
-    """Return a trace with its events in the order of their steps, or None."""
-    stored = tables.execute("SELECT purpose FROM traces WHERE id = ?", (trace_id,)).fetchone()
-    if stored is None:
-        return None
-    events = tables.execute(
-        "SELECT step, event FROM trace_events WHERE trace_id = ? ORDER BY step", (trace_id,)
-    ).fetchall()
-    return StoredTrace(
-        id=trace_id,
-        purpose=json.loads(stored[0]),
-        events=tuple(
-            decode_value(ScoreEvent, event, f"step {step} of trace {trace_id}") for step, event in events
-        ),
-    )
-
-
-def _hash_without_label(event: ScoreEvent) -> str:
-    """Return a hash of an event without its label."""
-    return digest_json({name: value for name, value in to_json_object(event).items() if name != "label"})
-
-
-class SQLiteCalibrationStore:
-    """Stores calibrations in a database that several processes may share; see ``CalibrationStore``."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
+    # -------------------------------------------------------------------------------------- calibrations
 
     async def start_calibration(self, identity: str, baseline: str) -> StoredCalibration:
         """Store the start of a calibration; it is on disk when this returns."""
@@ -281,3 +172,79 @@ class SQLiteCalibrationStore:
         """Store the result of a calibration; a result that is stored already stays."""
         sql = "UPDATE calibrations SET result = ? WHERE number = ? AND result IS NULL"
         await self._database.execute(sql, (result, number))
+
+
+def open_trace(tables: Tables, trace_id: str, purpose: str) -> None:
+    """Add a trace; see ``SQLiteTraceStore.open_trace``."""
+    known = tables.execute("SELECT purpose FROM traces WHERE id = ?", (trace_id,)).fetchone()
+    if known is None:
+        tables.table("traces").insert(
+            {"id": trace_id, "purpose": canonical_json(purpose), "content_hash": hash_purpose(purpose)}
+        )
+    elif known[0] != canonical_json(purpose):
+        raise DataError(f"trace {trace_id} is stored with another purpose; give each trace a unique id")
+
+
+def append_event(tables: Tables, trace_id: str, event: ScoreEvent) -> bool:
+    """Append an event; see ``SQLiteTraceStore.append``."""
+    trace = tables.execute("SELECT purpose, content_hash FROM traces WHERE id = ?", (trace_id,)).fetchone()
+    if trace is None:
+        raise DataError(f"trace {trace_id} is not stored; open it before you append events")
+    stored = tables.execute(
+        "SELECT event FROM trace_events WHERE trace_id = ? AND step = ?", (trace_id, event.step)
+    ).fetchone()
+    if stored is None:
+        text = encode_value(event, f"step {event.step} of trace {trace_id}")
+        tables.execute(
+            "INSERT INTO trace_events (trace_id, step, event) VALUES (?, ?, ?)", (trace_id, event.step, text)
+        )
+        later = "SELECT 1 FROM trace_events WHERE trace_id = ? AND step > ? LIMIT 1"
+        content: str = trace[1]
+        new_steps: tuple[ScoreEvent, ...] = (event,)
+        if tables.execute(later, (trace_id, event.step)).fetchone():
+            content, new_steps = hash_purpose(json.loads(trace[0])), _read_events(tables, trace_id)
+        for step in new_steps:
+            content = extend_content_hash(content, step.transition)
+        tables.execute(
+            "UPDATE traces SET content_hash = ?, n_labelled = n_labelled + ? WHERE id = ?",
+            (content, _is_labelled(event), trace_id),
+        )
+        return True
+    known = decode_event(trace_id, event.step, stored[0])
+    one, other = (encode_value(step.model_copy(update={"label": None})) for step in (known, event))
+    if one != other:
+        raise DataError(f"trace {trace_id} already has another event as step {event.step}")
+    if known.label is None and event.label is not None:
+        _replace_event(tables, trace_id, known, event)
+    return False
+
+
+def _is_labelled(event: ScoreEvent) -> bool:
+    """Whether a program or a person labelled the event."""
+    return event.label is not None and event.label.source != "agreement"
+
+
+def _replace_event(tables: Tables, trace_id: str, old: ScoreEvent, event: ScoreEvent) -> None:
+    tables.execute(
+        "UPDATE traces SET n_labelled = n_labelled + ? WHERE id = ?",
+        (_is_labelled(event) - _is_labelled(old), trace_id),
+    )
+    tables.table("trace_events").update((trace_id, event.step), {"event": encode_value(event)})
+
+
+def find_trace(tables: Tables, trace_id: str) -> StoredTrace | None:
+    """Return a trace with its events in the order of their steps, or None."""
+    stored = tables.execute("SELECT purpose FROM traces WHERE id = ?", (trace_id,)).fetchone()
+    if stored is None:
+        return None
+    return StoredTrace(id=trace_id, purpose=json.loads(stored[0]), events=_read_events(tables, trace_id))
+
+
+def _read_events(tables: Tables, trace_id: str) -> tuple[ScoreEvent, ...]:
+    sql = "SELECT step, event FROM trace_events WHERE trace_id = ? ORDER BY step"
+    return tuple(decode_event(trace_id, *row) for row in tables.execute(sql, (trace_id,)).fetchall())
+
+
+def decode_event(trace_id: str, step: int, text: str) -> ScoreEvent:
+    """Return a stored event."""
+    return decode_value(ScoreEvent, text, f"step {step} of trace {trace_id}")

@@ -6,10 +6,8 @@ A document is Markdown text. No edit changes a byte of its three kinds of protec
 * slow guidance, from ``<!-- SLOW_UPDATE_START -->`` to ``<!-- SLOW_UPDATE_END -->``;
 * the appendix of execution notes, from ``<!-- APPENDIX_START -->`` to ``<!-- APPENDIX_END -->``.
 
-The last two usually are at the end, in either order; together they are the *protected tail*.
-
-``check_document`` refuses a document with unpaired fences or markers. Edits are still defined on such a
-document: everything from the first unpaired fence or marker to the end is then protected.
+The last two usually are at the end; together they are the *protected tail*. ``check_document`` refuses a
+document with unpaired fences or markers. In such a document everything from the first one on is protected.
 """
 
 from __future__ import annotations
@@ -53,7 +51,7 @@ class Region(FrozenModel):
 
 class _Layout(NamedTuple):
     regions: tuple[Region, ...]
-    problem: str | None
+    problem: str | None = None
 
 
 class _Splice(NamedTuple):
@@ -133,11 +131,6 @@ def detect_newline(text: str) -> str:
     return "\r\n" if "\r\n" in text else "\n"
 
 
-def check_edit(skill: Skill, edit: Edit) -> str | None:
-    """Return the reason for which ``apply_edits`` would reject an edit; None if it would not."""
-    return _try_edit(skill.text, edit)[1]
-
-
 def diff_texts(old: str, new: str) -> str:
     """Return the unified diff of two texts; empty if they are equal."""
     lines = difflib.unified_diff(_lines(old), _lines(new), "before", "after")
@@ -176,7 +169,7 @@ def _layout(text: str) -> _Layout:
         return _truncate_layout(
             text, regions, start, f"line {_line_number(text, start)}: {start[0]} is never closed"
         )
-    return _Layout(tuple(regions), None)
+    return _Layout(tuple(regions))
 
 
 def _explain_misplaced_marker(
@@ -228,7 +221,10 @@ def _try_edit(text: str, edit: Edit) -> tuple[str, str | None]:
         if isinstance(splice, str):
             return text, splice
         edited = text[: splice.start] + splice.text + text[splice.end :]
-        reason = _find_damage(text, edited, layout) or _find_joined_words(edited, splice)
+        reason = _find_damage(text, edited, layout)
+        ends = (splice.start, splice.start + len(splice.text))
+        if reason is None and any(_inside_word(edited, end) for end in ends):
+            reason = "the edit would run two words together"
     return (edited, None) if reason is None else (text, reason)
 
 
@@ -312,12 +308,6 @@ def _find_damage(text: str, edited: str, layout: _Layout) -> str | None:
     protected = [text[region.start : region.end] for region in layout.regions]
     if [edited[region.start : region.end] for region in find_regions(edited)] != protected:
         return "the edit would open, close or change a protected region"
-    return None
-
-
-def _find_joined_words(edited: str, splice: _Splice) -> str | None:
-    if _inside_word(edited, splice.start) or _inside_word(edited, splice.start + len(splice.text)):
-        return "the edit would run two words together"
     return None
 
 

@@ -1,20 +1,18 @@
-"""The protected tail of a skill document: slow guidance, and the appendix of execution notes. Pure functions.
+"""The protected tail of a skill document: slow guidance, and the appendix of execution notes.
 
-Both are in marked regions (see ``reflact.skills.document``). Writing changes nothing outside the region; a
-missing region is added as a separate paragraph. Line breaks are read as LF and written as the document's own
-kind. A region with the same content stays as it is, so that the document keeps its hash.
+Writing changes nothing outside the region; a missing region is added as a separate paragraph. Line breaks are
+read as LF and written as the document's own kind. Equal content leaves the document as it is.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from typing import Literal
 
-from reflact.errors import SkillError
 from reflact.skills.document import (
     MARKER,
     Region,
+    RegionName,
     check_document,
     detect_newline,
     find_regions,
@@ -23,8 +21,6 @@ from reflact.skills.document import (
 from reflact.types import Skill
 
 NOTES_HEADING = "## Execution Notes Appendix"
-
-_Name = Literal["slow_update", "appendix"]
 
 
 def read_guidance(text: str) -> str:
@@ -40,13 +36,13 @@ def replace_guidance(skill: Skill, new: str) -> Skill:
     guidance is stripped.
 
     Raises:
-        SkillError: The document is malformed, or the guidance contains a marker.
+        SkillError: The document is malformed.
+        ValueError: The guidance contains a marker.
     """
     check_document(skill.text)
-    _refuse_markers(new)
+    check_region_text(new)
     guidance = _normalize_newlines(new)
-    region = _find_region(skill.text, "slow_update")
-    if region is not None and read_guidance(skill.text) == guidance:
+    if _find_region(skill.text, "slow_update") is not None and read_guidance(skill.text) == guidance:
         return skill
     return _write_region(skill.text, "slow_update", guidance)
 
@@ -87,12 +83,13 @@ def replace_notes(skill: Skill, new: Sequence[str]) -> Skill:
     existing one is emptied, because its removal would change the text around it.
 
     Raises:
-        SkillError: The document is malformed, or a note contains a marker.
+        SkillError: The document is malformed.
+        ValueError: A note contains a marker.
     """
     check_document(skill.text)
     notes = tuple(flat for note in new if (flat := _flatten(note)))
     for note in notes:
-        _refuse_markers(note)
+        check_region_text(note)
     if notes == read_notes(skill.text):
         return skill
     bullets = "\n".join(f"- {note}" for note in notes)
@@ -122,14 +119,7 @@ def check_region_text(text: str) -> None:
         raise ValueError(f"the text holds {marker[0]}, which marks a protected region; leave it out")
 
 
-def _refuse_markers(text: str) -> None:
-    try:
-        check_region_text(text)
-    except ValueError as error:
-        raise SkillError(str(error)) from None
-
-
-def _find_region(text: str, name: _Name) -> Region | None:
+def _find_region(text: str, name: RegionName) -> Region | None:
     return next((region for region in find_regions(text) if region.name == name), None)
 
 
@@ -137,7 +127,7 @@ def _read_region(text: str, region: Region) -> str:
     return _normalize_newlines(MARKER.sub("", text[region.start : region.end]))
 
 
-def _write_region(text: str, name: _Name, inside: str) -> Skill:
+def _write_region(text: str, name: RegionName, inside: str) -> Skill:
     body = f"\n{inside}\n" if inside else "\n"
     block = f"<!-- {name.upper()}_START -->{body}<!-- {name.upper()}_END -->".replace(
         "\n", detect_newline(text)
@@ -152,7 +142,7 @@ def _write_region(text: str, name: _Name, inside: str) -> Skill:
     return Skill(text=edited)
 
 
-def _find_insertion_point(text: str, name: _Name) -> int:
+def _find_insertion_point(text: str, name: RegionName) -> int:
     appendix = _find_region(text, "appendix")
     if name == "appendix" or appendix is None or text[appendix.end :].strip():
         return len(text)

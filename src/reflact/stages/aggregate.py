@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from reflact.concurrency import fan_out
 from reflact.config.training import AggregateConfig
@@ -11,9 +12,10 @@ from reflact.stages.context import NoReply, StageContext
 from reflact.stages.prompt_sections import show_edits, show_skill
 from reflact.stages.reply_models import (
     DraftMergeReply,
-    check_whole_document,
+    MergeReply,
+    build_edit,
+    check_reply,
     list_allowed_operations,
-    make_edits_check,
     merge_reply_type,
 )
 from reflact.types import (
@@ -45,13 +47,9 @@ async def aggregate(
 ) -> AggregateResult:
     """Merge the patches of all reports: failures and successes separately, then both, failures first.
 
-    Groups of ``merge_batch_size`` patches are merged level by level; the groups of a level run concurrently.
-    Groups follow the order of the reports, never the order of completion. A single patch passes unchanged.
-    If a merge call gives no valid reply, the group's edits are concatenated without duplicates, and the
-    result records the fallback. If a merge of whole drafts gives none, the first draft is taken.
-
-    Raises:
-        ProviderError: The endpoint refused, failed or could not be reached.
+    Groups of ``merge_batch_size`` patches are merged level by level, in the order of the reports. A single
+    patch passes unchanged. If a merge call gives no valid reply, the group's edits are concatenated without
+    duplicates, or the first of whole drafts is taken, and the result records the fallback.
     """
     merger = _Merger(skill, context, config.merge_batch_size, operations, notes)
     sides = await fan_out(
@@ -120,45 +118,33 @@ class _Merger:
         reasoning = "; ".join(node.patch.reasoning for node in group if node.patch.reasoning)
         if len(edits) == 1:
             return _Node(patch=Patch(reasoning=reasoning, edits=edits))
-        if edits[0].op == "rewrite":
-            return await self._merge_drafts(name, part, reasoning, edits)
+        is_draft = edits[0].op == "rewrite"
         kinds = list_allowed_operations(self.skill, self.operations)
-        reply = await self.context.ask_or_fallback(
-            name,
-            self._variables(edits),
-            merge_reply_type(kinds, proposals=len(edits)),
-            part=part,
-            check=make_edits_check(self.skill),
+        reply_type: type[MergeReply | DraftMergeReply] = (
+            DraftMergeReply if is_draft else merge_reply_type(kinds, proposals=len(edits))
         )
-        if isinstance(reply, NoReply):
-            fallback = Fallback(
-                label=f"{name}/{part}",
-                reason=reply.reason,
-                replacement="the proposals, concatenated without duplicates",
-            )
-            return _Node(patch=Patch(reasoning=reasoning, edits=edits), fallbacks=(fallback,))
-        merged = tuple(
-            _credit_sources(e.edit(), [edits[n - 1] for n in sorted(set(e.sources))]) for e in reply.edits
-        )
-        return _Node(patch=Patch(reasoning=reasoning, edits=merged))
-
-    async def _merge_drafts(self, name: str, part: str, reasoning: str, drafts: Sequence[Edit]) -> _Node:
-        purpose = f"draft_{name}"
+        purpose = f"draft_{name}" if is_draft else name
         reply = await self.context.ask_or_fallback(
             purpose,
-            self._variables(drafts),
-            DraftMergeReply,
+            {"document": show_skill(self.skill), "notes": self.notes, "proposals": show_edits(edits)},
+            reply_type,
             part=part,
-            check=lambda reply: check_whole_document(self.skill, reply.document),
+            check=partial(check_reply, skill=self.skill),
         )
         if isinstance(reply, NoReply):
-            fallback = Fallback(label=f"{purpose}/{part}", reason=reply.reason, replacement="the first draft")
-            return _Node(patch=Patch(reasoning=reasoning, edits=tuple(drafts[:1])), fallbacks=(fallback,))
-        merged = _credit_sources(Edit(op="rewrite", content=reply.document), drafts)
-        return _Node(patch=Patch(reasoning=reasoning, edits=(merged,)))
-
-    def _variables(self, edits: Sequence[Edit]) -> dict[str, str]:
-        return {"document": show_skill(self.skill), "notes": self.notes, "proposals": show_edits(edits)}
+            replacement = "the first draft" if is_draft else "the proposals, concatenated without duplicates"
+            fallback = Fallback(label=f"{purpose}/{part}", reason=reply.reason, replacement=replacement)
+            kept = edits[:1] if is_draft else edits
+            return _Node(patch=Patch(reasoning=reasoning, edits=kept), fallbacks=(fallback,))
+        if isinstance(reply, DraftMergeReply):
+            draft = Edit(op="rewrite", content=reply.document)
+            merged = [_credit_sources(draft, edits)]
+        else:
+            merged = [
+                _credit_sources(build_edit(e), [edits[n - 1] for n in sorted(set(e.sources))])
+                for e in reply.edits
+            ]
+        return _Node(patch=Patch(reasoning=reasoning, edits=tuple(merged)))
 
 
 def _credit_sources(edit: Edit, sources: Sequence[Edit]) -> Edit:

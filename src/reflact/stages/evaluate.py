@@ -48,9 +48,15 @@ class GateMetric(FrozenModel):
         """Return a rollout's score in the metric, in 0..1; None if it is unmeasured."""
         return None if rollout.score is None else self._combine(rollout.score.hard, rollout.score.soft)
 
-    def is_solved(self, rollout: Rollout) -> bool | None:
-        """Return whether a rollout solved its item; None if it is unmeasured."""
-        return None if rollout.score is None else not is_failure(rollout, self.threshold)
+    def score_pair(self, candidate: Rollout, current: Rollout) -> ScorePair:
+        """Return the scores of two rollouts of an item."""
+        return ScorePair(
+            item_id=candidate.item_id,
+            candidate=self.score_rollout(candidate),
+            current=self.score_rollout(current),
+            candidate_solved=None if candidate.score is None else not is_failure(candidate, self.threshold),
+            current_solved=None if current.score is None else not is_failure(current, self.threshold),
+        )
 
     def score_measurement(self, measurement: Measurement) -> float | None:
         """Return a measurement in the metric; None if nothing was measured."""
@@ -91,18 +97,6 @@ def _mean(values: Sequence[float]) -> float | None:
     return math.fsum(values) / len(values) if values else None
 
 
-class GateComparison(FrozenModel):
-    """The ruling of a comparison, and the rollouts behind its mean scores.
-
-    ``unmeasured`` holds all rollouts without a score, repeats included.
-    """
-
-    ruling: Ruling
-    candidate: tuple[Rollout, ...]
-    current: tuple[Rollout, ...]
-    unmeasured: tuple[Rollout, ...]
-
-
 class EvaluationResult(FrozenModel):
     """The verdict on a candidate, and the unmeasured rollouts of its comparisons."""
 
@@ -115,11 +109,7 @@ def decide_without_evaluation(
 ) -> Verdict | None:
     """Return the verdict on a candidate that needs no evaluation; None if it needs one.
 
-    Args:
-        candidate: The new document.
-        current: The document it would replace.
-        merged: The proposals behind the candidate.
-        known: Hashes of all documents that this run uses or has rejected.
+    ``known`` are the hashes of all documents that this run uses or has rejected.
     """
     if not merged.patch.edits:
         return Verdict(action="no_patches", reason="No analyst proposed an edit.")
@@ -149,66 +139,50 @@ async def evaluate(
     A candidate that wins against the current skill is accepted. To become the best skill, it must then win
     against the best skill by the same rule, unless that is the current one. The second test runs only after
     the first succeeded, so it needs no error probability of its own (a fixed sequence of hypotheses: Maurer,
-    Hothorn and Lehmacher 1995).
-
-    Args:
-        candidate: The new document.
-        current: The document it would replace.
-        best: The best measured document.
-        settings: How the gate decides.
-        metric: How scores become numbers.
-        run_pairs: Rolls out two skills on the validation split; stored rollouts are reused.
+    Hothorn and Lehmacher 1995). ``run_pairs`` rolls out two skills on the validation split.
     """
-    first = await run_gate(candidate, current, settings=settings, metric=metric, run_pairs=run_pairs)
-    verdict = _build_verdict(first, candidate, current, metric)
-    lost = first.unmeasured
+    first = await _compare(candidate, current, settings, metric, run_pairs)
+    verdict = first.verdict
     if verdict.action != "accept":
-        return EvaluationResult(verdict=verdict, unmeasured=lost)
+        return first
     if best.hash == current.hash:
-        return EvaluationResult(verdict=_new_best(verdict, verdict.reason), unmeasured=lost)
-    settings_again = settings.model_copy(
-        update={"deterministic": first.ruling.deterministic, "no_regression": None}
-    )
-    second = await run_gate(candidate, best, settings=settings_again, metric=metric, run_pairs=run_pairs)
+        return first.model_copy(update={"verdict": verdict.model_copy(update={"action": "accept_new_best"})})
+    again = settings.model_copy(update={"deterministic": verdict.deterministic, "no_regression": None})
+    second = await _compare(candidate, best, again, metric, run_pairs)
+    other = second.verdict
+    actions = {"accept": "accept_new_best", "unmeasured": "unmeasured"}
     verdict = verdict.model_copy(
         update={
-            "against_best": second.ruling.evidence,
-            "deterministic": verdict.deterministic and second.ruling.deterministic,
+            "action": actions.get(other.action, "accept"),
+            "reason": f"{verdict.reason} Against the best skill: {other.reason}",
+            "against_best": other.evidence,
+            "deterministic": verdict.deterministic and other.deterministic,
         }
     )
-    against = f"{verdict.reason} Against the best skill: {second.ruling.reason}"
-    if second.ruling.action == "accept":
-        verdict = _new_best(verdict, against)
-    elif second.ruling.action == "unmeasured":
-        verdict = verdict.model_copy(update={"action": "unmeasured", "reason": against})
-    else:
-        verdict = verdict.model_copy(update={"reason": against})
-    return EvaluationResult(verdict=verdict, unmeasured=lost + second.unmeasured)
+    return EvaluationResult(verdict=verdict, unmeasured=first.unmeasured + second.unmeasured)
 
 
-async def run_gate(
-    candidate: Skill, current: Skill, *, settings: GateSettings, metric: GateMetric, run_pairs: PairRunner
-) -> GateComparison:
+async def _compare(
+    candidate: Skill, current: Skill, settings: GateSettings, metric: GateMetric, run_pairs: PairRunner
+) -> EvaluationResult:
     """Roll out both skills on the trials that the gate requests, until it decides."""
     trials: dict[int, dict[str, ScorePair]] = {}
     asked: dict[int, list[tuple[Rollout, Rollout]]] = {}
     while True:
         ask = decide(settings, trials)
         if isinstance(ask, Ruling):
-            return _build_comparison(ask, asked)
+            return _build_result(ask, asked, candidate, current, metric)
 
-        def score_pairs(pairs: RolloutPairs) -> list[ScorePair]:
-            return [_build_score_pair(metric, theirs, ours) for theirs, ours in pairs]
+        def decide_prefix(pairs: RolloutPairs, ask: TrialRequest = ask) -> Ruling | None:
+            return decide_early(settings, trials, ask, [metric.score_pair(*pair) for pair in pairs])
 
-        def enough(pairs: RolloutPairs, ask: TrialRequest = ask) -> bool:
-            return decide_early(settings, trials, ask, score_pairs(pairs)) is not None
-
-        done = await run_pairs(candidate, current, ask, enough if settings.early_stop else None)
+        stop = (lambda pairs: decide_prefix(pairs) is not None) if settings.early_stop else None
+        done = await run_pairs(candidate, current, ask, stop)
         asked.setdefault(ask.trial, []).extend(done)
-        ruling = decide_early(settings, trials, ask, score_pairs(done)) if settings.early_stop else None
+        ruling = decide_prefix(done) if settings.early_stop else None
         if ruling is not None:
-            return _build_comparison(ruling, asked)
-        trials.setdefault(ask.trial, {}).update({pair.item_id: pair for pair in score_pairs(done)})
+            return _build_result(ruling, asked, candidate, current, metric)
+        trials.setdefault(ask.trial, {}).update({pair[0].item_id: metric.score_pair(*pair) for pair in done})
 
 
 def force_accept(
@@ -226,59 +200,30 @@ def force_accept(
         noisy=not settings.deterministic,
         reason="The gate is off: every candidate is accepted." if is_enough else None,
     )
-    compared = _build_comparison(ruling, {0: list(pairs)})
-    verdict = _build_verdict(compared, candidate, current, metric).model_copy(update={"evidence": None})
-    if is_enough:
-        verdict = verdict.model_copy(update={"action": "force_accept"})
-    return EvaluationResult(verdict=verdict, unmeasured=compared.unmeasured)
+    result = _build_result(ruling, {0: pairs}, candidate, current, metric)
+    action = "force_accept" if is_enough else "unmeasured"
+    verdict = result.verdict.model_copy(update={"action": action, "evidence": None})
+    return result.model_copy(update={"verdict": verdict})
 
 
-def _build_score_pair(metric: GateMetric, theirs: Rollout, ours: Rollout) -> ScorePair:
-    return ScorePair(
-        item_id=theirs.item_id,
-        candidate=metric.score_rollout(theirs),
-        current=metric.score_rollout(ours),
-        candidate_solved=metric.is_solved(theirs),
-        current_solved=metric.is_solved(ours),
-    )
-
-
-def _build_comparison(
-    ruling: Ruling, asked: Mapping[int, Sequence[tuple[Rollout, Rollout]]]
-) -> GateComparison:
-    """Select the trials behind the ruling's mean scores; repeats that only test for noise are left out."""
-    counted = [
-        pair for trial, pairs in sorted(asked.items()) if trial < ruling.evidence.rounds for pair in pairs
-    ]
-    return GateComparison(
-        ruling=ruling,
-        candidate=tuple(theirs for theirs, _ in counted),
-        current=tuple(ours for _, ours in counted),
-        unmeasured=tuple(r for pairs in asked.values() for pair in pairs for r in pair if r.score is None),
-    )
-
-
-def _build_verdict(compared: GateComparison, candidate: Skill, current: Skill, metric: GateMetric) -> Verdict:
-    measured = [
-        (theirs, ours)
-        for theirs, ours in zip(compared.candidate, compared.current, strict=True)
-        if theirs.score is not None and ours.score is not None
-    ]
-    lost = {r.item_id for r in (*compared.candidate, *compared.current) if r.score is None}
-    left_out = tuple(sorted(lost))
+def _build_result(
+    ruling: Ruling, asked: Mapping[int, RolloutPairs], candidate: Skill, current: Skill, metric: GateMetric
+) -> EvaluationResult:
+    """Return the verdict with the mean scores of the ruling's trials, without repeats that only test for noise."""
+    counted = [pair for trial in sorted(asked) if trial < ruling.evidence.rounds for pair in asked[trial]]
+    measured = [pair for pair in counted if all(side.score is not None for side in pair)]
+    lost = tuple(sorted({side.item_id for pair in counted for side in pair if side.score is None}))
     new = build_measurement(candidate.hash, Split.val, [theirs for theirs, _ in measured])
     old = build_measurement(current.hash, Split.val, [ours for _, ours in measured])
-    return Verdict(
-        action=compared.ruling.action,
-        reason=compared.ruling.reason,
-        candidate=new.model_copy(update={"unmeasured": left_out}),
-        current=old.model_copy(update={"unmeasured": left_out}),
+    verdict = Verdict(
+        action=ruling.action,
+        reason=ruling.reason,
+        candidate=new.model_copy(update={"unmeasured": lost}),
+        current=old.model_copy(update={"unmeasured": lost}),
         candidate_score=metric.score_measurement(new),
         current_score=metric.score_measurement(old),
-        evidence=compared.ruling.evidence,
-        deterministic=compared.ruling.deterministic,
+        evidence=ruling.evidence,
+        deterministic=ruling.deterministic,
     )
-
-
-def _new_best(verdict: Verdict, reason: str) -> Verdict:
-    return verdict.model_copy(update={"action": "accept_new_best", "reason": reason})
+    unmeasured = tuple(r for pairs in asked.values() for pair in pairs for r in pair if r.score is None)
+    return EvaluationResult(verdict=verdict, unmeasured=unmeasured)

@@ -6,9 +6,9 @@ document that was not followed; it gets a short reminder in the appendix of exec
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass
-from functools import lru_cache
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache, partial
 from typing import Annotated, ClassVar
 
 from pydantic import Field
@@ -19,8 +19,8 @@ from reflact.protocols import R
 from reflact.skills.document import editable_text
 from reflact.skills.regions import check_region_text, merge_notes, read_guidance, read_notes, replace_notes
 from reflact.stages.context import NoReply, StageContext
-from reflact.stages.prompt_sections import show_cases, show_skill
-from reflact.stages.reflect import Minibatch
+from reflact.stages.prompt_sections import show_skill
+from reflact.stages.reflect import Minibatch, ask_about_minibatch
 from reflact.stages.reply_models import narrow_reply_type
 from reflact.types import AnalystReport, AppendixResult, Fallback, Skill
 
@@ -63,22 +63,21 @@ def lapse_reply_type(*, cases: int) -> type[LapseReply]:
     return narrow_reply_type(LapseReply, lapses=(list[Lapse], {"max_length": cases}))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class LapseTriage:
     """Takes lapses out of a minibatch and leaves the other cases to an analyst.
 
     Args:
+        context: The collaborators of the calls.
         skill: The document whose rules may not have been followed.
         analyse: Proposes edits for the other cases.
-        context: The collaborators of the calls.
         successes: Whether minibatches of successes may give reminders too.
         tokens: Maximum of estimated tokens of trajectories in one prompt.
     """
 
+    context: StageContext
     skill: Skill
     analyse: Callable[[Minibatch], Awaitable[AnalystReport]]
-    _: KW_ONLY
-    context: StageContext
     successes: bool
     tokens: int
 
@@ -87,22 +86,19 @@ class LapseTriage:
 
         A document without rules has no lapses. If the optimizer gives no valid reply, the analyst gets all
         cases, and the report states the reason.
-
-        Raises:
-            ProviderError: The endpoint refused, failed or could not be reached.
         """
         if not _rules_text(self.skill).strip() or (batch.source == "success" and not self.successes):
             return await self.analyse(batch)
         if batch.source == "success":
             return await self._remind(batch)
-        reply = await self._ask_or_fallback(
-            batch, "lapse_failure", lapse_reply_type(cases=len(batch.items)), self._make_lapse_check(batch)
-        )
+        cases = len(batch.items)
+        check = partial(_check_lapses, skill=self.skill, cases=cases)
+        reply = await self._ask(batch, lapse_reply_type(cases=cases), check)
         if isinstance(reply, NoReply):
             report = await self.analyse(batch)
             return report.model_copy(update={"triage_no_reply_reason": reply.reason})
         lapsed = {lapse.case - 1 for lapse in reply.lapses}
-        others = [n for n in range(len(batch.items)) if n not in lapsed]
+        others = [n for n in range(cases) if n not in lapsed]
         remaining = batch.model_copy(
             update={
                 "items": tuple(batch.items[n] for n in others),
@@ -119,52 +115,40 @@ class LapseTriage:
         )
 
     async def _remind(self, batch: Minibatch) -> AnalystReport:
-        reply = await self._ask_or_fallback(
-            batch, "lapse_success", ReminderReply, lambda reply: _check_notes(reply.reminders)
-        )
+        reply = await self._ask(batch, ReminderReply, lambda reply: _check_notes(reply.reminders))
         report = await self.analyse(batch)
         if isinstance(reply, NoReply):
             return report.model_copy(update={"triage_no_reply_reason": reply.reason})
         return report.model_copy(update={"reminders": tuple(reply.reminders)})
 
-    async def _ask_or_fallback(
-        self, batch: Minibatch, name: str, reply_type: type[R], check: Callable[[R], None]
-    ) -> R | NoReply:
-        def variables(tokens: int) -> Mapping[str, str]:
-            cases = show_cases(batch.rollouts, batch.items, failed=batch.source == "failure", tokens=tokens)
-            return {"document": show_rules(self.skill), "cases": cases}
-
-        return await self.context.ask_or_fallback(
-            name,
-            variables(self.tokens),
+    async def _ask(self, batch: Minibatch, reply_type: type[R], check: Callable[[R], None]) -> R | NoReply:
+        variables = {"document": _show_rules(self.skill)}
+        return await ask_about_minibatch(
+            self.context,
+            batch,
+            f"lapse_{batch.source}",
+            variables,
             reply_type,
-            part=batch.part,
+            tokens=self.tokens,
             check=check,
-            shorten=lambda: variables(self.tokens // 2),
         )
 
-    def _make_lapse_check(self, batch: Minibatch) -> Callable[[LapseReply], None]:
-        rules = _flatten(_rules_text(self.skill))
 
-        def check(reply: LapseReply) -> None:
-            numbers = [lapse.case for lapse in reply.lapses]
-            wrong = [str(n) for n in numbers if n > len(batch.items)]
-            if wrong:
-                raise ValueError(
-                    f"numbers go from 1 to {len(batch.items)}; {', '.join(wrong)} is not among them"
-                )
-            if len(set(numbers)) != len(numbers):
-                raise ValueError("a case is named twice; name each one once")
-            for lapse in reply.lapses:
-                if _flatten(lapse.rule) not in rules:
-                    raise ValueError(f"the document has no rule {lapse.rule!r}; copy one exactly")
-                check_region_text(lapse.reminder)
-
-        return check
+def _check_lapses(reply: LapseReply, *, skill: Skill, cases: int) -> None:
+    numbers = [lapse.case for lapse in reply.lapses]
+    wrong = [str(n) for n in numbers if n > cases]
+    if wrong:
+        raise ValueError(f"numbers go from 1 to {cases}; {', '.join(wrong)} is not among them")
+    if len(set(numbers)) != len(numbers):
+        raise ValueError("a case is named twice; name each one once")
+    rules = _flatten(_rules_text(skill))
+    for lapse in reply.lapses:
+        if _flatten(lapse.rule) not in rules:
+            raise ValueError(f"the document has no rule {lapse.rule!r}; copy one exactly")
+        check_region_text(lapse.reminder)
 
 
-def show_rules(skill: Skill) -> str:
-    """Return the document's text and its guidance, fenced."""
+def _show_rules(skill: Skill) -> str:
     return fence("document", _rules_text(skill).strip())
 
 
@@ -197,9 +181,6 @@ async def update_appendix(
     If there are more than ``threshold`` notes, one call compacts them to at most that many. If it gives no
     valid reply, the notes stay as they are, and the result records the fallback. The text outside the
     appendix does not change.
-
-    Raises:
-        ProviderError: The endpoint refused, failed or could not be reached.
     """
     reminders = [reminder for report in reports for reminder in report.reminders]
     before = read_notes(skill.text)

@@ -38,9 +38,6 @@ async def update_meta_skill(
 
     The arguments are those of ``slow_update``, and ``attempts`` (the outcomes of the epoch's steps, as text)
     and ``memory`` (the memory so far).
-
-    Raises:
-        ProviderError: The endpoint refused, failed or could not be reached.
     """
     variables = {
         "earlier": show_skill(earlier),

@@ -8,12 +8,14 @@ outage stops the analyst as well, nothing is logged, and a resumed run rolls out
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from itertools import count
 
 from reflact.concurrency import fan_out, fan_out_then
 from reflact.config.training import ReflectConfig
 from reflact.stages.reflect import SOURCES, Minibatch, classify_rollout, shuffle_batch
-from reflact.stages.rollout import RolloutRunner, log_unmeasured, number_trials, require_coverage
+from reflact.stages.rollout import RolloutRunner, log_unmeasured, require_coverage
 from reflact.types import AnalystReport, Item, Rollout, Skill
 
 _ReadyMinibatch = tuple[Minibatch, Sequence[Rollout]]
@@ -48,8 +50,8 @@ async def roll_out_and_reflect(
         RunFailed: No rollout could be measured; nothing is logged.
         ModelError: An endpoint serves no request of this kind, or an analyst's cannot be reached.
     """
-    trials = iter(number_trials([item for batch in batches for item in batch]))
-    jobs = [[runner.make_job(item, skill, next(trials)) for item in batch] for batch in batches]
+    trials: defaultdict[str, Iterator[int]] = defaultdict(count)
+    jobs = [[runner.make_job(item, skill, next(trials[item.id])) for item in batch] for batch in batches]
     await runner.find_stored([job for row in jobs for job in row])
     ordered = [shuffle_batch(row, seed=seed, step=runner.step, batch=n) for n, row in enumerate(jobs)]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from pydantic import JsonValue
 
@@ -208,30 +208,22 @@ def show_edits(edits: Sequence[Edit]) -> str:
 
 def show_buffer(buffer: Sequence[StepBufferEntry]) -> str:
     """Return the attempts of the epoch's earlier steps as a note; empty if there are none."""
-    if not buffer:
-        return ""
-    lines = [_show_buffer_entry(entry) for entry in buffer]
-    return "Earlier attempts in this round:\n" + fence("attempts", "\n".join(lines))
+    return _show_note("Earlier attempts in this round", "attempts", map(_show_buffer_entry, buffer))
 
 
 def show_memory(edits: Sequence[RejectedEdit]) -> str:
     """Return rejected edits as a note; empty if there are none."""
-    if not edits:
-        return ""
-    lines = [_show_rejected_edit(edit) for edit in edits]
-    return "Edits tried before that did not help:\n" + fence("rejected", "\n".join(lines))
+    return _show_note("Edits tried before that did not help", "rejected", map(_show_rejected_edit, edits))
 
 
 def show_meta(meta: str) -> str:
     """Return the optimizer's memory from earlier epochs as a note; empty if there is none."""
-    if not meta.strip():
-        return ""
-    return "What earlier epochs taught about edits here:\n" + fence("advice", meta.strip())
+    return _show_note("What earlier epochs taught about edits here", "advice", [meta.strip()])
 
 
-def to_text(value: JsonValue) -> str:
-    """Return a text as it is, and any other value as canonical JSON."""
-    return value if isinstance(value, str) else canonical_json(value)
+def _show_note(heading: str, tag: str, lines: Iterable[str]) -> str:
+    text = "\n".join(lines)
+    return f"{heading}:\n{fence(tag, text)}" if text else ""
 
 
 def _case_passages(rollout: Rollout, item: Item, failed: bool) -> tuple[Passage, ...]:
@@ -244,8 +236,12 @@ def _case_passages(rollout: Rollout, item: Item, failed: bool) -> tuple[Passage,
     if failed and rollout.feedback:
         parts.append(Passage(label="remark: ", text=rollout.feedback))
     if failed and item.reference is not None:
-        parts.append(Passage(label="right answer: ", text=to_text(item.reference)))
+        parts.append(Passage(label="right answer: ", text=_to_text(item.reference)))
     return tuple(parts)
+
+
+def _to_text(value: JsonValue) -> str:
+    return value if isinstance(value, str) else canonical_json(value)
 
 
 def _show_passages(case: Sequence[Passage], max_bytes: int | None = None) -> str:
@@ -268,23 +264,25 @@ def _show_edit(edit: Edit) -> str:
     return "\n".join(lines)
 
 
-def _show_tried_edit(edit: Edit) -> str:
-    return f"{edit.op} {truncate(edit.content or edit.target, _SHOWN_EDIT_BYTES)}"
-
-
 def _show_rejected_edit(edit: RejectedEdit) -> str:
     parts = [f"{edit.op}: {truncate(edit.target or edit.content, _SHOWN_EDIT_BYTES)}"]
     if edit.target and edit.content:
         parts.append(f"content: {truncate(edit.content, _SHOWN_EDIT_BYTES)}")
-    if edit.score_before is not None and edit.score_after is not None:
-        parts.append(f"validation score {edit.score_before:.3f} before, {edit.score_after:.3f} after")
-    return "\n  ".join(parts)
+    return "\n  ".join([*parts, *_show_scores(edit)])
 
 
 def _show_buffer_entry(entry: StepBufferEntry) -> str:
     parts = [f"step {entry.step}: {entry.n_failures} of {entry.n_total} cases failed; outcome {entry.action}"]
-    if entry.score_before is not None and entry.score_after is not None:
-        parts.append(f"validation score {entry.score_before:.3f} before, {entry.score_after:.3f} after")
+    parts += _show_scores(entry)
     parts += [f"pattern ({p.count}): {p.type}: {p.description}" for p in entry.patterns]
-    parts += [f"did not help: {_show_tried_edit(e)}" for e in entry.rejected_edits]
+    parts += [
+        f"did not help: {e.op} {truncate(e.content or e.target, _SHOWN_EDIT_BYTES)}"
+        for e in entry.rejected_edits
+    ]
     return "\n  ".join(parts)
+
+
+def _show_scores(tried: RejectedEdit | StepBufferEntry) -> list[str]:
+    if tried.score_before is None or tried.score_after is None:
+        return []
+    return [f"validation score {tried.score_before:.3f} before, {tried.score_after:.3f} after"]

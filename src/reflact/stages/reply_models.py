@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -37,10 +37,6 @@ class AppendReply(ReplyModel):
         description="The rule: the kind of task, then a right answer to imitate.",
     )
 
-    def edit(self) -> Edit:
-        """Return the addition as an edit."""
-        return Edit(op="append", content=self.content)
-
 
 class SuggestionReply(ReplyModel):
     """One thing that a revision of the document should do."""
@@ -50,10 +46,6 @@ class SuggestionReply(ReplyModel):
         max_length=2000,
         description="What to add, change or remove in the document, and the rule it should state then.",
     )
-
-    def edit(self) -> Edit:
-        """Return the suggestion as an edit."""
-        return Edit(op="suggest", content=self.content)
 
 
 class EditReply(ReplyModel):
@@ -71,11 +63,6 @@ class EditReply(ReplyModel):
         description="The rule: the kind of task, then a right answer to imitate. Empty for delete.",
     )
 
-    def edit(self) -> Edit:
-        """Return the reply as an edit."""
-        target = "" if self.op == "append" else self.target
-        return Edit(op=self.op, target=target, content="" if self.op == "delete" else self.content)
-
 
 class MergedAppend(ReplyModel):
     """An addition that stands for one or more of the proposed ones."""
@@ -83,20 +70,12 @@ class MergedAppend(ReplyModel):
     sources: list[int] = Field(description="Numbers of the proposals that this one stands for.")
     content: str = Field(min_length=1, max_length=4000, description="The text of the rule, and nothing else.")
 
-    def edit(self) -> Edit:
-        """Return the addition as an edit."""
-        return Edit(op="append", content=self.content)
-
 
 class MergedSuggestion(ReplyModel):
     """A suggestion that stands for one or more of the proposed ones."""
 
     sources: list[int] = Field(description="Numbers of the proposals that this one stands for.")
     content: str = Field(min_length=1, max_length=2000, description="What the revision should do.")
-
-    def edit(self) -> Edit:
-        """Return the suggestion as an edit."""
-        return Edit(op="suggest", content=self.content)
 
 
 class MergedEdit(EditReply):
@@ -109,13 +88,29 @@ Proposal = AppendReply | EditReply | SuggestionReply
 Merge = MergedAppend | MergedEdit | MergedSuggestion
 
 
+def build_edit(reply: Proposal | Merge) -> Edit:
+    """Return a proposed or merged change as an edit."""
+    if isinstance(reply, EditReply):
+        target = "" if reply.op == "append" else reply.target
+        return Edit(op=reply.op, target=target, content="" if reply.op == "delete" else reply.content)
+    op: EditKind = "append" if isinstance(reply, AppendReply | MergedAppend) else "suggest"
+    return Edit(op=op, content=reply.content)
+
+
+Patterns = Annotated[
+    list[PatternReply],
+    Field(min_length=1, max_length=3, description="The kinds of mistake, most frequent first."),
+]
+NewDocument = Annotated[
+    str, Field(min_length=1, max_length=20000, description="The whole new document, as Markdown text.")
+]
+
+
 class AnalystReply(ReplyModel):
     """What an analyst makes of cases that went wrong."""
 
     version: ClassVar[int] = 1
-    patterns: list[PatternReply] = Field(
-        min_length=1, max_length=3, description="The kinds of mistake, most frequent first."
-    )
+    patterns: Patterns
     edits: Sequence[Proposal] = Field(description="Changes to the document that would have helped.")
 
 
@@ -148,12 +143,8 @@ class DraftReply(ReplyModel):
     """A whole new document, written from cases that went wrong."""
 
     version: ClassVar[int] = 1
-    patterns: list[PatternReply] = Field(
-        min_length=1, max_length=3, description="The kinds of mistake, most frequent first."
-    )
-    document: str = Field(
-        min_length=1, max_length=20000, description="The whole new document, as Markdown text."
-    )
+    patterns: Patterns
+    document: NewDocument
 
 
 class SuccessDraftReply(ReplyModel):
@@ -161,18 +152,18 @@ class SuccessDraftReply(ReplyModel):
 
     version: ClassVar[int] = 1
     strengths: str = Field(max_length=250, description="What the right answers have in common.")
-    document: str = Field(
-        min_length=1, max_length=20000, description="The whole new document, as Markdown text."
-    )
+    document: NewDocument
 
 
 class DraftMergeReply(ReplyModel):
     """One document made from several drafts."""
 
     version: ClassVar[int] = 1
-    document: str = Field(
-        min_length=1, max_length=20000, description="The whole new document, as Markdown text."
-    )
+    document: NewDocument
+
+
+Proposals = AnalystReply | SuccessReply | DraftReply | SuccessDraftReply
+"""The replies of analysts."""
 
 
 def narrow_reply_type(base: type[R], **fields: tuple[Any, Mapping[str, Any]]) -> type[R]:
@@ -250,34 +241,32 @@ def _edit_type(operations: tuple[EditKind, ...], sources: int | None = None) -> 
     return narrow_reply_type(base, **fields)
 
 
-def check_applicable(skill: Skill, edits: Sequence[Proposal | Merge]) -> None:
-    """Refuse edits that cannot be applied to the document.
+def check_reply(
+    reply: Proposals | MergeReply | DraftMergeReply, *, skill: Skill, cases: int | None = None
+) -> None:
+    """Refuse a reply that does not fit its ``cases`` or the document.
 
     Raises:
-        ValueError: Names each rejected edit and the reason.
+        ValueError: A pattern claims more cases than there are, or an edit or a draft cannot be applied.
     """
-    proposed = [e.edit() for e in edits]
+    if cases is not None and isinstance(reply, AnalystReply | DraftReply):
+        high = [p.type for p in reply.patterns if p.count > cases]
+        if high:
+            raise ValueError(f"there are {cases} cases; the count of {', '.join(high)} is larger")
+    if isinstance(reply, AnalystReply | SuccessReply | MergeReply):
+        _check_applicable(skill, reply.edits)
+    else:
+        check_whole_document(skill, reply.document)
+
+
+def _check_applicable(skill: Skill, edits: Sequence[Proposal | Merge]) -> None:
+    proposed = [build_edit(e) for e in edits]
     results = apply_edits(skill, [edit for edit in proposed if edit.op != "suggest"]).results
     wrong = [
         f"edit {n} ({r.edit.op}): {r.reason}" for n, r in enumerate(results, 1) if r.status == "rejected"
     ]
     if wrong:
         raise ValueError("; ".join(wrong))
-
-
-def make_analyst_check(skill: Skill, *, cases: int) -> Callable[[AnalystReply], None]:
-    """Return the check of a failure analyst's reply on ``cases`` trajectories."""
-
-    def check(reply: AnalystReply) -> None:
-        check_pattern_counts(reply.patterns, cases)
-        check_applicable(skill, reply.edits)
-
-    return check
-
-
-def make_edits_check(skill: Skill) -> Callable[[SuccessReply | MergeReply], None]:
-    """Return the check of a success analyst's reply, and of a merge."""
-    return lambda reply: check_applicable(skill, reply.edits)
 
 
 def check_ranking(reply: RankReply) -> None:
@@ -288,27 +277,6 @@ def check_ranking(reply: RankReply) -> None:
     """
     if len(set(reply.selected)) != len(reply.selected):
         raise ValueError("a number is selected twice")
-
-
-def make_draft_check(skill: Skill, *, cases: int) -> Callable[[DraftReply], None]:
-    """Return the check of a whole draft from ``cases`` failures."""
-
-    def check(reply: DraftReply) -> None:
-        check_pattern_counts(reply.patterns, cases)
-        check_whole_document(skill, reply.document)
-
-    return check
-
-
-def check_pattern_counts(patterns: Sequence[PatternReply], cases: int) -> None:
-    """Refuse patterns that claim more cases than there are.
-
-    Raises:
-        ValueError: Names the patterns.
-    """
-    high = [p.type for p in patterns if p.count > cases]
-    if high:
-        raise ValueError(f"there are {cases} cases; the count of {', '.join(high)} is larger")
 
 
 def check_whole_document(skill: Skill, document: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -22,7 +22,7 @@ from reflact.errors import (
     RunFailed,
     StoreError,
 )
-from reflact.protocols import DecisionLog, Environment, RolloutStore, Session, Target
+from reflact.protocols import DecisionLog, Environment, RolloutStore, Target
 from reflact.types import Grade, Item, Rollout, Score, Skill, digest_json
 
 RolloutCallback = Callable[[Rollout], Awaitable[None]]
@@ -32,46 +32,9 @@ RolloutPair = tuple[Rollout, Rollout]
 FATAL_STATUS = 404
 
 
-def build_rollout_key(
-    skill: Skill,
-    item: Item,
-    *,
-    target: Target,
-    environment: Environment,
-    feedback: bool,
-    trial: int,
-    phase: str | None = None,
-) -> str:
-    """Return the identity of a rollout, a digest of everything its score depends on: 64 hexadecimal digits.
-
-    Rollouts in different phases have different keys.
-    """
-    parts: dict[str, JsonValue] = {
-        "kind": "rollout",
-        "version": 1,
-        "skill": skill.hash,
-        "item": item.fingerprint,
-        "target": target.identity,
-        "environment": environment.identity,
-        "feedback": feedback,
-        "trial": trial,
-    }
-    return digest_json(parts if phase is None else {**parts, "phase": phase})
-
-
 def derive_rollout_seed(item: Item, trial: int) -> int:
     """Return the seed of an item's trial, 0 to 2**32 - 1: the same under every skill."""
     return int(digest_json(["rollout", item.fingerprint, trial])[:8], 16)
-
-
-def number_trials(items: Sequence[Item]) -> tuple[int, ...]:
-    """Return the trial of each item: the number of its earlier occurrences."""
-    seen: Counter[str] = Counter()
-    trials = []
-    for item in items:
-        trials.append(seen[item.id])
-        seen[item.id] += 1
-    return tuple(trials)
 
 
 async def log_unmeasured(rollouts: Sequence[Rollout], *, decision_log: DecisionLog, step: int) -> None:
@@ -131,12 +94,7 @@ class RolloutRunner:
     _locks: defaultdict[str, anyio.Lock] = field(default_factory=lambda: defaultdict(anyio.Lock), init=False)
 
     async def roll_out(
-        self,
-        items: Sequence[Item],
-        skill: Skill,
-        *,
-        coverage: float | None,
-        trial: int = 0,
+        self, items: Sequence[Item], skill: Skill, *, coverage: float | None, trial: int = 0
     ) -> tuple[Rollout, ...]:
         """Return one rollout for each item, in the order of the items; stored rollouts are reused.
 
@@ -205,16 +163,21 @@ class RolloutRunner:
         return pairs[: _find_shortest_prefix(pairs, lost[0] // 2 + 1, stop_when)]
 
     def make_job(self, item: Item, skill: Skill, trial: int) -> RolloutJob:
-        """Return the job of an item's trial under a skill."""
-        key = build_rollout_key(
-            skill,
-            item,
-            target=self.target,
-            environment=self.environment,
-            feedback=self.feedback,
-            trial=trial,
-            phase=self.phase,
-        )
+        """Return the job of an item's trial under a skill.
+
+        Its key is a digest of everything that the score depends on: 64 hexadecimal digits.
+        """
+        parts: dict[str, JsonValue] = {
+            "kind": "rollout",
+            "version": 1,
+            "skill": skill.hash,
+            "item": item.fingerprint,
+            "target": self.target.identity,
+            "environment": self.environment.identity,
+            "feedback": self.feedback,
+            "trial": trial,
+        }
+        key = digest_json(parts if self.phase is None else {**parts, "phase": self.phase})
         return RolloutJob(item, skill, trial, key)
 
     async def find_stored(self, jobs: Sequence[RolloutJob]) -> None:
@@ -243,15 +206,34 @@ class RolloutRunner:
 
     async def _run_new(self, job: RolloutJob) -> Rollout:
         blank = Rollout(key=job.key, item_id=job.item.id, skill_hash=job.skill.hash, trial=job.trial)
-        error = await self.decision_log.get(self.step, f"unmeasured/{job.key}")
-        if error is not None:
-            return blank.model_copy(update={"error": str(error)})
+        logged = await self.decision_log.get(self.step, f"unmeasured/{job.key}")
+        if logged is not None:
+            return blank.model_copy(update={"error": str(logged)})
         session = self.target.session(job.skill, rollout=job.key)
-        finished = await _run_rollout(
-            job.item, blank, session, environment=self.environment, feedback=self.feedback
+        try:
+            graded = await self.environment.run(
+                job.item, session, seed=derive_rollout_seed(job.item, job.trial)
+            )
+        except (AccessDenied, BudgetSpent, CassetteError, StoreError):
+            raise
+        except (ContextOverflow, ReplyError) as error:
+            graded = Grade(score=Score.of(0), answer="", feedback=str(error))
+        except ReflactError as error:
+            if isinstance(error, BadRequest) and error.status == FATAL_STATUS:
+                raise
+            return blank.model_copy(update={"error": str(error), "turns": session.turns})
+        except Exception as error:  # noqa: BLE001 - the user's code; its error leaves one item unmeasured
+            reason = f"the environment failed on item {job.item.id}: {type(error).__name__}: {error}"
+            return blank.model_copy(update={"error": reason, "turns": session.turns})
+        finished = blank.model_copy(
+            update={
+                "turns": session.turns,
+                "answer": graded.answer,
+                "score": graded.score,
+                "feedback": graded.feedback if self.feedback else None,
+            }
         )
-        if finished.score is not None:
-            await self.store.store_rollout(finished)
+        await self.store.store_rollout(finished)
         return finished
 
 
@@ -274,29 +256,3 @@ def _find_shortest_prefix(
 
 def _pair_sides(sides: Sequence[Rollout]) -> tuple[RolloutPair, ...]:
     return tuple(zip(sides[::2], sides[1::2], strict=False))
-
-
-async def _run_rollout(
-    item: Item, blank: Rollout, session: Session, *, environment: Environment, feedback: bool
-) -> Rollout:
-    try:
-        graded = await environment.run(item, session, seed=derive_rollout_seed(item, blank.trial))
-    except (AccessDenied, BudgetSpent, CassetteError, StoreError):
-        raise
-    except (ContextOverflow, ReplyError) as error:
-        graded = Grade(score=Score.of(0), answer="", feedback=str(error))
-    except ReflactError as error:
-        if isinstance(error, BadRequest) and error.status == FATAL_STATUS:
-            raise
-        return blank.model_copy(update={"error": str(error), "turns": session.turns})
-    except Exception as error:  # noqa: BLE001 - the user's code; its error leaves one item unmeasured
-        reason = f"the environment failed on item {item.id}: {type(error).__name__}: {error}"
-        return blank.model_copy(update={"error": reason, "turns": session.turns})
-    return blank.model_copy(
-        update={
-            "turns": session.turns,
-            "answer": graded.answer,
-            "score": graded.score,
-            "feedback": graded.feedback if feedback else None,
-        }
-    )

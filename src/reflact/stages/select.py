@@ -35,13 +35,9 @@ def step_size_reply_type(*, offered: int) -> type[StepSizeReply]:
 async def choose_step_size(
     merged: AggregateResult, skill: Skill, *, context: StageContext, notes: str, default: int
 ) -> StepSize | Fallback:
-    """Let the optimizer decide how many of the pooled edits a step applies; the pool must not be empty.
+    """Let the optimizer decide how many of the pooled edits a step applies; without a valid reply ``default``.
 
-    Returns:
-        The decision, or a fallback to at most ``default`` edits if the optimizer gave no valid one.
-
-    Raises:
-        ProviderError: The endpoint refused, failed or could not be reached.
+    The pool must not be empty.
     """
     pool = merged.patch.edits
     reply = await context.ask_or_fallback(
@@ -59,9 +55,6 @@ async def select(
 
     The optimizer ranks a larger pool. If it gives no valid ranking, the edits with the highest support are
     taken, earlier ones first among equals, and the result records the fallback.
-
-    Raises:
-        ProviderError: The endpoint refused, failed or could not be reached.
     """
     pool = merged.patch.edits
     outcome = SelectResult(patch=merged.patch, pool_size=len(pool), budget=budget)
@@ -105,17 +98,9 @@ SchedulerName = Literal["constant", "linear", "cosine"]
 def edit_budget(step: int, total_steps: int, *, scheduler: SchedulerName, max_edits: int, floor: int) -> int:
     """Return how many edits a step may apply.
 
-    The budget depends on the step alone; a skipped step or a restart does not shift it. The first step gets
-    ``max_edits``. The last one gets ``floor``, unless the schedule is ``constant`` or the run has one step.
-    Between them the budget falls linearly, or along half a cosine wave (Loshchilov and Hutter, SGDR, 2017,
-    without restarts). It is rounded to the nearest integer, halves upward.
-
-    Args:
-        step: Number of the step, 1 to ``total_steps``.
-        total_steps: Steps of the whole run.
-        scheduler: How the budget falls.
-        max_edits: Budget of the first step, at least 0.
-        floor: Budget of the last step, 0 to ``max_edits``.
+    The first step gets ``max_edits``. The last one gets ``floor``, unless the schedule is ``constant`` or the
+    run has one step. Between them the budget falls linearly, or along half a cosine wave (Loshchilov and
+    Hutter, SGDR, 2017, without restarts). It is rounded to the nearest integer, halves upward.
 
     Raises:
         ValueError: An argument is out of its range.

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import ClassVar, Literal
 
 from pydantic import Field
@@ -37,26 +38,11 @@ class GuidanceReply(ReplyModel):
 
 
 async def slow_update(
-    earlier: Skill,
-    current: Skill,
-    *,
-    context: StageContext,
-    epoch: int,
-    comparison: str,
-    guidance: str,
+    earlier: Skill, current: Skill, *, context: StageContext, epoch: int, comparison: str, guidance: str
 ) -> GuidanceReply | NoReply:
-    """Return new guidance from the comparison of two epochs' skills.
+    """Return new guidance from the comparison of the skills at the last steps of two epochs.
 
-    Args:
-        earlier: The skill at the last step of the previous epoch.
-        current: The skill at the last step of this epoch.
-        context: The collaborators, at the epoch's last step.
-        epoch: The epoch that ends.
-        comparison: The outcomes of both on the same items, as text for the prompt.
-        guidance: The current guidance; empty for none.
-
-    Raises:
-        ProviderError: The endpoint refused, failed or could not be reached.
+    ``comparison`` is the text of ``show_comparison``; ``guidance`` is the current one, or empty.
     """
     return await context.ask_or_fallback(
         "slow_update",
@@ -72,8 +58,20 @@ async def slow_update(
     )
 
 
-RollOut = Callable[[Sequence[Item], Skill], Awaitable[Sequence[Rollout]]]
 CHANGED_CATEGORIES: frozenset[ComparisonCategory] = frozenset({"improved", "regressed"})
+CATEGORIES: Mapping[tuple[bool, bool], ComparisonCategory] = {
+    (True, False): "improved",
+    (False, True): "regressed",
+    (True, True): "persistent_failure",
+    (False, False): "stable_success",
+}
+"""The category of an item, by whether it failed before and after."""
+CATEGORY_WORDS: Mapping[ComparisonCategory, str] = {
+    "improved": "wrong before, right now",
+    "regressed": "right before, wrong now",
+    "persistent_failure": "wrong before and now",
+    "stable_success": "right before and now",
+}
 
 
 class ComparedItem(FrozenModel):
@@ -99,7 +97,7 @@ async def compare_skills(
     earlier: Skill,
     later: Skill,
     *,
-    roll: RollOut,
+    roll: Callable[[Sequence[Item], Skill], Awaitable[Sequence[Rollout]]],
     config: SlowUpdateConfig,
     threshold: float | None,
     seed: int,
@@ -141,30 +139,15 @@ def categorize_items(
 ) -> tuple[ComparedItem, ...]:
     """Return the items with their categories; an item that is unmeasured on either side is left out."""
     return tuple(
-        ComparedItem(item=item, category=_category(old, new, threshold), before=old, after=new)
+        ComparedItem(
+            item=item,
+            category=CATEGORIES[is_failure(old, threshold), is_failure(new, threshold)],
+            before=old,
+            after=new,
+        )
         for item, old, new in zip(items, before, after, strict=True)
         if old.score is not None and new.score is not None
     )
-
-
-def _category(before: Rollout, after: Rollout, threshold: float | None) -> ComparisonCategory:
-    match is_failure(before, threshold), is_failure(after, threshold):
-        case True, True:
-            return "persistent_failure"
-        case False, False:
-            return "stable_success"
-        case True, False:
-            return "improved"
-        case _:
-            return "regressed"
-
-
-CATEGORY_WORDS: dict[ComparisonCategory, str] = {
-    "improved": "wrong before, right now",
-    "regressed": "right before, wrong now",
-    "persistent_failure": "wrong before and now",
-    "stable_success": "right before and now",
-}
 
 
 def show_comparison(pairs: Sequence[ComparedItem], *, tokens: int) -> str:
@@ -172,15 +155,10 @@ def show_comparison(pairs: Sequence[ComparedItem], *, tokens: int) -> str:
 
     Each case shows the later trajectory, and the earlier answer if it differs.
     """
-    if not pairs:
-        return ""
     first = sorted(pairs, key=lambda p: p.category not in CHANGED_CATEGORIES)
     share = max(1, tokens // len(first))
-    counts = ", ".join(
-        f"{sum(p.category == category for p in pairs)} {words}"
-        for category, words in CATEGORY_WORDS.items()
-        if any(p.category == category for p in pairs)
-    )
+    found = Counter(p.category for p in pairs)
+    counts = ", ".join(f"{found[name]} {words}" for name, words in CATEGORY_WORDS.items() if found[name])
     cases = [fence(f"case_{n}", _show_item(p, share)) for n, p in enumerate(first, 1)]
     return "\n\n".join([f"{len(pairs)} tasks: {counts}.", *cases])
 

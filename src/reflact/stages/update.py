@@ -29,9 +29,6 @@ async def update(skill: Skill, chosen: SelectResult, *, context: StageContext) -
 
     Protected regions stay byte-identical. If the rewrite call gives no valid reply, the document stays as it
     is, and the candidate records the fallback.
-
-    Raises:
-        ProviderError: The endpoint refused, failed or could not be reached.
     """
     edits = chosen.patch.edits
     if not edits or edits[0].op != "suggest":

@@ -110,6 +110,7 @@ class Database:
         read_only: bool = False,
     ) -> None:
         self.path = path
+        self.n_transactions = 0
         self._readable_path = path
         self._read_mode = "ro"
         self._read_only = read_only
@@ -120,17 +121,11 @@ class Database:
         self._guard = guard
         self._open = False
         self._closing = threading.Event()
-        self._n_transactions = 0
         self._pending: deque[_WriteRequest[Any]] = deque()
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="reflact-store-writer")
         self._readers = ThreadPoolExecutor(MAX_READERS, thread_name_prefix="reflact-store-reader")
         self._connections: list[Tables] = []
         self._idle_readers: SimpleQueue[Tables] = SimpleQueue()
-
-    @property
-    def n_transactions(self) -> int:
-        """Number of committed write transactions."""
-        return self._n_transactions
 
     async def __aenter__(self) -> Self:
         try:
@@ -148,11 +143,7 @@ class Database:
         await self._close(cancelled=kind is not None and _is_cancellation(kind))
 
     async def check_integrity(self) -> None:
-        """Read the whole file and check its structure.
-
-        Raises:
-            StoreError: The file is damaged.
-        """
+        """Read the whole file and check its structure; StoreError if it is damaged."""
         ((found, *_), *_) = await self.fetch_rows("PRAGMA quick_check(1)")
         if found != "ok":
             shown = " ".join(str(found).split())
@@ -283,11 +274,7 @@ class Database:
         return tables
 
     def _has_pending_migrations(self) -> bool:
-        """Whether migrations are pending.
-
-        Raises:
-            StoreError: The file has an unknown migration.
-        """
+        """Whether migrations are pending; StoreError if the file has an unknown one."""
         with closing(Tables(memory=True)) as empty:
             known = {step.name for step in self._schema.pending(empty)}
         unknown = [done.name for done in self._schema.applied(self._tables) if done.name not in known]
@@ -300,15 +287,14 @@ class Database:
         batch = [self._pending.popleft() for _ in range(len(self._pending))]
         if not batch:
             return
+        outcomes: list[tuple[Any, Exception | None]]
         try:
             outcomes = self._retry_while_locked(
                 lambda: self._transact(lambda: [self._attempt(request.work) for request in batch])
             )
+            self.n_transactions += 1
         except Exception as error:  # noqa: BLE001 - handed to everyone who waits for this transaction
-            for request in batch:
-                request.future.set_exception(translate_error(error, self.path))
-            return
-        self._n_transactions += 1
+            outcomes = [(None, error)] * len(batch)
         for request, (value, failure) in zip(batch, outcomes, strict=True):
             if failure is None:
                 request.future.set_result(value)
@@ -399,11 +385,7 @@ def wal_path(path: Path) -> Path:
 
 
 def copy_database(path: Path, target: Path) -> None:
-    """Copy a database with its log.
-
-    Raises:
-        StoreError: Copying failed, or another process wrote to the files meanwhile.
-    """
+    """Copy a database with its log; StoreError if another process writes to the files meanwhile."""
     try:
         before = _stat_files(path)
         shutil.copyfile(path, target)

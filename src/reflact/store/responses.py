@@ -62,10 +62,7 @@ class SQLiteResponseStore:
         await self._database.write(lambda tables: _insert_call(tables, reservation))
 
     async def store_response(self, response: StoredResponse, reservation: CallReservation) -> None:
-        """Store a response and settle its call in one transaction; on disk when this returns.
-
-        The first readable response under a key stays. The usage of later ones is still recorded.
-        """
+        """Store a response, unless its key has a readable one, and settle its call in one transaction."""
         text = response.model_dump_json()
 
         def store(tables: Tables) -> None:
@@ -83,10 +80,8 @@ class SQLiteResponseStore:
 
     async def release(self, reservation: CallReservation) -> None:
         """Remove an open call that cost nothing."""
-        await self._database.execute(
-            f"DELETE FROM calls WHERE id = {NEWEST_OPEN_CALL}",  # noqa: S608 - a constant
-            (reservation.run_id, reservation.key),
-        )
+        sql = f"DELETE FROM calls WHERE id = {NEWEST_OPEN_CALL}"  # noqa: S608 - a constant
+        await self._database.execute(sql, (reservation.run_id, reservation.key))
 
     async def count_fault(self, run_id: str, kind: FaultKind) -> None:
         """Count a failed attempt of a run's call; on disk when this returns."""
@@ -104,40 +99,25 @@ class SQLiteResponseStore:
         return tuple(FaultCount(kind=kind, count=count) for kind, count in rows)
 
     async def find_rollouts(self, keys: Sequence[str]) -> Mapping[str, Rollout]:
-        """Return the stored rollouts among the keys, in the order of the keys.
-
-        Raises:
-            StoreError: A stored rollout is unreadable.
-        """
+        """Return the stored rollouts among the keys, in their order; StoreError if one is unreadable."""
         rows = await self._database.fetch_rows(
             "SELECT key, rollout FROM rollouts WHERE key IN (SELECT value FROM json_each(?))",
             (json.dumps(list(keys)),),
         )
         found: dict[str, str] = dict(rows)
         self._reuse = self._reuse.add(rollouts=len(found))
-        return {
-            key: parse_stored(Rollout.model_validate_json, found[key], f"rollout {key}")
-            for key in keys
-            if key in found
-        }
+        order = (key for key in keys if key in found)
+        return {key: parse_stored(Rollout.model_validate_json, found[key], f"rollout {key}") for key in order}
 
     async def store_rollout(self, rollout: Rollout) -> None:
-        """Store a measured rollout; on disk when this returns. The first under a key stays.
-
-        Raises:
-            StoreError: The rollout is unmeasured; failures are retried and never stored.
-        """
+        """Store a measured rollout, unless its key has one; StoreError if it is unmeasured."""
         if rollout.score is None:
             raise StoreError(f"rollout {rollout.key} was not measured ({rollout.error}) and cannot be stored")
         sql = "INSERT OR IGNORE INTO rollouts (key, rollout) VALUES (?, ?)"
         await self._database.execute(sql, (rollout.key, rollout.model_dump_json()))
 
     async def spend(self, run_id: str) -> tuple[Spend, ...]:
-        """Return the run's spending by role and purpose, sorted.
-
-        ``unsettled`` counts interrupted calls, even if a later attempt succeeded, and calls in flight. Sums
-        do not depend on the order of answers.
-        """
+        """Return the run's spending by role and purpose, sorted; independent of the order of answers."""
         return await self._database.read(lambda tables: _sum_spend(tables, run_id))
 
 
@@ -189,32 +169,21 @@ def _insert_call(tables: Tables, reservation: CallReservation) -> int:
 
 
 def _settle(tables: Tables, reservation: CallReservation, usage: Usage) -> None:
-    (call_id,) = tables.execute(
-        f"SELECT {NEWEST_OPEN_CALL}", (reservation.run_id, reservation.key)
-    ).fetchone()
+    key = (reservation.run_id, reservation.key)
+    (call_id,) = tables.execute(f"SELECT {NEWEST_OPEN_CALL}", key).fetchone()
     call_id = _insert_call(tables, reservation) if call_id is None else call_id
     tables.table("calls").update(call_id, {**usage.model_dump(), "state": "settled"})
 
 
 def _sum_spend(tables: Tables, run_id: str) -> tuple[Spend, ...]:
     usd, worst_usd = _sum_prices(tables, PAID_QUERY, run_id), _sum_prices(tables, UNSETTLED_QUERY, run_id)
+    names = ("calls", "input_tokens", "cached_tokens", "output_tokens", "uncounted")
+    worst_names = ("calls", "input_tokens", "output_tokens")
     spend = []
     for role, purpose, unsettled, *sums in tables.execute(SPEND_QUERY, (run_id,)).fetchall():
-        calls, n_input, cached, n_output, uncounted, worst_calls, worst_input, worst_output = sums
-        usage = Usage(
-            calls=calls,
-            input_tokens=n_input,
-            cached_tokens=cached,
-            output_tokens=n_output,
-            usd=usd.get((role, purpose)),
-            uncounted=uncounted,
-        )
-        worst = Usage(
-            calls=worst_calls,
-            input_tokens=worst_input,
-            output_tokens=worst_output,
-            usd=worst_usd.get((role, purpose)),
-        )
+        group = (role, purpose)
+        usage = Usage(**dict(zip(names, sums[:5], strict=True)), usd=usd.get(group))
+        worst = Usage(**dict(zip(worst_names, sums[5:], strict=True)), usd=worst_usd.get(group))
         spend.append(Spend(role=role, purpose=purpose, usage=usage, unsettled=unsettled, worst_case=worst))
     return tuple(spend)
 

@@ -5,6 +5,7 @@ Values are stored as JSON text and validated again when they are read. Wall time
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import datetime
@@ -29,7 +30,7 @@ from reflact.records import (
 )
 from reflact.store.database import LOCK_TIMEOUT_SECONDS, Database, Tables
 from reflact.store.lock import RunLock
-from reflact.store.responses import JSON_ADAPTER, SQLiteDecisionLog, SQLiteResponseStore, mark_unsettled
+from reflact.store.responses import SQLiteDecisionLog, SQLiteResponseStore, mark_unsettled
 from reflact.store.schema import SCHEMA
 from reflact.types import FrozenModel, Skill, canonical_json
 
@@ -41,10 +42,9 @@ MAX_SHOWN_CHARS = 60
 
 
 class RunRow(FrozenModel):
-    """A run in a list of runs.
+    """A run in a list of runs; ``status`` is None if it is running or was killed.
 
-    ``status`` is None if the run is running or was killed. ``steps`` counts committed steps, and ``config`` is
-    the configuration of the latest start.
+    ``steps`` counts committed steps, and ``config`` is the configuration of the latest start.
     """
 
     run_id: str
@@ -63,17 +63,9 @@ async def open_store(
     lock_timeout: float = LOCK_TIMEOUT_SECONDS,
     read_only: bool = False,
 ) -> AsyncIterator[SQLiteRunStore]:
-    """Open a store while the block runs; the file is created if it is missing.
+    """Open a store while the block runs; see ``Database``.
 
-    Args:
-        path: The database.
-        run_lock: Counts commits, if the database belongs to one folder.
-        lock_timeout: Seconds to wait for another process's lock.
-        read_only: Write nothing to the file, see ``Database``.
-
-    Raises:
-        StoreError: The file cannot be opened, is no database, is of a newer version, or has fewer commits
-            than ``run_lock`` counted.
+    ``run_lock`` counts commits, if the database belongs to one folder. StoreError if the file has fewer.
     """
     guard = None if run_lock is None else _make_guard(path, run_lock)
     async with Database(
@@ -93,46 +85,26 @@ def _make_guard(path: Path, run_lock: RunLock) -> Callable[[Tables], None] | Non
 
 
 class SQLiteRunStore(SQLiteResponseStore):
-    """Implements ``protocols.RunStore`` on a database that runs and processes may share.
-
-    Args:
-        database: The open database.
-        run_lock: See ``open_store``.
-    """
+    """Implements ``protocols.RunStore`` on a database that runs and processes may share."""
 
     def __init__(self, database: Database, run_lock: RunLock | None = None) -> None:
         super().__init__(database)
         self._run_lock = run_lock
 
     async def check_integrity(self) -> None:
-        """Check that the file is undamaged.
-
-        Raises:
-            StoreError: The file is damaged.
-        """
+        """Read the whole file; StoreError if it is damaged."""
         await self._database.check_integrity()
 
     async def open_run(
         self, run_id: str, identity: Mapping[str, JsonValue], config: JsonValue, *, resume: bool = True
     ) -> RunState | None:
-        """Start or resume a run and return its last committed state, or None.
-
-        Open calls of an earlier process become unsettled. Without ``resume`` the run's status and
-        configuration stay unchanged.
-
-        Raises:
-            RunConflict: The run was started with another identity; names each different key.
-        """
+        """Start or resume a run; RunConflict names each key of another identity."""
 
         def start(tables: Tables) -> RunState | None:
             known = tables.execute("SELECT identity FROM runs WHERE run_id = ?", (run_id,)).fetchone()
             if known is None:
-                row = {
-                    "run_id": run_id,
-                    "identity": canonical_json(dict(identity)),
-                    "config": canonical_json(config),
-                }
-                tables.table("runs").insert(row)
+                texts = {"identity": canonical_json(dict(identity)), "config": canonical_json(config)}
+                tables.table("runs").insert({"run_id": run_id, **texts})
                 return None
             before = parse_stored(IDENTITY_ADAPTER.validate_json, known[0], f"identity of run {run_id}")
             differences = describe_changes(before, identity)
@@ -154,7 +126,7 @@ class SQLiteRunStore(SQLiteResponseStore):
         """Check that the store is empty or contains the run.
 
         Raises:
-            RunConflict: The store contains only other runs; names each key that differs from the latest.
+            RunConflict: It contains only other runs; names each key that differs from the latest.
         """
         rows = await self._database.fetch_rows("SELECT run_id, identity FROM runs ORDER BY rowid")
         if not rows or run_id in {known for known, _ in rows}:
@@ -170,13 +142,7 @@ class SQLiteRunStore(SQLiteResponseStore):
     async def commit(
         self, run_id: str, record: CommitRecord | None, state: RunState, skills: Sequence[Skill]
     ) -> None:
-        """Write the record of a step, an epoch or a promotion, the state after it and its skills.
-
-        This is one transaction. Without a record the state is the run's first. A repeated commit is harmless.
-
-        Raises:
-            StoreError: The commit differs from the stored one, or names a skill that is not stored.
-        """
+        """Write a commit; a repeated one is harmless, and StoreError if it differs from the stored one."""
         await self._database.write(lambda tables: write_commit(tables, run_id, record, state, skills))
         if self._run_lock is not None:
             self._run_lock.record_commit(run_id, state.commits)
@@ -196,12 +162,7 @@ class SQLiteRunStore(SQLiteResponseStore):
     async def records_of_other_runs(
         self, environment: str, *, exclude: str
     ) -> Mapping[str, tuple[StepRecord, ...]]:
-        """Return the committed steps of other runs of an environment by run, the oldest run first.
-
-        Args:
-            environment: The environment's identity.
-            exclude: The run to leave out.
-        """
+        """Return the committed steps of other runs of an environment by run, the oldest run first."""
         rows = await self._database.fetch_rows(
             "SELECT run_id FROM runs WHERE run_id <> ? AND json_extract(identity, '$.environment') = ?"
             " ORDER BY rowid",
@@ -221,11 +182,7 @@ class SQLiteRunStore(SQLiteResponseStore):
         )
 
     async def skill(self, skill_hash: str) -> Skill:
-        """Return a stored document.
-
-        Raises:
-            StoreError: The store has no document with this hash.
-        """
+        """Return a stored document; StoreError if there is none."""
         rows = await self._database.fetch_rows("SELECT text FROM skills WHERE hash = ?", (skill_hash,))
         if not rows:
             raise StoreError(f"database {self._database.path}: it has no skill with the hash {skill_hash}")
@@ -289,17 +246,9 @@ class SQLiteRunStore(SQLiteResponseStore):
             "SELECT run_id, status, reason, created, config, (SELECT count(*) FROM commits"
             " WHERE commits.run_id = runs.run_id AND kind = 'step') FROM runs ORDER BY runs.rowid"
         )
-        return tuple(
-            RunRow(
-                run_id=run_id,
-                status=status,
-                reason=reason,
-                steps=steps,
-                created=datetime.fromisoformat(created),
-                config=JSON_ADAPTER.validate_json(config),
-            )
-            for run_id, status, reason, created, config, steps in rows
-        )
+        names = ("run_id", "status", "reason", "created", "config", "steps")
+        found = (dict(zip(names, row, strict=True)) for row in rows)
+        return tuple(RunRow(**{**row, "config": json.loads(row["config"])}) for row in found)
 
     async def versions(self, run_id: str) -> tuple[SkillVersion, ...]:
         """Return the run's skill versions by number, each with its latest score."""
@@ -308,13 +257,10 @@ class SQLiteRunStore(SQLiteResponseStore):
             " WHERE run_id = ? ORDER BY number",
             (run_id,),
         )
-        latest: dict[int, SkillVersion] = {}
-        for current, created in rows:
-            for text in (created or "[]", f"[{current}]"):
-                for version in parse_stored(
-                    VERSIONS_ADAPTER.validate_json, text, f"versions of run {run_id}"
-                ):
-                    latest[version.number] = version
+        lists = [text for current, created in rows for text in (created or "[]", f"[{current}]")]
+        what = f"versions of run {run_id}"
+        parsed = (parse_stored(VERSIONS_ADAPTER.validate_json, text, what) for text in lists)
+        latest = {version.number: version for versions in parsed for version in versions}
         return tuple(latest[number] for number in sorted(latest))
 
     async def summary(self, run_id: str) -> RunSummary | None:
@@ -334,11 +280,7 @@ def build_conflict(run_id: str, path: Path, differences: Sequence[str]) -> RunCo
 
 
 def check_commit_count(tables: Tables, path: Path, run_id: str, commits: int) -> None:
-    """Check that a database contains all commits of a run.
-
-    Raises:
-        StoreError: Commits are missing; the file is an older copy or lost its write-ahead log.
-    """
+    """Check that a database contains all commits of a run; StoreError otherwise."""
     stored = 0
     if tables.execute("SELECT 1 FROM sqlite_master WHERE name = 'commits'").fetchone():
         (latest,) = tables.execute("SELECT max(number) FROM commits WHERE run_id = ?", (run_id,)).fetchone()
@@ -400,15 +342,9 @@ def write_commit(
 
 
 def read_column(tables: Tables, name: str, run_id: str) -> Any:
-    """Return a column of a run's row.
-
-    Raises:
-        StoreError: The store holds no such run.
-    """
-    row = tables.execute(
-        f"SELECT {name} FROM runs WHERE run_id = ?",  # noqa: S608 - a constant of this module
-        (run_id,),
-    ).fetchone()
+    """Return a column of a run's row; StoreError if there is no such run."""
+    sql = f"SELECT {name} FROM runs WHERE run_id = ?"  # noqa: S608 - a constant of this module
+    row = tables.execute(sql, (run_id,)).fetchone()
     if row is None:
         raise StoreError(f"the store has no run {run_id}; open it first")
     return row[0]

@@ -19,29 +19,19 @@ from reflact.prompts import find_data_folder
 from reflact.testing.llm import ScriptedCall, ScriptedLLM, append_reply
 from reflact.testing.store import InMemoryRunStore
 from reflact.testing.toy import TOY_RULES, ToyEnvironment, ToyRule, ToyTarget, toy_optimizer
-from reflact.testing.transport import (
-    ConnectFault,
-    Fault,
-    FaultyTransport,
-    StatusFault,
-    TimeoutFault,
-    TruncationFault,
-)
+from reflact.testing.transport import Fault, FaultyTransport, Truncation
 
 __all__ = [
     "TOY_RULES",
-    "ConnectFault",
     "Fault",
     "FaultyTransport",
     "InMemoryRunStore",
     "ScriptedCall",
     "ScriptedLLM",
-    "StatusFault",
-    "TimeoutFault",
     "ToyEnvironment",
     "ToyRule",
     "ToyTarget",
-    "TruncationFault",
+    "Truncation",
     "append_reply",
     "find_data_folder",
     "toy_optimizer",

@@ -2,44 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import AsyncIterator, Callable
-from typing import Literal, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import httpx
 from anyio.lowlevel import checkpoint
-from pydantic import Field
-
-from reflact.types import FrozenModel
 
 
-class StatusFault(FrozenModel):
-    """The server answers with an error status and does no work.
-
-    Args:
-        status: The HTTP status.
-        headers: Response headers, such as ``retry-after``.
-        body: The response's text.
-    """
-
-    kind: Literal["status"] = "status"
-    status: int = Field(ge=100, le=599)
-    headers: tuple[tuple[str, str], ...] = ()
-    body: str = '{"error": {"message": "injected"}}'
-
-
-class ConnectFault(FrozenModel):
-    """No connection can be made; the server never sees the request."""
-
-    kind: Literal["connect"] = "connect"
-
-
-class TimeoutFault(FrozenModel):
-    """The server does the work, but its answer does not arrive in time."""
-
-    kind: Literal["timeout"] = "timeout"
-
-
-class TruncationFault(FrozenModel):
+class Truncation(NamedTuple):
     """The answer begins and breaks off.
 
     Args:
@@ -47,13 +18,15 @@ class TruncationFault(FrozenModel):
         silent: Whether the body then ends like a complete one, without a connection error.
     """
 
-    kind: Literal["truncation"] = "truncation"
-    after: int = Field(0, ge=0)
+    after: int = 0
     silent: bool = False
 
 
-Fault: TypeAlias = StatusFault | ConnectFault | TimeoutFault | TruncationFault
-"""A fault of a request."""
+Fault: TypeAlias = httpx.Response | httpx.TransportError | Truncation
+"""A response that is served instead of the server's, an error that is raised, or a broken answer.
+
+The server works only for requests whose answer is truncated or late (``httpx.ReadTimeout``).
+"""
 
 
 class FaultyTransport(httpx.AsyncBaseTransport):
@@ -70,29 +43,26 @@ class FaultyTransport(httpx.AsyncBaseTransport):
     ) -> None:
         self._inner = inner
         self._faults = faults
-        self._arrived = 0
+        self._numbers = itertools.count()
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        """Serve or break one request.
-
-        Raises:
-            httpx.ConnectError: The fault is a ``ConnectFault``.
-            httpx.ReadTimeout: The fault is a ``TimeoutFault``.
-        """
+        """Serve or break one request."""
         await checkpoint()
-        number = self._arrived
-        self._arrived += 1
-        fault = self._faults(request, number)
-        if isinstance(fault, ConnectFault):
-            raise httpx.ConnectError("injected: no connection", request=request)
-        if isinstance(fault, StatusFault):
-            return httpx.Response(fault.status, headers=list(fault.headers), text=fault.body, request=request)
+        fault = self._faults(request, next(self._numbers))
+        if isinstance(fault, httpx.Response):
+            return fault
+        if isinstance(fault, httpx.TransportError) and not isinstance(fault, httpx.ReadTimeout):
+            raise fault
         response = await self._inner.handle_async_request(request)
-        if isinstance(fault, TimeoutFault):
+        if isinstance(fault, httpx.ReadTimeout):
             await response.aclose()
-            raise httpx.ReadTimeout("injected: no answer in time", request=request)
-        if isinstance(fault, TruncationFault):
-            return _truncate_response(response, fault, request)
+            raise fault
+        if isinstance(fault, Truncation):
+            headers = [
+                (name, value) for name, value in response.headers.raw if name.lower() != b"content-length"
+            ]
+            stream = _TruncatedStream(response, fault)
+            return httpx.Response(response.status_code, headers=headers, stream=stream)
         return response
 
     async def aclose(self) -> None:
@@ -100,31 +70,22 @@ class FaultyTransport(httpx.AsyncBaseTransport):
         await self._inner.aclose()
 
 
-def _truncate_response(
-    response: httpx.Response, fault: TruncationFault, request: httpx.Request
-) -> httpx.Response:
-    headers = [(name, value) for name, value in response.headers.raw if name.lower() != b"content-length"]
-    assert isinstance(response.stream, httpx.AsyncByteStream)
-    stream = _TruncatedStream(response.stream, fault, request)
-    return httpx.Response(response.status_code, headers=headers, stream=stream)
-
-
 class _TruncatedStream(httpx.AsyncByteStream):
-    def __init__(self, whole: httpx.AsyncByteStream, fault: TruncationFault, request: httpx.Request) -> None:
-        self._whole = whole
+    def __init__(self, response: httpx.Response, fault: Truncation) -> None:
+        self._response = response
         self._fault = fault
-        self._request = request
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         left = self._fault.after
-        async for chunk in self._whole:
+        assert isinstance(self._response.stream, httpx.AsyncByteStream)
+        async for chunk in self._response.stream:
             if left > 0:
                 yield chunk[:left]
             left -= len(chunk)
             if left <= 0:
                 break
         if not self._fault.silent:
-            raise httpx.RemoteProtocolError("injected: the connection broke", request=self._request)
+            raise httpx.RemoteProtocolError("injected: the connection broke")
 
     async def aclose(self) -> None:
-        await self._whole.aclose()
+        await self._response.aclose()

@@ -16,10 +16,10 @@ from reflact.data import DataSet, count_steps_per_epoch, plan_epoch
 from reflact.gate.power import choose_trials
 from reflact.llm.pricing import (
     BYTES_PER_TOKEN,
-    CallTokens,
     CostEstimate,
     EstimateRange,
     EstimateRow,
+    estimate_tokens,
     exact_range,
 )
 from reflact.records import Spend
@@ -222,17 +222,10 @@ class RunCostEstimator:
         return scores * tries * exact_range(own.n_samples)
 
     def _row(self, role: str, purpose: str, calls: EstimateRange) -> EstimateRow:
-        length = CallTokens.estimate(
-            self._bytes(role, purpose),
-            cap=getattr(self._config.models, role).max_tokens,
-            usage=self._spent.get((role, purpose)),
-        )
+        cap, usage = getattr(self._config.models, role).max_tokens, self._spent.get((role, purpose))
+        given, written = estimate_tokens(self._bytes(role, purpose), cap=cap, usage=usage)
         return EstimateRow(
-            role=role,
-            purpose=purpose,
-            calls=calls,
-            input_tokens=calls * length.input_tokens,
-            output_tokens=calls * length.output_tokens,
+            role=role, purpose=purpose, calls=calls, input_tokens=calls * given, output_tokens=calls * written
         )
 
     def _bytes(self, role: str, purpose: str) -> float:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pydantic import JsonValue, TypeAdapter
@@ -196,7 +197,7 @@ def prepare_run(config: TrainerConfig, overrides: Overrides) -> RunPlan:
     data = DataSet.model_validate({split.value: tuple(environment.items(split)) for split in Split})
     check_dataset(data, config.data.train_size)
     prompts = load_prompts(config.prompts.versions, config.prompts.folder)
-    initial = _load_initial_skill(config)
+    initial = Skill(text="") if config.skill is None else load_skill(config.skill)
     identity: dict[str, JsonValue] = {
         **config_identity(config),
         **prompts.identity(list_used_prompts(config)),
@@ -474,14 +475,17 @@ async def _make_redactor(plan: RunPlan, overrides: Overrides) -> Callable[[str],
     return partial(remove_keys, [key for key in keys if key is not None and is_key(key)])
 
 
-def _load_initial_skill(config: TrainerConfig) -> Skill:
-    if config.skill is None:
-        return Skill(text="")
+def load_skill(path: Path) -> Skill:
+    """Return the skill document in a file.
+
+    Raises:
+        SkillError: The file cannot be read, or the document is malformed.
+    """
     try:
-        text = config.skill.read_bytes().decode("utf-8")
+        text = path.read_bytes().decode("utf-8")
     except OSError as error:
-        raise SkillError(f"cannot read the skill {config.skill}: {error.strerror or error}") from None
+        raise SkillError(f"cannot read the skill {path}: {error.strerror or error}") from None
     except UnicodeDecodeError as error:
-        raise SkillError(f"the skill {config.skill} is not UTF-8 text: {error.reason}") from None
+        raise SkillError(f"the skill {path} is not UTF-8 text: {error.reason}") from None
     check_document(text)
     return Skill(text=text)

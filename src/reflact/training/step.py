@@ -18,7 +18,7 @@ from reflact.stages.evaluate import build_measurement, decide_without_evaluation
 from reflact.stages.execution_notes import LapseTriage, update_appendix
 from reflact.stages.overlap import roll_out_and_reflect
 from reflact.stages.prompt_sections import show_buffer, show_cases, show_memory, show_meta
-from reflact.stages.reflect import Analyst, AnnotatingAnalyst, Minibatch, choose_analysis, list_edit_kinds
+from reflact.stages.reflect import Analyst, Minibatch, annotate_failures, list_edit_kinds
 from reflact.stages.select import choose_step_size, edit_budget, select
 from reflact.stages.update import update
 from reflact.training.gating import CommitOutcome, GateKeeper
@@ -152,25 +152,28 @@ class StepRunner:
         batches, most = self.list_batches(step), self._edit_budget(step)
         analyst = Analyst(
             context=context,
+            skill=skill,
+            config=config.update,
+            max_edits=config.select.max_edits if most is None else most,
             tokens=config.reflect.trajectory_tokens,
-            analysis=choose_analysis(
-                config.update, skill, max_edits=config.select.max_edits if most is None else most
-            ),
             notes=self._make_notes(step, state, earlier),
         )
         analyse = analyst.report
         if config.appendix.enabled:
             analyse = LapseTriage(
-                skill,
-                analyse,
                 context=context,
+                skill=skill,
+                analyse=analyse,
                 successes=config.appendix.source == "both",
                 tokens=config.reflect.trajectory_tokens,
             ).report
-        if self._plan.annotator is not None:
-            analyse = AnnotatingAnalyst(
-                analyse, self._plan.annotator, decision_log=context.decision_log, step=step
-            ).report
+        annotator = self._plan.annotator
+
+        async def annotate_and_analyse(batch: Minibatch) -> AnalystReport:
+            return await analyse(
+                batch if annotator is None else await annotate_failures(batch, annotator, context)
+            )
+
         total = sum(len(batch) for batch in batches)
         return await roll_out_and_reflect(
             batches,
@@ -181,7 +184,7 @@ class StepRunner:
                 phase=f"step/{step}",
                 on_rollout=self._scheduler.make_progress_counter("rollout", step, total),
             ),
-            analyse=analyse,
+            analyse=annotate_and_analyse,
             config=config.reflect,
             seed=config.seed,
             threshold=config.train.success_threshold,

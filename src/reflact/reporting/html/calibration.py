@@ -52,37 +52,22 @@ DROP_MEANINGS = {
 
 TERM_DEFINITIONS = (
     ("Score", "How far an agent's state has come towards its purpose: 0 is nothing of it, 10 all of it."),
-    (
-        "Known score",
-        "What a program or a person says is right. What a critic's own samples agree on is no measure of it.",
-    ),
+    ("Known score", "What a program or a person says is right, never what a critic's samples agree on."),
     (
         "Held-out traces",
-        "Traces that nothing was learned from. They chose what was promoted, so the gain that they show is a "
-        "little flattered.",
+        "Nothing was learned from them, but they chose what was promoted: their gain is flattered.",
     ),
     ("Anchors", "Pairs of known scores that are never learned from and choose nothing."),
     (
         "Contrast pair",
-        "A right and a wrong evaluation of one step. Promoted pairs stand in its prompt as examples.",
+        "A right and a wrong evaluation of one step. Promoted pairs are examples in the prompt.",
     ),
     ("Bias", "The mean of score minus known score, after a step. Above 0 the critic inflates."),
-    (
-        "Pairwise accuracy",
-        "How often states of one trace are ordered as their known scores order them, and how often the right "
-        "side of a contrast pair is nearer than the wrong one. Ties count half.",
-    ),
+    ("Pairwise accuracy", "How often states and sides of pairs are ordered as known scores order them."),
     ("Order consistency", "How often successive states are ordered alike within one score and across two."),
-    (
-        "Brier score and calibration error",
-        "Of the critic's confidence, as the probability that its score is within one point of the known one.",
-    ),
+    ("Brier score, calibration error", "Of the confidence, as the probability of a score within one point."),
     ("Interval", "95%, in brackets, over resamples of whole traces, since steps of a trace are alike."),
-    (
-        "Constant",
-        "What always giving the same answer would reach on these steps. A critic that is no better knows "
-        "nothing of them.",
-    ),
+    ("Constant", "What always giving the same answer would reach. A critic that is no better knows nothing."),
 )
 
 
@@ -202,10 +187,7 @@ def _build_change_section(report: CalibrationReport) -> PageSection:
     tables = [_build_comparison(*measured) for measured in _list_changes(report)]
     missing = [
         report.held_out.before is None
-        and h.p[
-            "No held-out step has a score that is known to be right and was scored before and after, so "
-            "the critic was not measured on held-out traces."
-        ],
+        and h.p["No held-out step has a known score and one before and after."],
         report.anchors.before is None
         and h.p(".note")[
             "There are no anchors: labelled pairs that are never learned from and choose nothing."
@@ -217,17 +199,17 @@ def _build_change_section(report: CalibrationReport) -> PageSection:
 def _build_comparison(
     heading: str, change: MetricsChange, before: CriticMetrics, after: CriticMetrics
 ) -> h.Node:
-    rows: list[list[h.Node]] = []
-    for name, field, note in METRIC_DESCRIPTIONS:
-        constant = getattr(before.constant, field, None)
-        rows.append(
-            [
-                [name, h.small[note]],
-                format_estimate(getattr(before, field)),
-                format_estimate(getattr(after, field)),
-                "–" if constant is None else format_number(constant),
-            ]
-        )
+    rows = [
+        [
+            [name, h.small[note]],
+            format_estimate(getattr(before, field)),
+            format_estimate(getattr(after, field)),
+            format_number(constant)
+            if (constant := getattr(before.constant, field, None)) is not None
+            else "–",
+        ]
+        for name, field, note in METRIC_DESCRIPTIONS
+    ]
     caption = (
         f"{heading}: {format_count(before.n_traces, 'trace')}, {format_count(before.n_transitions, 'step')}"
     )
@@ -399,21 +381,23 @@ def _build_pairs_section(report: CalibrationReport) -> PageSection:
         [escape_controls(drop.reason), f"{drop.n_candidates:,}", DROP_MEANINGS.get(drop.reason, "")]
         for drop in report.dropped
     ]
-    pairs_columns, drops_columns = (
-        ("mistake", "pairs", "mean difficulty"),
-        ("reason", "candidates", "meaning"),
-    )
     return PageSection(
         "pairs",
         "What was made",
         (
             h.p[said],
-            pairs and build_table("Pairs by the mistake that they show", pairs_columns, pairs),
+            pairs
+            and build_table(
+                "Pairs by the mistake that they show", ("mistake", "pairs", "mean difficulty"), pairs
+            ),
             pairs
             and h.p(".note")[
                 "Difficulty is the share of blind comparisons that took the wrong side for right."
             ],
-            drops and build_table("Candidates that became no pair", drops_columns, drops, prose={2}),
+            drops
+            and build_table(
+                "Candidates that became no pair", ("reason", "candidates", "meaning"), drops, prose={2}
+            ),
             report.writer_stop_reason is not None
             and h.p[f"{escape_controls(capitalize_first(report.writer_stop_reason))}."],
         ),

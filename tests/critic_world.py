@@ -1,0 +1,318 @@
+"""Scored steps and pairs for tests of the critic, random stores of pairs, and models that play their parts.
+
+Run as a program it writes a hash of all questions that a critic asks in so many random worlds.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Container, Sequence
+from datetime import UTC, datetime
+from hashlib import sha256
+from random import Random
+from typing import Any
+
+import anyio
+from pydantic import JsonValue
+
+from reflact.calibration.contrast import GenerationTask, PairModels, generate_contrast_pairs
+from reflact.calibration.critic import CRITIC_SCOPE, Critic, Scorer
+from reflact.calibration.curriculum import MistakeShare, RoundPlan
+from reflact.calibration.mistakes import GenerationResult
+from reflact.config.critic import CriticSettings
+from reflact.data import make_rng
+from reflact.memory.cards import is_visible_to
+from reflact.memory.models import (
+    MISTAKE_KINDS,
+    Action,
+    CardStatus,
+    ContrastPair,
+    Evaluation,
+    Label,
+    Scope,
+    ScoreEvent,
+    StateScore,
+    StoredPair,
+    Transition,
+)
+from reflact.messages import CallId, RenderedPrompt, ReplyModel
+from reflact.prompts import load_prompts
+from reflact.testing import ScriptedLLM
+
+PURPOSE = "Write the three chapters of the report."
+
+
+def evaluation(before: float, after: float, reasoning: str = "Chapters were written.") -> Evaluation:
+    """Return an evaluation that quotes the field of the chapters."""
+    return Evaluation(
+        progress_before=before, progress_after=after, reasoning=reasoning, evidence=("chapters",)
+    )
+
+
+def event(
+    step: int = 0,
+    *,
+    before: float = 2,
+    after: float = 6,
+    said: tuple[float, float] | None = None,
+    gold: bool = True,
+    changed: bool = True,
+) -> ScoreEvent:
+    """Return a step; ``said`` is the critic's own evaluation where it differs from what is right."""
+    states: list[dict[str, JsonValue]] = [
+        {"chapters": f"{step}/{before:g}", "title": "Report"},
+        {"chapters": f"{step}/{after:g}" if changed else f"{step}/{before:g}", "title": "Report"},
+    ]
+    own = evaluation(*(said or (before, after)), f"Step {step} was scored.")
+    return ScoreEvent(
+        step=step,
+        transition=Transition(before=states[0], action=Action(name="write"), after=states[1]),
+        evaluation=own,
+        label=Label(progress_before=before, progress_after=after, source="program") if gold else None,
+    )
+
+
+def round_of(*kinds: str, number: int = 1, nearest: float = 1, farthest: float = 10) -> RoundPlan:
+    """Return a round that asks for these kinds equally; for all known ones if none is named."""
+    names = kinds or MISTAKE_KINDS
+    shares = tuple(MistakeShare(mistake=name, share=1 / len(names)) for name in names)
+    return RoundPlan(number=number, shares=shares, nearest=nearest, farthest=farthest)
+
+
+def mistaken(prompt: RenderedPrompt, reply_type: type[ReplyModel], call_id: CallId) -> JsonValue:
+    """Write a valid mistaken evaluation, or another purpose, as the prompt asks for it."""
+    if call_id.purpose == "other_purpose":
+        return {"purpose": "Draw the three figures of the report."}
+    asked = prompt.messages[1].content.rsplit("Write the mistaken evaluation", 1)[1]
+    found = re.search(r"\((\w+)\), with a number from ([\d.]+) to ([\d.]+)\.", asked)
+    assert found is not None
+    low, high = float(found[2]), float(found[3])
+    return {
+        "mistake": found[1],
+        "reasoning": f"It looks like more, {call_id.part[:6]} and {call_id.trial}.",
+        "phi_after": low + (high - low) / 2,
+        "why": "The state shows something else.",
+    }
+
+
+Script = Callable[[RenderedPrompt, type[ReplyModel], CallId], Any]
+
+
+async def generate(
+    *events: ScoreEvent,
+    plan: RoundPlan | None = None,
+    write: Script | ScriptedLLM = mistaken,
+    judge: Script | None = None,
+    critic: Scorer | None = None,
+    known_pair_ids: Container[str] = (),
+    other_purposes: Sequence[str] = (),
+    **more: Any,
+) -> GenerationResult:
+    """Generate the pairs of a trace."""
+    writer = write if isinstance(write, ScriptedLLM) else ScriptedLLM(write)
+    return await generate_contrast_pairs(
+        events,
+        GenerationTask(PURPOSE, "t", plan or round_of(), known_pair_ids, other_purposes),
+        PairModels(writer, None if judge is None else ScriptedLLM(judge), critic),
+        **more,
+    )
+
+
+class KnowingJudge:
+    """Judges comparisons of known pairs: finds the right side as often as it is said to.
+
+    Args:
+        accuracy: How often, drawn for each comparison by itself.
+        seed: Draws.
+        always: Picks this side, whatever is there.
+    """
+
+    def __init__(self, accuracy: float = 1.0, *, seed: int = 0, always: str | None = None) -> None:
+        self._accuracy = accuracy
+        self._seed = seed
+        self._always = always
+
+    def __call__(self, prompt: RenderedPrompt, reply_type: type[ReplyModel], call_id: CallId) -> JsonValue:
+        """Answer one comparison; the right side is the one whose reasoning holds no praise."""
+        text = prompt.messages[1].content
+        first = text[text.index("<first>") : text.index("</first>")]
+        right = "second" if "It looks like more" in first or "was scored" in first else "first"
+        hit = make_rng(self._seed, call_id.label).random() < self._accuracy
+        other = {"first": "second", "second": "first"}[right]
+        return {"reasoning": "By the states.", "better": self._always or (right if hit else other)}
+
+
+class PlainCritic:
+    """A critic whose samples are given by trial, the same for all transitions and purposes."""
+
+    def __init__(self, *phis: tuple[float, float], guarded: Sequence[int] = ()) -> None:
+        self._phis = phis
+        self._guarded = guarded
+        self.trials: list[int] = []
+
+    async def score(
+        self,
+        transition: Transition,
+        *,
+        purpose: str,
+        pairs: Sequence[ContrastPair] | None = None,
+        trial: int = 0,
+    ) -> StateScore:
+        """Return the sample of a trial, counted from 1."""
+        self.trials.append(trial)
+        raw = evaluation(*self._phis[(trial - 1) % len(self._phis)], f"Sample {trial}.")
+        said = raw
+        if trial in self._guarded:
+            said = raw.model_copy(update={"progress_after": raw.progress_before})
+        return StateScore(evaluation=said, raw=raw)
+
+
+# ---------------------------------------------------------------------------------------- random worlds
+
+WORDS = (
+    *("order", "paid", "shipped", "\u5b8c\u6210", "\u4efb\u52a1\u8fd8\u6ca1\u6709\u5b8c\u6210", "\U0001f389"),
+    *("\U0001f468\u200d\U0001f469\u200d\U0001f467", "\u2705", "na\u00efve", "</example_1>", "<right>"),
+    *("{{examples}}", "7.5", "lamp\nnext"),
+)
+STATUSES: tuple[CardStatus, ...] = ("candidate", "quarantined", "promoted", "rejected", "archived")
+SCOPES = (
+    CRITIC_SCOPE,
+    Scope(),
+    Scope(roles=("critic", "coder")),
+    Scope(roles=("coder",)),
+    Scope(roles=("critic",), tools=("browser",)),
+    Scope(roles=("critic",), user="alice"),
+    Scope(task_categories=("shop",)),
+)
+ASKING = (
+    CRITIC_SCOPE,
+    Scope(roles=("critic",), tools=("browser", "shell")),
+    Scope(roles=("critic",), user="alice"),
+)
+BOOK = load_prompts()
+TIME = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+class Shelf:
+    """A card store in a list, which gives pairs in whatever order, and keeps who asked."""
+
+    def __init__(self, pairs: Sequence[StoredPair]) -> None:
+        self.stored = list(pairs)
+        self.asked: list[Scope] = []
+
+    async def promoted_pairs(self, scope: Scope) -> tuple[ContrastPair, ...]:
+        self.asked.append(scope)
+        return tuple(
+            one.pair
+            for one in self.stored
+            if one.status == "promoted" and is_visible_to(one.pair.scope, scope)
+        )
+
+
+def store_of(*pairs: ContrastPair, status: CardStatus = "promoted") -> Any:
+    """Return a store of pairs that all have one status."""
+    return Shelf([stored(pair, status) for pair in pairs])
+
+
+def stored(pair: ContrastPair, status: CardStatus) -> StoredPair:
+    return StoredPair(pair=pair, status=status, created_at=TIME, changed_at=TIME)
+
+
+def text(random: Random, most: int = 12) -> str:
+    return " ".join(random.choices(WORDS, k=random.randrange(1, most)))
+
+
+def state(random: Random) -> JsonValue:
+    if random.random() < 0.5:
+        return text(random, 60)
+    return {
+        text(random, 3): text(random, 20),
+        "items": [random.randrange(9) for _ in range(random.randrange(4))],
+    }
+
+
+def transition(random: Random) -> Transition:
+    before = state(random)
+    after = before if random.random() < 0.2 else state(random)
+    return Transition(
+        before=before, action=Action(name=text(random, 3), arguments={"a": text(random)}), after=after
+    )
+
+
+def pair(random: Random, purpose: str | None = None, of: Transition | None = None) -> ContrastPair:
+    right, wrong = (
+        Evaluation(
+            progress_before=1,
+            progress_after=random.randrange(11),
+            reasoning=f"{side} {text(random)}",
+            evidence=(text(random),),
+        )
+        for side in ("right", "wrong")
+    )
+    return ContrastPair(
+        purpose=purpose or text(random),
+        transition=of or transition(random),
+        right=right,
+        wrong=wrong,
+        reason=f"why {text(random)}",
+        mistake=random.choice((*MISTAKE_KINDS, "my own mistake")),
+        construction="asked",
+        label_source="human",
+        scope=random.choice(SCOPES),
+    )
+
+
+class World:
+    """One random store, a question and a budget."""
+
+    def __init__(self, seed: int) -> None:
+        random = Random(seed)
+        self.purpose, self.transition = text(random), transition(random)
+        self.scope = random.choice(ASKING)
+        pairs = [pair(random) for _ in range(random.randrange(12))]
+        pairs += [pair(random, self.purpose, self.transition) for _ in range(random.randrange(2))]
+        pairs += [
+            one.model_copy(update={"scope": random.choice(SCOPES)}) for one in pairs if random.random() < 0.1
+        ]
+        self.stored = [
+            stored(one, random.choice((*["promoted"] * 6, *STATUSES)))
+            for one in {p.id: p for p in pairs}.values()
+        ]
+        self.settings = CriticSettings(
+            example_tokens=random.choice((0, 20, 400, 1500, 4000, 4000, 20_000)),
+            max_examples=random.choice((0, 1, 3, 8, 8, 100)),
+            example_state_tokens=random.choice((32, 100, 500)),
+            state_tokens=random.choice((32, 2000)),
+        )
+
+    async def ask(self, order: Sequence[StoredPair] | None = None) -> tuple[RenderedPrompt, StateScore]:
+        """Return what the critic asks and what comes of it, with the store's pairs in an order."""
+        llm = ScriptedLLM(
+            lambda *_: {
+                "reasoning": "r",
+                "evidence": [],
+                "phi_before": 1,
+                "phi_after": 1,
+                "confidence": 1,
+            }
+        )
+        memory: Any = Shelf(self.stored if order is None else order)
+        critic = Critic(llm, memory=memory, settings=self.settings, prompts=BOOK)
+        score = await critic.score(self.transition, purpose=self.purpose, scope=self.scope)
+        (call,) = llm.calls
+        return call.prompt, score
+
+
+async def _print_hash(worlds: int) -> None:
+    whole = sha256()
+    for seed in range(worlds):
+        world = World(seed)
+        in_order_of_hashes = {one.pair.id: one for one in world.stored}
+        prompt, score = await world.ask([in_order_of_hashes[pair_id] for pair_id in set(in_order_of_hashes)])
+        whole.update(f"{prompt.model_dump_json()}{score.pair_ids}".encode())
+    sys.stdout.write(f"{whole.hexdigest()}\n")
+
+
+if __name__ == "__main__":
+    anyio.run(_print_hash, int(sys.argv[1]))
