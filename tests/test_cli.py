@@ -10,6 +10,7 @@ import anyio
 import pytest
 from typer.testing import CliRunner, Result
 
+from reflact import __version__
 from reflact.cli.app import app
 from reflact.events import EVENT_ADAPTER, RunFinished, RunStarted
 from reflact.records import RunSummary, SkillScore
@@ -238,3 +239,8 @@ def test_a_run_is_shown_as_asked(tmp_path: Path) -> None:
     assert isinstance(happened[-1], RunFinished)
     assert happened[-1].summary.status == "completed"
     assert quiet.startswith("completed: ")
+
+
+def test_the_command_prints_its_version() -> None:
+    """``reflact --version`` prints the version of the package."""
+    assert reflact("--version").stdout == f"reflact {__version__}\n"

@@ -17,14 +17,14 @@ from anyio.lowlevel import checkpoint
 
 import pure_server
 import pure_world
-from pure_world import PureNetwork
+from pure_world import PureNetwork, rows
 from reflact import Trainer
 from reflact.concurrency import open_task_group
-from reflact.protocols import Session, Target
+from reflact.protocols import Target
 from reflact.records import RunSummary
 from reflact.testing import ScriptedLLM, ToyEnvironment, ToyTarget, toy_optimizer
 from reflact.training.shutdown import GracefulStop
-from reflact.types import Skill, Turn
+from toy_runs import Actor
 
 pytestmark = pytest.mark.anyio
 
@@ -32,7 +32,7 @@ GRACE = 60.0
 VALIDATION = 6
 
 
-class Watched:
+class Watched(Actor):
     """A toy target that reports each message it begins to answer, and waits where it is told to.
 
     Args:
@@ -41,39 +41,14 @@ class Watched:
     """
 
     def __init__(self, begun: Callable[[int], None], wait: Callable[[int], bool] = lambda _: False) -> None:
-        self._toy = ToyTarget()
-        self._begun = begun
-        self._wait = wait
+        async def act(*_: object) -> None:
+            number = len(self.asked)
+            begun(number)
+            if wait(number):
+                await self.go_on.wait()
+
+        super().__init__(act)
         self.go_on = anyio.Event()
-        self.asked: list[str] = []
-
-    @property
-    def identity(self) -> str:
-        return self._toy.identity
-
-    def session(self, skill: Skill, *, rollout: str) -> Session:
-        return _Watching(self._toy.session(skill, rollout=rollout), self)
-
-    async def begin(self, message: str) -> None:
-        """Note a message, report it, and wait where that was told."""
-        self.asked.append(message)
-        self._begun(len(self.asked))
-        if self._wait(len(self.asked)):
-            await self.go_on.wait()
-
-
-class _Watching:
-    def __init__(self, inner: Session, target: Watched) -> None:
-        self._inner = inner
-        self._target = target
-
-    @property
-    def turns(self) -> tuple[Turn, ...]:
-        return self._inner.turns
-
-    async def reply(self, message: str) -> str:
-        await self._target.begin(message)
-        return await self._inner.reply(message)
 
 
 def settings(folder: Path, *, concurrency: int = 3, grace: float = GRACE) -> dict[str, Any]:
@@ -100,12 +75,8 @@ def trainer(config: dict[str, Any], target: Target | None = None) -> Trainer:
 
 
 def kept(folder: Path, table: str) -> int:
-    other = sqlite3.connect(folder / "run" / "run.db")
-    try:
-        (count,) = other.execute(f"SELECT count(*) FROM {table}").fetchone()
-        return int(count)
-    finally:
-        other.close()
+    ((count,),) = rows(folder / "run", f"SELECT count(*) FROM {table}")
+    return int(count)
 
 
 async def goes_on_as_unbroken(config: dict[str, Any], folder: Path) -> RunSummary:
@@ -116,9 +87,6 @@ async def goes_on_as_unbroken(config: dict[str, Any], folder: Path) -> RunSummar
     assert again.status == "completed"
     assert again.model_dump(include=part) == whole.model_dump(include=part)
     return again
-
-
-# ------------------------------------------------------------------------------------------------- stop
 
 
 async def test_what_is_under_way_finishes_and_nothing_new_begins(tmp_path: Path) -> None:
@@ -141,7 +109,7 @@ async def test_what_is_under_way_finishes_and_nothing_new_begins(tmp_path: Path)
     assert again.reuse.rollouts >= 3
 
 
-@pytest.mark.parametrize("last", [1, VALIDATION - 1, VALIDATION])
+@pytest.mark.parametrize("last", [pytest.param(1, marks=pytest.mark.slow), VALIDATION - 1, VALIDATION])
 async def test_a_step_that_needs_nothing_new_is_committed(tmp_path: Path, last: int) -> None:
     """Told to stop while the gate's last rollouts are under way, a run decides, commits the step and ends."""
     config = {
@@ -204,27 +172,17 @@ async def test_a_stream_that_is_stopped_ends_with_its_summary(tmp_path: Path) ->
     assert (last.summary.status, last.summary.reason) == ("cancelled", "seen enough")
 
 
-async def test_a_pulled_brake_keeps_its_first_reason() -> None:
-    """Only the first reason counts."""
-    brake = GracefulStop(GRACE)
-    brake.request("first")
-    brake.request("second")
-    assert brake.reason == "first"
-
-
 async def test_a_run_halts_at_its_commit() -> None:
-    """Once the brake is pulled nothing is gone on with after a commit, stored answers or not."""
-    brake, went_on = GracefulStop(GRACE), False
-    with brake.cancel_scope():
-        await brake.stop_after_commit()
-        brake.request("enough")
-        await brake.stop_after_commit()
+    """After a stop is requested, a commit is the end; only the first reason counts."""
+    stop, went_on = GracefulStop(GRACE), False
+    with stop.cancel_scope():
+        await stop.stop_after_commit()
+        stop.request("enough")
+        stop.request("more than enough")
+        await stop.stop_after_commit()
         went_on = True
-    assert brake.was_stopped
+    assert (stop.was_stopped, stop.reason) == (True, "enough")
     assert not went_on
-
-
-# ----------------------------------------------------------------------------------------------- cancel
 
 
 async def test_cancelling_stays_cancelling_where_nothing_can_be_stored(tmp_path: Path) -> None:
@@ -241,7 +199,9 @@ async def test_cancelling_stays_cancelling_where_nothing_can_be_stored(tmp_path:
         await task
 
 
-@pytest.mark.parametrize("hanging", [1, 2 * VALIDATION + 2, 2 * VALIDATION + 7])
+@pytest.mark.parametrize(
+    "hanging", [pytest.param(1, marks=pytest.mark.slow), 2 * VALIDATION + 2, 2 * VALIDATION + 7]
+)
 async def test_cancelling_ends_a_run_although_a_call_hangs(tmp_path: Path, hanging: int) -> None:
     """Cancelled while the baseline, a batch or the gate hangs, a run ends without that call and says why."""
     config = settings(tmp_path)

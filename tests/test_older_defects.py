@@ -19,6 +19,7 @@ import pytest
 from anyio.lowlevel import checkpoint
 from pydantic import JsonValue
 
+import toy_runs
 from pure_world import PureNetwork, left_by, rows, write_world
 from pure_world import settings as pure_settings
 from reflact import Trainer, events
@@ -43,12 +44,14 @@ def settings(folder: Path, **sections: Mapping[str, Any]) -> dict[str, Any]:
     plain: dict[str, Any] = {
         "train": {"batch_size": 6, "num_epochs": 3},
         "reflect": {"minibatch_size": 6},
-        "select": {"max_edits": 1, "min_edits": 1},
         "gate": {"early_stop": False},
+        "slow_update": {"enabled": True},
+        "meta_skill": {"enabled": True},
+        "test": {"enabled": True},
     }
-    for name, values in sections.items():
-        plain[name] = {**plain.get(name, {}), **values}
-    return {"out_dir": folder, **plain}
+    return toy_runs.settings(
+        folder, **{name: {**plain.get(name, {}), **sections.get(name, {})} for name in {*plain, *sections}}
+    )
 
 
 def trainer(config: Mapping[str, Any], script: Script | None = None, **given: Any) -> Trainer:
@@ -101,9 +104,6 @@ def assert_true(measurement: Measurement | None, folder: Path) -> None:
     assert measurement is not None
     texts = texts_in(folder)
     assert measurement.hard == worth(texts[measurement.skill_hash], Split.val)
-
-
-# ------------------------------------------------------------------------------------------- resuming
 
 
 async def test_a_score_of_zero_does_not_begin_anew(tmp_path: Path) -> None:
@@ -194,9 +194,6 @@ def assert_reported(summary: RunSummary, folder: Path) -> None:
     assert best_on_test(summary) == worth((folder / "best_skill.md").read_text(encoding="utf-8"), Split.test)
 
 
-# ------------------------------------------------------------------------------------------------ gates
-
-
 async def test_a_candidate_without_a_change_is_not_evaluated(tmp_path: Path) -> None:
     """There a candidate whose edits came to nothing was evaluated, and won in 92 of 200 runs by noise.
 
@@ -256,9 +253,6 @@ async def test_a_skill_that_was_not_evaluated_has_no_score(tmp_path: Path) -> No
         assert_true(verdict.current, tmp_path)
         assert verdict.current is not None
         assert verdict.current_score == verdict.current.hard
-
-
-# ------------------------------------------------------------------------------------------------ forks
 
 
 @pytest.fixture

@@ -61,9 +61,6 @@ def clean(world: Path, tmp_path_factory: pytest.TempPathFactory) -> Clean:
     return Clean(left_by(folder), network.samples)
 
 
-# ------------------------------------------------------------------------------------------- in passing
-
-
 class HurriedLoop(asyncio.SelectorEventLoop):
     """An event loop on which waits are short."""
 
@@ -109,9 +106,6 @@ def test_failures_in_passing_change_nothing(world: Path, clean: Clean, tmp_path:
     assert len(passing.failed) > len(clean.ended.rollouts) / 20
 
 
-# --------------------------------------------------------------------------------------------- for good
-
-
 class Server(NamedTuple):
     """The pure server in its own process."""
 
@@ -152,6 +146,7 @@ def assert_failed(ended: subprocess.CompletedProcess[str], out_dir: Path, *, ste
     assert (summary.status, summary.steps) == ("failed", steps)
 
 
+@pytest.mark.slow
 def test_a_provider_that_never_answers_fails_the_run(world: Path, server: Server, tmp_path: Path) -> None:
     """A dead provider ends a run as failed, with a reason and an exit code, before its first step."""
     server.ask("break/target")
@@ -194,7 +189,9 @@ def assert_nothing_is_lost(world: Path, clean: Clean, folder: Path, *, answers: 
     assert differences(left_by(folder), clean.ended) == []
 
 
-@pytest.mark.parametrize("moment", range(DEATHS))
+@pytest.mark.parametrize(
+    "moment", [pytest.param(n, marks=[pytest.mark.slow] if n % 4 != 2 else []) for n in range(DEATHS)]
+)
 def test_what_an_outage_cut_off_is_tried_again(
     world: Path, clean: Clean, tmp_path: Path, moment: int
 ) -> None:
@@ -206,9 +203,6 @@ def test_what_an_outage_cut_off_is_tried_again(
 def test_a_comparison_that_an_outage_cut_off_is_made_again(world: Path, clean: Clean, tmp_path: Path) -> None:
     """A provider that dies within an epoch's comparison leaves no gap in what the memory is made from."""
     assert_nothing_is_lost(world, clean, tmp_path, answers=clean.asked("optimizer/meta_skill") - 1)
-
-
-# -------------------------------------------------------------------------------------- for one decision
 
 
 class Outage(PureNetwork):

@@ -122,8 +122,14 @@ class Consumer:
         await self.breaks(happenings)
 
 
-@pytest.mark.parametrize("kind", ["run_started", "model_call_finished", "candidate_judged"])
-@pytest.mark.parametrize("leave", [Consumer.breaks, Consumer.drops, Consumer.fails, Consumer.deserts])
+@pytest.mark.parametrize(
+    ("leave", "kind"),
+    [
+        pytest.param(leave, kind, marks=[] if n % 3 == number else [pytest.mark.slow])
+        for n, leave in enumerate((Consumer.drops, Consumer.breaks, Consumer.fails, Consumer.deserts))
+        for number, kind in enumerate(("run_started", "model_call_finished", "candidate_judged"))
+    ],
+)
 async def test_a_consumer_that_leaves_ends_the_run(
     leave: Callable[[Consumer, Stream[events.Event]], Awaitable[None]],
     kind: str,

@@ -25,6 +25,8 @@ from reflact.types import Split
 
 pytestmark = pytest.mark.anyio
 
+Expected = dict[str, tuple[str, ...]]
+
 
 class PureNetwork(httpx.AsyncBaseTransport):
     """The pure server's answers without a server; refuses other keys and models than its own.
@@ -102,18 +104,22 @@ def own_threads() -> set[threading.Thread]:
     return {thread for thread in threading.enumerate() if not thread.name.startswith(idle)}
 
 
-async def alone(folder: Path, name: str) -> tuple[str, ...]:
-    """Train with nothing beside it."""
-    config = configuration(folder, name)
-    trainer = Trainer(config, transport=PureNetwork(name))
-    await trainer.train()
-    return await kept(config, trainer.run_id)
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory: pytest.TempPathFactory) -> Expected:
+    """What each trainer leaves with nothing beside it."""
+
+    async def train(name: str) -> tuple[str, ...]:
+        config = configuration(tmp_path_factory.mktemp("alone"), name)
+        trainer = Trainer(config, transport=PureNetwork(name))
+        await trainer.train()
+        return await kept(config, trainer.run_id)
+
+    return {name: anyio.run(train, name) for name in ("small", "larger")}
 
 
-async def test_two_trainers_give_what_each_gives_alone(tmp_path: Path) -> None:
+async def test_two_trainers_give_what_each_gives_alone(tmp_path: Path, expected: Expected) -> None:
     """Different models, keys and stores in one loop do not touch each other, nor the environment."""
     environment, threads = dict(os.environ), own_threads()
-    expected = {name: await alone(tmp_path / "alone", name) for name in ("small", "larger")}
     configs = {name: configuration(tmp_path / "both", name) for name in expected}
     networks = {name: PureNetwork(name) for name in expected}
     trainers = {name: Trainer(configs[name], transport=networks[name]) for name in expected}
@@ -129,10 +135,11 @@ async def test_two_trainers_give_what_each_gives_alone(tmp_path: Path) -> None:
     assert dict(os.environ) == environment
 
 
-@pytest.mark.parametrize("after", [1, 20, 45])
-async def test_cancelling_one_leaves_the_other_untouched(tmp_path: Path, after: int) -> None:
+@pytest.mark.parametrize("after", [20, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 45))])
+async def test_cancelling_one_leaves_the_other_untouched(
+    tmp_path: Path, expected: Expected, after: int
+) -> None:
     """A cancelled trainer ends within a second; the other goes on; the cancelled one resumes to its end."""
-    expected = {name: await alone(tmp_path / "alone", name) for name in ("small", "larger")}
     configs = {name: configuration(tmp_path / "both", name) for name in expected}
     other = Trainer(configs["larger"], transport=PureNetwork("larger"))
     scope = anyio.CancelScope()

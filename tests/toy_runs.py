@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,7 +24,7 @@ Plays = Callable[[type[ReplyModel], str], ScriptedAnswer]
 Part = tuple[type[ReplyModel], Plays | ScriptedAnswer]
 """A kind of reply, and who or what answers it."""
 
-Acts = Callable[[Skill, str, int], str | None]
+Acts = Callable[[Skill, str, int], str | Awaitable[None] | None]
 """Answers a message under a skill that was asked it so often before; None: as the toy target would."""
 
 LINES = {name: rule.line for name, rule in TOY_RULES.items()}
@@ -37,8 +37,8 @@ class Actor:
         asked: The skill's text and the message of each question, in order.
     """
 
-    def __init__(self, acts: Acts | None = None) -> None:
-        self._toy = ToyTarget()
+    def __init__(self, acts: Acts | None = None, *, noise: float = 0.0) -> None:
+        self._toy = ToyTarget(noise=noise)
         self._acts = acts
         self._times: Counter[tuple[str, str]] = Counter()
         self.asked: list[tuple[str, str]] = []
@@ -50,12 +50,13 @@ class Actor:
     def session(self, skill: Skill, *, rollout: str) -> Session:
         return _Acting(self._toy.session(skill, rollout=rollout), skill, self)
 
-    def answer(self, skill: Skill, message: str) -> str | None:
+    async def answer(self, skill: Skill, message: str) -> str | None:
         """Note a message and return the answer that replaces the toy target's."""
         before = self._times[skill.text, message]
         self._times[skill.text, message] += 1
         self.asked.append((skill.text, message))
-        return None if self._acts is None else self._acts(skill, message, before)
+        instead = None if self._acts is None else self._acts(skill, message, before)
+        return instead if instead is None or isinstance(instead, str) else await instead
 
 
 class _Acting:
@@ -66,8 +67,8 @@ class _Acting:
         self.turns: tuple[Turn, ...] = ()
 
     async def reply(self, message: str) -> str:
+        instead = await self._actor.answer(self._skill, message)
         await checkpoint()
-        instead = self._actor.answer(self._skill, message)
         answer = await self._inner.reply(message) if instead is None else instead
         self.turns += (Turn(role="user", content=message), Turn(role="assistant", content=answer))
         return answer

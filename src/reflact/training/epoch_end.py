@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from reflact.records import EpochRecord, RunState, SkillVersion, SlowUpdate
 from reflact.skills.regions import read_guidance, replace_guidance, reserve_guidance_region
@@ -19,6 +20,7 @@ from reflact.training.timing import StageTimer
 from reflact.types import Fallback, Item, Rollout, Skill
 
 
+@dataclass(frozen=True)
 class EpochFinalizer:
     """Runs the end of epochs, for one start of a run.
 
@@ -29,19 +31,15 @@ class EpochFinalizer:
         timer: Announces stages.
     """
 
-    def __init__(
-        self, runtime: Runtime, scheduler: RolloutScheduler, gate_keeper: GateKeeper, timer: StageTimer
-    ) -> None:
-        self._runtime = runtime
-        self._config = runtime.plan.config
-        self._scheduler = scheduler
-        self._gate_keeper = gate_keeper
-        self._timer = timer
+    runtime: Runtime
+    scheduler: RolloutScheduler
+    gate_keeper: GateKeeper
+    timer: StageTimer
 
     @property
     def is_needed(self) -> bool:
         """Whether the end of an epoch has any work."""
-        return self._config.slow_update.enabled or self._config.meta_skill.enabled
+        return self.runtime.config.slow_update.enabled or self.runtime.config.meta_skill.enabled
 
     async def finalize(self, state: RunState, *, epoch: int) -> CommitOutcome:
         """Return the outcome of the end of an epoch.
@@ -55,13 +53,13 @@ class EpochFinalizer:
             RunFailed: No train item could be measured under both skills.
             Unmeasured: Too little could be measured to decide on the guidance.
         """
-        current = await self._runtime.store.skill(state.current.skill_hash)
+        current = await self.runtime.store.skill(state.current.skill_hash)
         record = EpochRecord(
             epoch=epoch, step=state.step, last_hash=current.hash, current=state.current, best=state.best
         )
         if epoch == 1 or state.last_hash is None:
             return self._reserve_guidance_region(record, current, state)
-        earlier = await self._runtime.store.skill(state.last_hash)
+        earlier = await self.runtime.store.skill(state.last_hash)
         pairs, rollouts = await self._compare_skills(earlier, current, epoch=epoch, step=state.step)
         record = record.model_copy(update={"comparisons": tuple(pair.comparison for pair in pairs)})
         if not pairs:
@@ -70,21 +68,21 @@ class EpochFinalizer:
                 reason="no item has an outcome of the selected kind",
                 replacement="nothing changes",
             )
-            slow = SlowUpdate(action="unchanged") if self._config.slow_update.enabled else None
+            slow = SlowUpdate(action="unchanged") if self.runtime.config.slow_update.enabled else None
             return CommitOutcome(
                 record=record.model_copy(update={"slow_update": slow, "fallbacks": (fallback,)})
             )
-        shown = show_comparison(pairs, tokens=self._config.reflect.trajectory_tokens)
-        if self._config.meta_skill.enabled:
-            async with self._timer.announce_stage("meta_skill", step=state.step):
+        shown = show_comparison(pairs, tokens=self.runtime.config.reflect.trajectory_tokens)
+        if self.runtime.config.meta_skill.enabled:
+            async with self.timer.announce_stage("meta_skill", step=state.step):
                 record = await self._update_meta_skill(record, earlier, current, shown, state)
-            await log_unmeasured(rollouts, decision_log=self._runtime.decision_log, step=state.step)
-        if not self._config.slow_update.enabled:
+            await log_unmeasured(rollouts, decision_log=self.runtime.decision_log, step=state.step)
+        if not self.runtime.config.slow_update.enabled:
             return CommitOutcome(record=record)
         return await self._update_guidance(record, earlier, current, shown, state, rollouts=rollouts)
 
     def _reserve_guidance_region(self, record: EpochRecord, current: Skill, state: RunState) -> CommitOutcome:
-        if not self._config.slow_update.enabled or self._config.slow_update.gated:
+        if not self.runtime.config.slow_update.enabled or self.runtime.config.slow_update.gated:
             return CommitOutcome(record=record)
         skill = reserve_guidance_region(current)
         slow = SlowUpdate(action="reserved", candidate_hash=skill.hash)
@@ -101,20 +99,20 @@ class EpochFinalizer:
         rollouts: list[Rollout] = []
 
         async def roll(items: Sequence[Item], skill: Skill) -> Sequence[Rollout]:
-            measured = await self._scheduler.roll_out_train_items(
+            measured = await self.scheduler.roll_out_train_items(
                 items, skill, step=step, phase=f"epoch/{epoch}"
             )
             rollouts.extend(measured)
             return measured
 
         pairs = await compare_skills(
-            self._runtime.plan.data.train,
+            self.runtime.plan.data.train,
             earlier,
             current,
             roll=roll,
-            config=self._config.slow_update,
-            threshold=self._config.train.success_threshold,
-            seed=self._config.seed,
+            config=self.runtime.config.slow_update,
+            threshold=self.runtime.config.train.success_threshold,
+            seed=self.runtime.config.seed,
             epoch=epoch,
         )
         return pairs, rollouts
@@ -125,7 +123,7 @@ class EpochFinalizer:
         reply = await update_meta_skill(
             earlier,
             current,
-            context=self._runtime.make_context(record.step),
+            context=self.runtime.make_context(record.step),
             epoch=record.epoch,
             comparison=shown,
             attempts=show_buffer(state.step_buffer),
@@ -148,12 +146,12 @@ class EpochFinalizer:
         reply = await slow_update(
             earlier,
             current,
-            context=self._runtime.make_context(record.step),
+            context=self.runtime.make_context(record.step),
             epoch=record.epoch,
             comparison=shown,
             guidance=read_guidance(current.text),
         )
-        await log_unmeasured(rollouts, decision_log=self._runtime.decision_log, step=record.step)
+        await log_unmeasured(rollouts, decision_log=self.runtime.decision_log, step=record.step)
         if isinstance(reply, NoReply):
             record = _with_fallback(record, "slow_update", reply, "the guidance stays unchanged")
             return CommitOutcome(
@@ -167,14 +165,14 @@ class EpochFinalizer:
             guidance=reply.guidance,
             candidate_hash=skill.hash,
         )
-        gated = self._config.slow_update.gated
+        gated = self.runtime.config.slow_update.gated
         record = record.model_copy(update={"slow_update": slow})
         if skill.hash == current.hash or (gated and skill.hash in state.seen_hashes):
             return CommitOutcome(record=record)
         if not gated:
             return self._create_version(record, slow.model_copy(update={"action": "forced"}), skill, state)
         subject = f"the slow update of epoch {record.epoch}"
-        verdict, undecided = await self._gate_keeper.judge(
+        verdict, undecided = await self.gate_keeper.judge(
             skill, state, step=record.step, part="slow update", subject=subject
         )
         slow = slow.model_copy(update={"verdict": verdict})

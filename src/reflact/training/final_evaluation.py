@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from reflact import events
 from reflact.errors import EnvironmentFailure, ModelError, RunFailed
@@ -23,14 +24,8 @@ class FinalMeasurements(FrozenModel):
     improvements: tuple[Improvement, ...] = ()
     missing: tuple[str, ...] = ()
 
-    def __add__(self, other: FinalMeasurements) -> FinalMeasurements:
-        return FinalMeasurements(
-            scores=self.scores + other.scores,
-            improvements=self.improvements + other.improvements,
-            missing=self.missing + other.missing,
-        )
 
-
+@dataclass
 class FinalEvaluator:
     """Evaluates the skills at the end of a run, for one start.
 
@@ -38,21 +33,11 @@ class FinalEvaluator:
         openings: How often the sealed test split was opened.
     """
 
-    def __init__(
-        self,
-        runtime: Runtime,
-        scheduler: RolloutScheduler,
-        gate_keeper: GateKeeper,
-        on_event: EventCallback,
-    ) -> None:
-        self._plan = runtime.plan
-        self._config = runtime.plan.config
-        self._store = runtime.store
-        self._decision_log = runtime.decision_log
-        self._scheduler = scheduler
-        self._gate_keeper = gate_keeper
-        self._on_event = on_event
-        self.openings = 0
+    runtime: Runtime
+    scheduler: RolloutScheduler
+    gate_keeper: GateKeeper
+    on_event: EventCallback
+    openings: int = 0
 
     async def judge_promotion(self, state: RunState) -> CommitOutcome | None:
         """Compare the last skill with the best one; None if they are the same document.
@@ -62,9 +47,9 @@ class FinalEvaluator:
         """
         if state.current.skill_hash == state.best.skill_hash:
             return None
-        last = await self._store.skill(state.current.skill_hash)
+        last = await self.runtime.store.skill(state.current.skill_hash)
         against = state.model_copy(update={"current": state.best})
-        verdict, undecided = await self._gate_keeper.judge(
+        verdict, undecided = await self.gate_keeper.judge(
             last,
             against,
             step=state.step,
@@ -84,82 +69,79 @@ class FinalEvaluator:
         """
         documents = await self._documents(state)
         splits = [Split.val]
-        if self._config.test.enabled:
+        if self.runtime.config.test.enabled:
             shown = ", ".join(f"{document.name} {document.skill.hash}" for document in documents)
             await self.open_test_split(f"step {state.step}: {shown}")
             splits.append(Split.test)
-        measured = FinalMeasurements()
+        scores: list[SkillScore] = []
+        improvements: list[Improvement] = []
+        missing: list[str] = []
         for split in splits:
-            measured += await self._measure_split(split, documents, state)
-        return measured
+            rollouts: dict[str, tuple[Rollout, ...]] = {}
+            for document in documents:
+                try:
+                    rollouts[document.name] = await self._roll_out(split, document, state)
+                except (ModelError, EnvironmentFailure, RunFailed) as error:
+                    missing.append(f"{document.name} on {split.value}: {error}")
+                    continue
+                scores.append(await self._score(split, document, rollouts[document.name], state))
+            for name in [name for name in ("best", "final") if name in rollouts]:
+                gain = measure_improvement(name, split, rollouts.get("baseline", ()), rollouts[name])
+                if gain is None:
+                    missing.append(
+                        f"improvement of {name} on {split.value}: the baseline has no score on its items"
+                    )
+                    continue
+                improvements.append(gain)
+                await self.on_event(
+                    events.ImprovementMeasured(run_id=self.runtime.run_id, step=state.step, improvement=gain)
+                )
+        return FinalMeasurements(
+            scores=tuple(scores), improvements=tuple(improvements), missing=tuple(missing)
+        )
 
     async def open_test_split(self, reason: str) -> None:
         """Count an opening of the sealed test split; the same reason counts once."""
-        reasons: list[str] = []
-        while (logged := await self._decision_log.get(0, f"test_opening/{len(reasons) + 1}")) is not None:
+        reasons, log = list[str](), self.runtime.decision_log
+        while (logged := await log.get(0, f"test_opening/{len(reasons) + 1}")) is not None:
             reasons.append(str(logged))
         if reason not in reasons:
             reasons.append(reason)
-            await self._decision_log.put(0, f"test_opening/{len(reasons)}", reason)
+            await log.put(0, f"test_opening/{len(reasons)}", reason)
         self.openings = len(reasons)
-        await self._on_event(
-            events.TestSplitOpened(run_id=self._plan.run_id, count=reasons.index(reason) + 1)
+        await self.on_event(
+            events.TestSplitOpened(run_id=self.runtime.run_id, count=reasons.index(reason) + 1)
         )
 
     async def _documents(self, state: RunState) -> tuple[NamedSkill, ...]:
-        best = await self._store.skill(state.best.skill_hash)
-        last = await self._store.skill(state.current.skill_hash)
-        documents = [NamedSkill(name="baseline", skill=self._plan.initial_skill)]
-        if self._config.test.placebo:
-            text = self._plan.prompts.prompts["placebo"].system
+        best = await self.runtime.store.skill(state.best.skill_hash)
+        last = await self.runtime.store.skill(state.current.skill_hash)
+        documents = [NamedSkill(name="baseline", skill=self.runtime.plan.initial_skill)]
+        if self.runtime.config.test.placebo:
+            text = self.runtime.plan.prompts.prompts["placebo"].system
             documents.append(NamedSkill(name="placebo", skill=make_placebo(text, best)))
         return (*documents, NamedSkill(name="best", skill=best), NamedSkill(name="final", skill=last))
 
-    async def _measure_split(
-        self, split: Split, documents: Sequence[NamedSkill], state: RunState
-    ) -> FinalMeasurements:
-        rollouts: dict[str, tuple[Rollout, ...]] = {}
-        measured = FinalMeasurements()
-        for document in documents:
-            try:
-                trials = [
-                    await self._scheduler.roll_out_split(
-                        split, document.skill, step=state.step, phase="final", trial=trial
-                    )
-                    for trial in self._trials(split, state)
-                ]
-            except (ModelError, EnvironmentFailure, RunFailed) as error:
-                measured += FinalMeasurements(missing=(f"{document.name} on {split.value}: {error}",))
-                continue
-            rolled = rollouts[document.name] = tuple(rollout for trial in trials for rollout in trial)
-            score = score_skill(document, split, rolled, self._plan.data.items(split))
-            score = score.model_copy(update={"selected_on": self._is_selected(document, split)})
-            measured += FinalMeasurements(scores=(score,))
-            await self._on_event(
-                events.FinalScoreMeasured(run_id=self._plan.run_id, step=state.step, score=score)
-            )
-        return measured + await self._measure_improvements(split, rollouts, state)
+    async def _roll_out(self, split: Split, document: NamedSkill, state: RunState) -> tuple[Rollout, ...]:
+        skill, step = document.skill, state.step
+        trials = [
+            await self.scheduler.roll_out_split(split, skill, step=step, phase="final", trial=trial)
+            for trial in self._trials(split, state)
+        ]
+        return tuple(rollout for trial in trials for rollout in trial)
 
-    async def _measure_improvements(
-        self, split: Split, rollouts: Mapping[str, Sequence[Rollout]], state: RunState
-    ) -> FinalMeasurements:
-        gained = FinalMeasurements()
-        for name in ("best", "final"):
-            if name not in rollouts:
-                continue
-            gain = measure_improvement(name, split, rollouts.get("baseline", ()), rollouts[name])
-            if gain is None:
-                message = f"improvement of {name} on {split.value}: the baseline has no score on its items"
-                gained += FinalMeasurements(missing=(message,))
-                continue
-            gained += FinalMeasurements(improvements=(gain,))
-            await self._on_event(
-                events.ImprovementMeasured(run_id=self._plan.run_id, step=state.step, improvement=gain)
-            )
-        return gained
+    async def _score(
+        self, split: Split, document: NamedSkill, rollouts: Sequence[Rollout], state: RunState
+    ) -> SkillScore:
+        score = score_skill(document, split, rollouts, self.runtime.plan.data.items(split))
+        score = score.model_copy(update={"selected_on": self._is_selected(document, split)})
+        await self.on_event(
+            events.FinalScoreMeasured(run_id=self.runtime.run_id, step=state.step, score=score)
+        )
+        return score
 
     def _trials(self, split: Split, state: RunState) -> tuple[int, ...]:
-        gate = self._config.gate
+        gate = self.runtime.config.gate
         noisy = gate.enabled and gate.policy == "paired" and not state.deterministic
         if split is Split.val and noisy:
             return tuple(range(FIRST_REPORT_TRIAL, FIRST_REPORT_TRIAL + gate.report_trials))
@@ -167,8 +149,9 @@ class FinalEvaluator:
 
     def _is_selected(self, document: NamedSkill, split: Split) -> bool:
         """Whether the reported trials also selected the document."""
-        gate, reused = self._config.gate, self._config.train.reuse_rollouts
-        if split is not Split.val or not reused or document.skill.hash == self._plan.initial_skill.hash:
+        gate, reused = self.runtime.config.gate, self.runtime.config.train.reuse_rollouts
+        is_initial = document.skill.hash == self.runtime.plan.initial_skill.hash
+        if split is not Split.val or not reused or is_initial:
             return False
         if not gate.enabled:
             return document.name == "best"

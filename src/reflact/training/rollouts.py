@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 from reflact import events
@@ -20,39 +21,33 @@ TRIALS_PER_DECISION = 1_000
 """The range of trial numbers of a decision if each decision repeats the rollouts of both sides."""
 
 
+@dataclass
 class RolloutScheduler:
     """Rolls skills out for one start of a run.
 
     Args:
         runtime: The run's collaborators.
         on_event: Receives live events about progress and about the gate's requests.
-
-    Attributes:
         surplus: Number of finished rollouts that a decision did not need.
     """
 
-    def __init__(self, runtime: Runtime, *, on_event: EventCallback) -> None:
-        self._runtime = runtime
-        self._plan = runtime.plan
-        self._config = runtime.plan.config
-        self._on_event = on_event
-        self._decision_log = runtime.store.decision_log(runtime.plan.run_id)
-        self._validation = {item.id: item for item in runtime.plan.data.val}
-        self.surplus = 0
+    runtime: Runtime
+    on_event: EventCallback
+    surplus: int = 0
 
     def make_runner(
         self, step: int, *, feedback: bool, phase: str, on_rollout: RolloutCallback
     ) -> RolloutRunner:
         """Return a runner of rollouts for a step; unless rollouts are reused everywhere, only in the phase."""
         return RolloutRunner(
-            target=self._runtime.target,
-            environment=self._plan.environment,
-            store=self._runtime.store,
-            decision_log=self._decision_log,
+            target=self.runtime.target,
+            environment=self.runtime.plan.environment,
+            store=self.runtime.store,
+            decision_log=self.runtime.decision_log,
             step=step,
             feedback=feedback,
-            limit=self._config.train.rollout_concurrency,
-            phase=None if self._config.train.reuse_rollouts else phase,
+            limit=self.runtime.config.train.rollout_concurrency,
+            phase=None if self.runtime.config.train.reuse_rollouts else phase,
             on_rollout=on_rollout,
         )
 
@@ -64,7 +59,7 @@ class RolloutScheduler:
         Raises:
             RunFailed: Too few items could be measured.
         """
-        items, coverage = self._plan.data.items(split), self._config.gate.coverage
+        items, coverage = self.runtime.plan.data.items(split), self.runtime.config.gate.coverage
         stage: events.Stage = "final_test" if split is Split.test else "evaluate"
         return await self._roll_out(
             items, skill, step=step, stage=stage, trial=trial, phase=phase, coverage=coverage
@@ -84,7 +79,8 @@ class RolloutScheduler:
             part: The kind of the decision.
             number: The decision's number in the step, from 0.
         """
-        offset = TRIALS_PER_DECISION * (10 * step + number) if self._config.gate.interleave else 0
+        validation = {item.id: item for item in self.runtime.plan.data.val}
+        offset = TRIALS_PER_DECISION * (10 * step + number) if self.runtime.config.gate.interleave else 0
 
         async def roll(
             candidate: Skill, current: Skill, ask: TrialRequest, until: StopCondition | None
@@ -97,11 +93,13 @@ class RolloutScheduler:
                 finished += 1
                 await count(rollout)
 
-            await self._on_event(
-                events.TrialRequested(run_id=self._plan.run_id, step=step, part=part, trial=ask.trial, n=size)
+            await self.on_event(
+                events.TrialRequested(
+                    run_id=self.runtime.run_id, step=step, part=part, trial=ask.trial, n=size
+                )
             )
             runner = self.make_runner(step, feedback=False, phase=f"{part}/{step}", on_rollout=one_more)
-            items = [self._validation[item_id] for item_id in ask.item_ids]
+            items = [validation[item_id] for item_id in ask.item_ids]
             pairs = await runner.roll_out_pairs(
                 items, candidate, current, trial=offset + ask.trial, stop_when=until
             )
@@ -115,14 +113,14 @@ class RolloutScheduler:
     ) -> Callable[[object], Awaitable[None]]:
         """Return a function that reports one more finished part of a stage."""
         build_event = partial(
-            events.StageProgressed, run_id=self._plan.run_id, step=step, stage=stage, total=total, note=note
+            events.StageProgressed, run_id=self.runtime.run_id, step=step, stage=stage, total=total, note=note
         )
         done = 0
 
         async def count(_: object) -> None:
             nonlocal done
             done += 1
-            await self._on_event(build_event(done=done))
+            await self.on_event(build_event(done=done))
 
         return count
 

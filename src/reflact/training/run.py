@@ -62,7 +62,7 @@ class Run:
         self.id = plan.run_id
         self.state: RunState | None = None
         self._critic: CriticDescription | None = None
-        self.scheduler = RolloutScheduler(runtime, on_event=on_event)
+        self.scheduler = RolloutScheduler(runtime, on_event)
         self._gate_keeper = GateKeeper(runtime, self.scheduler, approve)
         self._epoch_end = EpochFinalizer(runtime, self.scheduler, self._gate_keeper, self._timer)
         self.final_evaluator = FinalEvaluator(runtime, self.scheduler, self._gate_keeper, self._emit)

@@ -143,6 +143,16 @@ class Runtime:
     graceful_stop: GracefulStop = field(default_factory=GracefulStop)
 
     @property
+    def run_id(self) -> str:
+        """The run's identity."""
+        return self.plan.run_id
+
+    @property
+    def config(self) -> TrainerConfig:
+        """The run's configuration."""
+        return self.plan.config
+
+    @property
     def decision_log(self) -> DecisionLog:
         """The run's decision log."""
         return self.store.decision_log(self.plan.run_id)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from reflact.data import plan_epoch
 from reflact.records import RunState, StepRecord
@@ -40,6 +41,7 @@ from reflact.types import (
 )
 
 
+@dataclass(frozen=True)
 class StepRunner:
     """Runs steps, for one start of a run.
 
@@ -51,39 +53,29 @@ class StepRunner:
         pinned_edits: Rejected edits of other runs.
     """
 
-    def __init__(
-        self,
-        runtime: Runtime,
-        scheduler: RolloutScheduler,
-        gate_keeper: GateKeeper,
-        timer: StageTimer,
-        pinned_edits: Sequence[RejectedEdit],
-    ) -> None:
-        self._runtime = runtime
-        self._plan = runtime.plan
-        self._config = runtime.plan.config
-        self._scheduler = scheduler
-        self._gate_keeper = gate_keeper
-        self._timer = timer
-        self._pinned_edits = tuple(pinned_edits)
-        self._items = {item.id: item for item in runtime.plan.data.train}
+    runtime: Runtime
+    scheduler: RolloutScheduler
+    gate_keeper: GateKeeper
+    timer: StageTimer
+    pinned_edits: tuple[RejectedEdit, ...]
 
     def list_batches(self, step: int) -> tuple[tuple[Item, ...], ...]:
         """Return the batches of a step."""
         epoch, index = self.locate_step(step)
-        train = self._config.train
+        items = {item.id: item for item in self.runtime.plan.data.train}
+        train = self.runtime.config.train
         plan = plan_epoch(
-            self._items,
+            items,
             epoch=epoch,
-            seed=self._config.seed,
+            seed=self.runtime.config.seed,
             batch_size=train.batch_size,
             accumulation=train.accumulation,
         )
-        return tuple(tuple(self._items[i] for i in batch) for batch in plan[index])
+        return tuple(tuple(items[i] for i in batch) for batch in plan[index])
 
     def locate_step(self, step: int) -> tuple[int, int]:
         """Return a step's epoch, from 1, and its index in the epoch, from 0."""
-        epoch, index = divmod(step - 1, self._plan.steps_per_epoch)
+        epoch, index = divmod(step - 1, self.runtime.plan.steps_per_epoch)
         return epoch + 1, index
 
     async def run(self, step: int, state: RunState, earlier: Sequence[StepRecord]) -> CommitOutcome:
@@ -93,30 +85,30 @@ class StepRunner:
             Unmeasured: Too little could be measured to decide on the candidate.
         """
         epoch, index = self.locate_step(step)
-        skill = await self._runtime.store.skill(state.current.skill_hash)
-        context = self._runtime.make_context(step)
-        async with self._timer.stage("rollout", "reflect", step=step):
+        skill = await self.runtime.store.skill(state.current.skill_hash)
+        context = self.runtime.make_context(step)
+        async with self.timer.stage("rollout", "reflect", step=step):
             rollouts, reports = await self._roll_out_and_reflect(context, skill, state, earlier)
         notes = show_meta(state.meta_skill)
-        async with self._timer.stage("aggregate", step=step):
+        async with self.timer.stage("aggregate", step=step):
             merged = await aggregate(
                 reports,
                 skill,
                 context=context,
-                config=self._config.aggregate,
-                operations=list_edit_kinds(self._config.update),
+                config=self.runtime.config.aggregate,
+                operations=list_edit_kinds(self.runtime.config.update),
                 notes=notes,
             )
-        async with self._timer.stage("select", step=step):
+        async with self.timer.stage("select", step=step):
             chosen = await self._select(context, merged, skill, state, notes)
-        async with self._timer.stage("update", step=step):
+        async with self.timer.stage("update", step=step):
             candidate = await update(skill, chosen, context=context)
-        async with self._timer.stage("evaluate", step=step):
+        async with self.timer.stage("evaluate", step=step):
             verdict = decide_without_evaluation(candidate, skill, merged=merged, known=state.seen_hashes)
             undecided = None
             if verdict is None:
                 subject = f"step {step} is unmeasured"
-                verdict, undecided = await self._gate_keeper.judge(
+                verdict, undecided = await self.gate_keeper.judge(
                     candidate.skill, state, step=step, part="step", subject=subject
                 )
         appended = await self._update_appendix(
@@ -130,7 +122,7 @@ class StepRunner:
             skill_before=skill.hash,
             item_ids=tuple(r.item_id for r in rollouts),
             rollout=build_measurement(skill.hash, Split.train, rollouts),
-            n_failures=sum(is_failure(r, self._config.train.success_threshold) for r in rollouts),
+            n_failures=sum(is_failure(r, self.runtime.config.train.success_threshold) for r in rollouts),
             reports=reports,
             merged=merged,
             chosen=chosen,
@@ -148,7 +140,7 @@ class StepRunner:
     async def _roll_out_and_reflect(
         self, context: StageContext, skill: Skill, state: RunState, earlier: Sequence[StepRecord]
     ) -> tuple[tuple[Rollout, ...], tuple[AnalystReport, ...]]:
-        config, step = self._config, context.step
+        config, step = self.runtime.config, context.step
         batches, most = self.list_batches(step), self._edit_budget(step)
         analyst = Analyst(
             context=context,
@@ -167,7 +159,7 @@ class StepRunner:
                 successes=config.appendix.source == "both",
                 tokens=config.reflect.trajectory_tokens,
             ).report
-        annotator = self._plan.annotator
+        annotator = self.runtime.plan.annotator
 
         async def annotate_and_analyse(batch: Minibatch) -> AnalystReport:
             return await analyse(
@@ -178,11 +170,11 @@ class StepRunner:
         return await roll_out_and_reflect(
             batches,
             skill,
-            runner=self._scheduler.make_runner(
+            runner=self.scheduler.make_runner(
                 step,
                 feedback=True,
                 phase=f"step/{step}",
-                on_rollout=self._scheduler.make_progress_counter("rollout", step, total),
+                on_rollout=self.scheduler.make_progress_counter("rollout", step, total),
             ),
             analyse=annotate_and_analyse,
             config=config.reflect,
@@ -195,9 +187,9 @@ class StepRunner:
     ) -> Callable[[Minibatch], str]:
         """Return a function that builds an analyst's notes: attempts, rejected edits and the meta skill."""
         epoch, _ = self.locate_step(step)
-        config = self._config.reflect
+        config = self.runtime.config.reflect
         own = [r for r in earlier if r.epoch < epoch]
-        cards = deduplicate_edits((*self._pinned_edits, *collect_rejected_edits(own)))
+        cards = deduplicate_edits((*self.pinned_edits, *collect_rejected_edits(own)))
         if config.memory == "off":
             cards = ()
         attempts, meta = self._show_attempts(step, state), show_meta(state.meta_skill)
@@ -212,7 +204,7 @@ class StepRunner:
 
     def _show_attempts(self, step: int, state: RunState) -> str:
         """Return the prompt section about the earlier steps of the epoch."""
-        is_shown = self._config.reflect.step_buffer and state.epoch == self.locate_step(step)[0]
+        is_shown = self.runtime.config.reflect.step_buffer and state.epoch == self.locate_step(step)[0]
         return show_buffer(state.step_buffer if is_shown else ())
 
     async def _select(
@@ -220,9 +212,9 @@ class StepRunner:
     ) -> SelectResult:
         most, decision = self._edit_budget(context.step), None
         fallbacks: tuple[Fallback, ...] = ()
-        if self._config.update.mode == "full_rewrite":
+        if self.runtime.config.update.mode == "full_rewrite":
             return SelectResult(patch=merged.patch, pool_size=len(merged.patch.edits))
-        if self._config.select.lr_control == "autonomous" and merged.patch.edits:
+        if self.runtime.config.select.lr_control == "autonomous" and merged.patch.edits:
             assert most is not None
             shown = _join(self._show_attempts(context.step, state), notes)
             size = await choose_step_size(merged, skill, context=context, notes=shown, default=most)
@@ -236,20 +228,20 @@ class StepRunner:
     async def _update_appendix(
         self, context: StageContext, skill: Skill, reports: Sequence[AnalystReport]
     ) -> AppendixResult:
-        if not self._config.appendix.enabled:
+        if not self.runtime.config.appendix.enabled:
             return AppendixResult(skill=skill)
-        async with self._timer.stage("appendix", step=context.step):
+        async with self.timer.stage("appendix", step=context.step):
             return await update_appendix(
-                skill, reports, context=context, threshold=self._config.appendix.consolidate_threshold
+                skill, reports, context=context, threshold=self.runtime.config.appendix.consolidate_threshold
             )
 
     def _edit_budget(self, step: int) -> int | None:
-        sizes = self._config.select
+        sizes = self.runtime.config.select
         if sizes.lr_control == "none":
             return None
         return edit_budget(
             step,
-            self._plan.total_steps,
+            self.runtime.plan.total_steps,
             scheduler=sizes.scheduler,
             max_edits=sizes.max_edits,
             floor=sizes.floor,

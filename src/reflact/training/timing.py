@@ -16,13 +16,7 @@ if TYPE_CHECKING:
 
 
 class StageTimer:
-    """Measures active time since the last reading, in seconds of the event loop, in total and by stage.
-
-    Args:
-        run_id: The run.
-        on_event: Receives the events of stages.
-        tracing: Creates a span for each stage.
-    """
+    """Measures active time since the last reading, in seconds of the event loop, in total and by stage."""
 
     def __init__(self, run_id: str, on_event: EventCallback, tracing: Tracing) -> None:
         self._run_id = run_id
