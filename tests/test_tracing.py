@@ -143,7 +143,7 @@ CANARIES = {"alpha", "rule slip", "coin", "You ", "- keep", "- hush"}
 KEY = "hunter2canary99"
 
 
-def train_with_canaries(folder: Path, *, content: bool) -> tuple[RunSummary, Watch]:
+def train_with_canaries(folder: Path, *, content: bool, epochs: int = 3) -> tuple[RunSummary, Watch]:
     """Train with prices, and with a key that a reply and an item contain."""
     world, watch = write_world(folder / "world"), Watch()
 
@@ -157,7 +157,9 @@ def train_with_canaries(folder: Path, *, content: bool) -> tuple[RunSummary, Wat
 
     price = {"input": 1.0, "output": 2.0}
     models = {"target": {**MODEL, "price": price, "key": key}, "optimizer": OPTIMIZER}
-    config = settings(world, folder / "run", models=models, telemetry={"content": content})
+    config = settings(
+        world, folder / "run", models=models, train={"num_epochs": epochs}, telemetry={"content": content}
+    )
     items = (world / "train" / "items.jsonl").read_text("utf-8")
     assert items.count("gamma 6") == 1
     (world / "train" / "items.jsonl").write_text(items.replace("gamma 6", f"gamma 6 {KEY}"), encoding="utf-8")
@@ -175,22 +177,14 @@ def test_a_run_is_one_trace_with_every_call_in_its_place(trained: tuple[RunSumma
     summary, watch = trained
     assert summary.status == "completed"
     assert len(watch.traces) == 1
-    allowed = {f"reflact.run > reflact.step > reflact.stage {stage}" for stage in STAGES}
-    between = {f"reflact.run > reflact.stage {s}" for s in ("evaluate", "slow_update", "final_test")}
-    calls = {
-        f"{stage} > chat pure" for stage in allowed - {"reflact.run > reflact.step > reflact.stage rollout"}
-    }
-    calls |= {f"reflact.run > reflact.stage {stage} > chat pure" for stage in ("slow_update", "meta_skill")}
-    rollouts = {f"{stage} > {ROLLOUT}" for stage in between}
-    rollouts |= {
-        f"reflact.run > reflact.step > reflact.stage {s} > {ROLLOUT}" for s in ("rollout", "evaluate")
-    }
+    step, run = "reflact.run > reflact.step > reflact.stage", "reflact.run > reflact.stage"
+    calls = {f"{step} {stage} > chat pure" for stage in STAGES if stage != "rollout"}
+    calls |= {f"{run} {stage} > chat pure" for stage in ("slow_update", "meta_skill")}
+    rollouts = {f"{run} {stage} > {ROLLOUT}" for stage in ("evaluate", "slow_update", "final_test")}
+    rollouts |= {f"{step} {stage} > {ROLLOUT}" for stage in ("rollout", "evaluate")}
     found = {path for path in watch.paths() if path.endswith("chat pure")}
     assert found <= calls | rollouts
-    assert rollouts <= found
-    assert {
-        f"reflact.run > reflact.step > reflact.stage {s} > chat pure" for s in ("reflect", "aggregate")
-    } <= found
+    assert rollouts | {f"{step} {stage} > chat pure" for stage in ("reflect", "aggregate")} <= found
     for span in watch.calls:
         above = watch.path(span).split(" > ")
         assert told(span)["reflact.role"] == ("target" if "reflact.rollout" in above else "optimizer")
@@ -281,7 +275,7 @@ def test_spans_hold_content_only_where_it_is_asked_for(
     """Without ``telemetry.content`` no word of a prompt, reply or skill is in any span; a key never is."""
     silent = trained[1].text()
     assert {canary for canary in {*CANARIES, KEY, "[key]"} if canary in silent} == set()
-    told_all = train_with_canaries(tmp_path, content=True)[1].text()
+    told_all = train_with_canaries(tmp_path, content=True, epochs=1)[1].text()
     assert {canary for canary in {*CANARIES, KEY, "[key]"} if canary in told_all} == {*CANARIES, "[key]"}
 
 
@@ -293,16 +287,12 @@ async def test_content_follows_the_conventions() -> None:
     with tracing.run():
         await llm.ask(PROMPT, Text, call_id=SAMPLE)
     (span,) = watch.calls
-    assert json.loads(str(told(span)["gen_ai.input.messages"])) == [
-        {"role": "user", "parts": [{"type": "text", "content": "how [key] is it?"}]}
-    ]
-    assert json.loads(str(told(span)["gen_ai.output.messages"])) == [
-        {
-            "role": "assistant",
-            "parts": [{"type": "text", "content": "as [key] as that"}],
-            "finish_reason": "unknown",
-        }
-    ]
+    sent, said = (json.loads(str(told(span)[f"gen_ai.{side}.messages"])) for side in ("input", "output"))
+    question, answer = (
+        [{"type": "text", "content": text}] for text in ("how [key] is it?", "as [key] as that")
+    )
+    assert sent == [{"role": "user", "parts": question}]
+    assert said == [{"role": "assistant", "parts": answer, "finish_reason": "unknown"}]
     gone = TracedLLM(ScriptedLLM(lambda *_: ProviderDown("too much")), tracing)
     with pytest.raises(ProviderDown):
         await gone.ask(PROMPT, Text, call_id=SAMPLE)
@@ -385,23 +375,33 @@ async def test_a_step_says_what_became_of_it() -> None:
     assert watch.metric("reflact.steps") == {(): 2}
 
 
-async def test_two_trainers_in_one_loop_do_not_mix(world: Path, tmp_path: Path) -> None:
-    """Runs beside each other have a trace each, also where they share a provider, and count their own."""
+def toy_trainer(folder: Path, watch: Watch, seed: int = 1) -> Trainer:
+    """Return a trainer in the toy world whose models are passed in."""
+    return Trainer(
+        {"out_dir": folder, "seed": seed},
+        environment=ToyEnvironment(train=8, val=4, test=4),
+        target=ToyTarget(),
+        optimizer=ScriptedLLM(toy_optimizer()),
+        telemetry=watch.telemetry,
+    )
+
+
+async def test_three_trainers_in_one_loop_do_not_mix(tmp_path: Path) -> None:
+    """Concurrent runs have a trace each, also if they share a provider, and count their own steps."""
     shared, apart = Watch(), Watch()
     summaries: dict[str, RunSummary] = {}
 
-    async def one(name: str, watch: Watch) -> None:
-        short = settings(world, tmp_path / name, train={"num_epochs": 1}, test={"enabled": False})
-        config = {**short, "seed": len(name)}
-        summaries[name] = await train(config, watch, PureNetwork())
+    async def run(name: str, watch: Watch) -> None:
+        summaries[name] = await toy_trainer(tmp_path / name, watch, seed=len(name)).train()
 
     async with open_task_group() as tasks:
         for name, watch in {"a": shared, "bb": shared, "ccc": apart}.items():
-            tasks.start_soon(one, name, watch)
-    assert len(shared.traces) == 2
-    assert len({(span.context.trace_id, told(span)["reflact.run.id"]) for span in shared.spans}) == 2
-    assert {told(span)["reflact.run.id"] for span in apart.spans} == {summaries["ccc"].run_id}
-    assert apart.total("gen_ai.usage.input_tokens") == tokens(summaries["ccc"])[0]
+            tasks.start_soon(run, name, watch)
+    ids = {name: summary.run_id for name, summary in summaries.items()}
+    seen = {(span.context.trace_id, told(span)["reflact.run.id"]) for span in shared.spans}
+    assert (len(shared.traces), len(seen), {run_id for _, run_id in seen}) == (2, 2, {ids["a"], ids["bb"]})
+    assert {told(span)["reflact.run.id"] for span in apart.spans} == {ids["ccc"]}
+    assert apart.metric("reflact.steps") == {(): summaries["ccc"].steps}
 
 
 async def test_sixty_four_calls_at_once_keep_their_parents() -> None:
@@ -442,13 +442,7 @@ async def test_sixty_four_calls_at_once_keep_their_parents() -> None:
 async def test_models_that_were_passed_in_are_seen_as_far_as_they_tell(tmp_path: Path) -> None:
     """Calls of an optimizer that was passed in are spans without a model, and the run joins the caller's trace."""
     watch = Watch()
-    trainer = Trainer(
-        {"out_dir": tmp_path / "run"},
-        environment=ToyEnvironment(train=8, val=4, test=4),
-        target=ToyTarget(),
-        optimizer=ScriptedLLM(toy_optimizer()),
-        telemetry=watch.telemetry,
-    )
+    trainer = toy_trainer(tmp_path / "run", watch)
     with watch.tracers.get_tracer("service").start_as_current_span("POST /runs"):
         await trainer.train()
     assert watch.paths()["POST /runs > reflact.run > reflact.step > reflact.stage reflect > chat"]
@@ -460,14 +454,9 @@ async def test_models_that_were_passed_in_are_seen_as_far_as_they_tell(tmp_path:
 
 
 async def test_measuring_one_document_is_a_trace_too(tmp_path: Path) -> None:
-    """What ``reflact eval`` does is one trace of rollouts."""
-    watch = Watch()
-    passed = Overrides(
-        ToyEnvironment(train=4, val=4, test=4),
-        ToyTarget(),
-        ScriptedLLM(toy_optimizer()),
-        telemetry=watch.telemetry,
-    )
+    """``reflact eval`` produces one trace of rollouts."""
+    watch, toy = Watch(), ToyEnvironment(train=4, val=4, test=4)
+    passed = Overrides(toy, ToyTarget(), ScriptedLLM(toy_optimizer()), telemetry=watch.telemetry)
     await evaluate_skill({"out_dir": tmp_path / "run"}, Skill(text=""), Split.val, overrides=passed)
     assert watch.paths() == {"reflact.eval": 1, "reflact.eval > reflact.rollout": 4}
 

@@ -16,7 +16,7 @@ from collections.abc import (
     Iterator,
     Sequence,
 )
-from contextlib import asynccontextmanager, nullcontext
+from contextlib import asynccontextmanager, nullcontext, suppress
 from typing import Any, Generic, NamedTuple, Self, TypeVar
 
 import anyio
@@ -292,7 +292,7 @@ async def open_outbox(deliver: Callable[[T], Awaitable[None]]) -> AsyncIterator[
     """Yield a function that queues elements without waiting; a task delivers them in order.
 
     The end of the block waits until all are delivered. An error of ``deliver`` cancels the block and is raised
-    without an exception group.
+    without an exception group. Elements that are queued after a cancellation are dropped.
     """
     send, receive = anyio.create_memory_object_stream[T](math.inf)
 
@@ -301,10 +301,14 @@ async def open_outbox(deliver: Callable[[T], Awaitable[None]]) -> AsyncIterator[
             async for element in receive:
                 await deliver(element)
 
+    def post(element: T) -> None:
+        with suppress(anyio.BrokenResourceError):
+            send.send_nowait(element)
+
     async with open_task_group() as tasks:
         tasks.start_soon(empty)
         with send:
-            yield send.send_nowait
+            yield post
 
 
 def require_asyncio() -> None:

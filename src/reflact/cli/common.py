@@ -27,11 +27,9 @@ if TYPE_CHECKING:
     from reflact.reporting.live import RunView
     from reflact.trainer import Trainer
 
-
 IMMEDIATE_SECONDS = 1.0
 MARGIN_SECONDS = 2.0
 """Seconds for clean-up after the grace period; then the process ends."""
-
 
 _BoundRun = tuple[asyncio.AbstractEventLoop, Callable[[str], None], Callable[[], None]]
 
@@ -39,12 +37,9 @@ _BoundRun = tuple[asyncio.AbstractEventLoop, Callable[[str], None], Callable[[],
 class InterruptHandler:
     """Handles SIGINT and SIGTERM during a block; use it in the main thread.
 
-    If the event loop does not end in time, a thread ends the process with the exit code of the signal. The
-    loop may hang in other code, or in a thread that waits for a person. Stored results are safe.
-
-    Args:
-        grace: Seconds in which work under way may finish.
-        view: Shows the effect of the first signal; None: a line on standard error.
+    Work under way may finish for ``grace`` seconds. If the event loop does not end in time, a thread ends the
+    process: the loop may hang in other code, or wait for a person. Stored results are safe. The view shows the
+    effect of the first signal; without one it is a line on standard error.
 
     Attributes:
         exit_code: The exit code of the first signal, 130 or 143; None before any signal.
@@ -140,15 +135,9 @@ def resolve_show_mode(show: ShowMode, *, as_json: bool) -> ShowMode:
 def build_view(
     show: ShowMode, console: Console, *, name: str, epochs: int | None = None, times: bool = False
 ) -> RunView:
-    """Build the view of a run.
+    """Build the view of a run, with the name of its folder and its planned epochs.
 
-    Args:
-        show: The requested kind. ``live`` falls back to lines if standard output is not a terminal that can
-            move its cursor.
-        console: Where to print.
-        name: The name of the run's folder.
-        epochs: The planned number of epochs, if it is known.
-        times: Whether lines begin with the time.
+    ``live`` falls back to lines if standard output is not a terminal that can move its cursor.
     """
     import time
 

@@ -1,8 +1,7 @@
 """Reports a run to MLflow: its identity, the scores of each step, its documents and its end.
 
-A run has one record in MLflow. A restart finds it by the tag ``reflact.run_id``. MLflow's client blocks, so it
-runs in a thread. The run waits for it only at its end, and for a limited time. After the first error reflact
-emits one warning and reports nothing more.
+MLflow's client blocks, so it runs in a thread. The run waits for it only at its end, and for a limited time.
+After the first error reflact emits one warning and reports nothing more.
 """
 
 from __future__ import annotations
@@ -50,12 +49,7 @@ ReportedEvent = BaselineMeasured | EpochCommitted | RunFinished | PromotionJudge
 
 
 class MlflowTracker:
-    """Records one run with MLflow's client. Every method blocks.
-
-    Args:
-        uri: The tracking address.
-        experiment: The experiment's name; created if it does not exist.
-    """
+    """Records one run with MLflow's client. Every method blocks."""
 
     def __init__(self, uri: str, experiment: str) -> None:
         self._uri = uri
@@ -69,11 +63,9 @@ class MlflowTracker:
 
         self._client = MlflowClient(tracking_uri=self._uri)
         experiment = self._client.get_experiment_by_name(self._experiment)
-        experiment_id = (
-            self._client.create_experiment(self._experiment)
-            if experiment is None
-            else experiment.experiment_id
-        )
+        experiment_id = getattr(experiment, "experiment_id", None)
+        if experiment_id is None:
+            experiment_id = self._client.create_experiment(self._experiment)
         runs = self._client.search_runs([experiment_id], f"tags.`reflact.run_id` = '{run_id}'", max_results=1)
         if runs:
             self._mlflow_run_id = runs[0].info.run_id
@@ -117,15 +109,9 @@ async def report_to_mlflow(
     out_dir: Path,
     timeout_seconds: float = TIMEOUT_SECONDS,
 ) -> AsyncIterator[EventCallback]:
-    """Yield a callback that passes events on and reports them to MLflow.
+    """Yield a callback that passes events to ``on_event`` and reports them to MLflow.
 
-    Args:
-        on_event: Receives all events, and the warning.
-        tracker: Records the run.
-        run_id: The run.
-        identity: The parameters that define the run.
-        out_dir: The run's folder.
-        timeout_seconds: Time limit for reporting one event.
+    ``on_event`` gets a warning after the first error. ``timeout_seconds`` limits the time for one event.
     """
     reporter, usage = _RunReporter(tracker, run_id, identity, out_dir), Usage()
     finished, failed, deadline = anyio.Event(), False, math.inf
@@ -163,24 +149,20 @@ async def report_to_mlflow(
 
 async def _run_in_thread(work: Callable[[], None]) -> None:
     """Do blocking work in a daemon thread; after a cancellation nothing waits for it."""
-    loop = asyncio.get_running_loop()
-    done: asyncio.Future[None] = loop.create_future()
-
-    def settle(error: Exception | None) -> None:
-        if not done.done():
-            done.set_result(None) if error is None else done.set_exception(error)
+    loop, done, errors = asyncio.get_running_loop(), anyio.Event(), list[Exception]()
 
     def run() -> None:
-        error = None
         try:
             work()
-        except Exception as raised:  # noqa: BLE001 - raised in the event loop
-            error = raised
+        except Exception as error:  # noqa: BLE001 - raised in the event loop
+            errors.append(error)
         with suppress(RuntimeError):  # the loop may be closed by then
-            loop.call_soon_threadsafe(settle, error)
+            loop.call_soon_threadsafe(done.set)
 
     Thread(target=run, name="mlflow", daemon=True).start()
-    await done
+    await done.wait()
+    if errors:
+        raise errors[0]
 
 
 class _RunReporter:

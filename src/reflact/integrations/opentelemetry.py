@@ -1,9 +1,7 @@
-"""Spans and metrics of a run for OpenTelemetry.
+"""Spans and metrics of a run for OpenTelemetry; without an SDK they do nothing.
 
 Each start of a run is one trace: the run, its steps, their stages, rollouts, and model calls. Model calls follow
-the conventions for generative AI (https://github.com/open-telemetry/semantic-conventions-genai). Work outside of
-steps is a child of the run: the baseline, the ends of epochs, the promotion and the final test. Without an SDK the
-calls do nothing. Spans contain prompts, replies and error messages only if ``telemetry.content`` is on.
+the conventions for generative AI (https://github.com/open-telemetry/semantic-conventions-genai).
 """
 
 from __future__ import annotations
@@ -58,15 +56,9 @@ def _describe_model(config: ModelConfig | None) -> Attributes:
 
 
 def _describe_settings(config: ModelConfig | None) -> Attributes:
-    if config is None:
-        return {}
-    settings = {
-        "gen_ai.request.temperature": config.temperature,
-        "gen_ai.request.top_p": config.top_p,
-        "gen_ai.request.max_tokens": config.max_tokens,
-        "gen_ai.request.seed": config.seed if isinstance(config.seed, int) else None,
-    }
-    return {name: value for name, value in settings.items() if value is not None}
+    names = ("temperature", "top_p", "max_tokens", "seed")
+    values = {f"gen_ai.request.{name}": getattr(config, name, None) for name in names}
+    return {name: value for name, value in values.items() if isinstance(value, int | float)}
 
 
 @dataclass(frozen=True)
@@ -83,15 +75,7 @@ class Telemetry:
 
 
 class _SpanPosition(NamedTuple):
-    """The position of work in the plan.
-
-    Args:
-        span: The span of the stage, or of the run or step if no stage is under way.
-        parent: The parent of stages: the span of a run or a step.
-        step: The step, 0 before the first.
-        stage: The stage, if one is under way.
-        rollouts: The stage beside this one that rollouts belong to; None: this one.
-    """
+    """The current span, and the run or step above it; ``rollouts`` is the stage of rollouts beside this one."""
 
     span: Span
     parent: Span
@@ -217,14 +201,12 @@ class Tracing:
                 error = raised
                 raise
             finally:
-                is_stored = self._finish_call(span, call, error, has_store=config is not None)
+                is_stored = self._finish_call(span, call, error, config is not None)
                 if not is_stored and (error is None or isinstance(error, Exception)):
                     ending = {} if error is None else {"error.type": type(error).__name__}
                     self._durations.record(anyio.current_time() - start, {**shared, **ending})
 
-    def _finish_call(
-        self, span: Span, call: ModelCall, error: BaseException | None, *, has_store: bool
-    ) -> bool:
+    def _finish_call(self, span: Span, call: ModelCall, error: BaseException | None, has_store: bool) -> bool:
         """Record a call's reply and consumption; return whether every reply came from the store."""
         attempts = len(error.reasons) if isinstance(error, ReplyError) else None
         if call.reply is not None:
@@ -353,11 +335,8 @@ def _attach_value(key: str, value: object) -> Iterator[None]:
 class TracedLLM(LLMMiddleware):
     """A model whose calls are spans.
 
-    Args:
-        inner: The model.
-        tracing: Where spans go.
-        config: Its settings, if a ``TracedResponseStore`` counts its consumption. None: the caller passed the
-            model, and the usage in its replies is counted.
+    ``config`` has its settings if a ``TracedResponseStore`` counts its consumption. It is None if the caller
+    passed the model; then the usage in its replies is counted.
     """
 
     def __init__(self, inner: LLM, tracing: Tracing, config: ModelConfig | None = None) -> None:
@@ -401,13 +380,7 @@ class TracedEnvironment(EnvironmentMiddleware):
 
 
 class TracedResponseStore:
-    """A ``ResponseStore`` around another one that counts the consumption of each paid reply once.
-
-    Args:
-        inner: The store.
-        tracing: Where metrics go.
-        config: The settings of the role's model.
-    """
+    """A ``ResponseStore`` around another one that counts the consumption of each paid reply once."""
 
     def __init__(self, inner: ResponseStore, tracing: Tracing, config: ModelConfig) -> None:
         self._tracing = tracing

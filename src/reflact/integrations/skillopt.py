@@ -173,13 +173,7 @@ class SkillOptKey(FrozenModel):
 
 
 class SkillOptConfig(FrozenModel):
-    """A SkillOpt configuration.
-
-    Args:
-        keys: Its keys by flat name, without those that contain secrets.
-        omitted_secrets: The names of keys that contain secrets.
-        remarks: What the user should know about the files.
-    """
+    """A SkillOpt configuration: keys by flat name, the names of keys with secrets, and remarks for the user."""
 
     keys: Mapping[str, SkillOptKey]
     omitted_secrets: tuple[str, ...] = ()
@@ -187,14 +181,7 @@ class SkillOptConfig(FrozenModel):
 
 
 class ConvertedConfig(FrozenModel):
-    """A configuration in the terms of this library.
-
-    Args:
-        settings: Dotted keys that differ from the preset, with their values.
-        unsupported: Keys without a counterpart, by the reason.
-        omitted_secrets: Names of keys that contain secrets.
-        remarks: What else the user should know.
-    """
+    """Dotted keys of this library that differ from the preset, and the reasons for what was not converted."""
 
     settings: Mapping[str, JsonValue]
     unsupported: Mapping[str, tuple[str, ...]]
@@ -387,12 +374,7 @@ class _Conversion:
 
 
 def convert_config(older: SkillOptConfig, name: str) -> ConvertedConfig:
-    """Return a SkillOpt configuration in the terms of this library.
-
-    Args:
-        older: The configuration as it was read.
-        name: The name of the new run's folder.
-    """
+    """Return a SkillOpt configuration in the terms of this library; ``name`` is that of the new run's folder."""
     conversion = _Conversion(older)
     for flat, new in SAME_MEANING.items():
         conversion.copy(new, flat)

@@ -60,12 +60,7 @@ class JsonView(RunView):
 
 
 class LineView(RunView):
-    """Prints a line for each event that matters.
-
-    Args:
-        console: Where to print.
-        times: Whether each line begins with the local time of its event.
-    """
+    """Prints a line for each event that matters; with ``times`` it begins with the local time of its event."""
 
     def __init__(self, console: Console, *, times: bool = False) -> None:
         self._console = console
@@ -93,18 +88,15 @@ class LiveView(LineView):
     """Prints the same lines above a display of the current state.
 
     Events only change a value in memory, and a thread draws it. So a slow terminal never delays the run. If
-    the terminal is gone, drawing ends and the run continues.
-
-    A change of size moves the drawn text differently in each terminal. So the view then clears the screen and
-    prints the last lines again.
+    the terminal is gone, drawing ends and the run continues. A change of size moves the drawn text differently
+    in each terminal. So the view then clears the screen and prints the last lines again.
 
     Args:
         console: A terminal that can move its cursor.
         state: What is known in advance.
         clock: Returns seconds of a monotonic clock.
-        times: See ``LineView``.
-        with_errors: Whether standard error is the same terminal. If so, the view prints above the display
-            whatever others write there.
+        times: Whether each line begins with the local time of its event.
+        with_errors: Whether standard error is the same terminal; if so, its lines stay above the display.
         frames_per_second: How often the thread draws.
     """
 

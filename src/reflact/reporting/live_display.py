@@ -115,9 +115,7 @@ class LiveState:
     def estimate_seconds_left(self, now: float) -> float | None:
         """Return the estimated seconds until the last step is committed; None without a timed step.
 
-        Each step that is left counts as the mean of the timed steps. The time of the current step is
-        deducted, up to that mean. The estimate leaves out the ends of epochs, the promotion and the final
-        test, and later steps may need more rollouts for the gate than earlier ones.
+        Each step that is left counts as the mean of the timed steps, less the time of the current one.
         """
         left = 0 if self.total_steps is None else self.total_steps - self.last_committed_step
         if left <= 0 or not self.step_seconds:
@@ -213,11 +211,11 @@ def _update_draft(
             return state
         drafts[event.call_id] = mine = replace(known, finished=True)
     else:
-        mine = CallDraft(event.call_id, event.role, event.purpose, event.attempt)
         if isinstance(event, events.DraftUpdated):
-            mine = replace(mine, draft=event.draft)
+            draft, refusal = event.draft, None
         else:
-            mine = replace(mine, draft=known.draft if known else None, refusal=event.reason)
+            draft, refusal = known.draft if known else None, event.reason
+        mine = CallDraft(event.call_id, event.role, event.purpose, event.attempt, draft, refusal=refusal)
         drafts[event.call_id] = mine
     return replace(state, drafts=tuple(d for d in drafts.values() if d is mine or not d.finished))
 
@@ -241,7 +239,6 @@ class LiveDisplay:
     now: float
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Render the display."""
         height = limit_height(options.size.height)
         options = options.update(width=max(options.max_width - 2, 1))
         rows = list(_list_rows(self.state, self.now, options))
@@ -341,7 +338,6 @@ def _build_scores(state: LiveState, baseline: float) -> Text:
 def _list_results(
     results: Sequence[events.StepCommitted], width: int, options: ConsoleOptions
 ) -> Iterator[DisplayRow]:
-    """Yield the scores after the last steps as heights, and below them the decisions with a legend."""
     heights = draw_heights([result.current.score for result in results], ascii_only=options.ascii_only)
     if heights.strip():
         yield DisplayRow(7, "val by step", Text(heights, "cyan"))
@@ -364,7 +360,6 @@ def draw_heights(scores: Sequence[float | None], *, ascii_only: bool) -> str:
 
 
 def _list_spend(state: LiveState, budget: events.BudgetUpdated, now: float) -> Iterator[DisplayRow]:
-    """Yield what the run consumed, and the budget limit that is closest to its end."""
     usage, usd = budget.usage, budget.usage.usd
     tokens = f"{format_count(usage.input_tokens)} tokens in, {format_count(usage.output_tokens)} out"
     line = Text(f"{format_count(usage.calls)} calls   {tokens}")
@@ -386,7 +381,6 @@ def _list_spend(state: LiveState, budget: events.BudgetUpdated, now: float) -> I
 
 
 def _build_stages(state: LiveState, arrow: str) -> Text:
-    """Return the stages of a step in order, finished ones with their seconds."""
     stages, line = {stage.name: stage for stage in state.stages}, Text()
     for name in STEP_STAGES:
         line.append(f" {arrow} " if line else "", "dim")
