@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from pydantic import JsonValue
 
 from reflact.config.training import DataConfig, EnvironmentConfig, TrainerConfig
@@ -24,26 +23,16 @@ from reflact.environments.graders import (
     TokenF1Grader,
 )
 from reflact.errors import ConfigError, DataError, ProviderDown
-from reflact.protocols import Environment
-from reflact.types import Grade, Item, Score, Split, Turn
+from reflact.protocols import Environment, Session
+from reflact.targets import ChatTarget
+from reflact.testing import ScriptedLLM
+from reflact.types import Grade, Item, Score, Skill, Split
 
 
-class _Session:
-    """Answers every message with the same text, or with an error."""
-
-    def __init__(self, answer: str | Exception) -> None:
-        self._answer = answer
-        self.heard: list[str] = []
-
-    @property
-    def turns(self) -> tuple[Turn, ...]:
-        return ()
-
-    async def reply(self, message: str) -> str:
-        self.heard.append(message)
-        if isinstance(self._answer, Exception):
-            raise self._answer
-        return self._answer
+def _session(answer: str | Exception) -> tuple[Session, ScriptedLLM]:
+    """Return a session that answers every message with the same text, or with an error, and its model."""
+    llm = ScriptedLLM(lambda *_: answer)
+    return ChatTarget(llm).session(Skill(text=""), rollout="r"), llm
 
 
 def _data(*items: Item) -> DataSet:
@@ -55,25 +44,19 @@ def _message(template: str, given_: JsonValue) -> str:
     return environment.render_message(Item(id="q", input=given_))
 
 
-# ---------------------------------------------------------------------------------------------- messages
-
-
-@given(st.text())
-def test_text_goes_in_unchanged(text: str) -> None:
-    """Braces, dollars and the hole's own name in the data mean nothing."""
-    assert _message("{x} {input} $y", text) == "{x} " + text + " $y"
-
-
-def test_holes_are_filled_in_one_pass() -> None:
-    """Every hole of the template is filled, and none that came in with the data."""
-    assert _message("{input}|{input}", "{input}") == "{input}|{input}"
-    assert _message("%s {0} {input.id} {{input}}", "a") == "%s {0} {input.id} {a}"
-
-
-def test_other_inputs_are_shown_as_json() -> None:
-    """Objects and numbers become indented JSON with sorted keys, in the script they are written in."""
-    assert _message("{input}", {"b": [1], "a": "é"}) == '{\n  "a": "é",\n  "b": [\n    1\n  ]\n}'
-    assert _message("n = {input}", 7) == "n = 7"
+@pytest.mark.parametrize(
+    ("template", "given_", "message"),
+    [
+        ("{input}|{input}", "{input}", "{input}|{input}"),
+        ("{x} {input} $y", "{} $x \\1 \x00", "{x} {} $x \\1 \x00 $y"),
+        ("%s {0} {input.id} {{input}}", "a", "%s {0} {input.id} {a}"),
+        ("{input}", {"b": [1], "a": "é"}, '{\n  "a": "é",\n  "b": [\n    1\n  ]\n}'),
+        ("n = {input}", 7, "n = 7"),
+    ],
+)
+def test_holes_are_filled_in_one_pass(template: str, given_: JsonValue, message: str) -> None:
+    """Every hole is filled, and none that came in with the data; other inputs are JSON with sorted keys."""
+    assert _message(template, given_) == message
 
 
 def test_a_template_without_a_hole_is_refused() -> None:
@@ -82,17 +65,14 @@ def test_a_template_without_a_hole_is_refused() -> None:
         DatasetEnvironment(_data(), grade=ExactGrader(), template="Solve it.")
 
 
-# ----------------------------------------------------------------------------------------------- running
-
-
 @pytest.mark.anyio
 async def test_an_item_is_asked_once_and_its_answer_graded() -> None:
     """One message goes out, and the grader gets the item and what came back."""
     item = Item(id="q", input="2 + 2", reference="4")
     environment = DatasetEnvironment(_data(item), grade=ExactGrader(), template="Q: {input}")
-    session = _Session("5")
+    session, llm = _session("5")
     graded = await environment.run(item, session, seed=0)
-    assert session.heard == ["Q: 2 + 2"]
+    assert [call.prompt.messages[-1].content for call in llm.calls] == ["Q: 2 + 2"]
     assert graded == Grade(score=Score.of(0), answer="5", feedback='expected "4", got "5"')
 
 
@@ -105,27 +85,23 @@ async def test_a_grader_of_ones_own() -> None:
 
     item = Item(id="q", input="?")
     environment = DatasetEnvironment(_data(item), grade=short)
-    assert (await environment.run(item, _Session("four"), seed=0)).score == Score.of(0.25)
+    assert (await environment.run(item, _session("four")[0], seed=0)).score == Score.of(0.25)
 
 
 @pytest.mark.anyio
 async def test_a_model_error_is_passed_on() -> None:
     """A provider's failure is not an answer and is not graded."""
     item = Item(id="q", input="?", reference="4")
+    session, _ = _session(ProviderDown("gone"))
     with pytest.raises(ProviderDown, match="gone"):
-        await DatasetEnvironment(_data(item), grade=ExactGrader()).run(
-            item, _Session(ProviderDown("gone")), seed=0
-        )
+        await DatasetEnvironment(_data(item), grade=ExactGrader()).run(item, session, seed=0)
 
 
 def test_items_come_in_the_order_of_the_data() -> None:
-    """Each split is what the data set holds, and the environment is one by its port."""
+    """Each split is what the data set holds."""
     items = tuple(Item(id=f"q{n}", input=n, reference="1") for n in (2, 0, 1))
     environment: Environment = DatasetEnvironment(_data(*items), grade=ExactGrader())
     assert (environment.items(Split.train), environment.items(Split.val)) == (items, ())
-
-
-# --------------------------------------------------------------------------------------------- references
 
 
 @pytest.mark.parametrize("split", list(Split))
@@ -139,18 +115,6 @@ def test_references_are_checked_before_anything_is_asked(split: Split) -> None:
     DatasetEnvironment(data, grade=lambda item, answer: True)
 
 
-# ----------------------------------------------------------------------------------------------- identity
-
-
-def _identities(grade: Grader) -> Sequence[str]:
-    return [
-        DatasetEnvironment(_data(), grade=grade).identity,
-        DatasetEnvironment(_data(), grade=grade, version=2).identity,
-        DatasetEnvironment(_data(), grade=grade, name="other").identity,
-        DatasetEnvironment(_data(), grade=grade, template="{input}?").identity,
-    ]
-
-
 def _own(item: Item, answer: str) -> bool:
     return True
 
@@ -158,9 +122,10 @@ def _own(item: Item, answer: str) -> bool:
 def test_identity_holds_all_that_scores_depend_on() -> None:
     """Name, version, template, grader and its settings each make a difference; construction does not."""
     graders: tuple[Grader, ...] = (ExactGrader(), NumericGrader(), NumericGrader(tolerance=1), _own)
-    identities = [identity for grade in graders for identity in _identities(grade)]
-    assert len(set(identities)) == len(identities) == 16
-    assert _identities(_own) == _identities(_own)
+    changes: tuple[dict[str, Any], ...] = ({}, {"version": 2}, {"name": "other"}, {"template": "{input}?"})
+    identities = [DatasetEnvironment(_data(), grade=g, **c).identity for g in graders for c in changes]
+    assert len(set(identities)) == 16
+    assert identities[-4] == DatasetEnvironment(_data(), grade=_own).identity
 
 
 def test_identity_is_pinned() -> None:
@@ -169,9 +134,6 @@ def test_identity_is_pinned() -> None:
         '{"environment":"dataset","grader":{"grader":"numeric","settings":{"relative_tolerance":1e-06,'
         '"tolerance":0.0},"version":1},"template":"{input}","version":1}'
     )
-
-
-# ------------------------------------------------------------------------------------------ configuration
 
 
 def _config(path: Path | None, **data: JsonValue) -> TrainerConfig:

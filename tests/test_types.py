@@ -1,4 +1,4 @@
-"""Canonical JSON, digests and sample labels: what stored keys are made of."""
+"""JSON values, digests and call labels, from which stored keys are made, and chunks of long values."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import JsonValue, ValidationError
 
+from reflact.jsonutil import CHUNK_SIZE, is_same_json, is_short, iter_json_chunks, measure_size
 from reflact.messages import CallId
 from reflact.types import Edit, Item, Rollout, Score, Skill, canonical_json, digest_json, is_failure
 
+texts = st.text(max_size=20) | st.sampled_from(["", "a\ud800", "\u65e5"])
 values: st.SearchStrategy[JsonValue] = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=4), inner, max_size=4),
-    max_leaves=12,
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | texts,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(texts, inner, max_size=4),
+    max_leaves=20,
 )
 DIGEST = "90d8761401c99dab25f70cc4f5cb032bcebca7f9de6d9eec2b084ffb4f4d10be"
-names = st.text("az_", min_size=1, max_size=4)
-steps = st.none() | st.integers(0, 99)
 samples = st.builds(
     CallId,
-    role=names,
-    purpose=names,
-    step=steps,
+    role=st.text("az_", min_size=1, max_size=4),
+    purpose=st.text("az_", min_size=1, max_size=4),
+    step=st.none() | st.integers(0, 99),
     part=st.text(max_size=6) | st.sampled_from(("1/2", "trial=1", "a/part=b", "%2F")),
     trial=st.integers(0, 3),
     attempt=st.integers(0, 3),
@@ -124,3 +124,71 @@ def test_only_a_scored_rollout_without_success_has_failed(hard: float | None, fa
     score = None if hard is None else Score.of(hard)
     rollout = Rollout(key="k", item_id="i", skill_hash="s", score=score)
     assert is_failure(rollout, None) is fails
+
+
+# ---------------------------------------------------------------------------------------- long JSON values
+
+
+def size(value: JsonValue) -> int:
+    """Return how many values and characters a JSON value holds."""
+    if isinstance(value, str):
+        return 1 + len(value)
+    if isinstance(value, list):
+        return 1 + sum(map(size, value))
+    if isinstance(value, dict):
+        return 1 + sum(len(name) + size(item) for name, item in value.items())
+    return 1
+
+
+def grown(value: JsonValue, wide: bool) -> JsonValue:
+    """Return a long value that holds another several times, side by side or far within."""
+    if wide:
+        return {
+            "a": [value] * 9,
+            "b": ["x" * 70] * CHUNK_SIZE,
+            "c": {f"{n}": value for n in range(CHUNK_SIZE // 3)},
+        }
+    return {
+        "deep": [{"text": "y" * (CHUNK_SIZE + 1), "here": [value, {"longer": ["z" * CHUNK_SIZE, value]}]}]
+    }
+
+
+def shown(value: JsonValue) -> str:
+    """Return a value as JSON in another form."""
+    return json.dumps(value, sort_keys=True, ensure_ascii=False)
+
+
+@given(values, st.integers(0, 200))
+def test_short_is_what_holds_few_values_and_characters(value: JsonValue, most: int) -> None:
+    """A value is short where its values and characters together are no more than the bound."""
+    assert is_short([value], most) is (size(value) <= most)
+    assert is_short([value, value], most) is (2 * size(value) <= most)
+    assert measure_size(value, 10**6) == size(value)
+
+
+@given(values, st.sampled_from([None, True, False]))
+def test_pieces_make_the_text_that_is_written_at_once(value: JsonValue, wide: bool | None) -> None:
+    """Joined, the pieces of any value are its canonical JSON, and in another form its text in that form."""
+    value = value if wide is None else grown(value, wide)
+    pieces = list(iter_json_chunks(value))
+    assert "".join(pieces) == canonical_json(value)
+    assert "".join(iter_json_chunks(value, write=shown, signs=(", ", ": "))) == shown(value)
+    assert max(map(len, pieces)) <= 6 * (2 * CHUNK_SIZE + 100)
+
+
+@given(values, values)
+def test_alike_is_what_has_one_canonical_text(one: JsonValue, other: JsonValue) -> None:
+    """Two values are alike exactly where their canonical JSON is the same."""
+    assert is_same_json(one, other) is (canonical_json(one) == canonical_json(other))
+    assert is_same_json(one, json.loads(canonical_json(one)))
+
+
+@pytest.mark.parametrize(
+    ("one", "other"), [(1, 1.0), (1, True), (0.0, -0.0), ([1], [1.0]), ({"a": 0}, {"a": False})]
+)
+def test_values_of_other_kinds_are_not_alike(one: JsonValue, other: JsonValue) -> None:
+    """What Python takes for equal is not alike where JSON writes it otherwise, in long values too."""
+    assert not is_same_json(one, other)
+    long = ["x"] * CHUNK_SIZE
+    assert not is_same_json([*long, one], [*long, other])
+    assert is_same_json([*long, one], [*long, one])

@@ -12,11 +12,7 @@ from reflact.types import FrozenModel
 
 
 class ReplyModel(FrozenModel):
-    """Base of all reply types.
-
-    ``version`` is part of the key under which replies are stored. Raise it whenever a field, a description or
-    a validation rule of the subclass changes its meaning.
-    """
+    """Base of all reply types. Raise ``version``, part of a reply's key, if a field or a rule changes its meaning."""
 
     version: ClassVar[int] = 1
 
@@ -67,8 +63,8 @@ class CallId(FrozenModel):
         source = f"step={self.step}"
         if self.rollout is not None:
             source = f"rollout={quote(self.rollout, safe='')}/{self.number}"
-        parts = [self.role, self.purpose, source, f"part={quote(self.part, safe='')}"]
-        return "/".join([*parts, f"trial={self.trial}", f"attempt={self.attempt}"])
+        part = f"part={quote(self.part, safe='')}/trial={self.trial}/attempt={self.attempt}"
+        return f"{self.role}/{self.purpose}/{source}/{part}"
 
 
 class Reply(FrozenModel, Generic[R_co]):

@@ -103,10 +103,9 @@ class Environment(Protocol):
         """Return a split's items, in a fixed order."""
 
     async def run(self, item: Item, session: Session, *, seed: int) -> Grade:
-        """Let the session work on an item and grade the result.
+        """Let the session work on an item and grade the result; ``seed`` derives from the item and the trial.
 
-        ``seed`` derives from the item and the trial. Do not catch a ``ModelError``. Any other exception leaves
-        the item unmeasured.
+        Do not catch a ``ModelError``. Any other exception leaves the item unmeasured.
         """
 
 

@@ -56,10 +56,9 @@ class Split(StrEnum):
 
 
 class Item(FrozenModel):
-    """One task.
+    """One task, with an id that is unique within its data set.
 
     Args:
-        id: Unique within its data set.
         input: The task for the agent; text for most environments.
         task_type: Groups items for stratified splits and for reporting.
         reference: The reference for the grader; the agent does not see it.
@@ -96,13 +95,7 @@ class Turn(FrozenModel):
 
 
 class Grade(FrozenModel):
-    """An environment's result for one run of an item.
-
-    Args:
-        score: The score.
-        answer: The answer that was graded.
-        feedback: The reasons, as text for the failure analyst; never shown to the target.
-    """
+    """An environment's grade of an answer; ``feedback`` is for the failure analyst and never shown to the target."""
 
     score: Score
     answer: str
@@ -163,9 +156,8 @@ class Edit(FrozenModel):
         op: ``append`` takes only content, ``delete`` only a target, ``insert_after`` and ``replace`` both.
             ``suggest`` describes a revision in words; ``rewrite`` is a whole new document text.
         target: The anchor: text that occurs exactly once in the unprotected document.
-        content: The new text.
         source_type: Whether it comes from failures or successes; None for both.
-        support_count: Number of rollouts that support it, at least 1.
+        support_count: Number of rollouts that support it.
         merge_level: Number of merges that produced it.
     """
 
@@ -205,11 +197,7 @@ class AnalystReport(FrozenModel):
     """An analyst's report on one minibatch.
 
     Args:
-        source_type: Whether the minibatch holds failures or successes.
         index: Its number among the minibatches of its batch and source.
-        item_ids: Its items, in order.
-        patch: The proposals.
-        patterns: The kinds of failure.
         no_reply_reason: The reason if the analyst gave no valid reply; the patch is empty then.
         batch: Number of its batch among the step's accumulated batches.
         reminders: Notes for the appendix, from rules of the document that were not followed.
@@ -254,10 +242,7 @@ class StepSize(FrozenModel):
 
 
 class SelectResult(FrozenModel):
-    """The result of selection: at most ``budget`` edits (None: unbounded) out of ``pool_size``.
-
-    ``decision`` is set if the optimizer chose the budget.
-    """
+    """At most ``budget`` edits (None: unbounded) out of ``pool_size``; ``decision`` if the optimizer chose it."""
 
     patch: Patch = Patch()
     pool_size: int = 0
@@ -268,10 +253,7 @@ class SelectResult(FrozenModel):
 
 
 class Candidate(FrozenModel):
-    """The document after the step's edits, and the outcome of each edit.
-
-    ``fallbacks`` states the reason if the rewrite call gave no valid reply.
-    """
+    """The document after the step's edits; ``fallbacks`` states why a rewrite call gave no valid reply."""
 
     skill: Skill
     results: tuple[EditResult, ...] = ()
@@ -290,10 +272,7 @@ class AppendixResult(FrozenModel):
 
 
 class Measurement(FrozenModel):
-    """The mean scores of one skill on one split.
-
-    ``hard`` and ``soft`` are means over the ``n`` measured rollouts (items times trials); None if ``n`` is 0.
-    """
+    """The mean scores of a skill over the ``n`` measured rollouts (items times trials) on a split; None for none."""
 
     skill_hash: str
     split: Split
@@ -320,7 +299,6 @@ class Evidence(FrozenModel):
     """The evidence of a comparison of two skills.
 
     Args:
-        policy: The rule that decided.
         deterministic: Whether no repeat had disagreed before the decision.
         rounds: Number of trials of all items that started, on both sides.
         pairs: Number of pairs of rollouts that were used.

@@ -1,8 +1,7 @@
 """Graders: they compare an answer with an item's reference.
 
-A reference is one accepted answer or a list of accepted answers; with a list the best match counts. If an
-answer falls short, the feedback states the expected answer and the given one. A full match has no feedback.
-Each grader's docstring states the references that it accepts; ``check`` refuses all others.
+A reference is one accepted answer or a list of accepted answers; with a list the best match counts. Each
+grader's docstring states the references that it accepts; ``check`` refuses all others.
 
 An environment also accepts any function ``(item, answer)``, plain or async, that returns a ``Grade``, a
 ``Score``, a number in 0..1 or a truth value.
@@ -392,9 +391,7 @@ def _list_wrong_fields(expected: dict[str, JsonValue], answer: Any) -> list[str]
     if not isinstance(answer, dict):
         raise ValueError("it is JSON of another kind")  # noqa: TRY004 - the caller catches it
     return [
-        f"{quote_json(name)} is {quote_json(answer[name])}"
-        if name in answer
-        else f"{quote_json(name)} is missing"
+        f"{quote_json(name)} is {quote_json(answer[name]) if name in answer else 'missing'}"
         for name, value in expected.items()
         if name not in answer or not json_equal(value, answer[name])
     ]
@@ -450,8 +447,6 @@ def _references(item: Item) -> list[JsonValue]:
 
 
 def _text(reference: JsonValue) -> str:
-    if isinstance(reference, str):
-        return reference
-    if isinstance(reference, int) and not isinstance(reference, bool):
+    if isinstance(reference, str | int) and not isinstance(reference, bool):
         return str(reference)
     raise ValueError(f"the reference {quote_json(reference)} is neither text nor a whole number")

@@ -1,9 +1,6 @@
 """The grader of Python programs: runs each answer on the cases of the item's reference.
 
-Models write these programs, so each runs in a separate process that the kernel confines (see ``sandbox``). The
-process reads only the interpreter's libraries, writes only its output, and has a time limit. It has no network,
-no child processes and no environment variables. If the system cannot confine processes, the grader refuses to
-work unless the configuration allows it.
+Models write these programs, so each runs in a separate process that the kernel confines (see ``sandbox``).
 """
 
 from __future__ import annotations
@@ -13,8 +10,8 @@ import os
 import signal
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import ExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import IO, ClassVar, NamedTuple
 
@@ -111,7 +108,12 @@ class PythonGrader(CheckedGrader[ProgramCase]):
             EnvironmentFailure: The process could not be started or confined.
         """
         cases = self._list_accepted(item)
-        faults = [fault for case in cases if (fault := await self._run_case(case, answer)) is not None]
+        faults = []
+        for case in cases:
+            async with self._slots:
+                result = await self._run_program(case, answer)
+            fault = find_fault(case, result, self.seconds)
+            faults += [] if fault is None else [fault]
         score = Score(hard=float(not faults), soft=1 - len(faults) / len(cases))
         return Grade(score=score, answer=answer, feedback=faults[0] if faults else None)
 
@@ -126,18 +128,14 @@ class PythonGrader(CheckedGrader[ProgramCase]):
                 f"`stdin`: {describe_problems(error)}"
             ) from None
 
-    async def _run_case(self, case: ProgramCase, answer: str) -> str | None:
-        async with self._slots:
-            result = await self._run_program(case, answer)
-        return find_fault(case, result, self.seconds)
-
     async def _run_program(self, case: ProgramCase, answer: str) -> ProgramResult:
         tests, stdin = (case.tests, "") if isinstance(case, AssertionCase) else (None, case.stdin)
         program = json.dumps({"answer": answer, "tests": tests})
         with ExitStack() as stack:
-            files = ProgramFiles(
-                *(stack.enter_context(_open_unnamed_file(text)) for text in (program, stdin, "", "", ""))
-            )
+            files = ProgramFiles(*(stack.enter_context(tempfile.TemporaryFile()) for _ in range(5)))
+            for file, text in ((files.program, program), (files.stdin, stdin)):
+                file.write(text.encode())
+                file.seek(0)
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="reflact-"))
             request = SandboxRequest(
                 parent=os.getpid(),
@@ -152,10 +150,10 @@ class PythonGrader(CheckedGrader[ProgramCase]):
                 with anyio.move_on_after(self.seconds * self.patience):
                     await process.wait()
                 code = process.returncode
-            report, output, errors = map(_read_all, (files.report, files.output, files.errors))
-            return ProgramResult(
-                code, report, output.decode(errors="replace"), errors.decode(errors="replace")
+            output, errors = (
+                _read_all(file).decode(errors="replace") for file in (files.output, files.errors)
             )
+            return ProgramResult(code, _read_all(files.report), output, errors)
 
 
 def build_python_grader(
@@ -182,15 +180,14 @@ def find_fault(case: ProgramCase, result: ProgramResult, seconds: int) -> str | 
     Raises:
         EnvironmentFailure: The program was not run; the fault is not its own.
     """
+    reason = find_last_line(result.errors) or f"exit code {result.code}"
     if CONFINED_MARK not in result.report:
-        reason = find_last_line(result.errors) or f"exit code {result.code}"
         raise EnvironmentFailure(f"the process for answers did not start as it should: {reason}")
     if result.code is None:
         return f"it waited too long: it has {seconds} seconds of processor time"
     if -result.code in {signal.SIGXCPU, signal.SIGKILL}:
         return f"it took more than {seconds} seconds of processor time"
     if result.code != 0:
-        reason = find_last_line(result.errors) or f"exit code {result.code}"
         return f"it ended with an error: {quote_json(reason)}"
     if isinstance(case, AssertionCase):
         return None if TESTS_PASSED_MARK in result.report else "it ended before its tests had run"
@@ -208,15 +205,6 @@ def split_output(output: str) -> Sequence[str]:
 def find_last_line(text: str) -> str:
     """Return the last line that is not blank; empty if there is none."""
     return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "")
-
-
-@contextmanager
-def _open_unnamed_file(text: str) -> Iterator[IO[bytes]]:
-    """Open an unnamed file with a text, positioned at its beginning."""
-    with tempfile.TemporaryFile() as file:
-        file.write(text.encode())
-        file.seek(0)
-        yield file
 
 
 def _read_all(file: IO[bytes]) -> bytes:

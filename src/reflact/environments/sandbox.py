@@ -10,8 +10,7 @@ The kernel confines the process, without privileges, containers or other program
 * Capabilities are dropped, and resource limits bound processor time, memory and output. The process ends
   with its parent.
 
-There is only one process, with threads, so killing it ends everything that it started. If any of these steps
-fails, the answer is not run.
+If any of these steps fails, the answer is not run. Killing the process ends everything that it started.
 
 Source: the kernel's documentation of ``landlock``, ``seccomp_filter`` and ``capset``.
 """

@@ -1,8 +1,7 @@
 """The grader of SQL queries: an answer is right if it returns the same rows as the reference query.
 
-Models write these queries, so each runs on a copy of the tables in memory, as one statement. SQLite's
-authorizer refuses everything except reading, and virtual-machine steps and rows are limited. There is no
-process boundary: SQLite itself is trusted.
+Models write these queries, so each runs as one statement on a copy of the tables in memory. SQLite refuses
+everything except reading, and limits steps and rows. There is no process boundary: SQLite itself is trusted.
 """
 
 from __future__ import annotations
@@ -87,7 +86,10 @@ class SQLGrader(ReferenceGrader[QueryResult]):
         expected_rows = expected.rows
         if not expected.ordered:
             rows, expected_rows = _sort_rows(rows), _sort_rows(expected_rows)
-        return float(_equal(expected_rows, rows)), ""
+        same = [
+            len(a) == len(b) and all(map(_is_same, a, b)) for a, b in zip(expected_rows, rows, strict=False)
+        ]
+        return float(len(expected_rows) == len(rows) and all(same)), ""
 
     def _feedback(self, item: Item, answer: str, reason: str) -> str:
         return reason
@@ -151,13 +153,7 @@ def _authorize(action: int, _: str | None, name: str | None, *__: str | None) ->
     return sqlite3.SQLITE_OK if allowed else sqlite3.SQLITE_DENY
 
 
-def _equal(ours: Sequence[SQLRow], theirs: Sequence[SQLRow]) -> bool:
-    return len(ours) == len(theirs) and all(
-        len(a) == len(b) and all(map(_same, a, b)) for a, b in zip(ours, theirs, strict=True)
-    )
-
-
-def _same(one: SQLValue, other: SQLValue) -> bool:
+def _is_same(one: SQLValue, other: SQLValue) -> bool:
     if isinstance(one, int | float) and isinstance(other, int | float):
         return math.isclose(one, other, rel_tol=RELATIVE_TOLERANCE, abs_tol=1e-9)
     return one == other

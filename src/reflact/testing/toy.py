@@ -1,9 +1,8 @@
 """A small learnable world with known outcomes that needs no model.
 
 An item asks for a rule by name and for a number to apply it to, such as ``double 7``. ``ToyTarget``
-answers rightly if and only if the skill holds the line of that rule, so a skill is worth exactly the
-rules that are written in it. The environment's feedback names the missing rule, and ``toy_optimizer``
-(see ``reflact.testing.toy``) reads it there and proposes the line.
+answers rightly if and only if the skill holds the line of that rule. The environment's feedback names the
+missing rule, and ``toy_optimizer`` proposes its line.
 """
 
 from __future__ import annotations
@@ -76,7 +75,11 @@ class ToyEnvironment(DatasetEnvironment):
         names = list(TOY_RULES)[:rules]
 
         def items(split: str, size: int, first: int) -> tuple[Item, ...]:
-            return tuple(_item(f"{split}-{n:03}", names[n % len(names)], first + n) for n in range(size))
+            return tuple(item(f"{split}-{n:03}", names[n % len(names)], first + n) for n in range(size))
+
+        def item(item_id: str, name: str, number: int) -> Item:
+            answer = TOY_RULES[name].answer(number)
+            return Item(id=item_id, input=f"{name} {number}", task_type=name, reference=answer)
 
         data = DataSet(
             train=items("train", train, 10),
@@ -143,23 +146,13 @@ class ToySession:
         return answer
 
 
-def _item(item_id: str, name: str, number: int) -> Item:
-    return Item(
-        id=item_id, input=f"{name} {number}", task_type=name, reference=TOY_RULES[name].answer(number)
-    )
-
-
-ReplyScript = Callable[[type[ReplyModel], str], JsonValue]
-
-
 def toy_optimizer(*, edits: int = 1) -> Script:
     """Return a script for ``ScriptedLLM`` that does every part of an optimizer in the toy world.
 
-    The failure analyst proposes the missing rules that its cases name, most frequent first, and those
-    that the document lacks before others; a rule that stands in the document is a lapse. The success
-    analyst has nothing to add; merges join equal proposals; rankings take the first ones; rewrites and
-    drafts hold the lines of the document and of the rules asked for; guidance holds the lines of missing
-    rules; all offered edits are applied.
+    The failure analyst proposes the missing rules that its cases name, most frequent first, and rules that
+    stand in the document last. The success analyst has nothing to add. Merges join equal proposals, rankings
+    take the first ones, and all offered edits are applied. Rewrites and drafts hold the lines of the document
+    and of the missing rules; guidance holds the lines of missing rules.
 
     Args:
         edits: Rules that an analyst proposes at most.
@@ -167,17 +160,16 @@ def toy_optimizer(*, edits: int = 1) -> Script:
 
     def analyse(reply_type: type[ReplyModel], shown: str) -> JsonValue:
         document = shown.splitlines()
-        lines = sorted(
-            (TOY_RULES[name].line for name, _ in _find_missing_rules(shown)), key=lambda x: x in document
-        )
+        lines = [TOY_RULES[name].line for name, _ in _find_missing_rules(shown)]
+        lines.sort(key=lambda line: line in document)
         most = find_bounds(reply_type, "edits")[1]
         proposed = [append_edit(reply_type, line) for line in lines[:edits][:most]]
         return {"patterns": _reply_patterns(reply_type, shown), "edits": [*proposed]}
 
-    parts: tuple[tuple[type[ReplyModel], ReplyScript], ...] = (
+    parts: tuple[tuple[type[ReplyModel], Callable[[type[ReplyModel], str], JsonValue]], ...] = (
         (AnalystReply, analyse),
-        (SuccessReply, lambda reply_type, _: append_reply(reply_type)),
-        (MergeReply, lambda reply_type, shown: {"edits": _reply_merge(reply_type, shown)}),
+        (SuccessReply, lambda kind, _: append_reply(kind)),
+        (MergeReply, lambda kind, shown: {"edits": _reply_merge(kind, shown)}),
         (RankReply, _reply_ranking),
         (StepSizeReply, _reply_step_size),
         (RewriteReply, lambda _, shown: {"summary": "Rules added.", "document": _reply_document(shown)}),
@@ -228,18 +220,16 @@ def _reply_patterns(reply_type: type[ReplyModel], shown: str) -> list[JsonValue]
 
 
 def _reply_merge(reply_type: type[ReplyModel], shown: str) -> list[JsonValue]:
-    proposed = {int(number): text for _, number, text in _PROPOSAL.findall(shown)}
     sources: dict[str, list[JsonValue]] = {}
-    for number, text in proposed.items():
-        for rule in TOY_RULES.values():
-            if rule.line in text:
-                sources.setdefault(rule.line, []).append(number)
+    for _, number, text in _PROPOSAL.findall(shown):
+        for line in _list_rules(text):
+            sources.setdefault(line, []).append(int(number))
     return [{**append_edit(reply_type, line), "sources": numbers} for line, numbers in sources.items()]
 
 
 def _reply_ranking(reply_type: type[ReplyModel], _: str) -> JsonValue:
-    first = range(1, 1 + find_bounds(reply_type, "selected")[0])
-    return {"reasoning": "First come, first served.", "selected": list(first)}
+    fewest, _most = find_bounds(reply_type, "selected")
+    return {"reasoning": "First come, first served.", "selected": list(range(1, 1 + fewest))}
 
 
 def _reply_step_size(reply_type: type[ReplyModel], _: str) -> JsonValue:
@@ -248,15 +238,14 @@ def _reply_step_size(reply_type: type[ReplyModel], _: str) -> JsonValue:
 
 
 def _reply_document(shown: str) -> str:
-    """The document's own lines, then those of the rules that proposals, drafts and cases call for."""
     kept = [line for line in _read_tag("document", shown).splitlines() if line.strip()]
-    wanted = [rule.line for _, _, text in _PROPOSAL.findall(shown) for rule in _rules_in(text)]
+    wanted = [line for _, _, text in _PROPOSAL.findall(shown) for line in _list_rules(text)]
     wanted += [TOY_RULES[name].line for name, _ in _find_missing_rules(shown)]
     return "\n".join(dict.fromkeys([*kept, *wanted])) or DEFAULT_GUIDANCE
 
 
-def _rules_in(text: str) -> Sequence[ToyRule]:
-    return [rule for rule in TOY_RULES.values() if rule.line in text]
+def _list_rules(text: str) -> Sequence[str]:
+    return [rule.line for rule in TOY_RULES.values() if rule.line in text]
 
 
 def _reply_draft(reply_type: type[ReplyModel], shown: str) -> JsonValue:
@@ -280,11 +269,6 @@ def _reply_notes(reply_type: type[ReplyModel], shown: str) -> JsonValue:
 
 def _reply_guidance(_: type[ReplyModel], shown: str) -> JsonValue:
     document = _read_tag("document", shown)
-    lines = [
-        TOY_RULES[name].line for name, _ in _find_missing_rules(shown) if TOY_RULES[name].line not in document
-    ]
-    return {
-        "reasoning": "Some rules are still missing.",
-        "helped": "unclear",
-        "guidance": "\n".join(lines) or DEFAULT_GUIDANCE,
-    }
+    rules = [TOY_RULES[name].line for name, _ in _find_missing_rules(shown)]
+    guidance = "\n".join(line for line in rules if line not in document) or DEFAULT_GUIDANCE
+    return {"reasoning": "Some rules are still missing.", "helped": "unclear", "guidance": guidance}
