@@ -14,7 +14,8 @@ from rich.console import Console
 
 from doubles import RUN, open_context
 from flattered_world import flattered, trace_of
-from reflact import Critic, Item, Rollout, Score, Skill, Trainer
+from memory_pairs import make_pair
+from reflact import Critic, Item, Rollout, Score, Trainer
 from reflact.calibration.grading import (
     CriticAnnotator,
     CriticGrader,
@@ -30,15 +31,14 @@ from reflact.errors import (
     ConfigError,
     ContextOverflow,
     EnvironmentFailure,
-    ModelError,
     ProviderDown,
     ReflactError,
+    ReplyError,
 )
-from reflact.memory.models import Action, ContrastPair, Evaluation, Transition
+from reflact.memory.models import Action, ContrastPair, Transition
 from reflact.records import CriticAccuracy, CriticDescription, IntervalEstimate, RunSummary
 from reflact.reporting.summary import print_summary
 from reflact.stages.reflect import Minibatch, annotate_failures
-from reflact.stages.rollout import RolloutRunner
 from reflact.testing import InMemoryRunStore, ScriptedLLM, ToyEnvironment, ToyTarget
 from reflact.types import Grade, RolloutSource, Turn
 from toy_runs import settings
@@ -46,15 +46,16 @@ from toy_runs import settings
 pytestmark = pytest.mark.anyio
 
 ITEM = Item(id="greet", input="Greet the queen.")
-PAIR = ContrastPair(
-    purpose="Greet the king.",
-    transition=Transition(before="Greet the king.", action=Action(name="reply"), after="I greeted him."),
-    right=Evaluation(progress_before=0, progress_after=0, reasoning="No greeting stands there."),
-    wrong=Evaluation(progress_before=0, progress_after=9, reasoning="He was greeted."),
-    reason="To say so is no greeting.",
-    mistake="credit_for_intention",
-    construction="asked",
-    label_source="human",
+ROLLOUT = Rollout(
+    key="k",
+    item_id="greet",
+    skill_hash="s",
+    turns=tuple(
+        Turn(role="assistant" if n % 2 else "user", content=text)
+        for n, text in enumerate(("Greet the queen.", "Who?", "The queen.", "Hello."))
+    ),
+    score=Score.of(0),
+    feedback="No bow.",
 )
 
 
@@ -67,11 +68,6 @@ def answering(evidence: Sequence[str], before: float, after: float, **more: Any)
 def saying(phi: float, *, evidence: str = "Majesty") -> ScriptedLLM:
     """Return a model that gives every answer credit for words that stand in it."""
     return answering([evidence], 0, phi)
-
-
-def failing(error: Exception) -> ScriptedLLM:
-    """Return a model whose calls all fail."""
-    return ScriptedLLM(lambda *_: error)
 
 
 async def graded(llm: ScriptedLLM, answer: str = "Your Majesty!") -> Grade:
@@ -188,19 +184,24 @@ def _courtesy(item: Item) -> str:
 # ------------------------------------------------------------------------------------------------ errors
 
 
-@pytest.mark.parametrize("error", [ContextOverflow("too long"), ValueError("no JSON")])
+@pytest.mark.parametrize("error", [ContextOverflow("too long"), ReplyError("no JSON")])
 async def test_a_judge_without_a_verdict_is_no_zero(error: Exception) -> None:
-    """Replies that are no scores, and answers too long for the critic, are the critic's failure."""
-    llm = failing(error) if isinstance(error, ModelError) else ScriptedLLM(lambda *_: "no JSON")
+    """Replies that are no scores, and answers too long for the critic, are its failure, and no help to analysts."""
+    llm = ScriptedLLM(lambda *_: error)
     with pytest.raises(EnvironmentFailure, match="the critic gave no score for item 'greet'"):
         await graded(llm)
+    notes = await CriticAnnotator(Critic(llm).pin_to(())).annotate(ITEM, ROLLOUT)
+    assert notes == ("reply 1: a critic gave no score", "reply 2: a critic gave no score")
 
 
 @pytest.mark.parametrize("error", [ProviderDown("down"), BudgetSpent("spent")])
 async def test_errors_of_the_endpoint_pass(error: Exception) -> None:
-    """What an endpoint or a budget refuses is told as it is."""
+    """What an endpoint or a budget refuses is an error as it is: it decides no score, and not what analysts read."""
+    llm = ScriptedLLM(lambda *_: error)
     with pytest.raises(type(error)):
-        await graded(failing(error))
+        await graded(llm)
+    with pytest.raises(ReflactError, match=str(error)):
+        await CriticAnnotator(Critic(llm).pin_to(())).annotate(ITEM, ROLLOUT)
 
 
 def test_what_has_no_identity_is_refused() -> None:
@@ -224,28 +225,17 @@ def test_a_threshold_is_a_phi(passes_at: float) -> None:
 
 
 def key(grader: CriticGrader) -> str:
-    """Return the key of a rollout that is graded so."""
-    environment = DatasetEnvironment(DataSet(train=(ITEM,), val=(), test=()), grade=grader)
-    store = InMemoryRunStore()
-    runner = RolloutRunner(
-        target=ToyTarget(),
-        environment=environment,
-        store=store,
-        decision_log=store.decision_log("r"),
-        step=1,
-        feedback=True,
-        limit=1,
-    )
-    return runner.make_job(ITEM, Skill(text=""), 0).key
+    """Return the identity, in keys of rollouts, of an environment that grades so."""
+    return DatasetEnvironment(DataSet(train=(ITEM,), val=(), test=()), grade=grader).identity
 
 
-def test_all_that_a_score_depends_on_is_in_the_key_of_a_rollout() -> None:
-    """Another snapshot, model, threshold or purpose gives other keys; the same ones give the same key."""
+def test_all_that_a_score_depends_on_is_in_the_environments_identity() -> None:
+    """Another snapshot, model, threshold or purpose gives other keys of rollouts; the same ones give the same."""
     critic = Critic(saying(1))
     plain = critic.pin_to(())
     graders = (
         CriticGrader(plain),
-        CriticGrader(critic.pin_to((PAIR,))),
+        CriticGrader(critic.pin_to((make_pair(),))),
         CriticGrader(Critic(ScriptedLLM(lambda *_: "", identity="other")).pin_to(())),
         CriticGrader(plain, pass_threshold=9),
         CriticGrader(plain, purpose=_courtesy),
@@ -295,20 +285,6 @@ def test_a_summary_prints_what_the_critic_is_worth(tmp_path: Path) -> None:
 
 # ------------------------------------------------------------------------- notes for the failure analyst
 
-ROLLOUT = Rollout(
-    key="k",
-    item_id="greet",
-    skill_hash="s",
-    turns=(
-        Turn(role="user", content="Greet the queen."),
-        Turn(role="assistant", content="Who?"),
-        Turn(role="user", content="The queen."),
-        Turn(role="assistant", content="Hello."),
-    ),
-    answer="Hello.",
-    score=Score.of(0),
-    feedback="No bow.",
-)
 NUMBERS = {"phi_before": 1, "phi_after": 1, "confidence": 0.9}
 UNMOVED = ScriptedLLM(lambda *_: {"reasoning": "No bow in it.", "evidence": [], **NUMBERS})
 """A critic whom nothing moves."""
@@ -375,20 +351,6 @@ async def test_each_reply_has_a_line() -> None:
     )
 
 
-async def test_a_reply_without_a_score_is_named() -> None:
-    """What the critic cannot read is one line less of help, and no error."""
-    llm = ScriptedLLM(lambda *_: ContextOverflow("too long"))
-    notes = await CriticAnnotator(Critic(llm).pin_to(())).annotate(ITEM, ROLLOUT)
-    assert notes == ("reply 1: a critic gave no score", "reply 2: a critic gave no score")
-
-
-async def test_an_endpoint_that_is_down_is_told() -> None:
-    """An outage must not decide what analysts read."""
-    llm = ScriptedLLM(lambda *_: ProviderDown("down"))
-    with pytest.raises(ReflactError, match="down"):
-        await CriticAnnotator(Critic(llm).pin_to(())).annotate(ITEM, ROLLOUT)
-
-
 def test_the_snapshot_is_part_of_the_run(tmp_path: Path) -> None:
     """Runs with other notes, or without, are other runs."""
     critic = Critic(UNMOVED)
@@ -401,5 +363,5 @@ def test_the_snapshot_is_part_of_the_run(tmp_path: Path) -> None:
         ).run_id
 
     plain = Trainer(settings(tmp_path), environment=environment, target=target, optimizer=UNMOVED).run_id
-    assert len({plain, run_id(), run_id(PAIR)}) == 3
+    assert len({plain, run_id(), run_id(make_pair())}) == 3
     assert run_id() == run_id()
