@@ -12,14 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from critic_world import PURPOSE, KnowingJudge, event, generate, round_of
+from critic_world import KnowingJudge, event, generate, round_of
+from memory_pairs import make_pair
 from reflact.calibration.contrast import ContrastSettings, GenerationResult
-from reflact.calibration.judges import (
-    compare_sides,
-    count_needed,
-    decide_outcome,
-    plan_sides,
-)
+from reflact.calibration.judges import compare_sides, count_needed, decide_outcome, plan_sides
 from reflact.errors import ReplyError
 from reflact.memory.models import ContrastPair, Evaluation, Label
 from reflact.prompts import load_prompts
@@ -35,16 +31,7 @@ def clear(step: int) -> ContrastPair:
     """Return a pair that the knowing judge can tell apart."""
     right = Evaluation(progress_before=2, progress_after=2, reasoning=f"Nothing was achieved in step {step}.")
     wrong = Evaluation(progress_before=2, progress_after=8, reasoning="It looks like more.")
-    return ContrastPair(
-        purpose=PURPOSE,
-        transition=event(step).transition,
-        right=right,
-        wrong=wrong,
-        reason="The states are equal.",
-        mistake="inflated_score",
-        construction="asked",
-        label_source="human",
-    )
+    return make_pair(step).model_copy(update={"right": right, "wrong": wrong})
 
 
 async def compare(

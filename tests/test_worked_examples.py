@@ -13,7 +13,7 @@ from random import Random
 import pytest
 
 import critic_world
-from critic_world import ASKING, World, pair, store_of, transition
+from critic_world import World, pair, store_of, transition
 from memory_pairs import promote
 from reflact.calibration.cache import PairCache
 from reflact.calibration.critic import CRITIC_SCOPE, Critic
@@ -27,7 +27,7 @@ from reflact.calibration.state_diff import TransitionView
 from reflact.calibration.worked_examples import RankingIndex, rank_pairs
 from reflact.config.critic import CriticSettings
 from reflact.memory.cards import is_visible_to
-from reflact.memory.models import MISTAKE_KINDS, Action, ContrastPair, Evaluation, Scope, Transition
+from reflact.memory.models import MISTAKE_KINDS, Action, ContrastPair, Evaluation, Transition
 from reflact.memory.store import MemoryStore
 from reflact.testing import ScriptedLLM
 
@@ -63,23 +63,6 @@ async def test_random_stores_and_budgets(thorough: bool) -> None:
     assert passed_over > n_worlds
 
 
-@pytest.mark.parametrize(
-    ("scope", "seen"),
-    [
-        (Scope(), [True, True, True]),
-        (Scope(roles=("critic", "coder")), [True, True, True]),
-        (Scope(roles=("coder",)), [False, False, False]),
-        (Scope(roles=("critic",), tools=("browser",)), [False, True, False]),
-        (Scope(roles=("critic",), user="alice"), [False, False, True]),
-        (Scope(roles=("critic",), user="bob"), [False, False, False]),
-        (Scope(task_categories=("shop",)), [False, False, False]),
-    ],
-)
-def test_a_scope_is_seen_by_those_who_name_one_of_its_values(scope: Scope, seen: list[bool]) -> None:
-    """A field that is not empty hides a pair from all who do not name one of its values."""
-    assert [is_visible_to(scope, asking) for asking in ASKING] == seen
-
-
 def test_an_example_holds_all_that_makes_it_one() -> None:
     """Input, right evaluation, wrong evaluation and the reason stand in it, numbers included."""
     one = pair(Random(1)).model_copy(update={"purpose": "Ship it.", "reason": "It is not shipped."})
@@ -109,9 +92,9 @@ def test_the_budget_holds_for_any_counter(room: int, count: object) -> None:
 def test_a_pair_that_does_not_fit_makes_room_for_the_next() -> None:
     """A pair that is too long is left out whole, and a shorter one after it is shown."""
     small, large = pair(Random(1)), pair(Random(2)).model_copy(update={"reason": "because " * 2000})
-    alone = ExampleRenderer(60).show([small], max_tokens=10**6, max_pairs=5)
-    room = estimate_tokens(alone.text)
-    assert ExampleRenderer(60).show([large, small], max_tokens=room, max_pairs=5) == alone
+    renderer = ExampleRenderer(60)
+    alone = renderer.show([small], max_tokens=10**6, max_pairs=5)
+    assert renderer.show([large, small], max_tokens=estimate_tokens(alone.text), max_pairs=5) == alone
 
 
 @pytest.mark.slow
@@ -164,14 +147,14 @@ def test_credit_and_no_credit_balance_each_other() -> None:
 
 def test_within_a_kind_the_more_relevant_comes_first() -> None:
     """A pair that speaks of the same things is shown before one that does not."""
-    asked = TransitionView(transition(Random(1)))
-    near, far = (
-        pair(Random(n)).model_copy(update={"mistake": "inflated_score", "purpose": purpose})
-        for n, purpose in ((7, "water the plants on the balcony"), (7, "sort the mail by sender"))
+    asked, purposes = TransitionView(transition(Random(1))), ("water the plants", "sort the mail by sender")
+    one, other = (
+        pair(Random(7)).model_copy(update={"mistake": "inflated_score", "purpose": purpose})
+        for purpose in purposes
     )
-    for pairs in ([near, far], [far, near]):
-        assert [*rank_pairs(pairs, asked, purpose="water the plants on the balcony")] == [near, far]
-        assert [*rank_pairs(pairs, asked, purpose="sort the mail by sender")] == [far, near]
+    for pairs in ([one, other], [other, one]):
+        assert [*rank_pairs(pairs, asked, purpose=purposes[0])] == [one, other]
+        assert [*rank_pairs(pairs, asked, purpose=purposes[1])] == [other, one]
 
 
 async def test_the_very_transition_is_shown_only_when_asked_for() -> None:
