@@ -120,25 +120,28 @@ async def generate(
 
 
 class KnowingJudge:
-    """Judges comparisons of known pairs: finds the right side as often as it is said to.
+    """Judges comparisons of known pairs.
 
     Args:
-        accuracy: How often, drawn for each comparison by itself.
-        seed: Draws.
+        accuracy: How often it finds the right side, drawn for each comparison; None: the smaller the difference, the
+            less often.
         always: Picks this side, whatever is there.
     """
 
-    def __init__(self, accuracy: float = 1.0, *, seed: int = 0, always: str | None = None) -> None:
+    def __init__(self, accuracy: float | None = 1.0, *, always: str | None = None) -> None:
         self._accuracy = accuracy
-        self._seed = seed
         self._always = always
 
     def __call__(self, prompt: RenderedPrompt, reply_type: type[ReplyModel], call_id: CallId) -> JsonValue:
         """Answer one comparison; the right side is the one whose reasoning holds no praise."""
         text = prompt.messages[1].content
-        first = text[text.index("<first>") : text.index("</first>")]
-        right = "second" if "It looks like more" in first or "was scored" in first else "first"
-        hit = make_rng(self._seed, call_id.label).random() < self._accuracy
+        sides = [text[text.index(f"<{tag}>") : text.index(f"</{tag}>")] for tag in ("first", "second")]
+        phis = [float(side.split("After: ")[1].split()[0]) for side in sides]
+        accuracy = (
+            min(1.0, 0.75 + 0.06 * abs(phis[0] - phis[1])) if self._accuracy is None else self._accuracy
+        )
+        right = "second" if "It looks like more" in sides[0] or "was scored" in sides[0] else "first"
+        hit = make_rng(0, call_id.label).random() < accuracy
         other = {"first": "second", "second": "first"}[right]
         return {"reasoning": "By the states.", "better": self._always or (right if hit else other)}
 
@@ -162,10 +165,8 @@ class PlainCritic:
         """Return the sample of a trial, counted from 1."""
         self.trials.append(trial)
         raw = evaluation(*self._phis[(trial - 1) % len(self._phis)], f"Sample {trial}.")
-        said = raw
-        if trial in self._guarded:
-            said = raw.model_copy(update={"progress_after": raw.progress_before})
-        return StateScore(evaluation=said, raw=raw)
+        left = {"progress_after": raw.progress_before} if trial in self._guarded else {}
+        return StateScore(evaluation=raw.model_copy(update=left), raw=raw)
 
 
 # ---------------------------------------------------------------------------------------- random worlds
@@ -190,6 +191,9 @@ ASKING = (
     Scope(roles=("critic",), tools=("browser", "shell")),
     Scope(roles=("critic",), user="alice"),
 )
+EQUAL = {"reasoning": "r", "evidence": [], "phi_before": 1, "phi_after": 1, "confidence": 1}
+"""What a critic says who sees no change."""
+
 BOOK = load_prompts()
 TIME = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -288,15 +292,7 @@ class World:
 
     async def ask(self, order: Sequence[StoredPair] | None = None) -> tuple[RenderedPrompt, StateScore]:
         """Return what the critic asks and what comes of it, with the store's pairs in an order."""
-        llm = ScriptedLLM(
-            lambda *_: {
-                "reasoning": "r",
-                "evidence": [],
-                "phi_before": 1,
-                "phi_after": 1,
-                "confidence": 1,
-            }
-        )
+        llm = ScriptedLLM(lambda *_: EQUAL)
         memory: Any = Shelf(self.stored if order is None else order)
         critic = Critic(llm, memory=memory, settings=self.settings, prompts=BOOK)
         score = await critic.score(self.transition, purpose=self.purpose, scope=self.scope)

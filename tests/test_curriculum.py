@@ -8,9 +8,9 @@ from statistics import mean
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import JsonValue, ValidationError
+from pydantic import ValidationError
 
-from critic_world import event, generate
+from critic_world import KnowingJudge, event, generate
 from reflact.calibration.contrast import ContrastSettings
 from reflact.calibration.curriculum import (
     CriticAccuracyByMistake,
@@ -25,9 +25,7 @@ from reflact.calibration.curriculum import (
     plan_next_round,
 )
 from reflact.calibration.metrics import ScoredStep
-from reflact.data import make_rng
 from reflact.memory.models import MISTAKE_KINDS, ContrastPair, Label
-from reflact.messages import CallId, RenderedPrompt, ReplyModel
 
 pytestmark = pytest.mark.anyio
 
@@ -182,20 +180,6 @@ def test_places_are_rounded_without_bias(weights: list[int], places: int) -> Non
 # ------------------------------------------------------------------------------------ three whole rounds
 
 
-def by_distance(prompt: RenderedPrompt, reply_type: type[ReplyModel], call_id: CallId) -> JsonValue:
-    """Judge as people do: the smaller the difference, the more often wrongly."""
-    text = prompt.messages[1].content
-    sides = [text[text.index(f"<{tag}>") : text.index(f"</{tag}>")] for tag in ("first", "second")]
-    phis = [float(side.split("After: ")[1].split()[0]) for side in sides]
-    accuracy = min(1.0, 0.75 + 0.06 * abs(phis[0] - phis[1]))
-    right = "second" if "It looks like more" in sides[0] or "was scored" in sides[0] else "first"
-    hit = make_rng(0, call_id.label).random() < accuracy
-    return {
-        "reasoning": "So it seems.",
-        "better": right if hit else {"first": "second", "second": "first"}[right],
-    }
-
-
 async def test_three_rounds_without_duplicates_get_harder_and_turn_to_the_weakest_kind() -> None:
     """Difficulty and the weakest kind's share rise, no pair comes twice, and a plateau ends it."""
     steps = []
@@ -212,7 +196,7 @@ async def test_three_rounds_without_duplicates_get_harder_and_turn_to_the_weakes
         result = await generate(
             *steps,
             plan=plan,
-            judge=by_distance,
+            judge=KnowingJudge(None),
             settings=ContrastSettings(n_judges=10),
             known_pair_ids={pair.id for made in seen for pair in made},
         )

@@ -13,7 +13,7 @@ from random import Random
 import pytest
 
 import critic_world
-from critic_world import World, pair, store_of, transition
+from critic_world import EQUAL, World, pair, store_of, transition
 from memory_pairs import promote
 from reflact.calibration.cache import PairCache
 from reflact.calibration.critic import CRITIC_SCOPE, Critic
@@ -32,8 +32,6 @@ from reflact.memory.store import MemoryStore
 from reflact.testing import ScriptedLLM
 
 pytestmark = pytest.mark.anyio
-
-EQUAL = {"reasoning": "r", "evidence": [], "phi_before": 1, "phi_after": 1, "confidence": 1}
 
 
 async def test_random_stores_and_budgets(thorough: bool) -> None:
