@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import math
-import re
 from itertools import combinations
-from pathlib import Path
 from typing import Literal
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import JsonValue
 
+from calibration_memory import ListMemory
 from critic_world import PlainCritic, generate, mistaken
+from flattered_world import flattered, flattered_traces
 from profiles import cases
 from reflact import Calibrator, Trace
 from reflact.calibration.contrast import ContrastSettings, select_events
-from reflact.calibration.critic import CriticReply
 from reflact.calibration.metrics import (
     MIN_LABEL_DIFFERENCE,
     CriticMetrics,
@@ -28,8 +26,6 @@ from reflact.calibration.metrics import (
 )
 from reflact.data import make_rng
 from reflact.memory.models import Action, Evaluation, Label, ScoreEvent, Transition
-from reflact.memory.store import MemoryStore
-from reflact.messages import CallId, RenderedPrompt, ReplyModel
 from reflact.testing import ScriptedLLM
 
 pytestmark = pytest.mark.anyio
@@ -227,8 +223,6 @@ def test_measures_are_in_range_and_deterministic(steps: list[ScoredStep]) -> Non
 
 # ------------------------------------------------------------------------ labels of the state after alone
 
-CLAIM = "All letters are sorted!"
-
 
 def reached(phi: float) -> Label:
     """Return what a check of the state after found."""
@@ -266,61 +260,42 @@ async def test_no_pair_is_made_of_what_is_known_by_half() -> None:
 # ---------------------------------------------------------------------------------------- whole rounds
 
 
-def flattered(prompt: RenderedPrompt, reply_type: type[ReplyModel], call_id: CallId) -> JsonValue:
-    """Believe a claim until a worked example shows it better; write no mistakes."""
-    if reply_type is not CriticReply:
-        return None
-    examples, _, question = prompt.messages[-1].content.rpartition("<purpose>")
-    before, after = (int(n) for n in re.findall(r"(\d+) of 10", question)[:2])
-    believes = CLAIM in question and CLAIM not in examples
-    return {
-        "reasoning": f"{after} are sorted.",
-        "evidence": ["are sorted"],
-        "phi_before": before,
-        "phi_after": 9 if believes else after,
-        "confidence": 0.9,
-    }
+def logged(name: str, number: int, *, labels: Literal["all", "last", "none"]) -> list[Trace]:
+    """Return runs that no critic saw; a program checked all states, the last one, or none."""
+    runs = []
+    for scored in flattered_traces(name, number):
+        runs.append(Trace(scored.purpose, id=scored.id))
+        for event in scored.events:
+            assert event.label is not None
+            last = reached(event.label.progress_after) if labels == "last" and event.step == 1 else None
+            runs[-1].record(event.transition, label=event.label if labels == "all" else last)
+    return runs
 
 
-def letters(run: int, *, labels: Literal["all", "last", "none"]) -> Trace:
-    """Return a run of three steps that no critic saw; a program checked some of the states after."""
-    trace = Trace("Sort all ten letters.", id=f"run {run}")
-    for done in range(3):
-        before, after = (f"Desk {run}: {n} of 10 are sorted." for n in (done, done + 1))
-        action = Action(name="sort", arguments=CLAIM if done else "I begin.")
-        is_checked = labels == "all" or (labels == "last" and done == 2)
-        step = Transition(before=before, action=action, after=after)
-        trace.record(step, label=reached(done + 1) if is_checked else None)
-    return trace
-
-
-async def test_a_check_of_the_last_state_alone_is_enough_to_test(tmp_path: Path) -> None:
+async def test_a_check_of_the_last_state_alone_is_enough_to_test() -> None:
     """Held-out runs with an outcome and nothing else promote what helps; the estimate says that they can."""
-    learn = [letters(n, labels="all") for n in range(12)]
-    held_out = [letters(n, labels="last") for n in range(100, 125)]
-    async with MemoryStore(tmp_path / "memory.db") as memory:
-        calibrator = Calibrator(ScriptedLLM(flattered), memory, n_judges=0)
-        estimate = await calibrator.estimate_cost(learn, heldout=held_out)
-        report = await calibrator.calibrate(learn, heldout=held_out)
+    learn, held_out = logged("learn", 12, labels="all"), logged("held out", 60, labels="last")
+    calibrator = Calibrator(flattered(), ListMemory(), n_judges=0)
+    estimate = await calibrator.estimate_cost(learn, heldout=held_out)
+    report = await calibrator.calibrate(learn, heldout=held_out)
     before, after = report.held_out.before, report.held_out.after
     assert before is not None
     assert after is not None
-    assert (before.n_traces, before.error.value, after.error.value) == (25, 6, 0)
+    assert (before.n_traces, after.error.value) == (60, 0)
+    assert before.error.value > 1
     assert report.n_promoted > 0
     assert estimate.missing_reason is None
 
 
-async def test_labels_on_held_out_traces_are_enough_for_a_test(tmp_path: Path) -> None:
+async def test_labels_on_held_out_traces_are_enough_for_a_test() -> None:
     """What is learned from needs no label if samples agree; without held-out labels nothing is promoted."""
-    learn = [letters(n, labels="none") for n in range(3)]
-    async with MemoryStore(tmp_path / "memory.db") as memory:
-        calibrator = Calibrator(ScriptedLLM(flattered), memory, n_judges=0)
-        untested = await calibrator.calibrate(learn, allow_untested=True)
-        stored = await memory.pairs()
-        assert {one.pair.label_source for one in stored} == {"agreement"}
-        assert {one.status for one in stored} == {"quarantined"}
-        held_out = [letters(n, labels="last") for n in range(100, 120)]
-        report = await calibrator.calibrate(learn, heldout=held_out)
+    learn, memory = logged("learn", 3, labels="none"), ListMemory()
+    calibrator = Calibrator(flattered(), memory, n_judges=0)
+    untested = await calibrator.calibrate(learn, allow_untested=True)
+    stored = await memory.pairs()
+    assert {one.pair.label_source for one in stored} == {"agreement"}
+    assert {one.status for one in stored} == {"quarantined"}
+    report = await calibrator.calibrate(learn, heldout=logged("held out", 20, labels="last"))
     assert (untested.tests, untested.n_promoted, untested.held_out.before) == ((), 0, None)
     assert "20" in str(untested.not_tested_reason)
     assert (len(report.tests), report.tests[0].n_traces) == (1, 20)
