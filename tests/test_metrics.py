@@ -95,11 +95,7 @@ def test_nothing_scored_is_no_measure() -> None:
 
 def test_error_and_bias() -> None:
     """Errors are absolute, the bias keeps its sign, and the constant predictor says the median."""
-    steps = [
-        scored("a", 0, (0, 2), (0, 5)),
-        scored("a", 1, (2, 4), (5, 3)),
-        scored("b", 0, (0, 0), (0, 1)),
-    ]
+    steps = [scored("a", 0, (0, 2), (0, 5)), scored("a", 1, (2, 4), (5, 3)), scored("b", 0, (0, 0), (0, 1))]
     found = measure(*steps)
     assert (found.n_traces, found.n_transitions) == (2, 3)
     assert found.error.value == pytest.approx(5 / 3)

@@ -9,11 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reflact import Trace
-from reflact.calibration.trace_sources import (
-    build_anchors,
-    label_replies,
-    list_transitions,
-)
+from reflact.calibration.trace_sources import build_anchors, label_replies, list_transitions
 from reflact.memory.models import Action, ContrastPair, Evaluation, Label, LabelSource, Transition
 from reflact.memory.store import MemoryStore
 from reflact.types import Rollout, Score, Turn

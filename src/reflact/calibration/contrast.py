@@ -59,11 +59,8 @@ class GenerationTask(NamedTuple):
     """What the pairs of a trace are to be in one round.
 
     Args:
-        purpose: What the agent was to achieve.
-        trace_id: The trace that the pairs come from.
         round_plan: Which mistakes are asked for, and how near to right; see ``curriculum.plan_next_round``.
-        known_pair_ids: Ids of pairs that are not generated again: those that were there before the round. A round
-            that is repeated needs those of its first time, or it goes past its own pairs to others.
+        known_pair_ids: Ids of pairs that were there before the round, which are not generated again.
         other_purposes: The purposes of other traces.
     """
 
@@ -75,12 +72,9 @@ class GenerationTask(NamedTuple):
 
 
 class PairModels(NamedTuple):
-    """The models that make pairs.
+    """Who writes mistakes and other purposes, who compares blindly, and whose samples have to agree.
 
-    Args:
-        writer: Writes mistaken evaluations and other purposes.
-        judge: Compares blindly; needed if ``settings.n_judges`` is above 0.
-        critic: Gives the samples that have to agree; None: labels alone say what is right.
+    Without a judge, ``settings.n_judges`` must be 0. Without a critic, labels alone say what is right.
     """
 
     writer: LLM
@@ -104,9 +98,6 @@ async def generate_contrast_pairs(
 
     Args:
         events: The scored steps of the trace.
-        task: What the pairs are to be.
-        models: The models that are asked.
-        settings: How pairs are made.
         prompts: The prompts; None: the newest versions that are packaged.
         on_result: Gets each pair and each dropped candidate when it is ready.
 

@@ -86,7 +86,7 @@ class Critic:
         memory: Where promoted pairs are; None: no worked examples.
         settings: What is shown and how replies are taken.
         prompts: Where its prompt is; None: the newest versions that are packaged.
-        count_tokens: Counts the tokens of a text; see ``estimate``.
+        count_tokens: Counts the tokens of a text; see ``estimate_tokens``.
 
     Raises:
         ConfigError: The model is not connected, or the memory is none.
@@ -193,10 +193,10 @@ class Critic:
             purpose: What the agent is to achieve.
             scope: Whose cards count.
             pairs: None: the promoted ones of the memory in scope. Else these alone, whatever their status
-                and scope; ``()`` is none. Either way they are ranked and shown as far as the budget goes.
+                and scope; ``()`` is none.
             trial: Equal questions of another trial are independent samples.
-            progress_before: What the state before is worth by definition, whatever the model says, such as 0
-                where nothing is done yet; guards take credit away down to it. None: the model says.
+            progress_before: What the state before is worth by definition, whatever the model says. None: the
+                model says.
 
         Raises:
             DataError: The transition or the purpose is something else.

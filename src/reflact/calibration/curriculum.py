@@ -32,14 +32,7 @@ class MistakeShare(FrozenModel):
 
 
 class RoundPlan(FrozenModel):
-    """What one round asks for.
-
-    Args:
-        number: From 1.
-        shares: The kinds of mistakes and their parts, which add up to 1.
-        nearest: The least distance of a wrong progress after from the right one.
-        farthest: The largest one.
-    """
+    """What one round asks for: kinds of mistakes with parts that add up to 1, and the distance of wrong scores."""
 
     number: int = Field(ge=1)
     shares: tuple[MistakeShare, ...] = Field(min_length=1)

@@ -63,19 +63,15 @@ def item_input(item: Item) -> str:
 class CriticGrader:
     """Grades answers by the opinion of a pinned critic; pass it to ``DatasetEnvironment(grade=...)``.
 
-    An answer is a transition from the item's input to the answer. The input counts 0 whatever the critic
-    makes of it, since nothing is answered yet; so if a guard takes credit away, nothing is left. Soft is
-    progress after the answer over ten; hard is 1 if that phi reaches ``pass_threshold``. What the critic says of an
-    answer without full marks is the feedback. An answer that says nothing (see ``explain_empty_answer``) is
-    worth 0, and the critic is not asked. An item's reference is not looked at.
+    An answer is a transition from the item's input, which counts 0, to the answer. Soft is progress after the answer
+    over ten; hard is 1 if that phi reaches ``pass_threshold``. The critic's words are the feedback of an answer without
+    full marks. An answer that says nothing is worth 0, and the critic is not asked. No reference is looked at.
 
     Args:
         critic: A critic that cannot change under a run: ``await critic.pin()`` or ``critic.pin_to(pairs)``.
         pass_threshold: The least phi of an answer that counts as a success, above 0 and at most 10.
-        purpose: Says what an answer to an item is to achieve; a function or a method, by whose name it is
-            known in the keys of rollouts.
-        measurements: What the critic's scores are worth, for the summary (see ``measure_critic``); None: it was
-            not measured.
+        purpose: Says what an answer to an item is to achieve; a function that has a name.
+        measurements: What the critic's scores are worth, for the summary (see ``measure_critic``).
 
     Raises:
         ConfigError: The critic is not pinned, ``pass_threshold`` is off the scale, or the purpose has no name.
@@ -207,10 +203,9 @@ class CriticAnnotator:
 
     Args:
         critic: A critic that cannot change under a run: ``await critic.pin()`` or ``critic.pin_to(pairs)``.
-        purpose: Says what an item asks for; a function or a method, by whose name it is known in the run's
-            identity.
-        state: Renders the state from the turns so far (see ``list_transitions``); known by its name as well.
-        measurements: What the critic's scores are worth, for the summary; None: it was not measured.
+        purpose: Says what an item asks for; a function that has a name.
+        state: Renders the state from the turns so far (see ``list_transitions``); a function that has a name.
+        measurements: What the critic's scores are worth, for the summary.
 
     Raises:
         ConfigError: The critic is not pinned, or a function has no name.

@@ -99,8 +99,6 @@ class CriticMetrics(FrozenModel):
     """A critic, measured.
 
     Args:
-        n_traces: Traces that the steps come from.
-        n_transitions: Scored steps.
         error: Mean absolute error of phi, in 0..10.
         bias: Mean error, in -10..10; above 0 the critic inflates.
         accuracy: Pairwise accuracy: of pairs of states of one trace whose correct phi differ by
@@ -112,7 +110,6 @@ class CriticMetrics(FrozenModel):
         brier: Mean squared difference of confidence and being right.
         calibration: Expected calibration error over ``N_BINS`` bins of confidence; above 0 by chance alone
             where steps are few.
-        constant: The constant predictor beside it.
         by_mistake: Steps by the kind of mistake that they invite, sorted by name.
         by_difficulty: Steps by the difficulty of their pairs: ``easy`` (no judge erred), ``middle`` (at most
             one in five) and ``hard``.

@@ -27,13 +27,7 @@ MistakeDirection = Literal["too_high", "too_low", "either", "against_progress"]
 
 
 class Mistake(FrozenModel):
-    """A kind of mistake that critics make.
-
-    Args:
-        name: Small letters and underscores.
-        description: What such a critic does, in one or two sentences that a model can act on.
-        direction: If it leads.
-    """
+    """A kind of mistake that critics make: its name, what such a critic does, and in which direction it errs."""
 
     name: str = Field(pattern=r"^[a-z_]+$")
     description: str = Field(min_length=1)
@@ -173,14 +167,9 @@ DropReason = Literal[
 
 
 class DroppedCandidate(FrozenModel):
-    """Why a candidate became no pair.
+    """Why a candidate became no pair: the kind of reason, and the reason in words.
 
-    Args:
-        reason: The kind of reason.
-        explanation: The reason in words.
-        step: The event's step in its trace.
-        mistake: The kind of mistake that was wanted.
-        construction: How the wrong side was to come about; None if it did not come to that.
+    ``mistake`` is the kind that was wanted, ``construction`` how the wrong side was to be made, if that was known.
     """
 
     reason: DropReason
@@ -191,12 +180,9 @@ class DroppedCandidate(FrozenModel):
 
 
 class GenerationResult(FrozenModel):
-    """What became of a round's candidates over one trace, in the order of events, whatever finished first.
+    """What became of a round's candidates over one trace, in the order of events; no two pairs have one id.
 
-    Args:
-        pairs: Kept pairs; no two have one id.
-        dropped: What the other candidates failed at.
-        n_skipped: Events that were not selected: they moved, but by less than ``min_delta``.
+    ``n_skipped`` counts the events that were not selected: they moved, but by less than ``min_delta``.
     """
 
     pairs: tuple[ContrastPair, ...] = ()

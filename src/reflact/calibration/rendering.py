@@ -70,11 +70,7 @@ class ShownExamples(NamedTuple):
 
 
 def show_transition(
-    purpose: str,
-    view: TransitionView,
-    *,
-    max_tokens: int,
-    count_tokens: TokenCounter = estimate_tokens,
+    purpose: str, view: TransitionView, *, max_tokens: int, count_tokens: TokenCounter = estimate_tokens
 ) -> str:
     """Return purpose, state before, action, state after and what changed, each fenced and cut to ``max_tokens``."""
     change_fits = count_tokens(view.change_text) <= max_tokens

@@ -139,7 +139,7 @@ def _parse_line(value: object, line_type: type[L], location: str) -> L:
 
 
 SAVE_BATCH_SIZE = 100
-"""Events that are appended to a store together: those that wait at the same time share a transaction."""
+"""Events that are appended to a store in one transaction."""
 
 MAX_SHOWN_PURPOSE = 60
 """Characters of a purpose in a representation."""
@@ -224,14 +224,11 @@ class Trace:
         *,
         label: Label | None = None,
     ) -> ScoreEvent:
-        """Append a step; it is in the file, if there is one, when this returns.
-
-        Tasks and threads may share a trace.
+        """Append a step; it is in the file, if there is one, when this returns. Tasks and threads may share a trace.
 
         Args:
             transition: What the agent did; states are kept whole.
-            score: How it was judged; of a critic's score what counts after the guards. None if no critic
-                saw it, as in logs.
+            score: How it was judged; of a critic's score what counts after the guards. None if no critic saw it.
             label: What is right, if that is known. If it says nothing of the state before, that follows from
                 equal states: after the step before, or after this step if nothing changed.
 

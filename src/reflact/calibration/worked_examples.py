@@ -78,12 +78,7 @@ def rank_pairs(
     other: examples of one sort alone teach to say always the same. Beyond that the more relevant comes first; ties go
     by id. Relevance is the cosine of the sets of words in purpose, action and change.
 
-    Args:
-        pairs: The candidates.
-        view: What is to be scored.
-        purpose: Under which purpose.
-        include_same: Keep pairs of the same transition under the same purpose, which give the answer away.
-        index: What is known of the pairs; None: nothing yet.
+    ``include_same`` keeps pairs of the same transition under the same purpose, which give the answer away.
     """
     index = index or RankingIndex()
     asked, own = _word_set(purpose, view), view.subject_hash(purpose)
