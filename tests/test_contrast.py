@@ -326,12 +326,8 @@ async def test_what_is_proven_can_be_kept_without_judges() -> None:
 # ---------- contrast replies
 
 RIGHT = "Two of the three chapters are there."
-GOOD = {
-    "mistake": "inflated_score",
-    "reasoning": "The report is as good as done.",
-    "phi_after": 9,
-    "why": "A chapter is missing.",
-}
+DONE = "The report is as good as done."
+GOOD = {"mistake": "inflated_score", "reasoning": DONE, "phi_after": 9, "why": "A chapter is missing."}
 """A valid mistake beside the right score of 6; the room is 7 to 10."""
 
 
@@ -367,18 +363,18 @@ def bad(kind: str) -> httpx.Response:
     return completion(content, finish="length" if kind == "cut off" else "stop")
 
 
-def step() -> ScoreEvent:
-    """Return a step of which only a model can make an inflated score."""
-    gold = Label(progress_before=2, progress_after=6, source="human", reasoning=RIGHT)
-    return event().model_copy(update={"label": gold})
+STEP = event().model_copy(
+    update={"label": Label(progress_before=2, progress_after=6, source="human", reasoning=RIGHT)}
+)
+"""A step of which only a model can make an inflated score."""
 
 
 async def made_contrast_replies(endpoint: Endpoint, *, each: int = 1, store: Any = None) -> GenerationResult:
     """Make pairs of the step in front of an endpoint."""
     async with connected(endpoint, config(reasks=1), store=store) as llm:
         return await generate_contrast_pairs(
-            [step()],
-            GenerationTask(PURPOSE, "t", round_of("inflated_score")),
+            [STEP],
+            GenerationTask(PURPOSE, "t", INFLATED),
             PairModels(llm),
             settings=ContrastSettings(candidates_per_event=each),
         )
@@ -401,22 +397,16 @@ async def test_a_bad_reply_costs_one_more_call_and_one_that_stays_bad_is_a_drop(
     assert BAD[kind][1] in drop.explanation
 
 
-async def test_bad_candidates_leave_the_good_ones_alone() -> None:
-    """Among three candidates one that stays bad is dropped and two are kept."""
-    answers = [completion(text(reasoning=f"Variation {n}.")) for n in range(2)]
-    result = await made_contrast_replies(Endpoint(*answers, bad("no JSON")), each=3)
-    assert (len(result.pairs), [drop.reason for drop in result.dropped]) == (2, ["bad_reply"])
-
-
 async def test_a_round_made_again_repeats_no_call() -> None:
-    """Over the same store a second making sends nothing, bad replies included, and comes out the same."""
+    """Of three candidates one stays bad; over the same store a second round sends nothing and comes out the same."""
     store = await opened()
-    endpoint = Endpoint(bad("no JSON"), completion(text()), bad("a refusal"))
+    answers = [completion(text(reasoning=f"Variation {n}.")) for n in range(2)]
+    endpoint = Endpoint(*answers, bad("no JSON"))
     first = await made_contrast_replies(endpoint, each=3, store=store)
+    assert (len(first.pairs), [drop.reason for drop in first.dropped]) == (2, ["bad_reply"])
     sent = len(endpoint.requests)
     assert await made_contrast_replies(endpoint, each=3, store=store) == first
     assert len(endpoint.requests) == sent
-    assert first.dropped
 
 
 # ---------- long states
@@ -450,15 +440,8 @@ async def test_pairs_of_long_states_are_those_of_short_ones_made_off_the_loop() 
         known = Where()
         result = await generate(*(longer(event(n), rows) for n in range(3)), known_pair_ids=known)
         assert (known.threads != {threading.get_ident()}) is (rows > 0)
-        results.append(
-            [
-                [
-                    (p.construction, p.mistake, p.right, p.wrong.progress_after, p.provenance)
-                    for p in result.pairs
-                ],
-                result.dropped,
-            ]
-        )
+        pairs = [(p.construction, p.mistake, p.right, p.wrong.progress_after) for p in result.pairs]
+        results.append((pairs, result.dropped))
     assert results[0][0]
     assert results[0] == results[1]
 
@@ -473,14 +456,9 @@ def test_a_copy_has_the_hashes_of_what_it_holds() -> None:
 
     pair, other = make_pair(), longer(event(), 3).transition
     assert pair.id == id_of(pair)
-    changes: dict[str, object] = {
-        "purpose": "another",
-        "transition": other,
-        "right": pair.wrong,
-        "wrong": pair.right,
-        "mistake": "mine",
-        "scope": pair.scope.model_copy(update={"user": "me"}),
-    }
+    scope = pair.scope.model_copy(update={"user": "me"})
+    changes: dict[str, object] = {"right": pair.wrong, "wrong": pair.right, "scope": scope}
+    changes |= {"purpose": "another", "transition": other, "mistake": "mine"}
     for name, value in changes.items():
         copied = pair.model_copy(update={name: value})
         assert copied.id == id_of(copied) != pair.id
