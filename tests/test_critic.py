@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable
 from random import Random
 from typing import Any
 
@@ -16,6 +15,7 @@ from doubles import Endpoint, completion, config, connected
 from reflact import Critic
 from reflact.calibration.critic import CRITIC_SCOPE, CriticReply
 from reflact.calibration.rendering import estimate_tokens
+from reflact.concurrency import fan_out
 from reflact.config.critic import CriticSettings
 from reflact.errors import ProviderDown, ReplyError
 from reflact.memory.models import Action, Scope, Transition
@@ -187,16 +187,8 @@ async def test_equal_questions_at_the_same_time_are_one(cache: int) -> None:
     """Ten callers share one call, whether or not its result is kept afterwards."""
     llm = answering(reply())
     critic = Critic(llm, settings=CriticSettings(cache_size=cache))
-    scores: list[Any] = []
-
-    async def ask() -> None:
-        scores.append(await critic.score(PAID, purpose=PURPOSE))
-
-    async with anyio.create_task_group() as tasks:
-        for _ in range(10):
-            tasks.start_soon(ask)
+    scores = await fan_out(lambda _: critic.score(PAID, purpose=PURPOSE), range(10))
     assert len(llm.calls) == 1
-    assert len(scores) == 10
     assert all(score == scores[0] for score in scores)
 
 
@@ -268,8 +260,7 @@ async def test_evidence_from_a_part_that_was_cut_is_still_evidence() -> None:
     """Quotes are looked for in the whole state, not in what was shown of it."""
     after = {"log": "z" * 90_000 + " status paid " + "z" * 90_000}
     states = Transition(before={"log": ""}, action=Action(name="pay"), after=after)
-    score = await Critic(answering(reply())).score(states, purpose=PURPOSE)
-    assert score.applied_guards == ()
+    assert (await Critic(answering(reply())).score(states, purpose=PURPOSE)).applied_guards == ()
 
 
 @pytest.mark.parametrize(
@@ -323,18 +314,15 @@ def test_a_snapshot_is_known_by_its_pairs_and_its_prompt() -> None:
     assert critic.pin_to(()).snapshot is not None
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda: Critic(ScriptedLLM(lambda *_: None, identity="another")),
-        lambda: Critic(answering(reply()), settings=CriticSettings(n_samples=2)),
-        lambda: Critic(answering(reply()), count_tokens=len),
-    ],
-)
-def test_identity_says_what_scores_depend_on(change: Callable[[], Critic]) -> None:
+def test_identity_says_what_scores_depend_on() -> None:
     """Model, settings and counter are in it; how many scores are kept is not."""
     usual = Critic(answering(reply()))
-    assert change().identity != usual.identity
+    others = (
+        Critic(ScriptedLLM(lambda *_: None, identity="another")),
+        Critic(answering(reply()), settings=CriticSettings(n_samples=2)),
+        Critic(answering(reply()), count_tokens=len),
+    )
+    assert len({critic.identity for critic in (usual, *others)}) == 4
     assert Critic(answering(reply()), settings=CriticSettings(cache_size=3)).identity == usual.identity
     assert json.loads(usual.identity)["critic"] == usual.prompt == "critic@1"
 

@@ -95,13 +95,9 @@ def test_each_perturbation_says_what_is_right() -> None:
     assert made["evidence_withdrawn"].transition.after == {"chapters": HIDDEN_TEXT, "title": "Report"}
 
 
-def test_a_claim_credits_nothing_that_fell() -> None:
-    """Where the step went backwards no evaluation credits a claim; the other inputs still apply."""
+def test_what_does_not_apply_is_left_out() -> None:
+    """No evaluation credits a claim if the step went backwards; later rounds want small differences."""
     assert set(ways(event(before=6, after=2))) == {"no_effect", "progress_reversed", "evidence_withdrawn"}
-
-
-def test_a_narrow_band_leaves_out_what_is_obvious() -> None:
-    """Later rounds want small differences: a step of four points gives none within two."""
     assert ways(event(), DistanceBand(1, 2)) == {}
     assert set(ways(event(after=3.5), DistanceBand(1, 2))) == set(ways(event()))
 
@@ -120,11 +116,8 @@ def test_an_observed_mistake_has_a_kind(right: tuple[float, float], wrong: float
     assert classify_error(evaluation(right[0], wrong), evaluation(*right)) == kind
     one = event(before=right[0], after=right[1], said=(right[0], wrong), changed=right[0] != right[1])
     observed = ways(one)["observed"]
-    assert (observed.mistake, observed.right.progress_after, observed.wrong.progress_after) == (
-        kind,
-        right[1],
-        wrong,
-    )
+    found = (observed.mistake, observed.right.progress_after, observed.wrong.progress_after)
+    assert found == (kind, right[1], wrong)
 
 
 def test_gold_without_reasons_takes_those_of_a_close_evaluation_alone() -> None:
@@ -142,10 +135,8 @@ def test_gold_without_reasons_takes_those_of_a_close_evaluation_alone() -> None:
 def test_quotes_point_into_the_state_after(before: str, after: str) -> None:
     """What is quoted of a text is one of its new lines."""
     transition = Transition(before=before, action=Action(name="act"), after=after)
-    assert all(
-        quote in after.splitlines() or f" {quote} " in after.splitlines()
-        for quote in quote_changes(transition)
-    )
+    lines = after.splitlines()
+    assert all(quote in lines or f" {quote} " in lines for quote in quote_changes(transition))
 
 
 # --------------------------------------------------------------------------------------- asked mistakes
