@@ -98,6 +98,9 @@ async def generate_contrast_pairs(
 
     Args:
         events: The scored steps of the trace.
+        task: What the pairs are to be.
+        models: The models that are asked.
+        settings: How pairs are made.
         prompts: The prompts; None: the newest versions that are packaged.
         on_result: Gets each pair and each dropped candidate when it is ready.
 

@@ -31,8 +31,7 @@ def estimate_tokens(text: str) -> int:
 def truncate_to_tokens(text: str, max_tokens: int, *, count_tokens: TokenCounter = estimate_tokens) -> str:
     """Return a text in at most ``max_tokens`` tokens: two thirds from its beginning, one from its end.
 
-    Between them stands a mark with the number of characters that are missing. If the room does not even
-    hold the mark, the mark stands alone: what is missing is never left unsaid.
+    Between them stands a mark with the number of missing characters; without room, the mark stands alone.
     """
     if count_tokens(text) <= max_tokens:
         return text
