@@ -10,7 +10,7 @@ import re
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, NamedTuple
 
 from reflact.calibration.state_diff import ABSENT_TEXT, FieldChange, TransitionView
 from reflact.config.critic import CriticSettings
@@ -143,9 +143,6 @@ class GuardCase(NamedTuple):
     progress_before: float | None = None
 
 
-Guard: TypeAlias = Callable[[Evaluation, GuardCase], Evaluation]
-
-
 def deny_invented_evidence(evaluation: Evaluation, case: GuardCase) -> Evaluation:
     """Evidence that is not there is struck out; what rests on it gets no credit and little confidence."""
     invented = case.quotable.find_invented(evaluation.evidence)
@@ -182,7 +179,7 @@ def doubt_jump(evaluation: Evaluation, case: GuardCase) -> Evaluation:
     return _cap_confidence(evaluation, case.settings.max_jump_confidence)
 
 
-GUARDS: Final[Mapping[str, Guard]] = MappingProxyType(
+GUARDS: Final[Mapping[str, Callable[[Evaluation, GuardCase], Evaluation]]] = MappingProxyType(
     {
         "invented_evidence": deny_invented_evidence,
         "no_evidence": deny_missing_evidence,
