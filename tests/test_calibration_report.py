@@ -92,13 +92,6 @@ def test_outcomes_figures_and_changes_have_one_name() -> None:
     assert [(one, [one in text for text in both]) for one in said] == [(one, [True, True]) for one in said]
 
 
-def test_the_headline_has_the_figures_of_its_table() -> None:
-    """Before and after are those of the table, over the same steps; what is averaged otherwise says so."""
-    terminal, page = shown()
-    assert "mean absolute error 2.00 -> 0.50" in terminal
-    assert "mean absolute error went from 2.00 to 0.50; averaged within each trace it" in page
-
-
 @pytest.mark.parametrize(
     ("gain", "words"),
     [

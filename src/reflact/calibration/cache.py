@@ -15,11 +15,7 @@ T = TypeVar("T")
 
 
 class PairCache(Generic[T]):
-    """Values by pair, for several threads; equal pairs share a value.
-
-    Args:
-        size: The largest number of pairs; the least recently used one goes first.
-    """
+    """The values of the ``size`` most recently used pairs, for several threads; equal pairs share a value."""
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -48,12 +44,9 @@ class PairCache(Generic[T]):
 
 
 class ResultCache(Generic[T]):
-    """Computes each result once; callers that ask meanwhile wait for it.
+    """Computes each result once, and keeps the ``size`` most recently used ones; callers that ask meanwhile wait.
 
     An error goes to all who wait and is not kept. If the caller that computes is cancelled, the next one does.
-
-    Args:
-        size: The largest number of results; the least recently used one goes first.
     """
 
     def __init__(self, size: int) -> None:

@@ -138,8 +138,6 @@ class Calibrator:
         """
         return self._usage_ledger.usage
 
-    # -------------------------------------------------------------------------------- beside an agent
-
     async def __aenter__(self) -> Self:
         tasks = await self._stack.enter_async_context(open_task_group())
         self._stack.callback(tasks.cancel_scope.cancel)
@@ -181,8 +179,6 @@ class Calibrator:
         """Wait until the queue is empty and no trace is being processed."""
         while not self._stopped and (self._queue or self._is_working):
             await self._changed.wait()
-
-    # ------------------------------------------------------------------------------------- awaited
 
     def stream_pairs(self, trace: Trace) -> Stream[ContrastPair]:
         """Return an iterator over a trace's pairs; each comes as soon as it is stored.
@@ -255,11 +251,7 @@ class Calibrator:
     ) -> CalibrationCostEstimate:
         """Return the least and the largest number of calls that ``calibrate`` makes; nothing is called.
 
-        Args:
-            traces: As for ``calibrate``.
-            heldout: As for ``calibrate``.
-            anchors: Labelled pairs to measure in addition to those in the store.
-            reasks: How often an invalid reply is sent back at most.
+        ``anchors`` are measured in addition to those in the store. Invalid replies are sent back ``reasks`` times.
 
         Raises:
             StoreError: The store cannot be read.
@@ -286,8 +278,6 @@ class Calibrator:
         """
         return await self._rounds.recheck(heldout)
 
-    # ------------------------------------------------------------------------------------ the task
-
     async def _run_worker(self) -> None:
         while not self._stopped:
             while not self._queue:
@@ -296,12 +286,12 @@ class Calibrator:
             self._notify()
             try:
                 await self._process_trace(trace)
-            except FATAL_ERRORS as error:
-                self._record_failure(trace, error)
-                self._close()
-                self._emit(CalibratorStopped(reason=str(error)))
             except Exception as error:  # noqa: BLE001 - no error beside an agent may end the agent
-                self._record_failure(trace, error)
+                self._add_counts(n_failed=1)
+                self._emit(TraceFailed(trace_id=trace.id, error=type(error).__name__, message=str(error)))
+                if isinstance(error, FATAL_ERRORS):
+                    self._close()
+                    self._emit(CalibratorStopped(reason=str(error)))
             finally:
                 self._is_working = False
                 self._notify()
@@ -321,10 +311,6 @@ class Calibrator:
         self._add_counts(n_rejected=1)
         self._emit(TraceSkipped(trace_id=trace.id, reason=reason))
         return False
-
-    def _record_failure(self, trace: Trace, error: Exception) -> None:
-        self._add_counts(n_failed=1)
-        self._emit(TraceFailed(trace_id=trace.id, error=type(error).__name__, message=str(error)))
 
     def _close(self) -> None:
         self._stopped = True

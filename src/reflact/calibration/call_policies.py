@@ -90,7 +90,13 @@ class UsageLedger:
     def entries_since(self, earlier: Iterable[PurposeUsage]) -> tuple[PurposeUsage, ...]:
         """Return what was added after earlier entries of this ledger."""
         before = {(one.role, one.purpose): one for one in earlier}
-        found = (_subtract(one, before.get((one.role, one.purpose))) for one in self.entries)
+        found = []
+        for one in self.entries:
+            counts: dict[str, object] = {}
+            if (old := before.get((one.role, one.purpose))) is not None:
+                counts = {name: getattr(one, name) - getattr(old, name) for name in COUNT_FIELDS}
+                counts["usage"] = subtract_usage(one.usage, old.usage)
+            found.append(one.model_copy(update=counts))
         return tuple(one for one in found if one.n_questions)
 
     def add(self, entry: PurposeUsage) -> None:
@@ -112,13 +118,6 @@ def subtract_usage(later: Usage, earlier: Usage) -> Usage:
     usd = None if later.usd is None else later.usd - (earlier.usd or 0.0)
     names = ("calls", "input_tokens", "cached_tokens", "output_tokens", "uncounted")
     return Usage(usd=usd, **{name: getattr(later, name) - getattr(earlier, name) for name in names})
-
-
-def _subtract(later: PurposeUsage, earlier: PurposeUsage | None) -> PurposeUsage:
-    if earlier is None:
-        return later
-    counts = {name: getattr(later, name) - getattr(earlier, name) for name in COUNT_FIELDS}
-    return later.model_copy(update={**counts, "usage": subtract_usage(later.usage, earlier.usage)})
 
 
 class MeteredLLM(LLMMiddleware):

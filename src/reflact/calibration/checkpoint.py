@@ -120,15 +120,9 @@ class StoredGeneration(GenerationResult):
 class CalibrationState:
     """A calibration from its beginning to its end; the fields from ``n_rounds`` on say what it made.
 
-    Args:
-        identity: See ``CalibrationInputs.identity``.
-        split: The traces to learn from, and those that are held out.
-        known_pair_ids: Pairs that are not made again.
-        promoted: The pairs that are promoted so far, by id.
-        earlier_tests: The tests that were there when it began.
-        finished_tests: Its tests that had ended when it was stopped, and are not replayed yet.
-        number: Its number in the store; None while it is not begun.
-        report: Its earlier report, if nothing has changed since.
+    ``promoted`` are the pairs that are promoted so far, by id, and ``finished_tests`` its tests that had ended when
+    it was stopped and are not replayed yet. ``number`` is None while it is not begun. ``report`` is its earlier
+    report, if nothing has changed since.
     """
 
     identity: str
@@ -246,9 +240,6 @@ def _parse_stored(model_type: type[StoredModel], text: str) -> StoredModel | Non
         return model_type.model_validate_json(text)
     except ValidationError:
         return None
-
-
-# ------------------------------------------------------------------------------------- what is missing
 
 
 NOTHING_TO_LEARN = (

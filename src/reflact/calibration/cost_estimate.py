@@ -24,14 +24,6 @@ class CalibrationCostEstimate(FrozenModel):
     """What a calibration takes; the counts of calls include those that an earlier start has paid for.
 
     Args:
-        n_training_traces: Traces that pairs are made of.
-        n_held_out_traces: Traces that test and measure.
-        n_held_out_steps: Steps of these whose correct score is known.
-        n_anchor_steps: Steps that anchors speak of.
-        max_rounds: The largest number of rounds.
-        max_candidates: The largest number of candidates in all rounds.
-        min_calls: The least number of calls.
-        max_calls: The largest number of calls.
         power_summary: What the held-out traces can show, in words.
         missing_reason: Why nothing could be tested, and what to do; None if something can.
         n_earlier_tests: Batches that were tested on these held-out traces before the calibration began.

@@ -37,14 +37,9 @@ if TYPE_CHECKING:
 class MemorySnapshot(NamedTuple):
     """The pairs and tests of a store at a moment.
 
-    Args:
-        known_pair_ids: Pairs that were tested, promoted or archived and are not made again. Other pairs are, so
-            that a round which was cut off before its test is made again as it was.
-        training_trace_ids: Traces that pairs were made from.
-        training_purposes: The purposes of these traces.
-        promoted: The pairs that the critic is shown now.
-        waiting_pairs: Pairs that may be tested and were not since they last changed.
-        tests: All tests.
+    ``known_pair_ids`` were tested, promoted or archived and are not made again. Other pairs are, so that a round
+    which was cut off before its test is made again as it was. ``waiting_pairs`` may be tested and were not since
+    they last changed. ``training_*`` are the traces that any pair was made from, and their purposes.
     """
 
     known_pair_ids: frozenset[str]

@@ -60,10 +60,7 @@ def list_labeled_steps(traces: Iterable[Trace]) -> tuple[LabeledStep, ...]:
 
 
 def list_pair_steps(pairs: Iterable[ContrastPair]) -> tuple[LabeledStep, ...]:
-    """Return the steps of pairs, each once with all its pairs; the right side is the label.
-
-    A step of an unknown trace counts as a trace of its own.
-    """
+    """Return the steps of pairs, each once; the right side is the label. Unknown traces have one step each."""
     about: dict[str, list[ContrastPair]] = defaultdict(list)
     for pair in pairs:
         about[pair.hashes.subject].append(pair)
@@ -108,10 +105,7 @@ async def score_steps(
 
 
 class LeakFilter:
-    """Knows which pairs show which states while steps are measured.
-
-    A pair that shows the state after a step, under its purpose, reveals the score that is asked for.
-    """
+    """Knows the pairs that reveal a step's score: they show the state after it, under its purpose."""
 
     def __init__(self, pairs: Sequence[ContrastPair]) -> None:
         self._pairs = pairs

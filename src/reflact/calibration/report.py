@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import Final, NamedTuple
+from typing import Final
 
 from reflact.calibration.metrics import CriticMetrics
 from reflact.calibration.mistakes import DroppedCandidate
@@ -163,22 +163,15 @@ OUTCOME_TEXTS: Final = {
 """How a test ended, in words."""
 
 
-class MetricDescription(NamedTuple):
-    """A figure of ``CriticMetrics``: its name, the field, and what to know when reading it."""
-
-    label: str
-    field_name: str
-    note: str
-
-
 METRIC_DESCRIPTIONS: Final = (
-    MetricDescription("mean absolute error", "error", "in points; lower is better"),
-    MetricDescription("bias", "bias", "in points; above 0 inflates"),
-    MetricDescription("pairwise accuracy", "accuracy", "higher is better; 0.5 is guessing"),
-    MetricDescription("order consistency", "consistency", "higher is better"),
-    MetricDescription("Brier score", "brier", "lower is better"),
-    MetricDescription("calibration error", "calibration", "lower is better"),
+    ("mean absolute error", "error", "in points; lower is better"),
+    ("bias", "bias", "in points; above 0 inflates"),
+    ("pairwise accuracy", "accuracy", "higher is better; 0.5 is guessing"),
+    ("order consistency", "consistency", "higher is better"),
+    ("Brier score", "brier", "lower is better"),
+    ("calibration error", "calibration", "lower is better"),
 )
+"""The figures of ``CriticMetrics``: the name of each, its field, and what to know when reading it."""
 
 
 def format_number(value: float, decimals: int = 2) -> str:

@@ -109,10 +109,7 @@ class RoundRunner:
         shown_pairs: Sequence[ContrastPair] | None = None,
         on_pair: PairCallback | None = None,
     ) -> StoredGeneration:
-        """Make a trace's pairs and store each when it is ready; steps that are anchors teach nothing.
-
-        Without a plan it is that of a first round. Nothing is made if the memory is full.
-        """
+        """Make a trace's pairs, by the plan of a first round if none is given, and store each when it is ready."""
         plan = round_plan or plan_next_round((), self._settings.curriculum)
         if plan is None or not await self._store.remaining_capacity():
             return StoredGeneration(is_memory_full=True)
@@ -207,10 +204,7 @@ class RoundRunner:
     async def open_calibration(
         self, traces: Sequence[Trace], heldout: Sequence[Trace] | None, anchors: Sequence[ContrastPair]
     ) -> tuple[CalibrationState, str | None]:
-        """Return the state of a calibration, and in a sentence what is missing for a test.
-
-        Nothing is asked and nothing is stored.
-        """
+        """Return the state of a calibration, and what is missing for a test; nothing is asked or stored."""
         snapshot = await self.tester.take_snapshot()
         critic, llm = self.tester.critic.identity, self._llm.identity
         inputs = CalibrationInputs(traces, heldout, anchors, critic, llm, self._settings, self._prompts)
@@ -222,10 +216,7 @@ class RoundRunner:
     async def run(
         self, calibration: CalibrationState, anchors: Sequence[ContrastPair], *, ignore_finished: bool = False
     ) -> CalibrationReport:
-        """Calibrate, round by round, and measure before and after.
-
-        A finished calibration is only made again if ``ignore_finished``.
-        """
+        """Calibrate, and measure before and after; a finished calibration only if ``ignore_finished``."""
         if calibration.report is not None and not ignore_finished:
             return calibration.report.model_copy(update={"is_earlier_result": True})
         number = calibration.number
@@ -323,10 +314,7 @@ class RoundRunner:
     async def _run_round(
         self, calibration: CalibrationState, round_plan: RoundPlan, writer: FailFastLLM
     ) -> list[ContrastPair]:
-        """Make the pairs of a round from all traces, several at a time.
-
-        Until the writer gave a valid reply, the other traces wait for the first of them.
-        """
+        """Make the pairs of all traces; the first ones alone until the writer gave a valid reply."""
         learn, shown = calibration.split.training, calibration.promoted
         known_ids = calibration.known_pair_ids.union(pair.id for pair in calibration.pairs)
         purposes = sorted({trace.purpose for trace in learn})
@@ -360,10 +348,7 @@ class RoundRunner:
     async def _test_waiting_pairs(
         self, calibration: CalibrationState, steps: Sequence[LabeledStep], pairs: Sequence[ContrastPair]
     ) -> bool:
-        """Test all pairs that wait and do not come from the held-out traces; return whether there was a test.
-
-        A test that had ended when the calibration was stopped is replayed.
-        """
+        """Test all waiting pairs that do not come from the held-out traces; return whether there was a test."""
         ended = calibration.pop_finished_test([pair.id for pair in pairs])
         if ended is not None and ended.evidence is not None:
             await self._replay_finished_test(calibration, steps, ended.evidence)

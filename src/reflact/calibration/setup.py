@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from reflact.config.models import ModelConfig
 from reflact.config.training import BudgetConfig, ReplayConfig
 from reflact.errors import ConfigError
 from reflact.llm.budget import require_cap
-from reflact.protocols import LLM, RunStore
+from reflact.protocols import LLM
 from reflact.records import Spend
 from reflact.types import digest_json
 
@@ -22,16 +23,8 @@ UNLIMITED_BUDGET = BudgetConfig()
 NO_REPLAY = ReplayConfig()
 
 
-class ModelConnection(NamedTuple):
-    """A connected model, and the store that counts its calls."""
-
-    llm: LLM
-    store: RunStore
-    run_id: str
-
-    async def spend(self) -> tuple[Spend, ...]:
-        """Return the spend of all starts."""
-        return await self.store.spend(self.run_id)
+ReadSpend = Callable[[], Awaitable[tuple[Spend, ...]]]
+"""Returns the spend of all starts."""
 
 
 @asynccontextmanager
@@ -64,8 +57,8 @@ async def connect(
     run_id = account_name(Path(store))
     async with open_connection(
         model, store=Path(store), role=role, run_id=run_id, budget=budget, replay=replay
-    ) as connection:
-        yield connection.llm
+    ) as (llm, _):
+        yield llm
 
 
 @asynccontextmanager
@@ -78,14 +71,8 @@ async def open_connection(
     budget: BudgetConfig,
     replay: ReplayConfig,
     on_limit: Callable[[LimitChange], None] | None = None,
-) -> AsyncIterator[ModelConnection]:
-    """Open the store of model calls and connect a model, under a budget that holds over all starts.
-
-    ``on_limit`` is that of ``Client``.
-
-    Raises:
-        BudgetSpent: On leaving: the time is up.
-    """
+) -> AsyncIterator[tuple[LLM, ReadSpend]]:
+    """Open the store of model calls and connect a model, under a budget that holds over all starts."""
     import anyio
 
     from reflact.llm.budget import Account, Budget
@@ -112,7 +99,7 @@ async def open_connection(
         begun = anyio.current_time()
         try:
             with anyio.CancelScope(deadline=limits.deadline) as time:
-                yield ModelConnection(llm, calls, run_id)
+                yield llm, partial(calls.spend, run_id)
             if time.cancelled_caught:
                 raise limits.out_of_time()
         finally:

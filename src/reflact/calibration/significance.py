@@ -67,14 +67,10 @@ class UnscoredStep(NamedTuple):
 
 
 class NotEnoughTraces(FrozenModel):
-    """No decision: too few held-out traces have known steps, too few could be scored, or the batch changed.
+    """No decision: too few held-out traces have labelled steps, too few could be scored, or the batch changed.
 
-    Args:
-        n_traces: Held-out traces with labelled steps.
-        n_steps: Their labelled steps, if too few of these could be scored.
-        n_unscored: Steps of these without a valid score without the batch.
-        n_tested: Batches that were tested on these traces, if their error probability is used up.
-        batch_changed: Whether another process changed the batch while it was scored.
+    ``n_unscored`` of ``n_steps`` had no valid score without the batch. After ``n_tested`` tests the error
+    probability is used up. Another process may have changed the batch while it was scored.
     """
 
     n_traces: int

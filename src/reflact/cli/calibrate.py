@@ -74,11 +74,7 @@ def calibrate(  # noqa: PLR0917 - one for each option of the command
 
 
 def load_calibrate_config(path: Path, overrides: Sequence[str] | None) -> CalibrateConfig:
-    """Return the configuration of a file with overrides, checked as far as that goes without traces.
-
-    Raises:
-        ConfigError: The file, a key or a value is wrong.
-    """
+    """Return the configuration of a file with overrides, checked as far as that goes without traces."""
     from reflact.calibration.config import CalibrateConfig, resolve_paths
     from reflact.config.loading import load_section
     from reflact.errors import ConfigError
@@ -95,13 +91,7 @@ def load_calibrate_config(path: Path, overrides: Sequence[str] | None) -> Calibr
 async def load_traces(
     config: CalibrateConfig, memory: MemoryStore
 ) -> tuple[tuple[Trace, ...], tuple[Trace, ...] | None]:
-    """Return the traces to learn from, and those that are held out, None if the rule chooses them.
-
-    Warnings go to standard error.
-
-    Raises:
-        DataError: A folder of traces is wrong, or the memory holds none.
-    """
+    """Return the traces to learn from, and those that are held out (None: the rule chooses); warn on stderr."""
     from reflact.calibration.trace import Trace
     from reflact.cli.memory_output import print_incomplete_files
 
@@ -130,11 +120,7 @@ async def _print_ignored_labels(traces: Sequence[Trace], memory: MemoryStore) ->
 
 
 def read_pairs(path: Path) -> list[ContrastPair]:
-    """Return the pairs of a file.
-
-    Raises:
-        DataError: It cannot be read, or a line is no pair.
-    """
+    """Return the pairs of a file."""
     from pydantic import ValidationError
 
     from reflact.calibration.arguments import describe_first_error
@@ -171,11 +157,7 @@ async def load_stored_traces(memory: MemoryStore) -> tuple[Trace, ...]:
 
 
 def require_writable(path: Path) -> None:
-    """Make sure that a page can be written, before what it is to show is paid for.
-
-    Raises:
-        ConfigError: It cannot be; says why.
-    """
+    """Make sure that a page can be written, before what it is to show is paid for."""
     from reflact.errors import ConfigError
 
     trial = path.with_name(f".{path.name}.part")
@@ -192,16 +174,8 @@ def require_writable(path: Path) -> None:
         ) from None
 
 
-# ------------------------------------------------------------------------------------- the estimate
-
-
 def estimate_and_show(path: Path, overrides: Sequence[str] | None, *, as_json: bool = False) -> None:
-    """Print how many calls a calibration takes; nothing is called and nothing is written.
-
-    Raises:
-        UsageError: The configuration, a trace or an anchor is wrong.
-        StoreError: The memory cannot be read.
-    """
+    """Print how many calls a calibration takes; nothing is called and nothing is written."""
     import anyio
     from rich.console import Console
 
@@ -246,9 +220,6 @@ async def _estimate(config: CalibrateConfig) -> tuple[CalibrationCostEstimate, i
         return estimate, sum(one.usage.calls for one in await calls.spend(run_id))
 
 
-# ----------------------------------------------------------------------------------- the calibration
-
-
 def calibrate_and_show(
     path: Path,
     overrides: Sequence[str] | None,
@@ -259,14 +230,7 @@ def calibrate_and_show(
     anyway: bool = False,
     again: bool = False,
 ) -> None:
-    """Calibrate as a file describes it, show what happens meanwhile, and print what it did.
-
-    Raises:
-        UsageError: The configuration, a trace or an anchor is wrong.
-        ModelError: The endpoint refused, failed or could not be reached; the cassette lacks an answer.
-        StoreError: The memory cannot be read or written.
-        typer.Exit: It was stopped; the code is 128 and the signal's number.
-    """
+    """Calibrate as a file describes it, show what happens meanwhile, and print what it did."""
     import anyio
 
     from reflact.cli.calibrate_output import CalibrationDisplay
@@ -346,12 +310,12 @@ async def _calibrate(
         replay=config.replay,
         on_limit=guard_callback(display.show_pause),
     )
-    async with MemoryStore(config.memory) as memory, connection as model:
+    async with MemoryStore(config.memory) as memory, connection as (model, read_spend):
         traces, heldout = await load_traces(config, memory)
         if config.anchors is not None:
             await memory.add_anchors(read_pairs(config.anchors))
-        display.spend_before, report = await model.spend(), None
-        llm = StoppableLLM(model.llm, graceful_stop)
+        display.spend_before, report = await read_spend(), None
+        llm = StoppableLLM(model, graceful_stop)
         critic = Critic(llm, memory=memory, settings=config.critic, prompts=prompts)
         calibrator = Calibrator(
             llm,
@@ -370,7 +334,7 @@ async def _calibrate(
                     )
         finally:
             with anyio.CancelScope(shield=True):
-                display.spend_after = await model.spend()
+                display.spend_after = await read_spend()
         return report
 
 

@@ -26,9 +26,6 @@ MAX_PAIR_LINES = 20
 """About so many lines tell of the pairs of one round."""
 
 
-# ------------------------------------------------------------------------------------------ the report
-
-
 def print_calibration(console: Console, report: CalibrationReport) -> None:
     """Print what was made, what was tested, and the critic before and after."""
     from reflact.calibration.report import capitalize_first, describe_gain, describe_tests_left
@@ -186,15 +183,8 @@ def print_estimate(console: Console, estimate: CalibrationCostEstimate, *, paid:
         console.print(line, highlight=False)
 
 
-# ---------------------------------------------------------------------------------------- the progress
-
-
 class CalibrationDisplay:
-    """Shows the events of a calibration, and counts them for when it is stopped.
-
-    Lines go to standard error, because the report goes to standard output: one for each important event, and
-    one for every twentieth part of a round's traces.
-    """
+    """Shows the events of a calibration as lines on standard error, and counts them for when it is stopped."""
 
     def __init__(self, show: ShowMode) -> None:
         from reflact.reporting.lines import EventLines
