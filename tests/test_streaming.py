@@ -42,7 +42,8 @@ from reflact.llm.cache_keys import build_cache_key
 from reflact.llm.cassettes import Interaction, ReplayTransport, open_cassette, read_cassette
 from reflact.llm.client import Client, identify_model
 from reflact.llm.drafts import DraftStream, extends, read_partial
-from reflact.llm.sse import EventReader, join_stream, parse_chunk, read_delta, read_events, read_usage
+from reflact.llm.pricing import read_usage
+from reflact.llm.sse import EventReader, join_stream, parse_chunk, read_delta, read_events
 from reflact.messages import Draft, Reply, ReplyModel, Text
 from reflact.records import FaultCount, Usage
 from reflact.types import FrozenModel

@@ -31,7 +31,7 @@ from reflact.llm.drafts import DraftStream
 from reflact.llm.errors import build_unusable_error, translate_client_error
 from reflact.llm.metering import MeteredTransport
 from reflact.llm.middleware import compose
-from reflact.llm.pricing import usd_of
+from reflact.llm.pricing import read_usage, usd_of
 from reflact.llm.rate_limit import LimitChange, endpoint_for
 from reflact.llm.redaction import (
     RedactingTransport,
@@ -41,7 +41,7 @@ from reflact.llm.redaction import (
     resolve_key,
 )
 from reflact.llm.retry import RetryTransport
-from reflact.llm.sse import JSON, read_usage
+from reflact.llm.sse import JSON
 from reflact.llm.streaming import CONTEXT, RequestContext, StreamingTransport
 from reflact.llm.structured import MODE_ORDER, Conversation, InvalidReply, Mode, refuses_format
 from reflact.messages import CallId, Draft, RenderedPrompt, Reply, ReplyModel, Text

@@ -23,11 +23,11 @@ from reflact.llm.errors import (
     classify_failure,
     classify_status,
 )
-from reflact.llm.pricing import read_cap, usd_of, worst_case
+from reflact.llm.pricing import read_cap, read_usage, usd_of, worst_case
 from reflact.llm.rate_limit import EndpointClient, Slot
 from reflact.llm.redaction import find_keys, remove_keys
 from reflact.llm.retry import GARBLED, BodyStream, parse_retry_after, select_headers
-from reflact.llm.sse import EVENT_STREAM, JSON, join_stream, read_usage
+from reflact.llm.sse import EVENT_STREAM, JSON, join_stream
 from reflact.llm.streaming import CONTEXT
 from reflact.messages import CallReservation, StoredResponse
 from reflact.records import FaultKind, Usage

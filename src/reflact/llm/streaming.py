@@ -11,7 +11,8 @@ from typing import Any
 import httpx
 
 from reflact.llm.drafts import DraftStream
-from reflact.llm.sse import EVENT_STREAM, JSON, read_usage
+from reflact.llm.pricing import read_usage
+from reflact.llm.sse import EVENT_STREAM, JSON
 from reflact.llm.structured import FORMAT_REFUSALS
 from reflact.records import Usage
 
