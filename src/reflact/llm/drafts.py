@@ -1,4 +1,4 @@
-"""Drafts: partial replies while the model still writes. Nothing else in a run depends on them."""
+"""Drafts: partial replies while the model still writes; their total cost grows with the reply's length."""
 
 from __future__ import annotations
 
@@ -24,10 +24,7 @@ MIN_GROWTH = 48
 """Characters by which a text grows at least between two drafts."""
 
 TEXT_GROWTH, CLOSED_GROWTH = 8, 64
-"""A reply grows by 1/8 of its length between two drafts, or by 1/64 if an object or a list has closed.
-
-So the number of drafts grows with the logarithm of the reply's length, and their total cost with the length.
-"""
+"""A reply grows by 1/8 of its length between two drafts, or by 1/64 if an object or a list has closed."""
 
 WORD_AT_END = re.compile(r"[-+.0-9A-Za-z]+\Z")
 """A number or a word that may continue."""
@@ -42,8 +39,6 @@ NEXT_ELEMENT, NEXT_MEMBER = ",0", ',"\\u0000reflact":0'
 
 class DraftStream(Generic[R]):
     """The drafts of one call: takes its answers while they arrive, and passes drafts to the subscribers.
-
-    The task that reads an answer never waits; a second task parses the text and calls the subscribers.
 
     Args:
         reply_type: The type of the reply.
@@ -93,11 +88,7 @@ class DraftStream(Generic[R]):
         raise failure
 
     def begin(self, keys: Sequence[str]) -> None:
-        """Start reading an answer; a second answer within an attempt replaces one that broke off.
-
-        Args:
-            keys: API keys, which drafts never show.
-        """
+        """Start reading an answer, without API keys; a second one within an attempt replaces one that broke off."""
         if self._begun:
             self.reset("the answer broke off, and is asked for again")
         self._begun = True
@@ -113,7 +104,10 @@ class DraftStream(Generic[R]):
             self._text.append(added)
             self._length += len(added)
             self._something_closed |= "}" in added or "]" in added
-            if self._has_grown():
+            enough = self._queued / CLOSED_GROWTH
+            if not self._something_closed:
+                enough = max(MIN_GROWTH, self._queued // TEXT_GROWTH)
+            if self._length - self._queued >= enough:
                 self._text = ["".join(self._text)]
                 self._queued, self._something_closed = self._length, False
                 self._put((self._attempt, self._text[0]))
@@ -143,12 +137,6 @@ class DraftStream(Generic[R]):
             await self._on_event(DraftUpdated(attempt=item.attempt, draft=item.value, **self._fields))
         if self._on_draft is not None:
             await self._on_draft(item)
-
-    def _has_grown(self) -> bool:
-        grown = self._length - self._queued
-        if self._something_closed:
-            return grown * CLOSED_GROWTH >= self._queued
-        return grown >= max(MIN_GROWTH, self._queued // TEXT_GROWTH)
 
 
 def read_partial(text: str, reply_type: type[ReplyModel]) -> JsonValue:

@@ -1,7 +1,4 @@
-"""Server-sent events: reading a stream, and joining it to one chat completion.
-
-The openai client would take twenty times as long, and lose the usage if a chunk without usage follows.
-"""
+"""Server-sent events, joined to one chat completion; the openai client would be slow and lose the usage."""
 
 from __future__ import annotations
 

@@ -75,14 +75,9 @@ class StreamingTransport(httpx.AsyncBaseTransport):
 
 
 async def _ask_for_stream(request: httpx.Request) -> httpx.Request:
-    body = json.loads(await request.aread())
-    body |= {"stream": True, "stream_options": {"include_usage": True}}
+    body = json.loads(await request.aread()) | {"stream": True, "stream_options": {"include_usage": True}}
     headers = httpx.Headers(request.headers)
     headers.pop("content-length", None)
     return httpx.Request(
-        request.method,
-        request.url,
-        headers=headers,
-        content=json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode("utf-8"),
-        extensions=request.extensions,
+        request.method, request.url, headers=headers, json=body, extensions=request.extensions
     )
