@@ -118,7 +118,6 @@ class Budget:
     the run is started again.
 
     Args:
-        limits: The limits.
         on_usage: Called after each charged call with the run's total usage and active seconds; must neither
             wait nor raise.
 
@@ -234,9 +233,7 @@ class Account:
 def require_caps(config: TrainerConfig, *, passed: Collection[str]) -> None:
     """Require the settings that a budget needs to know the worst case of every call.
 
-    Args:
-        config: The configuration of a run.
-        passed: Roles that are Python objects, whose calls reflact does not see.
+    reflact does not see the calls of the ``passed`` roles, which are Python objects.
 
     Raises:
         ConfigError: A setting is missing; names it.
@@ -271,11 +268,7 @@ def require_caps(config: TrainerConfig, *, passed: Collection[str]) -> None:
 def require_cap(limits: BudgetConfig, model: ModelConfig, *, role: str, seen: bool = True) -> None:
     """Require the settings of a role that a budget needs to know the worst case of its calls.
 
-    Args:
-        limits: The budget.
-        model: The role's model.
-        role: Its name under ``models``.
-        seen: Whether its calls go through reflact's client.
+    ``seen`` is False if its calls do not go through reflact's client.
 
     Raises:
         ConfigError: A setting is missing; names it.
@@ -300,8 +293,6 @@ class BudgetedEnvironment(EnvironmentMiddleware):
     """An environment that returns no result after the budget is spent, even if it caught the error.
 
     Args:
-        inner: The environment.
-        account: The run's account.
         worst: The most that a rollout costs, if the target makes calls that reflact does not see.
     """
 

@@ -25,14 +25,7 @@ REPLY_TYPE_HEADER = "x-reflact-reply-type"
 
 
 class ResponseCacheTransport(httpx.AsyncBaseTransport):
-    """Answers a request from the store, or sends it.
-
-    Args:
-        inner: Sends requests and stores their answers.
-        config: The role's model.
-        role: The role of the calls.
-        account: Where the calls are stored and charged.
-    """
+    """Answers a request from the store, or sends it."""
 
     def __init__(
         self, inner: httpx.AsyncBaseTransport, config: ModelConfig, role: str, account: Account

@@ -41,7 +41,6 @@ class DraftStream(Generic[R]):
     """The drafts of one call: takes its answers while they arrive, and passes drafts to the subscribers.
 
     Args:
-        reply_type: The type of the reply.
         fields: The call, as fields of its events.
         on_event: Takes the run's events.
         on_draft: Takes the drafts of the caller.

@@ -55,12 +55,6 @@ class MeteredTransport(httpx.AsyncBaseTransport):
 
     An error status is free. A time-out, a broken connection or answer, a cancellation, or an answer without usage
     counts at the worst case, since the provider may charge for it. Failed attempts are counted by kind.
-
-    Args:
-        inner: Sends a request.
-        config: The role's model.
-        account: Where the calls are stored and charged.
-        endpoint: The role's client of the endpoint.
     """
 
     def __init__(

@@ -26,12 +26,7 @@ OVERHEAD_TOKENS = 256
 def usd_of(usage: Usage, config: ModelConfig, *, at: datetime | None = None) -> float | None:
     """Return the cost of one call in dollars; None if no price is known.
 
-    Do not pass sums of calls, because a price may depend on the length of each call.
-
-    Args:
-        usage: Tokens of the call.
-        config: The role's model.
-        at: Time of the call, on which some prices depend; default: now.
+    Do not pass sums of calls. A price may depend on the length of the call, and on its time ``at`` (None: now).
     """
     exact = (
         _price_by_list(usage, config, at) if config.price is None else _price_by_config(usage, config.price)
@@ -74,13 +69,8 @@ def _read_count(value: Any) -> int | None:
 def worst_case(size: int, cap: int | None, config: ModelConfig, *, at: datetime | None = None) -> Usage:
     """Return the most that one call can cost, which the budget reserves before the call.
 
-    A token is at least a byte long, so a body has at most as many tokens as bytes.
-
-    Args:
-        size: Size of the request's body in bytes.
-        cap: The most tokens of the answer; None reserves no tokens for it.
-        config: The role's model.
-        at: Time of the call.
+    A body of ``size`` bytes has at most as many tokens. ``cap`` is the most tokens of the answer; None reserves
+    no tokens for it.
     """
     most = Usage(calls=1, input_tokens=size + OVERHEAD_TOKENS, output_tokens=cap or 0)
     cached = most.model_copy(update={"cached_tokens": most.input_tokens})

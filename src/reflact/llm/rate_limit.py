@@ -389,8 +389,6 @@ class EndpointClient:
     """One role's client of an endpoint. It is a context manager; its settings count while it is entered.
 
     Args:
-        endpoint: The endpoint.
-        config: The role's settings.
         on_limit: Called at each back-off of the endpoint, once if several clients share it, and at each retry
             of the role after a failed connection; must neither block nor raise.
     """

@@ -80,11 +80,7 @@ async def _call_provider(source: KeyProvider, role: str) -> str:
 
 
 class RedactingTransport(httpx.AsyncBaseTransport):
-    """Removes the key of a request from the answer's headers and body.
-
-    Args:
-        inner: Sends a request.
-    """
+    """Removes the key of a request from the answer's headers and body."""
 
     def __init__(self, inner: httpx.AsyncBaseTransport) -> None:
         self._inner = inner

@@ -43,10 +43,6 @@ class RetryTransport(httpx.AsyncBaseTransport):
 
     After a refused key, an unknown model, an untrusted certificate, or an address that fails all retries before
     it ever answered, all calls of the role get the same outcome without being sent.
-
-    Args:
-        inner: Sends one attempt.
-        endpoint: The role's client of the endpoint.
     """
 
     def __init__(self, inner: httpx.AsyncBaseTransport, endpoint: EndpointClient) -> None:

@@ -49,9 +49,6 @@ class StreamingTransport(httpx.AsyncBaseTransport):
     This transport stops streaming if the endpoint refuses to stream or its streams break in all retries. It
     then repeats the request without a stream. It also stops if the endpoint reports no usage for streams,
     because such answers are charged at their worst case.
-
-    Args:
-        inner: Sends requests and returns answers whole.
     """
 
     def __init__(self, inner: httpx.AsyncBaseTransport) -> None:

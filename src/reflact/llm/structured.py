@@ -59,8 +59,6 @@ class Conversation(Generic[R]):
     """One call; ``body`` holds the next request's format and messages, which grow with each reply sent back.
 
     Args:
-        messages: The prompt.
-        reply_type: Type of the reply.
         mode: Format of the reply; None for plain text.
         check: Raises ``ValueError`` if a reply does not fit the data.
     """
