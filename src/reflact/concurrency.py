@@ -312,11 +312,7 @@ async def open_outbox(deliver: Callable[[T], Awaitable[None]]) -> AsyncIterator[
 
 
 def require_asyncio() -> None:
-    """Check that the caller runs on asyncio.
-
-    Raises:
-        UsageError: It runs on another library, such as trio.
-    """
+    """Raise UsageError if the caller runs on another library than asyncio, such as trio."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
@@ -436,13 +432,9 @@ _THREAD_LIMITER: RunVar[CapacityLimiter] = RunVar("reflact_thread_limiter")
 
 
 async def run_in_thread(work: Callable[[], T], *inputs: JsonValue) -> T:
-    """Call a pure function on a worker thread, or in place if its inputs are short; return its result.
+    """Call a pure function on a worker thread, or in place if ``inputs``, which it reads, are short.
 
     A cancelled caller leaves at once. The function then finishes without effect.
-
-    Args:
-        work: The function.
-        inputs: The values that the function reads; used only to estimate its duration.
     """
     if is_short(inputs, INLINE_LIMIT):
         return work()

@@ -142,12 +142,7 @@ class Budget:
         self._late = False
 
     def begin(self, spent: Iterable[Spend], seconds: float) -> None:
-        """Subtract the spending of earlier starts and start the clock.
-
-        Args:
-            spent: Spending of the run; unsettled calls count at their worst case.
-            seconds: Active time of the run so far.
-        """
+        """Subtract the spending of earlier starts, unsettled calls at their worst case, and start the clock."""
         parts = [part for entry in spent for part in (entry.usage, entry.worst_case)]
         self._used = sum(parts, Usage())
         self._charged = sum((amount_of(part) for part in parts), Amount())
@@ -231,12 +226,9 @@ class Account:
 
 
 def require_caps(config: TrainerConfig, *, passed: Collection[str]) -> None:
-    """Require the settings that a budget needs to know the worst case of every call.
+    """Raise ConfigError, naming the setting, if a budget could not know the worst case of every call.
 
     reflact does not see the calls of the ``passed`` roles, which are Python objects.
-
-    Raises:
-        ConfigError: A setting is missing; names it.
     """
     limits, target = config.budget, config.target
     counted = _list_set(limits, "max_tokens", "max_usd", "max_calls")
@@ -266,12 +258,9 @@ def require_caps(config: TrainerConfig, *, passed: Collection[str]) -> None:
 
 
 def require_cap(limits: BudgetConfig, model: ModelConfig, *, role: str, seen: bool = True) -> None:
-    """Require the settings of a role that a budget needs to know the worst case of its calls.
+    """Raise ConfigError, naming the setting, if a budget could not know the worst case of a role's calls.
 
-    ``seen`` is False if its calls do not go through reflact's client.
-
-    Raises:
-        ConfigError: A setting is missing; names it.
+    ``seen`` is False if the calls do not go through reflact's client.
     """
     limited = _list_set(limits, "max_tokens", "max_usd")
     cap = read_cap({model.max_tokens_key: model.max_tokens, **model.extra_body})

@@ -39,8 +39,7 @@ class ResponseCacheTransport(httpx.AsyncBaseTransport):
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """Return the stored answer, or send the request and return its answer.
 
-        Equal requests wait for each other, so that the later ones find the answer of the first. Requests other
-        than POST are free and are sent without looking in the store.
+        Equal requests wait for each other. Requests other than POST are free and are always sent.
         """
         call_id = request.headers.get(CALL_ID_HEADER, "")
         body = await request.aread()

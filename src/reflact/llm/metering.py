@@ -67,12 +67,7 @@ class MeteredTransport(httpx.AsyncBaseTransport):
         self._endpoint = endpoint
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        """Send a request once and return its answer, read whole.
-
-        Raises:
-            BudgetSpent: The budget has no room for it.
-            httpx.TransportError: It failed on the way.
-        """
+        """Send a request once and return its answer, read whole. Raise BudgetSpent if the budget has no room."""
         call: CallReservation | None = request.extensions.get(RESERVATION)
         if call is None:
             return await send_whole(request, self._inner, self._config.timeout)
@@ -156,9 +151,7 @@ def _count_tokens(usage: Usage) -> int:
 async def send_whole(
     request: httpx.Request, inner: httpx.AsyncBaseTransport, seconds: float
 ) -> httpx.Response:
-    """Send a request once and read its whole answer; a complete stream becomes a chat completion.
-
-    The completion contains no API key, even if the stream split one over several chunks.
+    """Send a request once and read its whole answer; a complete stream becomes a chat completion without API keys.
 
     Raises:
         CutOff: The answer began and broke off.

@@ -35,12 +35,7 @@ def usd_of(usage: Usage, config: ModelConfig, *, at: datetime | None = None) -> 
 
 
 def read_usage(content_type: str, chunks: Sequence[str]) -> Usage:
-    """Return the tokens that the provider counted for one answer; uncounted zeros if it reports none.
-
-    Args:
-        content_type: ``application/json``, or ``text/event-stream`` for a streamed body.
-        chunks: The body's pieces.
-    """
+    """Return the tokens that the provider counted for one answer; uncounted zeros if it reports none."""
     text = "".join(chunks)
     usage = Usage(calls=1, uncounted=1)
     for data in read_events(text) if content_type.startswith(EVENT_STREAM) else [text]:
@@ -218,12 +213,9 @@ class CostEstimate(FrozenModel):
 def estimate_tokens(
     size: float, *, cap: int | None, usage: Usage | None = None
 ) -> tuple[EstimateRange, EstimateRange]:
-    """Return the input and output tokens of one call.
+    """Return the input and output tokens of one call with texts of ``size`` bytes.
 
-    Args:
-        size: Bytes of its texts.
-        cap: The most tokens of its reply; None: no cap.
-        usage: Usage of earlier calls of its kind; None if there were none.
+    ``cap`` is the most tokens of its reply (None: no cap), and ``usage`` that of earlier calls of its kind.
     """
     most = cap or UNCAPPED_REPLY_TOKENS
     given, written = size / BYTES_PER_TOKEN + MESSAGE_TOKENS, most / 4

@@ -120,11 +120,7 @@ class _ScrubbedStream(httpx.AsyncByteStream):
 
 
 class Scrubber:
-    """Removes keys from a text in pieces.
-
-    Attributes:
-        delayed: The end of the last piece, if it may be the beginning of a key.
-    """
+    """Removes keys from a text in pieces; ``delayed`` is the end of the last piece, if it may begin a key."""
 
     def __init__(self, keys: Sequence[str]) -> None:
         self._keys = [regex.compile(build_key_pattern(key).encode()) for key in keys]
@@ -175,11 +171,7 @@ def remove_keys(keys: Sequence[str], text: str) -> str:
 
 
 def refuse_key_in(config: ModelConfig, role: str, key: str) -> None:
-    """Refuse settings that contain the key.
-
-    Raises:
-        ConfigError: Settings contain the key; names them.
-    """
+    """Raise ConfigError if settings contain the key; it names them."""
     if not is_key(key):
         return
     plain = {name: config.model_dump_json(include={name}) for name in type(config).model_fields}

@@ -26,11 +26,8 @@ STREAM_WORDS = re.compile(r"\bstream", re.IGNORECASE)
 class RequestContext:
     """State of a call that the transports share with the client.
 
-    Attributes:
-        drafts: Takes the answers while they arrive; None if no stream is wanted.
-        attempts: Attempts of the call so far.
-        usage: Tokens and money of the answered attempts.
-        sent: Whether any answer came from the endpoint rather than the store.
+    ``drafts`` takes the answers while they arrive; None if no stream is wanted. ``sent`` is True if any answer
+    came from the endpoint rather than the store.
     """
 
     drafts: DraftStream[Any] | None = None
