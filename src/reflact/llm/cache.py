@@ -15,9 +15,9 @@ import httpx
 from reflact.config.models import ModelConfig
 from reflact.llm.budget import Account
 from reflact.llm.cache_keys import build_cache_key, strip_to_endpoint
+from reflact.llm.drafts import CONTEXT
 from reflact.llm.metering import RESERVATION
 from reflact.llm.retry import BodyStream
-from reflact.llm.streaming import CONTEXT
 from reflact.messages import CallReservation
 
 CALL_ID_HEADER = "x-reflact-call-id"

@@ -15,6 +15,7 @@ from reflact.concurrency import finish_if_cancelled
 from reflact.config.models import ModelConfig
 from reflact.errors import ReflactError
 from reflact.llm.budget import Account, Reservation
+from reflact.llm.drafts import CONTEXT
 from reflact.llm.errors import (
     GARBLED_FAULTS,
     CutOff,
@@ -28,7 +29,6 @@ from reflact.llm.rate_limit import EndpointClient, Slot
 from reflact.llm.redaction import find_keys, remove_keys
 from reflact.llm.retry import GARBLED, BodyStream, parse_retry_after, select_headers
 from reflact.llm.sse import EVENT_STREAM, JSON, join_stream
-from reflact.llm.streaming import CONTEXT
 from reflact.messages import CallReservation, StoredResponse
 from reflact.records import FaultKind, Usage
 
@@ -129,15 +129,16 @@ class MeteredTransport(httpx.AsyncBaseTransport):
                 chunks=chunks,
                 usage=usage,
             )
-            await finish_if_cancelled(lambda: self._store(reply, call, reservation))
+
+            async def store() -> None:
+                await self._responses.store_response(reply, call)
+                reservation.settle(usage)
+
+            await finish_if_cancelled(store)
         await self._count_fault(call, fault)
         stream = BodyStream([chunk.encode("utf-8") for chunk in chunks])
         marks = {GARBLED: True} if fault in GARBLED_FAULTS else {}
         return httpx.Response(response.status_code, headers=headers, stream=stream, extensions=marks)
-
-    async def _store(self, reply: StoredResponse, call: CallReservation, reservation: Reservation) -> None:
-        await self._responses.store_response(reply, call)
-        reservation.settle(reply.usage)
 
     async def _count_fault(self, call: CallReservation, fault: FaultKind | None) -> None:
         if fault is not None:

@@ -24,15 +24,9 @@ KEY_MARK = "[key]"
 KEY_HEADERS = ("authorization", "api-key")
 """Headers that carry keys."""
 
-STANDARD_HEADERS = {
-    "host",
-    "connection",
-    "accept",
-    "accept-encoding",
-    "content-type",
-    "content-length",
-    "user-agent",
-}
+STANDARD_HEADERS = frozenset(
+    ["host", "connection", "accept", "accept-encoding", "content-type", "content-length", "user-agent"]
+)
 """Headers of every request."""
 
 MIN_KEY_CHARACTERS = 12
