@@ -34,7 +34,7 @@ from doubles import (
 )
 from draft_example import CASSETTE, MODEL, SAMPLE, Handbook
 from draft_example import PROMPT as LONG_PROMPT
-from reflact.concurrency import fan_out, open_task_group
+from reflact.concurrency import open_task_group
 from reflact.config.models import ModelConfig
 from reflact.errors import BadRequest, ProviderDown, ReplyError
 from reflact.events import DraftDiscarded, DraftUpdated, Event, ModelCallFinished
@@ -208,16 +208,6 @@ async def test_recordings_of_either_framing_replay_for_both(tmp_path: Path, stre
         ):
             assert await client.ask(PROMPT, Pick, call_id=call_id()) == live
         assert bool(watcher.drafts) is (streamed and setting)
-
-
-async def test_equal_calls_in_flight_are_one_whoever_watches() -> None:
-    """A call that streams and one that does not share one request and one answer."""
-    store, provider = await opened(), Endpoint(STREAM)
-    async with connected(provider, store=store, emit=Told()) as client:
-        drafts = [draft async for draft in client.draft(PROMPT, Pick, call_id=call_id("alone"))]
-        replies = await fan_out(lambda _: client.ask(PROMPT, Pick, call_id=call_id()), range(3))
-    assert len(drafts) > 1
-    assert (len(provider.bodies), len({reply.model_dump_json() for reply in replies})) == (2, 1)
 
 
 # ------------------------------------------------------------------------------- endpoints that do not stream
@@ -652,19 +642,6 @@ async def test_the_last_draft_carries_the_reply() -> None:
     assert [draft.value for draft in drafts] == told.attempts[0]
 
 
-async def test_another_attempt_has_another_number() -> None:
-    """Who iterates sees by the attempt's number that a reply begins anew."""
-    async with connected(
-        Endpoint(stream(WRONG_PLAN), [*PLAN_STREAM[:40], httpx.ReadError("x")], PLAN_STREAM)
-    ) as client:
-        drafts = [draft async for draft in client.draft(PROMPT, Plan, call_id=call_id())]
-    assert sorted({draft.attempt for draft in drafts}) == [1, 2, 3]
-    for attempt in (1, 2, 3):
-        assert only_grow([draft.value for draft in drafts if draft.attempt == attempt])
-    assert drafts[-1].reply is not None
-    assert (drafts[-1].reply.attempts, drafts[-1].reply.value) == (2, PLAN)
-
-
 async def test_without_a_stream_the_reply_is_the_only_draft() -> None:
     """Stored replies, plain ones, plain text, and streams that are switched off."""
     store = await opened()
@@ -682,20 +659,6 @@ async def test_without_a_stream_the_reply_is_the_only_draft() -> None:
         assert await only(client, Text, "text") == Text(text=PLAN_TEXT)
     async with connected(Endpoint(completion(PLAN_TEXT)), config(stream=False), store=store) as client:
         assert await only(client, Plan, "off") == PLAN
-
-
-async def test_errors_of_a_call_end_its_drafts() -> None:
-    """An iteration raises what ``ask`` would raise, after what was drafted."""
-    seen: list[int] = []
-
-    async def look(client: Client) -> None:
-        async for draft in client.draft(PROMPT, Plan, call_id=call_id()):
-            seen.append(draft.attempt)  # noqa: PERF401 - what came before the error is kept
-
-    async with connected(Endpoint(stream(WRONG_PLAN)), config(reasks=0)) as client:
-        with pytest.raises(ReplyError, match="size"):
-            await look(client)
-    assert len(seen) > 3
 
 
 def endless() -> httpx.Response:
