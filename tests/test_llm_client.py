@@ -421,48 +421,6 @@ async def test_an_endpoint_that_refuses_every_mode_says_why() -> None:
     assert len(endpoint.requests) == 4
 
 
-@pytest.mark.parametrize("status", [400, 404])
-async def test_an_unknown_model_is_asked_for_once(status: int) -> None:
-    """No other mode is tried, no other call is sent, and all say which setting is wrong."""
-    endpoint = Endpoint(refused(status, "the model m does not exist"))
-    async with connected(endpoint, config(mode="auto")) as client:
-        for part in ("a", "b"):
-            with pytest.raises(UnknownModel, match=r"set models\.optimizer\.model .* m does not exist"):
-                await client.ask(PROMPT, Pick, call_id=call_id(part))
-    assert len(endpoint.requests) == 1
-
-
-async def test_failures_to_connect_name_the_setting() -> None:
-    """A closed port and a certificate that is not trusted say which key of the configuration to look at."""
-    untrusted = httpx.ConnectError("handshake failed")
-    untrusted.__cause__ = ssl.SSLCertVerificationError("self-signed certificate")
-    for failure, words in (
-        (httpx.ConnectError("refused"), r"check models\.optimizer\.base_url: refused"),
-        (untrusted, r"certificate .* models\.optimizer\.base_url.* SSL_CERT_FILE: .*self-signed"),
-    ):
-        endpoint = Endpoint(failure)
-        async with connected(endpoint, config(max_retries=0)) as client:
-            messages = set()
-            for part in ("a", "b"):
-                with pytest.raises(ProviderDown, match=words) as down:
-                    await client.ask(PROMPT, Text, call_id=call_id(part))
-                messages.add(str(down.value))
-        assert len(messages) == 1
-
-
-@pytest.mark.parametrize(
-    ("answer", "error"), [(refused(401, "no"), AccessDenied), (refused(500, "no"), ProviderDown)]
-)
-async def test_other_failures_do_not_settle_a_mode(answer: httpx.Response, error: type[Exception]) -> None:
-    """What is no refusal of the format ends the search with its own error."""
-    store = await opened()
-    endpoint = Endpoint(answer)
-    with pytest.raises(error):
-        await ask(Pick, endpoint, config(mode="auto", max_retries=0), store=store)
-    assert len(endpoint.requests) == 1
-    assert await store.decision_log(RUN).get(0, "mode/optimizer") is None
-
-
 async def test_one_exchange_on_the_wire() -> None:
     """Without a transport of its own the client posts to the configured address, with the key and once."""
 
@@ -484,36 +442,41 @@ async def test_one_exchange_on_the_wire() -> None:
 
 # -------------------------------------------------------------------------------------------------- errors
 
-OVERFLOWS = [
-    refused(400, "This model's maximum context length is 8192 tokens.", "context_length_exceeded"),
-    httpx.Response(
-        400,
-        json={
-            "object": "error",
-            "message": "This model's maximum context length is 4096 tokens. However, you requested 5000.",
-            "code": 400,
-        },
-    ),
-    httpx.Response(
-        400,
-        json={
-            "error": {
-                "code": 400,
-                "message": "the request exceeds the available context size, try increasing it",
-                "type": "exceed_context_size_error",
-            }
-        },
-    ),
-]
+VLLM = "This model's maximum context length is 4096 tokens. However, you requested 5000."
+LLAMA = "the request exceeds the available context size, try increasing it"
 
 
-@pytest.mark.parametrize("answer", OVERFLOWS)
-async def test_a_request_that_is_too_long_has_its_own_error(answer: httpx.Response) -> None:
-    """OpenAI's, vLLM's and llama.cpp's words for it are known; no other mode is tried."""
-    endpoint = Endpoint(answer)
-    with pytest.raises(ContextOverflow):
-        await ask(Pick, endpoint, config(mode="auto"))
+@pytest.mark.parametrize(
+    ("answer", "error"),
+    [
+        (
+            refused(400, "This model's maximum context length is 8192.", "context_length_exceeded"),
+            ContextOverflow,
+        ),
+        (httpx.Response(400, json={"object": "error", "message": VLLM, "code": 400}), ContextOverflow),
+        (refused(400, LLAMA, "exceed_context_size_error"), ContextOverflow),
+        (refused(400, "the model m does not exist"), UnknownModel),
+        (refused(404, "the model m does not exist"), UnknownModel),
+        (refused(401, "no"), AccessDenied),
+        (refused(500, "no"), ProviderDown),
+    ],
+)
+async def test_what_is_no_refusal_of_a_format_tries_no_other_mode(
+    answer: httpx.Response, error: type[ModelError]
+) -> None:
+    """It ends the search with its own error; OpenAI's, vLLM's and llama.cpp's words for overflow are known."""
+    store, endpoint = await opened(), Endpoint(answer)
+    with pytest.raises(error):
+        await ask(Pick, endpoint, config(mode="auto", max_retries=0), store=store)
     assert len(endpoint.requests) == 1
+    assert await store.decision_log(RUN).get(0, "mode/optimizer") is None
+
+
+def untrusted() -> httpx.ConnectError:
+    """Return the failure of a connection whose certificate is not trusted."""
+    failure = httpx.ConnectError("handshake failed")
+    failure.__cause__ = ssl.SSLCertVerificationError("self-signed certificate")
+    return failure
 
 
 @pytest.mark.parametrize(
@@ -529,7 +492,12 @@ async def test_a_request_that_is_too_long_has_its_own_error(answer: httpx.Respon
         (refused(409, "conflict"), ProviderDown, "409"),
         (refused(429, "busy"), ProviderDown, "429"),
         (refused(503, "down"), ProviderDown, "503"),
-        (httpx.ConnectError("no route"), ProviderDown, "no route"),
+        (httpx.ConnectError("no route"), ProviderDown, r"check models\.optimizer\.base_url: no route"),
+        (
+            untrusted(),
+            ProviderDown,
+            r"certificate .* models\.optimizer\.base_url.* SSL_CERT_FILE: .*self-signed",
+        ),
         (httpx.ReadTimeout("slow"), ProviderDown, "120 seconds"),
     ],
 )

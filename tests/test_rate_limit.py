@@ -519,15 +519,6 @@ async def test_a_refused_role_is_admitted_no_more() -> None:
     assert (told, done, endpoint.in_flight) == ([0.5] * 8, [1.0], 0)
 
 
-def test_the_first_refusal_of_a_role_counts() -> None:
-    """What was said first is what all later calls are told."""
-    client = EndpointClient(Endpoint("e"), limits())
-    first = httpx.Response(401)
-    client.refuse(first)
-    client.refuse(httpx.Response(403))
-    assert client.refusal is first
-
-
 def test_one_address_is_one_endpoint_in_a_loop() -> None:
     """Spelling does not matter, paths and ports do; another loop has endpoints of its own."""
 

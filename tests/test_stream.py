@@ -182,10 +182,11 @@ async def test_a_dropped_iteration_detaches() -> None:
 @asynccontextmanager
 async def emitting(buffer: int) -> AsyncIterator[tuple[Stream[Said], Callable[[Said], Awaitable[None]]]]:
     """Yield a stream that is read, and the function that emits its elements."""
-    emits = []
+    emits, begun = [], anyio.Event()
 
     async def produce(emit: Callable[[Said], Awaitable[None]]) -> None:
         emits.append(emit)
+        begun.set()
         await anyio.sleep_forever()
 
     async def read_all() -> None:
@@ -195,7 +196,7 @@ async def emitting(buffer: int) -> AsyncIterator[tuple[Stream[Said], Callable[[S
     stream = Stream(produce, buffer=buffer, subject=lambda said: said.about)
     async with anyio.create_task_group() as tasks, stream:
         tasks.start_soon(read_all)
-        await anyio.wait_all_tasks_blocked()
+        await begun.wait()
         yield stream, emits[0]
 
 

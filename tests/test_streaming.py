@@ -34,7 +34,7 @@ from doubles import (
 )
 from draft_example import CASSETTE, MODEL, SAMPLE, Handbook
 from draft_example import PROMPT as LONG_PROMPT
-from reflact.concurrency import fan_out, open_task_group
+from reflact.concurrency import open_task_group
 from reflact.config.models import ModelConfig
 from reflact.errors import BadRequest, ProviderDown, ReplyError
 from reflact.events import DraftDiscarded, DraftUpdated, Event, ModelCallFinished
@@ -42,7 +42,8 @@ from reflact.llm.cache_keys import build_cache_key
 from reflact.llm.cassettes import Interaction, ReplayTransport, open_cassette, read_cassette
 from reflact.llm.client import Client, identify_model
 from reflact.llm.drafts import DraftStream, extends, read_partial
-from reflact.llm.sse import EventReader, join_stream, parse_chunk, read_delta, read_events, read_usage
+from reflact.llm.pricing import read_usage
+from reflact.llm.sse import EventReader, join_stream, parse_chunk, read_delta, read_events
 from reflact.messages import Draft, Reply, ReplyModel, Text
 from reflact.records import FaultCount, Usage
 from reflact.types import FrozenModel
@@ -207,16 +208,6 @@ async def test_recordings_of_either_framing_replay_for_both(tmp_path: Path, stre
         ):
             assert await client.ask(PROMPT, Pick, call_id=call_id()) == live
         assert bool(watcher.drafts) is (streamed and setting)
-
-
-async def test_equal_calls_in_flight_are_one_whoever_watches() -> None:
-    """A call that streams and one that does not share one request and one answer."""
-    store, provider = await opened(), Endpoint(STREAM)
-    async with connected(provider, store=store, emit=Told()) as client:
-        drafts = [draft async for draft in client.draft(PROMPT, Pick, call_id=call_id("alone"))]
-        replies = await fan_out(lambda _: client.ask(PROMPT, Pick, call_id=call_id()), range(3))
-    assert len(drafts) > 1
-    assert (len(provider.bodies), len({reply.model_dump_json() for reply in replies})) == (2, 1)
 
 
 # ------------------------------------------------------------------------------- endpoints that do not stream
@@ -651,19 +642,6 @@ async def test_the_last_draft_carries_the_reply() -> None:
     assert [draft.value for draft in drafts] == told.attempts[0]
 
 
-async def test_another_attempt_has_another_number() -> None:
-    """Who iterates sees by the attempt's number that a reply begins anew."""
-    async with connected(
-        Endpoint(stream(WRONG_PLAN), [*PLAN_STREAM[:40], httpx.ReadError("x")], PLAN_STREAM)
-    ) as client:
-        drafts = [draft async for draft in client.draft(PROMPT, Plan, call_id=call_id())]
-    assert sorted({draft.attempt for draft in drafts}) == [1, 2, 3]
-    for attempt in (1, 2, 3):
-        assert only_grow([draft.value for draft in drafts if draft.attempt == attempt])
-    assert drafts[-1].reply is not None
-    assert (drafts[-1].reply.attempts, drafts[-1].reply.value) == (2, PLAN)
-
-
 async def test_without_a_stream_the_reply_is_the_only_draft() -> None:
     """Stored replies, plain ones, plain text, and streams that are switched off."""
     store = await opened()
@@ -681,20 +659,6 @@ async def test_without_a_stream_the_reply_is_the_only_draft() -> None:
         assert await only(client, Text, "text") == Text(text=PLAN_TEXT)
     async with connected(Endpoint(completion(PLAN_TEXT)), config(stream=False), store=store) as client:
         assert await only(client, Plan, "off") == PLAN
-
-
-async def test_errors_of_a_call_end_its_drafts() -> None:
-    """An iteration raises what ``ask`` would raise, after what was drafted."""
-    seen: list[int] = []
-
-    async def look(client: Client) -> None:
-        async for draft in client.draft(PROMPT, Plan, call_id=call_id()):
-            seen.append(draft.attempt)  # noqa: PERF401 - what came before the error is kept
-
-    async with connected(Endpoint(stream(WRONG_PLAN)), config(reasks=0)) as client:
-        with pytest.raises(ReplyError, match="size"):
-            await look(client)
-    assert len(seen) > 3
 
 
 def endless() -> httpx.Response:
@@ -909,34 +873,29 @@ COUNTED_ONE = Usage(calls=1, input_tokens=10, output_tokens=3)
 SILENT = Usage(calls=1, uncounted=1)
 
 
+def cached(count: int) -> Usage:
+    """Return the usage of an answer of whose input so much was cached."""
+    return COUNTED_ONE.model_copy(update={"cached_tokens": count})
+
+
 @pytest.mark.parametrize(
     ("body", "usage"),
     [
         ({"choices": [], "usage": COUNTED}, COUNTED_ONE),
-        ({"choices": [], "usage": CACHED}, COUNTED_ONE.model_copy(update={"cached_tokens": 4})),
-        ({"choices": [], "usage": COUNTED | {"prompt_tokens_details": None}}, COUNTED_ONE),
-        ({"choices": [], "usage": None}, SILENT),
+        ({"usage": CACHED}, cached(4)),
+        ({"usage": COUNTED | {"prompt_tokens_details": {"cached_tokens": 99}}}, cached(10)),
+        ({"usage": COUNTED | {"prompt_tokens_details": None}}, COUNTED_ONE),
+        ({"usage": None}, SILENT),
         ({"choices": []}, SILENT),
-        ({"choices": [], "usage": {"prompt_tokens": 10}}, SILENT),
+        ({"usage": {"prompt_tokens": 10}}, SILENT),
         ([1], SILENT),
+        *(({"usage": COUNTED | {"prompt_tokens": n}}, SILENT) for n in (-1, True, "7", 1.5, None, 10**30)),
     ],
 )
 def test_whole_answers(body: object, usage: Usage) -> None:
-    """One call, with the tokens that the body names; uncounted where it does not name them all."""
+    """One call, with the tokens that the body names; uncounted where it does not name them all, or nonsense."""
     assert read_usage("application/json", [json.dumps(body)]) == usage
-
-
-@pytest.mark.parametrize("count", [-1, True, "7", 1.5, None, 10**30])
-def test_what_is_no_count_counts_nothing(count: object) -> None:
-    """A provider's nonsense neither fails nor reaches the ledger."""
-    counted = COUNTED | {"prompt_tokens": count}
-    assert read_usage("application/json", [json.dumps({"usage": counted})]) == SILENT
-
-
-def test_no_more_is_cached_than_was_read() -> None:
-    """Cached tokens are part of the input; what goes beyond it is no count of them."""
-    body = {"usage": COUNTED | {"prompt_tokens_details": {"cached_tokens": 99}}}
-    assert read_usage("application/json", [json.dumps(body)]).cached_tokens == 10
+    assert read_usage("text/html", ["<html>"]) == SILENT
 
 
 def test_streamed_answers_count_in_their_last_chunk() -> None:
@@ -945,9 +904,4 @@ def test_streamed_answers_count_in_their_last_chunk() -> None:
     text = "".join(f"data: {json.dumps(event)}\n\n" for event in events) + "data: [DONE]\n\n"
     for cut in range(0, len(text), 7):
         found = read_usage("text/event-stream; charset=utf-8", [text[:cut], text[cut:]])
-        assert found == COUNTED_ONE.model_copy(update={"cached_tokens": 4})
-
-
-def test_a_body_that_is_no_json_is_a_call_without_tokens() -> None:
-    """Nothing is guessed."""
-    assert read_usage("text/html", ["<html>"]) == SILENT
+        assert found == cached(4)

@@ -134,7 +134,7 @@ def secured(prepare: Callable[[ssl.SSLContext], None]) -> Iterator[tuple[str, li
 def test_a_certificate_that_is_not_trusted(tmp_path: Path) -> None:
     """A server that vouches for itself is asked once for each worker, and both ways out are named."""
     key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
-    make = (
+    make = [
         "openssl",
         "req",
         "-x509",
@@ -145,7 +145,7 @@ def test_a_certificate_that_is_not_trusted(tmp_path: Path) -> None:
         "2",
         "-subj",
         "/CN=127.0.0.1",
-    )
+    ]
     subprocess.run(
         [*make, "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", key, "-out", certificate],
         check=True,

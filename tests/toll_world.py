@@ -363,7 +363,7 @@ class Story:
         self._network.kill = kill
         try:
             summary = await started(self._plan, self._store, self._network, self._budget)
-        except BaseExceptionGroup:
+        except (BaseExceptionGroup, Killed):
             (self._store,) = kept
             return "killed"
         if summary.status == "budget":

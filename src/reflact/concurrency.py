@@ -13,7 +13,6 @@ from collections.abc import (
     Coroutine,
     Hashable,
     Iterable,
-    Iterator,
     Sequence,
 )
 from contextlib import asynccontextmanager, nullcontext, suppress
@@ -132,35 +131,32 @@ async def fan_out_until(
     ``enough`` is called once for each prefix, in order of length, until it is true. An error cancels all later
     calls and is raised if no prefix before it is enough. The outcome does not depend on timing.
     """
-    prefix = _OrderedPrefix[U | _FailedCall]()
+    finished: dict[int, U | _FailedCall] = {}
     results: list[U] = []
+    handles: list[TaskHandle[None]] = []
     over = False
-    scopes = [anyio.CancelScope() for _ in inputs]
     bounded = _limit_calls(call, limit)
 
     async def one(index: int) -> None:
         nonlocal over
-        with scopes[index]:
-            try:
-                result: U | _FailedCall = await bounded(inputs[index])
-            except Exception as error:  # noqa: BLE001 - raised in order
-                result = _FailedCall(error)
-                for later in scopes[index + 1 :]:
-                    later.cancel()
-            for last in prefix.grow(index, result):
-                if over:
-                    break
-                if isinstance(last, _FailedCall):
-                    over = True
-                    raise last.error
-                results.append(last)
-                over = enough(tuple(results))
-            if over:
-                tasks.cancel_scope.cancel()
+        try:
+            finished[index] = await bounded(inputs[index])
+        except Exception as error:  # noqa: BLE001 - raised in order
+            finished[index] = _FailedCall(error)
+            for later in handles[index + 1 :]:
+                later.cancel()
+        while not over and len(results) in finished:
+            last = finished.pop(len(results))
+            if isinstance(last, _FailedCall):
+                over = True
+                raise last.error
+            results.append(last)
+            over = enough(tuple(results))
+        if over:
+            tasks.cancel_scope.cancel()
 
     async with open_task_group() as tasks:
-        for index in range(len(inputs)):
-            tasks.start_soon(one, index)
+        handles += [tasks.start_soon(one, index) for index in range(len(inputs))]
     return tuple(results)
 
 
@@ -182,15 +178,15 @@ async def fan_out_then(
     Returns:
         The results of each lane in order, and those of its further work in the order of ``ready``.
     """
-    prefixes = [_OrderedPrefix[U]() for _ in lanes]
+    finished: list[dict[int, U]] = [{} for _ in lanes]
     results: list[list[U]] = [[] for _ in lanes]
     further: list[list[TaskHandle[W]]] = [[] for _ in lanes]
     first, second = _limit_calls(call, limit), _limit_calls(then, then_limit)
 
     async def one(lane: int, index: int) -> None:
-        result = await first(lanes[lane][index])
-        for last in prefixes[lane].grow(index, result):
-            results[lane].append(last)
+        finished[lane][index] = await first(lanes[lane][index])
+        while len(results[lane]) in finished[lane]:
+            results[lane].append(finished[lane].pop(len(results[lane])))
             for value in ready(lane, tuple(results[lane])):
                 further[lane].append(tasks.start_soon(second, value))
 
@@ -250,21 +246,6 @@ def _limit_calls(
     return one
 
 
-class _OrderedPrefix(Generic[T]):
-    """Collects results in any order and yields them in the order of their indices."""
-
-    def __init__(self) -> None:
-        self._waiting: dict[int, T] = {}
-        self._length = 0
-
-    def grow(self, index: int, result: T) -> Iterator[T]:
-        """Add a result and yield the results that extend the finished prefix."""
-        self._waiting[index] = result
-        while self._length in self._waiting:
-            self._length += 1
-            yield self._waiting.pop(self._length - 1)
-
-
 class _FailedCall(NamedTuple):
     error: Exception
 
@@ -312,11 +293,7 @@ async def open_outbox(deliver: Callable[[T], Awaitable[None]]) -> AsyncIterator[
 
 
 def require_asyncio() -> None:
-    """Check that the caller runs on asyncio.
-
-    Raises:
-        UsageError: It runs on another library, such as trio.
-    """
+    """Raise UsageError if the caller runs on another library than asyncio, such as trio."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
@@ -436,13 +413,9 @@ _THREAD_LIMITER: RunVar[CapacityLimiter] = RunVar("reflact_thread_limiter")
 
 
 async def run_in_thread(work: Callable[[], T], *inputs: JsonValue) -> T:
-    """Call a pure function on a worker thread, or in place if its inputs are short; return its result.
+    """Call a pure function on a worker thread, or in place if ``inputs``, which it reads, are short.
 
     A cancelled caller leaves at once. The function then finishes without effect.
-
-    Args:
-        work: The function.
-        inputs: The values that the function reads; used only to estimate its duration.
     """
     if is_short(inputs, INLINE_LIMIT):
         return work()

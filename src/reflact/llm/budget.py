@@ -118,7 +118,6 @@ class Budget:
     the run is started again.
 
     Args:
-        limits: The limits.
         on_usage: Called after each charged call with the run's total usage and active seconds; must neither
             wait nor raise.
 
@@ -143,12 +142,7 @@ class Budget:
         self._late = False
 
     def begin(self, spent: Iterable[Spend], seconds: float) -> None:
-        """Subtract the spending of earlier starts and start the clock.
-
-        Args:
-            spent: Spending of the run; unsettled calls count at their worst case.
-            seconds: Active time of the run so far.
-        """
+        """Subtract the spending of earlier starts, unsettled calls at their worst case, and start the clock."""
         parts = [part for entry in spent for part in (entry.usage, entry.worst_case)]
         self._used = sum(parts, Usage())
         self._charged = sum((amount_of(part) for part in parts), Amount())
@@ -232,14 +226,9 @@ class Account:
 
 
 def require_caps(config: TrainerConfig, *, passed: Collection[str]) -> None:
-    """Require the settings that a budget needs to know the worst case of every call.
+    """Raise ConfigError, naming the setting, if a budget could not know the worst case of every call.
 
-    Args:
-        config: The configuration of a run.
-        passed: Roles that are Python objects, whose calls reflact does not see.
-
-    Raises:
-        ConfigError: A setting is missing; names it.
+    reflact does not see the calls of the ``passed`` roles, which are Python objects.
     """
     limits, target = config.budget, config.target
     counted = _list_set(limits, "max_tokens", "max_usd", "max_calls")
@@ -269,16 +258,9 @@ def require_caps(config: TrainerConfig, *, passed: Collection[str]) -> None:
 
 
 def require_cap(limits: BudgetConfig, model: ModelConfig, *, role: str, seen: bool = True) -> None:
-    """Require the settings of a role that a budget needs to know the worst case of its calls.
+    """Raise ConfigError, naming the setting, if a budget could not know the worst case of a role's calls.
 
-    Args:
-        limits: The budget.
-        model: The role's model.
-        role: Its name under ``models``.
-        seen: Whether its calls go through reflact's client.
-
-    Raises:
-        ConfigError: A setting is missing; names it.
+    ``seen`` is False if the calls do not go through reflact's client.
     """
     limited = _list_set(limits, "max_tokens", "max_usd")
     cap = read_cap({model.max_tokens_key: model.max_tokens, **model.extra_body})
@@ -300,8 +282,6 @@ class BudgetedEnvironment(EnvironmentMiddleware):
     """An environment that returns no result after the budget is spent, even if it caught the error.
 
     Args:
-        inner: The environment.
-        account: The run's account.
         worst: The most that a rollout costs, if the target makes calls that reflact does not see.
     """
 

@@ -15,9 +15,9 @@ import httpx
 from reflact.config.models import ModelConfig
 from reflact.llm.budget import Account
 from reflact.llm.cache_keys import build_cache_key, strip_to_endpoint
+from reflact.llm.drafts import CONTEXT
 from reflact.llm.metering import RESERVATION
 from reflact.llm.retry import BodyStream
-from reflact.llm.streaming import CONTEXT
 from reflact.messages import CallReservation
 
 CALL_ID_HEADER = "x-reflact-call-id"
@@ -25,14 +25,7 @@ REPLY_TYPE_HEADER = "x-reflact-reply-type"
 
 
 class ResponseCacheTransport(httpx.AsyncBaseTransport):
-    """Answers a request from the store, or sends it.
-
-    Args:
-        inner: Sends requests and stores their answers.
-        config: The role's model.
-        role: The role of the calls.
-        account: Where the calls are stored and charged.
-    """
+    """Answers a request from the store, or sends it."""
 
     def __init__(
         self, inner: httpx.AsyncBaseTransport, config: ModelConfig, role: str, account: Account
@@ -46,8 +39,7 @@ class ResponseCacheTransport(httpx.AsyncBaseTransport):
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """Return the stored answer, or send the request and return its answer.
 
-        Equal requests wait for each other, so that the later ones find the answer of the first. Requests other
-        than POST are free and are sent without looking in the store.
+        Equal requests wait for each other. Requests other than POST are free and are always sent.
         """
         call_id = request.headers.get(CALL_ID_HEADER, "")
         body = await request.aread()

@@ -17,12 +17,7 @@ STREAM_FIELDS = ("stream", "stream_options")
 def build_cache_key(*, endpoint: str, path: str, body: str, call_id: str, reply: str) -> str:
     """Return the identity of a request, 64 hexadecimal digits: the SHA-256 of its canonical JSON.
 
-    Args:
-        endpoint: Scheme, host and port, without credentials.
-        path: Path of the request.
-        body: The JSON body as text; spacing and the order of fields do not matter, nor does streaming.
-        call_id: Label of the call.
-        reply: Name and version of the reply type.
+    ``endpoint`` is without credentials, ``body`` a JSON text, ``reply`` the name and version of the reply type.
     """
     content = drop_stream_fields(json.loads(body))
     parts = {"endpoint": endpoint, "path": path, "body": content, "sample": call_id, "reply": reply}

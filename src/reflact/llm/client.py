@@ -27,11 +27,11 @@ from reflact.llm.budget import Account
 from reflact.llm.cache import CALL_ID_HEADER, REPLY_TYPE_HEADER, ResponseCacheTransport
 from reflact.llm.cache_keys import derive_seed
 from reflact.llm.connection_pool import PooledTransport
-from reflact.llm.drafts import DraftStream
+from reflact.llm.drafts import CONTEXT, DraftStream, RequestContext, StreamingTransport
 from reflact.llm.errors import build_unusable_error, translate_client_error
 from reflact.llm.metering import MeteredTransport
 from reflact.llm.middleware import compose
-from reflact.llm.pricing import usd_of
+from reflact.llm.pricing import read_usage, usd_of
 from reflact.llm.rate_limit import LimitChange, endpoint_for
 from reflact.llm.redaction import (
     RedactingTransport,
@@ -41,8 +41,7 @@ from reflact.llm.redaction import (
     resolve_key,
 )
 from reflact.llm.retry import RetryTransport
-from reflact.llm.sse import JSON, read_usage
-from reflact.llm.streaming import CONTEXT, RequestContext, StreamingTransport
+from reflact.llm.sse import JSON
 from reflact.llm.structured import MODE_ORDER, Conversation, InvalidReply, Mode, refuses_format
 from reflact.messages import CallId, Draft, RenderedPrompt, Reply, ReplyModel, Text
 from reflact.protocols import EventCallback

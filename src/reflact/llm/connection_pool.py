@@ -14,9 +14,7 @@ CALLS_PER_POOL = 16
 class PooledTransport(httpx.AsyncBaseTransport):
     """Sends requests through as many pools of connections as the calls in flight need.
 
-    A pool of httpcore scans all its connections for each call. With a thousand connections a call needs a
-    hundred times the processor time of a call with sixteen. A call goes to the first pool with room; if no
-    pool has room, a new one is opened.
+    A pool of httpcore scans all its connections for each call, so small pools take far less processor time.
 
     Args:
         pool: Opens a pool; None opens pools of network connections that share one store of certificates.

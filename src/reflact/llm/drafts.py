@@ -1,22 +1,29 @@
-"""Drafts: partial replies while the model still writes. Nothing else in a run depends on them."""
+"""Streamed requests, and drafts: partial replies while the model still writes."""
 
 from __future__ import annotations
 
 import codecs
+import json
 import re
 from collections.abc import Awaitable, Callable, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
+import httpx
 from pydantic import JsonValue, ValidationError
 from pydantic_core import from_json, to_json
 
 from reflact.concurrency import open_outbox
 from reflact.errors import ReflactError
 from reflact.events import DraftDiscarded, DraftUpdated
+from reflact.llm.pricing import read_usage
 from reflact.llm.redaction import Scrubber
-from reflact.llm.sse import EventReader, parse_chunk, read_delta
+from reflact.llm.sse import EVENT_STREAM, JSON, EventReader, parse_chunk, read_delta
+from reflact.llm.structured import FORMAT_REFUSALS
 from reflact.messages import Draft, Reply, ReplyModel
 from reflact.protocols import EventCallback
+from reflact.records import Usage
 
 R = TypeVar("R", bound=ReplyModel)
 
@@ -24,10 +31,7 @@ MIN_GROWTH = 48
 """Characters by which a text grows at least between two drafts."""
 
 TEXT_GROWTH, CLOSED_GROWTH = 8, 64
-"""A reply grows by 1/8 of its length between two drafts, or by 1/64 if an object or a list has closed.
-
-So the number of drafts grows with the logarithm of the reply's length, and their total cost with the length.
-"""
+"""A reply grows by 1/8 of its length between two drafts, or by 1/64 if an object or a list has closed."""
 
 WORD_AT_END = re.compile(r"[-+.0-9A-Za-z]+\Z")
 """A number or a word that may continue."""
@@ -43,10 +47,7 @@ NEXT_ELEMENT, NEXT_MEMBER = ",0", ',"\\u0000reflact":0'
 class DraftStream(Generic[R]):
     """The drafts of one call: takes its answers while they arrive, and passes drafts to the subscribers.
 
-    The task that reads an answer never waits; a second task parses the text and calls the subscribers.
-
     Args:
-        reply_type: The type of the reply.
         fields: The call, as fields of its events.
         on_event: Takes the run's events.
         on_draft: Takes the drafts of the caller.
@@ -93,11 +94,7 @@ class DraftStream(Generic[R]):
         raise failure
 
     def begin(self, keys: Sequence[str]) -> None:
-        """Start reading an answer; a second answer within an attempt replaces one that broke off.
-
-        Args:
-            keys: API keys, which drafts never show.
-        """
+        """Start reading an answer, without API keys; a second one within an attempt replaces one that broke off."""
         if self._begun:
             self.reset("the answer broke off, and is asked for again")
         self._begun = True
@@ -113,7 +110,10 @@ class DraftStream(Generic[R]):
             self._text.append(added)
             self._length += len(added)
             self._something_closed |= "}" in added or "]" in added
-            if self._has_grown():
+            enough = self._queued / CLOSED_GROWTH
+            if not self._something_closed:
+                enough = max(MIN_GROWTH, self._queued // TEXT_GROWTH)
+            if self._length - self._queued >= enough:
                 self._text = ["".join(self._text)]
                 self._queued, self._something_closed = self._length, False
                 self._put((self._attempt, self._text[0]))
@@ -143,12 +143,6 @@ class DraftStream(Generic[R]):
             await self._on_event(DraftUpdated(attempt=item.attempt, draft=item.value, **self._fields))
         if self._on_draft is not None:
             await self._on_draft(item)
-
-    def _has_grown(self) -> bool:
-        grown = self._length - self._queued
-        if self._something_closed:
-            return grown * CLOSED_GROWTH >= self._queued
-        return grown >= max(MIN_GROWTH, self._queued // TEXT_GROWTH)
 
 
 def read_partial(text: str, reply_type: type[ReplyModel]) -> JsonValue:
@@ -211,3 +205,64 @@ def extends(value: JsonValue, before: JsonValue) -> bool:
         case str(), str():
             return value.startswith(before)
     return value == before
+
+
+UNSTREAMABLE_STATUSES = FORMAT_REFUSALS | {500}
+"""Statuses with which endpoints refuse to stream, or refuse the options of the stream."""
+
+STREAM_WORDS = re.compile(r"\bstream", re.IGNORECASE)
+
+
+@dataclass
+class RequestContext:
+    """State of a call that the transports share with the client.
+
+    ``drafts`` takes the answers while they arrive; None if no stream is wanted. ``sent`` is True if any answer
+    came from the endpoint rather than the store.
+    """
+
+    drafts: DraftStream[Any] | None = None
+    attempts: int = 0
+    usage: Usage = field(default_factory=Usage)
+    sent: bool = False
+
+
+CONTEXT: ContextVar[RequestContext | None] = ContextVar("reflact_request", default=None)
+"""The call of the current task."""
+
+
+class StreamingTransport(httpx.AsyncBaseTransport):
+    """Asks for a stream if the call's drafts have subscribers.
+
+    This transport stops streaming if the endpoint refuses to stream or its streams break in all retries. It
+    then repeats the request without a stream. It also stops if the endpoint reports no usage for streams,
+    because such answers are charged at their worst case.
+    """
+
+    def __init__(self, inner: httpx.AsyncBaseTransport) -> None:
+        self._inner = inner
+        self._streams = True
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        """Return the whole answer to a request."""
+        context = CONTEXT.get()
+        if context is None or context.drafts is None or not self._streams:
+            return await self._inner.handle_async_request(request)
+        response = await self._inner.handle_async_request(await _ask_for_stream(request))
+        await response.aread()
+        refused = response.status_code in UNSTREAMABLE_STATUSES and STREAM_WORDS.search(response.text)
+        if refused or response.headers["content-type"].startswith(EVENT_STREAM):
+            self._streams = False
+            return await self._inner.handle_async_request(request)
+        if response.is_success and read_usage(JSON, [response.text]).uncounted:
+            self._streams = False
+        return response
+
+
+async def _ask_for_stream(request: httpx.Request) -> httpx.Request:
+    body = json.loads(await request.aread()) | {"stream": True, "stream_options": {"include_usage": True}}
+    headers = httpx.Headers(request.headers)
+    headers.pop("content-length", None)
+    return httpx.Request(
+        request.method, request.url, headers=headers, json=body, extensions=request.extensions
+    )

@@ -15,6 +15,7 @@ from reflact.concurrency import finish_if_cancelled
 from reflact.config.models import ModelConfig
 from reflact.errors import ReflactError
 from reflact.llm.budget import Account, Reservation
+from reflact.llm.drafts import CONTEXT
 from reflact.llm.errors import (
     GARBLED_FAULTS,
     CutOff,
@@ -23,12 +24,11 @@ from reflact.llm.errors import (
     classify_failure,
     classify_status,
 )
-from reflact.llm.pricing import read_cap, usd_of, worst_case
+from reflact.llm.pricing import read_cap, read_usage, usd_of, worst_case
 from reflact.llm.rate_limit import EndpointClient, Slot
 from reflact.llm.redaction import find_keys, remove_keys
 from reflact.llm.retry import GARBLED, BodyStream, parse_retry_after, select_headers
-from reflact.llm.sse import EVENT_STREAM, JSON, join_stream, read_usage
-from reflact.llm.streaming import CONTEXT
+from reflact.llm.sse import EVENT_STREAM, JSON, join_stream
 from reflact.messages import CallReservation, StoredResponse
 from reflact.records import FaultKind, Usage
 
@@ -55,12 +55,6 @@ class MeteredTransport(httpx.AsyncBaseTransport):
 
     An error status is free. A time-out, a broken connection or answer, a cancellation, or an answer without usage
     counts at the worst case, since the provider may charge for it. Failed attempts are counted by kind.
-
-    Args:
-        inner: Sends a request.
-        config: The role's model.
-        account: Where the calls are stored and charged.
-        endpoint: The role's client of the endpoint.
     """
 
     def __init__(
@@ -73,12 +67,7 @@ class MeteredTransport(httpx.AsyncBaseTransport):
         self._endpoint = endpoint
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        """Send a request once and return its answer, read whole.
-
-        Raises:
-            BudgetSpent: The budget has no room for it.
-            httpx.TransportError: It failed on the way.
-        """
+        """Send a request once and return its answer, read whole. Raise BudgetSpent if the budget has no room."""
         call: CallReservation | None = request.extensions.get(RESERVATION)
         if call is None:
             return await send_whole(request, self._inner, self._config.timeout)
@@ -140,15 +129,16 @@ class MeteredTransport(httpx.AsyncBaseTransport):
                 chunks=chunks,
                 usage=usage,
             )
-            await finish_if_cancelled(lambda: self._store(reply, call, reservation))
+
+            async def store() -> None:
+                await self._responses.store_response(reply, call)
+                reservation.settle(usage)
+
+            await finish_if_cancelled(store)
         await self._count_fault(call, fault)
         stream = BodyStream([chunk.encode("utf-8") for chunk in chunks])
         marks = {GARBLED: True} if fault in GARBLED_FAULTS else {}
         return httpx.Response(response.status_code, headers=headers, stream=stream, extensions=marks)
-
-    async def _store(self, reply: StoredResponse, call: CallReservation, reservation: Reservation) -> None:
-        await self._responses.store_response(reply, call)
-        reservation.settle(reply.usage)
 
     async def _count_fault(self, call: CallReservation, fault: FaultKind | None) -> None:
         if fault is not None:
@@ -162,9 +152,7 @@ def _count_tokens(usage: Usage) -> int:
 async def send_whole(
     request: httpx.Request, inner: httpx.AsyncBaseTransport, seconds: float
 ) -> httpx.Response:
-    """Send a request once and read its whole answer; a complete stream becomes a chat completion.
-
-    The completion contains no API key, even if the stream split one over several chunks.
+    """Send a request once and read its whole answer; a complete stream becomes a chat completion without API keys.
 
     Raises:
         CutOff: The answer began and broke off.

@@ -14,11 +14,7 @@ T = TypeVar("T")
 
 
 class LLMMiddleware:
-    """A model around another one; implements ``protocols.LLM``. A subclass adds ``ask``.
-
-    Args:
-        inner: The model that is asked.
-    """
+    """A model around another one; implements ``protocols.LLM``. A subclass adds ``ask``."""
 
     def __init__(self, inner: LLM) -> None:
         self.inner = inner
@@ -30,11 +26,7 @@ class LLMMiddleware:
 
 
 class EnvironmentMiddleware:
-    """An environment around another one; implements ``protocols.Environment``. A subclass overrides ``run``.
-
-    Args:
-        inner: The environment that runs the items.
-    """
+    """An environment around another one; implements ``protocols.Environment``. A subclass overrides ``run``."""
 
     def __init__(self, inner: Environment) -> None:
         self.inner = inner

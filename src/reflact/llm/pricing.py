@@ -1,4 +1,4 @@
-"""Prices of calls in dollars, from the configuration or else from the provider's price list.
+"""Usage and prices of calls, from the configuration or else from the provider's price list.
 
 Costs are whole billionths of a dollar, rounded up for each call. So sums are exact.
 """
@@ -6,13 +6,14 @@ Costs are whole billionths of a dollar, rounded up for each call. So sums are ex
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from decimal import Decimal
 from functools import lru_cache
 from typing import Any
 
 from reflact.config.models import ModelConfig, Price
+from reflact.llm.sse import EVENT_STREAM, parse_chunk, read_events
 from reflact.records import Usage
 from reflact.types import FrozenModel
 
@@ -25,12 +26,7 @@ OVERHEAD_TOKENS = 256
 def usd_of(usage: Usage, config: ModelConfig, *, at: datetime | None = None) -> float | None:
     """Return the cost of one call in dollars; None if no price is known.
 
-    Do not pass sums of calls, because a price may depend on the length of each call.
-
-    Args:
-        usage: Tokens of the call.
-        config: The role's model.
-        at: Time of the call, on which some prices depend; default: now.
+    Do not pass sums of calls. A price may depend on the length of the call, and on its time ``at`` (None: now).
     """
     exact = (
         _price_by_list(usage, config, at) if config.price is None else _price_by_config(usage, config.price)
@@ -38,16 +34,38 @@ def usd_of(usage: Usage, config: ModelConfig, *, at: datetime | None = None) -> 
     return None if exact is None else math.ceil(exact * BILLION) / BILLION
 
 
+def read_usage(content_type: str, chunks: Sequence[str]) -> Usage:
+    """Return the tokens that the provider counted for one answer; uncounted zeros if it reports none."""
+    text = "".join(chunks)
+    usage = Usage(calls=1, uncounted=1)
+    for data in read_events(text) if content_type.startswith(EVENT_STREAM) else [text]:
+        match parse_chunk(data):
+            case {"usage": dict(counts)}:
+                usage = _read_counts(counts)
+    return usage
+
+
+def _read_counts(counts: dict[str, Any]) -> Usage:
+    n_input, n_output = _read_count(counts.get("prompt_tokens")), _read_count(counts.get("completion_tokens"))
+    if n_input is None or n_output is None:
+        return Usage(calls=1, uncounted=1)
+    details = counts.get("prompt_tokens_details")
+    cached = _read_count(details.get("cached_tokens")) if isinstance(details, dict) else 0
+    return Usage(
+        calls=1, input_tokens=n_input, cached_tokens=min(cached or 0, n_input), output_tokens=n_output
+    )
+
+
+def _read_count(value: Any) -> int | None:
+    """Return a token count; None for a value that cannot be one (negative, no integer, 2**53 or more)."""
+    return value if type(value) is int and 0 <= value < 2**53 else None
+
+
 def worst_case(size: int, cap: int | None, config: ModelConfig, *, at: datetime | None = None) -> Usage:
     """Return the most that one call can cost, which the budget reserves before the call.
 
-    A token is at least a byte long, so a body has at most as many tokens as bytes.
-
-    Args:
-        size: Size of the request's body in bytes.
-        cap: The most tokens of the answer; None reserves no tokens for it.
-        config: The role's model.
-        at: Time of the call.
+    A body of ``size`` bytes has at most as many tokens. ``cap`` is the most tokens of the answer; None reserves
+    no tokens for it.
     """
     most = Usage(calls=1, input_tokens=size + OVERHEAD_TOKENS, output_tokens=cap or 0)
     cached = most.model_copy(update={"cached_tokens": most.input_tokens})
@@ -195,12 +213,9 @@ class CostEstimate(FrozenModel):
 def estimate_tokens(
     size: float, *, cap: int | None, usage: Usage | None = None
 ) -> tuple[EstimateRange, EstimateRange]:
-    """Return the input and output tokens of one call.
+    """Return the input and output tokens of one call with texts of ``size`` bytes.
 
-    Args:
-        size: Bytes of its texts.
-        cap: The most tokens of its reply; None: no cap.
-        usage: Usage of earlier calls of its kind; None if there were none.
+    ``cap`` is the most tokens of its reply (None: no cap), and ``usage`` that of earlier calls of its kind.
     """
     most = cap or UNCAPPED_REPLY_TOKENS
     given, written = size / BYTES_PER_TOKEN + MESSAGE_TOKENS, most / 4

@@ -52,14 +52,11 @@ class AdaptiveRate:
     served rate and half the calls in flight per second. Each answer then adds one call a second, until a
     refusal at least ``SPAN_SECONDS`` later. After that, a refusal moves the rate half of the way down to the
     recently served rate, and at least by a twentieth. While calls wait for their turn the rate grows: linearly
-    up to the refused rate, and exponentially beyond it. A rate at which nothing was served stays.
+    up to the refused rate, and exponentially beyond it. If refusals continue far below the best rate served
+    within the last minute, the rate returns to that rate, and for a minute their share is tolerated.
 
-    Endpoints also refuse some calls at any rate. If refusals continue at rates far below the best rate served
-    within the last minute, the rate returns to that best rate. For a minute, the same share of refusals is
-    then tolerated.
-
-    Additive increase with multiplicative decrease: Chiu and Jain, "Analysis of the Increase and Decrease
-    Algorithms for Congestion Avoidance in Computer Networks", 1989.
+    Source: Chiu and Jain, "Analysis of the Increase and Decrease Algorithms for Congestion Avoidance in
+    Computer Networks", 1989.
     """
 
     def __init__(self) -> None:
@@ -85,13 +82,7 @@ class AdaptiveRate:
         self._last = max(self._due(most), now - SLACK_SECONDS)
 
     def observe(self, now: float, *, served: bool, rate_limited: bool = False) -> None:
-        """Count an answered or refused call.
-
-        Args:
-            now: The time of the answer, in seconds.
-            served: False if the endpoint refused the call.
-            rate_limited: Whether the call had waited for this rate; then an answer raises the rate.
-        """
+        """Count a served or refused call; an answer raises the rate if the call had waited for it."""
         self._recent.append((now, served))
         self._answers += served
         self._measure_rate(now)
@@ -241,24 +232,19 @@ class RoleRefused(Exception):
 
 
 class Endpoint:
-    """One address in one event loop, with the queue of its calls.
+    """One address in one event loop, with the queue of its calls, which are admitted in order.
 
-    Calls are admitted in the order of their requests. Of the settings of all open clients the strictest
-    counts: the smallest value of each limit, and an adaptive rate if any role enables it.
-
-    After 429 or 503 no call is sent for ``Retry-After`` seconds. Without ``Retry-After`` the pause is drawn
-    uniformly from 0..min(cap, base * 2**n) seconds after n fruitless back-offs. Refusals of calls that were
+    Of the settings of all open clients the strictest counts: the smallest value of each limit, and an adaptive
+    rate if any role enables it. After 429 or 503 no call is sent for ``Retry-After`` seconds, or else for
+    0..min(cap, base * 2**n) seconds, drawn uniformly, after n fruitless back-offs. Refusals of calls that were
     sent before a back-off belong to that back-off.
 
-    Args:
-        address: For messages.
-        draw: Returns a number in 0..1.
-
     Attributes:
+        draw: Returns a number in 0..1.
         answered: Whether any call was answered.
         in_flight: Number of admitted calls that have not ended.
         rate: The rate in calls a second that the endpoint sustains.
-        clients: The open clients, whose settings count.
+        clients: The open clients.
     """
 
     def __init__(self, address: str, *, draw: Callable[[], float] = random.random) -> None:
@@ -389,8 +375,6 @@ class EndpointClient:
     """One role's client of an endpoint. It is a context manager; its settings count while it is entered.
 
     Args:
-        endpoint: The endpoint.
-        config: The role's settings.
         on_limit: Called at each back-off of the endpoint, once if several clients share it, and at each retry
             of the role after a failed connection; must neither block nor raise.
     """
@@ -450,10 +434,8 @@ class Slot:
     def observe(self, status: int | None, retry_after: float | None, tokens: int | None) -> None:
         """Report the result of the call once, before the slot ends.
 
-        Args:
-            status: The answer's status; None after a connection error or a time-out.
-            retry_after: Seconds of the answer's ``Retry-After``.
-            tokens: Tokens of the call, input and output; None if unknown, which keeps the estimate.
+        ``status`` is None after a failed transfer, and ``retry_after`` is in seconds. ``tokens`` are those of
+        input and output; None keeps the estimate.
         """
         self.endpoint.observe(self, status, retry_after, tokens)
 

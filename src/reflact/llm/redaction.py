@@ -24,15 +24,9 @@ KEY_MARK = "[key]"
 KEY_HEADERS = ("authorization", "api-key")
 """Headers that carry keys."""
 
-STANDARD_HEADERS = {
-    "host",
-    "connection",
-    "accept",
-    "accept-encoding",
-    "content-type",
-    "content-length",
-    "user-agent",
-}
+STANDARD_HEADERS = frozenset(
+    ["host", "connection", "accept", "accept-encoding", "content-type", "content-length", "user-agent"]
+)
 """Headers of every request."""
 
 MIN_KEY_CHARACTERS = 12
@@ -80,11 +74,7 @@ async def _call_provider(source: KeyProvider, role: str) -> str:
 
 
 class RedactingTransport(httpx.AsyncBaseTransport):
-    """Removes the key of a request from the answer's headers and body.
-
-    Args:
-        inner: Sends a request.
-    """
+    """Removes the key of a request from the answer's headers and body."""
 
     def __init__(self, inner: httpx.AsyncBaseTransport) -> None:
         self._inner = inner
@@ -124,11 +114,7 @@ class _ScrubbedStream(httpx.AsyncByteStream):
 
 
 class Scrubber:
-    """Removes keys from a text in pieces.
-
-    Attributes:
-        delayed: The end of the last piece, if it may be the beginning of a key.
-    """
+    """Removes keys from a text in pieces; ``delayed`` is the end of the last piece, if it may begin a key."""
 
     def __init__(self, keys: Sequence[str]) -> None:
         self._keys = [regex.compile(build_key_pattern(key).encode()) for key in keys]
@@ -179,11 +165,7 @@ def remove_keys(keys: Sequence[str], text: str) -> str:
 
 
 def refuse_key_in(config: ModelConfig, role: str, key: str) -> None:
-    """Refuse settings that contain the key.
-
-    Raises:
-        ConfigError: Settings contain the key; names them.
-    """
+    """Raise ConfigError if settings contain the key; it names them."""
     if not is_key(key):
         return
     plain = {name: config.model_dump_json(include={name}) for name in type(config).model_fields}

@@ -38,15 +38,9 @@ class RetryTransport(httpx.AsyncBaseTransport):
 
     After 429 and 503 a retry waits for the endpoint's back-off (``reflact.llm.rate_limit``). Otherwise the
     delay before retry n is drawn uniformly from 0..min(cap, base * 2**n) seconds (full jitter: Brooker,
-    "Exponential Backoff And Jitter", 2015), and is at least the server's ``Retry-After``. A ``Retry-After``
-    above ``PATIENCE_SECONDS`` ends the retries.
-
-    After a refused key, an unknown model, an untrusted certificate, or an address that fails all retries before
-    it ever answered, all calls of the role get the same outcome without being sent.
-
-    Args:
-        inner: Sends one attempt.
-        endpoint: The role's client of the endpoint.
+    "Exponential Backoff And Jitter", 2015), and is at least the server's ``Retry-After``. One above
+    ``PATIENCE_SECONDS`` ends the retries. After a refused key, an unknown model, an untrusted certificate, or an
+    address that fails all retries before it ever answered, all calls of the role get the same outcome unsent.
     """
 
     def __init__(self, inner: httpx.AsyncBaseTransport, endpoint: EndpointClient) -> None:

@@ -1,18 +1,13 @@
-"""Server-sent events: reading a stream, joining it to one chat completion, and the usage that it reports.
-
-The openai client would take twenty times as long, and lose the usage if a chunk without usage follows.
-"""
+"""Server-sent events, joined to one chat completion; the openai client would be slow and lose the usage."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from pydantic import JsonValue
-
-from reflact.records import Usage
 
 JSON, EVENT_STREAM, END_MARK = "application/json", "text/event-stream", "[DONE]"
 LINES = re.compile(r"\r\n|\n|\r")
@@ -119,35 +114,3 @@ def _add_calls(calls: dict[int, dict[str, str]], parts: Any) -> None:
 def _read_index(call: Mapping[Any, Any]) -> int:
     index = call.get("index")
     return index if isinstance(index, int) else 0
-
-
-def read_usage(content_type: str, chunks: Sequence[str]) -> Usage:
-    """Return the tokens that the provider counted for one answer; uncounted zeros if it reports none.
-
-    Args:
-        content_type: ``application/json``, or ``text/event-stream`` for a streamed body.
-        chunks: The body's pieces.
-    """
-    text = "".join(chunks)
-    usage = Usage(calls=1, uncounted=1)
-    for data in read_events(text) if content_type.startswith(EVENT_STREAM) else [text]:
-        match parse_chunk(data):
-            case {"usage": dict(counts)}:
-                usage = _read_counts(counts)
-    return usage
-
-
-def _read_counts(counts: dict[str, Any]) -> Usage:
-    n_input, n_output = _read_count(counts.get("prompt_tokens")), _read_count(counts.get("completion_tokens"))
-    if n_input is None or n_output is None:
-        return Usage(calls=1, uncounted=1)
-    details = counts.get("prompt_tokens_details")
-    cached = _read_count(details.get("cached_tokens")) if isinstance(details, dict) else 0
-    return Usage(
-        calls=1, input_tokens=n_input, cached_tokens=min(cached or 0, n_input), output_tokens=n_output
-    )
-
-
-def _read_count(value: Any) -> int | None:
-    """Return a token count; None for a value that cannot be one (negative, no integer, 2**53 or more)."""
-    return value if type(value) is int and 0 <= value < 2**53 else None

@@ -56,16 +56,11 @@ class InvalidReply(Exception):
 
 
 class Conversation(Generic[R]):
-    """The messages of one call, which grow with each reply that is sent back.
+    """One call; ``body`` holds the next request's format and messages, which grow with each reply sent back.
 
     Args:
-        messages: The prompt.
-        reply_type: Type of the reply.
         mode: Format of the reply; None for plain text.
         check: Raises ``ValueError`` if a reply does not fit the data.
-
-    Attributes:
-        body: The fields of the next request: the messages and the format.
     """
 
     def __init__(
@@ -157,7 +152,6 @@ def bind(reply_type: type[ReplyModel], mode: Mode) -> type[BaseModel]:
     return type(reply_type.__name__, (reply_type, _Bound), names)
 
 
-@lru_cache(maxsize=256)
 def build_schema(reply_type: type[ReplyModel]) -> Body:
     """Return a reply type's JSON schema with inlined definitions, no titles, and every field required.
 
@@ -165,8 +159,7 @@ def build_schema(reply_type: type[ReplyModel]) -> Body:
     a ``maxLength`` above ``MAX_LENGTH_BOUND``, which some local servers cannot express; validation checks it.
     """
     schema = reply_type.model_json_schema()
-    definitions = schema.pop("$defs", {})
-    plain: Body = _simplify(schema, definitions)
+    plain: Body = _simplify(schema, schema.pop("$defs", {}))
     return plain
 
 
@@ -193,17 +186,11 @@ def _simplify(node: Any, definitions: Body) -> Any:
 
 
 def refuses_format(error: ProviderError) -> bool:
-    """Whether an endpoint refuses the format of a request.
-
-    Some local servers fail with 500 on an unknown field and name the field in the answer. An unknown model is
-    no refusal of a format.
-    """
-    if isinstance(error, UnknownModel):
+    """Whether an endpoint refuses the format of a request; some fail with 500 and name the unknown field."""
+    if isinstance(error, UnknownModel) or error.status is None:
         return False
-    if error.status in FORMAT_REFUSALS:
-        return True
     named = any(field in str(error) for field in ("response_format", "tool_choice"))
-    return named and error.status is not None and error.status >= 500
+    return error.status in FORMAT_REFUSALS or (named and error.status >= 500)
 
 
 def replace_surrogates(text: str) -> str:
