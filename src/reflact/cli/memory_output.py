@@ -152,8 +152,11 @@ def _print_table(
     if_empty: str,
 ) -> None:
     """Print values as lines of JSON, or their rows as a table; say so on standard error if there are none."""
-    table = () if json else format_table(names, [*rows], right_aligned=right_aligned)
-    for text in map(format_json_line, values) if json else table:
+    if json:
+        lines: Iterable[str] = map(format_json_line, values)
+    else:
+        lines = format_table(names, [*rows], right_aligned=right_aligned)
+    for text in lines:
         typer.echo(text)
     if not values and not json:
         typer.echo(if_empty, err=True)
