@@ -163,10 +163,7 @@ async def test_promotion_takes_a_test_that_was_passed(memory: MemoryStore) -> No
         assert (last.before, last.after, last.test_number) == ("quarantined", "promoted", 2)
     assert [
         test.evidence == evidence_for(test, promoted=test.number == 2) for test in await memory.tests()
-    ] == [
-        True,
-        True,
-    ]
+    ] == [True, True]
 
 
 async def test_evidence_of_another_batch_promotes_nothing(memory: MemoryStore) -> None:

@@ -41,8 +41,7 @@ StoreArgument = Annotated[
     typer.Argument(metavar="STORE", help="The memory's file, such as a run's run.db.", show_default=False),
 ]
 NewStoreArgument = Annotated[
-    Path,
-    typer.Argument(metavar="STORE", help="The memory's file; created if missing.", show_default=False),
+    Path, typer.Argument(metavar="STORE", help="The memory's file; created if missing.", show_default=False)
 ]
 JsonLinesOption = Annotated[bool, typer.Option("--json", help="Print JSON lines instead of a table.")]
 

@@ -149,8 +149,7 @@ def edit_card(
     unit = Unit(row.id, cards, row.parse_pair())
     edited = row._replace(version=row.version + 1)
     tables.table("memory_units").update(
-        row.number,
-        {"version": edited.version, "words": build_index_text(unit.card_texts), "failed_test": 0},
+        row.number, {"version": edited.version, "words": build_index_text(unit.card_texts), "failed_test": 0}
     )
     _write_history(tables, edited, (row.status, "candidate", "edited"), now=now)
     status, reason = _choose_status(scan(unit.all_texts))
