@@ -65,13 +65,7 @@ def open_existing(path: Path, *, read_only: bool = True) -> MemoryStore:
 
 
 def resolve_id(name: str, ids: Sequence[str], *, noun: str, store: Path) -> str:
-    """Return the id that a name means: the name itself, or the only id that starts with it.
-
-    Args:
-        name: An id or its prefix.
-        ids: The ids that start with the name.
-        noun: What the ids identify, in the singular.
-        store: The file that was searched.
+    """Return the id that a name means: the name itself, or the only one of the ids, which start with it.
 
     Raises:
         UsageError: No id or several start with the name, or the name is too short for a prefix.
@@ -106,13 +100,8 @@ def format_table(
 ) -> Iterator[str]:
     """Yield the lines of a table: the names of its columns, then one line for each row.
 
-    Control characters are escaped. Columns fit their longest text. A terminal cuts lines at its width, and
-    other outputs get complete lines.
-
-    Args:
-        names: The names of the columns.
-        rows: The texts of each row, one per column.
-        right_aligned: Indices of columns that are aligned to the right.
+    Control characters are escaped. Columns fit their longest text; those with the indices ``right_aligned`` are
+    aligned to the right. A terminal cuts lines at its width.
     """
     import shutil
     import sys

@@ -104,11 +104,7 @@ def close_test(tables: Tables, number: int, evidence: PromotionEvidence, *, now:
 
 
 def check_evidence(test: BatchTest, evidence: PromotionEvidence) -> None:
-    """Check that evidence can be the result of a test.
-
-    Raises:
-        DataError: The evidence names another batch or other earlier tests, or contradicts itself.
-    """
+    """Check that evidence can be the result of a test; DataError if it names another or contradicts itself."""
     if evidence.pair_ids != test.unit_ids or evidence.n_earlier_tests != test.n_earlier_tests:
         raise DataError(
             f"the evidence is not that of test {test.number}, which has {len(test.unit_ids)} units and "

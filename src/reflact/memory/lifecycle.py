@@ -113,11 +113,7 @@ def change_status(
     test: int | None = None,
     evidence: PromotionEvidence | None = None,
 ) -> None:
-    """Change the status of a unit, and clear the mark of a failed test.
-
-    Raises:
-        DataError: The status cannot follow; names the unit.
-    """
+    """Change the status of a unit, and clear the mark of a failed test; DataError if it cannot follow."""
     try:
         check_status_change(row.status, after, evidence)
     except DataError as error:
