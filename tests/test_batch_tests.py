@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Sequence
-from datetime import UTC, datetime, timedelta
+from collections.abc import AsyncIterator, Collection, Iterable, Sequence
 from pathlib import Path
 
 import anyio
@@ -160,14 +159,6 @@ def test_scores_and_gold_make_no_other_recording() -> None:
     assert said.recording.content_hashes != Trace("Wait.", id="said").recording.content_hashes
 
 
-def ticking() -> Iterator[datetime]:
-    """Yield times that lie a second apart."""
-    now = datetime(2026, 1, 1, tzinfo=UTC)
-    while True:
-        now += timedelta(seconds=1)
-        yield now
-
-
 async def waiting(store: MemoryStore) -> list[str]:
     """Return the pairs that may be tested now."""
     reviewer = PromotionTester(Critic(ScriptedLLM(lambda *_: {})), store, max_concurrent=1)
@@ -182,50 +173,26 @@ async def close_with(store: MemoryStore, unit_id: str, *, promoted: bool, rechec
     await store.close_test(test.number, evidence_for(test, promoted=promoted))
 
 
-def open_ticking(folder: Path) -> MemoryStore:
-    """Return a memory whose clock moves with every look."""
-    times = ticking()
-    return MemoryStore(folder / "memory.db", clock=lambda: next(times))
+async def test_a_unit_waits_for_a_test_until_one_refused_it(memory: MemoryStore) -> None:
+    """An edit, and a release after measured harm, make it wait anew; each test measures its utility.
 
-
-async def test_what_was_refused_is_not_tested_again(tmp_path: Path) -> None:
-    """A batch that has not shown its worth does not come up in every later test."""
-    async with open_ticking(tmp_path) as store:
-        unit = (await store.submit(make_pair())).unit_id
-        assert await waiting(store) == [unit]
-        await close_with(store, unit, promoted=False)
-        assert await waiting(store) == []
-
-
-async def test_what_was_edited_is_tested_again(tmp_path: Path) -> None:
-    """An edit takes a promoted pair out of use until a test has looked at it anew, and a test can."""
-    async with open_ticking(tmp_path) as store:
-        unit = (await store.submit(make_pair())).unit_id
-        await close_with(store, unit, promoted=True)
-        card, _ = await store.cards(unit)
-        await store.edit(card.id, strategy="Look at the files.")
-        assert await waiting(store) == [unit]
-        await close_with(store, unit, promoted=True)
-        assert [one.pair.id for one in await store.pairs(status="promoted")] == [unit]
-
-
-async def test_what_was_taken_back_is_tested_again_once_it_is_released(tmp_path: Path) -> None:
-    """Harm holds a pair back until somebody has looked; then it may prove itself."""
-    async with open_ticking(tmp_path) as store:
-        unit = (await store.submit(make_pair())).unit_id
-        await close_with(store, unit, promoted=True)
-        await close_with(store, unit, promoted=False, recheck=True)
-        assert await waiting(store) == []
-        await store.release(unit, reason="I looked")
-        assert await waiting(store) == [unit]
-
-
-async def test_a_test_measures_the_worth_of_its_units(tmp_path: Path) -> None:
-    """A point of error that a batch takes away is worth a twentieth; the last measurement counts."""
-    async with open_ticking(tmp_path) as store:
-        unit = (await store.submit(make_pair())).unit_id
-        assert (await store.pairs([unit]))[0].utility == 0.5
-        await close_with(store, unit, promoted=True)
-        assert (await store.pairs([unit]))[0].utility == pytest.approx(0.575)
-        await close_with(store, unit, promoted=False, recheck=True)
-        assert (await store.pairs([unit]))[0].utility == pytest.approx(0.475)
+    A point of error that a batch takes away is worth a twentieth.
+    """
+    unit = (await memory.submit(make_pair())).unit_id
+    assert (await waiting(memory), (await memory.pairs())[0].utility) == ([unit], 0.5)
+    await close_with(memory, unit, promoted=False)
+    assert await waiting(memory) == []
+    card, _ = await memory.cards(unit)
+    await memory.edit(card.id, strategy="Look at the files.")
+    assert await waiting(memory) == [unit]
+    await close_with(memory, unit, promoted=True)
+    (stored,) = await memory.pairs(status="promoted")
+    assert stored.utility == pytest.approx(0.575)
+    await memory.edit(card.id, strategy="Look at them twice.")
+    assert await waiting(memory) == [unit]
+    await close_with(memory, unit, promoted=True)
+    await close_with(memory, unit, promoted=False, recheck=True)
+    assert (await memory.pairs())[0].utility == pytest.approx(0.475)
+    assert await waiting(memory) == []
+    await memory.release(unit, reason="I looked")
+    assert await waiting(memory) == [unit]

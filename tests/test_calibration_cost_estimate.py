@@ -137,7 +137,7 @@ async def test_anchors_are_measured_and_never_learned_from() -> None:
     calibrator = Calibrator(llm, memory, settings=settings())
     plain = await calibrator.estimate_cost(learn, heldout=flattered_traces("held out", 20))
     given = await calibrator.estimate_cost(learn, heldout=flattered_traces("held out", 20), anchors=[anchor])
-    memory.kept = (anchor,)
+    await memory.add_anchors([anchor])
     assert (
         await calibrator.estimate_cost(learn, heldout=flattered_traces("held out", 20), anchors=[anchor])
         == given

@@ -231,7 +231,7 @@ def test_handing_over_waits_for_room_where_it_blocks() -> None:
                 [await calibrator.submit_and_wait(record_flattered(name)) for name in name_traces("learn", 6)]
             )
             await calibrator.wait_until_idle()
-        return calibrator, len(memory.traces)
+        return calibrator, len(await memory.trace_ids())
 
     calibrator, kept = virtual_time.run(main)
     assert (calibrator.counts.n_accepted, calibrator.counts.n_rejected, kept) == (6, 0, 6)

@@ -346,8 +346,8 @@ async def test_what_has_changed_is_calibrated(change: str) -> None:
     elif change == "settings":
         settings = settings.model_copy(update={"contrast": PairSettings(n_judges=0, candidates_per_event=2)})
     else:
-        name, one = next((name, one) for name, one in memory.stored.items() if one.status == "promoted")
-        memory.stored[name] = one.model_copy(update={"status": "quarantined", "reason": "measured harm"})
+        name = next(name for name, one in memory.stored.items() if one.status == "promoted")
+        await memory.archive([name], reason="measured harm")
     report = await Calibrator(flattered(), memory, settings=settings).calibrate(learn, heldout=held_out)
     assert not report.is_earlier_result
     assert report.n_candidates > 0

@@ -332,6 +332,7 @@ def test_what_is_wrong_is_one_sentence(store: Path, tmp_path: Path) -> None:
     foreign.write_text("hello " * 1000, encoding="ascii")
     for arguments, problem in (
         (("list", "nowhere.db"), "no memory at nowhere.db"),
+        (("list", "x" * 300), "x" * 300),
         (("list", "nowhere.db", "--kind", "trace"), "no memory at nowhere.db"),
         (("list", store, "--status", "lost"), "'lost'"),
         (("list", store, "--kind", "lost"), "'lost'"),

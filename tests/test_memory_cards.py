@@ -30,11 +30,7 @@ TEST = BatchTest(number=1, holdout_id="h", n_earlier_tests=0, unit_ids=("a",), a
 STATES: tuple[CardStatus, ...] = tuple(NEXT_STATUSES)
 NAMES = st.lists(st.sampled_from(["a", "b", "c"]), max_size=2, unique=True).map(tuple)
 SCOPES = st.builds(
-    Scope,
-    roles=NAMES,
-    tools=NAMES,
-    task_categories=NAMES,
-    user=st.sampled_from([None, "alice", "bob"]),
+    Scope, roles=NAMES, tools=NAMES, task_categories=NAMES, user=st.sampled_from([None, "alice", "bob"])
 )
 STANDINGS = st.lists(
     st.builds(

@@ -163,10 +163,7 @@ async def test_promotion_takes_a_test_that_was_passed(memory: MemoryStore) -> No
         assert (last.before, last.after, last.test_number) == ("quarantined", "promoted", 2)
     assert [
         test.evidence == evidence_for(test, promoted=test.number == 2) for test in await memory.tests()
-    ] == [
-        True,
-        True,
-    ]
+    ] == [True, True]
 
 
 async def test_evidence_of_another_batch_promotes_nothing(memory: MemoryStore) -> None:
@@ -568,29 +565,20 @@ async def test_a_trace_is_never_written_over(memory: MemoryStore) -> None:
 
 
 async def test_a_step_is_labelled_afterwards(memory: MemoryStore) -> None:
-    """What is right may be said later, and the event stays the same one."""
-    await memory.open_trace("t", "Do it.")
-    await memory.append("t", event(0))
-    gold = Label(progress_before=0, progress_after=4, source="human")
-    await memory.label("t", 0, gold)
-    stored = await memory.trace("t")
-    assert stored is not None
-    assert stored.events[0].label == gold
-    assert not await memory.append("t", event(0))
-    with pytest.raises(DataError, match="no step 5"):
-        await memory.label("t", 5, gold)
-
-
-async def test_gold_that_comes_with_a_step_again_is_kept(memory: MemoryStore) -> None:
-    """A trace handed in again with what is right fills in what was not known, and changes nothing else."""
+    """What is right may be said later, or with the step again; the first label and the event stay."""
     first, other = (Label(progress_before=0, progress_after=phi, source="program") for phi in (4, 5))
     await memory.open_trace("t", "Do it.")
-    await memory.append("t", event(0))
+    for step in (0, 1):
+        await memory.append("t", event(step))
+    await memory.label("t", 0, first)
     for gold in (first, other):
-        assert not await memory.append("t", event(0).model_copy(update={"label": gold}))
+        for step in (0, 1):
+            assert not await memory.append("t", event(step).model_copy(update={"label": gold}))
         stored = await memory.trace("t")
         assert stored is not None
-        assert stored.events[0].label == first
+        assert [one.label for one in stored.events] == [first, first]
+    with pytest.raises(DataError, match="no step 5"):
+        await memory.label("t", 5, first)
 
 
 async def test_a_large_pair_is_scanned_beside_the_event_loop(path: Path) -> None:
@@ -699,14 +687,6 @@ async def test_names_that_no_file_holds_are_refused(memory: MemoryStore) -> None
     with pytest.raises(DataError, match="beyond the 64 bits"):
         await memory.append("t", odd_event("s").model_copy(update={"step": 10**30}))
     assert await memory.pairs() == ()
-
-
-async def test_a_name_with_a_line_break_is_kept(memory: MemoryStore) -> None:
-    """A trace is what it was called, and is found and forgotten by that."""
-    name = "one\ntwo\u2028three"
-    await memory.open_trace(name, "p")
-    assert await memory.trace_ids() == (name,)
-    assert (await memory.forget(name)).trace_removed
 
 
 def test_a_terminal_gets_what_it_can_write(tmp_path: Path) -> None:

@@ -287,7 +287,7 @@ async def test_steps_that_teach_nothing_are_told() -> None:
         await calibrator.calibrate([still("a"), still("b")], heldout=held_out)
     memory, one = ListMemory(), still("a")
     about = {"purpose": one.purpose, "transition": one.events[0].transition}
-    memory.kept = (make_pair(0, trace="a").model_copy(update=about),)
+    await memory.add_anchors([make_pair(0, trace="a").model_copy(update=about)])
     with pytest.raises(DataError, match=r"none of 1 steps of 1 trace .* all of them are of anchors' traces"):
         await Calibrator(flattered(), memory, settings=settings()).calibrate([one], heldout=held_out)
 

@@ -91,6 +91,8 @@ class TraceLearner:
         if held_out and list_labeled_events(trace):
             await load_recordings([trace])
             holdout.add(trace.id, trace.purpose, trace.recording.content_hashes[-1])
+            if holdout.is_full and holdout.missing_traces is not None:
+                await self._refresh_holdout(await self._rounds.tester.take_snapshot())
         return held_out
 
     async def generate_pairs(self, trace: Trace) -> StoredGeneration:

@@ -132,12 +132,10 @@ def show(
 def label(
     store: StoreArgument,
     trace: Annotated[
-        str,
-        typer.Argument(metavar="TRACE", help="The id of a trace, or its prefix.", show_default=False),
+        str, typer.Argument(metavar="TRACE", help="The id of a trace, or its prefix.", show_default=False)
     ],
     step: Annotated[
-        int,
-        typer.Argument(metavar="STEP", min=0, help="The number of the step, from 0.", show_default=False),
+        int, typer.Argument(metavar="STEP", min=0, help="The number of the step, from 0.", show_default=False)
     ],
     *,
     after: Annotated[
@@ -176,8 +174,7 @@ def label(
 def forget(
     store: StoreArgument,
     trace: Annotated[
-        str,
-        typer.Argument(metavar="TRACE", help="The complete id of a trace.", show_default=False),
+        str, typer.Argument(metavar="TRACE", help="The complete id of a trace.", show_default=False)
     ],
     calls: Annotated[
         bool,

@@ -41,8 +41,7 @@ StoreArgument = Annotated[
     typer.Argument(metavar="STORE", help="The memory's file, such as a run's run.db.", show_default=False),
 ]
 NewStoreArgument = Annotated[
-    Path,
-    typer.Argument(metavar="STORE", help="The memory's file; created if missing.", show_default=False),
+    Path, typer.Argument(metavar="STORE", help="The memory's file; created if missing.", show_default=False)
 ]
 JsonLinesOption = Annotated[bool, typer.Option("--json", help="Print JSON lines instead of a table.")]
 
@@ -66,13 +65,7 @@ def open_existing(path: Path, *, read_only: bool = True) -> MemoryStore:
 
 
 def resolve_id(name: str, ids: Sequence[str], *, noun: str, store: Path) -> str:
-    """Return the id that a name means: the name itself, or the only id that starts with it.
-
-    Args:
-        name: An id or its prefix.
-        ids: The ids that start with the name.
-        noun: What the ids identify, in the singular.
-        store: The file that was searched.
+    """Return the id that a name means: the name itself, or the only one of the ids, which start with it.
 
     Raises:
         UsageError: No id or several start with the name, or the name is too short for a prefix.
@@ -107,13 +100,8 @@ def format_table(
 ) -> Iterator[str]:
     """Yield the lines of a table: the names of its columns, then one line for each row.
 
-    Control characters are escaped. Columns fit their longest text. A terminal cuts lines at its width, and
-    other outputs get complete lines.
-
-    Args:
-        names: The names of the columns.
-        rows: The texts of each row, one per column.
-        right_aligned: Indices of columns that are aligned to the right.
+    Control characters are escaped. Columns fit their longest text; those with the indices ``right_aligned`` are
+    aligned to the right. A terminal cuts lines at its width.
     """
     import shutil
     import sys
@@ -152,8 +140,11 @@ def _print_table(
     if_empty: str,
 ) -> None:
     """Print values as lines of JSON, or their rows as a table; say so on standard error if there are none."""
-    table = () if json else format_table(names, [*rows], right_aligned=right_aligned)
-    for text in map(format_json_line, values) if json else table:
+    if json:
+        lines: Iterable[str] = map(format_json_line, values)
+    else:
+        lines = format_table(names, [*rows], right_aligned=right_aligned)
+    for text in lines:
         typer.echo(text)
     if not values and not json:
         typer.echo(if_empty, err=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection
 from datetime import datetime
 from typing import Literal
@@ -17,15 +16,12 @@ from reflact.memory.cards import (
     find_inconsistency,
 )
 from reflact.memory.models import BatchTest, PromotionEvidence
-from reflact.memory.rows import decode_value, encode_value, format_time
+from reflact.memory.rows import decode_value, encode_value
 from reflact.store.database import Tables
 from reflact.types import canonical_json
 
 MEASURED_HARM = "measured harm"
 """The reason of a unit that a ``demote`` test took back."""
-
-LISTS = ("unit_ids", "content_fingerprints", "name_fingerprints")
-"""The fields of a test that are stored as JSON lists."""
 
 UNCHANGED_CONDITION = """
 id IN (SELECT value FROM json_each(?)) AND number NOT IN (
@@ -80,11 +76,8 @@ def open_test(
         at=now,
     )
     (last_change,) = tables.execute("SELECT coalesce(max(sequence), 0) FROM memory_history").fetchone()
-    record = test.model_dump(include={"number", "holdout_id", "n_earlier_tests", "kind"})
-    lists = {name: canonical_json(list(getattr(test, name))) for name in LISTS}
-    tables.table("memory_tests").insert(
-        {**record, **lists, "first_history_row": last_change, "at": format_time(now)}
-    )
+    record = {"number": test.number, "test": encode_value(test), "first_history_row": last_change}
+    tables.table("memory_tests").insert(record)
     return test
 
 
@@ -111,11 +104,7 @@ def close_test(tables: Tables, number: int, evidence: PromotionEvidence, *, now:
 
 
 def check_evidence(test: BatchTest, evidence: PromotionEvidence) -> None:
-    """Check that evidence can be the result of a test.
-
-    Raises:
-        DataError: The evidence names another batch or other earlier tests, or contradicts itself.
-    """
+    """Check that evidence can be the result of a test; DataError if it names another or contradicts itself."""
     if evidence.pair_ids != test.unit_ids or evidence.n_earlier_tests != test.n_earlier_tests:
         raise DataError(
             f"the evidence is not that of test {test.number}, which has {len(test.unit_ids)} units and "
@@ -133,15 +122,13 @@ def check_evidence(test: BatchTest, evidence: PromotionEvidence) -> None:
 def read_tests(tables: Tables) -> tuple[BatchTest, ...]:
     """Return all tests in their order."""
     return tuple(
-        BatchTest(
-            number=row["number"],
-            holdout_id=row["holdout_id"],
-            n_earlier_tests=row["n_earlier_tests"],
-            kind=row["kind"],
-            **{name: tuple(json.loads(row[name])) for name in LISTS},
-            evidence=row["evidence"]
-            and decode_value(PromotionEvidence, row["evidence"], f"evidence of test {row['number']}"),
-            at=row["at"],
+        decode_value(BatchTest, test, f"test {number}").model_copy(
+            update={
+                "evidence": evidence
+                and decode_value(PromotionEvidence, evidence, f"evidence of test {number}")
+            }
         )
-        for row in tables.table("memory_tests").rows_where(order_by="number")
+        for number, test, evidence in tables.execute(
+            "SELECT number, test, evidence FROM memory_tests ORDER BY number"
+        ).fetchall()
     )

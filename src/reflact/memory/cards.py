@@ -88,11 +88,7 @@ class RankedUnit(NamedTuple):
 def check_status_change(
     before: CardStatus, after: CardStatus, evidence: PromotionEvidence | None = None
 ) -> None:
-    """Check that a status may follow another.
-
-    Raises:
-        DataError: The status must not follow, or a promotion has no evidence of a passed test.
-    """
+    """Check that a status may follow another; DataError otherwise. A promotion needs evidence of a passed test."""
     if after not in NEXT_STATUSES[before]:
         raise DataError(
             f"a card that is {before} cannot become {after}; it can become {_join_names(NEXT_STATUSES[before])}"

@@ -148,11 +148,7 @@ def import_parsed(
 
 
 def parse_and_scan(lines: Iterable[str], scan: Scanner) -> list[ScannedLine]:
-    """Return the lines of an export, each unit with the finding of its scan.
-
-    Raises:
-        DataError: A line is not part of an export, or an id does not match its content; names the line.
-    """
+    """Return the lines of an export, each unit with the finding of its scan; DataError names a wrong line."""
     parsed: list[ScannedLine] = []
     for number, text in enumerate(lines, 1):
         if not text.strip():

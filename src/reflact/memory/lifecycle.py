@@ -113,11 +113,7 @@ def change_status(
     test: int | None = None,
     evidence: PromotionEvidence | None = None,
 ) -> None:
-    """Change the status of a unit, and clear the mark of a failed test.
-
-    Raises:
-        DataError: The status cannot follow; names the unit.
-    """
+    """Change the status of a unit, and clear the mark of a failed test; DataError if it cannot follow."""
     try:
         check_status_change(row.status, after, evidence)
     except DataError as error:
@@ -149,8 +145,7 @@ def edit_card(
     unit = Unit(row.id, cards, row.parse_pair())
     edited = row._replace(version=row.version + 1)
     tables.table("memory_units").update(
-        row.number,
-        {"version": edited.version, "words": build_index_text(unit.card_texts), "failed_test": 0},
+        row.number, {"version": edited.version, "words": build_index_text(unit.card_texts), "failed_test": 0}
     )
     _write_history(tables, edited, (row.status, "candidate", "edited"), now=now)
     status, reason = _choose_status(scan(unit.all_texts))

@@ -45,8 +45,7 @@ def format_time(at: datetime) -> str:
 def encode_value(value: BaseModel, what: str = "a value") -> str:
     """Return a value as stored text; lone surrogates are escaped, since SQLite cannot store them.
 
-    Raises:
-        DataError: A number has more digits than Python reads from JSON; names ``what`` the value is.
+    DataError if a number has more digits than Python reads from JSON; names ``what`` the value is.
     """
     try:
         return "".join(iter_json_chunks(to_json(value)))
@@ -55,11 +54,7 @@ def encode_value(value: BaseModel, what: str = "a value") -> str:
 
 
 def require_pair_id(pair: ContrastPair) -> str:
-    """Return a pair's id.
-
-    Raises:
-        DataError: A number in the pair has more digits than Python reads from JSON.
-    """
+    """Return a pair's id; DataError if a number has more digits than Python reads from JSON."""
     try:
         return pair.id
     except ValueError as error:
@@ -90,11 +85,7 @@ def to_json(value: Any) -> JsonValue:
 
 
 def decode_value(kind: type[Value], text: str, what: str) -> Value:
-    """Return a stored value.
-
-    Raises:
-        StoreError: The text does not validate.
-    """
+    """Return a stored value; StoreError if the text does not validate."""
     return parse_stored(lambda stored: kind.model_validate(json.loads(stored)), text, what)
 
 
@@ -264,11 +255,7 @@ def select_rows(tables: Tables, where: str, parameters: Sequence[Any] = ()) -> l
 
 
 def read_units(tables: Tables, ids: Iterable[str]) -> list[UnitRow]:
-    """Return units by their ids.
-
-    Raises:
-        DataError: A unit is not stored.
-    """
+    """Return units by their ids; DataError if one is not stored."""
     rows = []
     for unit_id in ids:
         row = select_rows(tables, "id = ?", (unit_id,))

@@ -78,24 +78,14 @@ class SQLiteTraceStore:
     async def label(self, trace_id: str, step: int, label: Label, *, replace: bool = True) -> None:
         """Label a stored step.
 
-        Args:
-            trace_id: The trace.
-            step: The number of the step.
-            label: The label.
-            replace: Whether to replace a label of a person or a program. A label by agreement is always
-                replaced.
-
         Raises:
-            DataError: The trace has no such step, or the step has a label that must not be replaced.
+            DataError: The trace has no such step, or without ``replace`` it has a label that is not by agreement.
         """
 
         def change(tables: Tables) -> None:
-            stored = tables.execute(
-                "SELECT event FROM trace_events WHERE trace_id = ? AND step = ?", (trace_id, step)
-            ).fetchone()
-            if stored is None:
+            event = _find_event(tables, trace_id, step)
+            if event is None:
                 raise DataError(f"trace {trace_id} has no step {step} to label")
-            event = decode_event(trace_id, step, stored[0])
             known = event.label
             if known is not None and known.source != "agreement" and not replace:
                 raise DataError(
@@ -190,10 +180,8 @@ def append_event(tables: Tables, trace_id: str, event: ScoreEvent) -> bool:
     trace = tables.execute("SELECT purpose, content_hash FROM traces WHERE id = ?", (trace_id,)).fetchone()
     if trace is None:
         raise DataError(f"trace {trace_id} is not stored; open it before you append events")
-    stored = tables.execute(
-        "SELECT event FROM trace_events WHERE trace_id = ? AND step = ?", (trace_id, event.step)
-    ).fetchone()
-    if stored is None:
+    known = _find_event(tables, trace_id, event.step)
+    if known is None:
         text = encode_value(event, f"step {event.step} of trace {trace_id}")
         tables.execute(
             "INSERT INTO trace_events (trace_id, step, event) VALUES (?, ?, ?)", (trace_id, event.step, text)
@@ -210,7 +198,6 @@ def append_event(tables: Tables, trace_id: str, event: ScoreEvent) -> bool:
             (content, _is_labelled(event), trace_id),
         )
         return True
-    known = decode_event(trace_id, event.step, stored[0])
     one, other = (encode_value(step.model_copy(update={"label": None})) for step in (known, event))
     if one != other:
         raise DataError(f"trace {trace_id} already has another event as step {event.step}")
@@ -242,9 +229,14 @@ def find_trace(tables: Tables, trace_id: str) -> StoredTrace | None:
 
 def _read_events(tables: Tables, trace_id: str) -> tuple[ScoreEvent, ...]:
     sql = "SELECT step, event FROM trace_events WHERE trace_id = ? ORDER BY step"
-    return tuple(decode_event(trace_id, *row) for row in tables.execute(sql, (trace_id,)).fetchall())
+    return tuple(_decode_event(trace_id, *row) for row in tables.execute(sql, (trace_id,)).fetchall())
 
 
-def decode_event(trace_id: str, step: int, text: str) -> ScoreEvent:
-    """Return a stored event."""
+def _find_event(tables: Tables, trace_id: str, step: int) -> ScoreEvent | None:
+    sql = "SELECT event FROM trace_events WHERE trace_id = ? AND step = ?"
+    stored = tables.execute(sql, (trace_id, step)).fetchone()
+    return None if stored is None else _decode_event(trace_id, step, stored[0])
+
+
+def _decode_event(trace_id: str, step: int, text: str) -> ScoreEvent:
     return decode_value(ScoreEvent, text, f"step {step} of trace {trace_id}")

@@ -31,11 +31,7 @@ def export_summary(folder: Path, summary: RunSummary) -> Path:
 
 
 def remove_versions(folder: Path, *, beyond: Collection[int]) -> None:
-    """Remove exported versions of another run in the same folder.
-
-    Raises:
-        StoreError: A file cannot be removed.
-    """
+    """Remove exported versions of another run in the same folder; StoreError if one cannot be removed."""
     for path in sorted(resolve_inside(folder, "skills").glob("v*.md")):
         if path.stem[1:].isdecimal() and int(path.stem[1:]) not in beyond:
             try:
@@ -45,11 +41,7 @@ def remove_versions(folder: Path, *, beyond: Collection[int]) -> None:
 
 
 def resolve_inside(folder: Path, name: str) -> Path:
-    """Return a path in a run's folder.
-
-    Raises:
-        StoreError: The path is a link, which may lead out of the folder.
-    """
+    """Return a path in a run's folder; StoreError if it is a link, which may lead out of the folder."""
     path = folder / name
     if path.is_symlink():
         raise StoreError(
@@ -59,13 +51,10 @@ def resolve_inside(folder: Path, name: str) -> Path:
 
 
 def write_atomically(path: Path, text: str) -> Path:
-    """Replace a file's content in one step, so that readers see the old or the new text.
+    """Replace a file's content in one step, so that readers see the old or the new text; StoreError if it fails.
 
     A file with the same text stays unchanged; a link is replaced by the file. The next call removes a partial
     file that a crash left. Only one process may write; the run's lock ensures that.
-
-    Raises:
-        StoreError: The file cannot be written.
     """
     part = path.with_name(f".{path.name}.part")
     try:

@@ -86,11 +86,9 @@ class Database:
         path: The file; it and its folder are created if they are missing.
         schema: All migrations in order; pending ones are applied on opening.
         lock_timeout: Seconds to wait for another process's lock.
-        grace: Seconds that a cancelled closing waits for active writes. They complete later, unless another
-            process's lock prevents their start.
+        grace: Seconds that a cancelled closing waits for active writes, which complete later.
         guard: Checks an existing file before the first write, and may raise.
-        read_only: Write nothing to the file, which must exist and have the schema. If its folder is not
-            writable, a copy in a temporary folder is read.
+        read_only: Write nothing to the file, which must exist. If its folder is not writable, a copy is read.
 
     Raises:
         StoreError: On opening and from every method; names the file and the problem.
@@ -231,8 +229,7 @@ class Database:
         """Open the file, or a copy if SQLite cannot read it in its folder.
 
         A read-only connection leaves a log and its index behind. If there is no log, a connection in mode
-        ``rw`` creates both and removes them on closing; ``query_only`` keeps it from writing. In a folder
-        that is not writable, neither can be created.
+        ``rw`` creates both and removes them on closing; ``query_only`` keeps it from writing.
         """
         if not wal_path(self.path).exists():
             self._read_mode = "rw"

@@ -1,8 +1,7 @@
-"""The lock of a run: an operating-system lock on a file in the run's folder, held by one process.
+"""The lock of a run: an operating-system lock on a file in the run's folder, which ends with its process.
 
-The system releases the lock when the process ends for any reason; the file stays. Its first line names the
-process for the error message of others. Its second line counts the run's commits, which reveals a database
-that was replaced by an older copy or lost its write-ahead log.
+The first line of the file names the process for the error message of others. The second line counts the run's
+commits, which reveals a database that was replaced by an older copy or lost its write-ahead log.
 """
 
 from __future__ import annotations

@@ -145,15 +145,9 @@ CREATE INDEX memory_cards_by_unit ON memory_cards (unit);
 
 CREATE TABLE memory_tests (
     number INTEGER PRIMARY KEY,
-    holdout_id TEXT NOT NULL,
-    n_earlier_tests INTEGER NOT NULL,
-    unit_ids TEXT NOT NULL,
-    kind TEXT NOT NULL CHECK (kind IN ('promote', 'demote')),
-    content_fingerprints TEXT NOT NULL,
-    name_fingerprints TEXT NOT NULL,
+    test TEXT NOT NULL,
     evidence TEXT,
-    first_history_row INTEGER NOT NULL,
-    at TEXT NOT NULL
+    first_history_row INTEGER NOT NULL
 );
 
 CREATE TABLE memory_history (
