@@ -28,7 +28,7 @@ settings.register_profile("thorough", max_examples=300, deadline=None, suppress_
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Let the thorough tests, and the number of random kills, be chosen."""
     parser.addoption("--thorough", action="store_true", help="run slow tests too, and more cases of others")
-    parser.addoption("--kills", type=int, default=6, help="random kills of a run (tests/test_kill_storm.py)")
+    parser.addoption("--kills", type=int, default=6, help="random kills of a run (tests/test_kills.py)")
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -1,4 +1,4 @@
-"""Many kills at random moments of a run that writes a lot; ``--kills 100`` for the whole of it."""
+"""Training runs under SIGKILL: real processes, a real server, one history; ``--kills 100`` for a hundred kills."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ import time
 import urllib.request
 from collections import Counter
 from collections.abc import Iterator
-from multiprocessing.context import ForkServerContext, ForkServerProcess
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 
-from pure_world import differences, left_by, rows, settings, write_world
+from pure_world import TWINS, Ended, differences, left_by, rows, settings, write_world
+from reflact.records import StepRecord
 from training_process import train
 
 pytestmark = [
@@ -49,27 +50,40 @@ KEPT = {
 """What is committed is never changed and never lost."""
 
 
-class Storm:
-    """The server, and the processes that train against it."""
+class Processes:
+    """The server, and the processes that train against it, which have imported everything."""
 
-    def __init__(self, port: int, context: ForkServerContext, folder: Path) -> None:
+    def __init__(self, port: int, folder: Path) -> None:
         self._port = port
-        self._context = context
-        self._world = write_world(folder / "world", train=24, val=16, test=8)
+        self._context = multiprocessing.get_context("forkserver")
+        self._context.set_forkserver_preload(PRELOADED)
+        self._worlds = {
+            False: write_world(folder / "long"),
+            True: write_world(folder / "wide", train=24, val=16, test=8),
+        }
 
-    def start(self, out_dir: Path) -> ForkServerProcess:
-        """Start a process that trains."""
-        config: dict[str, Any] = settings(self._world, out_dir, train={"num_epochs": 1, "batch_size": 6})
-        for role in ("target", "optimizer"):
-            config["models"][role]["concurrency"] = IN_FLIGHT
+    def start(self, out_dir: Path, *, wide: bool) -> ForkServerProcess:
+        """Start a process that trains: one epoch with many calls in flight, or three with all that ends them."""
+        sections: dict[str, Any] = {"train": {"num_epochs": 1, "batch_size": 6}} if wide else {}
+        config = settings(self._worlds[wide], out_dir, **sections)
+        if wide:
+            for role in ("target", "optimizer"):
+                config["models"][role]["concurrency"] = IN_FLIGHT
         process = self._context.Process(target=train, args=(config, self._port))
         process.start()
         return process
 
-    def requests(self, how: str = "forget") -> list[str]:
-        """Return the samples that the server was asked for since the last time."""
+    def finish(self, out_dir: Path, *, wide: bool) -> Ended:
+        """Train to the end in a process, and read what it left."""
+        process = self.start(out_dir, wide=wide)
+        process.join(120)
+        assert process.exitcode == 0
+        return left_by(out_dir)
+
+    def requests(self, how: str = "forget") -> list[tuple[str, str]]:
+        """Return the bodies and samples that the server was asked for since the last time."""
         with urllib.request.urlopen(f"http://127.0.0.1:{self._port}/{how}", timeout=30) as response:
-            return [call_id for _, call_id in json.load(response)]
+            return [(body, call_id) for body, call_id in json.load(response)]
 
     def until_asked(self, process: ForkServerProcess) -> float:
         """Wait until the server is asked something, or a process ends; returns the seconds that it took."""
@@ -77,6 +91,48 @@ class Storm:
         while process.is_alive() and not self.requests("seen"):
             process.join(0.02)
         return time.monotonic() - since
+
+
+@pytest.fixture(scope="module")
+def processes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Processes]:
+    """A server in its own process, and processes at hand."""
+    command = [sys.executable, str(HERE / "pure_server.py")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        try:
+            yield Processes(int(server.stdout.readline()), tmp_path_factory.mktemp("worlds"))
+        finally:
+            server.kill()
+
+
+def test_no_request_is_sent_twice(processes: Processes, tmp_path: Path) -> None:
+    """An unbroken run asks for every body and sample once, and starting it again asks for nothing.
+
+    The run has every stage, asks again, falls back, accepts and rejects. Two items of one text at temperature 1
+    send the same body twice and get an answer each.
+    """
+    ended, seen = processes.finish(tmp_path, wide=False), processes.requests()
+    records = [StepRecord.model_validate_json(c[3]) for c in ended.commits if c[1] == "step"]
+    purposes = {call_id.split("/")[1] for _, call_id in seen}
+    assert purposes >= {"rollout", "merge", "ranking", "slow_update", "meta_skill", "consolidate"}
+    assert purposes >= {"analyst_failure", "analyst_success", "lapse_failure", "lapse_success"}
+    assert {r.verdict.action for r in records} & {"accept", "accept_new_best"}
+    assert {r.verdict.action for r in records} & {"reject", "inconclusive"}
+    assert not ended.summary.deterministic
+    assert any(call_id.endswith("attempt=1") for _, call_id in seen)
+    assert any(f.label.startswith("merge/") for r in records for f in r.merged.fallbacks)
+    assert Counter(c[1] for c in ended.commits)["epoch"] == 3
+
+    assert max(Counter(seen).values()) == 1
+    samples: dict[str, set[str]] = {}
+    for body, call_id in seen:
+        samples.setdefault(body, set()).add(call_id)
+    assert max(len(found) for found in samples.values()) >= len(TWINS)
+    rollouts = [json.loads(text) for (text,) in rows(tmp_path, "SELECT rollout FROM rollouts")]
+    assert len({r["answer"] for r in rollouts if r["item_id"] in TWINS}) >= len(TWINS)
+
+    assert differences(processes.finish(tmp_path, wide=False), ended) == []
+    assert processes.requests() == []
 
 
 class Kept(NamedTuple):
@@ -93,20 +149,6 @@ class Kept(NamedTuple):
 NOTHING = Kept({name: frozenset() for name in KEPT})
 
 
-@pytest.fixture(scope="module")
-def storm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Storm]:
-    """A server in its own process, and processes at hand that have imported everything."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(PRELOADED)
-    command = [sys.executable, str(HERE / "pure_server.py")]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
-        assert server.stdout is not None
-        try:
-            yield Storm(int(server.stdout.readline()), context, tmp_path_factory.mktemp("storm"))
-        finally:
-            server.kill()
-
-
 def looked_into(out_dir: Path) -> Kept:
     """Check that the database is sound, and return what it holds."""
     if not rows(out_dir, "SELECT 1 FROM sqlite_master WHERE name = 'commits'"):
@@ -121,17 +163,20 @@ def unsettled(out_dir: Path) -> Counter[str]:
     return Counter(str(s) for (s,) in rows(out_dir, "SELECT call_id FROM calls WHERE state <> 'settled'"))
 
 
-def test_random_kills_lose_nothing_and_repeat_nothing(storm: Storm, tmp_path: Path, kills: int) -> None:
+@pytest.mark.parametrize("wide", [True, False])
+def test_random_kills_lose_nothing_and_repeat_nothing(
+    processes: Processes, tmp_path: Path, kills: int, wide: bool
+) -> None:
     """After every kill the file is sound and holds all that it held; nothing settled is asked again.
 
     A run that was killed so ends as one that never was, and repeats at most what was in flight.
     """
-    process = storm.start(tmp_path / "whole")
-    start_up, since = storm.until_asked(process), time.monotonic()
+    process = processes.start(tmp_path / "whole", wide=wide)
+    start_up, since = processes.until_asked(process), time.monotonic()
     process.join(120)
     assert process.exitcode == 0
     longest = SHARE * (time.monotonic() - since)
-    whole, asked = left_by(tmp_path / "whole"), Counter(storm.requests())
+    whole, asked = left_by(tmp_path / "whole"), Counter(call_id for _, call_id in processes.requests())
     assert max(asked.values()) == 1
 
     chance, done, run, written = random.Random(SEED), 0, 0, 0
@@ -139,17 +184,17 @@ def test_random_kills_lose_nothing_and_repeat_nothing(storm: Storm, tmp_path: Pa
         out_dir, before, seen, killed = tmp_path / f"run-{run}", NOTHING, Counter[str](), 0
         out_dir.mkdir()
         while True:
-            process = storm.start(out_dir)
+            process = processes.start(out_dir, wide=wide)
             if done == kills:
                 process.join(120)
             elif chance.random() < EARLY:
                 process.join(chance.uniform(0, start_up))
             else:
-                storm.until_asked(process)
+                processes.until_asked(process)
                 process.join(chance.uniform(0, longest))
             process.kill()
             process.join()
-            now, requests = looked_into(out_dir), storm.requests()
+            now, requests = looked_into(out_dir), [call_id for _, call_id in processes.requests()]
             assert not before.settled & set(requests)
             for name in KEPT:
                 assert now.tables[name] >= before.tables[name], f"{name} after kill {done}"
