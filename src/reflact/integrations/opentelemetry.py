@@ -256,8 +256,22 @@ class Tracing:
     def count_events(self, on_event: EventCallback) -> EventCallback:
         """Return a callback that counts steps and decisions and passes events on."""
 
+        def count_decision(verdict: Verdict, part: str) -> None:
+            self._decisions.add(1, {"reflact.action": verdict.action, "reflact.part": part})
+
         async def count(event: Event) -> None:
-            self._count_event(event)
+            match event:
+                case StepCommitted():
+                    self._steps.add(1)
+                    here = _current_position()
+                    if here.step == event.step:
+                        here.parent.set_attribute("reflact.action", event.action)
+                case CandidateJudged():
+                    count_decision(event.verdict, "step")
+                case PromotionJudged():
+                    count_decision(event.verdict, "promotion")
+                case EpochCommitted(slow_update=update) if update is not None and update.verdict is not None:
+                    count_decision(update.verdict, "slow_update")
             await on_event(event)
 
         return count
@@ -268,22 +282,6 @@ class Tracing:
         span.set_attributes({"reflact.status": summary.status, "reflact.steps": summary.steps})
         if summary.status == "failed":
             self._mark_failed(span, "failed", summary.reason or "")
-
-    def _count_event(self, event: Event) -> None:
-        match event:
-            case StepCommitted():
-                self._steps.add(1)
-                here = _current_position()
-                if here.step == event.step:
-                    here.parent.set_attribute("reflact.action", event.action)
-            case CandidateJudged() | PromotionJudged():
-                part = "step" if isinstance(event, CandidateJudged) else "promotion"
-                self._count_decision(event.verdict, part)
-            case EpochCommitted() if event.slow_update is not None and event.slow_update.verdict is not None:
-                self._count_decision(event.slow_update.verdict, "slow_update")
-
-    def _count_decision(self, verdict: Verdict, part: str) -> None:
-        self._decisions.add(1, {"reflact.action": verdict.action, "reflact.part": part})
 
     @contextmanager
     def _span(

@@ -194,17 +194,6 @@ class ConvertedConfig(FrozenModel):
         return head + yaml.safe_dump(nest_keys(self.settings), sort_keys=False, allow_unicode=True)
 
 
-def read_config(path: Path) -> SkillOptConfig:
-    """Read a configuration and every configuration that it builds on.
-
-    A key of the file replaces the same key of its base, whether it stands in a section or not.
-
-    Raises:
-        ConfigError: A file is missing or malformed, or bases form a circle.
-    """
-    return _read_layers(path, ())
-
-
 def read_document(path: Path) -> tuple[str, tuple[str, ...]]:
     """Return a skill document with Unix line breaks, and what the user should know about it.
 
@@ -269,7 +258,14 @@ def _contains_secret(value: JsonValue) -> bool:
     return any(isinstance(entry, str) and SECRET_TEXT.search(entry) for entry in entries)
 
 
-def _read_layers(path: Path, above: tuple[Path, ...]) -> SkillOptConfig:
+def read_config(path: Path, *, above: tuple[Path, ...] = ()) -> SkillOptConfig:
+    """Read a configuration and every configuration that it builds on; ``above`` are those that build on it.
+
+    A key of the file replaces the same key of its base, whether it stands in a section or not.
+
+    Raises:
+        ConfigError: A file is missing or malformed, or bases form a circle.
+    """
     if path.suffix not in {".yaml", ".yml", ".json"}:
         raise ConfigError(f"{path}: a configuration of SkillOpt ends in .yaml, .yml or .json")
     resolved = path.resolve()
@@ -292,7 +288,7 @@ def _read_layers(path: Path, above: tuple[Path, ...]) -> SkillOptConfig:
     if base is not None:
         if not isinstance(base, str) or Path(base).is_absolute():
             raise ConfigError(f"{path}: {BASE_KEY} must name one file, relative to this one")
-        under = _read_layers(path.absolute().parent / base, (*above, resolved))
+        under = read_config(path.absolute().parent / base, above=(*above, resolved))
     return SkillOptConfig(
         keys={**under.keys, **own.keys},
         omitted_secrets=tuple(dict.fromkeys((*under.omitted_secrets, *own.omitted_secrets))),

@@ -18,7 +18,6 @@ from reflact import events
 from reflact.reporting.lines import EventLines, escape_controls, wrap_line
 from reflact.reporting.live_display import LiveDisplay, LiveState, limit_height, restore_state, update_state
 
-FRAMES_PER_SECOND = 4.0
 SHOW_CURSOR = "\x1b[?25h"
 REPRINTED_LINES = 200
 """Event lines that are kept, to be printed again after the size of the terminal changed."""
@@ -108,7 +107,7 @@ class LiveView(LineView):
         clock: Callable[[], float],
         times: bool = False,
         with_errors: bool = False,
-        frames_per_second: float = FRAMES_PER_SECOND,
+        frames_per_second: float = 4.0,
     ) -> None:
         super().__init__(console, times=times)
         self._with_errors = with_errors
@@ -196,12 +195,7 @@ class LiveView(LineView):
         self._console.clear()
         self._size, self._frame, self._live = self._console.size, [], self._build_live()
         self._live.start()
-        free = self._size.height - limit_height(self._size.height) - 1
-        lines: deque[Text] = deque()
-        for line in reversed(self._printed):
-            lines.appendleft(wrap_line(line, self._console))
-            free -= lines[0].plain.count("\n") + 1
-            if free < 0:
-                lines.popleft()
-                break
-        self._console.print(*lines, sep="\n", end="\n" if lines else "")
+        free = max(self._size.height - limit_height(self._size.height) - 1, 0)
+        rows = [row for line in self._printed for row in wrap_line(line, self._console).split("\n")]
+        rows = rows[max(len(rows) - free, 0) :]
+        self._console.print(*rows, sep="\n", end="\n" if rows else "")
