@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given
@@ -36,18 +37,24 @@ def recorded() -> CalibrationReport:
     )
 
 
-REPORTS = {
-    "everything": everything(),
-    "nothing": NOTHING,
-    "hostile": hostile(MARKUP),
-    "recorded": recorded(),
-    "one trace": NOTHING.model_copy(
-        update={
-            "held_out": MetricsChange(before=measures(1, traces=1), after=measures(1, traces=1), gain=None)
-        }
-    ),
+def of_one_trace() -> CalibrationReport:
+    """Return a report whose held-out traces are one."""
+    found = measures(1, traces=1)
+    return NOTHING.model_copy(update={"held_out": MetricsChange(before=found, after=found, gain=None)})
+
+
+REPORTS: dict[str, Callable[[], CalibrationReport]] = {
+    "everything": everything,
+    "nothing": lambda: NOTHING,
+    "hostile": lambda: hostile(MARKUP),
+    "recorded": recorded,
+    "one trace": of_one_trace,
 }
-each_report = pytest.mark.parametrize("report", REPORTS.values(), ids=REPORTS)
+
+
+@pytest.fixture(params=REPORTS)
+def report(request: pytest.FixtureRequest) -> CalibrationReport:
+    return REPORTS[request.param]()
 
 
 def page_of(report: CalibrationReport) -> Node:
@@ -84,7 +91,6 @@ def places(chart: Node, look: str) -> list[tuple[float, float]]:
     return found
 
 
-@each_report
 def test_a_page_is_whole(report: CalibrationReport) -> None:
     """Elements are closed, ids are unique, references find them, and headings follow each other."""
     root = page_of(report)
@@ -100,7 +106,6 @@ def test_a_page_is_whole(report: CalibrationReport) -> None:
     assert {"header", "nav", "section"} <= {node.name for node in next(root.all("main")).all()}
 
 
-@each_report
 def test_a_page_asks_for_nothing_and_runs_nothing(report: CalibrationReport) -> None:
     """It holds no script, no handler, and no address of anything outside; its policy forbids all of them."""
     root = page_of(report)
@@ -118,7 +123,6 @@ def test_a_page_asks_for_nothing_and_runs_nothing(report: CalibrationReport) -> 
     )
 
 
-@each_report
 def test_everything_is_named_for_those_who_do_not_see_it(report: CalibrationReport) -> None:
     """Tables have captions and scopes, charts a title and a description."""
     root = page_of(report)
