@@ -619,7 +619,9 @@ def test_no_more_decisions_are_taken_than_were_planned(
 
         def decide(at: int, total: int = total) -> None:
             nonlocal alphas
-            alpha = find_alpha_budget(at, alphas, alpha=0.1, total=total, per_epoch=per_epoch, slow_gated=slow_gated)
+            alpha = find_alpha_budget(
+                at, alphas, alpha=0.1, total=total, per_epoch=per_epoch, slow_gated=slow_gated
+            )
             alphas = add_alpha(alphas, alpha)
             taken[alpha] += 1
 
