@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +18,7 @@ from virtual_time import VirtualLoop
 MEMORY = Path("/dev/shm")
 """A file system in memory: databases and exports there are flushed without a disk."""
 
+SLOW_FILE = re.compile(r"^pytestmark = \[?\s*pytest\.mark\.slow\b", re.MULTILINE)
 SLACK = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
 
 settings.register_profile(
@@ -39,6 +41,13 @@ def pytest_configure(config: pytest.Config) -> None:
         "markers", "virtual_time: asynchronous tests whose sleeps take no time (no threads)"
     )
     settings.load_profile("thorough" if config.getoption("--thorough") else "dev")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Do not import files of slow tests alone, unless they are asked for."""
+    if config.getoption("--thorough") or collection_path.suffix != ".py":
+        return None
+    return SLOW_FILE.search(collection_path.read_text(encoding="utf-8")) is not None or None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

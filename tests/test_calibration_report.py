@@ -163,7 +163,6 @@ def test_a_promotion_is_one_line() -> None:
         PairBatchTested(
             evidence=evidence(2, -0.4, promoted=False, outcome="not_shown"), usage=Usage(calls=12)
         ),
-        CalibrationFinished(report=everything()),
         CriticMeasured(
             when="before", held_out=ScoreSummary(n_steps=20, error=1.5), anchors=ScoreSummary(n_steps=0)
         ),
@@ -179,7 +178,7 @@ def test_a_promotion_is_one_line() -> None:
     ids=lambda event: event.kind,
 )
 def test_an_event_is_one_line(event: ShortReprModel) -> None:
-    """Also with a report in it, a long message, or many pairs."""
+    """Also with a long message, or many pairs."""
     assert "\n" not in str(event)
     assert len(str(event)) <= SHORT + 60
 
@@ -188,6 +187,11 @@ def test_why_a_calibrator_stopped_can_be_read() -> None:
     """An error of usual length is whole: the key to set stands at its end."""
     reason = "budget.max_calls is 100: 100 are taken, and the next call may take 1; set a larger one to go on"
     assert reason in str(CalibratorStopped(reason=reason))
+
+
+def test_the_last_event_is_one_line() -> None:
+    """It holds a whole report."""
+    test_an_event_is_one_line(CalibrationFinished(report=everything()))
 
 
 def test_a_report_names_its_outcome() -> None:

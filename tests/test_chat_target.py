@@ -19,10 +19,12 @@ def _echo(prompt: RenderedPrompt, reply_type: type[ReplyModel], call_id: CallId)
 
 
 async def test_a_conversation_is_sent_in_full_each_time() -> None:
-    """The skill comes first, then all turns so far; each call has its number within the rollout."""
+    """The skill comes first, then all turns, which are kept without it; each call is numbered in its rollout."""
     llm = ScriptedLLM(_echo)
     session = ChatTarget(llm).session(Skill(text="Shout."), rollout="key")
+    assert not session.turns
     assert [await session.reply("hi"), await session.reply("there")] == ["hi!", "there!"]
+    assert session.turns[:2] == (Turn(role="user", content="hi"), Turn(role="assistant", content="hi!"))
     first, second = llm.calls
     assert first.reply_type is Text
     system = Message(role="system", content="Shout.")
@@ -40,33 +42,19 @@ async def test_a_conversation_is_sent_in_full_each_time() -> None:
     ]
 
 
-async def test_turns_are_kept_without_the_skill() -> None:
-    """A trajectory shows what was said, not the instructions."""
-    session = ChatTarget(ScriptedLLM(_echo), preamble="Hello.").session(Skill(text="Shout."), rollout="key")
-    assert not session.turns
-    await session.reply("hi")
-    assert session.turns == (Turn(role="user", content="hi"), Turn(role="assistant", content="hi!"))
-
-
 async def test_a_message_without_an_answer_leaves_no_trace() -> None:
-    """After an error the conversation is as before, and the next call takes the failed one's place."""
+    """After an error the conversation is as before; without a skill the model gets the question alone."""
     answers: list[str | Exception] = ["one", ProviderDown("gone"), "two"]
     llm = ScriptedLLM(lambda *_: answers.pop(0))
-    session = ChatTarget(llm).session(Skill(text=""), rollout="key")
+    session = ChatTarget(llm, postamble="\n").session(Skill(text=" \n"), rollout="key")
     await session.reply("a")
+    assert llm.calls[0].prompt.messages == (Message(role="user", content="a"),)
     before = session.turns
     with pytest.raises(ProviderDown):
         await session.reply("b")
     assert session.turns == before
     assert await session.reply("b") == "two"
     assert llm.calls[1] == llm.calls[2]
-
-
-async def test_an_empty_skill_sends_no_system_message() -> None:
-    """Without any instruction the model gets the question alone."""
-    llm = ScriptedLLM(_echo)
-    await ChatTarget(llm, postamble="\n").session(Skill(text=" \n"), rollout="key").reply("hi")
-    assert llm.calls[0].prompt.messages == (Message(role="user", content="hi"),)
 
 
 @pytest.mark.parametrize(

@@ -85,8 +85,7 @@ def name_of(path: Path) -> str:
 
 def top_of(module: str) -> str | None:
     """Return the package or root module that a module belongs to; None for ``reflact`` itself."""
-    parts = module.split(".")
-    return parts[1] if len(parts) > 1 else None
+    return module.partition(".")[2].partition(".")[0] or None
 
 
 NAMES = {name_of(path): path for path in MODULES}

@@ -329,4 +329,3 @@ class Scorer(Protocol):
         trial: int = 0,
     ) -> StateScore:
         """Evaluate a transition; another trial is an independent sample."""
-        ...

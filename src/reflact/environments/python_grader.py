@@ -58,16 +58,6 @@ class ProgramResult(NamedTuple):
     errors: str
 
 
-class ProgramFiles(NamedTuple):
-    """The unnamed files of a process; unlike pipes they do not fill up."""
-
-    program: IO[bytes]
-    stdin: IO[bytes]
-    output: IO[bytes]
-    errors: IO[bytes]
-    report: IO[bytes]
-
-
 class PythonGrader(CheckedGrader[ProgramCase]):
     """Runs answers as Python programs, with this interpreter and its libraries.
 
@@ -129,31 +119,30 @@ class PythonGrader(CheckedGrader[ProgramCase]):
             ) from None
 
     async def _run_program(self, case: ProgramCase, answer: str) -> ProgramResult:
-        tests, stdin = (case.tests, "") if isinstance(case, AssertionCase) else (None, case.stdin)
+        tests, given = (case.tests, "") if isinstance(case, AssertionCase) else (None, case.stdin)
         program = json.dumps({"answer": answer, "tests": tests})
-        with ExitStack() as stack:
-            files = ProgramFiles(*(stack.enter_context(tempfile.TemporaryFile()) for _ in range(5)))
-            for file, text in ((files.program, program), (files.stdin, stdin)):
+        with ExitStack() as stack:  # files and not pipes, because those fill up
+            files = [stack.enter_context(tempfile.TemporaryFile()) for _ in range(5)]
+            source, stdin, output, errors, report = files
+            for file, text in ((source, program), (stdin, given)):
                 file.write(text.encode())
                 file.seek(0)
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="reflact-"))
             request = SandboxRequest(
                 parent=os.getpid(),
-                program=files.program.fileno(),
-                report=files.report.fileno(),
+                program=source.fileno(),
+                report=report.fileno(),
                 seconds=self.seconds,
                 memory=self.mebibytes * MIB,
                 output=MAX_OUTPUT_BYTES,
                 confine=self.confined,
             )
-            async with _start_process(request, files, folder) as process:
+            async with _start_process(request, stdin, output, errors, folder) as process:
                 with anyio.move_on_after(self.seconds * self.patience):
                     await process.wait()
                 code = process.returncode
-            output, errors = (
-                _read_all(file).decode(errors="replace") for file in (files.output, files.errors)
-            )
-            return ProgramResult(code, _read_all(files.report), output, errors)
+            printed, complaint = (_read_all(file).decode(errors="replace") for file in (output, errors))
+            return ProgramResult(code, _read_all(report), printed, complaint)
 
 
 def build_python_grader(
@@ -213,7 +202,9 @@ def _read_all(file: IO[bytes]) -> bytes:
 
 
 @asynccontextmanager
-async def _start_process(request: SandboxRequest, files: ProgramFiles, folder: str) -> AsyncIterator[Process]:
+async def _start_process(
+    request: SandboxRequest, stdin: IO[bytes], output: IO[bytes], errors: IO[bytes], folder: str
+) -> AsyncIterator[Process]:
     """Start the process in a new session; the session is killed at the end.
 
     It has no other environment variables, only the interpreter's libraries on its path, and constant hash
@@ -221,13 +212,13 @@ async def _start_process(request: SandboxRequest, files: ProgramFiles, folder: s
     """
     process = await anyio.open_process(
         [sys.executable, "-P", "-s", "-B", "-X", "utf8", str(SCRIPT), json.dumps(request)],
-        stdin=files.stdin,
-        stdout=files.output,
-        stderr=files.errors,
+        stdin=stdin,
+        stdout=output,
+        stderr=errors,
         cwd=folder,
         env={"PYTHONHASHSEED": "0"},
         start_new_session=True,
-        pass_fds=(files.program.fileno(), files.report.fileno()),
+        pass_fds=(request.program, request.report),
     )
     try:
         yield process

@@ -79,7 +79,13 @@ class ScriptedLLM:
         reasons: list[str] = []
         for attempt in range(1 + self._reasks):
             numbered = call_id.model_copy(update={"attempt": call_id.attempt + attempt})
-            answer = await self._answer(ScriptedCall(prompt, reply_type, numbered))
+            self.calls.append(ScriptedCall(prompt, reply_type, numbered))
+            await checkpoint()
+            answer = self._script(prompt, reply_type, numbered)
+            if inspect.isawaitable(answer):
+                answer = await answer
+            if isinstance(answer, Exception):
+                raise answer
             try:
                 value = _read(answer, reply_type)
                 if check is not None:
@@ -95,16 +101,6 @@ class ScriptedLLM:
         )
         failure.usage = Usage(calls=len(reasons))
         raise failure
-
-    async def _answer(self, call: ScriptedCall) -> ReplyModel | JsonValue:
-        self.calls.append(call)
-        await checkpoint()
-        answer = self._script(*call)
-        if inspect.isawaitable(answer):
-            answer = await answer
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
 
 
 def _read(answer: ReplyModel | JsonValue, reply_type: type[R]) -> R:
