@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     import httpx
 
     from reflact.integrations.opentelemetry import Telemetry, Tracing
+    from reflact.llm.rate_limit import LimitChange
 
 
 ROLES = ("target", "optimizer")
@@ -355,6 +356,11 @@ async def connect_models(
         )
         account = Account(plan.run_id, store, store.decision_log(plan.run_id), budget)
 
+        def post_back_off(
+            change: LimitChange,
+        ) -> None:  # one for all roles: an endpoint calls each callback once
+            post(RateLimited(run_id=plan.run_id, **change._asdict()))
+
         async def connect(role: str) -> LLM:
             from reflact.llm.client import Client
 
@@ -365,7 +371,7 @@ async def connect_models(
                 replace(account, responses=TracedResponseStore(store, tracing, settings)),
                 transport=overrides.transport,
                 on_event=None if on_event is ignore_event else on_event,
-                on_limit=lambda change: post(RateLimited(run_id=plan.run_id, **change._asdict())),
+                on_limit=post_back_off,
             )
             return TracedLLM(await stack.enter_async_context(client), tracing, settings)
 
@@ -381,9 +387,9 @@ async def connect_models(
                 await connect("target"), preamble=config.target.preamble, postamble=config.target.postamble
             )
         optimizer = StoppableLLM(
-            TracedLLM(overrides.optimizer, tracing, None)
-            if overrides.optimizer
-            else await connect("optimizer"),
+            await connect("optimizer")
+            if overrides.optimizer is None
+            else TracedLLM(overrides.optimizer, tracing, None),
             stop,
         )
         worst = None if overrides.target is None else declared_rollout_cost(config)
