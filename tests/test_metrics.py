@@ -65,12 +65,6 @@ def measure(*steps: ScoredStep) -> CriticMetrics:
     return found
 
 
-def accuracy(*steps: ScoredStep) -> float | None:
-    """Return the pairwise accuracy that is measured."""
-    found = measure(*steps).accuracy
-    return None if found is None else found.value
-
-
 STEPS = st.lists(
     st.builds(
         scored,
@@ -88,13 +82,9 @@ STEPS = st.lists(
 )
 
 
-def test_nothing_scored_is_no_measure() -> None:
-    """Without steps there is no number at all."""
-    assert compute_metrics([]) is None
-
-
 def test_error_and_bias() -> None:
     """Errors are absolute, the bias keeps its sign, and the constant predictor says the median."""
+    assert compute_metrics([]) is None
     steps = [scored("a", 0, (0, 2), (0, 5)), scored("a", 1, (2, 4), (5, 3)), scored("b", 0, (0, 0), (0, 1))]
     found = measure(*steps)
     assert (found.n_traces, found.n_transitions) == (2, 3)
@@ -104,11 +94,23 @@ def test_error_and_bias() -> None:
     assert found.constant.error == pytest.approx(4 / 3)
 
 
-def test_pairwise_accuracy_counts_ties_half_and_forgets_equal_states() -> None:
-    """States that are correctly equal are no pair; an order that is not seen counts half."""
-    assert accuracy(scored("a", 0, (0, 4), (3, 3))) == 0.5
-    assert accuracy(scored("a", 0, (4, 4), (3, 9))) is None
-    assert accuracy(scored("a", 0, (0, 4), (5, 3))) == 0
+@pytest.mark.parametrize(
+    ("steps", "found"),
+    [
+        ([scored("a", 0, (0, 4), (3, 3))], 0.5),
+        ([scored("a", 0, (4, 4), (3, 9))], None),
+        ([scored("a", 0, (0, 4), (5, 3))], 0),
+        ([scored("a", 0, (1, 1), (9, 9)), scored("b", 0, (9, 9), (1, 1))], None),
+        ([scored("a", 0, (2, 2), (2, 4), wrong=(5, 9))], 0.5),
+    ],
+    ids=["a tie counts half", "equal states", "wrong order", "two traces", "nearer to a wrong evaluation"],
+)
+def test_pairwise_accuracy_is_over_states_of_one_trace_that_differ(
+    steps: list[ScoredStep], found: float | None
+) -> None:
+    """States that are correctly equal, or of two traces, are no pair; the critic should stand nearer to right."""
+    accuracy = measure(*steps).accuracy
+    assert (None if accuracy is None else accuracy.value) == found
 
 
 @cases(200, 10)
@@ -126,16 +128,6 @@ def test_pairwise_accuracy_is_what_comparing_every_two_states_gives(said: list[t
     ]
     steps = [scored("t", n, (gold, gold), (phi, phi)) for n, (gold, phi) in enumerate(said)]
     assert pairwise_accuracy(steps) == (sum(decided) / len(decided) if decided else None)
-
-
-def test_pairwise_accuracy_compares_states_of_one_trace_alone() -> None:
-    """Phi of different purposes are not ordered against each other."""
-    assert accuracy(scored("a", 0, (1, 1), (9, 9)), scored("b", 0, (9, 9), (1, 1))) is None
-
-
-def test_a_wrong_evaluation_nearer_to_the_critic_costs_accuracy() -> None:
-    """Of a contrast pair the critic should stand nearer to the right side."""
-    assert accuracy(scored("a", 0, (2, 2), (2, 4), wrong=(5, 9))) == 0.5
 
 
 def test_order_consistency_compares_one_call_with_two() -> None:
