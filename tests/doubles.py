@@ -24,7 +24,7 @@ from reflact.messages import (
     StoredResponse,
 )
 from reflact.prompts import load_prompts
-from reflact.protocols import LLM, DecisionLog, EventCallback, ResponseStore
+from reflact.protocols import LLM, EventCallback
 from reflact.stages.context import StageContext
 from reflact.testing import InMemoryRunStore
 
@@ -216,15 +216,12 @@ async def connected(
     settings: ModelConfig | None = None,
     *,
     store: InMemoryRunStore | None = None,
-    responses: ResponseStore | None = None,
-    journal: DecisionLog | None = None,
     budget: Budget | None = None,
     emit: EventCallback | None = None,
 ) -> AsyncIterator[Client]:
     """Enter a client of the optimizer's role in front of a transport."""
     store = store or await opened()
-    journal = journal or store.decision_log(RUN)
-    account = Account(RUN, responses or store, journal, budget or Budget(BudgetConfig()))
+    account = Account(RUN, store, store.decision_log(RUN), budget or Budget(BudgetConfig()))
     async with Client(
         settings or config(), "optimizer", account, transport=transport, on_event=emit
     ) as client:

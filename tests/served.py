@@ -55,13 +55,6 @@ def reflact_process(*arguments: object, **options: Any) -> subprocess.Popen[str]
     )
 
 
-def ended(*arguments: object, **options: Any) -> subprocess.CompletedProcess[str]:
-    """Run a command in a process of its own to its end."""
-    with reflact_process(*arguments, **options) as process:
-        said, errors = process.communicate(timeout=60)
-    return subprocess.CompletedProcess(str(arguments), process.returncode, said, errors)
-
-
 @contextmanager
 def serving(answer: Callable[[BaseHTTPRequestHandler], None]) -> Iterator[str]:
     """An HTTP server for the length of the block; gives the root of its API."""

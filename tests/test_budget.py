@@ -134,9 +134,7 @@ async def test_a_call_that_does_not_fit_waits_for_what_is_in_flight() -> None:
             await anyio.sleep(seconds)
             reservation.settle(USED)
 
-    async with open_task_group() as tasks:
-        for name, seconds in (("a", 5), ("b", 3), ("c", 1)):
-            tasks.start_soon(call, name, seconds)
+    await fan_out(lambda given: call(*given), (("a", 5), ("b", 3), ("c", 1)))
     assert order == [("a", 0), ("b", 0), ("c", 5)]
 
 
@@ -173,9 +171,7 @@ async def test_nobody_overtakes() -> None:
             await anyio.sleep(1)
             reservation.release()
 
-    async with open_task_group() as tasks:
-        for name, tokens in (("first", 100), ("large", 100), ("small", 10)):
-            tasks.start_soon(call, name, tokens)
+    await fan_out(lambda given: call(*given), (("first", 100), ("large", 100), ("small", 10)))
     assert order == ["first", "large", "small"]
 
 
@@ -220,9 +216,7 @@ async def test_a_waiter_that_leaves_lets_the_next_one_go() -> None:
                 order.append((name, anyio.current_time()))
                 await anyio.sleep(5)
 
-    async with open_task_group() as tasks:
-        for name, tokens, patience in (("first", 100, 9), ("leaves", 100, 1), ("small", 10, 9)):
-            tasks.start_soon(call, name, tokens, patience)
+    await fan_out(lambda given: call(*given), (("first", 100, 9), ("leaves", 100, 1), ("small", 10, 9)))
     assert order == [("first", 0), ("small", 1)]
 
 

@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from doubles import PROMPT, RUN, Endpoint, ask, call_id, completion, config, connected, opened, watched
-from reflact.concurrency import open_task_group
+from reflact.concurrency import fan_out, open_task_group
 from reflact.config.models import ModelConfig, Price
 from reflact.config.training import BudgetConfig
 from reflact.errors import BudgetSpent, CassetteMiss, ModelError, ProviderDown
@@ -261,9 +261,7 @@ async def test_who_waits_for_a_budget_holds_no_place_at_the_endpoint() -> None:
         ended.append((key, anyio.current_time()))
 
     with client, other:
-        async with open_task_group() as tasks:
-            for send, key in ((poor, "a"), (poor, "b"), (rich, "c"), (rich, "d")):
-                tasks.start_soon(call, send, key)
+        await fan_out(lambda given: call(*given), ((poor, "a"), (poor, "b"), (rich, "c"), (rich, "d")))
     assert ended == [("c", 1), ("d", 2), ("a", 10), ("b refused", 10)]
 
 

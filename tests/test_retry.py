@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from doubles import PROMPT, RUN, Endpoint, ask, call_id, completion, config, connected, opened
-from reflact.concurrency import open_task_group
+from reflact.concurrency import fan_out, open_task_group
 from reflact.errors import ProviderDown
 from reflact.llm import rate_limit
 from reflact.llm.errors import CutOff, StreamCutOff, classify_body, classify_failure, classify_status
@@ -179,9 +179,7 @@ async def test_calls_that_wait_for_admission_get_the_answer_too() -> None:
     async def one() -> None:
         answers.append((await ask()).status_code)
 
-    async with open_task_group() as tasks:
-        for _ in range(64):
-            tasks.start_soon(one)
+    await fan_out(lambda _: one(), range(64))
     assert answers == [401] * 64
     assert len(script.requests) <= 2
 

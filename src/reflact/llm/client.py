@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from functools import partial
 from json import JSONDecodeError
-from typing import Any, Self, TypeVar
+from typing import Any, Generic, NamedTuple, Self, TypeVar
 from urllib.parse import urlsplit
 
 import anyio
@@ -49,6 +49,13 @@ from reflact.records import Usage
 from reflact.types import canonical_json
 
 R = TypeVar("R", bound=ReplyModel)
+
+
+class _Question(NamedTuple, Generic[R]):
+    prompt: RenderedPrompt
+    reply_type: type[R]
+    call_id: CallId
+    check: Callable[[R], None] | None
 
 
 class Client:
@@ -134,7 +141,7 @@ class Client:
         check: Callable[[R], None] | None = None,
     ) -> Reply[R]:
         """Send a prompt and return a validated reply; see ``reflact.protocols.LLM.ask``."""
-        return await self._call(prompt, reply_type, call_id, check)
+        return await self._call(_Question(prompt, reply_type, call_id, check))
 
     def draft(
         self,
@@ -149,16 +156,12 @@ class Client:
         The first iteration sends the request. Leaving ``async with`` or the loop cancels the call. There is
         only one draft if the reply is stored or plain text, or if the endpoint does not stream.
         """
-        return Stream(partial(self._call, prompt, reply_type, call_id, check))
+        return Stream(partial(self._call, _Question(prompt, reply_type, call_id, check)))
 
     async def _call(
-        self,
-        prompt: RenderedPrompt,
-        reply_type: type[R],
-        call_id: CallId,
-        check: Callable[[R], None] | None,
-        on_draft: Callable[[Draft[R]], Awaitable[None]] | None = None,
+        self, question: _Question[R], on_draft: Callable[[Draft[R]], Awaitable[None]] | None = None
     ) -> Reply[R]:
+        reply_type, call_id = question.reply_type, question.call_id
         fields: dict[str, Any] = {
             "run_id": self._account.run_id,
             "step": call_id.step or 0,
@@ -187,7 +190,7 @@ class Client:
 
         token = CONTEXT.set(context)
         try:
-            work = partial(self._ask, prompt, reply_type, call_id, check, context)
+            work = partial(self._ask, question, context)
             reply = await (work() if drafts is None else drafts.follow(work))
         except ReflactError as error:
             if isinstance(error, ModelError):
@@ -199,17 +202,11 @@ class Client:
         await report_end(None)
         return reply
 
-    async def _ask(
-        self,
-        prompt: RenderedPrompt,
-        reply_type: type[R],
-        call_id: CallId,
-        check: Callable[[R], None] | None,
-        context: RequestContext,
-    ) -> Reply[R]:
+    async def _ask(self, question: _Question[R], context: RequestContext) -> Reply[R]:
+        prompt, reply_type, call_id, check = question
         mode: Mode | None = None
         if not issubclass(reply_type, Text):
-            mode = self._mode or await self._choose_mode(prompt, reply_type, call_id)
+            mode = self._mode or await self._choose_mode(question)
         conversation = Conversation(prompt.messages, reply_type, mode, check)
         reasons: list[str] = []
         for attempt in range(1, self._config.reasks + 2):
@@ -257,9 +254,7 @@ class Client:
             failure = build_unusable_error(completion, self._config, self._role, self._secret)
         raise failure  # outside the except block, so that its context has no error that may quote the key
 
-    async def _choose_mode(
-        self, prompt: RenderedPrompt, reply_type: type[ReplyModel], call_id: CallId
-    ) -> Mode:
+    async def _choose_mode(self, question: _Question[R]) -> Mode:
         """Return the first mode that the endpoint accepts; log it before its first use."""
         async with self._mode_lock:
             if self._mode is None:
@@ -267,12 +262,13 @@ class Client:
                 logged = await self._account.decision_log.get(0, label)
                 mode = next((m for m in MODE_ORDER if m == logged), None)
                 if mode is None:
-                    mode = await self._try_modes(prompt, reply_type, call_id)
+                    mode = await self._try_modes(question)
                     await self._account.decision_log.put(0, label, mode)
                 self._mode = mode
             return self._mode
 
-    async def _try_modes(self, prompt: RenderedPrompt, reply_type: type[ReplyModel], call_id: CallId) -> Mode:
+    async def _try_modes(self, question: _Question[R]) -> Mode:
+        prompt, reply_type, call_id, _ = question
         first: ProviderError | None = None
         for mode in MODE_ORDER:
             try:
