@@ -499,6 +499,10 @@ async def test_forgetting_a_trace_leaves_nothing_of_it(path: Path) -> None:
     connection = sqlite3.connect(path)
     connection.execute("INSERT INTO memory_units_fts (memory_units_fts) VALUES ('integrity-check')")
     assert connection.execute("SELECT count(*) FROM memory_units_fts").fetchone() == (1,)
+    assert dict(connection.execute("SELECT kind, units FROM memory_active")) == {
+        "episodic_case": 0,
+        "pair": 1,
+    }
     connection.close()
 
 

@@ -192,6 +192,7 @@ def assert_sound(path: Path) -> None:
     assert column(path, "SELECT rowid FROM memory_units_fts") == units
     halves = "SELECT unit FROM memory_cards GROUP BY unit HAVING count(*) = 2 AND count(DISTINCT kind) = 2"
     assert column(path, halves) == units
+    assert column(path, "SELECT sum(units) FROM memory_active") in ({len(units)}, {None})
     last = "(SELECT after FROM memory_history WHERE unit = number ORDER BY sequence DESC LIMIT 1)"
     assert column(path, f"SELECT id FROM memory_units WHERE status <> {last}") == set()
     unproven = "SELECT unit FROM memory_history WHERE after = 'promoted' AND test_number NOT IN "

@@ -165,13 +165,11 @@ def release_unit(tables: Tables, unit_id: str, *, reason: str, now: datetime) ->
 # --------------------------------------------------------------------------------------------- bounds
 
 
-ACTIVE = f"kind IN (SELECT value FROM json_each(?)) AND status IN {ACTIVE_STATUSES}"  # noqa: S608 - constant
-"""Active units of some kinds."""
-
-WEAKEST = f"""
-number = (SELECT number FROM memory_units WHERE {ACTIVE}
-ORDER BY failed_test DESC, utility, status = 'promoted', trust, changed_at, number LIMIT 1)
-"""  # noqa: S608 - constants of this module
+WEAKEST_CONDITION = (
+    f"kind = ? AND status IN {ACTIVE_STATUSES} "
+    "ORDER BY failed_test DESC, utility, status = 'promoted', trust, changed_at, number LIMIT 1"
+)
+"""The weakest active unit of a kind, which an index gives at once."""
 
 
 def archive_weakest(tables: Tables, kind: str, max_active: int, now: datetime) -> None:
@@ -181,22 +179,37 @@ def archive_weakest(tables: Tables, kind: str, max_active: int, now: datetime) -
     lowest trust, and the longest time without a change.
     """
     for kinds in _group_kinds(kind):
-        for _ in range(tables.table("memory_units").count_where(ACTIVE, [kinds]) - max_active):
-            (weakest,) = select_rows(tables, WEAKEST, (kinds,))
-            change_status(tables, weakest, "archived", now=now, reason="bound")
+        for _ in range(_count_active(tables, kinds) - max_active):
+            weakest = [row for one in kinds for row in select_rows(tables, WEAKEST_CONDITION, (one,))]
+            change_status(tables, min(weakest, key=_strength_key), "archived", now=now, reason="bound")
+
+
+def _strength_key(row: UnitRow) -> tuple[bool, float, bool, float, str, int]:
+    return not row.failed_test, row.utility, row.status == "promoted", row.trust, row.changed_at, row.number
 
 
 def count_free(tables: Tables, kind: str, max_active: int) -> int:
     """Return how many units of a kind can be added before one is archived that has not failed a test."""
-    waiting = f"{ACTIVE} AND failed_test = 0"
-    counts = [tables.table("memory_units").count_where(waiting, [kinds]) for kinds in _group_kinds(kind)]
-    return max(0, max_active - max(counts))
+    failed = f"kind IN (SELECT value FROM json_each(?)) AND status IN {ACTIVE_STATUSES} AND failed_test = 1"  # noqa: S608 - constant
+    free = (
+        max_active
+        - _count_active(tables, kinds)
+        + tables.table("memory_units").count_where(failed, [json.dumps(kinds)])
+        for kinds in _group_kinds(kind)
+    )
+    return max(0, min(free))
 
 
-def _group_kinds(kind: str) -> list[str]:
-    """Return, for each card kind that a unit counts for, the JSON of the unit kinds that are counted together."""
+def _group_kinds(kind: str) -> list[tuple[str, ...]]:
+    """Return, for each card kind that a unit counts for, the unit kinds that are counted together."""
     counted = PAIR_KINDS if kind == PAIR_UNIT else (kind,)
-    return [json.dumps([one, PAIR_UNIT] if one in PAIR_KINDS else [one]) for one in counted]
+    return [(one, PAIR_UNIT) if one in PAIR_KINDS else (one,) for one in counted]
+
+
+def _count_active(tables: Tables, kinds: Sequence[str]) -> int:
+    sql = "SELECT coalesce(sum(units), 0) FROM memory_active WHERE kind IN (SELECT value FROM json_each(?))"
+    (active,) = tables.execute(sql, (json.dumps(kinds),)).fetchone()
+    return int(active)
 
 
 # ----------------------------------------------------------------------------------------- forgetting

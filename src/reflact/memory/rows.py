@@ -181,6 +181,7 @@ class UnitRow(NamedTuple):
     kind: str
     status: CardStatus
     reason: str | None
+    failed_test: int
     version: int
     trust: float
     utility: float

@@ -143,6 +143,31 @@ CREATE TABLE memory_cards (
 
 CREATE INDEX memory_cards_by_unit ON memory_cards (unit);
 
+CREATE TABLE memory_active (
+    kind TEXT PRIMARY KEY,
+    units INTEGER NOT NULL
+);
+
+CREATE TRIGGER memory_units_added AFTER INSERT ON memory_units
+WHEN new.status IN ('candidate', 'quarantined', 'promoted')
+BEGIN
+    INSERT INTO memory_active (kind, units) VALUES (new.kind, 1)
+    ON CONFLICT (kind) DO UPDATE SET units = units + 1;
+END;
+
+CREATE TRIGGER memory_units_removed AFTER DELETE ON memory_units
+WHEN old.status IN ('candidate', 'quarantined', 'promoted')
+BEGIN
+    UPDATE memory_active SET units = units - 1 WHERE kind = old.kind;
+END;
+
+CREATE TRIGGER memory_units_moved AFTER UPDATE OF status ON memory_units
+WHEN old.status IN ('candidate', 'quarantined', 'promoted')
+    AND new.status NOT IN ('candidate', 'quarantined', 'promoted')
+BEGIN
+    UPDATE memory_active SET units = units - 1 WHERE kind = old.kind;
+END;
+
 CREATE TABLE memory_tests (
     number INTEGER PRIMARY KEY,
     test TEXT NOT NULL,
@@ -207,7 +232,7 @@ CREATE TABLE calibrations (
 );
 
 CREATE INDEX calibrations_by_identity ON calibrations (identity, number);
-"""
+"""  # noqa: S608 - a constant
 
 SCHEMA = Migrations("reflact")
 
