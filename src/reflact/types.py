@@ -10,6 +10,8 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
+CANONICAL_ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False)
+
 
 class FrozenModel(BaseModel):
     """Base of all values: immutable, no unknown fields, no NaN or infinity."""
@@ -26,7 +28,7 @@ class FrozenModel(BaseModel):
 
 def canonical_json(value: JsonValue) -> str:
     """Return the canonical JSON of a value: sorted keys, no spaces, ASCII only, no NaN."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+    return CANONICAL_ENCODER.encode(value)
 
 
 def join_canonical_json(fields: Mapping[str, str]) -> str:

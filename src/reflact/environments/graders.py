@@ -229,9 +229,6 @@ class ReferenceGrader(CheckedGrader[E]):
         """Return the degree of a match, in 0..1, and the problem of the answer."""
 
 
-# ------------------------------------------------------------------------------------------------- text
-
-
 class ExactGrader(ReferenceGrader[str]):
     """The same text, character by character, except for white space at both ends.
 
@@ -292,9 +289,6 @@ class TokenF1Grader(ReferenceGrader[Counter[str]]):
         return f1, f"token F1 is {f1:.2f} and {self.threshold:.2f} is needed"
 
 
-# ---------------------------------------------------------------------------------------------- numbers
-
-
 class NumericGrader(ReferenceGrader[float]):
     """The same number within ``tolerance`` or within ``relative_tolerance`` times the reference.
 
@@ -325,9 +319,6 @@ class NumericGrader(ReferenceGrader[float]):
         return float(off <= allowed), f"it is off by {off:g} and {allowed:g} is allowed"
 
 
-# --------------------------------------------------------------------------------------------- patterns
-
-
 class RegexGrader(ReferenceGrader["Pattern[str]"]):
     """The whole answer, except for white space at both ends, matches a regular expression.
 
@@ -356,9 +347,6 @@ class RegexGrader(ReferenceGrader["Pattern[str]"]):
                 f"{len(answer)} characters: rewrite it without nested repetitions"
             ) from None
         return float(match is not None), "the whole answer must match this pattern"
-
-
-# ------------------------------------------------------------------------------------------------- JSON
 
 
 class JsonFieldsGrader(ReferenceGrader[dict[str, JsonValue]]):
