@@ -24,10 +24,10 @@ from reflact.llm.budget import (
     Budget,
     BudgetedEnvironment,
     amount_of,
-    declared_rollout_cost,
     describe_overrun,
     find_exceeded_limit,
     require_caps,
+    worst_rollout_cost,
 )
 from reflact.llm.pricing import BILLION
 from reflact.protocols import Session
@@ -456,8 +456,8 @@ def test_declared_tokens_count_as_the_dearest_kind() -> None:
     """Nobody knows how many of them are written; with no declaration there is nothing to count."""
     price = {"input": 1, "cached_input": 0.5, "output": 9}
     config = configured({}, {**LOCAL, "price": price}, max_tokens_per_rollout=1000, max_calls_per_rollout=3)
-    assert declared_rollout_cost(config) == Usage(calls=3, input_tokens=1000, usd=0.009)
-    assert declared_rollout_cost(configured({}, CAPPED)) is None
+    assert worst_rollout_cost(config) == Usage(calls=3, input_tokens=1000, usd=0.009)
+    assert worst_rollout_cost(configured({}, CAPPED)) is None
 
 
 # ------------------------------------------------------------------------------------------------- rollouts

@@ -179,7 +179,7 @@ def test_a_critic_grades_and_the_summary_says_what_that_is_worth(world: Path) ->
     assert summary.critic.accuracy is not None
     assert (summary.critic.accuracy.traces, summary.critic.accuracy.transitions) == (2, 2)
     assert summary.critic.accuracy.error.value == pytest.approx(5.9)
-    assert summary.noted_by is None
+    assert summary.annotated_by is None
     spend = {entry.role: entry.usage.calls for entry in summary.spend if entry.role == "critic"}
     assert spend == {"critic": len(model.scored)}
     assert len(set(model.scored)) == len(model.scored) > 5
@@ -199,8 +199,8 @@ def test_failure_analysts_are_shown_what_it_makes_of_each_reply(world: Path) -> 
     assert result.exit_code == 0, result.output
     summary = summary_of(world.parent / "run")
     assert summary.critic is None
-    assert summary.noted_by is not None
-    assert summary.noted_by.accuracy is not None
+    assert summary.annotated_by is not None
+    assert summary.annotated_by.accuracy is not None
     shown = [text for call_id, text in model.asked if "/analyst_failure/" in call_id]
     assert shown
     assert all("reply 1: a critic gave 0 before and 0 after, of 10" in text for text in shown)
@@ -214,7 +214,7 @@ def test_without_a_critic_nothing_is_different(world: Path) -> None:
         assert reflact("train", path).exit_code == 0
     assert model.scored == []
     summary = json.loads((world.parent / "run" / "summary.json").read_text("utf-8"))
-    assert not {"critic", "noted_by"} & summary.keys()
+    assert not {"critic", "annotated_by"} & summary.keys()
     assert [key for key in config_identity(load_config(path)) if "critic" in key] == []
 
 

@@ -400,7 +400,7 @@ class RunSummary(FrozenModel):
     ``missing`` names each final measurement that failed, with the reason. ``surplus`` counts finished rollouts
     that a decision did not need. ``surplus`` and ``reuse`` describe the latest start. ``faults`` counts failed
     attempts of calls, even if a retry succeeded; calls of models passed as objects are not counted.
-    ``critic`` is the critic that graded, ``noted_by`` the critic that wrote notes for failure analysts; JSON
+    ``critic`` is the critic that graded, ``annotated_by`` the critic that wrote notes for failure analysts; JSON
     omits both if there is none. ``version`` is the version of reflact.
     """
 
@@ -429,7 +429,7 @@ class RunSummary(FrozenModel):
     seconds: float = 0.0
     config: JsonValue = Field(default=None, repr=False)
     critic: CriticDescription | None = Field(default=None, exclude_if=_is_none)
-    noted_by: CriticDescription | None = Field(default=None, exclude_if=_is_none)
+    annotated_by: CriticDescription | None = Field(default=None, exclude_if=_is_none)
 
     def score(self, name: str, split: Split) -> SkillScore | None:
         """Return the score of ``baseline``, ``placebo``, ``best`` or ``final`` on a split, or None."""

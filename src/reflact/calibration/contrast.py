@@ -283,7 +283,7 @@ class _PairGenerator:
     async def _find_agreement(self, event: ScoreEvent, purpose: str) -> Evaluation:
         """Return the middle one of several samples; asking ends as soon as they cannot agree any more.
 
-        They agree if their phi before and their phi after each lie within ``max_spread``. A sample from which a guard
+        They agree if their progress before and after each lie within ``max_spread``. A sample from which a guard
         took credit for a change is no opinion, and neither is a missing one.
         """
         if self._critic is None:

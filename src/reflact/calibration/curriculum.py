@@ -72,7 +72,7 @@ class CurriculumSettings(ConfigSection):
         MISTAKE_KINDS, min_length=1, description="Kinds of mistakes to ask for."
     )
     min_distance: float = Field(
-        1.0, gt=0, le=5, description="Least distance of a wrong phi from the right one."
+        1.0, gt=0, le=5, description="Least distance of a wrong progress from the right one."
     )
     max_rounds: int = Field(3, ge=1, description="Rounds at most.")
     patience: int = Field(1, ge=1, description="Rounds that may pass without a gain.")

@@ -46,10 +46,10 @@ def explain_empty_answer(answer: str, *, question: str, purpose: str) -> str | N
 
 
 MAX_PROGRESS = 10.0
-"""The largest phi."""
+"""The largest progress."""
 
 BASE_PROGRESS = 0.0
-"""The phi of a question that is not answered yet."""
+"""The progress of a question that is not answered yet."""
 
 NO_CREDIT_GUARDS = frozenset({"no_change", "invented_evidence", "no_evidence", "vanished_evidence"})
 """Guards after which what the critic says is not what counts."""
@@ -64,12 +64,12 @@ class CriticGrader:
     """Grades answers by the opinion of a pinned critic; pass it to ``DatasetEnvironment(grade=...)``.
 
     An answer is a transition from the item's input, which counts 0, to the answer. Soft is progress after the answer
-    over ten; hard is 1 if that phi reaches ``pass_threshold``. The critic's words are the feedback of an answer without
+    over ten; hard is 1 if that progress reaches ``pass_threshold``. The critic's words are the feedback of an answer without
     full marks. An answer that says nothing is worth 0, and the critic is not asked. No reference is looked at.
 
     Args:
         critic: A critic that cannot change under a run: ``await critic.pin()`` or ``critic.pin_to(pairs)``.
-        pass_threshold: The least phi of an answer that counts as a success, above 0 and at most 10.
+        pass_threshold: The least progress of an answer that counts as a success, above 0 and at most 10.
         purpose: Says what an answer to an item is to achieve; a function that has a name.
         measurements: What the critic's scores are worth, for the summary (see ``measure_critic``).
 
@@ -87,7 +87,7 @@ class CriticGrader:
     ) -> None:
         if not 0 < pass_threshold <= MAX_PROGRESS:
             raise ConfigError(
-                f"pass_threshold is {pass_threshold:g}; give a phi above 0 and at most {MAX_PROGRESS:g}"
+                f"pass_threshold is {pass_threshold:g}; give a number above 0 and at most {MAX_PROGRESS:g}"
             )
         self._critic = critic
         self._pass_threshold = pass_threshold
@@ -130,19 +130,19 @@ class CriticGrader:
             score = await self._critic.score(transition, purpose=purpose, progress_before=BASE_PROGRESS)
         except (ReplyError, ContextOverflow) as error:
             raise EnvironmentFailure(f"the critic gave no score for item {item.id!r}: {error}") from error
-        phi = score.evaluation.progress_after
+        progress = score.evaluation.progress_after
         return Grade(
-            score=Score(hard=float(phi >= self._pass_threshold), soft=phi / MAX_PROGRESS),
+            score=Score(hard=float(progress >= self._pass_threshold), soft=progress / MAX_PROGRESS),
             answer=answer,
-            feedback=None if phi == MAX_PROGRESS else self._build_feedback(score),
+            feedback=None if progress == MAX_PROGRESS else self._build_feedback(score),
         )
 
     def _build_feedback(self, score: StateScore) -> str:
         said = score.evaluation
         denied = [name.replace("_", " ") for name in score.applied_guards if name in NO_CREDIT_GUARDS]
         why = f", no credit for the answer ({', '.join(denied)})" if denied else ""
-        phi = f"{said.progress_after:g} of {MAX_PROGRESS:g}, {self._pass_threshold:g} needed"
-        return f"a critic scored it {phi}{why}: {said.reasoning}"
+        progress = f"{said.progress_after:g} of {MAX_PROGRESS:g}, {self._pass_threshold:g} needed"
+        return f"a critic scored it {progress}{why}: {said.reasoning}"
 
 
 async def measure_critic(
@@ -242,7 +242,7 @@ class CriticAnnotator:
                 said = (await self._critic.score(transition, purpose=purpose)).evaluation
             except (ReplyError, ContextOverflow):
                 return f"reply {number}: a critic gave no score"
-            phi = f"{said.progress_before:g} before and {said.progress_after:g} after"
-            return f"reply {number}: a critic gave {phi}, of {MAX_PROGRESS:g}: {said.reasoning}"
+            progress = f"{said.progress_before:g} before and {said.progress_after:g} after"
+            return f"reply {number}: a critic gave {progress}, of {MAX_PROGRESS:g}: {said.reasoning}"
 
         return await fan_out(line, tuple(enumerate(list_transitions(rollout, state=self._state), 1)))

@@ -165,7 +165,7 @@ def deny_vanished_evidence(evaluation: Evaluation, case: GuardCase) -> Evaluatio
 
 
 def doubt_old_evidence(evaluation: Evaluation, case: GuardCase) -> Evaluation:
-    """A change of phi for which only what was there before is quoted gets little confidence."""
+    """A change of progress for which only what was there before is quoted gets little confidence."""
     bearing = _select_bearing_evidence(evaluation, case)
     if evaluation.delta == 0 or case.quotable.mentions_change(bearing):
         return evaluation
@@ -173,7 +173,7 @@ def doubt_old_evidence(evaluation: Evaluation, case: GuardCase) -> Evaluation:
 
 
 def doubt_jump(evaluation: Evaluation, case: GuardCase) -> Evaluation:
-    """A large change of phi in one step gets limited confidence."""
+    """A large change of progress in one step gets limited confidence."""
     if abs(evaluation.delta) <= case.settings.max_jump:
         return evaluation
     return _cap_confidence(evaluation, case.settings.max_jump_confidence)
@@ -231,7 +231,7 @@ def find_objection(evaluation: Evaluation, case: GuardCase) -> str | None:
 
 
 def _select_bearing_evidence(evaluation: Evaluation, case: GuardCase) -> tuple[str, ...]:
-    """Return the evidence that can bear the change of phi: what is gone bears a loss and no gain."""
+    """Return the evidence that can bear the change of progress: what is gone bears a loss and no gain."""
     if evaluation.delta <= 0:
         return evaluation.evidence
     gone = case.quotable.find_vanished(evaluation.evidence)

@@ -32,7 +32,7 @@ RIGHT_TOLERANCE = 1.0
 """A score is right if it is at most so far from the correct one: what confidences are about."""
 
 MIN_LABEL_DIFFERENCE = 0.5
-"""States count as ordered where their correct phi differ at least so much."""
+"""States count as ordered where their correct values differ at least so much."""
 
 
 class ScoredStep(FrozenModel):
@@ -84,7 +84,7 @@ class ReliabilityBin(FrozenModel):
 
 
 class ConstantBaseline(FrozenModel):
-    """What the best constant, the median correct phi, would reach: a critic below it knows nothing.
+    """What the best constant, the median correct progress, would reach: a critic below it knows nothing.
 
     ``brier`` is the score of a confidence that always is the critic's share of right scores.
     """
@@ -99,9 +99,9 @@ class CriticMetrics(FrozenModel):
     """A critic, measured.
 
     Args:
-        error: Mean absolute error of phi, in 0..10.
+        error: Mean absolute error of progress, in 0..10.
         bias: Mean error, in -10..10; above 0 the critic inflates.
-        accuracy: Pairwise accuracy: of pairs of states of one trace whose correct phi differ by
+        accuracy: Pairwise accuracy: of pairs of states of one trace whose correct values differ by
             ``MIN_LABEL_DIFFERENCE``, the share that the critic orders so (both sides of each step, and the
             after-states of any two), taken together with the share of wrong evaluations that are further
             from the critic's than the right one. Ties count half. None without any pair.
@@ -149,7 +149,7 @@ def compute_metrics(scored: Sequence[ScoredStep]) -> CriticMetrics | None:
         calibration=estimate(_compute_calibration, 0, 1),
         constant=ConstantBaseline(
             progress=usual,
-            error=math.fsum(abs(phi - usual) for phi in correct) / len(correct),
+            error=math.fsum(abs(progress - usual) for progress in correct) / len(correct),
             brier=share * (1 - share),
         ),
         by_mistake=_build_groups(scored, lambda step: step.mistakes),

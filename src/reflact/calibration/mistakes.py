@@ -105,12 +105,16 @@ def compute_reach(
     A kind that may lead both ways goes to the side on which the scale has more room, and every second variant goes
     the other way, if there is room.
     """
-    phi = right.progress_after
+    progress = right.progress_after
     for direction in _list_directions(mistake, right, variant):
-        if direction == "too_high" and phi + band.nearest <= 10 + DISTANCE_TOLERANCE:
-            return ProgressRange(low=min(10.0, phi + band.nearest), high=min(10.0, phi + band.farthest))
-        if direction == "too_low" and phi - band.nearest >= -DISTANCE_TOLERANCE:
-            return ProgressRange(low=max(0.0, phi - band.farthest), high=max(0.0, phi - band.nearest))
+        if direction == "too_high" and progress + band.nearest <= 10 + DISTANCE_TOLERANCE:
+            return ProgressRange(
+                low=min(10.0, progress + band.nearest), high=min(10.0, progress + band.farthest)
+            )
+        if direction == "too_low" and progress - band.nearest >= -DISTANCE_TOLERANCE:
+            return ProgressRange(
+                low=max(0.0, progress - band.farthest), high=max(0.0, progress - band.nearest)
+            )
     return None
 
 
@@ -198,7 +202,9 @@ class GenerationResult(FrozenModel):
 class ContrastSettings(ConfigSection):
     """How contrast pairs are made."""
 
-    min_delta: float = Field(0.5, ge=0, le=10, description="Least |delta phi| of the events to learn from.")
+    min_delta: float = Field(
+        0.5, ge=0, le=10, description="Least change of progress of the events to learn from."
+    )
     include_no_change: bool = Field(True, description="Learn from events without any change as well.")
     candidates_per_event: int = Field(4, ge=1, description="Candidates for each event.")
     n_samples: int = Field(3, ge=2, description="Critic samples that have to agree if there is no label.")
@@ -311,6 +317,6 @@ def _list_ways(
     while (reach := compute_reach(mistake, step.right, band=step.band, variant=variant)) is not None:
         yield AskedMistakePlan(step, mistake, reach, variant)
         variant += 1
-    phi = f"{step.right.progress_after:g}"
-    explanation = f"no construction makes it, and beside {phi} the scale has no room for it"
+    progress = f"{step.right.progress_after:g}"
+    explanation = f"no construction makes it, and beside {progress} the scale has no room for it"
     yield from repeat(ImpossiblePlan("not_applicable", explanation))

@@ -103,9 +103,9 @@ def _build_anchor(step: StepToContrast) -> ContrastPair:
 def _make_careless(right: Evaluation) -> Evaluation:
     """Return an evaluation that overlooks progress, or else one that believes in it."""
     if right.delta >= ANCHOR_BAND.nearest:
-        phi, reasoning = right.progress_before, "Nothing has changed."
+        progress, reasoning = right.progress_before, "Nothing has changed."
     elif right.progress_after + CARELESS_DISTANCE <= 10:
-        phi, reasoning = right.progress_after + CARELESS_DISTANCE, "The agent does what it wants to do."
+        progress, reasoning = right.progress_after + CARELESS_DISTANCE, "The agent does what it wants to do."
     else:
-        phi, reasoning = right.progress_after - CARELESS_DISTANCE, "Little of it is there."
-    return right.model_copy(update={"progress_after": phi, "reasoning": reasoning, "evidence": ()})
+        progress, reasoning = right.progress_after - CARELESS_DISTANCE, "Little of it is there."
+    return right.model_copy(update={"progress_after": progress, "reasoning": reasoning, "evidence": ()})

@@ -27,11 +27,9 @@ class CriticSettings(ConfigSection):
     )
     example_state_tokens: int = Field(300, ge=32, description="The same for each part of a worked example.")
     max_jump: float = Field(
-        4.0, ge=0, le=10, description="Largest |delta phi| whose confidence is not limited."
+        4.0, ge=0, le=10, description="Largest change of progress whose confidence is not limited."
     )
-    max_jump_confidence: float = Field(
-        0.5, ge=0, le=1, description="Maximum confidence of a larger |delta phi|."
-    )
+    max_jump_confidence: float = Field(0.5, ge=0, le=1, description="Maximum confidence of a larger change.")
     max_unsupported_confidence: float = Field(
         0.2, ge=0, le=1, description="Maximum confidence without evidence, or with quotes that do not occur."
     )
@@ -50,7 +48,7 @@ class CriticConfig(CriticSettings):
         "run; null: none. The path may change, but a run with a memory and one without are different runs.",
     )
     pass_threshold: float = Field(
-        8.0, gt=0, le=10, description="Minimum phi of a solved answer, if the critic grades."
+        8.0, gt=0, le=10, description="Minimum progress of a solved answer, if the critic grades."
     )
     annotate: bool = Field(
         False, description="Show failure analysts its scores of each reply of a failed trajectory."

@@ -320,7 +320,7 @@ class BudgetedEnvironment(EnvironmentMiddleware):
             return graded
 
 
-def declared_rollout_cost(config: TrainerConfig) -> Usage | None:
+def worst_rollout_cost(config: TrainerConfig) -> Usage | None:
     """Return the declared cost of a rollout with unseen calls; None if none is declared.
 
     All its tokens are priced as the most expensive kind.

@@ -172,8 +172,8 @@ def print_summary(console: Console, summary: RunSummary, folder: Path) -> None:
 def _list_caveats(summary: RunSummary) -> Iterator[str]:
     if summary.critic is not None:
         yield f"scores come from {_describe_critic(summary.critic)}"
-    if summary.noted_by is not None:
-        yield f"failure analysts saw the scores of {_describe_critic(summary.noted_by)}"
+    if summary.annotated_by is not None:
+        yield f"failure analysts saw the scores of {_describe_critic(summary.annotated_by)}"
     if any(score.selected_on for score in summary.scores):
         yield "the gate selected best and final by their val scores, so expect lower scores on fresh trials"
 

@@ -129,7 +129,7 @@ class Run:
             seconds=seconds,
             config=self._config.model_dump(mode="json"),
             critic=self._describe_critic(self._plan.critic),
-            noted_by=self._describe_critic(self._plan.notes_critic),
+            annotated_by=self._describe_critic(self._plan.notes_critic),
         )
         summary = summarize_history(
             summary, await self._store.records(self.id), await self._store.epochs(self.id), self.state

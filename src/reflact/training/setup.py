@@ -30,7 +30,7 @@ from reflact.data import DataSet, check_dataset, count_steps_per_epoch
 from reflact.errors import ConfigError, SkillError
 from reflact.events import BudgetUpdated, Event, RateLimited
 from reflact.jsonutil import parse_stored
-from reflact.llm.budget import Account, Budget, BudgetedEnvironment, declared_rollout_cost, require_caps
+from reflact.llm.budget import Account, Budget, BudgetedEnvironment, require_caps, worst_rollout_cost
 from reflact.llm.middleware import compose
 from reflact.llm.pricing import usd_of
 from reflact.memory.models import ContrastPair
@@ -392,7 +392,7 @@ async def connect_models(
             else TracedLLM(overrides.optimizer, tracing, None),
             stop,
         )
-        worst = None if overrides.target is None else declared_rollout_cost(config)
+        worst = None if overrides.target is None else worst_rollout_cost(config)
         environment = compose(
             plan.environment,
             [
