@@ -193,12 +193,8 @@ class UnitRow(NamedTuple):
     pair: str | None
 
     def parse_pair(self) -> ContrastPair | None:
-        """Return the pair, with its hashes; None if the unit is a card."""
-        if self.pair is None:
-            return None
-        pair = decode_value(ContrastPair, self.pair, f"pair {self.id}")
-        _ = pair.hashes  # computed on the reader's thread
-        return pair
+        """Return the pair; None if the unit is a card."""
+        return None if self.pair is None else decode_value(ContrastPair, self.pair, f"pair {self.id}")
 
     def parse_scope(self) -> Scope:
         """Return the scope."""
@@ -275,10 +271,11 @@ def _get_shared_fields(row: UnitRow) -> dict[str, Any]:
 def build_stored_pairs(tables: Tables, rows: Sequence[UnitRow]) -> tuple[StoredPair, ...]:
     """Return the pairs of units, with their statuses and origins."""
     origins = read_origins(tables, [row.id for row in rows])
+    pairs = ((row, row.parse_pair()) for row in rows)
     return tuple(
         StoredPair(pair=pair, origins=origins[row.id], **_get_shared_fields(row))
-        for row in rows
-        if (pair := row.parse_pair()) is not None
+        for row, pair in pairs
+        if pair is not None and pair.hashes  # computed here, on the reader's thread
     )
 
 
