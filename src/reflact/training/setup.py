@@ -45,7 +45,7 @@ from reflact.protocols import (
     RunStore,
     Target,
 )
-from reflact.records import CriticAccuracy, CriticDescription, Spend
+from reflact.records import CriticAccuracy, CriticDescription, Spend, Usage
 from reflact.skills.document import check_document
 from reflact.stages.context import StageContext
 from reflact.store.artifacts import resolve_inside
@@ -347,14 +347,7 @@ async def connect_models(
         hide = await _make_redactor(plan, overrides) if config.telemetry.content else None
         tracing = Tracing(plan.run_id, overrides.telemetry, hide=hide)
         post = await stack.enter_async_context(open_outbox(on_event))
-        limits = config.budget.model_dump()
-        budget = Budget(
-            config.budget,
-            on_usage=lambda usage, seconds: post(
-                BudgetUpdated(run_id=plan.run_id, usage=usage, seconds=seconds, **limits)
-            ),
-        )
-        account = Account(plan.run_id, store, store.decision_log(plan.run_id), budget)
+        account = _open_account(plan, store, post)
 
         def post_back_off(
             change: LimitChange,
@@ -381,11 +374,7 @@ async def connect_models(
             plan = _add_critic(plan, critic)
         target = overrides.target
         if target is None:
-            from reflact.targets.chat import ChatTarget
-
-            target = ChatTarget(
-                await connect("target"), preamble=config.target.preamble, postamble=config.target.postamble
-            )
+            target = _build_chat_target(config, await connect("target"))
         optimizer = StoppableLLM(
             await connect("optimizer")
             if overrides.optimizer is None
@@ -403,7 +392,23 @@ async def connect_models(
         )
         annotator = None if plan.annotator is None else StoppableAnnotator(plan.annotator, stop)
         plan = replace(plan, environment=environment, annotator=annotator)
-        yield Runtime(plan, store, target, optimizer, budget, tracing, critic, stop)
+        yield Runtime(plan, store, target, optimizer, account.budget, tracing, critic, stop)
+
+
+def _open_account(plan: RunPlan, store: RunStore, post: EventCallback) -> Account:
+    """Return the account of a run's calls, which posts each change of the budget."""
+    limits = plan.config.budget
+
+    def post_usage(usage: Usage, seconds: float) -> None:
+        post(BudgetUpdated(run_id=plan.run_id, usage=usage, seconds=seconds, **limits.model_dump()))
+
+    return Account(plan.run_id, store, store.decision_log(plan.run_id), Budget(limits, on_usage=post_usage))
+
+
+def _build_chat_target(config: TrainerConfig, llm: LLM) -> Target:
+    from reflact.targets.chat import ChatTarget
+
+    return ChatTarget(llm, preamble=config.target.preamble, postamble=config.target.postamble)
 
 
 async def _pin_critic(plan: RunPlan, store: RunStore, llm: LLM) -> Critic:
