@@ -395,7 +395,7 @@ async def connect_models(
         yield Runtime(plan, store, target, optimizer, account.budget, tracing, critic, stop)
 
 
-def _open_account(plan: RunPlan, store: RunStore, post: EventCallback) -> Account:
+def _open_account(plan: RunPlan, store: RunStore, post: Callable[[Event], None]) -> Account:
     """Return the account of a run's calls, which posts each change of the budget."""
     limits = plan.config.budget
 
