@@ -349,9 +349,8 @@ async def connect_models(
         post = await stack.enter_async_context(open_outbox(on_event))
         account = _open_account(plan, store, post)
 
-        def post_back_off(
-            change: LimitChange,
-        ) -> None:  # one for all roles: an endpoint calls each callback once
+        # One callback for all roles, so that an endpoint that they share calls it once.
+        def post_back_off(change: LimitChange) -> None:
             post(RateLimited(run_id=plan.run_id, **change._asdict()))
 
         async def connect(role: str) -> LLM:
