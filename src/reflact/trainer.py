@@ -103,7 +103,7 @@ class Trainer:
                 gets an id made from its content.
             val: Items on which candidates are judged.
             test: Items that stay sealed until the run is complete.
-            grade: A function of an item and an answer, async or not. It returns a ``Graded``, a ``Score``,
+            grade: A function of an item and an answer, async or not. It returns a ``Grade``, a ``Score``,
                 a number from 0 to 1, or a bool. Its name is part of the run's identity; pass a
                 ``DatasetEnvironment`` with a ``version`` to ``Trainer`` if its meaning changes.
             target: The agent under training, or the name of a chat model.
