@@ -20,18 +20,8 @@ from typing import Any
 import anyio
 from pydantic import JsonValue
 
+from reflact import events
 from reflact.concurrency import open_outbox
-from reflact.events import (
-    BaselineMeasured,
-    BudgetUpdated,
-    EpochCommitted,
-    Event,
-    PromotionJudged,
-    RunFinished,
-    RunStarted,
-    StepCommitted,
-    WarningIssued,
-)
 from reflact.protocols import EventCallback
 from reflact.records import RunSummary, SkillVersion, Usage
 from reflact.store.artifacts import resolve_inside
@@ -45,7 +35,14 @@ BATCH, LONGEST = 100, 500
 MLFLOW_STATUSES = {"completed": "FINISHED", "budget": "FINISHED", "cancelled": "KILLED", "failed": "FAILED"}
 """MLflow's names for the final status of a run."""
 
-ReportedEvent = BaselineMeasured | EpochCommitted | RunFinished | PromotionJudged | RunStarted | StepCommitted
+ReportedEvent = (
+    events.BaselineMeasured
+    | events.EpochCommitted
+    | events.RunFinished
+    | events.PromotionJudged
+    | events.RunStarted
+    | events.StepCommitted
+)
 
 
 class MlflowTracker:
@@ -127,19 +124,19 @@ async def report_to_mlflow(
             failed = True
             words = " ".join(str(error).split())[:LONGEST] or f"no answer in {timeout_seconds:g} seconds"
             reason = f"reflact reports nothing more of this start to MLflow: {type(error).__name__}: {words}"
-            await on_event(WarningIssued(run_id=run_id, step=event.step, message=reason))
-        if isinstance(event, RunFinished):
+            await on_event(events.WarningIssued(run_id=run_id, step=event.step, message=reason))
+        if isinstance(event, events.RunFinished):
             finished.set()
 
     async with open_outbox(report) as post:
 
-        async def emit(event: Event) -> None:
+        async def emit(event: events.Event) -> None:
             nonlocal usage, deadline
-            if isinstance(event, BudgetUpdated):
+            if isinstance(event, events.BudgetUpdated):
                 usage = event.usage
             if isinstance(event, ReportedEvent):
                 post((event, usage))
-            if isinstance(event, RunFinished):
+            if isinstance(event, events.RunFinished):
                 deadline = anyio.current_time() + timeout_seconds
                 await finished.wait()
             await on_event(event)
@@ -187,9 +184,9 @@ class _RunReporter:
         metrics = _build_metrics(event, usage)
         if metrics:
             self._tracker.log_metrics(metrics, step=event.step)
-        if not isinstance(event, RunStarted | BaselineMeasured):
+        if not isinstance(event, events.RunStarted | events.BaselineMeasured):
             self._upload_skills()
-        if isinstance(event, RunFinished):
+        if isinstance(event, events.RunFinished):
             self._tracker.log_file(self._out_dir / "summary.json")
             self._tracker.set_status(MLFLOW_STATUSES[event.summary.status])
 
@@ -204,23 +201,25 @@ class _RunReporter:
 
 def _build_metrics(event: ReportedEvent, usage: Usage) -> dict[str, float]:
     match event:
-        case BaselineMeasured():
+        case events.BaselineMeasured():
             return dict.fromkeys(("score.current", "score.best"), event.score)
-        case StepCommitted():
+        case events.StepCommitted():
             accepted = event.action in {"accept", "accept_new_best", "force_accept"}
             spent = _build_spend_metrics(usage)
             return {**_build_score_metrics(event), "accepted": float(accepted), **spent}
-        case EpochCommitted() | PromotionJudged():
+        case events.EpochCommitted() | events.PromotionJudged():
             return _build_score_metrics(event)
-        case RunFinished():
+        case events.RunFinished():
             return _build_summary_metrics(event.summary)
-        case RunStarted():
+        case events.RunStarted():
             return {}
 
 
-def _build_score_metrics(event: StepCommitted | EpochCommitted | PromotionJudged) -> dict[str, float]:
+def _build_score_metrics(
+    event: events.StepCommitted | events.EpochCommitted | events.PromotionJudged,
+) -> dict[str, float]:
     versions: dict[str, SkillVersion] = {"score.best": event.best}
-    if not isinstance(event, PromotionJudged):
+    if not isinstance(event, events.PromotionJudged):
         versions["score.current"] = event.current
     return {name: version.score for name, version in versions.items() if version.score is not None}
 

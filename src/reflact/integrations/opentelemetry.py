@@ -63,12 +63,7 @@ def _describe_settings(config: ModelConfig | None) -> Attributes:
 
 @dataclass(frozen=True)
 class Telemetry:
-    """The providers for a trainer's spans and metrics.
-
-    Args:
-        tracer_provider: Receives spans; None: the global provider of this process.
-        meter_provider: Receives metrics; None: the global provider of this process.
-    """
+    """The providers for a trainer's spans and metrics; None: the global provider of this process."""
 
     tracer_provider: trace.TracerProvider | None = None
     meter_provider: metrics.MeterProvider | None = None
@@ -97,10 +92,7 @@ _CALL_KEY = context.create_key("reflact-call")
 class Tracing:
     """Creates the spans and metrics of one start of a run.
 
-    Args:
-        run_id: The run.
-        telemetry: The providers; None: the global ones.
-        hide: Removes keys from content; None: no content is recorded.
+    ``hide`` removes keys from content. Without it, no content is recorded.
     """
 
     def __init__(
