@@ -77,16 +77,21 @@ def flattering(hold: Hold | None = None, *, first: str = "") -> Iterator[tuple[s
 class Hold:
     """Holds back every answer after so many, until it may go on."""
 
-    def __init__(self, after: int) -> None:
-        self.reached = threading.Event()
+    def __init__(self, after: int = 1_000_000) -> None:
+        self.after = after
         self.go_on = threading.Event()
-        self._after = after
+        self._held = threading.Semaphore(0)
 
     def wait(self, asked: int) -> None:
         """Wait, where it is one of these."""
-        if asked > self._after:
-            self.reached.set()
+        if asked > self.after:
+            self._held.release()
             self.go_on.wait(HANGS)
+
+    def until_held(self, number: int = 1) -> None:
+        """Wait until so many questions are held back."""
+        for _ in range(number):
+            assert self._held.acquire(timeout=HANGS)
 
 
 def record(folder: Path, number: int) -> None:

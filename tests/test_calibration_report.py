@@ -8,20 +8,13 @@ import pytest
 from pydantic import BaseModel
 from rich.console import Console
 
-from calibration_reports import everything, evidence
+from calibration_reports import everything
 from html_page import read
 from reflact.calibration.events import (
-    CalibrationFinished,
     CalibratorStopped,
-    CriticMeasured,
-    PairBatchTested,
-    PairsGenerated,
-    ScoreSummary,
-    TraceFailed,
 )
 from reflact.calibration.report import (
     METRIC_DESCRIPTIONS,
-    DropCount,
     describe_gain,
     describe_outcome,
     describe_tests_left,
@@ -144,43 +137,6 @@ class Some(ShortReprModel):
 def test_fields_are_shortened(value: BaseModel, shown: str) -> None:
     """Figures have three digits, texts are cut, long lists are counted; what is as by default is left out."""
     assert repr(value) == str(value) == shown
-
-
-def test_a_promotion_is_one_line() -> None:
-    """Its pairs are counted, its figures rounded, and the critic's identity is cut."""
-    said = repr(evidence(1, 0.61234, promoted=True, outcome="better"))
-    assert said.startswith(
-        "PromotionEvidence(pair_ids=<4>, passed_test=True, n_traces=24, n_transitions=72, n_earlier_tests=0, "
-    )
-    assert "effect=0.612, low=0.362, high=0.862, p_value=0.0021, alpha=0.0152" in said
-    assert len(said) <= SHORT
-    assert "\n" not in said
-
-
-@pytest.mark.parametrize(
-    "event",
-    [
-        PairBatchTested(
-            evidence=evidence(2, -0.4, promoted=False, outcome="not_shown"), usage=Usage(calls=12)
-        ),
-        CriticMeasured(
-            when="before", held_out=ScoreSummary(n_steps=20, error=1.5), anchors=ScoreSummary(n_steps=0)
-        ),
-        TraceFailed(trace_id="t", error="StoreError", message="the disk is full\n" * 100),
-        PairsGenerated(
-            trace_id="t",
-            n_candidates=9,
-            n_pairs=2,
-            n_quarantined=0,
-            dropped=(DropCount(reason="bad_reply", n_candidates=7),),
-        ),
-    ],
-    ids=lambda event: event.kind,
-)
-def test_an_event_is_one_line(event: ShortReprModel) -> None:
-    """Also with a long message, or many pairs."""
-    assert "\n" not in str(event)
-    assert len(str(event)) <= SHORT + 60
 
 
 def test_why_a_calibrator_stopped_can_be_read() -> None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import threading
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from calibrate_command import flattering, record, reflact
+from calibrate_command import Hold, flattering, record, reflact
 from flattered_world import PURPOSE, answer, record_flattered, steps
 from reflact import Calibrator, MemoryStore, Trace
 from reflact.calibration.config import CalibratorSettings, PairSettings
@@ -23,7 +22,7 @@ from reflact.calibration.events import (
 from reflact.calibration.report import CalibrationReport
 from reflact.memory.models import PromotionEvidence
 from reflact.testing import ScriptedLLM
-from served import HANGS, reflact_process
+from served import reflact_process
 
 pytestmark = pytest.mark.anyio
 
@@ -42,33 +41,11 @@ calibrator:
 """
 
 
-class Gate:
-    """Holds back all answers after so many, and knows which were given."""
-
-    def __init__(self) -> None:
-        self.most = 1_000_000
-        self.held = threading.Semaphore(0)
-        self.go_on = threading.Event()
-        self.waiting = 0
-
-    def wait(self, asked: int) -> None:
-        """Wait, where it is one of these."""
-        if asked > self.most:
-            self.waiting += 1
-            self.held.release()
-            self.go_on.wait(HANGS)
-
-    def full(self) -> None:
-        """Wait until every place is taken by a question that is held back."""
-        for _ in range(PLACES):
-            assert self.held.acquire(timeout=HANGS)
-
-
 class World:
     """An endpoint, traces, and memories that begin empty."""
 
-    def __init__(self, folder: Path, gate: Gate, url: str, asked: list[bytes]) -> None:
-        self.folder, self.gate, self.url, self.asked = folder, gate, url, asked
+    def __init__(self, folder: Path, hold: Hold, url: str, asked: list[bytes]) -> None:
+        self.folder, self.hold, self.url, self.asked = folder, hold, url, asked
 
     def configured(self, name: str) -> Path:
         """Write a configuration with a memory of its own and return its path."""
@@ -93,10 +70,10 @@ def world(tmp_path: Path) -> Iterator[World]:
         trace.record(step)
         trace.finish()
     record(tmp_path / "held out", 20)
-    gate = Gate()
-    with flattering(gate) as (url, asked):
-        yield World(tmp_path, gate, url, asked)
-        gate.go_on.set()
+    hold = Hold()
+    with flattering(hold) as (url, asked):
+        yield World(tmp_path, hold, url, asked)
+        hold.go_on.set()
 
 
 def batches(told: list[CalibrationEvent]) -> list[PairBatchTested]:
@@ -114,14 +91,14 @@ def test_killed_after_a_promotion_it_goes_on_exactly(world: World, beyond: int) 
     assert further
     everything = Counter(world.asked)
     world.asked.clear()
-    world.gate.most = first.usage.calls + beyond
+    world.hold.after = first.usage.calls + beyond
     path = world.configured("killed")
     with reflact_process("calibrate", path) as process:
-        world.gate.full()
+        world.hold.until_held(PLACES)
         process.kill()
-    answered = Counter(world.asked[: world.gate.most])
-    world.gate.most = 1_000_000
-    world.gate.go_on.set()
+    answered = Counter(world.asked[: world.hold.after])
+    world.hold.after = 1_000_000
+    world.hold.go_on.set()
     world.asked.clear()
     again = world.run(path)
     asked = Counter(world.asked)

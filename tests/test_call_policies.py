@@ -382,22 +382,3 @@ async def test_an_error_goes_to_all_who_wait_and_is_not_kept() -> None:
     assert outcomes == ["broken"] * 3
     assert begun == ["work"]
     assert await memo.get_or_compute("key", succeed) == 7
-
-
-async def test_keys_do_not_wait_for_each_other() -> None:
-    """Different work is done at the same time."""
-    memo, gate = ResultCache[str](4), anyio.Event()
-
-    async def slow() -> str:
-        await gate.wait()
-        return "slow"
-
-    async def quick() -> str:
-        gate.set()
-        return "quick"
-
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(memo.get_or_compute, "a", slow)
-        await anyio.wait_all_tasks_blocked()
-        assert await memo.get_or_compute("b", quick) == "quick"
-    assert await memo.get_or_compute("a", quick) == "slow"

@@ -281,7 +281,7 @@ def test_stopped_it_says_what_is_kept(folder: Path, number: signal.Signals, code
     with flattering(hold) as (url, asked):
         path = configured(folder, url)
         with reflact_process("calibrate", path) as process:
-            assert hold.reached.wait(HANGS)
+            hold.until_held()
             process.send_signal(number)
             assert process.stderr is not None
             said = ""
