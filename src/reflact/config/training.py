@@ -1,8 +1,6 @@
 """The configuration of a run: typed sections with strict keys.
 
-Keys marked *changeable* may differ between two starts of the same run. All other keys, and the contents of
-the input files, form its identity.
-``reflact.config.loading`` reads configurations from files and mappings.
+Keys marked *changeable* may differ between two starts of a run. All others, and the input files, are its identity.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ class RunCostEstimator:
         data: Its items.
         prompts: The size of each prompt's own text by name, in bytes.
         skill: The current document.
-        done: Number of committed steps; they are not counted again.
+        done: Number of committed steps.
         spent: Consumption of earlier calls, in this run or a similar one.
     """
 
@@ -206,10 +206,7 @@ class RunCostEstimator:
         return calls
 
     def _count_critic_calls(self, rollouts: EstimateRange) -> EstimateRange:
-        """Return the critic's calls: anchors, graded answers, and notes on failures it did not grade.
-
-        Equal answers to an item are scored once.
-        """
+        """Return the critic's calls: anchors, graded answers, and notes on failures it did not grade."""
         own, grades = self._config.critic, self._config.environment.grader == "critic"
         anchors = own.max_anchors if own.memory is not None and not self._done else 0
         scores = EstimateRange(expected=anchors, high=anchors)

@@ -22,14 +22,7 @@ from reflact.types import Fallback, Item, Rollout, Skill
 
 @dataclass(frozen=True)
 class EpochFinalizer:
-    """Runs the end of epochs, for one start of a run.
-
-    Args:
-        runtime: The run's collaborators.
-        scheduler: Rolls skills out.
-        gate_keeper: Decides on gated guidance.
-        timer: Announces stages.
-    """
+    """Runs the end of epochs, for one start of a run."""
 
     runtime: Runtime
     scheduler: RolloutScheduler

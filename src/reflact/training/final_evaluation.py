@@ -27,11 +27,7 @@ class FinalMeasurements(FrozenModel):
 
 @dataclass
 class FinalEvaluator:
-    """Evaluates the skills at the end of a run, for one start.
-
-    Attributes:
-        openings: How often the sealed test split was opened.
-    """
+    """Evaluates the skills at the end of a run; ``openings`` counts those of the sealed test split."""
 
     runtime: Runtime
     scheduler: RolloutScheduler

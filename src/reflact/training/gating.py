@@ -7,6 +7,7 @@ from typing import get_args
 from reflact.config.training import GateConfig
 from reflact.data import shuffle
 from reflact.errors import Unmeasured
+from reflact.events import GatePowerEstimated
 from reflact.gate.decision import SCORE_TOLERANCE, GateSettings, TrialRequest
 from reflact.gate.power import choose_trials, describe_power, detectable_effect
 from reflact.protocols import Approver, CommitRecord
@@ -22,15 +23,6 @@ from reflact.types import FrozenModel, Rollout, Skill, Verdict
 DECISION_POINTS: tuple[DecisionPoint, ...] = get_args(DecisionPoint)
 
 
-class GatePower(FrozenModel):
-    """The gate's statistical power and the cost of a decision; see ``events.GatePowerEstimated``."""
-
-    description: str
-    effect: float | None
-    trials: int
-    rollouts: int
-
-
 class CommitOutcome(FrozenModel):
     """A record to commit, its new documents, and its comparison if that was inconclusive."""
 
@@ -40,13 +32,7 @@ class CommitOutcome(FrozenModel):
 
 
 class GateKeeper:
-    """Decides on candidates, for one start of a run.
-
-    Args:
-        runtime: The run's collaborators.
-        scheduler: Rolls skills out.
-        approve: Asked about each candidate that the gate would accept; None approves all.
-    """
+    """Decides on candidates, for one start of a run; ``approve`` is asked about each that would be accepted."""
 
     def __init__(self, runtime: Runtime, scheduler: RolloutScheduler, approve: Approver | None) -> None:
         config = runtime.plan.config
@@ -107,7 +93,13 @@ class GateKeeper:
             raise Unmeasured(f"{subject}: {verdict.reason}")
         await log_unmeasured(evaluated.unmeasured, decision_log=self._decision_log, step=step)
         if verdict.action == "inconclusive":
-            return verdict, _build_open_comparison(candidate, current, settings)
+            return verdict, OpenComparison(
+                skill_hash=candidate.hash,
+                against=current.hash,
+                trials=settings.trials,
+                planned_trials=settings.planned_trials or settings.trials,
+                level=settings.planned_level or settings.level,
+            )
         return await self._ask_approver(verdict, candidate, current, step=step, part=part), None
 
     def _build_settings(self, candidate: Skill, state: RunState, step: int) -> GateSettings:
@@ -180,36 +172,22 @@ def find_alpha(plan: RunPlan, state: RunState | None, *, step: int) -> AlphaBudg
     )
 
 
-def estimate_gate_power(plan: RunPlan, state: RunState | None = None) -> GatePower:
+def estimate_gate_power(plan: RunPlan, state: RunState | None = None) -> GatePowerEstimated:
     """Return the gate's power in the next step; ``state`` is None before the first one."""
     gate, n = plan.config.gate, len(plan.data.val)
+    trials, effect = 1, None
     if not gate.enabled:
         words = "The gate is off: every candidate is accepted."
-        return GatePower(description=words, effect=None, trials=1, rollouts=2 * n)
-    if gate.policy == "strict":
+    elif gate.policy == "strict":
         words = (
             f"The strict gate takes any gain on one pass of {n} items, noise included: treat its "
             "acceptances as unverified unless the target is deterministic."
         )
-        return GatePower(description=words, effect=None, trials=1, rollouts=2 * n)
-    step = 1 if state is None else min(state.step + 1, plan.total_steps)
-    alpha = find_alpha(plan, state, step=step)
-    trials = count_trials(gate, n, alpha)
-    return GatePower(
-        description=describe_power(
-            n, trials, decisions=alpha.decisions, alpha=alpha.alpha, effect=gate.effect
-        ),
-        effect=detectable_effect(n, trials, level=alpha.level),
-        trials=trials,
-        rollouts=2 * n * trials,
-    )
-
-
-def _build_open_comparison(candidate: Skill, current: Skill, settings: GateSettings) -> OpenComparison:
-    return OpenComparison(
-        skill_hash=candidate.hash,
-        against=current.hash,
-        trials=settings.trials,
-        planned_trials=settings.trials if settings.planned_trials is None else settings.planned_trials,
-        level=settings.level if settings.planned_level is None else settings.planned_level,
+    else:
+        alpha = find_alpha(plan, state, step=1 if state is None else min(state.step + 1, plan.total_steps))
+        trials = count_trials(gate, n, alpha)
+        effect = detectable_effect(n, trials, level=alpha.level)
+        words = describe_power(n, trials, decisions=alpha.decisions, alpha=alpha.alpha, effect=gate.effect)
+    return GatePowerEstimated(
+        run_id=plan.run_id, description=words, effect=effect, trials=trials, rollouts=2 * n * trials
     )

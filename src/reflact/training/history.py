@@ -55,7 +55,9 @@ async def read_run(path: Path | str, run_id: str | None = None) -> RunHistory:
     """
     from reflact.store.runs import open_store
 
-    database = _find_database(Path(path))
+    database = Path(path) / "run.db" if Path(path).is_dir() else Path(path)
+    if not database.is_file():
+        raise UsageError(f"there is no run at {path}; name the out_dir of a run, or its database")
     async with open_store(database) as store:
         row = choose_run(await store.runs(), run_id, database)
         return RunHistory(
@@ -71,19 +73,8 @@ async def read_run(path: Path | str, run_id: str | None = None) -> RunHistory:
         )
 
 
-def _find_database(path: Path) -> Path:
-    database = path / "run.db" if path.is_dir() else path
-    if not database.is_file():
-        raise UsageError(f"there is no run at {path}; name the out_dir of a run, or its database")
-    return database
-
-
 def choose_run(rows: Sequence[RunRow], run_id: str | None, path: Path) -> RunRow:
-    """Return the run with an id, or the newest run.
-
-    Raises:
-        UsageError: There is no such run; the message lists the known ids.
-    """
+    """Return the run with an id, or the newest run; a UsageError lists the known ids."""
     named = [row for row in rows if run_id is None or row.run_id == run_id]
     if named:
         return named[-1]

@@ -23,13 +23,7 @@ TRIALS_PER_DECISION = 1_000
 
 @dataclass
 class RolloutScheduler:
-    """Rolls skills out for one start of a run.
-
-    Args:
-        runtime: The run's collaborators.
-        on_event: Receives live events about progress and about the gate's requests.
-        surplus: Number of finished rollouts that a decision did not need.
-    """
+    """Rolls skills out for one start of a run; ``surplus`` counts rollouts that a decision did not need."""
 
     runtime: Runtime
     on_event: EventCallback
@@ -72,13 +66,7 @@ class RolloutScheduler:
         return await self._roll_out(items, skill, step=step, stage="slow_update", phase=phase, coverage=None)
 
     def make_pair_runner(self, *, step: int, part: str, number: int) -> PairRunner:
-        """Return the function that rolls two skills out for one decision of the gate.
-
-        Args:
-            step: The step whose decision it is.
-            part: The kind of the decision.
-            number: The decision's number in the step, from 0.
-        """
+        """Return the function that rolls two skills out for one decision, the ``number``-th of the step."""
         validation = {item.id: item for item in self.runtime.plan.data.val}
         offset = TRIALS_PER_DECISION * (10 * step + number) if self.runtime.config.gate.interleave else 0
 

@@ -41,13 +41,7 @@ REJECTED_EDITS_ADAPTER: TypeAdapter[tuple[RejectedEdit, ...]] = TypeAdapter(tupl
 
 
 class Run:
-    """One start of a run.
-
-    Args:
-        runtime: The collaborators.
-        on_event: Receives all events.
-        approve: Asked about each candidate that the gate would accept.
-    """
+    """One start of a run; ``on_event`` receives all events."""
 
     def __init__(self, runtime: Runtime, on_event: EventCallback, approve: Approver | None = None) -> None:
         plan = runtime.plan
@@ -149,8 +143,7 @@ class Run:
                 n_test=len(data.test),
             )
         )
-        power = estimate_gate_power(self._plan, self.state)
-        await self._emit(events.GatePowerEstimated(run_id=self.id, **power.model_dump()))
+        await self._emit(estimate_gate_power(self._plan, self.state))
 
     async def _measure_critic(self) -> None:
         if self._runtime.critic is not None:

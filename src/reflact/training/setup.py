@@ -22,7 +22,6 @@ from reflact.calibration.grading import (
 )
 from reflact.calibration.replay import list_pair_steps
 from reflact.concurrency import open_outbox
-from reflact.config.critic import CriticConfig
 from reflact.config.loading import config_identity
 from reflact.config.models import ModelConfig
 from reflact.config.training import TrainerConfig
@@ -412,28 +411,24 @@ def _build_chat_target(config: TrainerConfig, llm: LLM) -> Target:
 
 async def _pin_critic(plan: RunPlan, store: RunStore, llm: LLM) -> Critic:
     """Return a run's critic with the pairs that were promoted at the run's first start."""
+    from reflact.memory.store import MemoryStore
+
     config, decision_log = plan.config, store.decision_log(plan.run_id)
     critic = Critic(llm, settings=config.critic.settings, prompts=plan.prompts)
     stored = await decision_log.get(0, PAIRS_LABEL)
     if stored is None:
-        pairs = await _load_promoted_pairs(llm, config.critic)
+        pairs: tuple[ContrastPair, ...] = ()
+        if (path := config.critic.memory) is not None:
+            if not path.is_file():
+                raise ConfigError(
+                    f"critic.memory: there is no file {path}; null is a critic without examples"
+                )
+            async with MemoryStore(path) as memory:
+                pairs = (await Critic(llm, memory=memory).pin()).pairs or ()
         await store.open_run(plan.run_id, plan.identity, config.model_dump(mode="json"), resume=False)
         stored = canonical_json(PAIRS_ADAPTER.dump_python(pairs, mode="json"))
         await decision_log.put(0, PAIRS_LABEL, stored)
     return critic.pin_to(parse_stored(PAIRS_ADAPTER.validate_json, str(stored), "critic of this run"))
-
-
-async def _load_promoted_pairs(llm: LLM, config: CriticConfig) -> tuple[ContrastPair, ...]:
-    from reflact.memory.store import MemoryStore
-
-    if config.memory is None:
-        return ()
-    if not config.memory.is_file():
-        raise ConfigError(
-            f"critic.memory: there is no file {config.memory}; null is a critic without examples"
-        )
-    async with MemoryStore(config.memory) as memory:
-        return (await Critic(llm, memory=memory).pin()).pairs or ()
 
 
 async def measure_critic(

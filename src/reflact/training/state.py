@@ -65,14 +65,7 @@ def inherit_version(parent: SkillVersion, *, number: int, skill: Skill, origin: 
 def apply_record(
     state: RunState, record: CommitRecord, alpha: AlphaBudget, undecided: OpenComparison | None = None
 ) -> RunState:
-    """Return the state after a commit.
-
-    Args:
-        state: The state before the commit.
-        record: The record of a step, of the end of an epoch, or of the promotion at the end of the run.
-        alpha: The error budget of its decision.
-        undecided: Its comparison if that was inconclusive.
-    """
+    """Return the state after a commit; ``undecided`` is the comparison of an inconclusive decision."""
     update: dict[str, object] = {}
     candidate: str | None
     verdict: Verdict | None
@@ -125,14 +118,6 @@ def find_alpha_budget(
     The first budget covers a whole run: its steps, its gated slow updates (one at the end of each epoch but
     the first) and the final promotion. If an extension adds steps, a further budget of ``alpha`` covers the
     added decisions. Decisions planned earlier keep theirs.
-
-    Args:
-        step: The step; at the end of an epoch or of the run, its last step.
-        alphas: The budgets so far.
-        alpha: The error probability of a new budget.
-        total: The steps of the run as currently planned.
-        per_epoch: The steps of an epoch.
-        slow_gated: Whether the gate decides on slow updates.
     """
     known = next((opened for opened in alphas if opened.until_step >= step), None)
     if known is not None:

@@ -43,15 +43,7 @@ from reflact.types import (
 
 @dataclass(frozen=True)
 class StepRunner:
-    """Runs steps, for one start of a run.
-
-    Args:
-        runtime: The run's collaborators.
-        scheduler: Rolls skills out.
-        gate_keeper: Decides on candidates.
-        timer: Measures and announces stages.
-        pinned_edits: Rejected edits of other runs.
-    """
+    """Runs steps, for one start of a run; ``pinned_edits`` are rejected edits of other runs."""
 
     runtime: Runtime
     scheduler: RolloutScheduler

@@ -27,13 +27,7 @@ class StageTimer:
 
     @asynccontextmanager
     async def stage(self, *stages: Stage, step: int, name: str | None = None) -> AsyncIterator[None]:
-        """Measure the time of the block, even if it fails, and announce its stages.
-
-        Args:
-            stages: The stages in the block.
-            step: The step of the block, 0 before the first.
-            name: The name for the time; None: the names of the stages.
-        """
+        """Measure the time of the block, even if it fails, and announce its stages; step 0 is the baseline."""
         label = " and ".join(stages) if name is None else name
         start = anyio.current_time()
         try:
