@@ -8,11 +8,9 @@ import pytest
 from pydantic import BaseModel
 from rich.console import Console
 
-from calibration_reports import everything
+from calibration_reports import everything, evidence
 from html_page import read
-from reflact.calibration.events import (
-    CalibratorStopped,
-)
+from reflact.calibration.events import CalibrationFinished, CalibratorStopped, PairBatchTested, TraceFailed
 from reflact.calibration.report import (
     METRIC_DESCRIPTIONS,
     describe_gain,
@@ -145,9 +143,15 @@ def test_why_a_calibrator_stopped_can_be_read() -> None:
     assert reason in str(CalibratorStopped(reason=reason))
 
 
-def test_the_last_event_is_one_line() -> None:
-    """It holds a whole report."""
-    test_an_event_is_one_line(CalibrationFinished(report=everything()))
+def test_an_event_is_one_line() -> None:
+    """Also with a long message, the evidence of a test, or a whole report."""
+    for event in (
+        TraceFailed(trace_id="t", error="StoreError", message="the disk is full\n" * 100),
+        PairBatchTested(evidence=evidence(2, -0.4, promoted=False, outcome="not_shown")),
+        CalibrationFinished(report=everything()),
+    ):
+        assert "\n" not in str(event)
+        assert len(str(event)) <= SHORT + 60
 
 
 def test_a_report_names_its_outcome() -> None:
