@@ -101,8 +101,7 @@ class QuotableTexts:
     def find_vanished(self, evidence: Sequence[str]) -> tuple[str, ...]:
         """Return those that stand nowhere but in what is gone: removed lines, values that a field had.
 
-        What names both sides of a change (``status: open -> paid``), or says that a field is not there any
-        more, speaks of the state after and is not among them.
+        What names both sides of a change, or says that a field is gone, speaks of the state after.
         """
         return tuple(quote for quote in evidence if self._locate_quote(quote).is_removed)
 
@@ -202,14 +201,7 @@ class GuardLimits(NamedTuple):
 
 
 class GuardCase(NamedTuple):
-    """A transition as guards see it.
-
-    Args:
-        has_change: Whether its states differ.
-        quotable: What evidence may quote.
-        limits: What the guards go by.
-        progress_before: What the state before is worth whatever an evaluation says; None: that is its to say.
-    """
+    """A transition as guards see it; ``progress_before``: what the state before is worth, None: the evaluation says."""
 
     has_change: bool
     quotable: QuotableTexts
@@ -303,8 +295,7 @@ def apply_guards(evaluation: Evaluation, case: GuardCase) -> tuple[Evaluation, t
 def find_objection(evaluation: Evaluation, case: GuardCase) -> str | None:
     """Return why an evaluation is to be asked for again, or None.
 
-    A difference between two states that differ has to rest on evidence, and on none that is invented; a gain
-    on more than what is gone.
+    A difference between two states that differ has to rest on evidence that exists; a gain on more than what is gone.
     """
     evaluation = _set_progress_before(evaluation, case)
     if not case.has_change or evaluation.delta == 0:

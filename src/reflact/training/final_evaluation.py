@@ -8,12 +8,12 @@ from reflact import events
 from reflact.errors import EnvironmentFailure, ModelError, RunFailed, Unmeasured
 from reflact.protocols import DecisionLog, EventCallback, RunStore
 from reflact.records import Improvement, OpenComparison, PromotionRecord, RunState, SkillScore
-from reflact.stages.final_test import NamedSkill, make_placebo, measure_improvement, score_skill
+from reflact.stages.final_test import make_placebo, measure_improvement, score_skill
 from reflact.training.gating import GateKeeper
 from reflact.training.rollouts import FIRST_REPORT_TRIAL, RolloutScheduler
 from reflact.training.setup import RunPlan
 from reflact.training.state import is_better
-from reflact.types import FrozenModel, Rollout, Split
+from reflact.types import FrozenModel, Rollout, Skill, Split
 
 
 class FinalMeasurements(FrozenModel):
@@ -91,7 +91,7 @@ class FinalEvaluator:
         documents = await self._documents(state)
         splits = [Split.val]
         if self._config.test.enabled:
-            shown = ", ".join(f"{document.name} {document.skill.hash}" for document in documents)
+            shown = ", ".join(f"{name} {skill.hash}" for name, skill in documents.items())
             await self.open_test_split(f"step {state.step}: {shown}")
             splits.append(Split.test)
         measured = FinalMeasurements()
@@ -112,40 +112,38 @@ class FinalEvaluator:
             events.TestSplitOpened(run_id=self._plan.run_id, count=reasons.index(reason) + 1)
         )
 
-    async def _documents(self, state: RunState) -> tuple[NamedSkill, ...]:
+    async def _documents(self, state: RunState) -> dict[str, Skill]:
         best = await self._store.skill(state.best.skill_hash)
         last = await self._store.skill(state.current.skill_hash)
-        documents = [NamedSkill(name="baseline", skill=self._plan.initial_skill)]
+        documents = {"baseline": self._plan.initial_skill}
         if self._config.test.placebo:
             text = self._plan.prompts.prompts["placebo"].system
-            documents.append(NamedSkill(name="placebo", skill=make_placebo(text, best)))
-        return (*documents, NamedSkill(name="best", skill=best), NamedSkill(name="final", skill=last))
+            documents["placebo"] = make_placebo(text, best)
+        return {**documents, "best": best, "final": last}
 
     async def _measure_split(
-        self, split: Split, documents: Sequence[NamedSkill], state: RunState
+        self, split: Split, documents: Mapping[str, Skill], state: RunState
     ) -> FinalMeasurements:
         rollouts: dict[str, tuple[Rollout, ...]] = {}
         measured = FinalMeasurements()
-        for document in documents:
+        for name, skill in documents.items():
             try:
-                rolled = await self._roll_out(split, document, state)
+                rolled = await self._roll_out(split, skill, state)
             except (ModelError, EnvironmentFailure, RunFailed) as error:
-                measured += FinalMeasurements(missing=(f"{document.name} on {split.value}: {error}",))
+                measured += FinalMeasurements(missing=(f"{name} on {split.value}: {error}",))
                 continue
-            rollouts[document.name] = rolled
-            score = score_skill(document, split, rolled, self._plan.data.items(split))
-            score = score.model_copy(update={"selected_on": self._is_selected(document, split)})
+            rollouts[name] = rolled
+            score = score_skill(name, skill, split, rolled, self._plan.data.items(split))
+            score = score.model_copy(update={"selected_on": self._is_selected(name, skill, split)})
             measured += FinalMeasurements(scores=(score,))
             await self._on_event(
                 events.FinalScoreMeasured(run_id=self._plan.run_id, step=state.step, score=score)
             )
         return measured + await self._measure_improvements(split, rollouts, state)
 
-    async def _roll_out(self, split: Split, document: NamedSkill, state: RunState) -> tuple[Rollout, ...]:
+    async def _roll_out(self, split: Split, skill: Skill, state: RunState) -> tuple[Rollout, ...]:
         trials = [
-            await self._scheduler.roll_out_split(
-                split, document.skill, step=state.step, phase="final", trial=trial
-            )
+            await self._scheduler.roll_out_split(split, skill, step=state.step, phase="final", trial=trial)
             for trial in self._trials(split, state)
         ]
         return tuple(rollout for trial in trials for rollout in trial)
@@ -175,11 +173,11 @@ class FinalEvaluator:
             return tuple(range(FIRST_REPORT_TRIAL, FIRST_REPORT_TRIAL + gate.report_trials))
         return (0,)
 
-    def _is_selected(self, document: NamedSkill, split: Split) -> bool:
+    def _is_selected(self, name: str, skill: Skill, split: Split) -> bool:
         """Whether the reported trials also selected the document."""
         gate, reused = self._config.gate, self._config.train.reuse_rollouts
-        if split is not Split.val or not reused or document.skill.hash == self._plan.initial_skill.hash:
+        if split is not Split.val or not reused or skill.hash == self._plan.initial_skill.hash:
             return False
         if not gate.enabled:
-            return document.name == "best"
-        return gate.policy == "strict" and document.name in {"best", "final"}
+            return name == "best"
+        return gate.policy == "strict" and name in {"best", "final"}

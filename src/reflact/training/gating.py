@@ -6,8 +6,8 @@ from typing import get_args
 
 from reflact.config.training import GateConfig
 from reflact.data import count_steps_per_epoch, shuffle
+from reflact.gate.betting import choose_trials, describe_power, detectable_effect
 from reflact.gate.decision import SCORE_TOLERANCE, GateSettings, TrialRequest
-from reflact.gate.power import choose_trials, describe_power, detectable_effect
 from reflact.protocols import Approver, DecisionLog, RunStore
 from reflact.records import AlphaBudget, CandidateReview, DecisionPoint, OpenComparison, RunState
 from reflact.skills.document import diff_texts
