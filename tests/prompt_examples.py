@@ -26,16 +26,15 @@ from reflact.messages import CallId, RenderedPrompt, Reply, ReplyModel
 from reflact.prompts import load_prompts
 from reflact.protocols import R
 from reflact.records import StepBufferEntry
-from reflact.skills.regions import replace_notes
+from reflact.skills.document import replace_notes
 from reflact.stages.aggregate import aggregate
 from reflact.stages.context import StageContext
 from reflact.stages.execution_notes import LapseTriage, update_appendix
-from reflact.stages.meta_skill import update_meta_skill
 from reflact.stages.prompt_sections import show_buffer, show_edits, show_meta
 from reflact.stages.reflect import Analyst, Minibatch
 from reflact.stages.reply_models import check_ranking, check_reply, merge_reply_type, rank_reply_type
 from reflact.stages.select import choose_step_size, select
-from reflact.stages.slow_update import categorize_items, show_comparison, slow_update
+from reflact.stages.slow_update import categorize_items, show_comparison, slow_update, update_meta_skill
 from reflact.stages.update import update
 from reflact.testing import InMemoryRunStore
 from reflact.types import (

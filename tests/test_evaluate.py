@@ -12,8 +12,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reflact import events
-from reflact.errors import ProviderDown
 from reflact.gate.decision import CONFIRMATION_REPEATS, GateSettings, TrialRequest
 from reflact.records import AlphaBudget
 from reflact.stages.evaluate import (
@@ -471,23 +469,6 @@ async def test_rollouts_are_reused_across_phases_unless_they_are_not(tmp_path: P
         tmp_path / "b", script=idle, gate=gate, test={"enabled": True}, train={"reuse_rollouts": False}
     )
     assert again.actor.asked == []
-
-
-async def test_unmeasured_pairs_are_tried_again_first(tmp_path: Path) -> None:
-    """A provider that fails once on each item costs a second try and no decision."""
-    failed: set[tuple[str, str]] = set()
-    val = {str(i.input) for i in ToyEnvironment(train=8, val=4, test=4).items(Split.val)}
-
-    def shaky(skill: Skill, message: str, times: int) -> None:
-        if message in val and skill.text and (skill.text, message) not in failed:
-            failed.add((skill.text, message))
-            raise ProviderDown("models.target: no answer")
-
-    broken = await run(tmp_path / "a", actor=Actor(shaky))
-    whole = await run(tmp_path / "b")
-    assert failed
-    assert broken.records == whole.records
-    assert not [e for e in broken.events if isinstance(e, events.StepRetried)]
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,7 @@ from rich.console import Console
 
 from doubles import open_context
 from reflact.reporting.summary import format_step, print_summary
-from reflact.skills.document import find_regions
-from reflact.skills.regions import read_notes
+from reflact.skills.document import find_regions, read_notes
 from reflact.stages.execution_notes import CompactReply, LapseReply, ReminderReply, update_appendix
 from reflact.stages.reply_models import AnalystReply, DraftReply, SuccessDraftReply
 from reflact.stages.update import RewriteReply

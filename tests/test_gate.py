@@ -15,11 +15,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reflact.gate.betting import PairStatistics, choose_stakes
+from reflact.gate.betting import (
+    PairStatistics,
+    choose_stakes,
+    choose_trials,
+    describe_power,
+    detectable_effect,
+)
 from reflact.gate.decision import CONFIRMATION_REPEATS, GateSettings, Ruling, ScorePair, TrialRequest, decide
 from reflact.gate.early_stop import EarlyStopMonitor, decide_early
 from reflact.gate.intervals import improvement_interval, mean_interval, student_quantile, wilson_interval
-from reflact.gate.power import choose_trials, describe_power, detectable_effect
 
 Sides = tuple[float | None, float | None]
 WON, LOST, BOTH, NEITHER = (1.0, 0.0), (0.0, 1.0), (1.0, 1.0), (0.0, 0.0)
@@ -413,29 +418,59 @@ def first_stop(
 # ---------------------------------------------------------------------------------------------- one pass
 
 
+STRICT = setting(6, policy="strict")
+DECLARED = setting(6, declared_deterministic=True)
+NOISY = setting(12, level=0.2, no_regression=0, deterministic=False)
+
+
 @pytest.mark.parametrize(
-    ("sides", "stop"),
+    ("setting", "stored", "sides", "stop"),
     [
-        ([WON, WON, BOTH, BOTH, BOTH, BOTH], (5, "accept")),
-        ([WON, WON, WON, WON, BOTH, BOTH], (4, "accept")),
-        ([LOST, LOST, LOST, BOTH, BOTH, BOTH], (3, "reject")),
-        ([WON, LOST, BOTH, NEITHER, BOTH], (0, "open")),
-        ([LOST, BOTH, BOTH, BOTH, BOTH], (5, "reject")),
+        *(
+            (each, {}, sides, stop)
+            for each in (STRICT, DECLARED)
+            for sides, stop in [
+                ([WON, WON, BOTH, BOTH, BOTH, BOTH], (5, "accept")),
+                ([WON, WON, WON, WON, BOTH, BOTH], (4, "accept")),
+                ([LOST, LOST, LOST, BOTH, BOTH, BOTH], (3, "reject")),
+                ([WON, LOST, BOTH, NEITHER, BOTH], (0, "open")),
+                ([LOST, BOTH, BOTH, BOTH, BOTH], (5, "reject")),
+            ]
+        ),
+        # the least improvement counts in the open pairs too
+        (setting(2, policy="strict", min_improvement=0.75), {}, [BOTH, WON], (1, "reject")),
+        (setting(2, policy="strict", min_improvement=0.25), {}, [BOTH, WON], (0, "open")),
+        (setting(4, policy="strict", min_improvement=0.25), {}, [WON] * 4, (3, "accept")),
+        # an improvement that must be repeated has no early acceptance
+        (setting(4), {}, [WON] * 4, (0, "open")),
+        (setting(4), {}, [LOST] * 4, (2, "reject")),
+        # stored repeats of open items may show noise
+        (setting(4), {1: {"item-03": pair("item-03", BOTH)}}, [LOST] * 4, (0, "open")),
+        (setting(4, policy="strict"), {1: {"item-03": pair("item-03", BOTH)}}, [LOST] * 4, (2, "reject")),
+        # repeats and items that may be lost are run to the end
+        (setting(4), {0: trial([WON, WON, WON, BOTH])}, [WON, BOTH, BOTH], (0, "open")),
+        (NOISY, {0: trial([LOST, LOST, *[WON] * 10])}, [BOTH, BOTH], (0, "open")),
+        # too many lost items reject at once
+        (STRICT.model_copy(update={"no_regression": 0}), {}, [WON, LOST, *[WON] * 4], (2, "reject")),
+        (STRICT.model_copy(update={"no_regression": 1}), {}, [WON, LOST, *[WON] * 4], (0, "open")),
+        (STRICT, {}, [WON, LOST, *[WON] * 4], (5, "accept")),
+        # an acceptance waits while a veto is possible
+        (STRICT, {}, [WON] * 6, (4, "accept")),
+        (STRICT.model_copy(update={"no_regression": 1}), {}, [WON] * 6, (5, "accept")),
+        (STRICT.model_copy(update={"no_regression": 0}), {}, [WON] * 6, (0, "open")),
+        # a complete request is for the gate itself, and early stop may be off
+        (setting(1, policy="strict"), {}, [WON], (0, "open")),
+        (setting(6, policy="strict", early_stop=False), {}, [LOST] * 6, (0, "open")),
+        # the last round stops when it cannot prove anything
+        (setting(2, trials=1, level=0.0001, deterministic=False), {}, [WON], (1, "inconclusive")),
+        (setting(2, trials=2, level=0.0001, deterministic=False), {}, [WON], (0, "open")),
     ],
 )
-def test_one_pass_stops_when_the_open_pairs_cannot_turn_the_mean(
-    sides: list[Sides], stop: tuple[int, str]
+def test_a_request_stops_when_its_open_pairs_cannot_change_the_decision(
+    setting: GateSettings, stored: dict[int, dict[str, ScorePair]], sides: list[Sides], stop: tuple[int, str]
 ) -> None:
-    """Six items: accepted when more are won than can still be lost, rejected when no more can be won."""
-    assert first_stop(setting(6, policy="strict"), {}, sides) == stop
-    assert first_stop(setting(6, declared_deterministic=True), {}, sides) == stop
-
-
-def test_the_least_improvement_counts_in_the_open_pairs_too() -> None:
-    """Two items that must gain more than three quarters: without a gain on the first they cannot."""
-    assert first_stop(setting(2, policy="strict", min_improvement=0.75), {}, [BOTH, WON]) == (1, "reject")
-    assert first_stop(setting(2, policy="strict", min_improvement=0.25), {}, [BOTH, WON]) == (0, "open")
-    assert first_stop(setting(4, policy="strict", min_improvement=0.25), {}, [WON] * 4) == (3, "accept")
+    """A decision is made after as many pairs as determine it, and not before."""
+    assert first_stop(setting, stored, sides) == stop
 
 
 def test_the_record_says_that_it_is_a_bound() -> None:
@@ -454,26 +489,6 @@ def test_the_record_says_that_it_is_a_bound() -> None:
     assert (ruling.evidence.rounds, ruling.evidence.pairs, ruling.evidence.bound) == (1, 3, True)
 
 
-def test_an_improvement_that_must_be_repeated_has_no_early_acceptance() -> None:
-    """Which items differ is known only when all have been run; a rejection can come early."""
-    assert first_stop(setting(4), {}, [WON] * 4) == (0, "open")
-    assert first_stop(setting(4), {}, [LOST] * 4) == (2, "reject")
-
-
-def test_stored_repeats_of_open_items_may_show_noise() -> None:
-    """Where one is at hand, a mean that cannot rise is no rejection yet; strict does not care."""
-    stored = {1: {"item-03": pair("item-03", BOTH)}}
-    assert first_stop(setting(4), stored, [LOST] * 4) == (0, "open")
-    assert first_stop(setting(4, policy="strict"), stored, [LOST] * 4) == (2, "reject")
-
-
-def test_repeats_and_suspects_are_run_to_the_end() -> None:
-    """Rounds that ask whether something happens again are as short as they can be."""
-    assert first_stop(setting(4), {0: trial([WON, WON, WON, BOTH])}, [WON, BOTH, BOTH]) == (0, "open")
-    noisy = setting(12, level=0.2, no_regression=0, deterministic=False)
-    assert first_stop(noisy, {0: trial([LOST, LOST, *[WON] * 10])}, [BOTH, BOTH]) == (0, "open")
-
-
 def test_losing_suspects_again_does_not_undo_the_acceptance() -> None:
     """Evidence that was just enough stays so, whatever the further trials of suspects would make of it."""
     noisy = setting(12, trials=2, planned_level=0.2, no_regression=0, deterministic=False)
@@ -486,14 +501,6 @@ def test_losing_suspects_again_does_not_undo_the_acceptance() -> None:
     assert first_stop(barely, first, [LOST, LOST]) == (0, "open")
 
 
-def test_too_many_lost_items_reject_at_once() -> None:
-    """With a veto the outcome is the same whatever the mean; without one lost item may be outweighed."""
-    sides = [WON, LOST, WON, WON, WON, WON]
-    assert first_stop(setting(6, policy="strict", no_regression=0), {}, sides) == (2, "reject")
-    assert first_stop(setting(6, policy="strict", no_regression=1), {}, sides) == (0, "open")
-    assert first_stop(setting(6, policy="strict"), {}, sides) == (5, "accept")
-
-
 def test_an_item_that_was_solved_once_is_not_lost() -> None:
     """Neither by a repeat before its failure nor by one after it, where the metric sees no difference."""
     half = pair("item-00", (0.5, 0.5))
@@ -503,20 +510,6 @@ def test_an_item_that_was_solved_once_is_not_lost() -> None:
         stored = {number: {"item-00": each} for number, each in enumerate(order)}
         assert first_stop(declared, stored, [WON, WON, WON, BOTH, BOTH]) == (0, "open")
     assert first_stop(declared, {0: {"item-00": failed}}, [WON, WON, WON, BOTH, BOTH]) == (1, "reject")
-
-
-def test_an_acceptance_waits_while_a_veto_is_possible() -> None:
-    """Five won items outweigh the sixth, but it may still be the one that is lost."""
-    strict = setting(6, policy="strict")
-    assert first_stop(strict, {}, [WON] * 6) == (4, "accept")
-    assert first_stop(strict.model_copy(update={"no_regression": 1}), {}, [WON] * 6) == (5, "accept")
-    assert first_stop(strict.model_copy(update={"no_regression": 0}), {}, [WON] * 6) == (0, "open")
-
-
-def test_a_complete_ask_is_for_the_gate_itself() -> None:
-    """There is no bound where nothing is open, and no early stop where it is switched off."""
-    assert first_stop(setting(1, policy="strict"), {}, [WON]) == (0, "open")
-    assert first_stop(setting(6, policy="strict", early_stop=False), {}, [LOST] * 6) == (0, "open")
 
 
 # ------------------------------------------------------------------------------------------------- noisy
@@ -552,13 +545,6 @@ def test_a_round_that_will_end_as_futile_stops() -> None:
     )
     assert ruling is not None
     assert ruling.evidence.futile
-
-
-def test_the_last_round_stops_when_it_cannot_prove_anything() -> None:
-    """A single round of two items can never be enough at this level: inconclusive after the first pair."""
-    noisy = setting(2, trials=1, level=0.0001, deterministic=False)
-    assert first_stop(noisy, {}, [WON]) == (1, "inconclusive")
-    assert first_stop(noisy.model_copy(update={"trials": 2}), {}, [WON]) == (0, "open")
 
 
 # -------------------------------------------------------------------------------------------- everything

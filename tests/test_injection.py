@@ -31,16 +31,15 @@ from reflact.memory.models import Action, ContrastPair, Evaluation, Label, Score
 from reflact.messages import Message, RenderedPrompt, ReplyModel, Text
 from reflact.prompts import fence, load_prompts
 from reflact.records import StepBufferEntry
-from reflact.skills.regions import replace_notes
+from reflact.skills.document import replace_notes
 from reflact.skills.rejected_edits import RejectedEdit
 from reflact.stages.aggregate import aggregate
 from reflact.stages.context import StageContext
 from reflact.stages.execution_notes import LapseTriage, update_appendix
-from reflact.stages.meta_skill import update_meta_skill
 from reflact.stages.prompt_sections import show_buffer, show_memory, show_meta
 from reflact.stages.reflect import Analyst, Minibatch
 from reflact.stages.select import choose_step_size, select
-from reflact.stages.slow_update import categorize_items, show_comparison, slow_update
+from reflact.stages.slow_update import categorize_items, show_comparison, slow_update, update_meta_skill
 from reflact.stages.update import update
 from reflact.targets.chat import ChatTarget
 from reflact.types import (
@@ -64,7 +63,7 @@ pytestmark = pytest.mark.anyio
 Says = Callable[[str], str]
 """Gives the text for a place that is named."""
 
-TAGS = (
+TAGS = [
     "document",
     "case_1",
     "case_2",
@@ -87,7 +86,7 @@ TAGS = (
     "first",
     "second",
     "evaluation",
-)
+]
 CANARY = "Zqx"
 TOKENS = 500_000
 

@@ -10,8 +10,8 @@ import anyio
 import pytest
 
 from reflact.messages import ReplyModel
-from reflact.stages.meta_skill import MemoryReply
 from reflact.stages.reply_models import AnalystReply, MergeReply
+from reflact.stages.slow_update import MemoryReply
 from reflact.testing import ToyEnvironment, append_reply
 from reflact.testing.llm import ScriptedAnswer
 from toy_runs import LINES, Actor, Part, Ran, playing, run

@@ -14,7 +14,7 @@ from pydantic import JsonValue
 
 import virtual_time
 from reflact.config.training import ReflectConfig, UpdateConfig
-from reflact.errors import AccessDenied, ContextOverflow, EnvironmentFailure, ProviderDown, RunFailed
+from reflact.errors import ContextOverflow, EnvironmentFailure, ProviderDown, RunFailed
 from reflact.messages import CallId, RenderedPrompt, ReplyModel
 from reflact.prompts import load_prompts
 from reflact.protocols import LLM, Session
@@ -323,13 +323,6 @@ async def test_a_barrier_waits_for_all_rollouts() -> None:
     )
 
 
-async def test_rollouts_start_in_the_seeded_order() -> None:
-    """What is dealt first is rolled out first, so that prefixes finish early."""
-    environment = World()
-    await gathered([MIXED], environment=environment, store=await opened(), limit=1)
-    assert environment.ran == in_order(MIXED)
-
-
 async def test_rollouts_come_back_in_the_order_of_items() -> None:
     """All batches' rollouts stand where their items stood; who counts hears of each once."""
     heard: list[str] = []
@@ -478,26 +471,3 @@ async def test_a_step_needs_a_measured_rollout(overlap: bool) -> None:
     with pytest.raises(RunFailed, match="only 0 of 3 rollouts could be measured"):
         await gathered([items("lost", "lost", "lost")], environment=World(), store=store, overlap=overlap)
     assert not await notes_of(store)
-
-
-async def test_an_endpoint_that_refuses_ends_rollouts_and_analysts() -> None:
-    """An error that no repeat can mend is raised bare, whoever is still at work."""
-    ends: list[str] = []
-
-    async def on_run(item: Item) -> None:
-        if item.id == in_order(MIXED)[-1]:
-            await anyio.wait_all_tasks_blocked()
-            raise AccessDenied("no key")
-
-    async def analyse(part: Minibatch) -> AnalystReport:
-        try:
-            await anyio.sleep_forever()
-        finally:
-            ends.append(part.part)
-        return part.empty_report
-
-    with pytest.raises(AccessDenied, match="no key"):
-        await gathered(
-            [MIXED], environment=World(on_run=on_run), store=await opened(), limit=64, analyse=analyse
-        )
-    assert len(ends) > 2

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from reflact.skills.regions import read_guidance
+from reflact.skills.document import read_guidance
 from reflact.stages.reply_models import AnalystReply
 from reflact.testing import ToyEnvironment, append_reply
 from reflact.types import Skill, Split

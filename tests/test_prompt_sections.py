@@ -155,15 +155,6 @@ def test_a_conversation_is_shown_with_roles() -> None:
     )
 
 
-def test_a_short_case_leaves_its_share_to_a_long_one() -> None:
-    """The longest case gets what the others do not need, and is cut by no more than it must."""
-    short = rollout([turn("user", "2+2?"), turn("assistant", "5")])
-    long = rollout([turn("user", "x" * 5000), turn("assistant", "5")])
-    text = shown([short, long, short], tokens=1000)
-    (missing,) = sizes(text)
-    assert missing == pytest.approx(5000 - 3000 + 3 * 50, abs=100)
-
-
 def test_the_right_answer_survives_a_long_task() -> None:
     """Within a case the short parts stay whole and the long one is cut."""
     one = rollout([turn("user", "x" * 9000), turn("assistant", "5")], feedback="Too much.")

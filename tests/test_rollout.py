@@ -209,14 +209,6 @@ async def test_equal_rollouts_run_once(limit: int) -> None:
     assert len(environment.ran) == 2
 
 
-async def test_phases_share_nothing_with_each_other() -> None:
-    """A rollout of a phase is used again in that phase alone."""
-    environment, store, batch = Scripted(right), await opened(), items(1)
-    for phase in (None, "a", "b", "b", None):
-        await rolled(environment, batch, store=store, phase=phase)
-    assert len(environment.ran) == 3
-
-
 async def test_an_absence_that_was_used_stays() -> None:
     """An unmeasured item is noted under the step that used it, and tried again by every other one."""
     environment, store, batch = Scripted(losing("i1", times=1)), await opened(), items(2)
@@ -325,18 +317,6 @@ def test_pairs_end_at_the_shortest_prefix_of_final_pairs(
     end = ends[0] if ends else len(sides)
     assert shown(anyio.run(run)) == [(f"i{n}", *final[n]) for n in range(end)]
     assert max(Counter(environment.ran).values(), default=0) <= 2
-
-
-async def test_each_prefix_of_pairs_is_asked_about_once() -> None:
-    """Who decides is asked in the order of items, from the first whole pair on."""
-    asked: list[int] = []
-
-    def until(pairs: Sequence[RolloutPair]) -> bool:
-        asked.append(len(pairs))
-        return False
-
-    await compared(Scripted(right, waits=5), items(4), store=await opened(), until=until)
-    assert asked == [1, 2, 3, 4]
 
 
 async def test_what_stays_unmeasured_is_noted_by_who_uses_it() -> None:

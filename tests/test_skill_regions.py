@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from profiles import cases
 from reflact.errors import SkillError
-from reflact.skills import regions as tail
+from reflact.skills import document as tail
 from reflact.skills.document import apply_edits, find_regions
 from reflact.types import Edit, Skill
 from skill_documents import FRONT, MARKERS, NOTES, SLOW, documents, plain, protected, well_formed, wild

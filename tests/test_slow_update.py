@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from reflact.config.training import SlowUpdateConfig
 from reflact.data import shuffle
 from reflact.errors import ProviderDown, RunFailed
-from reflact.skills.regions import read_guidance
+from reflact.skills.document import read_guidance
 from reflact.stages.reply_models import AnalystReply
 from reflact.stages.slow_update import GuidanceReply, compare_skills
 from reflact.testing import ToyEnvironment, append_reply

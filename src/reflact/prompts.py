@@ -124,11 +124,7 @@ def _resembles(name: str, tag: str) -> bool:
 
 
 def load_prompts(versions: Mapping[str, int] | None = None, folder: Path | None = None) -> PromptBook:
-    """Load all prompts: pinned versions, and the newest version of the others.
-
-    Args:
-        versions: Version by prompt name.
-        folder: A folder of own prompts, which come first.
+    """Load all prompts: pinned versions, else the newest ones; those of an own folder come first.
 
     Raises:
         PromptError: A file is missing or malformed, or a name is unknown.

@@ -390,10 +390,6 @@ class CriticDescription(FrozenModel):
 RunStatus = Literal["completed", "budget", "cancelled", "failed"]
 
 
-def _is_none(value: object) -> bool:
-    return value is None
-
-
 class RunSummary(FrozenModel):
     """The outcome of a run: ``Trainer.train`` returns it, and ``summary.json`` contains it.
 
@@ -428,8 +424,8 @@ class RunSummary(FrozenModel):
     test_openings: int = 0
     seconds: float = 0.0
     config: JsonValue = Field(default=None, repr=False)
-    critic: CriticDescription | None = Field(default=None, exclude_if=_is_none)
-    annotated_by: CriticDescription | None = Field(default=None, exclude_if=_is_none)
+    critic: CriticDescription | None = Field(default=None, exclude_if=lambda value: value is None)
+    annotated_by: CriticDescription | None = Field(default=None, exclude_if=lambda value: value is None)
 
     def score(self, name: str, split: Split) -> SkillScore | None:
         """Return the score of ``baseline``, ``placebo``, ``best`` or ``final`` on a split, or None."""

@@ -20,7 +20,7 @@ from reflact.errors import BudgetSpent, EnvironmentFailure, ModelError, ReflactE
 from reflact.llm.middleware import EnvironmentMiddleware
 from reflact.protocols import LLM, Annotator, Approver, Environment, EventCallback, Target
 from reflact.records import CriticDescription, RunStatus, RunSummary, SkillScore
-from reflact.stages.final_test import NamedSkill, score_skill
+from reflact.stages.final_test import score_skill
 from reflact.training.run import Run
 from reflact.training.setup import (
     Overrides,
@@ -301,4 +301,4 @@ async def evaluate_skill(
             if split is Split.test:
                 await run.final_evaluator.open_test_split(f"eval {skill.hash}")
             rollouts = await run.scheduler.roll_out_split(split, skill, step=0, phase="eval")
-        return score_skill(NamedSkill(name="skill", skill=skill), split, rollouts, plan.data.items(split))
+        return score_skill("skill", skill, split, rollouts, plan.data.items(split))

@@ -22,13 +22,7 @@ MAX_STAKE = 0.9
 
 
 def choose_stakes(pairs: int, *, level: float, margin: float) -> tuple[float, ...]:
-    """Return the three bets' stakes for a plan, the smallest first.
-
-    Args:
-        pairs: Planned maximum of pairs.
-        level: Planned error probability.
-        margin: The improvement that must be exceeded.
-    """
+    """Return the three bets' stakes for a planned number of pairs, the smallest first."""
     least = math.sqrt(-4 * math.log(level) / pairs)
     return tuple(min(factor * least, MAX_STAKE / (1 + margin)) for factor in STAKE_FACTORS)
 
@@ -39,17 +33,12 @@ class PairStatistics:
 
     A pair with an unmeasured side is counted, but left out of the sums. That is harmless if a failed
     measurement does not depend on the two skills' results. Otherwise it could hide a loss on the uncovered
-    share of the items. So the gate requires coverage, and similar shares of unmeasured rollouts on both sides.
+    share of the items. So the gate requires coverage, and similar shares of unmeasured rollouts on both
+    sides.
 
-    Args:
-        stakes: The bets' stakes.
-        margin: The improvement that must be exceeded.
-        n_pairs: Number of pairs added.
-        n_measured: Number of pairs measured on both sides; all sums are over these.
-        n_unmeasured: Numbers of unmeasured rollouts of the candidate and of the current skill.
-        totals: The candidate's and the current skill's summed scores.
-        squares: The sum of squared differences.
-        log_capitals: The logarithm of each bet's capital, relative to its start.
+    Improvements must exceed ``margin``. ``n_unmeasured`` and ``totals`` are the unmeasured rollouts and the
+    summed scores of the candidate and of the current skill, ``squares`` is the sum of squared differences,
+    and ``log_capitals`` are the logarithms of the bets' capitals, relative to their start.
     """
 
     stakes: tuple[float, ...]
@@ -114,3 +103,66 @@ class PairStatistics:
             capital + pairs * math.log1p(stake * excess)
             for capital, stake in zip(self.log_capitals, self.stakes, strict=True)
         )
+
+
+MIN_TRIALS, MAX_TRIALS = 2, 20
+"""Bounds of the automatic number of trials."""
+
+DISCORDANT_SHARE = 0.5
+"""Expected share of pairs that differ, as for two fair coins."""
+
+POWER_QUANTILE = 0.84
+"""The 80% quantile of the standard normal distribution."""
+
+MIXTURE_COST = 0.4
+"""Approximate loss in the logarithm of the evidence from betting on three sizes at once."""
+
+LOOK_COST = 1.15
+"""Factor of additional rollouts because the evidence is tested only after whole rounds."""
+
+
+def choose_trials(n: int, *, decisions: int, alpha: float, effect: float) -> int:
+    """Return the number of rounds that detects an improvement of ``effect`` with about 80% power, in 2..20.
+
+    ``n`` is the number of items; ``decisions`` share the error probability ``alpha``.
+    """
+    needed = _count_pairs(effect, level=alpha / decisions) / n
+    return min(max(math.ceil(needed), MIN_TRIALS), MAX_TRIALS)
+
+
+def detectable_effect(n: int, trials: int, *, level: float, discordant: float = DISCORDANT_SHARE) -> float:
+    """Return the smallest improvement of the mean that is detected with about 80% power, at most 1.
+
+    ``n`` items have at most ``trials`` rounds. ``discordant`` is the share of the pairs that differ, or for
+    fractional scores the mean squared difference.
+    """
+    return min(1.0, _quantile(level) * math.sqrt(discordant / (n * trials)))
+
+
+def describe_power(n: int, trials: int, *, decisions: int, alpha: float, effect: float) -> str:
+    """Return a sentence on the improvements that these items and trials detect, and on the needs of ``effect``."""
+    level = alpha / decisions
+    least = detectable_effect(n, trials, level=level)
+    plan = f"{n} items x {trials} trials"
+    if least <= effect:
+        return f"{plan} can detect improvements of about {_format_points(least)} if the target is noisy."
+    pairs = _count_pairs(effect, level=level)
+    more_trials, more_items = math.ceil(pairs / n), 5 * math.ceil(pairs / trials / 5)
+    return (
+        f"{plan} can detect only improvements of about {_format_points(least)} if the target is noisy; for "
+        f"{_format_points(effect)} use {more_trials} trials or {more_items} items x {trials}; otherwise expect "
+        "`inconclusive`, or choose `strict` and treat its acceptances as unverified."
+    )
+
+
+def _count_pairs(effect: float, *, level: float) -> float:
+    return LOOK_COST * _quantile(level) ** 2 * DISCORDANT_SHARE / effect**2
+
+
+def _quantile(level: float) -> float:
+    return math.sqrt(2 * (MIXTURE_COST - math.log(level))) + POWER_QUANTILE
+
+
+def _format_points(share: float) -> str:
+    points = round(100 * share)
+    return f"{points} point" if points == 1 else f"{points} points"

@@ -13,8 +13,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from reflact.gate.betting import PairStatistics, choose_stakes
-from reflact.gate.power import DISCORDANT_SHARE, detectable_effect
+from reflact.gate.betting import DISCORDANT_SHARE, PairStatistics, choose_stakes, detectable_effect
 from reflact.types import Evidence, FrozenModel
 
 SCORE_TOLERANCE = 1e-9
@@ -60,16 +59,11 @@ Trials = Mapping[int, Mapping[str, ScorePair]]
 class GateSettings(FrozenModel):
     """The inputs of a decision beside the scores; see ``GateConfig`` for the settings.
 
-    Args:
-        item_ids: The validation items, in the order in which they are run.
-        trials: Maximum of rounds, for a noisy target.
-        level: This decision's share of the run's error probability.
-        planned_trials: The ``trials`` of the first comparison of the same two skills, if this one adds to it:
-            stakes must not depend on earlier results. None: this is the first.
-        planned_level: The ``level`` of that first comparison.
-        deterministic: Whether no repeat of a rollout ever disagreed.
-        declared_deterministic: Whether the target is declared deterministic; a repeat that disagrees overrides
-            it.
+    ``item_ids`` are in the order in which they are run. ``trials`` is the maximum of rounds for a noisy
+    target, ``level`` this decision's share of the run's error probability. If this comparison adds to an
+    earlier one of the same two skills, ``planned_trials`` and ``planned_level`` are the first one's: stakes
+    must not depend on earlier results. ``deterministic``: no repeat of a rollout ever disagreed. A
+    disagreement overrides a declaration.
     """
 
     item_ids: tuple[str, ...] = Field(min_length=1)

@@ -51,17 +51,13 @@ def mean_interval(values: Sequence[float]) -> tuple[float, float]:
 
 
 def improvement_interval(before: Sequence[float], after: Sequence[float]) -> tuple[float, float, float]:
-    """Return the mean difference ``after - before`` over the same items, and its 95% interval.
+    """Return the mean difference ``after - before`` over the same items, and its 95% interval, in -1..1.
 
     Binary scores have Agresti and Min's adjusted Wald interval for matched pairs, which adds half a pair to
     each of the four outcomes. Fractional ones have Student's interval of the differences. A single fractional
-    pair has the interval -1..1. All intervals are clipped to -1..1.
+    pair has the interval -1..1.
 
     Source: A. Agresti and Y. Min, Statistics in Medicine 24 (2005), 729-740.
-
-    Args:
-        before: Scores in 0..1, one for each item.
-        after: Scores of the same items in the same order.
 
     Raises:
         ValueError: There are no items, or not the same number on both sides.
@@ -84,13 +80,10 @@ def improvement_interval(before: Sequence[float], after: Sequence[float]) -> tup
 
 
 def student_quantile(freedom: int) -> float:
-    """Return the 97.5% quantile of Student's t, correct to three decimals.
+    """Return the 97.5% quantile of Student's t for 1 or more degrees of freedom, correct to three decimals.
 
-    From 10 degrees of freedom on it uses an expansion in their inverse.
-    Source: M. Abramowitz and I. Stegun, Handbook of Mathematical Functions (1964), 26.7.5.
-
-    Args:
-        freedom: Degrees of freedom, at least 1.
+    From 10 on it uses an expansion in their inverse (M. Abramowitz and I. Stegun, Handbook of Mathematical
+    Functions, 1964, 26.7.5).
     """
     if freedom <= len(_T_95):
         return _T_95[freedom - 1]

@@ -55,12 +55,9 @@ def collect_rejected_edits(
 ) -> tuple[RejectedEdit, ...]:
     """Return the rejected edits of committed steps, oldest first, without duplicates.
 
-    An edit counts if it was applied to a candidate that the gate rejected or the approver vetoed, and no later
-    step accepted it. If suggestions rewrote a document, the suggestions count, not the whole text.
-
-    Args:
-        records: Steps in their order.
-        run_id: The origin of the edits, if they are for other runs; None names the step.
+    An edit counts if it was applied to a candidate that the gate rejected or the approver vetoed, and no
+    later step accepted it. If suggestions rewrote a document, the suggestions count, not the whole text.
+    Their origin is the step, or ``run_id``.
     """
     edits: list[RejectedEdit] = []
     for record in records:

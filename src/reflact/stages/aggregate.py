@@ -24,16 +24,10 @@ from reflact.types import (
     Edit,
     EditKind,
     Fallback,
-    FrozenModel,
     Patch,
     RolloutSource,
     Skill,
 )
-
-
-class _Node(FrozenModel):
-    patch: Patch
-    fallbacks: tuple[Fallback, ...] = ()
 
 
 async def aggregate(
@@ -97,9 +91,9 @@ class _Merger:
     operations: tuple[EditKind, ...]
     notes: str
 
-    async def merge_tree(self, side: tuple[RolloutSource, Sequence[Patch]]) -> _Node:
+    async def merge_tree(self, side: tuple[RolloutSource, Sequence[Patch]]) -> AggregateResult:
         source, patches = side
-        nodes = [_Node(patch=p) for p in patches]
+        nodes = [AggregateResult(patch=p) for p in patches]
         fallbacks: tuple[Fallback, ...] = ()
         level = 0
         while len(nodes) > 1:
@@ -108,16 +102,16 @@ class _Merger:
             jobs = [("merge", f"{source}/{level}/{n}", group) for n, group in enumerate(groups)]
             nodes = list(await fan_out(self.merge_group, jobs))
             fallbacks += tuple(f for node in nodes for f in node.fallbacks)
-        return _Node(patch=nodes[0].patch if nodes else Patch(), fallbacks=fallbacks)
+        return AggregateResult(patch=nodes[0].patch if nodes else Patch(), fallbacks=fallbacks)
 
-    async def merge_group(self, job: tuple[str, str, Sequence[_Node]]) -> _Node:
+    async def merge_group(self, job: tuple[str, str, Sequence[AggregateResult]]) -> AggregateResult:
         name, part, group = job
         if len(group) == 1:
-            return _Node(patch=group[0].patch)
+            return AggregateResult(patch=group[0].patch)
         edits = join_edits([e for node in group for e in node.patch.edits])
         reasoning = "; ".join(node.patch.reasoning for node in group if node.patch.reasoning)
         if len(edits) == 1:
-            return _Node(patch=Patch(reasoning=reasoning, edits=edits))
+            return AggregateResult(patch=Patch(reasoning=reasoning, edits=edits))
         is_draft = edits[0].op == "rewrite"
         kinds = list_allowed_operations(self.skill, self.operations)
         reply_type: type[MergeReply | DraftMergeReply] = (
@@ -135,7 +129,7 @@ class _Merger:
             replacement = "the first draft" if is_draft else "the proposals, concatenated without duplicates"
             fallback = Fallback(label=f"{purpose}/{part}", reason=reply.reason, replacement=replacement)
             kept = edits[:1] if is_draft else edits
-            return _Node(patch=Patch(reasoning=reasoning, edits=kept), fallbacks=(fallback,))
+            return AggregateResult(patch=Patch(reasoning=reasoning, edits=kept), fallbacks=(fallback,))
         if isinstance(reply, DraftMergeReply):
             draft = Edit(op="rewrite", content=reply.document)
             merged = [_credit_sources(draft, edits)]
@@ -144,7 +138,7 @@ class _Merger:
                 _credit_sources(build_edit(e), [edits[n - 1] for n in sorted(set(e.sources))])
                 for e in reply.edits
             ]
-        return _Node(patch=Patch(reasoning=reasoning, edits=tuple(merged)))
+        return AggregateResult(patch=Patch(reasoning=reasoning, edits=tuple(merged)))
 
 
 def _credit_sources(edit: Edit, sources: Sequence[Edit]) -> Edit:

@@ -20,14 +20,7 @@ class NoReply(FrozenModel):
 
 @dataclass(frozen=True, kw_only=True)
 class StageContext:
-    """The collaborators of the optimizer's calls in one step.
-
-    Args:
-        llm: The optimizer.
-        prompts: The run's prompts.
-        decision_log: Where missing replies and shortened prompts are logged.
-        step: The step that uses the replies.
-    """
+    """The collaborators of the optimizer's calls in one step; the log holds missing replies."""
 
     llm: LLM
     prompts: PromptBook
@@ -47,18 +40,10 @@ class StageContext:
     ) -> R | NoReply:
         """Return the optimizer's reply, or ``NoReply`` if no attempt was valid or the prompt was too long.
 
-        A missing reply is logged before it is returned, so that a resumed run decides the same without a call.
-        If the prompt is too long and ``shorten`` is given, the call is repeated once with its variables.
-        That is logged as well, so that a resumed run sends the same prompt.
-
-        Args:
-            prompt: The prompt's name.
-            variables: The prompt's variables.
-            reply_type: The type of the reply.
-            purpose: The purpose of the call; None: the prompt's name.
-            part: The part of the call id.
-            check: Raises ValueError if a reply cannot be used.
-            shorten: Returns the variables of a shorter prompt.
+        If the prompt is too long, the call is repeated once with the variables of ``shorten``. That and a
+        missing reply are logged before they are used, so that a resumed run does the same. The purpose of the
+        call is the prompt's name, unless ``purpose`` is given. ``check`` raises ValueError if a reply cannot
+        be used.
 
         Raises:
             ProviderError: The endpoint refused, failed or could not be reached; nothing is logged.

@@ -16,8 +16,14 @@ from pydantic import Field
 from reflact.messages import ReplyModel
 from reflact.prompts import fence
 from reflact.protocols import R
-from reflact.skills.document import editable_text
-from reflact.skills.regions import check_region_text, merge_notes, read_guidance, read_notes, replace_notes
+from reflact.skills.document import (
+    check_region_text,
+    editable_text,
+    merge_notes,
+    read_guidance,
+    read_notes,
+    replace_notes,
+)
 from reflact.stages.context import NoReply, StageContext
 from reflact.stages.prompt_sections import show_skill
 from reflact.stages.reflect import Minibatch, ask_about_minibatch
@@ -65,14 +71,10 @@ def lapse_reply_type(*, cases: int) -> type[LapseReply]:
 
 @dataclass(frozen=True, kw_only=True)
 class LapseTriage:
-    """Takes lapses out of a minibatch and leaves the other cases to an analyst.
+    """Takes lapses out of a minibatch and leaves the other cases to ``analyse``.
 
-    Args:
-        context: The collaborators of the calls.
-        skill: The document whose rules may not have been followed.
-        analyse: Proposes edits for the other cases.
-        successes: Whether minibatches of successes may give reminders too.
-        tokens: Maximum of estimated tokens of trajectories in one prompt.
+    ``successes``: minibatches of successes may give reminders too. ``tokens`` is the maximum of estimated
+    tokens of trajectories in one prompt.
     """
 
     context: StageContext

@@ -8,14 +8,7 @@ from collections.abc import Sequence
 from reflact.gate.intervals import improvement_interval, mean_interval
 from reflact.records import Improvement, SkillScore, TaskTypeScore
 from reflact.stages.evaluate import build_measurement
-from reflact.types import FrozenModel, Item, Rollout, Skill, Split
-
-
-class NamedSkill(FrozenModel):
-    """A document and its name in the report."""
-
-    name: str
-    skill: Skill
+from reflact.types import Item, Rollout, Skill, Split
 
 
 def make_placebo(text: str, template: Skill) -> Skill:
@@ -26,22 +19,22 @@ def make_placebo(text: str, template: Skill) -> Skill:
 
 
 def score_skill(
-    contender: NamedSkill, split: Split, rollouts: Sequence[Rollout], items: Sequence[Item]
+    name: str, skill: Skill, split: Split, rollouts: Sequence[Rollout], items: Sequence[Item]
 ) -> SkillScore:
     """Return the mean, count, 95% interval and task types of one skill's rollouts, in any order.
 
     Several trials of an item count as one value in the interval, because they are not independent.
     """
-    measured = build_measurement(contender.skill.hash, split, rollouts)
+    measured = build_measurement(skill.hash, split, rollouts)
     means = _mean_by_item(rollouts)
     low, high = mean_interval(list(means.values())) if means else (None, None)
     return SkillScore(
-        name=contender.name,
-        skill_hash=contender.skill.hash,
+        name=name,
+        skill_hash=skill.hash,
         split=split,
         n=measured.n,
         trials=len({r.trial for r in rollouts}),
-        buckets=_score_task_types(rollouts, items),
+        buckets=_score_task_types(skill, split, rollouts, items),
         unmeasured=sum(r.score is None for r in rollouts),
         successes=math.fsum(r.score.hard for r in rollouts if r.score is not None),
         hard=measured.hard,
@@ -71,19 +64,15 @@ def _mean_by_item(rollouts: Sequence[Rollout]) -> dict[str, float]:
     return {item_id: math.fsum(scores[item_id]) / len(scores[item_id]) for item_id in sorted(scores)}
 
 
-def _score_task_types(rollouts: Sequence[Rollout], items: Sequence[Item]) -> tuple[TaskTypeScore, ...]:
-    types = {item.id: item.task_type for item in items if item.task_type is not None}
-    scores: dict[str, list[tuple[float, float]]] = {}
-    for rollout in rollouts:
-        if rollout.score is not None and rollout.item_id in types:
-            pair = (rollout.score.hard, rollout.score.soft)
-            scores.setdefault(types[rollout.item_id], []).append(pair)
-    return tuple(
-        TaskTypeScore(
-            task_type=task_type,
-            n=len(scores[task_type]),
-            hard=math.fsum(hard for hard, _ in scores[task_type]) / len(scores[task_type]),
-            soft=math.fsum(soft for _, soft in scores[task_type]) / len(scores[task_type]),
-        )
-        for task_type in sorted(scores)
-    )
+def _score_task_types(
+    skill: Skill, split: Split, rollouts: Sequence[Rollout], items: Sequence[Item]
+) -> tuple[TaskTypeScore, ...]:
+    types = {item.id: item.task_type for item in items}
+    buckets = []
+    for task_type in sorted({name for name in types.values() if name is not None}):
+        found = [rollout for rollout in rollouts if types.get(rollout.item_id) == task_type]
+        measured = build_measurement(skill.hash, split, found)
+        if measured.hard is not None and measured.soft is not None:
+            bucket = TaskTypeScore(task_type=task_type, n=measured.n, hard=measured.hard, soft=measured.soft)
+            buckets.append(bucket)
+    return tuple(buckets)

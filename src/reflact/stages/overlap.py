@@ -32,16 +32,7 @@ async def roll_out_and_reflect(
     seed: int,
     threshold: float | None,
 ) -> tuple[tuple[Rollout, ...], tuple[AnalystReport, ...]]:
-    """Roll out a step's batches with feedback and analyse them.
-
-    Args:
-        batches: The step's accumulated batches. An item that occurs in several has a trial for each.
-        skill: The current document.
-        runner: Rolls items out, with feedback.
-        analyse: Returns the report on a minibatch.
-        config: Size of minibatches, concurrency, and whether analysts start before all rollouts have finished.
-        seed: Root of the batches' orders.
-        threshold: A rollout with a lower hard score failed; None: only 0 fails.
+    """Roll out a step's batches and analyse them; an item that occurs in several has a trial for each.
 
     Returns:
         The rollouts in the order of the items, and the reports batch by batch, failures before successes.
@@ -92,15 +83,9 @@ def find_completed_minibatches(
 ) -> tuple[Minibatch, ...]:
     """Return the minibatches that the last rollout of a finished prefix completes.
 
-    Failures and successes are dealt separately along one order; unmeasured rollouts are left out. A full
-    minibatch is complete with its last member, a smaller one with the end of the batch.
-
-    Args:
-        order: The whole batch in its seeded order.
-        prefix: The rollouts of its first items.
-        config: Size of minibatches, and whether successes are analysed.
-        batch: Number of the batch in the step.
-        threshold: A rollout with a lower hard score failed; None: only 0 fails.
+    ``order`` is the whole batch in its seeded order. Failures and successes are dealt separately along it,
+    without unmeasured rollouts. A full minibatch is complete with its last member, a smaller one with the end
+    of the batch.
     """
     dealt = []
     for source in SOURCES[:1] if config.failure_only else SOURCES:

@@ -174,14 +174,9 @@ def show_skill(skill: Skill) -> str:
 
 
 def show_cases(rollouts: Sequence[Rollout], items: Sequence[Item], *, failed: bool, tokens: int) -> str:
-    """Return numbered trajectories; failed ones with feedback and reference.
+    """Return a minibatch's trajectories, numbered; failed ones with feedback and reference.
 
-    Args:
-        rollouts: A minibatch: all failures, or all successes.
-        items: Their items.
-        failed: Whether they are failures.
-        tokens: Maximum of their estimated tokens, without the tags around them. Short cases leave unused
-            tokens to long ones.
+    ``tokens`` is the maximum of their estimated tokens. Short cases leave unused tokens to long ones.
     """
     cases = [_case_passages(rollout, item, failed) for rollout, item in zip(rollouts, items, strict=True)]
     limits = share_bytes([count_bytes(_show_passages(case)) for case in cases], tokens * BYTES_PER_TOKEN)

@@ -97,15 +97,10 @@ def list_edit_kinds(config: UpdateConfig) -> tuple[EditKind, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class Analyst:
-    """Reads one minibatch at a time.
+    """Reads one minibatch at a time and proposes edits, suggestions or a whole document, as ``config`` says.
 
-    Args:
-        context: The collaborators of the calls.
-        skill: The document.
-        config: Whether edits, suggestions or a whole new document are proposed.
-        max_edits: Maximum of edits or suggestions in one report.
-        tokens: Maximum of estimated tokens of trajectories in one prompt.
-        notes: Returns the notes on earlier attempts for a minibatch's prompt; empty for none.
+    ``tokens`` is the maximum of estimated tokens of trajectories in one prompt. ``notes`` returns the notes
+    on earlier attempts for a minibatch's prompt.
     """
 
     context: StageContext

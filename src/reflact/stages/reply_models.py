@@ -169,8 +169,7 @@ Proposals = AnalystReply | SuccessReply | DraftReply | SuccessDraftReply
 def narrow_reply_type(base: type[R], **fields: tuple[Any, Mapping[str, Any]]) -> type[R]:
     """Return a reply type with narrower fields, each given as its type and the arguments of ``Field``.
 
-    The name, the docstring and the descriptions stay those of ``base``. The bounds become part of the
-    schema, so that samplers that follow the schema cannot leave them.
+    The bounds become part of the schema, so that samplers that follow the schema cannot leave them.
     """
     narrowed: dict[str, Any] = {
         name: (kind, Field(description=base.model_fields[name].description, **bounds))
@@ -270,23 +269,15 @@ def _check_applicable(skill: Skill, edits: Sequence[Proposal | Merge]) -> None:
 
 
 def check_ranking(reply: RankReply) -> None:
-    """Refuse a ranking that selects a number twice.
-
-    Raises:
-        ValueError: A number is selected twice.
-    """
+    """Refuse a ranking that selects a number twice."""
     if len(set(reply.selected)) != len(reply.selected):
         raise ValueError("a number is selected twice")
 
 
 def check_whole_document(skill: Skill, document: str) -> None:
-    """Refuse a text that cannot replace the document's unprotected text.
+    """Refuse a text that cannot replace the document's unprotected text; the same text is valid.
 
-    The same text is valid: it changes nothing, and the step reports that. Tags that fence material in prompts
-    are refused, because small models copy them along with the text.
-
-    Raises:
-        ValueError: States the reason.
+    Tags that fence material in prompts are refused, because small models copy them along with the text.
     """
     if is_same_body(skill.text, document):
         return

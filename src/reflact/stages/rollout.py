@@ -69,16 +69,9 @@ class RolloutJob(NamedTuple):
 class RolloutRunner:
     """Rolls items out; stored rollouts and logged unmeasured ones are not run again, equal keys run once.
 
-    Args:
-        target: The frozen agent.
-        environment: Runs and grades items.
-        store: Stores finished rollouts.
-        decision_log: Where unmeasured rollouts are logged.
-        step: The step that uses the rollouts.
-        feedback: Whether rollouts carry the environment's feedback for the analysts.
-        limit: Maximum of rollouts in flight.
-        phase: Rollouts are reused within this phase only; None: among all phases that are None.
-        on_rollout: Called with each rollout when it first finishes, in any order.
+    ``feedback``: rollouts carry the environment's feedback for the analysts. ``limit`` is the maximum of
+    rollouts in flight. Rollouts are reused within a ``phase`` only, or among all phases that are None.
+    ``on_rollout`` is called with each rollout when it first finishes, in any order.
     """
 
     target: Target
@@ -96,17 +89,12 @@ class RolloutRunner:
     async def roll_out(
         self, items: Sequence[Item], skill: Skill, *, coverage: float | None, trial: int = 0
     ) -> tuple[Rollout, ...]:
-        """Return one rollout for each item, in the order of the items; stored rollouts are reused.
+        """Return one rollout for each item, in the order of the items.
 
         A rollout has no score if the provider or the environment failed. It is logged under the step before
-        it is returned, so that a resumed run decides on the same evidence.
-
-        Args:
-            items: The items.
-            skill: The instructions.
-            coverage: Share of items that must be measured, 0..1, and at least one item. None: any number, and
-                the caller logs the unmeasured ones with ``log_unmeasured``.
-            trial: Number of the trial.
+        it is returned, so that a resumed run decides on the same evidence. ``coverage`` is the share of items
+        that must be measured, 0..1, and at least one; None: any number, and the caller logs the unmeasured
+        ones.
 
         Raises:
             RunFailed: Less than ``coverage`` of the items could be measured; nothing is logged.
@@ -130,16 +118,11 @@ class RolloutRunner:
         trial: int,
         stop_when: Callable[[Sequence[RolloutPair]], bool] | None = None,
     ) -> tuple[RolloutPair, ...]:
-        """Return one trial of each item under both skills, in the order of the items.
+        """Return one trial of each item under both skills, in the order of the items; raises as ``roll_out``.
 
         Both sides of an item run concurrently. An unmeasured side is retried once after all others have
         finished; the second result is final. ``stop_when`` stops at the shortest prefix of final pairs for
-        which it is true; exactly that prefix is returned. It must depend on the pairs alone. Nothing is
-        logged: the caller logs unmeasured rollouts with ``log_unmeasured``.
-
-        Raises:
-            AccessDenied, BadRequest: The endpoint serves no request of this kind.
-            BudgetSpent: A limit of the budget allows no further call.
+        which it is true; exactly that prefix is returned. The caller logs unmeasured rollouts.
         """
         sides = [self.make_job(item, skill, trial) for item in items for skill in (candidate, current)]
         await self.find_stored(sides)

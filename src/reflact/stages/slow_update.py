@@ -14,9 +14,9 @@ from reflact.errors import RunFailed
 from reflact.messages import ReplyModel
 from reflact.prompts import fence
 from reflact.records import ComparisonCategory, ItemComparison
-from reflact.skills.regions import check_region_text
+from reflact.skills.document import check_region_text
 from reflact.stages.context import NoReply, StageContext
-from reflact.stages.prompt_sections import show_case, show_skill
+from reflact.stages.prompt_sections import show_case, show_meta, show_skill
 from reflact.types import FrozenModel, Item, Rollout, Skill, is_failure
 
 
@@ -56,6 +56,43 @@ async def slow_update(
         part=f"epoch-{epoch}",
         check=lambda reply: check_region_text(reply.guidance),
     )
+
+
+class MemoryReply(ReplyModel):
+    """What to remember about editing this document."""
+
+    version: ClassVar[int] = 1
+    reasoning: str = Field(max_length=600, description="Which changes helped, which hurt, and why.")
+    memory: str = Field(
+        min_length=1,
+        max_length=2000,
+        description="Advice for future edits: which kinds help here, which do not, what to try next.",
+    )
+
+
+async def update_meta_skill(
+    earlier: Skill,
+    current: Skill,
+    *,
+    context: StageContext,
+    epoch: int,
+    comparison: str,
+    attempts: str,
+    memory: str,
+) -> MemoryReply | NoReply:
+    """Return the optimizer's memory after the comparison of two epochs' skills.
+
+    The arguments are those of ``slow_update``, and ``attempts`` (the outcomes of the epoch's steps, as text)
+    and ``memory`` (the memory so far).
+    """
+    variables = {
+        "earlier": show_skill(earlier),
+        "document": show_skill(current),
+        "attempts": attempts,
+        "memory": show_meta(memory),
+        "comparison": comparison,
+    }
+    return await context.ask_or_fallback("meta_skill", variables, MemoryReply, part=f"epoch-{epoch}")
 
 
 CHANGED_CATEGORIES: frozenset[ComparisonCategory] = frozenset({"improved", "regressed"})

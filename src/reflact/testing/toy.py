@@ -20,7 +20,6 @@ from reflact.data import DataSet
 from reflact.environments.dataset import DatasetEnvironment
 from reflact.messages import CallId, RenderedPrompt, ReplyModel
 from reflact.stages.execution_notes import CompactReply, LapseReply, ReminderReply
-from reflact.stages.meta_skill import MemoryReply
 from reflact.stages.reply_models import (
     AnalystReply,
     DraftMergeReply,
@@ -31,7 +30,7 @@ from reflact.stages.reply_models import (
     SuccessReply,
 )
 from reflact.stages.select import StepSizeReply
-from reflact.stages.slow_update import GuidanceReply
+from reflact.stages.slow_update import GuidanceReply, MemoryReply
 from reflact.stages.update import RewriteReply
 from reflact.testing.llm import Script, append_edit, append_reply, find_bounds
 from reflact.types import Grade, Item, Score, Skill, Turn, canonical_json, digest_json

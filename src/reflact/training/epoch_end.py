@@ -6,12 +6,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from reflact.records import EpochRecord, RunState, SkillVersion, SlowUpdate
-from reflact.skills.regions import read_guidance, replace_guidance, reserve_guidance_region
+from reflact.skills.document import read_guidance, replace_guidance, reserve_guidance_region
 from reflact.stages.context import NoReply
-from reflact.stages.meta_skill import update_meta_skill
 from reflact.stages.prompt_sections import show_buffer
 from reflact.stages.rollout import log_unmeasured
-from reflact.stages.slow_update import ComparedItem, compare_skills, show_comparison, slow_update
+from reflact.stages.slow_update import (
+    ComparedItem,
+    compare_skills,
+    show_comparison,
+    slow_update,
+    update_meta_skill,
+)
 from reflact.training.gating import CommitOutcome, GateKeeper
 from reflact.training.rollouts import RolloutScheduler
 from reflact.training.setup import Runtime

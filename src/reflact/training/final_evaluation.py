@@ -9,12 +9,12 @@ from reflact import events
 from reflact.errors import EnvironmentFailure, ModelError, RunFailed
 from reflact.protocols import EventCallback
 from reflact.records import Improvement, PromotionRecord, RunState, SkillScore
-from reflact.stages.final_test import NamedSkill, make_placebo, measure_improvement, score_skill
+from reflact.stages.final_test import make_placebo, measure_improvement, score_skill
 from reflact.training.gating import CommitOutcome, GateKeeper
 from reflact.training.rollouts import FIRST_REPORT_TRIAL, RolloutScheduler
 from reflact.training.setup import Runtime
 from reflact.training.state import is_better
-from reflact.types import FrozenModel, Rollout, Split
+from reflact.types import FrozenModel, Rollout, Skill, Split
 
 
 class FinalMeasurements(FrozenModel):
@@ -66,7 +66,7 @@ class FinalEvaluator:
         documents = await self._documents(state)
         splits = [Split.val]
         if self.runtime.config.test.enabled:
-            shown = ", ".join(f"{document.name} {document.skill.hash}" for document in documents)
+            shown = ", ".join(f"{name} {skill.hash}" for name, skill in documents.items())
             await self.open_test_split(f"step {state.step}: {shown}")
             splits.append(Split.test)
         scores: list[SkillScore] = []
@@ -74,13 +74,13 @@ class FinalEvaluator:
         missing: list[str] = []
         for split in splits:
             rollouts: dict[str, tuple[Rollout, ...]] = {}
-            for document in documents:
+            for name, skill in documents.items():
                 try:
-                    rollouts[document.name] = await self._roll_out(split, document, state)
+                    rollouts[name] = await self._roll_out(split, skill, state)
                 except (ModelError, EnvironmentFailure, RunFailed) as error:
-                    missing.append(f"{document.name} on {split.value}: {error}")
+                    missing.append(f"{name} on {split.value}: {error}")
                     continue
-                scores.append(await self._score(split, document, rollouts[document.name], state))
+                scores.append(await self._score(name, skill, split, rollouts[name], state))
             for name in [name for name in ("best", "final") if name in rollouts]:
                 gain = measure_improvement(name, split, rollouts.get("baseline", ()), rollouts[name])
                 if gain is None:
@@ -109,28 +109,27 @@ class FinalEvaluator:
             events.TestSplitOpened(run_id=self.runtime.run_id, count=reasons.index(reason) + 1)
         )
 
-    async def _documents(self, state: RunState) -> tuple[NamedSkill, ...]:
+    async def _documents(self, state: RunState) -> dict[str, Skill]:
         best = await self.runtime.store.skill(state.best.skill_hash)
         last = await self.runtime.store.skill(state.current.skill_hash)
-        documents = [NamedSkill(name="baseline", skill=self.runtime.plan.initial_skill)]
+        documents = {"baseline": self.runtime.plan.initial_skill}
         if self.runtime.config.test.placebo:
             text = self.runtime.plan.prompts.prompts["placebo"].system
-            documents.append(NamedSkill(name="placebo", skill=make_placebo(text, best)))
-        return (*documents, NamedSkill(name="best", skill=best), NamedSkill(name="final", skill=last))
+            documents["placebo"] = make_placebo(text, best)
+        return {**documents, "best": best, "final": last}
 
-    async def _roll_out(self, split: Split, document: NamedSkill, state: RunState) -> tuple[Rollout, ...]:
-        skill, step = document.skill, state.step
+    async def _roll_out(self, split: Split, skill: Skill, state: RunState) -> tuple[Rollout, ...]:
         trials = [
-            await self.scheduler.roll_out_split(split, skill, step=step, phase="final", trial=trial)
+            await self.scheduler.roll_out_split(split, skill, step=state.step, phase="final", trial=trial)
             for trial in self._trials(split, state)
         ]
         return tuple(rollout for trial in trials for rollout in trial)
 
     async def _score(
-        self, split: Split, document: NamedSkill, rollouts: Sequence[Rollout], state: RunState
+        self, name: str, skill: Skill, split: Split, rollouts: Sequence[Rollout], state: RunState
     ) -> SkillScore:
-        score = score_skill(document, split, rollouts, self.runtime.plan.data.items(split))
-        score = score.model_copy(update={"selected_on": self._is_selected(document, split)})
+        score = score_skill(name, skill, split, rollouts, self.runtime.plan.data.items(split))
+        score = score.model_copy(update={"selected_on": self._is_selected(name, skill, split)})
         await self.on_event(
             events.FinalScoreMeasured(run_id=self.runtime.run_id, step=state.step, score=score)
         )
@@ -143,12 +142,12 @@ class FinalEvaluator:
             return tuple(range(FIRST_REPORT_TRIAL, FIRST_REPORT_TRIAL + gate.report_trials))
         return (0,)
 
-    def _is_selected(self, document: NamedSkill, split: Split) -> bool:
+    def _is_selected(self, name: str, skill: Skill, split: Split) -> bool:
         """Whether the reported trials also selected the document."""
         gate, reused = self.runtime.config.gate, self.runtime.config.train.reuse_rollouts
-        is_initial = document.skill.hash == self.runtime.plan.initial_skill.hash
+        is_initial = skill.hash == self.runtime.plan.initial_skill.hash
         if split is not Split.val or not reused or is_initial:
             return False
         if not gate.enabled:
-            return document.name == "best"
-        return gate.policy == "strict" and document.name in {"best", "final"}
+            return name == "best"
+        return gate.policy == "strict" and name in {"best", "final"}

@@ -8,8 +8,8 @@ from reflact.config.training import GateConfig
 from reflact.data import shuffle
 from reflact.errors import Unmeasured
 from reflact.events import GatePowerEstimated
+from reflact.gate.betting import choose_trials, describe_power, detectable_effect
 from reflact.gate.decision import SCORE_TOLERANCE, GateSettings, TrialRequest
-from reflact.gate.power import choose_trials, describe_power, detectable_effect
 from reflact.protocols import Approver, CommitRecord
 from reflact.records import AlphaBudget, CandidateReview, DecisionPoint, OpenComparison, RunState
 from reflact.skills.document import diff_texts

@@ -55,9 +55,7 @@ async def read_run(path: Path | str, run_id: str | None = None) -> RunHistory:
     """
     from reflact.store.runs import open_store
 
-    database = Path(path) / "run.db" if Path(path).is_dir() else Path(path)
-    if not database.is_file():
-        raise UsageError(f"there is no run at {path}; name the out_dir of a run, or its database")
+    database = _find_database(Path(path))
     async with open_store(database) as store:
         row = choose_run(await store.runs(), run_id, database)
         return RunHistory(
@@ -81,3 +79,10 @@ def choose_run(rows: Sequence[RunRow], run_id: str | None, path: Path) -> RunRow
     known = ", ".join(row.run_id for row in rows)
     words = f"{path} holds no run {run_id or ''}".rstrip()
     raise UsageError(words + (f"; it holds {known}" if known else ""))
+
+
+def _find_database(path: Path) -> Path:
+    database = path / "run.db" if path.is_dir() else path
+    if not database.is_file():
+        raise UsageError(f"there is no run at {path}; name the out_dir of a run, or its database")
+    return database
