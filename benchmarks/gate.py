@@ -177,12 +177,19 @@ class Skill:
 # -------------------------------------------------------------------------------------------- decisions
 
 
-def reach_ruling(setting: GateSettings, candidate: Skill, current: Skill, step: int = 0) -> Ruling:
-    """Run what the gate asks for until it rules."""
+def reach_ruling(
+    setting: GateSettings, candidate: Skill, current: Skill, step: int = 0
+) -> tuple[Ruling, float]:
+    """Run what the gate asks for until it rules; return the candidate's mean score in the rounds that count too."""
+
+    def measure(ruling: Ruling) -> tuple[Ruling, float]:
+        counted = [trial for number, trial in trials.items() if number < ruling.evidence.rounds]
+        return ruling, fmean(pair.candidate for trial in counted for pair in trial.values())
+
     trials: dict[int, dict[str, ScorePair]] = {}
     while isinstance(asked := decide(setting, trials), TrialRequest):
         watch = EarlyStopMonitor(setting, trials, asked)
-        found = {}
+        found = trials.setdefault(asked.trial, {})
         for item_id in asked.item_ids:
             new, old = (side.score(asked.trial, int(item_id), step) for side in (candidate, current))
             pair = ScorePair(
@@ -190,9 +197,8 @@ def reach_ruling(setting: GateSettings, candidate: Skill, current: Skill, step: 
             )
             found[item_id] = pair
             if (ruling := watch.add(pair)) is not None:
-                return ruling
-        trials.setdefault(asked.trial, {}).update(found)
-    return asked
+                return measure(ruling)
+    return measure(asked)
 
 
 @dataclass(frozen=True)
@@ -258,14 +264,13 @@ def neutral_run(plan: Plan, run: int, policy: str, early_stop: bool = True) -> O
             opponent = Skill(plan.model, current.chances, f"{current.label}/again/{step}")
         before = opponent.spent
         setting = plan.setting(policy, early_stop=early_stop, deterministic=deterministic)
-        ruling = reach_ruling(setting, candidate, opponent, step)
+        ruling, score = reach_ruling(setting, candidate, opponent, step)
         deterministic = ruling.deterministic
         spent += candidate.spent + opponent.spent - before
         actions.append(ruling.action)
         rounds.append(ruling.evidence.rounds)
         if ruling.action == "accept":
-            assert ruling.candidate_score is not None
-            current, known = candidate, ruling.candidate_score
+            current, known = candidate, score
     truth = current.truth(STEPS)
     fresh = current.mean(range(RESERVED, RESERVED + FRESH), STEPS)
     return Outcome(tuple(actions), tuple(rounds), spent, known - truth, fresh - truth)
@@ -276,7 +281,7 @@ def comparison(plan: Plan, run: int, policy: str) -> Outcome:
     current, candidate = plan.skill("gain", run, 0), plan.skill("gain", run, 0, better=True)
     candidate.label += "/better"
     setting = plan.setting(policy, early_stop=True, deterministic=is_stable(current))
-    ruling = reach_ruling(setting, candidate, current)
+    ruling, _ = reach_ruling(setting, candidate, current)
     return Outcome((ruling.action,), (ruling.evidence.rounds,), candidate.spent, 0.0, 0.0)
 
 
@@ -290,7 +295,7 @@ def stable_sequence(n: int, run: int, policy: str, declared: bool) -> tuple[str,
     setting = plan.setting(policy, early_stop=True, deterministic=True)
     for table in tables[1:]:
         candidate = Skill(model, table, "")
-        ruling = reach_ruling(
+        ruling, _ = reach_ruling(
             setting.model_copy(update={"declared_deterministic": declared}), candidate, current
         )
         actions.append(ruling.action)
