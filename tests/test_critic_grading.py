@@ -359,7 +359,7 @@ def test_the_snapshot_is_part_of_the_run(tmp_path: Path) -> None:
     def run_id(*pairs: ContrastPair) -> str:
         notes = CriticAnnotator(critic.pin_to(pairs))
         return Trainer(
-            settings(tmp_path), environment=environment, target=target, optimizer=UNMOVED, annotate=notes
+            settings(tmp_path), environment=environment, target=target, optimizer=UNMOVED, annotator=notes
         ).run_id
 
     plain = Trainer(settings(tmp_path), environment=environment, target=target, optimizer=UNMOVED).run_id

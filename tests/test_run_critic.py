@@ -404,7 +404,7 @@ def test_what_python_passes_does_not_contradict_the_keys(world: Path) -> None:
     environment, critic = NOTES
     notes = CriticAnnotator(Critic(ScriptedLLM(lambda *_: "")).pin_to(()))
     with pytest.raises(ConfigError, match=r"critic\.annotate is on, and an annotator is passed"):
-        Trainer(configured(world, URL, environment=environment, critic=critic), annotate=notes)
+        Trainer(configured(world, URL, environment=environment, critic=critic), annotator=notes)
 
 
 @pytest.mark.anyio

@@ -59,7 +59,7 @@ class Trainer:
         transport: Carries HTTP requests instead of the network.
         approve: Asked about each candidate that the gate would accept; it may veto (see ``protocols.Approver``).
         telemetry: Receives spans and metrics instead of the OpenTelemetry providers of this process.
-        annotate: Adds notes to the trajectories in the prompts of failure analysts.
+        annotator: Adds notes to the trajectories in the prompts of failure analysts.
 
     Raises:
         UsageError: The configuration is wrong.
@@ -75,10 +75,10 @@ class Trainer:
         transport: httpx.AsyncBaseTransport | None = None,
         approve: Approver | None = None,
         telemetry: Telemetry | None = None,
-        annotate: Annotator | None = None,
+        annotator: Annotator | None = None,
     ) -> None:
         self._approve = approve
-        self._overrides = Overrides(environment, target, optimizer, transport, telemetry, annotate)
+        self._overrides = Overrides(environment, target, optimizer, transport, telemetry, annotator)
         self._config = loading.load_config(config)
         check_config(self._config, self._overrides)
         self._plan: RunPlan | None = None

@@ -199,7 +199,7 @@ def describe_critic(critic: Critic, measurements: CriticMetrics | None) -> Criti
 
 
 class CriticAnnotator:
-    """Notes progress before and after each reply of a trajectory; pass it to ``Trainer(annotate=...)``.
+    """Notes progress before and after each reply of a trajectory; pass it to ``Trainer(annotator=...)``.
 
     Args:
         critic: A critic that cannot change under a run: ``await critic.pin()`` or ``critic.pin_to(pairs)``.
