@@ -298,7 +298,7 @@ class _StepToScore(NamedTuple):
 def _combine_samples(
     evaluations: Sequence[Evaluation], case: GuardCase, pair_ids: tuple[str, ...]
 ) -> StateScore:
-    """Return the median of the guarded samples by progress after; a spread lowers confidence by a tenth for each point."""
+    """Return the median of the guarded samples by progress after; a spread limits confidence to 1 - spread / 10."""
     guarded = [(*apply_guards(raw, case), raw) for raw in evaluations]
     judged = sorted(guarded, key=lambda each: (each[0].progress_after, each[0].delta))
     evaluation, names, raw = judged[(len(judged) - 1) // 2]
