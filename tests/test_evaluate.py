@@ -421,7 +421,7 @@ async def test_an_undecided_candidate_goes_on_with_its_trials(tmp_path: Path) ->
         return right(message) if message.startswith(mine) and times % 2 == odd else None
 
     script = playing((AnalystReply, lambda wanted, _: append_reply(wanted, "- nonsense")))
-    gate = {"max_trials": 2, "effect": 0.01}
+    gate = {"max_trials": 2, "effect": 0.01, "early_stop": False}  # an early stop cuts off a rollout at work
     done = await run(tmp_path / "a", actor=Actor(coins), script=script, gate=gate)
     assert done.actions == ["inconclusive", "inconclusive"]
     evidence = [r.verdict.evidence for r in done.records if r.verdict.evidence]
