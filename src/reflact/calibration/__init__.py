@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from reflact.calibration.contrast import GenerationTask, PairModels, generate_contrast_pairs
     from reflact.calibration.critic import Critic
     from reflact.calibration.curriculum import CurriculumSettings, RoundPlan, plan_next_round
-    from reflact.calibration.grading import CriticAnnotator, CriticGrader
+    from reflact.calibration.grading import CriticAnnotator, CriticGrader, measure_critic
     from reflact.calibration.mistakes import ContrastSettings, DroppedCandidate, GenerationResult
     from reflact.calibration.report import CalibrationReport
     from reflact.calibration.setup import connect
@@ -41,6 +41,7 @@ __all__ = [
     "generate_contrast_pairs",
     "label_replies",
     "list_transitions",
+    "measure_critic",
     "plan_next_round",
 ]
 
@@ -52,7 +53,7 @@ __getattr__ = load_exports(
         "calibration.contrast": ("GenerationTask", "PairModels", "generate_contrast_pairs"),
         "calibration.critic": ("Critic",),
         "calibration.curriculum": ("CurriculumSettings", "RoundPlan", "plan_next_round"),
-        "calibration.grading": ("CriticAnnotator", "CriticGrader"),
+        "calibration.grading": ("CriticAnnotator", "CriticGrader", "measure_critic"),
         "calibration.mistakes": ("ContrastSettings", "DroppedCandidate", "GenerationResult"),
         "calibration.report": ("CalibrationReport",),
         "calibration.setup": ("connect",),
