@@ -23,6 +23,7 @@ ROOT = Path(__file__).parent.parent
 PAGES = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")])
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 RUNNABLE = re.compile(r"^```python runnable\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+FRAGMENT = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 INCLUDED = re.compile(r"<!-- include: (\S+)#(\w+) -->\n```python\n(.*?)```\n<!-- end -->", re.DOTALL)
 NAMED_TEST = re.compile(r"\b(tests/\w+\.py)(?:::(\w+))?")
 FENCED_PYTHON = re.compile(r"^```python.*?^```$", re.MULTILINE | re.DOTALL)
@@ -178,6 +179,20 @@ def test_examples_import_from_public_places_only() -> None:
             wanted = (word.split(" as ")[0].strip() for word in names.strip("()").split(","))
             private += [f"{where}: {module}.{name}" for name in wanted if name and name not in public]
     assert private == []
+
+
+def test_fragments_import_what_they_use() -> None:
+    """A Python block that is no program is valid syntax and imports each public name of reflact that it uses."""
+    doors = [importlib.import_module(name) for name in sorted(FRONT_DOORS)]
+    public = {name for door in doors for name in getattr(door, "__all__", ())}
+    wrong = []
+    for page in PAGES:
+        for block in FRAGMENT.findall(INCLUDED.sub("", read(page))):
+            nodes = [*ast.walk(ast.parse(block))]
+            used = {node.id for node in nodes if isinstance(node, ast.Name)}
+            bound = {alias.name for node in nodes if isinstance(node, ast.ImportFrom) for alias in node.names}
+            wrong += [f"{page.name}: {name}" for name in sorted(used & public - bound)]
+    assert wrong == []
 
 
 def test_the_readme_trains_on_own_lists(tmp_path: Path) -> None:
