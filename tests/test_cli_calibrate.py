@@ -96,7 +96,7 @@ def test_a_dry_run_asks_and_writes_nothing(course: Course) -> None:
     """How many calls it takes is printed; no call is made, no file appears."""
     assert course.files[0] == course.files[1]
     shown = one_line(course.estimate.stdout)
-    assert "6 traces to learn from; held out: 24 traces with 24 known steps; anchors: 0 steps" in shown
+    assert "6 traces to learn from; held out: 24 traces with 24 labelled steps; anchors: 0 steps" in shown
     assert "24 held-out traces show with 95% power" in shown
     estimate = CalibrationCostEstimate.model_validate_json(course.estimate_json.stdout)
     assert f"It takes {estimate.min_calls:,} to {estimate.max_calls:,} calls" in shown
@@ -135,8 +135,10 @@ def test_while_nothing_has_changed_the_report_is_printed_again(course: Course) -
     assert left not in one_line(course.estimate.stdout)
     assert left in one_line(course.first.stdout)
     assert left in estimate
-    assert "the command asks nothing, opens no test" in estimate
-    assert one_line(course.second.stdout).startswith("Nothing has changed since this calibration was made")
+    assert "The command makes no call, opens no test" in estimate
+    assert one_line(course.second.stdout).startswith(
+        "Nothing has changed since this calibration, so no call was made"
+    )
     assert "--again makes further pairs" in one_line(course.second.stdout)
     assert course.second.stderr == ""
 
@@ -195,7 +197,7 @@ def test_traces_of_the_memory_are_taken_where_no_folder_is_named(folder: Path) -
         (["traces=nowhere"], "is not a folder of traces"),
         (["calibrator.holdout_fold=3"], "did you mean holdout_folds?"),
         (["budget.max_tokens=100"], "budget.max_tokens needs models.critic.max_tokens"),
-        (["traces=null"], "the memory holds no trace"),
+        (["traces=null"], "the memory has no traces"),
     ],
     ids=["no model", "no folder", "a wrong key", "no cap", "an empty memory"],
 )
@@ -220,12 +222,10 @@ def test_a_budget_holds_over_all_starts_and_what_is_kept_is_said(folder: Path) -
         assert len(set(asked)) == len(asked) > 30
     assert (stopped.exit_code, stopped_again.exit_code) == (1, 1)
     *_, kept, error = stopped.stderr.splitlines()
-    assert kept.startswith(
-        "stopped in round 1, with 6 of its 6 traces done, 6 pairs made in all, and batches"
-    )
-    assert "the answers of the 30 calls that were paid for are in the store; the same command goes on" in kept
+    assert kept.startswith("stopped in round 1 (6 of 6 traces done; 6 pairs made, 0 batches tested)")
+    assert "the replies of 30 paid calls are in the store; run the same command again" in kept
     assert error.startswith("error: budget.max_calls is 30: 30 are used")
-    assert "was begun and stopped: it goes on from there" in estimate
+    assert "was stopped, and the command resumes it" in estimate
 
 
 def test_one_that_cannot_begin_says_so(folder: Path) -> None:
@@ -233,9 +233,7 @@ def test_one_that_cannot_begin_says_so(folder: Path) -> None:
     with flattering() as (url, asked):
         stopped = reflact(configured(folder, url), "--set", "budget.max_calls=0", "--show", "quiet")
         assert asked == []
-    assert (
-        "stopped before the first round: no call was answered, so there is nothing to keep" in stopped.stderr
-    )
+    assert "stopped before the first round: no call was answered, so nothing was stored" in stopped.stderr
 
 
 # ------------------------------------------------------------------------------ before, during and after
@@ -258,7 +256,7 @@ def test_a_dry_run_says_that_nothing_can_be_tested(folder: Path) -> None:
     assert "so 1 more is missing: hold out more labelled traces" in first
     assert "no call was made: 19 held-out traces have labelled steps" in refused.stderr
     assert "paid for" not in first
-    assert f"{paid} calls are paid for already" in second
+    assert f"{paid} calls are already paid for" in second
 
 
 def test_refused_replies_are_printed(folder: Path) -> None:
@@ -268,7 +266,7 @@ def test_refused_replies_are_printed(folder: Path) -> None:
     shown = one_line(result.stdout)
     questions = len(asked) // 2
     assert f"{questions} questions took {len(asked)} calls" in shown
-    assert f"{questions} replies were refused, 0 questions got no valid one" in shown
+    assert f"{questions} replies were invalid, 0 questions got no valid reply" in shown
     assert f"paid by this start: {len(asked)} calls" in shown
 
 
@@ -291,7 +289,7 @@ def test_stopped_it_says_what_is_kept(folder: Path, number: signal.Signals, code
             out, errors = process.communicate(timeout=HANGS)
         assert process.returncode == code, errors
         assert "work under way may finish" in said
-        assert f"the answers of the {len(asked)} calls that were paid for are in the store" in errors
+        assert f"the replies of {len(asked)} paid calls are in the store" in errors
         assert out == ""
         report = CalibrationReport.model_validate_json(reflact(path, "--json").stdout)
     assert report.n_promoted > 0
@@ -363,7 +361,7 @@ def test_it_is_told_once_that_it_is_tried_again(folder: Path) -> None:
     began, tries, kept, error = result.stderr.splitlines()
     assert began.startswith("began ")
     assert tries == "retry     http://127.0.0.1:9/v1 cannot be reached; trying again"
-    assert kept.endswith("no call was answered, so there is nothing to keep")
+    assert kept.endswith("no call was answered, so nothing was stored")
     assert "models.critic.base_url" in error
 
 
@@ -388,7 +386,7 @@ def test_a_page_that_cannot_be_written_is_refused_before_the_first_call(folder: 
         path = configured(folder, url)
         result = reflact(path, "--anyway", "--html", folder / place)
     assert (result.exit_code, result.stdout, asked) == (2, "", [])
-    assert result.stderr.startswith(f"error: --html {folder / place} cannot be written: ")
+    assert result.stderr.startswith(f"error: cannot write --html {folder / place}: ")
     assert sorted(folder.iterdir()) == sorted([*before, path])
 
 

@@ -217,8 +217,8 @@ def test_a_report_says_what_was_put_away(capsys: pytest.CaptureFixture[str]) -> 
         return capsys.readouterr().out, read(render_calibration_page(report)).text
 
     printed, page = said(everything().model_copy(update={"n_archived": 12, "n_left_out": 3}))
-    assert "put away before a test, since the memory was full: 12" in printed
-    assert "traces of which nothing was made, since the memory was full: 3" in printed
+    assert "archived before a test, because the memory was full: 12" in printed
+    assert "traces left out, because the memory was full: 3" in printed
     assert "its bound put away 12 pairs before a test, and nothing was made of 3 traces" in page
     assert not any("memory was full" in text for text in said(everything()))
 

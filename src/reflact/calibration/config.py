@@ -16,19 +16,19 @@ from reflact.config.training import BudgetConfig, PromptsConfig, ReplayConfig
 FullQueuePolicy = Literal["block", "drop_oldest", "reject"]
 
 HoldoutBy = Literal["trace", "purpose"]
-"""What keeps traces together in one slice."""
+"""What keeps traces together in one fold."""
 
 
 class PairSettings(ContrastSettings):
-    """How a calibrator makes contrast pairs: judged, and with calls bounded for all traces together."""
+    """How a calibrator makes contrast pairs."""
 
     n_judges: int = Field(5, ge=0, description="Blind comparisons of each pair; 0: none, else at least 2.")
     concurrency: int = Field(
         32,
         ge=1,
-        description="Of one trace: steps that pairs are made of at a time, and questions that are sent or "
-        "wait to be, each at most. More than `calibrator.concurrency`, which says how many are in flight, so "
-        "that calls go out while pairs are stored.",
+        description="For one trace, the maximum of steps at a time, and of questions that are sent or wait. Keep it "
+        "above `calibrator.concurrency`, the maximum of questions in flight, so that calls continue while pairs "
+        "are stored.",
     )
 
 
@@ -37,35 +37,36 @@ class CalibratorSettings(ConfigSection):
 
     contrast: PairSettings = Field(default_factory=PairSettings, description="How contrast pairs are made.")
     curriculum: CurriculumSettings = Field(
-        default_factory=CurriculumSettings, description="What rounds of contrast pairs ask for."
+        default_factory=CurriculumSettings, description="Which mistakes the rounds of contrast pairs ask for."
     )
-    queue_size: int = Field(64, ge=1, description="Traces that wait beside an agent at most.")
+    queue_size: int = Field(64, ge=1, description="Beside an agent: maximum number of waiting traces.")
     full_queue_policy: FullQueuePolicy = Field(
         "drop_oldest",
-        description="What happens to a trace when the queue is full: `drop_oldest` drops the one that waits "
-        "longest, `reject` the new one; `block` lets `submit_and_wait` wait and rejects what is submitted.",
+        description="If the queue is full: `drop_oldest` drops the oldest trace; `reject` rejects the new one; with "
+        "`block`, `submit_and_wait` waits and `submit` rejects.",
     )
     holdout_folds: int = Field(
         4,
         ge=2,
-        description="Traces are sorted into so many slices, by a hash. One of them is held out: it tests and "
-        "is never learned from.",
+        description="Number of folds. A hash assigns each trace to a fold. The traces of one fold are held out: they "
+        "only test and measure.",
     )
     holdout_by: HoldoutBy | None = Field(
         None,
-        description="What a trace's slice follows from: its id (`trace`), or its `purpose`, so that all "
-        "traces of a purpose are on one side; null: its purpose where there are twice as many as slices.",
+        description="What is hashed: the trace's id (`trace`), or its `purpose`, so that all traces of a purpose are "
+        "in one fold; null: the purpose if there are at least twice as many purposes as folds.",
     )
-    max_held_out_traces: int = Field(100, ge=1, description="Held-out traces that are scored at most.")
+    max_held_out_traces: int = Field(
+        100, ge=1, description="Maximum number of held-out traces that are scored."
+    )
     batch_size: int = Field(
-        16, ge=1, description="Beside an agent: pairs that have to be there before they are tested together."
+        16, ge=1, description="Beside an agent: number of waiting pairs from which on they are tested."
     )
     concurrency: int = Field(
         8,
         ge=1,
-        description="Questions in flight at most, over all traces: those of critic, writer and judges "
-        "together. Also how many traces are worked on at a time. The endpoint has its own limit beside it, "
-        "`models.critic.concurrency`.",
+        description="Maximum of questions in flight, of critic, writer and judges together. It is also the maximum "
+        "of traces at a time. `models.critic.concurrency` is the endpoint's own limit.",
     )
 
 
@@ -83,20 +84,20 @@ class CalibrateConfig(ConfigSection):
 
     memory: Path = Field(Path("memory.db"), description="The file of cards, traces and tests.")
     store: Path | None = Field(
-        None, description="The file of model calls that were paid for; null: the same as `memory`."
+        None, description="The file of stored model replies; null: the same as `memory`."
     )
     traces: Path | None = Field(
         None,
-        description="A folder of traces (.jsonl), searched to any depth; null: the traces in `memory`.",
+        description="A folder of traces (.jsonl), with its subfolders; null: the traces in `memory`.",
     )
     heldout: Path | None = Field(
         None,
-        description="A folder of traces to test and measure on; null: a slice of `traces`, by their ids.",
+        description="A folder of held-out traces; null: one fold of `traces`, see `calibrator.holdout_folds`.",
     )
     anchors: Path | None = Field(
         None,
-        description="A file of labelled pairs (JSON lines) to keep as anchors before the round: they are "
-        "measured and never learned from; null: those that `memory` has.",
+        description="A file of labelled pairs (JSON lines) that are added to the anchors in `memory`. Anchors only "
+        "measure the critic.",
     )
     models: CriticModels = Field(default_factory=CriticModels, description="The model.")
     critic: CriticSettings = Field(
@@ -105,7 +106,9 @@ class CalibrateConfig(ConfigSection):
     calibrator: CalibratorSettings = Field(
         default_factory=CalibratorSettings, description="How pairs are made and tested."
     )
-    budget: BudgetConfig = Field(default_factory=BudgetConfig, description="What may be taken at most.")
+    budget: BudgetConfig = Field(
+        default_factory=BudgetConfig, description="Limits of all starts with this memory."
+    )
     prompts: PromptsConfig = Field(default_factory=PromptsConfig, description="Which prompt files are used.")
     replay: ReplayConfig = Field(
         default_factory=ReplayConfig, description="Recorded responses instead of a live endpoint."

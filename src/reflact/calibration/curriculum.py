@@ -69,14 +69,16 @@ class CurriculumSettings(ConfigSection):
     """How many rounds of contrast pairs there are, and what they ask for."""
 
     mistakes: tuple[str, ...] = Field(
-        MISTAKE_KINDS, min_length=1, description="Kinds of mistakes to ask for."
+        MISTAKE_KINDS, min_length=1, description="Kinds of mistakes in the rounds."
     )
     min_distance: float = Field(
-        1.0, gt=0, le=5, description="Least distance of a wrong progress from the right one."
+        1.0, gt=0, le=5, description="Least distance of a wrong score from the right one."
     )
-    max_rounds: int = Field(3, ge=1, description="Rounds at most.")
-    patience: int = Field(1, ge=1, description="Rounds that may pass without a gain.")
-    min_gain: float = Field(0.01, ge=0, le=1, description="Gain in held-out accuracy that counts as one.")
+    max_rounds: int = Field(3, ge=1, description="Maximum number of rounds.")
+    patience: int = Field(1, ge=1, description="Number of rounds without a gain after which rounds end.")
+    min_gain: float = Field(
+        0.01, ge=0, le=1, description="Least increase of held-out pairwise accuracy that counts as a gain."
+    )
 
 
 def plan_next_round(

@@ -203,38 +203,41 @@ class ContrastSettings(ConfigSection):
     """How contrast pairs are made."""
 
     min_delta: float = Field(
-        0.5, ge=0, le=10, description="Least change of progress of the events to learn from."
+        0.5, ge=0, le=10, description="Least change of progress of the steps to learn from."
     )
-    include_no_change: bool = Field(True, description="Learn from events without any change as well.")
-    candidates_per_event: int = Field(4, ge=1, description="Candidates for each event.")
-    n_samples: int = Field(3, ge=2, description="Critic samples that have to agree if there is no label.")
-    max_spread: float = Field(1.0, ge=0, le=10, description="How far apart they may lie.")
+    include_no_change: bool = Field(True, description="Also learn from steps that change nothing.")
+    candidates_per_event: int = Field(4, ge=1, description="Candidates for each step.")
+    n_samples: int = Field(
+        3, ge=2, description="Number of critic samples that must agree if there is no label."
+    )
+    max_spread: float = Field(1.0, ge=0, le=10, description="Largest distance between agreeing samples.")
     n_judges: int = Field(0, ge=0, description="Blind comparisons of each pair; 0: none, else at least 2.")
     judged_pairs: Literal["all", "unproven"] = Field(
         "all",
-        description="Which pairs are compared: `all`, or those that are `unproven`, where a model wrote the "
-        "mistake or the other purpose, or samples had to agree on what is right. What follows from a label and "
-        "construction needs no judge to be right; it then has no difficulty either.",
+        description="Which pairs judges compare: `all`, or only `unproven` pairs. A pair is unproven if a model wrote "
+        "the mistake or the other purpose, or if its label is an agreement of samples. Pairs that are not compared "
+        "have no difficulty.",
     )
     min_agreement: float = Field(
-        0.6, gt=0.5, le=1, description="Least share of them that finds the right side."
+        0.6, gt=0.5, le=1, description="Least share of comparisons that must find the right side."
     )
     concurrency: int = Field(
         8,
         ge=1,
-        description="Of one trace: steps that pairs are made of at a time, and questions in flight, each at "
-        "most.",
+        description="For one trace, the maximum of steps at a time, and of questions in flight.",
     )
     state_tokens: int = Field(
         2000,
         ge=32,
-        description="Room for each of: purpose, state before, action, state after, change; in tokens.",
+        description="Maximum of tokens of each of purpose, state before, action, state after and change.",
     )
     write_other_purposes: bool = Field(
-        True, description="Let a model write another purpose where no trace has one."
+        True, description="Let a model write another purpose if no other trace has one."
     )
-    mistakes: tuple[Mistake, ...] = Field((), description="Kinds of mistakes of one's own, described.")
-    seed: int = Field(0, description="Seed of the balance of sides and of which event gets which kind.")
+    mistakes: tuple[Mistake, ...] = Field(
+        (), description="Your own kinds of mistakes, with a name and a description."
+    )
+    seed: int = Field(0, description="Seed of the order of sides, and of the kinds of mistakes of each step.")
 
     @model_validator(mode="after")
     def _check_judges(self) -> Self:

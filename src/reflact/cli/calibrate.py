@@ -36,34 +36,33 @@ def calibrate(  # noqa: PLR0917 - one for each option of the command
         ShowMode | None,
         typer.Option(
             metavar="live|lines|quiet|json",
-            help="lines: one for each thing that matters, on standard error (live is the same here); quiet: "
-            "only the report; json: events, one a line, the report in the last, and nothing else. Without "
-            "it: lines, or quiet with --json.",
+            help="lines, or live: one line for each important event, on standard error; quiet: only the "
+            "report; json: only events, one per line; the last one has the report. Default: lines, or quiet "
+            "with --json.",
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
     html: Annotated[
-        Path | None, typer.Option(metavar="PATH", help="Write the report as a page as well.")
+        Path | None, typer.Option(metavar="PATH", help="Also write the report as a page.")
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print how many calls it takes; call nothing and write nothing.")
+        bool, typer.Option("--dry-run", help="Print the number of calls; call and write nothing.")
     ] = False,
     anyway: Annotated[
-        bool, typer.Option("--anyway", help="Make pairs also where nothing can be tested yet.")
+        bool, typer.Option("--anyway", help="Make pairs even if nothing can be tested yet.")
     ] = False,
     again: Annotated[
         bool,
         typer.Option(
             "--again",
-            help="Make and test further pairs of the same traces, though nothing has changed.",
+            help="Make and test further pairs of the same traces even if nothing has changed.",
         ),
     ] = False,
 ) -> None:
     """Calibrate a critic from recorded traces.
 
-    Makes contrast pairs of the traces, promotes those that help the critic, and measures it before and after.
-
-    Calls that were paid for are not asked again: a stopped calibration resumes.
+    The command makes contrast pairs from the traces, promotes pairs that help the critic, and measures the
+    critic before and after. A stopped calibration resumes and repeats no finished call.
     """
     if dry_run:
         estimate_and_show(config, overrides, as_json=as_json)
@@ -113,8 +112,8 @@ async def _print_ignored_labels(traces: Sequence[Trace], memory: MemoryStore) ->
     )
     if richer:
         typer.echo(
-            f"{richer} of these traces have labels in the memory that their files lack, and files count where "
-            "`traces` names them; leave `traces` out to take all traces from the memory",
+            f"{richer} of these traces have labels in the memory that their files lack. These labels are not used, "
+            "because `traces` names the files; leave `traces` out to use the traces in the memory",
             err=True,
         )
 
@@ -139,8 +138,8 @@ def read_pairs(path: Path) -> list[ContrastPair]:
             pairs.append(ContrastPair.model_validate_json(line))
         except ValidationError as error:
             raise DataError(
-                f"{path}, line {number}, is no contrast pair: {describe_first_error(error)}; a line is what "
-                "ContrastPair.model_dump_json gives"
+                f"{path}, line {number}, is no contrast pair: {describe_first_error(error)}; a line is the "
+                "output of ContrastPair.model_dump_json"
             ) from None
     return pairs
 
@@ -152,7 +151,9 @@ async def load_stored_traces(memory: MemoryStore) -> tuple[Trace, ...]:
 
     found = [await memory.trace(name) for name in await memory.trace_ids()]
     if not found:
-        raise DataError("the memory holds no trace: name a folder as `traces`, or keep traces in the memory")
+        raise DataError(
+            "the memory has no traces: set `traces` to a folder, or import traces into the memory"
+        )
     return tuple(Trace.from_stored(one) for one in found if one is not None)
 
 
@@ -169,8 +170,7 @@ def require_writable(path: Path) -> None:
         trial.unlink()
     except OSError as error:
         raise ConfigError(
-            f"--html {path} cannot be written: {error.strerror or error}; name another file, nothing "
-            "was asked yet"
+            f"cannot write --html {path}: {error.strerror or error}; name another file. No call was made"
         ) from None
 
 
@@ -341,12 +341,11 @@ async def _calibrate(
 def _print_stopped(display: CalibrationDisplay) -> None:
     """Say what was done, what is kept, and that the same command resumes."""
     paid = sum(one.usage.calls for one in display.spend_after)
-    line = f"stopped {display.progress}: no call was answered, so there is nothing to keep"
+    line = f"stopped {display.progress}: no call was answered, so nothing was stored"
     if paid or display.has_begun:
         line = (
-            f"stopped {display.progress}: all pairs that were made are in the memory, and the answers of the "
-            f"{paid:,} calls that were paid for are in the store; the same command goes on from there and pays "
-            "for none of them again"
+            f"stopped {display.progress}: all pairs are in the memory, and the replies of {paid:,} paid calls are "
+            "in the store; run the same command again to resume"
         )
     with ignore_broken_pipe():
         typer.echo(line, err=True)

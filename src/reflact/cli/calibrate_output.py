@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from reflact.records import IntervalEstimate, Spend, Usage
 
 MAX_PAIR_LINES = 20
-"""About so many lines tell of the pairs of one round."""
+"""The approximate number of lines on the pairs of one round."""
 
 
 def print_calibration(console: Console, report: CalibrationReport) -> None:
@@ -33,7 +33,7 @@ def print_calibration(console: Console, report: CalibrationReport) -> None:
 
     if report.is_earlier_result:
         console.print(
-            "Nothing has changed since this calibration was made: no call was made now and no test opened. "
+            "Nothing has changed since this calibration, so no call was made and no test was opened. "
             "--again makes further pairs of the same traces and tests them."
         )
     for line in _describe_pairs(report):
@@ -51,9 +51,7 @@ def print_calibration(console: Console, report: CalibrationReport) -> None:
             )
         if change.n_unscored:
             steps = "1 step" if change.n_unscored == 1 else f"{change.n_unscored:,} steps"
-            console.print(
-                f"In neither column: {steps} without a valid score before or after.", highlight=False
-            )
+            console.print(f"Not included: {steps} without a valid score before or after.", highlight=False)
     console.print(f"{report.power_summary}.")
     if report.n_tests is not None:
         console.print(f"{describe_tests_left(report.n_tests)}.", highlight=False)
@@ -65,7 +63,7 @@ def print_calibration(console: Console, report: CalibrationReport) -> None:
 
 def _describe_pairs(report: CalibrationReport) -> Iterator[str]:
     yield (
-        f"{report.n_training_traces} traces, {report.n_candidates} candidates, rounds made: {report.n_rounds}; "
+        f"{report.n_training_traces} traces, {report.n_candidates} candidates, rounds: {report.n_rounds}; "
         f"{report.n_pairs} pairs, {report.n_candidates - report.n_pairs} dropped, {report.n_promoted} promoted"
     )
     for kind in report.pairs:
@@ -74,9 +72,9 @@ def _describe_pairs(report: CalibrationReport) -> Iterator[str]:
     for drop in report.dropped:
         yield f"  dropped, {drop.reason}: {drop.n_candidates}"
     for count, what in (
-        (report.n_quarantined, "held back by the scan"),
-        (report.n_archived, "put away before a test, since the memory was full"),
-        (report.n_left_out, "traces of which nothing was made, since the memory was full"),
+        (report.n_quarantined, "quarantined or rejected by the scan"),
+        (report.n_archived, "archived before a test, because the memory was full"),
+        (report.n_left_out, "traces left out, because the memory was full"),
     ):
         if count:
             yield f"  {what}: {count}"
@@ -87,8 +85,8 @@ def _describe_consumption(report: CalibrationReport) -> str:
     questions, lost = sum(one.n_questions for one in entries), sum(one.n_unanswered for one in entries)
     refused = sum(one.n_invalid for one in entries)
     return (
-        f"{questions:,} questions took {_describe_usage(report.usage)}, replies found in the store included; "
-        f"{refused:,} replies were refused, {lost:,} questions got no valid one."
+        f"{questions:,} questions took {_describe_usage(report.usage)}, including stored replies; "
+        f"{refused:,} replies were invalid, {lost:,} questions got no valid reply."
     )
 
 
@@ -155,30 +153,30 @@ def print_estimate(console: Console, estimate: CalibrationCostEstimate, *, paid:
     lines = []
     if estimate.is_finished:
         lines.append(
-            "Nothing has changed since this calibration was made: the command asks nothing, opens no test "
-            "and prints its report. What follows is what --again takes."
+            "Nothing has changed since this calibration. The command makes no call, opens no test and prints "
+            "the stored report. With --again, it would take the following."
         )
     if estimate.resumed:
         lines.append(
-            "This calibration was begun and stopped: it goes on from there. What follows is all of it; what "
-            "was asked before is not asked again."
+            "This calibration was stopped, and the command resumes it. The following counts the complete "
+            "calibration; finished calls are not repeated."
         )
     lines += [
         f"{estimate.n_training_traces} traces to learn from; held out: {estimate.n_held_out_traces} traces with "
-        f"{estimate.n_held_out_steps} known steps; anchors: {estimate.n_anchor_steps} steps",
+        f"{estimate.n_held_out_steps} labelled steps; anchors: {estimate.n_anchor_steps} steps",
         f"It takes {estimate.min_calls:,} to {estimate.max_calls:,} calls, with at most {estimate.max_rounds:,} "
-        f"rounds and {estimate.max_candidates:,} candidates. The high count is a bound: each reply is sent back "
-        "as often as may be, and each candidate takes the dearest way.",
+        f"rounds and {estimate.max_candidates:,} candidates. The high number is a bound: it assumes that "
+        "every reply is sent back as often as allowed, and that every candidate takes the most calls.",
     ]
     if paid:
-        lines.append(f"{paid:,} calls are paid for already; those that come again cost nothing.")
+        lines.append(f"{paid:,} calls are already paid for and cost nothing if they are needed again.")
     if estimate.missing_reason is None:
         lines.append(f"{estimate.power_summary}.")
         if estimate.n_earlier_tests:
             lines.append(f"{describe_tests_left(estimate.n_earlier_tests)}.")
     else:
         lines.append(f"Nothing can be tested or promoted: {estimate.missing_reason}.")
-        lines.append("Without --anyway the command stops there, before it asks anything.")
+        lines.append("Without --anyway, the command stops before the first call.")
     for line in lines:
         console.print(line, highlight=False)
 
@@ -271,10 +269,10 @@ class CalibrationDisplay:
         if not self._round:
             return "before the first round"
         promoted = sum(len(test.pair_ids) for test in self._tests if test.passed_test)
-        found = f", of which {promoted:,} pairs are promoted and count from now on" if promoted else ""
+        found = f", {promoted:,} pairs promoted" if promoted else ""
         return (
-            f"in round {self._round}, with {self._n_done:,} of its {self._n_traces:,} traces done, {self._n_pairs:,} "
-            f"pairs made in all, and batches tested: {len(self._tests)}{found}"
+            f"in round {self._round} ({self._n_done:,} of {self._n_traces:,} traces done; {self._n_pairs:,} pairs "
+            f"made, {len(self._tests)} batches tested{found})"
         )
 
 

@@ -41,13 +41,14 @@ NON_CARD_KINDS = ("trace", "anchor")
 StatusOption = Annotated[
     list[str] | None,
     typer.Option(
-        metavar="STATUS", help="Only this: candidate, quarantined, promoted, rejected, archived; repeatable."
+        metavar="STATUS",
+        help="Only this status: candidate, quarantined, promoted, rejected, archived. Repeatable.",
     ),
 ]
 KindOption = Annotated[
-    list[str] | None, typer.Option(metavar="KIND", help="Only this kind of card; repeatable.")
+    list[str] | None, typer.Option(metavar="KIND", help="Only this kind of card. Repeatable.")
 ]
-LimitOption = Annotated[int, typer.Option(min=1, max=1000, metavar="N", help="The largest number of cards.")]
+LimitOption = Annotated[int, typer.Option(min=1, max=1000, metavar="N", help="Maximum number of cards.")]
 
 memory_app = typer.Typer(
     name="memory",
@@ -65,7 +66,7 @@ def list_stored(
         list[str] | None,
         typer.Option(
             metavar="KIND",
-            help="Only this kind of card, repeatable; or `trace` for traces, `anchor` for anchors.",
+            help="Only this kind of card (repeatable), or `trace`, or `anchor`.",
         ),
     ] = None,
     limit: LimitOption = 50,
@@ -73,7 +74,7 @@ def list_stored(
 ) -> None:
     """List cards, traces or anchors.
 
-    Cards are listed best first, with all statuses and scopes unless options restrict them.
+    The best cards come first. Without options, cards of all statuses and scopes are listed.
     """
     import anyio
 
@@ -102,7 +103,7 @@ def search(  # noqa: PLR0917 - what the command line offers
 ) -> None:
     """Find cards by their words.
 
-    The best match comes first. Without options, cards of all states and scopes are searched.
+    The best match comes first. Without options, cards of all statuses and scopes are searched.
     """
     import anyio
 
@@ -184,7 +185,7 @@ def forget(
 ) -> None:
     """Remove everything that came from a trace.
 
-    Prints what was removed. This cannot be undone.
+    The command prints the number of removed entries. It cannot be undone.
     """
     import anyio
 
