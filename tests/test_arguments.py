@@ -75,7 +75,7 @@ async def test_a_model_has_to_be_connected(tmp_path: Path, who: str, model: Any)
     """A name or a configuration answers nothing; the message shows how to connect one."""
     async with MemoryStore(tmp_path / "memory.db") as memory:
         with pytest.raises(
-            ConfigError, match=rf"{who} needs a connected model and got .*: `async with connect"
+            ConfigError, match=rf"{who} needs a connected model and got .*: use `async with connect"
         ):
             Critic(model) if who == "a critic" else Calibrator(model, memory)
 

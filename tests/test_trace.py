@@ -191,7 +191,7 @@ WRONG_EVENTS: list[tuple[dict[str, JsonValue], str]] = [
         {"label": {"progress_before": 0, "progress_after": 1, "source": "me"}},
         "`label.source`: input should be 'program'",
     ),
-    ({"evaluation": {"progress_before": "x" * 99}}, "unable to parse string as a number; mend that line"),
+    ({"evaluation": {"progress_before": "x" * 99}}, "unable to parse string as a number; correct that line"),
     ({"note": 1}, "`note`: is not a known field"),
     ({"purpose": "Ship."}, "begins another trace"),
     ({"events": 3}, "is not a known field"),
@@ -225,10 +225,10 @@ def test_a_line_that_is_no_event_is_named(path: Path) -> None:
     numbers = ("9" * 5000, "[" * 100_000 + "]" * 100_000)
     for line, reason in (
         *(
-            (line, "expected a JSON object, got .*; mend that line")
+            (line, "expected a JSON object, got .*; correct that line")
             for line in ("[1]", "null", '"step"', "7")
         ),
-        *((line, "cannot be read: .*take such values out") for line in numbers),
+        *((line, "cannot be read: .*remove such values") for line in numbers),
     ):
         path.write_text(f"{whole}{line}\n", encoding="ascii")
         with pytest.raises(DataError, match=rf"t\.jsonl, line 5, {reason}"):

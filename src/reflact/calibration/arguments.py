@@ -56,11 +56,11 @@ def require_model(llm: object, *, caller: str) -> None:
         return
     if isinstance(llm, AbstractAsyncContextManager):
         raise ConfigError(
-            f"the model of {caller} is not connected yet: `async with connect(...) as llm`, then pass llm"
+            f"the model of {caller} is not connected yet: use `async with connect(...) as llm` and pass llm"
         )
     raise ConfigError(
-        f"{caller} needs a connected model and got {describe_type(llm)}: `async with connect(ModelConfig(model=...), "
-        "store=...) as llm` gives one"
+        f"{caller} needs a connected model and got {describe_type(llm)}: use `async with "
+        "connect(ModelConfig(model=...), store=...) as llm`"
     )
 
 
@@ -68,8 +68,7 @@ def require_memory(memory: object, *, caller: str) -> None:
     """Raise ``ConfigError`` unless a value is an open memory."""
     if not callable(getattr(memory, "promoted_pairs", None)):
         raise ConfigError(
-            f"{caller} needs an open memory and got {describe_type(memory)}: `async with MemoryStore(path) as memory` gives "
-            "one"
+            f"{caller} needs an open memory and got {describe_type(memory)}: use `async with MemoryStore(path) as memory`"
         )
 
 

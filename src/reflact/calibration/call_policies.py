@@ -24,8 +24,6 @@ COUNT_FIELDS = ("n_questions", "n_unanswered", "n_invalid")
 FAIL_FAST_CALLS = 10
 """A model may leave so many of its first questions without a valid reply."""
 
-HOW_TO_MEND = "at `mode` and at `max_tokens`"
-
 
 class LimitedLLM(LLMMiddleware):
     """A model whose calls wait for a semaphore."""
@@ -177,8 +175,8 @@ class FailFastCritic:
             if not self._has_scored and self._n_invalid >= FAIL_FAST_CALLS:
                 raise RunFailed(
                     f"the critic gave no valid score of any of the first {FAIL_FAST_CALLS} questions, so no further "
-                    f"call is made; the last error: {error}. Look at the model and its address "
-                    f"(models.critic.model, base_url), {HOW_TO_MEND}; paid replies are stored"
+                    f"call is made; the last error: {error}. Check `model`, `base_url`, `mode` and `max_tokens` of "
+                    "models.critic; paid replies are stored"
                 ) from error
             raise
         self._has_scored = True
@@ -221,9 +219,9 @@ class FailFastLLM(LLMMiddleware):
             if self._fails_run and self._is_silent:
                 raise RunFailed(
                     f"the judge gave no valid reply to any of the first {FAIL_FAST_CALLS} comparisons, so none of "
-                    f"their pairs is kept and no further call is made; the last error: {error}. Look at the model "
-                    f"(models.critic.model), {HOW_TO_MEND}, or do without comparisons (contrast.n_judges: 0); "
-                    "paid replies are stored"
+                    f"their pairs is kept and no further call is made; the last error: {error}. Check `model`, `mode` "
+                    "and `max_tokens` of models.critic, or switch comparisons off (contrast.n_judges: 0); paid "
+                    "replies are stored"
                 ) from error
             raise
         self.has_replied = True

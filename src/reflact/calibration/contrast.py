@@ -428,7 +428,7 @@ def _collect_mistakes(round_plan: RoundPlan, settings: ContrastSettings) -> Mapp
     missing = sorted(kind.mistake for kind in round_plan.shares if kind.mistake not in known)
     if missing:
         raise ConfigError(
-            f"contrast.mistakes: the round asks for {', '.join(missing)}, which nobody has described; add "
-            "name and description"
+            f"contrast.mistakes: the round asks for {', '.join(missing)}, which have no description; add "
+            "their names and descriptions"
         )
     return known

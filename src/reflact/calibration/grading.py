@@ -176,7 +176,7 @@ def describe_critic(critic: Critic, measurements: CriticMetrics | None) -> Criti
     """
     if critic.snapshot is None or critic.pairs is None:
         raise ConfigError(
-            "a critic that reads its memory may change its mind during a run: use "
+            "the scores of a critic that reads a memory may change during a run: pass "
             "`await critic.pin()` or `critic.pin_to(pairs)`"
         )
     accuracy = (

@@ -84,14 +84,14 @@ class NotEnoughTraces(FrozenModel):
         """What is missing, in a sentence."""
         if self.batch_changed:
             return (
-                "a pair of the batch was tested, edited or retired by another process, or came from a "
-                "held-out trace as well, while the batch was scored; what still waits is in the next test"
+                "while the batch was scored, another process tested, edited or retired one of its pairs, or made "
+                "it from a held-out trace too; the other pairs are in the next test"
             )
         if self.n_unscored:
             return (
                 f"without the batch the model gave no valid score of {self.n_unscored} of {self.n_steps} "
-                f"held-out steps, on {self.n_traces} traces; a batch is tested where nine in ten are scored: "
-                "take a model that keeps to the form of a reply, or give it more room or attempts"
+                f"held-out steps, on {self.n_traces} traces; a test needs valid scores for nine in ten: use a "
+                "model that gives valid replies, or raise `max_tokens` or `reasks`"
             )
         if self.n_tested:
             return (

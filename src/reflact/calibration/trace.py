@@ -76,7 +76,7 @@ def _read_file(path: Path) -> TraceFileContent:
             break
         if end is not None:
             raise DataError(
-                f"{location}, follows the end of the trace; a file holds one trace, so take it out"
+                f"{location}, follows the end of the trace; remove it, because a file has one trace"
             )
         if isinstance(value, dict) and "events" in value:
             end = _parse_line(value, TraceEnd, location)
@@ -93,8 +93,8 @@ def _read_header(path: Path, lines: Sequence[bytes]) -> TraceHeader:
         value = _parse_json(lines[0] if lines else b"", f"{path}, line 1")
     except _TornLine:
         raise DataError(
-            f"{path} holds no trace: its first line is not a whole header; a trace is a file that "
-            "Trace(path=...) wrote"
+            f"{path} holds no trace: its first line is not a complete header; record a trace with "
+            "Trace(path=...)"
         ) from None
     header = _parse_line(value, TraceHeader, f"{path} holds no trace: line 1")
     require_trace_id(header.trace, subject=f"{path}, line 1, `trace`: the id of a trace")
@@ -113,7 +113,7 @@ def _parse_event(value: object, location: str, *, step: int) -> ScoreEvent:
     if event.step != step:
         raise DataError(
             f"{location}, `step`: it is {event.step}, and the next step is {step}; steps are numbered from 0, "
-            "so a line before it is missing or stands twice"
+            "so a line before it is missing or occurs twice"
         )
     return event
 
@@ -128,14 +128,14 @@ def _parse_json(line: bytes, location: str) -> object:
     except (json.JSONDecodeError, UnicodeDecodeError):
         raise _TornLine from None
     except (ValueError, RecursionError) as error:
-        raise DataError(f"{location}, cannot be read: {error}; take such values out of the states") from None
+        raise DataError(f"{location}, cannot be read: {error}; remove such values from the states") from None
 
 
 def _parse_line(value: object, line_type: type[L], location: str) -> L:
     try:
         return line_type.model_validate(value)
     except ValidationError as error:
-        raise DataError(f"{location}, {describe_first_error(error)}; mend that line") from None
+        raise DataError(f"{location}, {describe_first_error(error)}; correct that line") from None
 
 
 SAVE_BATCH_SIZE = 100
@@ -169,8 +169,8 @@ class Trace:
         require_type(purpose, str, subject="the purpose of a trace")
         if not purpose.strip():
             raise DataError(
-                "a trace needs a purpose: say in words what the agent was to achieve, since every step is "
-                "scored by how far it comes towards that"
+                "a trace needs a purpose: say in words what the agent was to achieve, because steps are "
+                "scored by their progress towards it"
             )
         self._header = TraceHeader(trace=uuid4().hex if id is None else require_trace_id(id), purpose=purpose)
         self._events: list[ScoreEvent] = []
@@ -240,7 +240,7 @@ class Trace:
         require_type(score, Evaluation, StateScore, type(None), subject="the score of a step")
         require_type(label, Label, type(None), subject="the label of a step")
         if self.is_finished:
-            raise DataError(f"trace {self.id} is finished: record what follows in a trace of its own")
+            raise DataError(f"trace {self.id} is finished: record further steps in another trace")
         evaluation = score.evaluation if isinstance(score, StateScore) else score
         with self._lock:
             event = ScoreEvent(
@@ -299,11 +299,11 @@ class Trace:
             raise DataError(f"{folder} is not a folder of traces")
         traces = tuple(cls.load(path) for path in sorted(folder.rglob("*.jsonl")))
         if not traces:
-            raise DataError(f"{folder} holds no trace: a trace is a .jsonl file that Trace(path=...) wrote")
+            raise DataError(f"{folder} holds no trace, which is a .jsonl file that Trace(path=...) writes")
         names = Counter(trace.id for trace in traces)
         twice = next((name for name, count in sorted(names.items()) if count > 1), None)
         if twice is not None:
-            raise DataError(f"{folder}: several files hold the trace {twice}; keep one of them")
+            raise DataError(f"{folder}: several files have the trace {twice}; keep one of them")
         return traces
 
     @classmethod
@@ -335,8 +335,8 @@ class Trace:
         """
         if not stored.purpose.strip():
             raise DataError(
-                f"trace {stored.id} is stored without a purpose, by which steps are scored: forget it, and "
-                "hand it in again with one"
+                f"trace {stored.id} is stored without a purpose, so its steps cannot be scored: forget "
+                "the trace and store it again with a purpose"
             )
         header = TraceHeader(trace=stored.id, purpose=stored.purpose)
         return cls._from_file(TraceFileContent(header, stored.events))
@@ -360,8 +360,8 @@ class Trace:
             others = b"\n" in file.read()
         if others:
             raise StoreError(
-                f"{self._path} has lines that this trace did not write: another process records in it; give "
-                "each its own file, this step is not recorded"
+                f"{self._path} has lines that this trace did not write: another process records in it, so this "
+                "step was not recorded; give each process its own file"
             )
         self._write_after_whole(self._path, line)
 
@@ -380,7 +380,7 @@ def _encode_line(value: TraceHeader | ScoreEvent | TraceEnd, location: str) -> b
         return f"{canonical_json(value.model_dump())}\n".encode("ascii")
     except (ValueError, RecursionError) as error:
         raise DataError(
-            f"{location} cannot be written: {error}; take such values out of the states"
+            f"{location} cannot be written: {error}; remove such values from the states"
         ) from None
 
 
@@ -408,7 +408,7 @@ def _create_file(path: Path) -> None:
             path.touch(exist_ok=False)
         except FileExistsError:
             raise DataError(
-                f"{path} exists: go on with it by Trace.resume, remove it, or name another file"
+                f"{path} exists: continue it with Trace.resume, remove it, or name another file"
             ) from None
 
 
