@@ -202,4 +202,4 @@ async def test_a_report_holds_its_own_critics_tests_only(tmp_path: Path) -> None
         report = await calibrated(memory)
     assert other.tests[0].passed_test
     assert report.tests == ()
-    assert report.not_tested_reason == "all pairs were tested before, or wait for somebody to look at them"
+    assert report.not_tested_reason == "all pairs were tested before or wait for a review"

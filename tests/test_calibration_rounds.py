@@ -104,7 +104,7 @@ async def test_held_out_traces_are_never_learned_from() -> None:
     calibrator = Calibrator(flattered(), memory, settings=cheap)
     estimate = await calibrator.estimate_cost(given)
     report = await calibrator.calibrate(given)
-    assert report.held_out_name == "1 slice of 4"
+    assert report.held_out_name == "1 fold of 4"
     held = report.held_out.before
     assert held is not None
     assert held.n_traces == estimate.n_held_out_traces >= 20

@@ -360,7 +360,7 @@ async def test_awaited_work_raises() -> None:
 @pytest.mark.parametrize(
     ("same", "needs", "said"),
     [
-        (True, "reply", "no trace to learn from: all that were given are held out"),
+        (True, "reply", "no trace to learn from, because all are held out"),
         (False, "none", "none of 2 candidates became a pair"),
     ],
 )

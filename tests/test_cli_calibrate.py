@@ -185,7 +185,7 @@ def test_traces_of_the_memory_are_taken_where_no_folder_is_named(folder: Path) -
     with flattering() as (url, _):
         settings = ("--set", "traces=null", "--set", "heldout=null", "--json", "--anyway")
         report = CalibrationReport.model_validate_json(reflact(configured(folder, url), *settings).stdout)
-    assert report.held_out_name == "1 slice of 4"
+    assert report.held_out_name == "1 fold of 4"
     assert 0 < report.n_training_traces < 24
     assert report.not_tested_reason is not None
 

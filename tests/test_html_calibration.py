@@ -186,7 +186,7 @@ def test_pairs_drops_groups_and_costs_are_the_reports() -> None:
         ["judged_wrong", "3"],
     ]
     assert all(row[2] for row in found["Candidates that became no pair"][1:])
-    cost = found["Replies, by who asked and what for"]
+    cost = found["Replies by role and purpose"]
     assert cost[1] == ["critic, score", "900", "1", "2", "902", "0", "0", "–"]
     assert cost[-1] == ["all", "", "", "", "1,234", "56,789", "4,321", "1.2345"]
 
@@ -246,7 +246,7 @@ def test_the_page_begins_with_what_was_promoted() -> None:
         "2.00 to 0.50; averaged within each trace it fell by 1.41 points [1.02, 1.83]."
     )
     notes = describe_context(everything())
-    assert "On 5 anchor traces, which chose nothing, the error fell by 0.83 points" in notes[2]
+    assert "On 5 anchor traces, which decided nothing, the error fell by 0.83 points" in notes[2]
     header = next(page_of(everything()).all("header"))
     assert next(header.all("p")).text == describe_result(everything())
 
@@ -270,7 +270,7 @@ def test_a_change_without_a_promotion_is_not_claimed() -> None:
     refused = full.model_copy(update={"tests": full.tests[1:]})
     assert "Nothing was promoted: with the best of 2 batches" in describe_result(refused)
     assert any(
-        "which no batch of this calibration accounts for" in note for note in describe_context(refused)
+        "although no batch of this calibration was promoted" in note for note in describe_context(refused)
     )
 
 

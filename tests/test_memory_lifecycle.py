@@ -185,7 +185,7 @@ async def test_a_full_memory_is_why_nothing_was_tested(tmp_path: Path) -> None:
         assert await read_statuses(memory, range(4)) == ["promoted"] * 4
     assert (report.n_candidates, report.n_left_out, report.n_archived) == (0, 3, 0)
     assert report.not_tested_reason is not None
-    assert "the memory is full, so that nothing was made of 3 traces" in report.not_tested_reason
+    assert "the memory is full, so 3 traces were left out" in report.not_tested_reason
 
 
 async def test_beside_an_agent_a_full_memory_is_told(tmp_path: Path) -> None:
@@ -219,7 +219,7 @@ def test_a_report_says_what_was_put_away(capsys: pytest.CaptureFixture[str]) -> 
     printed, page = said(everything().model_copy(update={"n_archived": 12, "n_left_out": 3}))
     assert "archived before a test, because the memory was full: 12" in printed
     assert "traces left out, because the memory was full: 3" in printed
-    assert "its bound put away 12 pairs before a test, and nothing was made of 3 traces" in page
+    assert "The memory was full: 12 pairs archived before a test, 3 traces left out." in page
     assert not any("memory was full" in text for text in said(everything()))
 
 

@@ -241,7 +241,7 @@ def still(name: str) -> Trace:
             "15 held-out traces .* beside 3 without a label; .* so 5 more",
         ),
         (0, flattered_traces("h", 20), "no trace to learn from"),
-        (8, None, r"of 8 traces 8 have labels .* record about \d+ more"),
+        (8, None, r"8 of 8 traces have labels .* record about \d+ more"),
     ],
     ids=["one", "eight", "some without gold", "nothing to learn from", "by rule"],
 )
@@ -261,7 +261,9 @@ async def test_what_is_missing_is_said_and_nothing_is_asked(
 async def test_traces_without_labels_hold_nothing_out() -> None:
     """The error says how many labels are missing."""
     calibrator = Calibrator(flattered(), ListMemory(), settings=settings())
-    with pytest.raises(DataError, match=r"0 held-out traces .* so 20 more are missing: .* 0 have labels"):
+    with pytest.raises(
+        DataError, match=r"0 held-out traces .* so 20 more are missing: .* 0 of 60 traces have labels"
+    ):
         await calibrator.calibrate(flattered_traces("any", 60, gold=False))
 
 
@@ -283,7 +285,10 @@ async def test_steps_that_teach_nothing_are_told() -> None:
     """Traces in which nothing moves, or all steps are anchors, are not paid for."""
     held_out = flattered_traces("h", 20)
     calibrator = Calibrator(flattered(), ListMemory(), settings=settings(include_no_change=False))
-    with pytest.raises(DataError, match=r"none of 2 steps of 2 traces .* set a smaller contrast.min_delta"):
+    with pytest.raises(
+        DataError,
+        match=r"no pair can be made from the 2 steps of 2 traces .* set a smaller contrast.min_delta",
+    ):
         await calibrator.calibrate([still("a"), still("b")], heldout=held_out)
     memory, one = ListMemory(), still("a")
     about = {"purpose": one.purpose, "transition": one.events[0].transition}

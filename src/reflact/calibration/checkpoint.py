@@ -242,10 +242,8 @@ def _parse_stored(model_type: type[StoredModel], text: str) -> StoredModel | Non
         return None
 
 
-NOTHING_TO_LEARN = (
-    "there is no trace to learn from: all that were given are held out; pass others, or more of them"
-)
-LARGER_MEMORY = "reject pairs that are not needed, or open it with larger active_cards"
+NOTHING_TO_LEARN = "there is no trace to learn from, because all are held out; pass more traces"
+LARGER_MEMORY = "reject pairs that are not needed, or open it with a larger max_active_cards"
 
 
 def find_missing(
@@ -276,9 +274,9 @@ def find_missing(
     usable = sum(trace.id not in snapshot.training_trace_ids for trace in deduplicate_traces(traces))
     folds = inputs.settings.holdout_folds
     return (
-        f"{words}one slice of {folds} tests, and of {_count_traces(traces)} {usable} have labels and were not "
+        f"{words}one fold of {folds} is held out, and {usable} of {_count_traces(traces)} have labels and were not "
         f"learned from; label or record about {missing * folds} more, set a smaller calibrator.holdout_folds, or "
-        f"name {MIN_TRACES} traces that are to be held out as `heldout`"
+        f"pass {MIN_TRACES} held-out traces as `heldout`"
     )
 
 
@@ -291,16 +289,16 @@ def _explain_no_events(split: HoldoutSplit, inputs: CalibrationInputs) -> str | 
     if any(select_events(events, settings) for events in free):
         return None
     n_events = sum(len(trace.events) for trace in split.training)
-    about = f"none of {n_events} steps of {_count_traces(split.training)} to learn from teaches anything"
+    about = f"no pair can be made from the {n_events} steps of {_count_traces(split.training)} to learn from"
     if not any(free):
         return (
-            f"{about}: all of them are of anchors' traces, or show what an anchor scores; learn from "
-            "other traces, or take other anchors"
+            f"{about}: all of them are in traces of anchors, or show the state of an anchor; use other traces or "
+            "other anchors"
         )
     still = "" if settings.include_no_change else ", and contrast.include_no_change is false"
     return (
         f"{about}: no score moves by contrast.min_delta {settings.min_delta:g}{still}; record "
-        "traces whose steps get somewhere, or set a smaller contrast.min_delta"
+        "traces with more progress, or set a smaller contrast.min_delta"
     )
 
 
@@ -323,14 +321,14 @@ def explain_no_batch(calibration: CalibrationState) -> str:
     if not calibration.split.training:
         return NOTHING_TO_LEARN
     if not n_pairs and calibration.n_left_out:
-        return f"the memory is full, so that nothing was made of {calibration.n_left_out} traces: {LARGER_MEMORY}"
+        return f"the memory is full, so {calibration.n_left_out} traces were left out: {LARGER_MEMORY}"
     if not n_pairs:
-        return f"none of {len(calibration.dropped)} candidates became a pair: the drops say why"
+        return f"none of {len(calibration.dropped)} candidates became a pair; the dropped candidates have the reasons"
     if calibration.n_quarantined == n_pairs:
-        return f"the scan holds back all {n_pairs} pairs: look at them, and release those that are sound"
+        return f"the scan quarantined or rejected all {n_pairs} pairs; check them and release the sound ones"
     if calibration.n_archived and n_blocked == n_pairs:
         return (
-            f"the memory is full, and its bound put {calibration.n_archived} of {n_pairs} pairs away at "
-            f"once: {LARGER_MEMORY}"
+            f"the memory is full, so {calibration.n_archived} of {n_pairs} pairs were archived at once: "
+            f"{LARGER_MEMORY}"
         )
-    return "all pairs were tested before, or wait for somebody to look at them"
+    return "all pairs were tested before or wait for a review"

@@ -102,7 +102,7 @@ class NotEnoughTraces(FrozenModel):
             )
         return (
             f"{self.n_traces} held-out traces have labelled steps; a batch is tested on at least "
-            f"{MIN_TRACES}: record more traces, or hold out a larger share of them"
+            f"{MIN_TRACES}: record more traces, or hold out a larger share"
         )
 
 

@@ -84,7 +84,7 @@ class HoldoutRule(NamedTuple):
     @property
     def held_out_name(self) -> str:
         """What the held-out traces are called."""
-        return f"1 slice of {self.n_folds}{', by purpose' if self.holdout_by == 'purpose' else ''}"
+        return f"1 fold of {self.n_folds}{', by purpose' if self.holdout_by == 'purpose' else ''}"
 
 
 class TrainingHistory(NamedTuple):

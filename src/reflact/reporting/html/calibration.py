@@ -34,37 +34,40 @@ from reflact.reporting.html.page import (
 from reflact.reporting.lines import escape_controls
 
 DROP_MEANINGS = {
-    "unverified": "There is neither a label nor a critic whose samples could agree on what is right.",
-    "disagreement": "The critic's samples lie too far apart to say what is right.",
-    "not_applicable": "The step does not lend itself to this mistake within the round's distances.",
-    "not_confirmed": "Samples do not bear out that the evaluation is wrong for the other purpose.",
-    "bad_reply": "The model gave no valid mistaken evaluation, asked again or not.",
+    "unverified": "The step has no complete label, and there is no critic whose samples could agree.",
+    "disagreement": "The critic's samples differ too much to be a label.",
+    "not_applicable": "This mistake cannot be made in this step within the round's distances.",
+    "not_confirmed": "Samples do not confirm that the evaluation is wrong for the other purpose.",
+    "bad_reply": "The model gave no valid reply, although it was asked again if that is allowed.",
     "too_long": "The prompt exceeds the model's context.",
-    "known": "The memory held this pair before.",
-    "duplicate": "An earlier candidate of the round gave the same pair, or speaks of an equal step.",
+    "known": "The memory already had this pair.",
+    "duplicate": "An earlier candidate of the round gave the same pair, or is about an equal step.",
     "judged_wrong": "Too few blind comparisons found the right side.",
-    "decided_by_position": "Comparisons followed the side on which an evaluation stood.",
+    "decided_by_position": "The comparisons depended on the order of the two sides.",
 }
 """Why a candidate became no pair, in words."""
 
 TERM_DEFINITIONS = (
-    ("Score", "How far an agent's state has come towards its purpose: 0 is nothing of it, 10 all of it."),
-    ("Known score", "What a program or a person says is right, never what a critic's samples agree on."),
+    ("Score", "The progress of a state towards the purpose: 0 is none, 10 is complete."),
+    ("Known score", "The right score, from a program or a person, never from a critic's samples."),
     (
         "Held-out traces",
-        "Nothing was learned from them, but they chose what was promoted: their gain is flattered.",
+        "No pair was made from them, but they decide which pairs are promoted: their gain is slightly too good.",
     ),
-    ("Anchors", "Pairs of known scores that are never learned from and choose nothing."),
+    ("Anchors", "Pairs with known scores that only measure."),
     (
         "Contrast pair",
         "A right and a wrong evaluation of one step. Promoted pairs are examples in the prompt.",
     ),
     ("Bias", "The mean of score minus known score, after a step. Above 0 the critic inflates."),
-    ("Pairwise accuracy", "How often states and sides of pairs are ordered as known scores order them."),
-    ("Order consistency", "How often successive states are ordered alike within one score and across two."),
+    (
+        "Pairwise accuracy",
+        "How often states, and sides of pairs, are in the same order as their known scores.",
+    ),
+    ("Order consistency", "How often successive states have the same order within one score and across two."),
     ("Brier score, calibration error", "Of the confidence, as the probability of a score within one point."),
     ("Interval", "95%, in brackets, over resamples of whole traces, since steps of a trace are alike."),
-    ("Constant", "What always giving the same answer would reach. A critic that is no better knows nothing."),
+    ("Constant", "The figure of the best constant answer. A critic that is no better is useless."),
 )
 
 
@@ -136,15 +139,15 @@ def describe_context(report: CalibrationReport) -> list[str]:
     gain, anchors, held_out = report.anchors.gain, report.anchors.before, report.held_out.gain
     if passed and gain is not None and anchors is not None:
         found.append(
-            f"The held-out traces chose what was promoted. On {format_count(anchors.n_traces, 'anchor trace')}, "
-            f"which chose nothing, the error {describe_gain(gain)}."
+            f"The held-out traces decided which pairs were promoted. On {format_count(anchors.n_traces, 'anchor trace')}, "
+            f"which decided nothing, the error {describe_gain(gain)}."
         )
     if not passed and held_out is not None:
         found.append(
-            f"Between the two measurements the error on the held-out traces {describe_gain(held_out)}, which no "
-            "batch of this calibration accounts for: other pairs came into use or were taken back meanwhile."
+            f"Between the two measurements the error on the held-out traces {describe_gain(held_out)}, although no "
+            "batch of this calibration was promoted: other pairs were promoted or demoted in the meantime."
             if held_out.value
-            else "The critic is as it was before."
+            else "The critic did not change."
         )
     after = report.held_out.after
     if after is not None:
@@ -153,7 +156,7 @@ def describe_context(report: CalibrationReport) -> list[str]:
             f"For scale: always answering {format_number(constant.progress)} would be off by "
             f"{format_number(constant.error)} points on the held-out steps, and the critic is off by "
             f"{format_number(after.error.value)}"
-            + (", so it knows no more than a constant." if after.error.value >= constant.error else ".")
+            + (", so it is no better than a constant." if after.error.value >= constant.error else ".")
         )
     return found
 
@@ -183,11 +186,9 @@ def _build_change_section(report: CalibrationReport) -> PageSection:
     tables = [_build_comparison(*measured) for measured in _list_changes(report)]
     missing = [
         report.held_out.before is None
-        and h.p["No held-out step has a known score and one before and after."],
+        and h.p["No held-out step has a known score, a score before and a score after."],
         report.anchors.before is None
-        and h.p(".note")[
-            "There are no anchors: labelled pairs that are never learned from and choose nothing."
-        ],
+        and h.p(".note")["There are no anchors, which are labelled pairs that only measure."],
     ]
     return PageSection("change", "Before and after", (tables, missing))
 
@@ -215,25 +216,24 @@ def _build_comparison(
         and h.p[f"Averaged within each trace, the error {describe_gain(change.gain)}."],
         change.n_unscored > 0
         and h.p(".note")[
-            f"In neither column: {format_count(change.n_unscored, 'step')} without a valid score before or after."
+            f"Not included: {format_count(change.n_unscored, 'step')} without a valid score before or after."
         ],
-        before.n_traces == 1
-        and h.p(".note")["Of a single trace nothing can be said; its intervals are the scale."],
+        before.n_traces == 1 and h.p(".note")["A single trace has no interval, so the whole scale is shown."],
     ]
 
 
 def _build_reliability_section(report: CalibrationReport) -> PageSection:
     charts = [
         build_figure(
-            "On the dashed line the critic is right as often as it is sure. Larger marks "
+            "On the dashed line, confidence equals the share of right scores. Larger marks "
             f"are more steps; a score is right within {format_number(RIGHT_TOLERANCE, 0)} point of the known one.",
             draw_reliability(f"reliability-{n}-before", f"{name}, before", before.reliability, look="before"),
             draw_reliability(f"reliability-{n}-after", f"{name}, after", after.reliability, look="after"),
         )
         for n, (name, _, before, after) in enumerate(_list_changes(report))
     ]
-    nothing = h.p["Nothing was measured, so there is nothing to draw."]
-    return PageSection("reliability", "How sure it is, and how often right", (charts or nothing,))
+    nothing = h.p["Nothing was measured."]
+    return PageSection("reliability", "Confidence and right scores", (charts or nothing,))
 
 
 def _build_rounds_section(report: CalibrationReport) -> PageSection:
@@ -288,8 +288,8 @@ def _build_tests_section(report: CalibrationReport) -> PageSection:
         return PageSection("evidence", "The evidence", (untested or h.p["No batch was tested."], power))
     chosen_by_caller = report.held_out_name == CALLER_HOLDOUT_NAME
     said = h.p[
-        "The steps of held-out traces were scored with what was promoted, and with the batch too. A "
-        "batch passes if p is at most alpha and pairwise accuracy holds. All batches on the same "
+        "Held-out steps were scored with the promoted pairs, and again with the batch. A "
+        "batch passes if p is at most alpha and pairwise accuracy does not fall. All batches on the same "
         f"traces share an error probability of {TOTAL_ALPHA:.1%}. These traces: ",
         "given by the caller" if chosen_by_caller else escape_controls(report.held_out_name),
         ".",
@@ -323,11 +323,13 @@ def _build_pairs_section(report: CalibrationReport) -> PageSection:
         "did not."
     )
     if report.n_quarantined:
-        said += f" The scan holds back {report.n_quarantined:,} of the pairs; they are in no test."
+        said += (
+            f" The scan quarantined or rejected {report.n_quarantined:,} of the pairs; they are in no test."
+        )
     if report.n_archived or report.n_left_out:
         said += (
-            f" The memory was full: its bound put away {format_count(report.n_archived, 'pair')} before a test, and "
-            f"nothing was made of {format_count(report.n_left_out, 'trace')}."
+            f" The memory was full: {format_count(report.n_archived, 'pair')} archived before a test, "
+            f"{format_count(report.n_left_out, 'trace')} left out."
         )
     pairs = [
         [
@@ -343,17 +345,14 @@ def _build_pairs_section(report: CalibrationReport) -> PageSection:
     ]
     return PageSection(
         "pairs",
-        "What was made",
+        "Pairs and drops",
         (
             h.p[said],
             pairs
             and build_table(
                 "Pairs by the mistake that they show", ("mistake", "pairs", "mean difficulty"), pairs
             ),
-            pairs
-            and h.p(".note")[
-                "Difficulty is the share of blind comparisons that took the wrong side for right."
-            ],
+            pairs and h.p(".note")["Difficulty is the share of blind comparisons that chose the wrong side."],
             drops
             and build_table(
                 "Candidates that became no pair", ("reason", "candidates", "meaning"), drops, prose={2}
@@ -366,22 +365,19 @@ def _build_pairs_section(report: CalibrationReport) -> PageSection:
 
 def _build_usage_section(report: CalibrationReport) -> PageSection:
     rows = [_build_usage_row(one) for one in report.usage_by_purpose]
-    notes = [
-        "Replies that were found in the store count as if they had been asked for; calls that failed "
-        "without a reply do not."
-    ]
+    notes = ["Stored replies are counted like new ones. Calls that failed without a reply are not counted."]
     if report.usage.usd is None:
         notes.append("No price is known for these calls.")
     if report.usage.uncounted:
         calls = format_count(report.usage.uncounted, "call")
-        notes.append(f"The provider counted no tokens of {calls}.")
-    columns = ("asked for", "questions", "unanswered", "refused", "calls", "tokens in", "out", "USD")
+        notes.append(f"The provider reported no tokens for {calls}.")
+    columns = ("asked for", "questions", "unanswered", "invalid", "calls", "tokens in", "out", "USD")
     total: list[h.Node] = [h.strong["all"], "", "", "", *_format_usage(report.usage)]
     return PageSection(
         "cost",
-        "What it took",
+        "Cost",
         (
-            build_table("Replies, by who asked and what for", columns, [*rows, total]),
+            build_table("Replies by role and purpose", columns, [*rows, total]),
             h.p(".note")[" ".join(notes)],
         ),
     )
@@ -401,7 +397,7 @@ def _format_usage(usage: Usage) -> tuple[str, ...]:
 def _build_critic_section(report: CalibrationReport) -> PageSection:
     said = h.p["All scores were made with the prompt ", h.code[escape_controls(report.prompt)], "."]
     identity = h.pre[escape_controls(_indent_json(report.critic))]
-    named = h.details[h.summary["Model and settings: all that names this critic"], identity]
+    named = h.details[h.summary["Model and settings that identify this critic"], identity]
     return PageSection("critic", "Prompt, model and settings", (said, named))
 
 
