@@ -293,7 +293,10 @@ async def test_steps_that_teach_nothing_are_told() -> None:
     memory, one = ListMemory(), still("a")
     about = {"purpose": one.purpose, "transition": one.events[0].transition}
     await memory.add_anchors([make_pair(0, trace="a").model_copy(update=about)])
-    with pytest.raises(DataError, match=r"none of 1 steps of 1 trace .* all of them are of anchors' traces"):
+    with pytest.raises(
+        DataError,
+        match=r"no pair can be made from the 1 steps of 1 trace .* all of them are in traces of anchors",
+    ):
         await Calibrator(flattered(), memory, settings=settings()).calibrate([one], heldout=held_out)
 
 
