@@ -40,18 +40,19 @@ def configuration() -> str:
         "# Configuration",
         NOTE,
         "",
-        "A YAML or TOML file, or a mapping. An unknown key is an error that names the nearest known key.",
-        "Paths of inputs are relative to the file. `out_dir` is relative to the folder in which the command",
-        "starts. On the command line, `--set section.key=value` overrides any key; values are YAML.",
+        "A configuration is a YAML or TOML file, or a mapping in Python. An unknown key is an error that names",
+        "the nearest known key. Paths of inputs are relative to the file. `out_dir` is relative to the folder in",
+        "which the command starts. On the command line, `--set section.key=value` overrides any key; values are",
+        "YAML.",
         "",
-        "A key marked *yes* under **change** may differ between two starts of the same run. All other keys,",
-        "and the contents of the files that they name, are the run's identity: another value starts another",
-        "run.",
+        "A key marked *yes* under **change** may differ between two starts of the same run. All other keys, the",
+        "data, the prompts and the initial skill are the run's identity. If one of them differs, it is another",
+        "run: the folder needs `fork: true`, or the run needs another `out_dir`.",
         "",
-        "If `models.optimizer` names no connection (model, endpoint, key, mode), it uses the target's. At the",
-        "same endpoint it also uses the target's limits, and for the same model its prices. `models.critic`",
-        "does the same, but must name its model. Its keys and those of `critic` matter only if a critic is",
-        "used.",
+        "`models.optimizer` uses the target's value of each connection key that it does not set (`model`,",
+        "`base_url`, `api`, `api_version`, `api_key_env`, `key`, `mode`). At the same endpoint it also uses the",
+        "target's limits, and for the same model its prices. `models.critic` does the same, but must set its",
+        "`model`. Its keys and those of `critic` are used only if the configuration uses a critic.",
     ]
     table = list(list_config_keys())
     for name, field in TrainerConfig.model_fields.items():
@@ -74,9 +75,9 @@ def calibration_keys() -> str:
         "# Keys of `reflact calibrate`",
         NOTE,
         "",
-        "A YAML or TOML file; [calibrating a critic](calibration.md) explains the keys. Paths of inputs are",
-        "relative to the file. `memory` and `store` are relative to the folder in which the command starts.",
-        "Any value may change between starts; stored replies are reused if they fit.",
+        "The configuration is a YAML or TOML file. [Calibrate a critic](calibration.md) explains the keys. Paths",
+        "of inputs are relative to the file. `memory` and `store` are relative to the folder in which the command",
+        "starts. Any value may change between starts. Stored replies are reused if the request is the same.",
         "",
         "| key | type | default | meaning |",
         "|---|---|---|---|",
@@ -102,13 +103,13 @@ def commands() -> str:
         "|---|---|",
         "| 0 | completed |",
         "| 1 | a run ended without completing; the reason is printed |",
-        "| 2 | something given is wrong, a key, model, port or store included; nothing was paid |",
+        "| 2 | the input is wrong, such as a key, a model, a port or a file; nothing was paid |",
         "| 130, 143 | ended by Ctrl-C or SIGTERM; run the same command again to resume |",
         "",
         "After the first Ctrl-C or SIGTERM, a run starts no new work. Running work may finish within",
         "`train.grace_seconds`, and a step that needs no more work is committed. The second signal ends the run",
-        "at once. `calibrate` waits ten seconds for running work. `eval` and the commands that only read end at",
-        "the first signal.",
+        "at once. `calibrate` waits at most ten seconds for running work. `eval` and the commands that only read",
+        "end at the first signal.",
     ]
     for name, command in _commands(typer.main.get_group(app)):
         lines += ["", f"## reflact {name}", "", inspect.cleandoc(command.help or "")]
@@ -148,14 +149,22 @@ def draw_errors(kind: type[Exception], indent: str = "") -> Iterator[str]:
 
 def error_tree() -> str:
     """Return the tree of errors with each error's meaning."""
-    lines = ["# Errors", NOTE, "", "All are in `reflact.errors`.", "", "```text", "ReflactError"]
+    lines = [
+        "# Errors",
+        NOTE,
+        "",
+        "Import these classes from `reflact.errors`.",
+        "",
+        "```text",
+        "ReflactError",
+    ]
     lines += [
         *draw_errors(errors.ReflactError),
         "```",
         "",
         "A `UsageError` is raised before any request is sent. No error removes finished work from the store.",
         "",
-        "A command prints an error as one sentence on standard error. Below a `CassetteMiss` it prints the",
+        "A command prints an error on one line of standard error. After a `CassetteMiss`, it also prints the",
         "difference to the nearest recorded request. [Commands](cli.md) lists the exit codes.",
     ]
     return "\n".join(lines) + "\n"

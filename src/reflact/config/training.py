@@ -366,33 +366,49 @@ class TrainerConfig(ConfigSection):
         False, description="Let a changed run start beside the one in `out_dir`; matching results are reused."
     )
     skill: Path | None = changeable_field(None, description="The initial skill document; null: an empty one.")
-    data: DataConfig = Field(default_factory=DataConfig, description="Items.")
-    environment: EnvironmentConfig = Field(default_factory=EnvironmentConfig, description="Environment.")
-    target: TargetConfig = Field(default_factory=TargetConfig, description="Target.")
+    data: DataConfig = Field(default_factory=DataConfig, description="The items and their splits.")
+    environment: EnvironmentConfig = Field(
+        default_factory=EnvironmentConfig, description="How tasks are asked and graded."
+    )
+    target: TargetConfig = Field(
+        default_factory=TargetConfig, description="How the skill reaches the target."
+    )
     models: ModelsConfig = Field(default_factory=ModelsConfig, description="Models by role.")
     train: TrainConfig = Field(default_factory=TrainConfig, description="Epochs and batches.")
-    reflect: ReflectConfig = Field(default_factory=ReflectConfig, description="Reflection.")
-    aggregate: AggregateConfig = Field(default_factory=AggregateConfig, description="Merging.")
-    select: SelectConfig = Field(default_factory=SelectConfig, description="Step size.")
-    update: UpdateConfig = Field(default_factory=UpdateConfig, description="Update.")
-    gate: GateConfig = Field(default_factory=GateConfig, description="Gate.")
-    slow_update: SlowUpdateConfig = Field(default_factory=SlowUpdateConfig, description="Slow update.")
-    meta_skill: MetaSkillConfig = Field(default_factory=MetaSkillConfig, description="Meta skill.")
-    appendix: AppendixConfig = Field(default_factory=AppendixConfig, description="Skill-aware reflection.")
+    reflect: ReflectConfig = Field(default_factory=ReflectConfig, description="How analysts read rollouts.")
+    aggregate: AggregateConfig = Field(
+        default_factory=AggregateConfig, description="How proposals are merged."
+    )
+    select: SelectConfig = Field(default_factory=SelectConfig, description="How many edits a step applies.")
+    update: UpdateConfig = Field(default_factory=UpdateConfig, description="How edits become a candidate.")
+    gate: GateConfig = Field(default_factory=GateConfig, description="How the gate decides.")
+    slow_update: SlowUpdateConfig = Field(
+        default_factory=SlowUpdateConfig, description="Guidance from a comparison of two epochs."
+    )
+    meta_skill: MetaSkillConfig = Field(
+        default_factory=MetaSkillConfig, description="The memory of the optimizer."
+    )
+    appendix: AppendixConfig = Field(
+        default_factory=AppendixConfig, description="Reminders of rules that the target did not follow."
+    )
     critic: CriticConfig = Field(
         default_factory=CriticConfig,
         description="A critic, by `models.critic`: it grades if `environment.grader` is `critic`, and advises "
         "failure analysts if `annotate` is true.",
     )
-    test: TestConfig = Field(default_factory=TestConfig, description="Sealed test.")
+    test: TestConfig = Field(default_factory=TestConfig, description="The test split at the end of the run.")
     budget: BudgetConfig = Field(
         default_factory=BudgetConfig,
         description="Limits of a run, over all its starts; null: no limit. A run that reaches one ends as "
         "`budget`, and can be resumed with a larger one.",
     )
-    prompts: PromptsConfig = Field(default_factory=PromptsConfig, description="Prompts.")
-    replay: ReplayConfig = Field(default_factory=ReplayConfig, description="Recordings.")
-    telemetry: TelemetryConfig = Field(default_factory=TelemetryConfig, description="Spans and MLflow.")
+    prompts: PromptsConfig = Field(default_factory=PromptsConfig, description="Which prompt files are used.")
+    replay: ReplayConfig = Field(
+        default_factory=ReplayConfig, description="Recorded responses instead of a live endpoint."
+    )
+    telemetry: TelemetryConfig = Field(
+        default_factory=TelemetryConfig, description="Spans, metrics and MLflow."
+    )
 
     @property
     def uses_critic(self) -> bool:
