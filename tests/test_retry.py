@@ -15,7 +15,9 @@ from doubles import PROMPT, RUN, Endpoint, ask, call_id, completion, config, con
 from reflact.concurrency import fan_out, open_task_group
 from reflact.errors import ProviderDown
 from reflact.llm import rate_limit
-from reflact.llm.errors import CutOff, StreamCutOff, classify_body, classify_failure, classify_status
+from reflact.llm.bodies import AnswerFault
+from reflact.llm.completions import read_completion
+from reflact.llm.errors import classify_failure, classify_status
 from reflact.llm.metering import send_whole
 from reflact.llm.rate_limit import PATIENCE_SECONDS, EndpointClient, LimitChange
 from reflact.llm.retry import RetryTransport, is_unknown_model, parse_retry_after
@@ -295,7 +297,8 @@ def test_retry_after_is_read_as_number_or_date(header: str | None, seconds: floa
 
 # ------------------------------------------------------------------------------------------ kinds of faults
 
-JSON, STREAM, PAGE = "application/json", "text/event-stream; charset=utf-8", "text/html"
+JSON, STREAM, PAGE = "application/json", "text/event-stream", "text/html"
+SAID = '{"choices": [{"delta": {"content": "fine"}}]}'
 GOOD = completion("fine")
 CUT = httpx.Response(200, headers={"content-type": JSON}, text=GOOD.text[:40])
 
@@ -308,8 +311,8 @@ CUT = httpx.Response(200, headers={"content-type": JSON}, text=GOOD.text[:40])
         (httpx.ConnectError("x"), "unreachable"),
         (httpx.ReadError("x"), "reset"),
         (httpx.RemoteProtocolError("x"), "reset"),
-        (CutOff("x"), "truncated"),
-        (StreamCutOff("x"), "broken stream"),
+        (AnswerFault("x", "truncated"), "truncated"),
+        (AnswerFault("x", "broken stream"), "broken stream"),
         (httpx.UnsupportedProtocol("x"), None),
         (LookupError("x"), None),
     ],
@@ -338,18 +341,28 @@ def test_statuses_have_kinds(status: int, kind: FaultKind | None) -> None:
         (JSON, '{"error": "overloaded"}', "unusable"),
         (JSON, '{"choices": []}', "unusable"),
         (PAGE, "<html>", "unusable"),
-        (STREAM, 'data: {"a": 1}\n\ndata: [DONE]\n\n', None),
-        (STREAM, ': ping\r\n\r\ndata:{"a": "\u2028"}\r\n\r\nevent: end\r\ndata: [DONE]', None),
-        (STREAM, 'data: {"a":\ndata: 1}\n\ndata: [DONE]\n\n', None),
-        (STREAM, 'data: {"a": 1}\n\n', "broken stream"),
+        (JSON, '{"choices": [{"message": {"content": 7}}]}', "unusable"),
+        (STREAM, f"data: {SAID}\n\ndata: [DONE]\n\n", None),
+        (STREAM, f": ping\r\n\r\ndata:{SAID}\r\n\r\nevent: end\r\ndata: [DONE]", None),
+        (STREAM, 'data: {"choices":\ndata: [{"delta": {}}]}\n\ndata: [DONE]\n\n', None),
+        (JSON, f"data: {SAID}\n\ndata: [DONE]\n\n", None),
+        (STREAM, GOOD.text, None),
+        (STREAM, f"data: {SAID}\n\n", "broken stream"),
         (STREAM, 'data: {"a\n\ndata: [DONE]\n\n', "broken stream"),
         (STREAM, 'data: {"say": "data: [DONE]"}\n\n', "broken stream"),
+        (STREAM, 'data: {"choices": [{"delta": {"content": 7}}]}\n\ndata: [DONE]\n\n', "broken stream"),
+        (STREAM, "data: [DONE]\n\n", "unusable"),
         (STREAM, "", "broken stream"),
     ],
 )
 def test_bodies_have_kinds(content_type: str, text: str, kind: FaultKind | None) -> None:
-    """A success is kept where its body is a chat completion or a stream that is whole to its end mark."""
-    assert classify_body(content_type, text) == kind
+    """A success is kept if its body is a chat completion, or a stream of one that is whole to its end mark."""
+    if kind is None:
+        assert '"choices"' in read_completion(content_type, text)
+    else:
+        with pytest.raises(AnswerFault) as caught:
+            read_completion(content_type, text)
+        assert caught.value.fault == kind
 
 
 class Breaking(httpx.AsyncByteStream):
@@ -366,7 +379,7 @@ async def test_an_answer_that_breaks_off_is_no_reset(content_type: str, kind: Fa
     network = httpx.MockTransport(
         lambda _: httpx.Response(200, headers={"content-type": content_type}, stream=Breaking())
     )
-    with pytest.raises(CutOff, match="gone") as caught:
+    with pytest.raises(AnswerFault, match="gone") as caught:
         await send_whole(httpx.Request("POST", "http://x"), network, 1.0)
     assert classify_failure(caught.value) == kind
 
@@ -397,11 +410,17 @@ async def test_what_is_garbled_to_the_end_is_told() -> None:
     assert await store.faults(RUN) == (FaultCount(kind="malformed", count=2),)
 
 
-async def test_what_was_never_a_completion_is_asked_once() -> None:
-    """A whole answer of another kind is no accident on the way: it is counted, and not asked for again."""
-    store, page = await opened(), httpx.Response(200, headers={"content-type": PAGE}, text="<html>")
-    provider = Endpoint(page, GOOD)
-    with pytest.raises(ProviderDown, match="no chat completion"):
-        await ask(Text, provider, config(max_retries=3), store=store)
-    assert len(provider.requests) == 1
-    assert await store.faults(RUN) == (FaultCount(kind="unusable", count=1),)
+@pytest.mark.parametrize(
+    "answer",
+    [
+        httpx.Response(200, headers={"content-type": PAGE}, text="<html>"),
+        httpx.Response(200, json={"error": {"message": "upstream"}}),
+        httpx.Response(200, headers={"content-type": STREAM}, text="data: [DONE]\n\n"),
+    ],
+)
+async def test_what_was_never_a_completion_is_repeated(answer: httpx.Response) -> None:
+    """A whole answer of another kind is counted and repeated, as an error status of the server is."""
+    store, provider = await opened(), Endpoint(answer, answer, GOOD)
+    assert (await ask(Text, provider, config(max_retries=3), store=store)).value.text == "fine"
+    assert len(provider.requests) == 3
+    assert await store.faults(RUN) == (FaultCount(kind="unusable", count=2),)

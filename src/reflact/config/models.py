@@ -92,6 +92,12 @@ class ModelConfig(ConfigSection):
         None, pattern=r"^[A-Za-z0-9-]+$", description="Header for the call id, for tracing at a proxy."
     )
     timeout: float = changeable_field(120.0, gt=0, description="Seconds for one request.")
+    max_response_bytes: int | None = changeable_field(
+        None,
+        ge=1,
+        description="Maximum size of a response in bytes, compressed or not; null: 4 MiB and 1 KiB for each token of "
+        "`max_tokens`, or for each of 16,384 tokens if that is null.",
+    )
     concurrency: int = changeable_field(
         8,
         ge=1,

@@ -17,9 +17,10 @@ from pydantic_core import from_json, to_json
 from reflact.concurrency import open_outbox
 from reflact.errors import ReflactError
 from reflact.events import DraftDiscarded, DraftUpdated
+from reflact.llm.bodies import AnswerFault
 from reflact.llm.pricing import read_usage
 from reflact.llm.redaction import Scrubber
-from reflact.llm.sse import EVENT_STREAM, JSON, EventReader, parse_chunk, read_delta
+from reflact.llm.sse import EventReader, parse_chunk, read_delta
 from reflact.llm.structured import FORMAT_REFUSALS
 from reflact.messages import Draft, Reply, ReplyModel
 from reflact.protocols import EventCallback
@@ -248,13 +249,19 @@ class StreamingTransport(httpx.AsyncBaseTransport):
         context = CONTEXT.get()
         if context is None or context.drafts is None or not self._streams:
             return await self._inner.handle_async_request(request)
-        response = await self._inner.handle_async_request(await _ask_for_stream(request))
-        await response.aread()
-        refused = response.status_code in UNSTREAMABLE_STATUSES and STREAM_WORDS.search(response.text)
-        if refused or response.headers["content-type"].startswith(EVENT_STREAM):
+        try:
+            response = await self._inner.handle_async_request(await _ask_for_stream(request))
+            await response.aread()
+            words = STREAM_WORDS.search(response.text)
+            refused = response.status_code in UNSTREAMABLE_STATUSES and words is not None
+        except AnswerFault as fault:
+            if fault.fault != "broken stream" or fault.__cause__ is not None:  # the connection broke
+                raise
+            refused = True
+        if refused:
             self._streams = False
             return await self._inner.handle_async_request(request)
-        if response.is_success and read_usage(JSON, [response.text]).uncounted:
+        if response.is_success and read_usage(response.text).uncounted:
             self._streams = False
         return response
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 import ssl
-from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 
 import anyio
 import httpx
 
+from reflact.llm.bodies import BodyStream, select_headers
 from reflact.llm.rate_limit import (
     LIMIT_STATUSES,
     PATIENCE_SECONDS,
@@ -25,9 +25,6 @@ RETRIED_STATUSES = frozenset({408, 409, 429, *range(500, 600)} - {501, 505})
 
 RETRIED_FAILURES = (httpx.TimeoutException, httpx.NetworkError, httpx.RemoteProtocolError, httpx.ProxyError)
 """Failures of the transfer after which a later attempt may succeed."""
-
-GARBLED = "reflact_garbled"
-"""The extension of an answer with a success status and a broken body."""
 
 CONNECT_FAILURES = (httpx.ConnectError, httpx.ConnectTimeout)
 """Failures to connect."""
@@ -78,7 +75,7 @@ class RetryTransport(httpx.AsyncBaseTransport):
                     response = replay_outcome(response)
                 asked = parse_retry_after(response.headers.get("retry-after"))
                 patient = asked is None or asked <= PATIENCE_SECONDS
-                passing = status in RETRIED_STATUSES or GARBLED in response.extensions
+                passing = status in RETRIED_STATUSES
                 if last or not patient or not passing:
                     return response
             if status not in LIMIT_STATUSES:
@@ -89,17 +86,6 @@ class RetryTransport(httpx.AsyncBaseTransport):
             attempt += 1
 
 
-class BodyStream(httpx.AsyncByteStream):
-    """A body in memory that keeps its division into pieces."""
-
-    def __init__(self, pieces: list[bytes]) -> None:
-        self._pieces = pieces
-
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        for piece in self._pieces:
-            yield piece
-
-
 def replay_outcome(outcome: Outcome) -> httpx.Response:
     """Return a copy of an answer, or raise a failure again."""
     if isinstance(outcome, httpx.TransportError):
@@ -107,13 +93,6 @@ def replay_outcome(outcome: Outcome) -> httpx.Response:
     return httpx.Response(
         outcome.status_code, headers=select_headers(outcome), stream=BodyStream([outcome.content])
     )
-
-
-def select_headers(response: httpx.Response) -> dict[str, str]:
-    """Return the headers that other transports and the client need."""
-    names = ("retry-after", "location")
-    selected = {name: response.headers[name] for name in names if name in response.headers}
-    return {"content-type": response.headers.get("content-type", "application/json"), **selected}
 
 
 def parse_retry_after(value: str | None, *, now: datetime | None = None) -> float | None:
@@ -126,11 +105,11 @@ def parse_retry_after(value: str | None, *, now: datetime | None = None) -> floa
         pass
     try:
         moment = parsedate_to_datetime(value)
-    except ValueError:
+        if moment.tzinfo is None:
+            moment = moment.replace(tzinfo=UTC)
+        return max(0.0, (moment - (now or datetime.now(UTC))).total_seconds())
+    except (ValueError, OverflowError):
         return None
-    if moment.tzinfo is None:
-        moment = moment.replace(tzinfo=UTC)
-    return max(0.0, (moment - (now or datetime.now(UTC))).total_seconds())
 
 
 REFUSED_KEY = frozenset({401, 403})
