@@ -13,14 +13,14 @@ import pytest
 
 from doubles import PROMPT, RUN, Endpoint, ask, call_id, completion, config, connected, opened
 from reflact.concurrency import fan_out, open_task_group
-from reflact.errors import ProviderDown
+from reflact.errors import ProviderDown, QuotaSpent
 from reflact.llm import rate_limit
 from reflact.llm.bodies import AnswerFault
 from reflact.llm.completions import read_completion
 from reflact.llm.errors import classify_failure, classify_status
 from reflact.llm.metering import send_whole
 from reflact.llm.rate_limit import PATIENCE_SECONDS, EndpointClient, LimitChange
-from reflact.llm.retry import RetryTransport, is_unknown_model, parse_retry_after
+from reflact.llm.retry import RetryTransport, is_quota_spent, is_unknown_model, parse_retry_after
 from reflact.messages import Text
 from reflact.records import FaultCount, FaultKind
 
@@ -287,6 +287,9 @@ NOW = datetime(2026, 1, 1, 12, 0, 0, tzinfo=UTC)
         ("Thu, 01 Jan 2026 12:00:30 -0000", 30.0),
         ("Thu, 01 Jan 2026 11:00:00 GMT", 0.0),
         ("soon", None),
+        ("Thu, 01 Jan 99999999 12:00:30 GMT", None),
+        ("nan", 0.0),
+        ("9" * 5000, float("inf")),
         ("", None),
     ],
 )
@@ -424,3 +427,94 @@ async def test_what_was_never_a_completion_is_repeated(answer: httpx.Response) -
     assert (await ask(Text, provider, config(max_retries=3), store=store)).value.text == "fine"
     assert len(provider.requests) == 3
     assert await store.faults(RUN) == (FaultCount(kind="unusable", count=2),)
+
+
+# ------------------------------------------------------------------------------------ quotas and outages
+
+
+@pytest.mark.parametrize(
+    ("status", "said", "spent"),
+    [
+        (402, "Payment Required", True),
+        (402, '{"error": {"message": "Insufficient Balance"}}', True),
+        (
+            429,
+            '{"error": {"code": "insufficient_quota", "message": "You exceeded your current quota, please '
+            'check your plan and billing details."}}',
+            True,
+        ),
+        (400, "Your credit balance is too low to access the Anthropic API.", True),
+        (403, "Key limit exceeded: monthly spending limit reached", True),
+        (
+            429,
+            "Rate limit reached for m on tokens per min (TPM): Limit 10000. Please try again in 6ms. You can "
+            "increase your rate limit by adding a payment method at /account/billing.",
+            False,
+        ),
+        (
+            429,
+            "You exceeded your current quota, please check your plan and billing details. Quota exceeded for "
+            "metric: requests, limit: 20. Please retry in 37.1s.",
+            False,
+        ),
+        (
+            429,
+            "Requests have exceeded token rate limit of your current S0 pricing tier. Retry after 20 seconds.",
+            False,
+        ),
+        (429, "", False),
+        (500, "insufficient_quota", False),
+    ],
+)
+def test_a_spent_quota_is_no_rate_limit(status: int, said: str, spent: bool) -> None:
+    """Providers use 429 for both; the words differ."""
+    assert is_quota_spent(httpx.Response(status, text=said)) is spent
+    if status != 402:
+        assert not is_quota_spent(httpx.Response(status, text=said, headers={"retry-after": "7"}))
+
+
+async def test_a_spent_quota_refuses_the_role_after_one_call() -> None:
+    """The attempts of one call are made, since quotas come back; no other call is sent."""
+    script = Endpoint(
+        httpx.Response(429, json={"error": {"code": "insufficient_quota"}}),
+    )
+    ask = retrying(script, retries=2)
+    for _ in range(3):
+        assert (await ask()).status_code == 429
+    assert len(script.requests) == 3
+
+
+async def test_a_spent_quota_is_told_in_the_words_of_the_provider() -> None:
+    """The message says what to do, and quotes the provider."""
+    answer = httpx.Response(402, json={"error": {"message": "Insufficient Balance"}})
+    with pytest.raises(QuotaSpent, match=r"no quota or credit left \(402\); add some.*Insufficient Balance"):
+        await ask(Text, Endpoint(answer))
+
+
+BUSY = httpx.Response(429, headers={"retry-after": "20"}, text="too many")
+GARBLED = httpx.Response(200, text="<html>")
+
+
+@pytest.mark.parametrize(
+    "answer", [BUSY, httpx.Response(500), httpx.ReadTimeout("slow"), httpx.ReadError("gone"), GARBLED]
+)
+async def test_an_endpoint_that_never_serves_refuses_the_role(answer: httpx.Response | Exception) -> None:
+    """After the configured time of failures alone no further request is sent, however many calls there are."""
+    script, store = Endpoint(answer), await opened()
+    started = anyio.current_time()
+    async with connected(script, config(max_retries=99, outage_seconds=100), store=store) as client:
+        for part in "abc":
+            with pytest.raises(ProviderDown):
+                await client.ask(PROMPT, Text, call_id=call_id(part))
+            sent = len(script.requests)
+            assert 100 <= anyio.current_time() - started <= 100 + 30
+        assert len(script.requests) == sent
+
+
+async def test_an_answer_ends_an_outage() -> None:
+    """Failures before and after an answer are two outages."""
+    script = Endpoint(*[BUSY] * 4, GOOD, *[BUSY] * 4, GOOD)
+    async with connected(script, config(max_retries=9, outage_seconds=90)) as client:
+        for part in "ab":
+            assert (await client.ask(PROMPT, Text, call_id=call_id(part))).value.text == "fine"
+    assert len(script.requests) == 10

@@ -753,6 +753,15 @@ async def test_texts_before_a_function_are_no_drafts() -> None:
     assert told.attempts == [[]]
 
 
+@pytest.mark.parametrize("end", ["", "!", '", "parts"' + " " * 1_000_000 + "x"])
+def test_a_draft_of_a_long_word_takes_linear_time(end: str) -> None:
+    """A million letters without a gap, as in base64, are read at once; they once took hours."""
+    why = "a" * 1_000_000
+    value = read_partial(f'{{"why": "{why}{end}', Pick)
+    assert isinstance(value, dict)
+    assert str(value["why"]).rstrip("!") in {"", why}
+
+
 # ------------------------------------------------------------------------------------------ reading streams
 
 EVENTS, END = "text/event-stream", "data: [DONE]"

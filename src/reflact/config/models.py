@@ -121,6 +121,12 @@ class ModelConfig(ConfigSection):
         ge=0,
         description="Maximum of retries after connection errors, time-outs, 408, 409, 429, 5xx and garbled responses.",
     )
+    outage_seconds: float = changeable_field(
+        600.0,
+        gt=0,
+        description="Seconds after which the run ends as failed if the endpoint has served no request since, and all "
+        "attempts fail. Roles with the same endpoint share the strictest value.",
+    )
     price: Price | None = changeable_field(
         None,
         description="`input`, `output` and, if it differs, `cached_input`, in dollars per million tokens; "
@@ -185,7 +191,7 @@ def find_secret_names(value: JsonValue) -> set[str]:
 CONNECTION_KEYS = ("model", "base_url", "api", "api_version", "api_key_env", "key", "mode")
 PRICING_KEYS = ("price", "unpriced")
 """Keys that roles with the same model and endpoint share."""
-LIMIT_KEYS = ("concurrency", "requests_per_minute", "tokens_per_minute", "adaptive")
+LIMIT_KEYS = ("concurrency", "requests_per_minute", "tokens_per_minute", "adaptive", "outage_seconds")
 """Keys that roles with the same endpoint share; the strictest value counts for all of them anyway."""
 
 

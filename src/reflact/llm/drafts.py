@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import json
 import re
+import string
 from collections.abc import Awaitable, Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -34,10 +35,10 @@ MIN_GROWTH = 48
 TEXT_GROWTH, CLOSED_GROWTH = 8, 64
 """A reply grows by 1/8 of its length between two drafts, or by 1/64 if an object or a list has closed."""
 
-WORD_AT_END = re.compile(r"[-+.0-9A-Za-z]+\Z")
-"""A number or a word that may continue."""
+WORD_CHARACTERS = f"{string.ascii_letters}{string.digits}+-."
+"""Characters of a number or a word, which may continue."""
 
-NAME_AT_END = re.compile(r',\s*"(?:[^"\\]|\\.)*\\?"?\s*:?\s*\Z')
+NAME_AT_END = re.compile(r',\s*+"(?:[^"\\]|\\.)*+\\?"?\s*+:?\s*+\Z')
 """The name of a member whose value has not begun."""
 
 NO_NAME = "\0reflact"
@@ -155,7 +156,7 @@ def read_partial(text: str, reply_type: type[ReplyModel]) -> JsonValue:
     try:
         value: JsonValue = from_json(text, allow_inf_nan=False)
     except (ValueError, TypeError):
-        value = _read_open(NAME_AT_END.sub("", WORD_AT_END.sub("", text)).rstrip(" \t\r\n,"))
+        value = _read_open(NAME_AT_END.sub("", text.rstrip(WORD_CHARACTERS)).rstrip(" \t\r\n,"))
     if not isinstance(value, dict):
         return None
     try:

@@ -23,13 +23,20 @@ from reflact.errors import (
     ContextOverflow,
     ModelError,
     ProviderDown,
+    QuotaSpent,
     ReflactError,
     UnknownModel,
 )
 from reflact.llm.bodies import AnswerFault
 from reflact.llm.cache_keys import strip_credentials
 from reflact.llm.redaction import remove_keys
-from reflact.llm.retry import REFUSED_KEY, RETRIED_STATUSES, is_unknown_model, is_untrusted_certificate
+from reflact.llm.retry import (
+    REFUSED_KEY,
+    RETRIED_STATUSES,
+    is_quota_spent,
+    is_unknown_model,
+    is_untrusted_certificate,
+)
 from reflact.records import FaultKind
 
 OVERFLOW_WORDS = re.compile(
@@ -86,6 +93,11 @@ def _translate_status(error: openai.APIStatusError, config: ModelConfig, role: s
     status, where = error.status_code, _describe_model(config, role)
     if status in {400, 413, 422} and OVERFLOW_WORDS.search(error.response.text):
         return ContextOverflow(f"{where} has too small a context for this request: {text}")
+    if is_quota_spent(error.response):
+        return QuotaSpent(
+            f"{where} has no quota or credit left ({status}); add some, and run the same command again: {text}",
+            status=status,
+        )
     if status in REFUSED_KEY:
         source = f"set {config.api_key_env} to a valid key"
         if config.key is not None:
