@@ -327,6 +327,8 @@ FaultKind = Literal[
     "malformed",
     "broken stream",
     "unusable",
+    "oversized",
+    "overcounted",
 ]
 """How an attempt of a call can fail; see ``reflact.llm.errors``."""
 
