@@ -13,16 +13,14 @@ import math
 from collections.abc import Mapping, Sequence
 from statistics import NormalDist
 
-from reflact.types import Belief, FrozenModel, PassResult
+from reflact.records import Ranking, VersionNode
+from reflact.types import Belief, PassResult
 
 BASELINE_MEAN, BASELINE_VARIANCE = 0.5, 0.25
 """The prior of the baseline's true mean."""
 
 EXPECTED_CHANGE, CHANGE_VARIANCE = -0.01, 0.06**2
 """The prior of the difference between a version's true mean and its parent's."""
-
-PSEUDO_REPEATS, HARD_VARIANCE, MIN_VARIANCE = 20, 0.14, 1e-4
-"""The weight and the mean of the prior of the variance within an item, and the least variance that is used."""
 
 BASELINE_PASSES, MAX_PASSES = 2, 4
 """The passes of a baseline that may be noisy, and the most passes of any version."""
@@ -35,67 +33,8 @@ BEST_ABOVE = 0.9
 
 _STANDARD = NormalDist()
 
-
-class VersionNode(FrozenModel):
-    """A document in the tree of a run's versions; ``parent`` is the hash of the one it was made from."""
-
-    skill_hash: str
-    parent: str | None = None
-
-
-class Ranking(FrozenModel):
-    """All that the ranked gate has observed, in the order of the commits: the input of all beliefs.
-
-    The first node is the baseline; a parent comes before its children. ``squares`` are the summed squared
-    deviations of repeated scores from their item's mean, ``repeats`` their degrees of freedom.
-    ``prior_variance`` is the variance within an item that is expected before any repeat.
-    """
-
-    nodes: tuple[VersionNode, ...]
-    passes: tuple[PassResult, ...] = ()
-    squares: float = 0.0
-    repeats: int = 0
-    prior_variance: float = HARD_VARIANCE
-
-    @property
-    def variance(self) -> float:
-        """The variance of a score within an item: of the repeats, shrunk towards the prior."""
-        pooled = PSEUDO_REPEATS * self.prior_variance + self.squares
-        return max(MIN_VARIANCE, pooled / (PSEUDO_REPEATS + self.repeats))
-
-    def add_version(self, skill_hash: str, parent: str) -> Ranking:
-        """Return the ranking with one more version; a known one keeps its place."""
-        if any(node.skill_hash == skill_hash for node in self.nodes):
-            return self
-        node = VersionNode(skill_hash=skill_hash, parent=parent)
-        return self.model_copy(update={"nodes": (*self.nodes, node)})
-
-    def add_pass(self, result: PassResult) -> Ranking:
-        """Return the ranking with one more pass, unless the same trial of the version is known."""
-        if any((known.skill_hash, known.trial) == (result.skill_hash, result.trial) for known in self.passes):
-            return self
-        return self.model_copy(
-            update={
-                "passes": (*self.passes, result),
-                "squares": self.squares + result.squares,
-                "repeats": self.repeats + result.repeats,
-            }
-        )
-
-    def count_passes(self, skill_hash: str) -> int:
-        """Return the number of passes of a version."""
-        return sum(known.skill_hash == skill_hash for known in self.passes)
-
-    def list_contenders(self, kept: Sequence[str]) -> tuple[str, ...]:
-        """Return the kept versions that can become the current one.
-
-        A version without a pass stands for the one it was made from, which it would otherwise never beat.
-        """
-        measured = {result.skill_hash for result in self.passes}
-        replaced = {
-            node.parent for node in self.nodes if node.skill_hash in kept and node.skill_hash not in measured
-        }
-        return tuple(skill_hash for skill_hash in kept if skill_hash not in replaced)
+ItemScores = Mapping[str, float | None]
+"""The scores of one pass by item; None is unmeasured."""
 
 
 class Posterior:
@@ -168,7 +107,10 @@ def start_ranking(baseline: str, trials: Sequence[Mapping[str, float | None]], *
     The variance within an item is expected as for hard scores, or as in these passes if scores are fractions.
     """
     ranking = Ranking(nodes=(VersionNode(skill_hash=baseline),))
-    passes = [build_pass(baseline, i, scores, trials[:i], (), ranking) for i, scores in enumerate(trials)]
+    passes = [
+        build_pass(ranking, baseline, scores, earlier=trials[:i], others=())
+        for i, scores in enumerate(trials)
+    ]
     repeats = sum(result.repeats for result in passes)
     if not is_hard and repeats:
         squares = math.fsum(result.squares for result in passes)
@@ -204,14 +146,14 @@ def choose_version(posterior: Posterior, contenders: Sequence[str]) -> str:
 
 
 def build_pass(
-    skill_hash: str,
-    trial: int,
-    scores: Mapping[str, float | None],
-    earlier: Sequence[Mapping[str, float | None]],
-    others: Sequence[Mapping[str, float | None]],
     ranking: Ranking,
+    skill_hash: str,
+    scores: ItemScores,
+    *,
+    earlier: Sequence[ItemScores],
+    others: Sequence[ItemScores],
 ) -> PassResult:
-    """Return a pass as an observation; ``scores`` are by item, None if unmeasured; one must be measured.
+    """Return the scores of a version's next pass as an observation; one must be measured.
 
     ``earlier`` are the same version's passes before. ``others`` are passes of another version: if items stayed
     unmeasured, the mean is adjusted by the others' means on the missing items.
@@ -236,7 +178,7 @@ def build_pass(
     )
     return PassResult(
         skill_hash=skill_hash,
-        trial=trial,
+        trial=len(earlier),
         mean=min(1.0, max(0.0, mean)),
         n=len(measured),
         variance=known.variance,
@@ -245,7 +187,7 @@ def build_pass(
     )
 
 
-def _mean_by_item(passes: Sequence[Mapping[str, float | None]]) -> dict[str, float]:
+def _mean_by_item(passes: Sequence[ItemScores]) -> dict[str, float]:
     scores: dict[str, list[float]] = {}
     for each in passes:
         for item, score in each.items():
