@@ -391,6 +391,12 @@ class Verdict(FrozenModel):
         """Whether the candidate becomes the current skill."""
         return self.action in {"accept_new_best", "accept", "force_accept"}
 
+    @property
+    def refuted(self) -> bool:
+        """Whether the candidate is shown not to help; one whose gain is only unproven is not."""
+        is_futile = self.evidence is not None and self.evidence.futile
+        return self.action == "reject" and not is_futile
+
 
 MAX_TEXT_LENGTH = 60
 """Maximum length of a text in a short representation, in characters."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import reduce
 from statistics import NormalDist
 
 from reflact.records import Ranking, VersionNode
@@ -116,9 +117,7 @@ def start_ranking(baseline: str, trials: Sequence[Mapping[str, float | None]], *
         squares = math.fsum(result.squares for result in passes)
         ranking = ranking.model_copy(update={"prior_variance": squares / repeats})
         passes = [result.model_copy(update={"variance": ranking.variance}) for result in passes]
-    for result in passes:
-        ranking = ranking.add_pass(result)
-    return ranking
+    return reduce(Ranking.add_pass, passes, ranking)
 
 
 def choose_pass(
@@ -173,15 +172,13 @@ def build_pass(
             repeats += 1
             gap = score - math.fsum(before) / len(before)
             squares += gap * gap * len(before) / (len(before) + 1)
-    known = ranking.model_copy(
-        update={"squares": ranking.squares + squares, "repeats": ranking.repeats + repeats}
-    )
+    update = {"squares": ranking.squares + squares, "repeats": ranking.repeats + repeats}
     return PassResult(
         skill_hash=skill_hash,
         trial=len(earlier),
         mean=min(1.0, max(0.0, mean)),
         n=len(measured),
-        variance=known.variance,
+        variance=ranking.model_copy(update=update).variance,
         squares=squares,
         repeats=repeats,
     )
