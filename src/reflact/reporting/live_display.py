@@ -321,9 +321,8 @@ def _list_rows(state: LiveState, now: float, options: ConsoleOptions) -> Iterato
         last, rollouts = state.trials[-1], sum(look.sides * look.n for look in state.trials)
         limit = "" if state.max_rollouts is None else f" of at most {state.max_rollouts}"
         part = "" if last.part == "step" else f"{last.part}, "
-        look = Text(
-            f"{part}look {len(state.trials)}: {last.n} {'pairs' if last.sides == 2 else 'items'} of trial {last.trial + 1}"
-        )
+        sides = "pairs" if last.sides == 2 else "items"
+        look = Text(f"{part}look {len(state.trials)}: {last.n} {sides} of trial {last.trial + 1}")
         yield DisplayRow(5, "gate", look.append(f"   {rollouts}{limit} rollouts", "dim"))
     yield from [row for at, pause in state.pauses for row in _list_pause(pause, now - at, options)][-2:]
 

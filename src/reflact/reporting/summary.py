@@ -141,14 +141,12 @@ def print_summary(console: Console, summary: RunSummary, folder: Path) -> None:
         + "".join(f" {others[action]} {words}," for action, words in unproven if action in others)
         + f" {summary.skips} without a change; {summary.seconds:.1f} s"
     )
-    for line in describe_claim(summary):
-        say(line)
     for name, version in (("best", summary.best), ("final", summary.final)):
         if version is not None:
             say(f"{name}: {_describe_version(version)}")
     if summary.scores:
         console.print(build_score_table(summary.scores))
-    for line in _list_caveats(summary):
+    for line in (*describe_claim(summary), *_list_caveats(summary)):
         say(line)
     for score in summary.scores:
         if score.buckets and score.name in {"baseline", "best"}:
