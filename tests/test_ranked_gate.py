@@ -31,6 +31,7 @@ from reflact.skills.rejected_edits import collect_rejected_edits
 from reflact.stages.evaluate import EvaluationResult, GateMetric
 from reflact.stages.ranked_evaluation import RankedEvaluator, RankSettings, choose_action
 from reflact.stages.reply_models import AnalystReply
+from reflact.stages.slow_update import GuidanceReply
 from reflact.testing import append_reply
 from reflact.training.state import UNPROVEN, apply_record, build_buffer_entry
 from reflact.types import Belief, PassResult, RankedDecision, Rollout, Score, Skill, Split
@@ -424,6 +425,23 @@ async def test_passes_are_measured_once(tmp_path: Path, reuse: bool) -> None:
     assert done.state.ranking is not None
     trials = [(result.skill_hash, result.trial) for result in done.state.ranking.passes]
     assert len(trials) == len(set(trials))
+
+
+async def test_unmeasured_guidance_is_measured_before_it_can_be_best(tmp_path: Path) -> None:
+    """Ungated guidance is current without a pass; the end of the run measures it, and may return to the text before."""
+
+    def harmed(skill: Skill, message: str, times: int) -> str | None:
+        return "unknown" if "HARM" in skill.text else flicker(skill, message, times)
+
+    script = playing((GuidanceReply, {"reasoning": "r", "helped": "unclear", "guidance": "HARM"}))
+    slow = {"enabled": True, "gated": False}
+    done = await run(
+        tmp_path, actor=Actor(harmed), script=script, train={"num_epochs": 2}, slow_update=slow, **NOISY
+    )
+    assert any("HARM" in text for text in done.texts.values())
+    assert done.promotions
+    assert done.promotions[-1].verdict.ranked is not None
+    assert "HARM" not in done.current + done.best
 
 
 async def test_a_deterministic_target_is_judged_by_one_pass(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from reflact.stages.final_test import judge_claim, make_placebo, measure_improve
 from reflact.training.gating import CommitOutcome, GateKeeper
 from reflact.training.rollouts import FIRST_REPORT_TRIAL, RolloutScheduler
 from reflact.training.setup import Runtime
-from reflact.training.state import is_better
+from reflact.training.state import find_current, is_better
 from reflact.types import FrozenModel, Rollout, Skill, Split
 
 
@@ -37,25 +37,32 @@ class FinalEvaluator:
     openings: int = 0
 
     async def judge_promotion(self, state: RunState) -> CommitOutcome | None:
-        """Compare the last skill with the best one; None if they are the same document, or beliefs chose it.
+        """Compare the last skill with the best one; None if they are the same document.
+
+        If beliefs choose the best skill, only a last skill without a pass is compared, with the one it was made from.
 
         Raises:
             Unmeasured: Too little could be measured to decide.
         """
-        is_believed = state.ranking is not None and not state.deterministic
-        if is_believed or state.current.skill_hash == state.best.skill_hash:
+        against = state.best
+        if state.ranking is not None and not state.deterministic:
+            measured = state.ranking.list_lineage(state.current.skill_hash)[-1]
+            against = next(version for version in state.kept if version.skill_hash == measured)
+        if state.current.skill_hash == against.skill_hash:
             return None
         last = await self.runtime.store.skill(state.current.skill_hash)
-        against = state.model_copy(update={"current": state.best})
+        before = state.model_copy(update={"current": against})
         verdict, undecided = await self.gate_keeper.judge(
             last,
-            against,
+            before,
             step=state.step,
             part="promotion",
             subject="the last skill could not be compared with the best",
         )
         measured = {"score": verdict.candidate_score, "inherited": False}
         current = state.current.model_copy(update=measured)
+        if verdict.ranked is not None and not verdict.accepted:
+            current = find_current(before, verdict)
         best = current if is_better(verdict, state.best) else state.best
         record = PromotionRecord(step=state.step, verdict=verdict, current=current, best=best)
         return CommitOutcome(record=record, undecided=undecided)

@@ -72,25 +72,18 @@ def find_current(state: RunState, verdict: Verdict | None) -> SkillVersion:
 def choose_best(state: RunState, record: CommitRecord) -> CommitRecord:
     """Return a record with the best version by belief, and the scores of beliefs; for the ranked gate.
 
-    The current version is the best one if it is better than the initial one with a probability of at least
-    0.9, or else the measured version it was made from; otherwise the initial one stays the best.
+    The current version is the best one if it is better than the initial one with a probability of at least 0.9;
+    otherwise the initial one is. While the current version has no pass, the one it was made from stands for it.
     """
     ranking = extend_ranking(state, record)
     verdict = find_verdict(record)
-    deterministic = state.deterministic and (verdict is None or verdict.deterministic)
-    if ranking is None or deterministic:
+    if ranking is None or (state.deterministic and (verdict is None or verdict.deterministic)):
         return record
-    posterior, initial = Posterior(ranking), state.kept[0]
-    versions = {version.skill_hash: version for version in list_kept(state, record)}
-    best = next(
-        (
-            versions[skill_hash]
-            for skill_hash in ranking.list_lineage(record.current.skill_hash)
-            if skill_hash in versions
-            and posterior.find_probability(skill_hash, initial.skill_hash) >= BEST_ABOVE
-        ),
-        initial,
-    )
+    posterior, best = Posterior(ranking), state.kept[0]
+    measured = ranking.list_lineage(record.current.skill_hash)[-1]
+    if posterior.find_probability(measured, best.skill_hash) >= BEST_ABOVE:
+        versions = (record.current, *list_kept(state, record))
+        best = next(version for version in versions if version.skill_hash == measured)
 
     def show_belief(version: SkillVersion) -> SkillVersion:
         belief = posterior.find_belief(version.skill_hash)
