@@ -93,7 +93,7 @@ def _translate_status(error: openai.APIStatusError, config: ModelConfig, role: s
     status, where = error.status_code, _describe_model(config, role)
     if status in {400, 413, 422} and OVERFLOW_WORDS.search(error.response.text):
         return ContextOverflow(f"{where} has too small a context for this request: {text}")
-    if is_quota_spent(error.response):
+    if is_quota_spent(status, error.response.headers, error.response.text):
         return QuotaSpent(
             f"{where} has no quota or credit left ({status}); add some, and run the same command again: {text}",
             status=status,

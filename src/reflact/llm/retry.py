@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import ssl
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 
@@ -148,20 +149,21 @@ FORMAT_WORDS = re.compile(
 """Words of answers that refuse the form of a request and not the model."""
 
 
-def is_quota_spent(response: httpx.Response) -> bool:
+def is_quota_spent(status: int, headers: Mapping[str, str], text: str) -> bool:
     """Whether an answer reports that an account has no quota or credit left, rather than a rate limit."""
-    if response.status_code == 402:
+    if status == 402:
         return True
-    text = response.text
-    spent = response.status_code in QUOTA_STATUSES and QUOTA_WORDS.search(text) is not None
-    return spent and "retry-after" not in response.headers and not RATE_WORDS.search(text)
+    spent = status in QUOTA_STATUSES and QUOTA_WORDS.search(text) is not None
+    return spent and "retry-after" not in headers and not RATE_WORDS.search(text)
 
 
 def refuses_role(response: httpx.Response, *, last: bool) -> bool:
     """Whether an answer refuses all calls of a role; a spent quota does so in the last attempt of a call."""
     status = response.status_code
     unknown = is_unknown_model(status, response.text)
-    return status in REFUSED_KEY or unknown or (last and is_quota_spent(response))
+    return (
+        status in REFUSED_KEY or unknown or (last and is_quota_spent(status, response.headers, response.text))
+    )
 
 
 def is_unknown_model(status: int, text: str) -> bool:
