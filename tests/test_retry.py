@@ -468,9 +468,9 @@ async def test_what_was_never_a_completion_is_repeated(answer: httpx.Response) -
 )
 def test_a_spent_quota_is_no_rate_limit(status: int, said: str, spent: bool) -> None:
     """Providers use 429 for both; the words differ."""
-    assert is_quota_spent(httpx.Response(status, text=said)) is spent
+    assert is_quota_spent(status, {}, said) is spent
     if status != 402:
-        assert not is_quota_spent(httpx.Response(status, text=said, headers={"retry-after": "7"}))
+        assert not is_quota_spent(status, {"retry-after": "7"}, said)
 
 
 async def test_a_spent_quota_refuses_the_role_after_one_call() -> None:
