@@ -47,20 +47,24 @@ def slow(script: Script, waits: Waits) -> Script:
     return answer
 
 
-async def history(folder: Path, *, concurrency: int, seed: int, overlap: bool) -> tuple[str, ...]:
+async def history(
+    folder: Path, policy: str, *, concurrency: int, seed: int, overlap: bool
+) -> tuple[str, ...]:
     """Train in the toy world and return everything durable as text."""
     waits = Waits(seed)
     config = {
         "out_dir": folder,
+        "seed": 1,
         "train": {
             "batch_size": 6,
             "accumulation": 2,
-            "num_epochs": 2,
+            "num_epochs": 3,
             "rollout_concurrency": concurrency,
         },
         "reflect": {"minibatch_size": 2, "concurrency": concurrency, "overlap": overlap},
         "aggregate": {"merge_batch_size": 2},
         "select": {"max_edits": 2, "min_edits": 1},
+        "gate": {"policy": policy},
     }
     trainer = Trainer(
         config,
@@ -84,7 +88,8 @@ async def history(folder: Path, *, concurrency: int, seed: int, overlap: bool) -
     )
 
 
-async def test_order_of_completion_influences_nothing(tmp_path: Path, thorough: bool) -> None:
+@pytest.mark.parametrize("policy", ["ranked", "paired"])
+async def test_order_of_completion_influences_nothing(tmp_path: Path, policy: str, thorough: bool) -> None:
     """Events, records and skills are the same bytes at any concurrency, in any order of answers.
 
     They do not depend on whether analysts wait for all rollouts of their step, either.
@@ -92,7 +97,7 @@ async def test_order_of_completion_influences_nothing(tmp_path: Path, thorough: 
     some = ((1, 0, False), (8, 1, True), (64, 2, True))
     cases = tuple(product((1, 8, 64), range(3), (False, True))) if thorough else some
     histories = [
-        await history(tmp_path / f"{n}", concurrency=concurrency, seed=seed, overlap=overlap)
+        await history(tmp_path / f"{n}", policy, concurrency=concurrency, seed=seed, overlap=overlap)
         for n, (concurrency, seed, overlap) in enumerate(cases)
     ]
     assert len(set(histories)) == 1

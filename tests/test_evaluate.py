@@ -154,7 +154,7 @@ async def test_a_deterministic_gain_is_repeated_where_the_sides_differ() -> None
     verdict = evaluated.verdict
     assert verdict.action == "accept_new_best"
     assert (verdict.candidate_score, verdict.current_score) == (0.25, 0.0)
-    repeats = [(trial, ("v1", "v5")) for trial in range(1, CONFIRMATION_REPEATS + 1)]
+    repeats = [(trial, ("v1", "v5")) for trial in range(1, CONFIRMATION_REPEATS["paired"] + 1)]
     assert [ask[1:] for ask in field.asked] == [(0, ITEMS), *repeats]
     assert verdict.deterministic
 
@@ -386,7 +386,7 @@ async def test_noise_that_was_seen_once_is_remembered(tmp_path: Path) -> None:
         return right(message) if skill.text == "" and message == "double 18" and times == 0 else None
 
     assert ToyEnvironment(train=8, val=4, test=4).items(Split.val)[0].input == "double 18"
-    done = await run(tmp_path, actor=Actor(once), gate={"max_trials": 6, "alpha": 0.9})
+    done = await run(tmp_path, actor=Actor(once), gate={"policy": "paired", "max_trials": 6, "alpha": 0.9})
     assert not done.state.deterministic
     assert not done.summary.deterministic
     assert all(r.verdict.evidence and r.verdict.evidence.value is not None for r in done.records)
@@ -400,7 +400,9 @@ async def test_what_is_declared_needs_no_finding_out(
 ) -> None:
     """The baseline is repeated only to find out; a target declared noisy is tested by rounds at once."""
     done = await run(
-        tmp_path, target={"deterministic": declared}, gate={"max_trials": 4, "early_stop": False}
+        tmp_path,
+        target={"deterministic": declared},
+        gate={"policy": "paired", "max_trials": 4, "early_stop": False},
     )
     first = done.records[0].verdict
     assert first.evidence is not None
@@ -421,7 +423,12 @@ async def test_an_undecided_candidate_goes_on_with_its_trials(tmp_path: Path) ->
         return right(message) if message.startswith(mine) and times % 2 == odd else None
 
     script = playing((AnalystReply, lambda wanted, _: append_reply(wanted, "- nonsense")))
-    gate = {"max_trials": 2, "effect": 0.01, "early_stop": False}  # an early stop cuts off a rollout at work
+    gate = {
+        "policy": "paired",
+        "max_trials": 2,
+        "effect": 0.01,
+        "early_stop": False,
+    }  # an early stop cuts off a rollout at work
     done = await run(tmp_path / "a", actor=Actor(coins), script=script, gate=gate)
     assert done.actions == ["inconclusive", "inconclusive"]
     evidence = [r.verdict.evidence for r in done.records if r.verdict.evidence]
@@ -446,8 +453,8 @@ def times_asked(done: Any, split: Split, **sizes: int) -> Counter[str]:
 async def test_interleaved_sides_are_both_rolled_out_anew(tmp_path: Path) -> None:
     """Each decision asks the current skill again, though its rollouts are at hand."""
     idle = playing((AnalystReply, lambda wanted, shown: append_reply(wanted, f"- nonsense {len(shown)}")))
-    stored = await run(tmp_path / "a", script=idle)
-    fresh = await run(tmp_path / "b", script=idle, gate={"interleave": True})
+    stored = await run(tmp_path / "a", script=idle, gate={"policy": "paired"})
+    fresh = await run(tmp_path / "b", script=idle, gate={"policy": "paired", "interleave": True})
     assert stored.actions == fresh.actions == ["reject", "reject"]
     assert times_asked(stored, Split.val)[""] == 2 * 4
     early = sum(r.verdict.evidence.pairs for r in fresh.records if r.verdict.evidence)
@@ -507,7 +514,7 @@ async def test_a_new_hash_gives_an_equal_candidate_no_second_chance(
 
 async def test_the_least_improvement_is_the_paired_policys(tmp_path: Path) -> None:
     """A gain that is too small for the paired gate is still strictly greater for the strict one."""
-    gate = {"min_improvement": 0.5}
+    gate = {"policy": "paired", "min_improvement": 0.5}
     assert (await run(tmp_path / "a", gate=gate)).actions[0] == "reject"
     strict = await run(tmp_path / "b", gate={**gate, "policy": "strict"})
     assert strict.actions[0] == "accept_new_best"
@@ -566,7 +573,7 @@ def test_a_score_belongs_to_one_skill() -> None:
 
 NOISY: dict[str, Any] = {
     "target": {"deterministic": False},
-    "gate": {"max_trials": 2, "alpha": 0.2, "early_stop": False},
+    "gate": {"policy": "paired", "max_trials": 2, "alpha": 0.2, "early_stop": False},
 }
 
 

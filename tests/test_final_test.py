@@ -71,7 +71,7 @@ async def test_the_last_skill_is_promoted_by_the_gates_own_rule(tmp_path: Path) 
     (promotion,) = done.promotions
     assert promotion.verdict.action == "accept_new_best"
     assert promotion.verdict.evidence is not None
-    assert promotion.verdict.evidence.policy == "paired"
+    assert promotion.verdict.evidence.policy == "ranked"
     assert done.summary.best == done.summary.final == promotion.current
     assert (promotion.current.score, promotion.current.inherited) == (0.25, False)
 
@@ -120,7 +120,7 @@ async def test_reported_validation_scores_come_from_trials_that_no_gate_saw(tmp_
     def lucky(skill: Skill, message: str, times: int) -> str | None:
         return right(message) if skill.text and times < 2 else "unknown"
 
-    gate = {"max_trials": 4, "early_stop": False, "report_trials": 3}
+    gate = {"policy": "paired", "max_trials": 4, "early_stop": False, "report_trials": 3}
     done = await run(tmp_path, actor=Actor(lucky), target={"deterministic": False}, gate=gate)
     assert "accept_new_best" in done.actions
     assert done.summary.best is not None
@@ -141,7 +141,7 @@ async def test_reported_validation_scores_come_from_trials_that_no_gate_saw(tmp_
 
 async def test_interleaved_trials_stay_below_the_reported_ones(tmp_path: Path) -> None:
     """However many steps there are, no decision's own trials are those of the report."""
-    gate = {"interleave": True, "max_trials": 2, "early_stop": False}
+    gate = {"policy": "paired", "interleave": True, "max_trials": 2, "early_stop": False}
     environment = ToyEnvironment(train=1, val=1, test=1, rules=1)
     number = iter(range(1000))
     script = playing((AnalystReply, lambda wanted, _: append_reply(wanted, f"- nonsense {next(number)}")))
@@ -164,7 +164,8 @@ async def test_interleaved_trials_stay_below_the_reported_ones(tmp_path: Path) -
         ({"policy": "strict"}, {}, {"best", "final"}),
         ({"policy": "strict"}, {"reuse_rollouts": False}, set()),
         ({"enabled": False}, {}, {"best"}),
-        ({}, {}, set()),
+        ({}, {}, {"best", "final"}),
+        ({"policy": "paired"}, {}, set()),
     ],
 )
 async def test_scores_that_chose_the_skill_are_marked(

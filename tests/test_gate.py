@@ -111,10 +111,10 @@ def test_what_differs_must_happen_again() -> None:
     first = trial([WON, LOST, WON, BOTH])
     trials = {0: first}
     assert decide(setting(4), trials) == ask(1, 0, 1, 2)
-    for number in range(1, CONFIRMATION_REPEATS):
+    for number in range(1, CONFIRMATION_REPEATS["paired"]):
         trials[number] = trial([WON, LOST, WON, None])
         assert decide(setting(4), trials) == ask(number + 1, 0, 1, 2)
-    trials[CONFIRMATION_REPEATS] = trials[1]
+    trials[CONFIRMATION_REPEATS["paired"]] = trials[1]
     found = ruled(setting(4), trials)
     assert (found.action, found.deterministic) == ("accept", True)
     assert (found.evidence.rounds, found.evidence.pairs, found.evidence.value) == (1, 4, None)
@@ -156,12 +156,14 @@ def test_repeats_that_are_unmeasured_count_only_against_the_candidate() -> None:
     """What could not be repeated proves nothing; what is proven without it is accepted."""
     first, lossy = trial([WON, WON, LOST, BOTH]), trial([WON, (None, 0.0), LOST, None])
     again = trial([WON, WON, LOST, None])
-    found = ruled(setting(4), {0: first, 1: lossy} | dict.fromkeys(range(2, CONFIRMATION_REPEATS + 1), again))
+    found = ruled(
+        setting(4), {0: first, 1: lossy} | dict.fromkeys(range(2, CONFIRMATION_REPEATS["paired"] + 1), again)
+    )
     assert found.action == "unmeasured"
     assert found.reason == "Of 3 items that differ, 1 could not be measured again."
     first = trial([WON, WON, WON, LOST])
     lossy, again = trial([WON, (None, 0.0), WON, LOST]), trial([WON, WON, WON, LOST])
-    trials = {0: first, 1: lossy} | dict.fromkeys(range(2, CONFIRMATION_REPEATS + 1), again)
+    trials = {0: first, 1: lossy} | dict.fromkeys(range(2, CONFIRMATION_REPEATS["paired"] + 1), again)
     assert ruled(setting(4), trials).action == "accept"
 
 
@@ -632,11 +634,11 @@ class World:
         self.skill, self.lift = chance.random(), chance.choice((-0.5, 0.0, 0.5, 1.0))
         self.missing = chance.choice((0.0, 0.0, 0.05))
         ids = self.setting.item_ids
-        stored = chance.sample(range(CONFIRMATION_REPEATS + 1), chance.choice((0, 0, 0, 1, 2)))
+        stored = chance.sample(range(CONFIRMATION_REPEATS["paired"] + 1), chance.choice((0, 0, 0, 1, 2)))
         self.stored = {number: tuple(chance.sample(ids, chance.randint(0, len(ids)))) for number in stored}
         self.scores = {(0, item_id): self._sides(chance) for item_id in ids}
         noise = chance.choice((0.0, 0.3, 1.0))
-        for number in range(1, CONFIRMATION_REPEATS + 1):
+        for number in range(1, CONFIRMATION_REPEATS["paired"] + 1):
             for item_id in ids:
                 again = self._sides(chance) if chance.random() < noise else self.scores[0, item_id]
                 self.scores[number, item_id] = again

@@ -44,8 +44,9 @@ MODES: Mapping[str, Mapping[str, Any]] = {
     "patch": {},
     "rewrite": {"update": {"mode": "rewrite"}, "select": {"lr_control": "autonomous"}},
     "full_rewrite": {"update": {"mode": "full_rewrite"}},
+    "ranked": {"gate": {"policy": "ranked"}},
 }
-POINTS = {"patch": 21, "rewrite": 23, "full_rewrite": 19}
+POINTS = {"patch": 21, "rewrite": 23, "full_rewrite": 19, "ranked": 21}
 EARLY_POINTS = 6
 SEEDS = (7, 4, 5)
 """Where a run is looked for in which everything happens: the first of them should do."""
@@ -311,7 +312,8 @@ def is_eventful(whole: Whole, mode: str) -> bool:
     """Return whether candidates were accepted and rejected, and in patch mode all named moments came."""
     actions = {record.verdict.action for record in steps_of(whole)}
     named = mode != "patch" or all(moment(whole.writes) in whole.writes for moment in MOMENTS.values())
-    return named and "reject" in actions and not actions.isdisjoint({"accept", "accept_new_best"})
+    refused = {"set_aside", "return"} if mode == "ranked" else {"reject"}
+    return named and not actions.isdisjoint(refused) and not actions.isdisjoint({"accept", "accept_new_best"})
 
 
 def steps_of(whole: Whole) -> list[StepRecord]:

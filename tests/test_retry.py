@@ -13,12 +13,14 @@ import pytest
 
 from doubles import PROMPT, RUN, Endpoint, ask, call_id, completion, config, connected, opened
 from reflact.concurrency import fan_out, open_task_group
-from reflact.errors import ProviderDown
+from reflact.errors import ProviderDown, QuotaSpent
 from reflact.llm import rate_limit
-from reflact.llm.errors import CutOff, StreamCutOff, classify_body, classify_failure, classify_status
+from reflact.llm.bodies import AnswerFault
+from reflact.llm.completions import read_completion
+from reflact.llm.errors import classify_failure, classify_status
 from reflact.llm.metering import send_whole
 from reflact.llm.rate_limit import PATIENCE_SECONDS, EndpointClient, LimitChange
-from reflact.llm.retry import RetryTransport, is_unknown_model, parse_retry_after
+from reflact.llm.retry import RetryTransport, is_quota_spent, is_unknown_model, parse_retry_after
 from reflact.messages import Text
 from reflact.records import FaultCount, FaultKind
 
@@ -285,6 +287,9 @@ NOW = datetime(2026, 1, 1, 12, 0, 0, tzinfo=UTC)
         ("Thu, 01 Jan 2026 12:00:30 -0000", 30.0),
         ("Thu, 01 Jan 2026 11:00:00 GMT", 0.0),
         ("soon", None),
+        ("Thu, 01 Jan 99999999 12:00:30 GMT", None),
+        ("nan", 0.0),
+        ("9" * 5000, float("inf")),
         ("", None),
     ],
 )
@@ -295,7 +300,8 @@ def test_retry_after_is_read_as_number_or_date(header: str | None, seconds: floa
 
 # ------------------------------------------------------------------------------------------ kinds of faults
 
-JSON, STREAM, PAGE = "application/json", "text/event-stream; charset=utf-8", "text/html"
+JSON, STREAM, PAGE = "application/json", "text/event-stream", "text/html"
+SAID = '{"choices": [{"delta": {"content": "fine"}}]}'
 GOOD = completion("fine")
 CUT = httpx.Response(200, headers={"content-type": JSON}, text=GOOD.text[:40])
 
@@ -308,8 +314,8 @@ CUT = httpx.Response(200, headers={"content-type": JSON}, text=GOOD.text[:40])
         (httpx.ConnectError("x"), "unreachable"),
         (httpx.ReadError("x"), "reset"),
         (httpx.RemoteProtocolError("x"), "reset"),
-        (CutOff("x"), "truncated"),
-        (StreamCutOff("x"), "broken stream"),
+        (AnswerFault("x", "truncated"), "truncated"),
+        (AnswerFault("x", "broken stream"), "broken stream"),
         (httpx.UnsupportedProtocol("x"), None),
         (LookupError("x"), None),
     ],
@@ -338,18 +344,28 @@ def test_statuses_have_kinds(status: int, kind: FaultKind | None) -> None:
         (JSON, '{"error": "overloaded"}', "unusable"),
         (JSON, '{"choices": []}', "unusable"),
         (PAGE, "<html>", "unusable"),
-        (STREAM, 'data: {"a": 1}\n\ndata: [DONE]\n\n', None),
-        (STREAM, ': ping\r\n\r\ndata:{"a": "\u2028"}\r\n\r\nevent: end\r\ndata: [DONE]', None),
-        (STREAM, 'data: {"a":\ndata: 1}\n\ndata: [DONE]\n\n', None),
-        (STREAM, 'data: {"a": 1}\n\n', "broken stream"),
+        (JSON, '{"choices": [{"message": {"content": 7}}]}', "unusable"),
+        (STREAM, f"data: {SAID}\n\ndata: [DONE]\n\n", None),
+        (STREAM, f": ping\r\n\r\ndata:{SAID}\r\n\r\nevent: end\r\ndata: [DONE]", None),
+        (STREAM, 'data: {"choices":\ndata: [{"delta": {}}]}\n\ndata: [DONE]\n\n', None),
+        (JSON, f"data: {SAID}\n\ndata: [DONE]\n\n", None),
+        (STREAM, GOOD.text, None),
+        (STREAM, f"data: {SAID}\n\n", "broken stream"),
         (STREAM, 'data: {"a\n\ndata: [DONE]\n\n', "broken stream"),
         (STREAM, 'data: {"say": "data: [DONE]"}\n\n', "broken stream"),
+        (STREAM, 'data: {"choices": [{"delta": {"content": 7}}]}\n\ndata: [DONE]\n\n', "broken stream"),
+        (STREAM, "data: [DONE]\n\n", "unusable"),
         (STREAM, "", "broken stream"),
     ],
 )
 def test_bodies_have_kinds(content_type: str, text: str, kind: FaultKind | None) -> None:
-    """A success is kept where its body is a chat completion or a stream that is whole to its end mark."""
-    assert classify_body(content_type, text) == kind
+    """A success is kept if its body is a chat completion, or a stream of one that is whole to its end mark."""
+    if kind is None:
+        assert '"choices"' in read_completion(content_type, text)
+    else:
+        with pytest.raises(AnswerFault) as caught:
+            read_completion(content_type, text)
+        assert caught.value.fault == kind
 
 
 class Breaking(httpx.AsyncByteStream):
@@ -366,7 +382,7 @@ async def test_an_answer_that_breaks_off_is_no_reset(content_type: str, kind: Fa
     network = httpx.MockTransport(
         lambda _: httpx.Response(200, headers={"content-type": content_type}, stream=Breaking())
     )
-    with pytest.raises(CutOff, match="gone") as caught:
+    with pytest.raises(AnswerFault, match="gone") as caught:
         await send_whole(httpx.Request("POST", "http://x"), network, 1.0)
     assert classify_failure(caught.value) == kind
 
@@ -397,11 +413,108 @@ async def test_what_is_garbled_to_the_end_is_told() -> None:
     assert await store.faults(RUN) == (FaultCount(kind="malformed", count=2),)
 
 
-async def test_what_was_never_a_completion_is_asked_once() -> None:
-    """A whole answer of another kind is no accident on the way: it is counted, and not asked for again."""
-    store, page = await opened(), httpx.Response(200, headers={"content-type": PAGE}, text="<html>")
-    provider = Endpoint(page, GOOD)
-    with pytest.raises(ProviderDown, match="no chat completion"):
-        await ask(Text, provider, config(max_retries=3), store=store)
-    assert len(provider.requests) == 1
-    assert await store.faults(RUN) == (FaultCount(kind="unusable", count=1),)
+@pytest.mark.parametrize(
+    "answer",
+    [
+        httpx.Response(200, headers={"content-type": PAGE}, text="<html>"),
+        httpx.Response(200, json={"error": {"message": "upstream"}}),
+        httpx.Response(200, headers={"content-type": STREAM}, text="data: [DONE]\n\n"),
+    ],
+)
+async def test_what_was_never_a_completion_is_repeated(answer: httpx.Response) -> None:
+    """A whole answer of another kind is counted and repeated, as an error status of the server is."""
+    store, provider = await opened(), Endpoint(answer, answer, GOOD)
+    assert (await ask(Text, provider, config(max_retries=3), store=store)).value.text == "fine"
+    assert len(provider.requests) == 3
+    assert await store.faults(RUN) == (FaultCount(kind="unusable", count=2),)
+
+
+# ------------------------------------------------------------------------------------ quotas and outages
+
+
+@pytest.mark.parametrize(
+    ("status", "said", "spent"),
+    [
+        (402, "Payment Required", True),
+        (402, '{"error": {"message": "Insufficient Balance"}}', True),
+        (
+            429,
+            '{"error": {"code": "insufficient_quota", "message": "You exceeded your current quota, please '
+            'check your plan and billing details."}}',
+            True,
+        ),
+        (400, "Your credit balance is too low to access the Anthropic API.", True),
+        (403, "Key limit exceeded: monthly spending limit reached", True),
+        (
+            429,
+            "Rate limit reached for m on tokens per min (TPM): Limit 10000. Please try again in 6ms. You can "
+            "increase your rate limit by adding a payment method at /account/billing.",
+            False,
+        ),
+        (
+            429,
+            "You exceeded your current quota, please check your plan and billing details. Quota exceeded for "
+            "metric: requests, limit: 20. Please retry in 37.1s.",
+            False,
+        ),
+        (
+            429,
+            "Requests have exceeded token rate limit of your current S0 pricing tier. Retry after 20 seconds.",
+            False,
+        ),
+        (429, "", False),
+        (500, "insufficient_quota", False),
+    ],
+)
+def test_a_spent_quota_is_no_rate_limit(status: int, said: str, spent: bool) -> None:
+    """Providers use 429 for both; the words differ."""
+    assert is_quota_spent(status, {}, said) is spent
+    if status != 402:
+        assert not is_quota_spent(status, {"retry-after": "7"}, said)
+
+
+async def test_a_spent_quota_refuses_the_role_after_one_call() -> None:
+    """The attempts of one call are made, since quotas come back; no other call is sent."""
+    script = Endpoint(
+        httpx.Response(429, json={"error": {"code": "insufficient_quota"}}),
+    )
+    ask = retrying(script, retries=2)
+    for _ in range(3):
+        assert (await ask()).status_code == 429
+    assert len(script.requests) == 3
+
+
+async def test_a_spent_quota_is_told_in_the_words_of_the_provider() -> None:
+    """The message says what to do, and quotes the provider."""
+    answer = httpx.Response(402, json={"error": {"message": "Insufficient Balance"}})
+    with pytest.raises(QuotaSpent, match=r"no quota or credit left \(402\); add some.*Insufficient Balance"):
+        await ask(Text, Endpoint(answer))
+
+
+BUSY = httpx.Response(429, headers={"retry-after": "20"}, text="too many")
+GARBLED = httpx.Response(200, text="<html>")
+
+
+@pytest.mark.parametrize(
+    "answer", [BUSY, httpx.Response(500), httpx.ReadTimeout("slow"), httpx.ReadError("gone"), GARBLED]
+)
+async def test_an_endpoint_that_never_serves_refuses_the_role(answer: httpx.Response | Exception) -> None:
+    """After the configured time of failures alone no further request is sent, however many calls there are."""
+    script, store = Endpoint(answer), await opened()
+    started = anyio.current_time()
+    async with connected(script, config(max_retries=99, outage_seconds=100), store=store) as client:
+        for part in "abc":
+            with pytest.raises(ProviderDown):
+                await client.ask(PROMPT, Text, call_id=call_id(part))
+            sent = len(script.requests)
+            assert 100 <= anyio.current_time() - started <= 100 + 30
+        assert len(script.requests) == sent
+
+
+async def test_an_answer_ends_an_outage() -> None:
+    """Failures before and after an answer are two outages."""
+    script = Endpoint(*[BUSY] * 4, GOOD, *[BUSY] * 4, GOOD)
+    async with connected(script, config(max_retries=9, outage_seconds=90)) as client:
+        for part in "ab":
+            assert (await client.ask(PROMPT, Text, call_id=call_id(part))).value.text == "fine"
+    assert len(script.requests) == 10

@@ -298,7 +298,7 @@ async def test_guidance_that_stays_open_gathers_further_trials(tmp_path: Path) -
         mine, other = ("double", 0) if "kind" in skill.text else ("square", 1)
         return right(message) if message.startswith(mine) and times % 2 == other else None
 
-    gate = {"max_trials": 2, "effect": 0.01}
+    gate = {"policy": "paired", "max_trials": 2, "effect": 0.01}
     script = playing(IDLE, guided("Be kind."))
     done = await run(tmp_path, actor=Actor(coin), script=script, train={"num_epochs": 3}, gate=gate, **SLOW)
     verdicts = [e.slow_update.verdict for e in done.epochs if e.slow_update and e.slow_update.verdict]

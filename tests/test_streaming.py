@@ -38,12 +38,14 @@ from reflact.concurrency import open_task_group
 from reflact.config.models import ModelConfig
 from reflact.errors import BadRequest, ProviderDown, ReplyError
 from reflact.events import DraftDiscarded, DraftUpdated, Event, ModelCallFinished
+from reflact.llm.bodies import AnswerFault
 from reflact.llm.cache_keys import build_cache_key
 from reflact.llm.cassettes import Interaction, ReplayTransport, open_cassette, read_cassette
 from reflact.llm.client import Client, identify_model
+from reflact.llm.completions import read_completion
 from reflact.llm.drafts import DraftStream, extends, read_partial
 from reflact.llm.pricing import read_usage
-from reflact.llm.sse import EventReader, join_stream, parse_chunk, read_delta, read_events
+from reflact.llm.sse import EventReader, parse_chunk, read_delta, read_events
 from reflact.messages import Draft, Reply, ReplyModel, Text
 from reflact.records import FaultCount, Usage
 from reflact.types import FrozenModel
@@ -340,7 +342,9 @@ async def test_an_end_without_an_answer_is_no_reply() -> None:
     """A stream that ends well and says nothing is neither stored nor taken for a reply."""
     store = await opened()
     with pytest.raises(ProviderDown, match="no chat completion"):
-        await ask(Pick, Endpoint([chunk(usage=COUNTS), STREAM[-1]]), store=store, emit=Told())
+        await ask(
+            Pick, Endpoint([chunk(usage=COUNTS), STREAM[-1]]), config(max_retries=0), store=store, emit=Told()
+        )
     assert await store.faults(RUN) == (FaultCount(kind="unusable", count=1),)
 
 
@@ -749,15 +753,24 @@ async def test_texts_before_a_function_are_no_drafts() -> None:
     assert told.attempts == [[]]
 
 
+@pytest.mark.parametrize("end", ["", "!", '", "parts"' + " " * 1_000_000 + "x"])
+def test_a_draft_of_a_long_word_takes_linear_time(end: str) -> None:
+    """A million letters without a gap, as in base64, are read at once; they once took hours."""
+    why = "a" * 1_000_000
+    value = read_partial(f'{{"why": "{why}{end}', Pick)
+    assert isinstance(value, dict)
+    assert str(value["why"]).rstrip("!") in {"", why}
+
+
 # ------------------------------------------------------------------------------------------ reading streams
 
-EVENTS = "text/event-stream; charset=utf-8"
+EVENTS, END = "text/event-stream", "data: [DONE]"
 SPOKEN = json.dumps({"say": "zwölf \u2028 \U0001f600", "more": ["\r\n", "data: x"]}, ensure_ascii=False)
 
 
 def put(pieces: list[bytes]) -> Any:
     """Return the completion that pieces of a stream make up."""
-    return json.loads(join_stream(b"".join(pieces).decode()))
+    return json.loads(read_completion(EVENTS, b"".join(pieces).decode() + END))
 
 
 @given(st.lists(st.text(max_size=8), max_size=6), st.sampled_from(["\n", "\r\n", "\r"]), st.data())
@@ -804,19 +817,13 @@ def test_the_last_usage_counts() -> None:
         chunk({}, usage=None),
     ]
     assert put(pieces)["usage"] == COUNTS
-    text = b"".join(pieces).decode()
-    assert read_usage(EVENTS, [text]) == read_usage("application/json", [join_stream(text)])
 
 
 def test_separators_of_lines_inside_texts_are_no_lines() -> None:
     """Usage is found behind characters that some take for the end of a line."""
-    text = "".join(
-        f"data: {json.dumps(c, ensure_ascii=False)}\n\n" for c in ({"say": "\u2028\x85"}, {"usage": COUNTS})
-    )
-    one = Usage(calls=1, input_tokens=10, cached_tokens=4, output_tokens=3)
-    assert read_usage(EVENTS, [text]) == one
-    single = {"say": "a\u2028b\u2029c\x85d", "usage": COUNTS}
-    assert read_usage(EVENTS, [f"data: {json.dumps(single, ensure_ascii=False)}\n\n"]) == one
+    said = ({"choices": [{"delta": {"content": "\u2028\x85"}}]}, {"usage": COUNTS})
+    completion = put([f"data: {json.dumps(part, ensure_ascii=False)}\n\n".encode() for part in said])
+    assert (completion["choices"][0]["message"]["content"], completion["usage"]) == ("\u2028\x85", COUNTS)
 
 
 def test_halves_of_a_character_in_two_chunks_come_together() -> None:
@@ -856,14 +863,19 @@ ANY_JSON = st.recursive(
 
 
 @given(st.lists(ANY_JSON, max_size=3))
-def test_nonsense_is_put_together_without_an_error(values: list[Any]) -> None:
-    """Whatever a server says, there is a completion, whose texts are texts."""
+def test_nonsense_is_a_completion_or_a_fault(values: list[Any]) -> None:
+    """Whatever a server says, there is a completion, whose texts are texts, or a fault."""
     text = "".join(f"data: {json.dumps(value)}\n\n" for value in values)
-    for choice in json.loads(join_stream(text))["choices"]:
-        assert isinstance(choice["message"]["content"], str | None)
-        assert all(
-            isinstance(c["function"]["arguments"], str) for c in choice["message"].get("tool_calls", [])
-        )
+    for content_type, body in ((EVENTS, text + END), *(("application/json", json.dumps(v)) for v in values)):
+        try:
+            completion = json.loads(read_completion(content_type, body))
+        except AnswerFault:
+            continue
+        for choice in completion["choices"]:
+            assert isinstance(choice["message"]["content"], str | None)
+            assert all(
+                isinstance(c["function"]["arguments"], str) for c in choice["message"].get("tool_calls", [])
+            )
     assert all(isinstance(read_delta(value), str) for value in values)
 
 
@@ -894,14 +906,12 @@ def cached(count: int) -> Usage:
 )
 def test_whole_answers(body: object, usage: Usage) -> None:
     """One call, with the tokens that the body names; uncounted where it does not name them all, or nonsense."""
-    assert read_usage("application/json", [json.dumps(body)]) == usage
-    assert read_usage("text/html", ["<html>"]) == SILENT
+    assert read_usage(json.dumps(body)) == usage
+    assert read_usage("<html>") == SILENT
 
 
 def test_streamed_answers_count_in_their_last_chunk() -> None:
-    """Usage arrives once, at the end, wherever the pieces are cut."""
-    events = [{"choices": [{}], "usage": None}, {"choices": [], "usage": CACHED}]
-    text = "".join(f"data: {json.dumps(event)}\n\n" for event in events) + "data: [DONE]\n\n"
-    for cut in range(0, len(text), 7):
-        found = read_usage("text/event-stream; charset=utf-8", [text[:cut], text[cut:]])
-        assert found == cached(4)
+    """Usage arrives once, at the end."""
+    events = [{"choices": [{"delta": {}}], "usage": None}, {"choices": [], "usage": CACHED}]
+    text = "".join(f"data: {json.dumps(event)}\n\n" for event in events) + END
+    assert read_usage(read_completion(EVENTS, text)) == cached(4)

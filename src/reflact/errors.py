@@ -77,6 +77,10 @@ class AccessDenied(ProviderError):
     """401 or 403: the key is missing, wrong, or not allowed to use this model."""
 
 
+class QuotaSpent(AccessDenied):
+    """402, or 400, 403 or 429 with words for it: the account has no quota or credit left."""
+
+
 class BadRequest(ProviderError):
     """400, 404 or 422: the endpoint does not serve this request."""
 

@@ -144,7 +144,7 @@ class EditsApplied(_Event):
 
 
 class TrialRequested(_Event):
-    """Live: for a decision of ``part``, the gate requests rollouts of ``n`` items in a trial on both sides.
+    """Live: for a decision of ``part``, the gate requests rollouts of ``n`` items in a trial on 1 or 2 sides.
 
     Requests for a decision that is retried later are not part of the history.
     """
@@ -155,6 +155,7 @@ class TrialRequested(_Event):
     part: str
     trial: int
     n: int
+    sides: int = 2
 
 
 class CandidateJudged(_Event):
@@ -162,6 +163,14 @@ class CandidateJudged(_Event):
 
     kind: Literal["candidate_judged"] = "candidate_judged"
     verdict: Verdict
+
+
+class VersionReturned(_Event):
+    """An earlier version, named by its hash, is believed best and becomes current again."""
+
+    kind: Literal["version_returned"] = "version_returned"
+    skill_hash: str
+    reason: str
 
 
 class StepCommitted(_Event):
@@ -364,6 +373,7 @@ Event = Annotated[
     | EditsApplied
     | TrialRequested
     | CandidateJudged
+    | VersionReturned
     | StepCommitted
     | EpochCommitted
     | PromotionJudged

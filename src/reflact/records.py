@@ -18,6 +18,7 @@ from reflact.types import (
     FrozenModel,
     GateAction,
     Measurement,
+    PassResult,
     Score,
     SelectResult,
     Skill,
@@ -29,7 +30,8 @@ from reflact.types import (
 class SkillVersion(FrozenModel):
     """A skill version: number 0 is the initial document; ``origin`` names the step that created it.
 
-    An ``inherited`` score is that of the version before; it is shown and never used for a decision.
+    An ``inherited`` score is that of the version before; it is shown and never used for a decision. With a
+    ``deviation``, the score is the ranked gate's belief at the time: the mean of a normal distribution.
     """
 
     number: int
@@ -37,6 +39,7 @@ class SkillVersion(FrozenModel):
     origin: str
     score: float | None = None
     inherited: bool = False
+    deviation: float | None = Field(default=None, exclude_if=lambda value: value is None)
 
 
 class StepBufferEntry(FrozenModel):
@@ -177,14 +180,90 @@ class OpenComparison(FrozenModel):
     level: float
 
 
+HARD_VARIANCE = 0.14
+"""The variance of hard scores within an item that is expected before any repeat."""
+
+PSEUDO_REPEATS, MIN_VARIANCE = 20, 1e-4
+"""The weight of that expectation in repeats, and the least variance that is used."""
+
+
+class VersionNode(FrozenModel):
+    """A document in the tree of a run's versions; ``parent`` is the hash of the one it was made from."""
+
+    skill_hash: str
+    parent: str | None = None
+
+
+class Ranking(FrozenModel):
+    """All that the ranked gate has observed, in the order of the commits: the input of all beliefs.
+
+    The first node is the baseline; a parent comes before its children. ``squares`` are the summed squared
+    deviations of repeated scores from their item's mean, ``repeats`` their degrees of freedom.
+    ``prior_variance`` is the variance within an item that is expected before any repeat.
+    """
+
+    nodes: tuple[VersionNode, ...]
+    passes: tuple[PassResult, ...] = ()
+    squares: float = 0.0
+    repeats: int = 0
+    prior_variance: float = HARD_VARIANCE
+
+    @property
+    def variance(self) -> float:
+        """The variance of a score within an item: of the repeats, shrunk towards the prior."""
+        pooled = PSEUDO_REPEATS * self.prior_variance + self.squares
+        return max(MIN_VARIANCE, pooled / (PSEUDO_REPEATS + self.repeats))
+
+    def add_version(self, skill_hash: str, parent: str) -> Ranking:
+        """Return the ranking with one more version; a known one keeps its place."""
+        if any(node.skill_hash == skill_hash for node in self.nodes):
+            return self
+        node = VersionNode(skill_hash=skill_hash, parent=parent)
+        return self.model_copy(update={"nodes": (*self.nodes, node)})
+
+    def add_pass(self, result: PassResult) -> Ranking:
+        """Return the ranking with one more pass, unless the same trial of the version is known."""
+        if any((known.skill_hash, known.trial) == (result.skill_hash, result.trial) for known in self.passes):
+            return self
+        return self.model_copy(
+            update={
+                "passes": (*self.passes, result),
+                "squares": self.squares + result.squares,
+                "repeats": self.repeats + result.repeats,
+            }
+        )
+
+    def count_passes(self, skill_hash: str) -> int:
+        """Return the number of passes of a version."""
+        return sum(known.skill_hash == skill_hash for known in self.passes)
+
+    def list_lineage(self, skill_hash: str) -> tuple[str, ...]:
+        """Return a version, and while it has no pass the one it was made from, and so on."""
+        parents = {node.skill_hash: node.parent for node in self.nodes}
+        measured = {result.skill_hash for result in self.passes}
+        lineage = [skill_hash]
+        while lineage[-1] not in measured and (parent := parents.get(lineage[-1])) is not None:
+            lineage.append(parent)
+        return tuple(lineage)
+
+    def list_contenders(self, kept: Sequence[str]) -> tuple[str, ...]:
+        """Return the kept versions that can become the current one.
+
+        A version without a pass stands for the one it was made from, which it would otherwise never beat.
+        """
+        replaced = {parent for skill_hash in kept for parent in self.list_lineage(skill_hash)[1:]}
+        return tuple(skill_hash for skill_hash in kept if skill_hash not in replaced)
+
+
 class RunState(FrozenModel):
     """The state of a run after its last commit: the input of the next step.
 
     ``step`` and ``epoch`` are the last committed step and its epoch, ``latest_version`` the highest version
     number. ``step_buffer`` are the earlier steps of the epoch. ``seen_hashes`` are the documents that the run
     accepted or rejected, without inconclusive ones. ``deterministic``: all repeated rollouts agreed so far.
-    ``last_hash`` is the hash of the skill after the last step of ``last_committed_epoch``, before any slow
-    update.
+    ``kept`` are the versions that were ever current, the initial one first; ``ranking`` is what the ranked gate
+    has observed. ``last_hash`` is the hash of the skill after the last step of ``last_committed_epoch``, before any
+    slow update.
     """
 
     step: int = 0
@@ -196,6 +275,8 @@ class RunState(FrozenModel):
     step_buffer: tuple[StepBufferEntry, ...] = ()
     seen_hashes: tuple[str, ...] = ()
     deterministic: bool = True
+    kept: tuple[SkillVersion, ...] = ()
+    ranking: Ranking | None = None
     alphas: tuple[AlphaBudget, ...] = ()
     open_comparisons: tuple[OpenComparison, ...] = ()
     last_committed_epoch: int = 0
@@ -290,6 +371,17 @@ class Improvement(FrozenModel):
     high: float
 
 
+class Claim(FrozenModel):
+    """The claim at the end of a run: its best skill is better than the initial one.
+
+    It is ``confirmed`` if the 95% interval of the improvement lies above 0. On the test split nothing was selected, so
+    a false claim is confirmed in at most 2.5% of runs. On ``val`` it says nothing about other items.
+    """
+
+    improvement: Improvement
+    confirmed: bool
+
+
 class ActionCount(FrozenModel):
     """The number of a run's decisions with one outcome."""
 
@@ -327,6 +419,8 @@ FaultKind = Literal[
     "malformed",
     "broken stream",
     "unusable",
+    "oversized",
+    "overcounted",
 ]
 """How an attempt of a call can fail; see ``reflact.llm.errors``."""
 
@@ -393,7 +487,8 @@ RunStatus = Literal["completed", "budget", "cancelled", "failed"]
 class RunSummary(FrozenModel):
     """The outcome of a run: ``Trainer.train`` returns it, and ``summary.json`` contains it.
 
-    ``missing`` names each final measurement that failed, with the reason. ``surplus`` counts finished rollouts
+    ``claim`` is None if the initial skill is the best one or the claim could not be measured. ``missing`` names
+    each final measurement that failed, with the reason. ``surplus`` counts finished rollouts
     that a decision did not need. ``surplus`` and ``reuse`` describe the latest start. ``faults`` counts failed
     attempts of calls, even if a retry succeeded; calls of models passed as objects are not counted.
     ``critic`` is the critic that graded, ``annotated_by`` the critic that wrote notes for failure analysts; JSON
@@ -413,6 +508,7 @@ class RunSummary(FrozenModel):
     final: SkillVersion | None = None
     scores: tuple[SkillScore, ...] = ()
     improvements: tuple[Improvement, ...] = ()
+    claim: Claim | None = None
     missing: tuple[str, ...] = ()
     epochs: tuple[EpochStats, ...] = ()
     spend: tuple[Spend, ...] = ()

@@ -292,9 +292,14 @@ GateAction = Literal[
     "no_change",
     "no_patches",
     "no_rewrite",
+    "set_aside",
+    "return",
     "inconclusive",
     "unmeasured",
 ]
+
+
+GatePolicy = Literal["ranked", "paired", "strict"]
 
 
 class Evidence(FrozenModel):
@@ -311,7 +316,7 @@ class Evidence(FrozenModel):
         futile: Whether the comparison ended because the planned improvement had become unlikely.
     """
 
-    policy: Literal["strict", "paired"]
+    policy: GatePolicy
     deterministic: bool
     rounds: int
     pairs: int
@@ -322,11 +327,51 @@ class Evidence(FrozenModel):
     futile: bool = False
 
 
+class Belief(FrozenModel):
+    """What is believed of a version's true mean on the validation items: a normal distribution."""
+
+    skill_hash: str
+    mean: float
+    deviation: float
+
+
+class PassResult(FrozenModel):
+    """One pass of a version over the validation items, as an observation of its true mean.
+
+    ``mean`` is in the gate's metric, adjusted for unmeasured items, over ``n`` measured ones. ``variance`` is
+    that of a score within an item, as estimated at the time. ``squares`` and ``repeats`` are what the pass added
+    to the estimate: squared deviations from the items' earlier scores, and their number.
+    """
+
+    skill_hash: str
+    trial: int
+    mean: float
+    n: int
+    variance: float
+    squares: float = 0.0
+    repeats: int = 0
+
+
+class RankedDecision(FrozenModel):
+    """The beliefs behind a decision of the ranked gate, after the ``passes`` that it took.
+
+    ``p_better`` is the probability that the candidate is better than the current version was. ``chosen`` is the
+    hash of the version that is current afterwards.
+    """
+
+    candidate: Belief
+    current: Belief
+    p_better: float
+    chosen: str
+    passes: tuple[PassResult, ...] = ()
+
+
 class Verdict(FrozenModel):
     """The gate's decision with the evidence for it; scores are in the gate's metric, in 0..1.
 
     ``against_best`` is the evidence of the second comparison, if the best skill is not the current one.
-    ``veto`` is the approver's reason.
+    ``ranked`` are the beliefs of the ranked gate, whose scores are the means of these beliefs. ``veto`` is the
+    approver's reason.
     """
 
     action: GateAction
@@ -337,6 +382,7 @@ class Verdict(FrozenModel):
     current_score: float | None = None
     evidence: Evidence | None = None
     against_best: Evidence | None = None
+    ranked: RankedDecision | None = Field(default=None, exclude_if=lambda value: value is None)
     deterministic: bool = True
     veto: str | None = None
 
@@ -344,6 +390,12 @@ class Verdict(FrozenModel):
     def accepted(self) -> bool:
         """Whether the candidate becomes the current skill."""
         return self.action in {"accept_new_best", "accept", "force_accept"}
+
+    @property
+    def refuted(self) -> bool:
+        """Whether the candidate is shown not to help; one whose gain is only unproven is not."""
+        is_futile = self.evidence is not None and self.evidence.futile
+        return self.action == "reject" and not is_futile
 
 
 MAX_TEXT_LENGTH = 60

@@ -92,6 +92,12 @@ class ModelConfig(ConfigSection):
         None, pattern=r"^[A-Za-z0-9-]+$", description="Header for the call id, for tracing at a proxy."
     )
     timeout: float = changeable_field(120.0, gt=0, description="Seconds for one request.")
+    max_response_bytes: int | None = changeable_field(
+        None,
+        ge=1,
+        description="Maximum size of a response in bytes, compressed or not; null: 4 MiB and 1 KiB for each token of "
+        "`max_tokens`, or for each of 16,384 tokens if that is null.",
+    )
     concurrency: int = changeable_field(
         8,
         ge=1,
@@ -114,6 +120,12 @@ class ModelConfig(ConfigSection):
         5,
         ge=0,
         description="Maximum of retries after connection errors, time-outs, 408, 409, 429, 5xx and garbled responses.",
+    )
+    outage_seconds: float = changeable_field(
+        600.0,
+        gt=0,
+        description="Seconds after which the run ends as failed if the endpoint has served no request since, and all "
+        "attempts fail. Roles with the same endpoint share the strictest value.",
     )
     price: Price | None = changeable_field(
         None,
@@ -179,7 +191,7 @@ def find_secret_names(value: JsonValue) -> set[str]:
 CONNECTION_KEYS = ("model", "base_url", "api", "api_version", "api_key_env", "key", "mode")
 PRICING_KEYS = ("price", "unpriced")
 """Keys that roles with the same model and endpoint share."""
-LIMIT_KEYS = ("concurrency", "requests_per_minute", "tokens_per_minute", "adaptive")
+LIMIT_KEYS = ("concurrency", "requests_per_minute", "tokens_per_minute", "adaptive", "outage_seconds")
 """Keys that roles with the same endpoint share; the strictest value counts for all of them anyway."""
 
 

@@ -13,7 +13,7 @@ from pydantic import Field, field_validator, model_validator
 
 from reflact.config.critic import CriticConfig
 from reflact.config.models import ConfigSection, ModelsConfig, changeable_field
-from reflact.types import Operation
+from reflact.types import GatePolicy, Operation
 
 
 class EnvironmentConfig(ConfigSection):
@@ -213,10 +213,15 @@ class GateConfig(ConfigSection):
     """The test of a candidate on the validation split."""
 
     enabled: bool = Field(True, description="false records scores and accepts every candidate.")
-    policy: Literal["strict", "paired"] = Field(
-        "paired",
-        description="`paired`: repeated trials until a paired test shows a real gain; `strict`: accept a "
-        "strictly greater mean of one pass, which noise passes easily.",
+    policy: GatePolicy = Field(
+        "ranked",
+        description="`ranked`: build on the version that is believed best; `paired`: repeated trials until a "
+        "paired test shows a real gain; `strict`: accept a strictly greater mean of one pass, noise included.",
+    )
+    worth: float = Field(
+        0.00005,
+        ge=0,
+        description="Least gain of the mean for each rollout of a further pass (`ranked`); 1: a single pass.",
     )
     metric: Literal["hard", "soft", "mixed"] = Field("hard", description="The score that is compared.")
     mixed_weight: float = Field(0.5, ge=0, le=1, description="Weight of soft in `mixed`.")
@@ -242,7 +247,8 @@ class GateConfig(ConfigSection):
     max_trials: int | None = Field(
         None,
         ge=1,
-        description="Maximum of trials of each item and side (`paired`); null: planned from `effect`.",
+        description="Maximum of trials of each item and side; null: 4 (`ranked`), or planned from `effect` "
+        "(`paired`).",
     )
     early_stop: bool = Field(
         True, description="Stop an evaluation when the remaining items cannot change its decision."
@@ -255,8 +261,17 @@ class GateConfig(ConfigSection):
         description="Repeat the rollouts of both sides for each decision, for providers that drift (`paired`).",
     )
     report_trials: int = Field(
-        4, ge=1, description="Fresh trials behind the reported validation scores (`paired`, noisy targets)."
+        4,
+        ge=1,
+        description="Fresh trials behind the reported validation scores (noisy targets, `paired`, or `ranked` "
+        "without a test split).",
     )
+
+    @model_validator(mode="after")
+    def _check_policy(self) -> GateConfig:
+        if self.interleave and self.policy == "ranked":
+            raise ValueError("`interleave` repeats both sides for each decision, and needs `policy: paired`")
+        return self
 
 
 class SlowUpdateConfig(ConfigSection):

@@ -11,6 +11,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
+from reflact.gate.intervals import POWER_QUANTILE
+
 BET_WEIGHTS = (0.4, 0.4, 0.2)
 """The bets' shares of the capital."""
 
@@ -110,9 +112,6 @@ MIN_TRIALS, MAX_TRIALS = 2, 20
 
 DISCORDANT_SHARE = 0.5
 """Expected share of pairs that differ, as for two fair coins."""
-
-POWER_QUANTILE = 0.84
-"""The 80% quantile of the standard normal distribution."""
 
 MIXTURE_COST = 0.4
 """Approximate loss in the logarithm of the evidence from betting on three sizes at once."""

@@ -14,12 +14,12 @@ from typing import Literal
 from pydantic import Field
 
 from reflact.gate.betting import DISCORDANT_SHARE, PairStatistics, choose_stakes, detectable_effect
-from reflact.types import Evidence, FrozenModel
+from reflact.types import Evidence, FrozenModel, GatePolicy
 
 SCORE_TOLERANCE = 1e-9
 """Scores that differ by no more count as equal, because of rounding."""
 
-CONFIRMATION_REPEATS = 4
+CONFIRMATION_REPEATS = {"paired": 4, "ranked": 1}
 """Repeats of the items that differ before a deterministic target's improvement is accepted."""
 
 VETO_TRIALS = 4
@@ -67,7 +67,7 @@ class GateSettings(FrozenModel):
     """
 
     item_ids: tuple[str, ...] = Field(min_length=1)
-    policy: Literal["strict", "paired"] = "paired"
+    policy: GatePolicy = "paired"
     trials: int = Field(ge=1)
     level: float = Field(gt=0, lt=1)
     planned_trials: int | None = Field(default=None, ge=1)
@@ -127,10 +127,11 @@ def decide(settings: GateSettings, trials: Trials) -> TrialRequest | Ruling:
     1. ``strict``: a greater mean of one pass is accepted.
     2. A deterministic target, with no disagreeing repeat: a mean that is not greater is rejected. Otherwise
        the items that differ are repeated, and the candidate is accepted if all repeats agree.
-    3. A noisy target: rounds of all items on both sides, until the evidence reaches ``1 / level`` (accept),
+    3. A noisy target under ``ranked``: inconclusive, because beliefs decide; see ``reflact.gate.ranking``.
+    4. A noisy target under ``paired``: rounds of all items on both sides, until the evidence reaches ``1 / level`` (accept),
        the improvement has become unlikely (reject), or no round is left (inconclusive).
 
-    Rule 3 is valid for this reason. If the candidate is not better on average over the items, the expected
+    Rule 4 is valid for this reason. If the candidate is not better on average over the items, the expected
     factor of a complete round is at most 1, by the inequality of the means, whichever items it helps or harms.
     By Ville's inequality the evidence then ever reaches ``1 / level`` with probability at most ``level``. A
     part of a round has no such guarantee and is never tested.
@@ -141,7 +142,11 @@ def decide(settings: GateSettings, trials: Trials) -> TrialRequest | Ruling:
     if settings.policy == "strict":
         return _decide_by_one_pass(settings, {0: trials[0]}, noisy=is_noisy(settings, trials))
     if is_noisy(settings, trials):
-        return _decide_by_test(settings, trials)
+        return (
+            _end_by_noise(settings, trials)
+            if settings.policy == "ranked"
+            else _decide_by_test(settings, trials)
+        )
     return _decide_by_one_pass(settings, trials, noisy=False)
 
 
@@ -234,10 +239,10 @@ def build_ruling(
     return Ruling(action=action, reason=sentence, evidence=evidence, deterministic=not noisy)
 
 
-def explain_veto(settings: GateSettings, losses: int) -> str:
+def explain_veto(losses: int, allowed: int) -> str:
     """Return the reason of a rejection by ``no_regression``."""
     items = "1 item that was" if losses == 1 else f"{losses} items that were"
-    return f"The candidate fails {items} solved before; `no_regression` allows {settings.no_regression}."
+    return f"The candidate fails {items} solved before; `no_regression` allows {allowed}."
 
 
 def _decide_by_one_pass(settings: GateSettings, trials: Trials, *, noisy: bool) -> TrialRequest | Ruling:
@@ -251,7 +256,7 @@ def _decide_by_one_pass(settings: GateSettings, trials: Trials, *, noisy: bool) 
     if settings.policy == "strict" or settings.declared_deterministic:
         return _accept_unless_lost(settings, trials, sums, noisy=noisy)
     differing = [i for i in settings.item_ids if abs(trials[0][i].difference or 0.0) > SCORE_TOLERANCE]
-    for trial in range(1, CONFIRMATION_REPEATS + 1):
+    for trial in range(1, CONFIRMATION_REPEATS[settings.policy] + 1):
         open_items = tuple(i for i in differing if i not in trials.get(trial, {}))
         if open_items:
             return TrialRequest(trial=trial, item_ids=open_items)
@@ -262,13 +267,20 @@ def _decide_by_repeats(
     settings: GateSettings, trials: Trials, sums: PairStatistics, differing: Sequence[str]
 ) -> TrialRequest | Ruling:
     """Accept if all repeats agree; an item with an unmeasured repeat cannot count as an improvement."""
-    repeats = [trials[trial] for trial in range(1, CONFIRMATION_REPEATS + 1)]
+    repeats = [trials[trial] for trial in range(1, CONFIRMATION_REPEATS[settings.policy] + 1)]
     doubtful = [i for i in differing if any(pairs[i].difference is None for pairs in repeats)]
     unproven = math.fsum(max(0.0, trials[0][i].difference or 0.0) for i in doubtful)
     if (sums.total - unproven) / sums.n_measured - settings.min_improvement <= SCORE_TOLERANCE:
         reason = f"Of {len(differing)} items that differ, {len(doubtful)} could not be measured again."
         return build_ruling(settings, sums, "unmeasured", noisy=False, reason=reason)
     return _accept_unless_lost(settings, trials, sums, noisy=False)
+
+
+def _end_by_noise(settings: GateSettings, trials: Trials) -> Ruling:
+    sums = settings.new_statistics()
+    for pair in trials[0].values():
+        sums.add(pair.candidate, pair.current)
+    return build_ruling(settings, sums, "inconclusive", noisy=True, reason="A repeat of a rollout disagreed.")
 
 
 def _decide_by_test(settings: GateSettings, trials: Trials) -> TrialRequest | Ruling:
@@ -298,7 +310,9 @@ def _accept_unless_lost(
         open_items = tuple(item_id for item_id in losses if item_id not in trials.get(trial, {}))
         if open_items:
             return TrialRequest(trial=trial, item_ids=open_items)
-    return build_ruling(settings, sums, "reject", noisy=noisy, reason=explain_veto(settings, len(losses)))
+    return build_ruling(
+        settings, sums, "reject", noisy=noisy, reason=explain_veto(len(losses), settings.no_regression)
+    )
 
 
 def _explain(settings: GateSettings, sums: PairStatistics, action: RulingAction, evidence: Evidence) -> str:

@@ -107,7 +107,7 @@ class EarlyStopMonitor:
                     self._sums.add(pairs[item_id].candidate, pairs[item_id].current)
         self._closed_missed = self._sums.n_unmeasured
         for trial, pairs in trials.items():
-            if self._settings.policy == "paired" or trial == 0:
+            if self._settings.policy != "strict" or trial == 0:
                 for pair in pairs.values():
                     self._count_pair(pair)
 
@@ -138,11 +138,11 @@ class EarlyStopMonitor:
         excess = sums.total - margin * sums.n_measured
         if sums.n_measured and excess + self._open * (1 - margin) <= 0:
             return build_ruling(settings, sums, "reject", noisy=self._noisy, open_pairs=self._open)
-        if settings.policy == "paired" and not settings.declared_deterministic:
+        if settings.policy != "strict" and not settings.declared_deterministic:
             return None
         losses = len(self._lost - self._kept)
         if settings.no_regression is not None and losses > settings.no_regression:
-            reason = explain_veto(settings, losses)
+            reason = explain_veto(losses, settings.no_regression)
             return build_ruling(
                 settings, sums, "reject", noisy=self._noisy, reason=reason, open_pairs=self._open
             )

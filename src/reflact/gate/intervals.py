@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from statistics import stdev
+from statistics import fmean, stdev
+from statistics import variance as variance_of
 
 Z_95 = 1.959963984540054
 """The 97.5% quantile of the standard normal distribution."""
+
+POWER_QUANTILE = 0.84
+"""The 80% quantile of the standard normal distribution."""
+
+PAIR_VARIANCE = 0.3
+"""Typical variance of the difference of two scores of an item."""
 
 _T_95 = (12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622)
 """The 97.5% quantiles of Student's t for 1 to 9 degrees of freedom."""
@@ -92,3 +99,30 @@ def student_quantile(freedom: int) -> float:
     second = (5 * z**5 + 16 * z**3 + 3 * z) / 96
     third = (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384
     return z + first / freedom + second / freedom**2 + third / freedom**3
+
+
+def within_item_interval(
+    before: Sequence[Sequence[float]], after: Sequence[Sequence[float]]
+) -> tuple[float, float, float]:
+    """Return the mean difference ``after - before`` on these very items, and its 95% interval, in -1..1.
+
+    Each item has at least two scores on each side; only their variance within the item counts (a z test
+    stratified by item), so the interval says nothing about other items.
+
+    Raises:
+        ValueError: There are no items, not the same number on both sides, or a single score of an item.
+    """
+    if len(before) != len(after) or not before or min(map(len, (*before, *after))) < 2:
+        raise ValueError("each item needs at least two scores before and after")
+    differences = [fmean(new) - fmean(old) for old, new in zip(before, after, strict=True)]
+    variance = math.fsum(variance_of(scores) / len(scores) for scores in (*before, *after)) / len(before) ** 2
+    mean, spread = fmean(differences), Z_95 * math.sqrt(variance)
+    return mean, max(-1.0, mean - spread), min(1.0, mean + spread)
+
+
+def describe_claim(n: int) -> str:
+    """Return a sentence on the gains that the final claim confirms with 80% power on ``n`` test items."""
+    if not n:
+        return "Without a test split, fresh passes of the validation items decide if the gain is confirmed."
+    gain = min(1.0, (Z_95 + POWER_QUANTILE) * math.sqrt(PAIR_VARIANCE / n))
+    return f"The test split of {n} items confirms gains of about {100 * gain:.0f} points."

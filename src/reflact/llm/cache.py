@@ -13,11 +13,13 @@ import anyio
 import httpx
 
 from reflact.config.models import ModelConfig
+from reflact.llm.bodies import MAX_BYTES, AnswerFault, BodyStream, find_max_bytes
 from reflact.llm.budget import Account
 from reflact.llm.cache_keys import build_cache_key, strip_to_endpoint
+from reflact.llm.completions import read_completion
 from reflact.llm.drafts import CONTEXT
 from reflact.llm.metering import RESERVATION
-from reflact.llm.retry import BodyStream
+from reflact.llm.sse import JSON
 from reflact.messages import CallReservation
 
 CALL_ID_HEADER = "x-reflact-call-id"
@@ -64,15 +66,23 @@ class ResponseCacheTransport(httpx.AsyncBaseTransport):
             model=self._config.model,
         )
         async with self._locks.setdefault(key, anyio.Lock()):
-            stored = await self._account.responses.find_response(key)
-            if stored is None:
+            text = await self._find_stored(key)
+            if text is None:
                 response = await self._inner.handle_async_request(outgoing)
                 if (context := CONTEXT.get()) is not None:
                     context.sent = True
                 return response
-        pieces = [chunk.encode("utf-8") for chunk in stored.chunks]
-        headers = {"content-type": stored.content_type}
-        return httpx.Response(stored.status, headers=headers, stream=BodyStream(pieces))
+        return httpx.Response(200, headers={"content-type": JSON}, stream=BodyStream([text.encode("utf-8")]))
+
+    async def _find_stored(self, key: str) -> str | None:
+        """Return the stored answer; None if there is none, or one that cannot be read."""
+        stored = await self._account.responses.find_response(key)
+        if stored is None:
+            return None
+        try:
+            return read_completion(stored.content_type, "".join(stored.chunks))
+        except AnswerFault:
+            return None
 
     def _strip_headers(self, request: httpx.Request, call_id: str, body: bytes) -> httpx.Request:
         """Return a copy without reflact's headers; the original keeps them for redirects."""
@@ -81,7 +91,11 @@ class ResponseCacheTransport(httpx.AsyncBaseTransport):
         headers.pop(REPLY_TYPE_HEADER, None)
         if self._config.call_id_header is not None:
             headers[self._config.call_id_header] = call_id
-        extensions = {**request.extensions, "reflact_call_id": call_id}
+        extensions = {
+            **request.extensions,
+            "reflact_call_id": call_id,
+            MAX_BYTES: find_max_bytes(self._config),
+        }
         return httpx.Request(
             request.method, request.url, headers=headers, content=body, extensions=extensions
         )

@@ -20,10 +20,10 @@ import httpx
 from pydantic import Field, JsonValue, ValidationError
 
 from reflact.errors import CassetteError, CassetteMiss
+from reflact.llm.bodies import BodyStream, select_headers
 from reflact.llm.cache_keys import drop_stream_fields
 from reflact.llm.connection_pool import PooledTransport
 from reflact.llm.redaction import RedactingTransport
-from reflact.llm.retry import BodyStream, select_headers
 from reflact.types import FrozenModel, canonical_json, digest_json
 
 CLAUSE_END = re.compile("(?<=[.,;!?]) ")

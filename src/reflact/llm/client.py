@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from functools import partial
-from json import JSONDecodeError
 from typing import Any, Generic, NamedTuple, Self, TypeVar
 from urllib.parse import urlsplit
 
@@ -28,7 +27,7 @@ from reflact.llm.cache import CALL_ID_HEADER, REPLY_TYPE_HEADER, ResponseCacheTr
 from reflact.llm.cache_keys import derive_seed
 from reflact.llm.connection_pool import PooledTransport
 from reflact.llm.drafts import CONTEXT, DraftStream, RequestContext, StreamingTransport
-from reflact.llm.errors import build_unusable_error, translate_client_error
+from reflact.llm.errors import translate_client_error
 from reflact.llm.metering import MeteredTransport
 from reflact.llm.middleware import compose
 from reflact.llm.pricing import read_usage, usd_of
@@ -41,7 +40,6 @@ from reflact.llm.redaction import (
     resolve_key,
 )
 from reflact.llm.retry import RetryTransport
-from reflact.llm.sse import JSON
 from reflact.llm.structured import MODE_ORDER, Conversation, InvalidReply, Mode, refuses_format
 from reflact.messages import CallId, Draft, RenderedPrompt, Reply, ReplyModel, Text
 from reflact.protocols import EventCallback
@@ -230,7 +228,7 @@ class Client:
         )
 
     def _usage(self, completion: ChatCompletion) -> Usage:
-        usage = read_usage(JSON, [completion.model_dump_json(include={"usage"})])
+        usage = read_usage(completion.model_dump_json(include={"usage"}))
         return usage if usage.uncounted else usage.model_copy(update={"usd": usd_of(usage, self._config)})
 
     async def _create(
@@ -239,19 +237,14 @@ class Client:
         """Send one request. ``extra_body`` carries the messages, which the openai client would copy."""
         reply = f"{reply_type.__name__}@{reply_type.version}"
         try:
-            completion = await self._openai.chat.completions.create(
+            return await self._openai.chat.completions.create(
                 model=self._config.model,
                 messages=[],
                 extra_headers={CALL_ID_HEADER: call_id.label, REPLY_TYPE_HEADER: reply},
                 extra_body={**build_settings(self._config, call_id), **conversation.body},
             )
-        except (openai.OpenAIError, JSONDecodeError, RecursionError) as error:
+        except openai.OpenAIError as error:
             failure = translate_client_error(error, self._config, self._role, self._secret)
-        else:
-            choices: Any = getattr(completion, "choices", None)
-            if choices and getattr(choices[0], "message", None) is not None:
-                return completion
-            failure = build_unusable_error(completion, self._config, self._role, self._secret)
         raise failure  # outside the except block, so that its context has no error that may quote the key
 
     async def _choose_mode(self, question: _Question[R]) -> Mode:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import json
 import re
+import string
 from collections.abc import Awaitable, Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -17,9 +18,10 @@ from pydantic_core import from_json, to_json
 from reflact.concurrency import open_outbox
 from reflact.errors import ReflactError
 from reflact.events import DraftDiscarded, DraftUpdated
+from reflact.llm.bodies import AnswerFault
 from reflact.llm.pricing import read_usage
 from reflact.llm.redaction import Scrubber
-from reflact.llm.sse import EVENT_STREAM, JSON, EventReader, parse_chunk, read_delta
+from reflact.llm.sse import EventReader, parse_chunk, read_delta
 from reflact.llm.structured import FORMAT_REFUSALS
 from reflact.messages import Draft, Reply, ReplyModel
 from reflact.protocols import EventCallback
@@ -33,10 +35,10 @@ MIN_GROWTH = 48
 TEXT_GROWTH, CLOSED_GROWTH = 8, 64
 """A reply grows by 1/8 of its length between two drafts, or by 1/64 if an object or a list has closed."""
 
-WORD_AT_END = re.compile(r"[-+.0-9A-Za-z]+\Z")
-"""A number or a word that may continue."""
+WORD_CHARACTERS = f"{string.ascii_letters}{string.digits}+-."
+"""Characters of a number or a word, which may continue."""
 
-NAME_AT_END = re.compile(r',\s*"(?:[^"\\]|\\.)*\\?"?\s*:?\s*\Z')
+NAME_AT_END = re.compile(r',\s*+"(?:[^"\\]|\\.)*+\\?"?\s*+:?\s*+\Z')
 """The name of a member whose value has not begun."""
 
 NO_NAME = "\0reflact"
@@ -154,7 +156,7 @@ def read_partial(text: str, reply_type: type[ReplyModel]) -> JsonValue:
     try:
         value: JsonValue = from_json(text, allow_inf_nan=False)
     except (ValueError, TypeError):
-        value = _read_open(NAME_AT_END.sub("", WORD_AT_END.sub("", text)).rstrip(" \t\r\n,"))
+        value = _read_open(NAME_AT_END.sub("", text.rstrip(WORD_CHARACTERS)).rstrip(" \t\r\n,"))
     if not isinstance(value, dict):
         return None
     try:
@@ -248,13 +250,19 @@ class StreamingTransport(httpx.AsyncBaseTransport):
         context = CONTEXT.get()
         if context is None or context.drafts is None or not self._streams:
             return await self._inner.handle_async_request(request)
-        response = await self._inner.handle_async_request(await _ask_for_stream(request))
-        await response.aread()
-        refused = response.status_code in UNSTREAMABLE_STATUSES and STREAM_WORDS.search(response.text)
-        if refused or response.headers["content-type"].startswith(EVENT_STREAM):
+        try:
+            response = await self._inner.handle_async_request(await _ask_for_stream(request))
+            await response.aread()
+            words = STREAM_WORDS.search(response.text)
+            refused = response.status_code in UNSTREAMABLE_STATUSES and words is not None
+        except AnswerFault as fault:
+            if fault.fault != "broken stream" or fault.__cause__ is not None:  # the connection broke
+                raise
+            refused = True
+        if refused:
             self._streams = False
             return await self._inner.handle_async_request(request)
-        if response.is_success and read_usage(JSON, [response.text]).uncounted:
+        if response.is_success and read_usage(response.text).uncounted:
             self._streams = False
         return response
 

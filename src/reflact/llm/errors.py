@@ -3,15 +3,15 @@
 Kinds of faults: ``408``, ``409``, ``429``, ``5xx``: a later attempt may succeed; ``timeout``: no whole answer
 in time; ``unreachable``: no connection; ``reset``: the connection ended before the answer began;
 ``truncated``: the answer broke off; ``malformed``: the answer should be JSON and is not; ``broken stream``: the
-stream has no end mark, contains invalid JSON or reports an error; ``unusable``: the answer has a success status
-and is no chat completion. Statuses about the request itself (400, 401, 404 and similar) are no faults.
+stream has no end mark, contains anything but chunks of a chat completion, or reports an error; ``unusable``: the
+answer has a success status and is no chat completion; ``oversized``: the answer is larger than
+``max_response_bytes``; ``overcounted``: the answer is used, and reports more tokens than its request can take.
+Statuses about the request itself (400, 401, 404 and similar) are no faults.
 """
 
 from __future__ import annotations
 
-import json
 import re
-from json import JSONDecodeError
 
 import httpx
 import openai
@@ -23,13 +23,20 @@ from reflact.errors import (
     ContextOverflow,
     ModelError,
     ProviderDown,
+    QuotaSpent,
     ReflactError,
     UnknownModel,
 )
+from reflact.llm.bodies import AnswerFault
 from reflact.llm.cache_keys import strip_credentials
 from reflact.llm.redaction import remove_keys
-from reflact.llm.retry import REFUSED_KEY, RETRIED_STATUSES, is_unknown_model, is_untrusted_certificate
-from reflact.llm.sse import END_MARK, EVENT_STREAM, parse_chunk, read_events
+from reflact.llm.retry import (
+    REFUSED_KEY,
+    RETRIED_STATUSES,
+    is_quota_spent,
+    is_unknown_model,
+    is_untrusted_certificate,
+)
 from reflact.records import FaultKind
 
 OVERFLOW_WORDS = re.compile(
@@ -54,11 +61,16 @@ def translate_client_error(error: Exception, config: ModelConfig, role: str, key
     if isinstance(error, openai.APIStatusError):
         text = remove_keys(keys, " ".join(error.response.text.split()))
         return _translate_status(error, config, role, text[:300])
-    if isinstance(error, JSONDecodeError | RecursionError):
-        return build_unusable_error(getattr(error, "doc", "too deeply nested JSON"), config, role, key)
     if isinstance(error, openai.APITimeoutError):
         return ProviderDown(f"{where} did not answer within {config.timeout:g} seconds, after all retries")
     cause = causes[-1]
+    if any(isinstance(each, AnswerFault) for each in causes):
+        shown = remove_keys(keys, " ".join(str(cause).split()))[:200]
+        return ProviderDown(
+            f"{where} answered with something that is no chat completion, after all retries; check "
+            f"models.{role}.base_url, or try again: {shown}",
+            status=200,
+        )
     if isinstance(cause, httpx.UnsupportedProtocol | httpx.InvalidURL):
         return BadRequest(
             f"models.{role}.base_url {strip_credentials(config.base_url)!r} is not an address: {cause}"
@@ -73,16 +85,6 @@ def translate_client_error(error: Exception, config: ModelConfig, role: str, key
     return ProviderDown(f"{where} {problem}: {reason}")
 
 
-def build_unusable_error(answer: object, config: ModelConfig, role: str, key: str | None) -> ProviderDown:
-    """Return the error for an answer with a success status that is no chat completion."""
-    shown = remove_keys([key] if key else [], " ".join(str(answer).split()))[:200]
-    return ProviderDown(
-        f"{_describe_model(config, role)} answered with something that is no chat completion; check base_url, "
-        f"or try again: {shown}",
-        status=200,
-    )
-
-
 def _describe_model(config: ModelConfig, role: str) -> str:
     return f"models.{role}: {config.model} at {strip_credentials(config.base_url)}"
 
@@ -91,6 +93,11 @@ def _translate_status(error: openai.APIStatusError, config: ModelConfig, role: s
     status, where = error.status_code, _describe_model(config, role)
     if status in {400, 413, 422} and OVERFLOW_WORDS.search(error.response.text):
         return ContextOverflow(f"{where} has too small a context for this request: {text}")
+    if is_quota_spent(status, error.response.headers, error.response.text):
+        return QuotaSpent(
+            f"{where} has no quota or credit left ({status}); add some, and run the same command again: {text}",
+            status=status,
+        )
     if status in REFUSED_KEY:
         source = f"set {config.api_key_env} to a valid key"
         if config.key is not None:
@@ -114,26 +121,10 @@ def _list_causes(error: BaseException) -> list[BaseException]:
     return [error, *(_list_causes(error.__cause__) if error.__cause__ is not None else ())]
 
 
-GARBLED_FAULTS: frozenset[FaultKind | None] = frozenset({"malformed", "broken stream"})
-"""Faults of the transfer, after which another attempt may bring the whole answer."""
-
-
-class CutOff(httpx.RemoteProtocolError):
-    """An answer began and broke off."""
-
-    fault: FaultKind = "truncated"
-
-
-class StreamCutOff(CutOff):
-    """A stream of events began and broke off."""
-
-    fault: FaultKind = "broken stream"
-
-
 def classify_failure(failure: Exception) -> FaultKind | None:
     """Return the kind of a failed transfer; None if neither the endpoint nor the network failed."""
     match failure:
-        case CutOff():
+        case AnswerFault():
             return failure.fault
         case httpx.ConnectError() | httpx.ProxyError():
             return "unreachable"
@@ -148,25 +139,3 @@ def classify_status(status: int) -> FaultKind | None:
     """Return the kind of an error status; None for a success or a status about the request."""
     kinds: dict[int, FaultKind] = {408: "408", 409: "409", 429: "429"}
     return kinds.get(status, "5xx" if status in RETRIED_STATUSES else None)
-
-
-def classify_body(content_type: str, text: str) -> FaultKind | None:
-    """Return the fault of a successful answer's body; None for a whole stream or a chat completion."""
-    if content_type.startswith(EVENT_STREAM):
-        return None if _is_complete_stream(text) else "broken stream"
-    try:
-        document = json.loads(text)
-    except (ValueError, RecursionError):
-        return "malformed" if content_type.startswith("application/json") else "unusable"
-    try:
-        return None if isinstance(document["choices"][0]["message"], dict) else "unusable"
-    except (LookupError, TypeError):
-        return "unusable"
-
-
-def _is_complete_stream(text: str) -> bool:
-    """Whether a stream ends with its end mark and contains only JSON and no error."""
-    *events, last = list(read_events(text)) or [""]
-    chunks = [parse_chunk(data) for data in events]
-    failed = any(chunk is None or (isinstance(chunk, dict) and chunk.get("error")) for chunk in chunks)
-    return last == END_MARK and not failed

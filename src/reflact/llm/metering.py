@@ -6,6 +6,7 @@ An attempt waits for the budget first, so that calls that wait for it occupy no 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from datetime import UTC, datetime
 
 import anyio
@@ -14,21 +15,16 @@ import httpx
 from reflact.concurrency import finish_if_cancelled
 from reflact.config.models import ModelConfig
 from reflact.errors import ReflactError
+from reflact.llm.bodies import AnswerFault, decode_text, select_headers
 from reflact.llm.budget import Account, Reservation
+from reflact.llm.completions import read_completion
 from reflact.llm.drafts import CONTEXT
-from reflact.llm.errors import (
-    GARBLED_FAULTS,
-    CutOff,
-    StreamCutOff,
-    classify_body,
-    classify_failure,
-    classify_status,
-)
-from reflact.llm.pricing import read_cap, read_usage, usd_of, worst_case
-from reflact.llm.rate_limit import EndpointClient, Slot
+from reflact.llm.errors import classify_failure, classify_status
+from reflact.llm.pricing import bound_usage, read_cap, read_usage, usd_of, worst_case, write_counts
+from reflact.llm.rate_limit import EndpointClient
 from reflact.llm.redaction import find_keys, remove_keys
-from reflact.llm.retry import GARBLED, BodyStream, parse_retry_after, select_headers
-from reflact.llm.sse import EVENT_STREAM, JSON, join_stream
+from reflact.llm.retry import parse_retry_after
+from reflact.llm.sse import EVENT_STREAM, JSON
 from reflact.messages import CallReservation, StoredResponse
 from reflact.records import FaultKind, Usage
 
@@ -83,6 +79,7 @@ class MeteredTransport(httpx.AsyncBaseTransport):
             reservation.mark_sent()
             try:
                 response = await send_whole(request, self._inner, self._config.timeout)
+                response, fault = _read_answer(response, find_keys(request), worst)
             except Exception as error:
                 slot.observe(None, None, None)
                 if isinstance(error, UNSENT):
@@ -90,7 +87,18 @@ class MeteredTransport(httpx.AsyncBaseTransport):
                     reservation.release()
                 await self._count_fault(call, classify_failure(error))
                 raise
-            return await self._settle(response, call, reservation, slot, at)
+            usage = read_usage(response.text if response.is_success else "")
+            asked = parse_retry_after(response.headers.get("retry-after"))
+            slot.observe(response.status_code, asked, None if usage.uncounted else _count_tokens(usage))
+            if response.is_success:
+                if not usage.uncounted:
+                    usage = usage.model_copy(update={"usd": usd_of(usage, self._config, at=at)})
+                await self._store(response, usage, call, reservation)
+            else:
+                await self._responses.release(call)
+                reservation.release()
+            await self._count_fault(call, fault)
+            return response
 
     async def _reserve(self, call: CallReservation) -> None:
         """Store the reservation; release it if the caller is cancelled before the request is sent."""
@@ -101,48 +109,42 @@ class MeteredTransport(httpx.AsyncBaseTransport):
                 await self._responses.release(call)
             raise
 
-    async def _settle(
-        self,
-        response: httpx.Response,
-        call: CallReservation,
-        reservation: Reservation,
-        slot: Slot,
-        at: datetime,
-    ) -> httpx.Response:
-        chunks = tuple([text async for text in response.aiter_text()])
-        headers = select_headers(response)
-        content_type = headers["content-type"]
-        usage = read_usage(content_type, chunks)
-        asked = parse_retry_after(response.headers.get("retry-after"))
-        slot.observe(response.status_code, asked, None if usage.uncounted else _count_tokens(usage))
-        fault = classify_status(response.status_code)
-        if not response.is_success:
-            await self._responses.release(call)
-            reservation.release()
-        elif (fault := classify_body(content_type, "".join(chunks))) is None:
-            if not usage.uncounted:
-                usage = usage.model_copy(update={"usd": usd_of(usage, self._config, at=at)})
-            reply = StoredResponse(
-                key=call.key,
-                status=response.status_code,
-                content_type=content_type,
-                chunks=chunks,
-                usage=usage,
-            )
+    async def _store(
+        self, response: httpx.Response, usage: Usage, call: CallReservation, reservation: Reservation
+    ) -> None:
+        chunks = (response.text,)
+        reply = StoredResponse(key=call.key, status=200, content_type=JSON, chunks=chunks, usage=usage)
 
-            async def store() -> None:
-                await self._responses.store_response(reply, call)
-                reservation.settle(usage)
+        async def store() -> None:
+            await self._responses.store_response(reply, call)
+            reservation.settle(usage)
 
-            await finish_if_cancelled(store)
-        await self._count_fault(call, fault)
-        stream = BodyStream([chunk.encode("utf-8") for chunk in chunks])
-        marks = {GARBLED: True} if fault in GARBLED_FAULTS else {}
-        return httpx.Response(response.status_code, headers=headers, stream=stream, extensions=marks)
+        await finish_if_cancelled(store)
 
     async def _count_fault(self, call: CallReservation, fault: FaultKind | None) -> None:
         if fault is not None:
             await self._responses.count_fault(call.run_id, fault)
+
+
+def _read_answer(
+    response: httpx.Response, keys: Sequence[str], worst: Usage
+) -> tuple[httpx.Response, FaultKind | None]:
+    """Return a copy of an answer in UTF-8 without API keys, and its fault; a success is a completion in JSON.
+
+    Raises:
+        AnswerFault: It should be a chat completion and is none.
+    """
+    headers, text = select_headers(response), remove_keys(keys, decode_text(response.content))
+    fault = classify_status(response.status_code)
+    if response.is_success:
+        text = read_completion(headers["content-type"], text)
+        text = remove_keys(keys, text)  # again, since the events of a stream may divide a key
+        headers = {"content-type": JSON}
+        usage = read_usage(text)
+        if (bounded := bound_usage(usage, worst)) != usage:
+            text = json.dumps({**json.loads(text), "usage": write_counts(bounded)})
+            fault = "overcounted"
+    return httpx.Response(response.status_code, headers=headers, content=text.encode("utf-8")), fault
 
 
 def _count_tokens(usage: Usage) -> int:
@@ -152,36 +154,35 @@ def _count_tokens(usage: Usage) -> int:
 async def send_whole(
     request: httpx.Request, inner: httpx.AsyncBaseTransport, seconds: float
 ) -> httpx.Response:
-    """Send a request once and read its whole answer; a complete stream becomes a chat completion without API keys.
+    """Send a request once and return its whole answer; a body that broke the rules of an error status is cut.
 
     Raises:
-        CutOff: The answer began and broke off.
+        AnswerFault: The answer began, and broke off or cannot be decoded.
         httpx.TransportError: The request failed, or took longer than ``seconds`` in total.
     """
     try:
         with anyio.fail_after(seconds):
             response = await inner.handle_async_request(request)
             headers = select_headers(response)
-            streamed = response.is_success and headers["content-type"].startswith(EVENT_STREAM)
+            streamed = response.is_success and headers["content-type"] == EVENT_STREAM
             context = CONTEXT.get() if streamed else None
             drafts = None if context is None else context.drafts
             if drafts is not None:
                 drafts.begin(find_keys(request))
             pieces = []
             try:
-                async for piece in response.aiter_bytes():
+                assert isinstance(response.stream, httpx.AsyncByteStream)
+                async for piece in response.stream:
                     pieces.append(piece)
                     if drafts is not None:
                         drafts.feed(piece)
+            except AnswerFault:
+                if response.is_success:
+                    raise
             except (httpx.NetworkError, httpx.RemoteProtocolError) as failure:
-                raise (StreamCutOff if streamed else CutOff)(str(failure)) from failure
+                raise AnswerFault(str(failure), "broken stream" if streamed else "truncated") from failure
             finally:
                 await response.aclose()
     except TimeoutError:
         raise httpx.ReadTimeout(f"no whole answer in {seconds:g} seconds") from None
-    if streamed:
-        text = b"".join(pieces).decode("utf-8", "replace")
-        if classify_body(headers["content-type"], text) is None:
-            headers["content-type"] = JSON
-            pieces = [remove_keys(find_keys(request), join_stream(text)).encode("utf-8")]
-    return httpx.Response(response.status_code, headers=headers, stream=BodyStream(pieces))
+    return httpx.Response(response.status_code, headers=headers, content=b"".join(pieces))

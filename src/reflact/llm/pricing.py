@@ -6,14 +6,16 @@ Costs are whole billionths of a dollar, rounded up for each call. So sums are ex
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import UTC, datetime
 from decimal import Decimal
 from functools import lru_cache
 from typing import Any
 
+from pydantic import JsonValue
+
 from reflact.config.models import ModelConfig, Price
-from reflact.llm.sse import EVENT_STREAM, parse_chunk, read_events
+from reflact.llm.sse import parse_chunk
 from reflact.records import Usage
 from reflact.types import FrozenModel
 
@@ -34,26 +36,50 @@ def usd_of(usage: Usage, config: ModelConfig, *, at: datetime | None = None) -> 
     return None if exact is None else math.ceil(exact * BILLION) / BILLION
 
 
-def read_usage(content_type: str, chunks: Sequence[str]) -> Usage:
-    """Return the tokens that the provider counted for one answer; uncounted zeros if it reports none."""
-    text = "".join(chunks)
-    usage = Usage(calls=1, uncounted=1)
-    for data in read_events(text) if content_type.startswith(EVENT_STREAM) else [text]:
-        match parse_chunk(data):
-            case {"usage": dict(counts)}:
-                usage = _read_counts(counts)
-    return usage
+def read_usage(text: str) -> Usage:
+    """Return the tokens of one answer, a chat completion in JSON; uncounted zeros if it reports none."""
+    match parse_chunk(text):
+        case {"usage": counts}:
+            return read_counts(counts)
+    return Usage(calls=1, uncounted=1)
 
 
-def _read_counts(counts: dict[str, Any]) -> Usage:
-    n_input, n_output = _read_count(counts.get("prompt_tokens")), _read_count(counts.get("completion_tokens"))
+def read_counts(counts: Any) -> Usage:
+    """Return the tokens that the provider counted for one answer; uncounted zeros if they are no counts."""
+    names = counts if isinstance(counts, dict) else {}
+    n_input, n_output = _read_count(names.get("prompt_tokens")), _read_count(names.get("completion_tokens"))
     if n_input is None or n_output is None:
         return Usage(calls=1, uncounted=1)
-    details = counts.get("prompt_tokens_details")
+    details = names.get("prompt_tokens_details")
     cached = _read_count(details.get("cached_tokens")) if isinstance(details, dict) else 0
     return Usage(
         calls=1, input_tokens=n_input, cached_tokens=min(cached or 0, n_input), output_tokens=n_output
     )
+
+
+def bound_usage(usage: Usage, worst: Usage) -> Usage:
+    """Return a usage without counts that its request cannot have; they become those of the worst case.
+
+    A provider that ignores caps is believed up to a million tokens above the worst case.
+    """
+
+    def bound(count: int, most: int) -> int:
+        return count if count <= most + MILLION else most or MILLION
+
+    given = bound(usage.input_tokens, worst.input_tokens)
+    written = bound(usage.output_tokens, worst.output_tokens)
+    cached = min(usage.cached_tokens, given)
+    return usage.model_copy(update={"input_tokens": given, "cached_tokens": cached, "output_tokens": written})
+
+
+def write_counts(usage: Usage) -> dict[str, JsonValue]:
+    """Return the tokens of one answer as providers write them."""
+    return {
+        "prompt_tokens": usage.input_tokens,
+        "completion_tokens": usage.output_tokens,
+        "total_tokens": usage.input_tokens + usage.output_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+    }
 
 
 def _read_count(value: Any) -> int | None:

@@ -260,6 +260,7 @@ class Endpoint:
         self._rated = False
         self._back_offs = 0
         self._fruitless = 0
+        self._failing_since: float | None = None
 
     @asynccontextmanager
     async def admit(self, client: EndpointClient, tokens: int) -> AsyncIterator[Slot]:
@@ -302,6 +303,16 @@ class Endpoint:
             self._fruitless = 0
             self.rate.observe(anyio.current_time(), served=True, rate_limited=slot.rate_limited)
         self.wake_first()
+
+    def is_out(self, *, served: bool) -> bool:
+        """Count the outcome of an attempt; return whether all attempts of ``outage_seconds`` have failed."""
+        now = anyio.current_time()
+        if served:
+            self._failing_since = None
+        elif self._failing_since is None:
+            self._failing_since = now
+        longest = min(client.config.outage_seconds for client in self.clients)
+        return self._failing_since is not None and now - self._failing_since >= longest
 
     def wake(self, client: EndpointClient) -> None:
         """Let the waiting calls of a client check again."""

@@ -16,6 +16,7 @@ import regex
 
 from reflact.config.models import KeyProvider, ModelConfig
 from reflact.errors import ConfigError
+from reflact.llm.bodies import DEFAULT_MAX_BYTES, MAX_BYTES, read_pieces
 from reflact.llm.cache_keys import strip_to_endpoint
 
 KEY_MARK = "[key]"
@@ -74,7 +75,7 @@ async def _call_provider(source: KeyProvider, role: str) -> str:
 
 
 class RedactingTransport(httpx.AsyncBaseTransport):
-    """Removes the key of a request from the answer's headers and body."""
+    """Reads answers within their bound, decodes them, and removes the key of the request."""
 
     def __init__(self, inner: httpx.AsyncBaseTransport) -> None:
         self._inner = inner
@@ -82,28 +83,26 @@ class RedactingTransport(httpx.AsyncBaseTransport):
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """Send a request and return its decoded answer without the key."""
         response = await self._inner.handle_async_request(request)
-        keys = find_keys(request)
-        if not keys:
-            return response
+        keys, most = find_keys(request), request.extensions.get(MAX_BYTES, DEFAULT_MAX_BYTES)
         coded = {"content-encoding", "content-length", "transfer-encoding"}
         headers = [
-            (name, remove_keys(keys, value)) for name, value in response.headers.items() if name not in coded
+            (name.encode("utf-8"), remove_keys(keys, value).encode("utf-8"))
+            for name, value in response.headers.items()
+            if name not in coded
         ]
         return httpx.Response(
-            response.status_code,
-            headers=headers,
-            stream=_ScrubbedStream(response, keys),
-            extensions=response.extensions,
+            response.status_code, headers=headers, stream=_ScrubbedStream(response, keys, most)
         )
 
 
 class _ScrubbedStream(httpx.AsyncByteStream):
-    def __init__(self, response: httpx.Response, keys: Sequence[str]) -> None:
+    def __init__(self, response: httpx.Response, keys: Sequence[str], most: int) -> None:
         self._response = response
+        self._most = most
         self._scrubber = Scrubber(keys)
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        async for piece in self._response.aiter_bytes():
+        async for piece in read_pieces(self._response, self._most):
             if ready := self._scrubber.feed(piece):
                 yield ready
         if self._scrubber.delayed:
@@ -191,7 +190,7 @@ def build_header_hook(config: ModelConfig, key: str | None) -> Callable[[httpx.R
         }
         if key is not None and value is not None and strip_to_endpoint(str(request.url)) == own_endpoint:
             headers[name] = value
-        request.headers = httpx.Headers(headers)
+        request.headers = httpx.Headers({**headers, "accept-encoding": "gzip"})
 
     return check
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 
 import anyio
 import httpx
 
+from reflact.llm.bodies import BodyStream, select_headers
 from reflact.llm.rate_limit import (
     LIMIT_STATUSES,
     PATIENCE_SECONDS,
@@ -26,9 +27,6 @@ RETRIED_STATUSES = frozenset({408, 409, 429, *range(500, 600)} - {501, 505})
 RETRIED_FAILURES = (httpx.TimeoutException, httpx.NetworkError, httpx.RemoteProtocolError, httpx.ProxyError)
 """Failures of the transfer after which a later attempt may succeed."""
 
-GARBLED = "reflact_garbled"
-"""The extension of an answer with a success status and a broken body."""
-
 CONNECT_FAILURES = (httpx.ConnectError, httpx.ConnectTimeout)
 """Failures to connect."""
 
@@ -39,8 +37,9 @@ class RetryTransport(httpx.AsyncBaseTransport):
     After 429 and 503 a retry waits for the endpoint's back-off (``reflact.llm.rate_limit``). Otherwise the
     delay before retry n is drawn uniformly from 0..min(cap, base * 2**n) seconds (full jitter: Brooker,
     "Exponential Backoff And Jitter", 2015), and is at least the server's ``Retry-After``. One above
-    ``PATIENCE_SECONDS`` ends the retries. After a refused key, an unknown model, an untrusted certificate, or an
-    address that fails all retries before it ever answered, all calls of the role get the same outcome unsent.
+    ``PATIENCE_SECONDS`` ends the retries. After a refused key, an unknown model, a spent quota, an untrusted
+    certificate, an address that fails all retries before it ever answered, or ``outage_seconds`` of failures
+    alone, all calls of the role get the same outcome unsent.
     """
 
     def __init__(self, inner: httpx.AsyncBaseTransport, endpoint: EndpointClient) -> None:
@@ -64,22 +63,24 @@ class RetryTransport(httpx.AsyncBaseTransport):
             except RETRIED_FAILURES as failure:
                 unreached = isinstance(failure, CONNECT_FAILURES)
                 never_answered = unreached and not client.endpoint.answered
-                if is_untrusted_certificate(failure) or (last and never_answered):
+                out = client.endpoint.is_out(served=False)
+                if out or is_untrusted_certificate(failure) or (last and never_answered):
                     client.refuse(failure)
                     raise
                 if last:
                     raise
             else:
                 status = response.status_code
-                if 400 <= status < 500:
+                passing = status in RETRIED_STATUSES
+                out = client.endpoint.is_out(served=not passing)
+                if status >= 400:
                     await response.aread()
-                    if status in REFUSED_KEY or is_unknown_model(status, response.text):
+                    if out or refuses_role(response, last=last or not passing):
                         client.refuse(response)
                     response = replay_outcome(response)
                 asked = parse_retry_after(response.headers.get("retry-after"))
                 patient = asked is None or asked <= PATIENCE_SECONDS
-                passing = status in RETRIED_STATUSES or GARBLED in response.extensions
-                if last or not patient or not passing:
+                if last or out or not patient or not passing:
                     return response
             if status not in LIMIT_STATUSES:
                 seconds = max(asked or 0.0, jitter(attempt, client.endpoint.draw()))
@@ -89,17 +90,6 @@ class RetryTransport(httpx.AsyncBaseTransport):
             attempt += 1
 
 
-class BodyStream(httpx.AsyncByteStream):
-    """A body in memory that keeps its division into pieces."""
-
-    def __init__(self, pieces: list[bytes]) -> None:
-        self._pieces = pieces
-
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        for piece in self._pieces:
-            yield piece
-
-
 def replay_outcome(outcome: Outcome) -> httpx.Response:
     """Return a copy of an answer, or raise a failure again."""
     if isinstance(outcome, httpx.TransportError):
@@ -107,13 +97,6 @@ def replay_outcome(outcome: Outcome) -> httpx.Response:
     return httpx.Response(
         outcome.status_code, headers=select_headers(outcome), stream=BodyStream([outcome.content])
     )
-
-
-def select_headers(response: httpx.Response) -> dict[str, str]:
-    """Return the headers that other transports and the client need."""
-    names = ("retry-after", "location")
-    selected = {name: response.headers[name] for name in names if name in response.headers}
-    return {"content-type": response.headers.get("content-type", "application/json"), **selected}
 
 
 def parse_retry_after(value: str | None, *, now: datetime | None = None) -> float | None:
@@ -126,14 +109,29 @@ def parse_retry_after(value: str | None, *, now: datetime | None = None) -> floa
         pass
     try:
         moment = parsedate_to_datetime(value)
-    except ValueError:
+        if moment.tzinfo is None:
+            moment = moment.replace(tzinfo=UTC)
+        return max(0.0, (moment - (now or datetime.now(UTC))).total_seconds())
+    except (ValueError, OverflowError):
         return None
-    if moment.tzinfo is None:
-        moment = moment.replace(tzinfo=UTC)
-    return max(0.0, (moment - (now or datetime.now(UTC))).total_seconds())
 
 
 REFUSED_KEY = frozenset({401, 403})
+
+QUOTA_STATUSES = frozenset({400, 403, 429})
+"""Statuses with which endpoints report a spent quota; 402 says nothing else."""
+
+QUOTA_WORDS = re.compile(
+    r"insufficient[ _](quota|balance|credit|fund)|exceeded your (current|monthly) quota|credit balance"
+    r"|(out of|no more|run out of) (credit|quota|fund)|billing|(spend|spending|usage) limit",
+    re.IGNORECASE,
+)
+"""Words for a spent quota of OpenAI, Anthropic, DeepSeek, Mistral, OpenRouter and others."""
+
+RATE_WORDS = re.compile(
+    r"retry|try again (in|after|later)|rate[ _-]?limit|per[ _-]?(second|min|hour|day)", re.IGNORECASE
+)
+"""Words of answers that refuse one request because of its time."""
 
 UNKNOWN_MODEL = frozenset({400, 404})
 """Statuses with which endpoints report an unknown model."""
@@ -149,6 +147,23 @@ FORMAT_WORDS = re.compile(
     r"response_format|json_schema|json_object|\btools?\b|tool_choice|\bformat\b|\bstream", re.IGNORECASE
 )
 """Words of answers that refuse the form of a request and not the model."""
+
+
+def is_quota_spent(status: int, headers: Mapping[str, str], text: str) -> bool:
+    """Whether an answer reports that an account has no quota or credit left, rather than a rate limit."""
+    if status == 402:
+        return True
+    spent = status in QUOTA_STATUSES and QUOTA_WORDS.search(text) is not None
+    return spent and "retry-after" not in headers and not RATE_WORDS.search(text)
+
+
+def refuses_role(response: httpx.Response, *, last: bool) -> bool:
+    """Whether an answer refuses all calls of a role; a spent quota does so in the last attempt of a call."""
+    status = response.status_code
+    unknown = is_unknown_model(status, response.text)
+    return (
+        status in REFUSED_KEY or unknown or (last and is_quota_spent(status, response.headers, response.text))
+    )
 
 
 def is_unknown_model(status: int, text: str) -> bool:

@@ -1,4 +1,4 @@
-"""Server-sent events, joined to one chat completion; the openai client would be slow and lose the usage."""
+"""Server-sent events, read from pieces that may be cut anywhere."""
 
 from __future__ import annotations
 
@@ -11,9 +11,6 @@ from pydantic import JsonValue
 
 JSON, EVENT_STREAM, END_MARK = "application/json", "text/event-stream", "[DONE]"
 LINES = re.compile(r"\r\n|\n|\r")
-
-ANSWER_FIELDS = ("id", "created", "model", "system_fingerprint", "usage")
-"""Fields of a chunk that describe the whole answer; the last value counts."""
 
 
 class EventReader:
@@ -67,48 +64,6 @@ def read_delta(chunk: Any) -> str:
         case {"choices": [{"delta": {"content": str(text)}}, *_]}:
             return text
     return ""
-
-
-def join_stream(text: str) -> str:
-    """Return a stream as one chat completion, in JSON.
-
-    An answer without a finish reason was cut off, so its reason is ``length``. If the stream holds no answer,
-    the completion has no choice.
-    """
-    fields: dict[str, JsonValue] = {}
-    message: dict[str, Any] = {"role": "assistant", "content": None, "refusal": None}
-    calls: dict[int, dict[str, str]] = {}
-    finish, answered = "length", False
-    for chunk in map(parse_chunk, read_events(text)):
-        if not isinstance(chunk, dict):
-            continue
-        fields |= {name: chunk[name] for name in ANSWER_FIELDS if chunk.get(name) is not None}
-        match chunk:
-            case {"choices": [{"finish_reason": str(reason)}, *_]}:
-                finish = reason
-        match chunk:
-            case {"choices": [{"delta": dict(delta)}, *_]}:
-                answered = True
-                for name in ("content", "refusal"):
-                    if isinstance(part := delta.get(name), str):
-                        message[name] = (message[name] or "") + part
-                _add_calls(calls, delta.get("tool_calls"))
-    if calls:
-        message["tool_calls"] = [
-            {"id": call.pop("id"), "type": "function", "function": call} for _, call in sorted(calls.items())
-        ]
-    choices = [{"index": 0, "finish_reason": finish, "message": message}] if answered else []
-    return json.dumps({"object": "chat.completion", **fields, "choices": choices})
-
-
-def _add_calls(calls: dict[int, dict[str, str]], parts: Any) -> None:
-    for part in parts if isinstance(parts, list) else ():
-        match part:
-            case {"function": dict(function)}:
-                call = calls.setdefault(_read_index(part), {"id": "", "name": "", "arguments": ""})
-                for name, value in (("id", part.get("id")), *function.items()):
-                    if name in call and isinstance(value, str):
-                        call[name] = (call[name] or value) if name == "id" else call[name] + value
 
 
 def _read_index(call: Mapping[Any, Any]) -> int:

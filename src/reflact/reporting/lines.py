@@ -106,6 +106,8 @@ def _format_single(event: events.Event) -> str | None:
             line = f"fallback  {format_fallback(event.fallback)}"
         case events.EpochCommitted():
             line = format_epoch(event)
+        case events.VersionReturned():
+            line = f"return    {event.reason}"
         case events.PromotionJudged():
             line = f"promotion {event.verdict.action}: {event.verdict.reason}"
         case events.TestSplitOpened():

@@ -32,6 +32,8 @@ DECISION_SIGNS = {
     "accept": ("=", "green", "accepted"),
     "force_accept": ("!", "green", "forced"),
     "reject": ("x", "red", "rejected"),
+    "set_aside": ("?", "yellow", "set aside"),
+    "return": ("<", "yellow", "returned"),
     "inconclusive": ("?", "yellow", "inconclusive"),
     "unmeasured": ("?", "yellow", "inconclusive"),
 }
@@ -316,10 +318,11 @@ def _list_rows(state: LiveState, now: float, options: ConsoleOptions) -> Iterato
         name = "baseline" if stage.step == 0 and stage.name == "evaluate" else stage.name.replace("_", " ")
         yield DisplayRow(1, name, _build_progress(stage, width, now))
     if state.trials:
-        last, rollouts = state.trials[-1], sum(2 * look.n for look in state.trials)
+        last, rollouts = state.trials[-1], sum(look.sides * look.n for look in state.trials)
         limit = "" if state.max_rollouts is None else f" of at most {state.max_rollouts}"
         part = "" if last.part == "step" else f"{last.part}, "
-        look = Text(f"{part}look {len(state.trials)}: {last.n} pairs of trial {last.trial + 1}")
+        sides = "pairs" if last.sides == 2 else "items"
+        look = Text(f"{part}look {len(state.trials)}: {last.n} {sides} of trial {last.trial + 1}")
         yield DisplayRow(5, "gate", look.append(f"   {rollouts}{limit} rollouts", "dim"))
     yield from [row for at, pause in state.pauses for row in _list_pause(pause, now - at, options)][-2:]
 

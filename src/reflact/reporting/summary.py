@@ -21,7 +21,7 @@ from reflact.records import (
     Usage,
 )
 from reflact.reporting.lines import escape_controls, format_change, format_fallback, format_score, wrap_line
-from reflact.types import EditResult
+from reflact.types import EditResult, Split
 
 
 def build_score_table(scores: Sequence[SkillScore]) -> Table:
@@ -134,10 +134,11 @@ def print_summary(console: Console, summary: RunSummary, folder: Path) -> None:
         else:
             console.print(Text(line), soft_wrap=True)
 
-    inconclusive = sum(a.count for a in summary.actions if a.action == "inconclusive")
+    others = {a.action: a.count for a in summary.actions}
+    unproven = [("set_aside", "set aside"), ("return", "returned"), ("inconclusive", "inconclusive")]
     say(
         f"{summary.status}: {summary.steps} steps, {summary.accepts} accepted, {summary.rejects} rejected,"
-        + (f" {inconclusive} inconclusive," if inconclusive else "")
+        + "".join(f" {others[action]} {words}," for action, words in unproven if action in others)
         + f" {summary.skips} without a change; {summary.seconds:.1f} s"
     )
     for name, version in (("best", summary.best), ("final", summary.final)):
@@ -145,7 +146,7 @@ def print_summary(console: Console, summary: RunSummary, folder: Path) -> None:
             say(f"{name}: {_describe_version(version)}")
     if summary.scores:
         console.print(build_score_table(summary.scores))
-    for line in _list_caveats(summary):
+    for line in (*describe_claim(summary), *_list_caveats(summary)):
         say(line)
     for score in summary.scores:
         if score.buckets and score.name in {"baseline", "best"}:
@@ -169,13 +170,27 @@ def print_summary(console: Console, summary: RunSummary, folder: Path) -> None:
             say(f"{folder / name}  {what}")
 
 
+def describe_claim(summary: RunSummary) -> tuple[str, ...]:
+    """Return the run's claim in one line; none if it makes no claim."""
+    if summary.claim is None:
+        is_initial = summary.best is not None and summary.best.number == 0
+        done = summary.status == "completed" and is_initial
+        return ("no better document was found; best_skill.md is your initial one",) if done else ()
+    gain, verdict = summary.claim.improvement, "confirmed" if summary.claim.confirmed else "not confirmed"
+    where = "test items" if gain.split is Split.test else "val items, and on these only"
+    interval = f"95% interval {100 * gain.low:+.1f} to {100 * gain.high:+.1f}, {gain.n} {where}"
+    return (
+        f"{verdict}: the best skill scores {100 * gain.mean:+.1f} points beside the initial one ({interval})",
+    )
+
+
 def _list_caveats(summary: RunSummary) -> Iterator[str]:
     if summary.critic is not None:
         yield f"scores come from {_describe_critic(summary.critic)}"
     if summary.annotated_by is not None:
         yield f"failure analysts saw the scores of {_describe_critic(summary.annotated_by)}"
     if any(score.selected_on for score in summary.scores):
-        yield "the gate selected best and final by their val scores, so expect lower scores on fresh trials"
+        yield "best and final were selected on the val items, so expect lower scores on new items"
 
 
 RUN_FILES = (
@@ -188,5 +203,6 @@ RUN_FILES = (
 
 def _describe_version(version: SkillVersion) -> str:
     score = "" if version.score is None else f", val {version.score:.3f}"
+    score += "" if version.deviation is None else f" ± {version.deviation:.3f} (belief)"
     score += " (inherited from an earlier version; this text was not measured)" if version.inherited else ""
     return f"v{version.number} from {version.origin}{score}"

@@ -55,14 +55,14 @@ def collect_rejected_edits(
 ) -> tuple[RejectedEdit, ...]:
     """Return the rejected edits of committed steps, oldest first, without duplicates.
 
-    An edit counts if it was applied to a candidate that the gate rejected or the approver vetoed, and no
-    later step accepted it. If suggestions rewrote a document, the suggestions count, not the whole text.
+    An edit counts if it was applied to a candidate that was shown not to help or that the approver vetoed, and
+    no later step accepted it. If suggestions rewrote a document, the suggestions count, not the whole text.
     Their origin is the step, or ``run_id``.
     """
     edits: list[RejectedEdit] = []
     for record in records:
         tried = [_build_rejected_edit(result, record, run_id) for result in _list_tried_edits(record.edits)]
-        if record.verdict.action == "reject":
+        if record.verdict.refuted:
             edits.extend(tried)
         elif record.verdict.accepted:
             accepted = {_key(edit) for edit in tried}

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from reflact.gate.intervals import improvement_interval, mean_interval
-from reflact.records import Improvement, SkillScore, TaskTypeScore
+from reflact.gate.intervals import improvement_interval, mean_interval, within_item_interval
+from reflact.records import Claim, Improvement, SkillScore, TaskTypeScore
 from reflact.stages.evaluate import build_measurement
 from reflact.types import Item, Rollout, Skill, Split
 
@@ -56,12 +56,33 @@ def measure_improvement(
     return Improvement(name=name, split=split, n=len(common), mean=mean, low=low, high=high)
 
 
+def judge_claim(
+    split: Split, baseline: Sequence[Rollout], best: Sequence[Rollout], *, on_these_items: bool
+) -> Claim | None:
+    """Return the claim that the best skill is better than the baseline; None without a common item.
+
+    ``on_these_items``: several trials of each item, whose variance within the items alone counts.
+    """
+    gain = measure_improvement("best", split, baseline, best)
+    before, after = _group_by_item(baseline), _group_by_item(best)
+    repeated = [i for i in before if len(before[i]) > 1 and len(after.get(i, ())) > 1]
+    if gain is not None and on_these_items and repeated:
+        mean, low, high = within_item_interval([before[i] for i in repeated], [after[i] for i in repeated])
+        gain = gain.model_copy(update={"n": len(repeated), "mean": mean, "low": low, "high": high})
+    return None if gain is None else Claim(improvement=gain, confirmed=gain.low > 0)
+
+
 def _mean_by_item(rollouts: Sequence[Rollout]) -> dict[str, float]:
+    scores = _group_by_item(rollouts)
+    return {item_id: math.fsum(scores[item_id]) / len(scores[item_id]) for item_id in scores}
+
+
+def _group_by_item(rollouts: Sequence[Rollout]) -> dict[str, list[float]]:
     scores: dict[str, list[float]] = {}
     for rollout in rollouts:
         if rollout.score is not None:
             scores.setdefault(rollout.item_id, []).append(rollout.score.hard)
-    return {item_id: math.fsum(scores[item_id]) / len(scores[item_id]) for item_id in sorted(scores)}
+    return {item_id: scores[item_id] for item_id in sorted(scores)}
 
 
 def _score_task_types(

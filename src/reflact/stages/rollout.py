@@ -109,6 +109,20 @@ class RolloutRunner:
             await log_unmeasured(rollouts, decision_log=self.decision_log, step=self.step)
         return rollouts
 
+    async def roll_out_pass(self, items: Sequence[Item], skill: Skill, *, trial: int) -> tuple[Rollout, ...]:
+        """Return one trial of the items, in their order; the caller logs unmeasured rollouts.
+
+        An unmeasured rollout is retried once after all others have finished. Raises as ``roll_out``.
+        """
+        await self.roll_out(items, skill, coverage=None, trial=trial)
+        return await fan_out(self.retry, [self.make_job(i, skill, trial) for i in items], limit=self.limit)
+
+    async def read_stored(self, items: Sequence[Item], skill: Skill, *, trial: int) -> tuple[Rollout, ...]:
+        """Return the stored rollouts of a trial, in the order of the items; one that is missing is left out."""
+        jobs = [self.make_job(item, skill, trial) for item in items]
+        await self.find_stored(jobs)
+        return tuple(self._known[job.key] for job in jobs if job.key in self._known)
+
     async def roll_out_pairs(
         self,
         items: Sequence[Item],

@@ -14,6 +14,7 @@ from statistics import fmean
 from reflact.config.training import TrainerConfig
 from reflact.data import DataSet, count_steps_per_epoch, plan_epoch
 from reflact.gate.betting import choose_trials
+from reflact.gate.ranking import MAX_PASSES
 from reflact.llm.pricing import (
     BYTES_PER_TOKEN,
     CostEstimate,
@@ -114,14 +115,19 @@ class RunCostEstimator:
         if self._done:
             return EstimateRange()
         gate, n = self._config.gate, len(self._data.val)
-        repeats = gate.enabled and gate.policy == "paired" and self._config.target.deterministic is None
-        return exact_range(2 * n if repeats else n)
+        declared = self._config.target.deterministic
+        repeats = gate.policy == "ranked" and declared is not True
+        repeats = repeats or (gate.policy == "paired" and declared is None)
+        return exact_range(2 * n if gate.enabled and repeats else n)
 
     def _decision(self, expected: float = 1.0) -> EstimateRange:
         """Return the rollouts of one gate decision on both sides; those of the current skill are mostly stored."""
         gate, n = self._config.gate, len(self._data.val)
         if not gate.enabled or gate.policy == "strict":
             return EstimateRange(expected=expected * n, high=4 * n)
+        if gate.policy == "ranked":
+            most = 2 * n * (gate.max_trials or MAX_PASSES)
+            return EstimateRange(expected=expected * n * 1.5, high=most + n)
         trials = gate.max_trials or choose_trials(
             n, decisions=self._total + 1, alpha=gate.alpha, effect=gate.effect
         )
@@ -145,7 +151,9 @@ class RunCostEstimator:
     def _final(self) -> EstimateRange:
         n_val, n_test = len(self._data.val), len(self._data.test)
         gate, extra = self._config.gate, int(self._config.test.placebo)
-        trials = gate.report_trials if gate.enabled and gate.policy == "paired" else 1
+        claims_here = gate.policy == "ranked" and not self._config.test.enabled
+        is_fresh = gate.enabled and (gate.policy == "paired" or claims_here)
+        trials = gate.report_trials if is_fresh else 1
         val = EstimateRange(low=n_val * extra, expected=n_val * extra, high=n_val * (3 + extra) * trials)
         if not self._config.test.enabled:
             return val

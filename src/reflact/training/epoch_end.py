@@ -20,7 +20,7 @@ from reflact.stages.slow_update import (
 from reflact.training.gating import CommitOutcome, GateKeeper
 from reflact.training.rollouts import RolloutScheduler
 from reflact.training.setup import Runtime
-from reflact.training.state import inherit_version, is_better
+from reflact.training.state import find_current, inherit_version, is_better
 from reflact.training.timing import StageTimer
 from reflact.types import Fallback, Item, Rollout, Skill
 
@@ -175,7 +175,8 @@ class EpochFinalizer:
         )
         slow = slow.model_copy(update={"verdict": verdict})
         if not verdict.accepted:
-            record = record.model_copy(update={"slow_update": slow})
+            current_version = find_current(state, verdict)
+            record = record.model_copy(update={"slow_update": slow, "current": current_version})
             return CommitOutcome(record=record, skills=(skill,), undecided=undecided)
         return self._create_version(record, slow.model_copy(update={"action": "accepted"}), skill, state)
 

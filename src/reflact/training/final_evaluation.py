@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from reflact import events
 from reflact.errors import EnvironmentFailure, ModelError, RunFailed
 from reflact.protocols import EventCallback
-from reflact.records import Improvement, PromotionRecord, RunState, SkillScore
-from reflact.stages.final_test import make_placebo, measure_improvement, score_skill
+from reflact.records import Claim, Improvement, PromotionRecord, RunState, SkillScore
+from reflact.stages.final_test import judge_claim, make_placebo, measure_improvement, score_skill
 from reflact.training.gating import CommitOutcome, GateKeeper
 from reflact.training.rollouts import FIRST_REPORT_TRIAL, RolloutScheduler
 from reflact.training.setup import Runtime
-from reflact.training.state import is_better
+from reflact.training.state import find_current, is_better
 from reflact.types import FrozenModel, Rollout, Skill, Split
 
 
@@ -22,6 +22,7 @@ class FinalMeasurements(FrozenModel):
 
     scores: tuple[SkillScore, ...] = ()
     improvements: tuple[Improvement, ...] = ()
+    claim: Claim | None = None
     missing: tuple[str, ...] = ()
 
 
@@ -38,22 +39,30 @@ class FinalEvaluator:
     async def judge_promotion(self, state: RunState) -> CommitOutcome | None:
         """Compare the last skill with the best one; None if they are the same document.
 
+        If beliefs choose the best skill, only a last skill without a pass is compared, with the one it was made from.
+
         Raises:
             Unmeasured: Too little could be measured to decide.
         """
-        if state.current.skill_hash == state.best.skill_hash:
+        against = state.best
+        if state.ranking is not None and not state.deterministic:
+            measured = state.ranking.list_lineage(state.current.skill_hash)[-1]
+            against = next(version for version in state.kept if version.skill_hash == measured)
+        if state.current.skill_hash == against.skill_hash:
             return None
         last = await self.runtime.store.skill(state.current.skill_hash)
-        against = state.model_copy(update={"current": state.best})
+        before = state.model_copy(update={"current": against})
         verdict, undecided = await self.gate_keeper.judge(
             last,
-            against,
+            before,
             step=state.step,
             part="promotion",
             subject="the last skill could not be compared with the best",
         )
-        measured = {"score": verdict.candidate_score, "inherited": False}
-        current = state.current.model_copy(update=measured)
+        update = {"score": verdict.candidate_score, "inherited": False}
+        current = state.current.model_copy(update=update)
+        if verdict.ranked is not None and not verdict.accepted:
+            current = find_current(before, verdict)
         best = current if is_better(verdict, state.best) else state.best
         record = PromotionRecord(step=state.step, verdict=verdict, current=current, best=best)
         return CommitOutcome(record=record, undecided=undecided)
@@ -72,6 +81,7 @@ class FinalEvaluator:
         scores: list[SkillScore] = []
         improvements: list[Improvement] = []
         missing: list[str] = []
+        claim: Claim | None = None
         for split in splits:
             rollouts: dict[str, tuple[Rollout, ...]] = {}
             for name, skill in documents.items():
@@ -92,8 +102,15 @@ class FinalEvaluator:
                 await self.on_event(
                     events.ImprovementMeasured(run_id=self.runtime.run_id, step=state.step, improvement=gain)
                 )
+            if split is splits[-1] and state.best.skill_hash != self.runtime.plan.initial_skill.hash:
+                claim = judge_claim(
+                    split,
+                    rollouts.get("baseline", ()),
+                    rollouts.get("best", ()),
+                    on_these_items=split is Split.val and not state.deterministic,
+                )
         return FinalMeasurements(
-            scores=tuple(scores), improvements=tuple(improvements), missing=tuple(missing)
+            scores=tuple(scores), improvements=tuple(improvements), claim=claim, missing=tuple(missing)
         )
 
     async def open_test_split(self, reason: str) -> None:
@@ -129,7 +146,7 @@ class FinalEvaluator:
         self, name: str, skill: Skill, split: Split, rollouts: Sequence[Rollout], state: RunState
     ) -> SkillScore:
         score = score_skill(name, skill, split, rollouts, self.runtime.plan.data.items(split))
-        score = score.model_copy(update={"selected_on": self._is_selected(name, skill, split)})
+        score = score.model_copy(update={"selected_on": self._is_selected(name, skill, split, state)})
         await self.on_event(
             events.FinalScoreMeasured(run_id=self.runtime.run_id, step=state.step, score=score)
         )
@@ -137,12 +154,13 @@ class FinalEvaluator:
 
     def _trials(self, split: Split, state: RunState) -> tuple[int, ...]:
         gate = self.runtime.config.gate
-        noisy = gate.enabled and gate.policy == "paired" and not state.deterministic
-        if split is Split.val and noisy:
+        claims_here = gate.policy == "ranked" and not self.runtime.config.test.enabled
+        is_fresh = gate.enabled and (gate.policy == "paired" or claims_here) and not state.deterministic
+        if split is Split.val and is_fresh:
             return tuple(range(FIRST_REPORT_TRIAL, FIRST_REPORT_TRIAL + gate.report_trials))
         return (0,)
 
-    def _is_selected(self, name: str, skill: Skill, split: Split) -> bool:
+    def _is_selected(self, name: str, skill: Skill, split: Split, state: RunState) -> bool:
         """Whether the reported trials also selected the document."""
         gate, reused = self.runtime.config.gate, self.runtime.config.train.reuse_rollouts
         is_initial = skill.hash == self.runtime.plan.initial_skill.hash
@@ -150,4 +168,5 @@ class FinalEvaluator:
             return False
         if not gate.enabled:
             return name == "best"
-        return gate.policy == "strict" and name in {"best", "final"}
+        is_fresh = FIRST_REPORT_TRIAL in self._trials(split, state)
+        return gate.policy != "paired" and not is_fresh and name in {"best", "final"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import get_args
 
 from reflact.config.training import GateConfig
@@ -10,14 +11,17 @@ from reflact.errors import Unmeasured
 from reflact.events import GatePowerEstimated
 from reflact.gate.betting import choose_trials, describe_power, detectable_effect
 from reflact.gate.decision import SCORE_TOLERANCE, GateSettings, TrialRequest
+from reflact.gate.intervals import describe_claim
+from reflact.gate.ranking import BASELINE_PASSES, MAX_PASSES, start_ranking
 from reflact.protocols import Approver, CommitRecord
-from reflact.records import AlphaBudget, CandidateReview, DecisionPoint, OpenComparison, RunState
+from reflact.records import AlphaBudget, CandidateReview, DecisionPoint, OpenComparison, Ranking, RunState
 from reflact.skills.document import diff_texts
-from reflact.stages.evaluate import GateMetric, evaluate, force_accept
+from reflact.stages.evaluate import EvaluationResult, GateMetric, evaluate, force_accept
+from reflact.stages.ranked_evaluation import RankedEvaluator, RankSettings
 from reflact.stages.rollout import log_unmeasured
 from reflact.training.rollouts import RolloutScheduler
 from reflact.training.setup import RunPlan, Runtime
-from reflact.training.state import find_alpha_budget
+from reflact.training.state import choose_best, find_alpha_budget
 from reflact.types import FrozenModel, Rollout, Skill, Verdict
 
 DECISION_POINTS: tuple[DecisionPoint, ...] = get_args(DecisionPoint)
@@ -29,6 +33,11 @@ class CommitOutcome(FrozenModel):
     record: CommitRecord
     skills: tuple[Skill, ...] = ()
     undecided: OpenComparison | None = None
+
+
+def add_beliefs(state: RunState, outcome: CommitOutcome) -> CommitOutcome:
+    """Return an outcome whose record names the version that the ranked gate believes best."""
+    return outcome.model_copy(update={"record": choose_best(state, outcome.record)})
 
 
 class GateKeeper:
@@ -53,7 +62,14 @@ class GateKeeper:
     @property
     def must_test_determinism(self) -> bool:
         """Whether the gate has to repeat rollouts to learn if the target is deterministic."""
-        return self._gate.enabled and self._gate.policy == "paired" and self._declared_deterministic is None
+        gate = self._gate
+        return gate.enabled and gate.policy != "strict" and self._declared_deterministic is None
+
+    @property
+    def baseline_passes(self) -> int:
+        """The passes of the initial skill before the first step."""
+        noisy = self._gate.enabled and self._gate.policy == "ranked" and not self.presumes_deterministic
+        return BASELINE_PASSES if noisy or self.must_test_determinism else 1
 
     @property
     def presumes_deterministic(self) -> bool:
@@ -68,6 +84,13 @@ class GateKeeper:
         ]
         return all(abs(a - b) <= SCORE_TOLERANCE for a, b in scores if a is not None and b is not None)
 
+    def start_ranking(self, initial: Skill, passes: Sequence[Sequence[Rollout]]) -> Ranking | None:
+        """Return the ranking after the baseline's passes; None unless the gate ranks versions."""
+        if not self._gate.enabled or self._gate.policy != "ranked":
+            return None
+        scores = [{r.item_id: self.metric.score_rollout(r) for r in rollouts} for rollouts in passes]
+        return start_ranking(initial.hash, scores, is_hard=self._gate.metric == "hard")
+
     async def judge(
         self, candidate: Skill, state: RunState, *, step: int, part: DecisionPoint, subject: str
     ) -> tuple[Verdict, OpenComparison | None]:
@@ -78,21 +101,13 @@ class GateKeeper:
                 retry can measure everything again.
         """
         current = await self._store.skill(state.current.skill_hash)
-        best = await self._store.skill(state.best.skill_hash)
-        run_pairs = self._scheduler.make_pair_runner(step=step, part=part, number=DECISION_POINTS.index(part))
-        settings = self._build_settings(candidate, state, step)
-        if self._gate.enabled:
-            evaluated = await evaluate(
-                candidate, current, best, settings=settings, metric=self.metric, run_pairs=run_pairs
-            )
-        else:
-            pairs = await run_pairs(candidate, current, TrialRequest(trial=0, item_ids=self._order), None)
-            evaluated = force_accept(candidate, current, pairs, settings=settings, metric=self.metric)
+        evaluated = await self._evaluate(candidate, current, state, step=step, part=part)
         verdict = evaluated.verdict
         if verdict.action == "unmeasured":
             raise Unmeasured(f"{subject}: {verdict.reason}")
         await log_unmeasured(evaluated.unmeasured, decision_log=self._decision_log, step=step)
         if verdict.action == "inconclusive":
+            settings = self._build_settings(candidate, state, step)
             return verdict, OpenComparison(
                 skill_hash=candidate.hash,
                 against=current.hash,
@@ -101,6 +116,37 @@ class GateKeeper:
                 level=settings.planned_level or settings.level,
             )
         return await self._ask_approver(verdict, candidate, current, step=step, part=part), None
+
+    async def _evaluate(
+        self, candidate: Skill, current: Skill, state: RunState, *, step: int, part: DecisionPoint
+    ) -> EvaluationResult:
+        settings = self._build_settings(candidate, state, step)
+        run_pairs = self._scheduler.make_pair_runner(step=step, part=part, number=DECISION_POINTS.index(part))
+        if not self._gate.enabled:
+            pairs = await run_pairs(candidate, current, TrialRequest(trial=0, item_ids=self._order), None)
+            return force_accept(candidate, current, pairs, settings=settings, metric=self.metric)
+        if state.ranking is None or state.deterministic:
+            best = await self._store.skill(state.best.skill_hash)
+            evaluated = await evaluate(
+                candidate, current, best, settings=settings, metric=self.metric, run_pairs=run_pairs
+            )
+            if state.ranking is None or evaluated.verdict.deterministic:
+                return evaluated
+        ranked = RankSettings(
+            item_ids=self._order,
+            kept=tuple(version.skill_hash for version in state.kept),
+            worth=self._gate.worth,
+            max_passes=self._gate.max_trials or MAX_PASSES,
+            coverage=self._gate.coverage,
+            no_regression=self._gate.no_regression,
+        )
+        evaluator = RankedEvaluator(
+            ranked,
+            self.metric,
+            run_pass=self._scheduler.make_pass_runner(step=step, part=part),
+            read_pass=self._scheduler.read_pass,
+        )
+        return await evaluator.evaluate(candidate, current, state.ranking)
 
     def _build_settings(self, candidate: Skill, state: RunState, step: int) -> GateSettings:
         gate, alpha = self._gate, find_alpha(self._plan, state, step=step)
@@ -147,8 +193,14 @@ class GateKeeper:
         if answer is True:
             return verdict
         veto = answer if isinstance(answer, str) and answer else "no reason was given"
+        ranked = verdict.ranked
         return verdict.model_copy(
-            update={"action": "reject", "reason": f"{verdict.reason} Vetoed: {veto}", "veto": veto}
+            update={
+                "action": "reject",
+                "reason": f"{verdict.reason} Vetoed: {veto}",
+                "ranked": None if ranked is None else ranked.model_copy(update={"chosen": current.hash}),
+                "veto": veto,
+            }
         )
 
 
@@ -178,6 +230,9 @@ def estimate_gate_power(plan: RunPlan, state: RunState | None = None) -> GatePow
     trials, effect = 1, None
     if not gate.enabled:
         words = "The gate is off: every candidate is accepted."
+    elif gate.policy == "ranked":
+        words = f"The ranked gate chooses by belief, on passes of {n} items. {describe_claim(len(plan.data.test))}"
+        trials = gate.max_trials or MAX_PASSES
     elif gate.policy == "strict":
         words = (
             f"The strict gate takes any gain on one pass of {n} items, noise included: treat its "

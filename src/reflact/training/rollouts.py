@@ -10,12 +10,16 @@ from reflact import events
 from reflact.gate.decision import TrialRequest
 from reflact.protocols import EventCallback
 from reflact.stages.evaluate import PairRunner, RolloutPairs, StopCondition
+from reflact.stages.ranked_evaluation import PassRunner
 from reflact.stages.rollout import RolloutCallback, RolloutRunner
 from reflact.training.setup import Runtime
 from reflact.types import Item, Rollout, Skill, Split
 
 FIRST_REPORT_TRIAL = 1_000_000_000
 """The first trial for reported scores; the gate uses only trials below it."""
+
+GATE_PHASE = "gate"
+"""The phase of passes that all decisions of a run share, even if rollouts are not reused."""
 
 TRIALS_PER_DECISION = 1_000
 """The range of trial numbers of a decision if each decision repeats the rollouts of both sides."""
@@ -30,7 +34,7 @@ class RolloutScheduler:
     surplus: int = 0
 
     def make_runner(
-        self, step: int, *, feedback: bool, phase: str, on_rollout: RolloutCallback
+        self, step: int, *, feedback: bool, phase: str, on_rollout: RolloutCallback | None
     ) -> RolloutRunner:
         """Return a runner of rollouts for a step; unless rollouts are reused everywhere, only in the phase."""
         return RolloutRunner(
@@ -67,7 +71,6 @@ class RolloutScheduler:
 
     def make_pair_runner(self, *, step: int, part: str, number: int) -> PairRunner:
         """Return the function that rolls two skills out for one decision, the ``number``-th of the step."""
-        validation = {item.id: item for item in self.runtime.plan.data.val}
         offset = TRIALS_PER_DECISION * (10 * step + number) if self.runtime.config.gate.interleave else 0
 
         async def roll(
@@ -87,14 +90,38 @@ class RolloutScheduler:
                 )
             )
             runner = self.make_runner(step, feedback=False, phase=f"{part}/{step}", on_rollout=one_more)
-            items = [validation[item_id] for item_id in ask.item_ids]
             pairs = await runner.roll_out_pairs(
-                items, candidate, current, trial=offset + ask.trial, stop_when=until
+                self._find_items(ask.item_ids), candidate, current, trial=offset + ask.trial, stop_when=until
             )
             self.surplus += finished - 2 * len(pairs)
             return pairs
 
         return roll
+
+    def make_pass_runner(self, *, step: int, part: str) -> PassRunner:
+        """Return the function that rolls a skill out on one trial for a decision, without feedback."""
+
+        async def roll(skill: Skill, trial: int, item_ids: Sequence[str]) -> Sequence[Rollout]:
+            size = len(item_ids)
+            await self.on_event(
+                events.TrialRequested(
+                    run_id=self.runtime.run_id, step=step, part=part, trial=trial, n=size, sides=1
+                )
+            )
+            count = self.make_progress_counter("evaluate", step, size, note=f"trial {trial}")
+            runner = self.make_runner(step, feedback=False, phase=GATE_PHASE, on_rollout=count)
+            return await runner.roll_out_pass(self._find_items(item_ids), skill, trial=trial)
+
+        return roll
+
+    async def read_pass(self, skill: Skill, trial: int, item_ids: Sequence[str]) -> Sequence[Rollout]:
+        """Return the stored rollouts of an earlier trial."""
+        runner = self.make_runner(0, feedback=False, phase=GATE_PHASE, on_rollout=None)
+        return await runner.read_stored(self._find_items(item_ids), skill, trial=trial)
+
+    def _find_items(self, item_ids: Sequence[str]) -> list[Item]:
+        validation = {item.id: item for item in self.runtime.plan.data.val}
+        return [validation[item_id] for item_id in item_ids]
 
     def make_progress_counter(
         self, stage: events.Stage, step: int, total: int, *, note: str = ""

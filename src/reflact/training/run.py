@@ -26,10 +26,15 @@ from reflact.stages.evaluate import build_measurement
 from reflact.store import artifacts as exports
 from reflact.training.epoch_end import EpochFinalizer
 from reflact.training.final_evaluation import FinalEvaluator, FinalMeasurements
-from reflact.training.gating import CommitOutcome, GateKeeper, estimate_gate_power, find_alpha
-from reflact.training.rollouts import RolloutScheduler
+from reflact.training.gating import CommitOutcome, GateKeeper, add_beliefs, estimate_gate_power, find_alpha
+from reflact.training.rollouts import GATE_PHASE, RolloutScheduler
 from reflact.training.setup import Runtime, measure_critic
-from reflact.training.state import apply_record, build_commit_events, build_first_state, version_hashes
+from reflact.training.state import (
+    apply_record,
+    build_commit_events,
+    build_first_state,
+    version_hashes,
+)
 from reflact.training.step import StepRunner
 from reflact.training.timing import StageTimer
 from reflact.types import Skill, Split
@@ -113,6 +118,7 @@ class Run:
             reason=reason,
             scores=self._measured.scores,
             improvements=self._measured.improvements,
+            claim=self._measured.claim,
             missing=self._measured.missing,
             spend=await self._store.spend(self.id),
             stages=await self._store.stage_times(self.id),
@@ -159,20 +165,21 @@ class Run:
         """Measure the initial skill, and repeat it if the gate has to learn whether rollouts agree."""
         initial = self._plan.initial_skill
         async with self._timer.stage("evaluate", step=0, name="baseline"):
-            first = await self.scheduler.roll_out_split(Split.val, initial, step=0, phase="baseline")
-            deterministic = self._gate_keeper.presumes_deterministic
-            if self._gate_keeper.must_test_determinism:
-                second = await self.scheduler.roll_out_split(
-                    Split.val, initial, step=0, phase="baseline", trial=1
-                )
-                deterministic = self._gate_keeper.scores_agree(first, second)
+            passes = [
+                await self.scheduler.roll_out_split(Split.val, initial, step=0, phase=GATE_PHASE, trial=trial)
+                for trial in range(self._gate_keeper.baseline_passes)
+            ]
+        deterministic = self._gate_keeper.presumes_deterministic
+        if self._gate_keeper.must_test_determinism:
+            deterministic = self._gate_keeper.scores_agree(*passes)
+        first, ranking = passes[0], self._gate_keeper.start_ranking(initial, passes)
         measured = build_measurement(initial.hash, Split.val, first)
         score = self._gate_keeper.metric.score_measurement(measured)
         if score is None:
             raise RunFailed("the initial skill has no score on the validation split")
         await self._emit(events.BaselineMeasured(run_id=self.id, score=score, n=measured.n))
         return await self._commit(
-            None, build_first_state(initial, score, deterministic=deterministic), [initial]
+            None, build_first_state(initial, score, deterministic=deterministic, ranking=ranking), [initial]
         )
 
     async def _run_step(self, steps: StepRunner, state: RunState, records: list[StepRecord]) -> RunState:
@@ -181,7 +188,7 @@ class Run:
         ids = tuple(item.id for batch in steps.list_batches(step) for item in batch)
         with self._runtime.tracing.step(step, epoch=epoch):
             await self._emit(events.StepStarted(run_id=self.id, step=step, epoch=epoch, item_ids=ids))
-            outcome = await steps.run(step, state, records)
+            outcome = add_beliefs(state, await steps.run(step, state, records))
             state = await self._commit_outcome(state, outcome)
         if isinstance(outcome.record, StepRecord):
             records.append(outcome.record)
@@ -194,7 +201,7 @@ class Run:
         if rest or epoch <= state.last_committed_epoch or is_only or not self._epoch_end.is_needed:
             return state
         async with self._timer.stage("slow_update", step=state.step, name="epoch end"):
-            outcome = await self._epoch_end.finalize(state, epoch=epoch)
+            outcome = add_beliefs(state, await self._epoch_end.finalize(state, epoch=epoch))
         return await self._commit_outcome(state, outcome)
 
     async def _judge_promotion(self, state: RunState) -> RunState:

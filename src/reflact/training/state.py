@@ -5,25 +5,40 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from reflact import events
+from reflact.gate.ranking import BEST_ABOVE, Posterior
 from reflact.protocols import CommitRecord
 from reflact.records import (
     AlphaBudget,
     EpochRecord,
     OpenComparison,
     PromotionRecord,
+    Ranking,
     RunState,
     SkillVersion,
     StepBufferEntry,
     StepRecord,
 )
-from reflact.types import Skill, Verdict
+from reflact.types import GateAction, Skill, Verdict
+
+UNPROVEN: tuple[GateAction, ...] = ("set_aside", "return")
+"""Decisions after which the same document may be judged again."""
 
 
-def build_first_state(initial: Skill, score: float | None, *, deterministic: bool = True) -> RunState:
+def build_first_state(
+    initial: Skill, score: float | None, *, deterministic: bool = True, ranking: Ranking | None = None
+) -> RunState:
     """Return the state before the first step; the initial skill is version 0, current and best."""
+    if ranking is not None and not deterministic:
+        score = Posterior(ranking).find_belief(initial.hash).mean
     version = SkillVersion(number=0, skill_hash=initial.hash, origin="initial", score=score)
     return RunState(
-        current=version, best=version, seen_hashes=(initial.hash,), deterministic=deterministic, commits=1
+        current=version,
+        best=version,
+        seen_hashes=(initial.hash,),
+        deterministic=deterministic,
+        commits=1,
+        kept=(version,),
+        ranking=ranking,
     )
 
 
@@ -31,7 +46,7 @@ def create_versions(
     state: RunState, step: int, candidate: Skill, verdict: Verdict, appended: Skill
 ) -> tuple[SkillVersion, ...]:
     """Return the versions that a step creates: of an accepted candidate, and of the document with new notes."""
-    current = state.current
+    current = find_current(state, verdict)
     created: tuple[SkillVersion, ...] = ()
     if verdict.accepted:
         current = SkillVersion(
@@ -45,6 +60,69 @@ def create_versions(
         return created
     number = state.latest_version + len(created) + 1
     return (*created, inherit_version(current, number=number, skill=appended, origin=f"step {step} notes"))
+
+
+def find_current(state: RunState, verdict: Verdict | None) -> SkillVersion:
+    """Return the version on which the run goes on, unless it goes on with an accepted candidate."""
+    if verdict is None or verdict.ranked is None or verdict.action != "return":
+        return state.current
+    return next(version for version in state.kept if version.skill_hash == verdict.ranked.chosen)
+
+
+def choose_best(state: RunState, record: CommitRecord) -> CommitRecord:
+    """Return a record with the best version by belief, and the scores of beliefs; for the ranked gate.
+
+    The current version is the best one if it is better than the initial one with a probability of at least 0.9;
+    otherwise the initial one is. While the current version has no pass, the one it was made from stands for it.
+    """
+    ranking = extend_ranking(state, record)
+    verdict = find_verdict(record)
+    if ranking is None or (state.deterministic and (verdict is None or verdict.deterministic)):
+        return record
+    posterior, best = Posterior(ranking), state.kept[0]
+    measured = ranking.list_lineage(record.current.skill_hash)[-1]
+    if posterior.find_probability(measured, best.skill_hash) >= BEST_ABOVE:
+        versions = (record.current, *list_kept(state, record))
+        best = next(version for version in versions if version.skill_hash == measured)
+
+    def show_belief(version: SkillVersion) -> SkillVersion:
+        belief = posterior.find_belief(version.skill_hash)
+        return version.model_copy(
+            update={"score": belief.mean, "deviation": belief.deviation, "inherited": False}
+        )
+
+    return record.model_copy(update={"current": show_belief(record.current), "best": show_belief(best)})
+
+
+def extend_ranking(state: RunState, record: CommitRecord) -> Ranking | None:
+    """Return the ranking with the versions and passes of a record; None if the gate does not rank."""
+    ranking, verdict = state.ranking, find_verdict(record)
+    if ranking is None:
+        return None
+    parent = state.current.skill_hash
+    if verdict is not None and verdict.ranked is not None:
+        ranking = ranking.add_version(verdict.ranked.candidate.skill_hash, parent)
+        for result in verdict.ranked.passes:
+            ranking = ranking.add_pass(result)
+        parent = find_current(state, verdict).skill_hash
+    for version in () if isinstance(record, PromotionRecord) else record.created_versions:
+        ranking = ranking.add_version(version.skill_hash, parent)
+        parent = version.skill_hash
+    return ranking
+
+
+def list_kept(state: RunState, record: CommitRecord) -> tuple[SkillVersion, ...]:
+    """Return the versions that were ever current, with those of a record."""
+    created = () if isinstance(record, PromotionRecord) else record.created_versions
+    known = {version.number for version in state.kept}
+    return (*state.kept, *(version for version in created if version.number not in known))
+
+
+def find_verdict(record: CommitRecord) -> Verdict | None:
+    """Return a record's verdict, or None without a gated decision."""
+    if isinstance(record, EpochRecord):
+        return None if record.slow_update is None else record.slow_update.verdict
+    return record.verdict
 
 
 def is_better(verdict: Verdict, best: SkillVersion) -> bool:
@@ -73,7 +151,7 @@ def apply_record(
     match record:
         case StepRecord():
             candidate, verdict = record.candidate_hash, record.verdict
-            seen = {candidate} if undecided is None else set()
+            seen = {candidate} if undecided is None and verdict.action not in UNPROVEN else set()
             buffer = state.step_buffer if state.epoch == record.epoch else ()
             update = {
                 "step": record.step,
@@ -83,7 +161,8 @@ def apply_record(
         case EpochRecord():
             slow = record.slow_update
             candidate, verdict = (None, None) if slow is None else (slow.candidate_hash, slow.verdict)
-            if slow is not None and slow.action == "unchanged" and candidate and undecided is None:
+            is_settled = undecided is None and (verdict is None or verdict.action not in UNPROVEN)
+            if slow is not None and slow.action == "unchanged" and candidate and is_settled:
                 seen = {candidate}
             update = {
                 "last_committed_epoch": record.epoch,
@@ -105,6 +184,8 @@ def apply_record(
             "seen_hashes": (*state.seen_hashes, *sorted(seen - set(state.seen_hashes))),
             "deterministic": state.deterministic and (verdict is None or verdict.deterministic),
             "alphas": add_alpha(state.alphas, alpha),
+            "kept": list_kept(state, record),
+            "ranking": extend_ranking(state, record),
             "open_comparisons": others if undecided is None else (*others, undecided),
         }
     )
@@ -143,17 +224,22 @@ def version_hashes(
 
 
 def build_buffer_entry(record: StepRecord) -> StepBufferEntry:
-    """Return the entry that the prompts of later steps in the epoch show."""
+    """Return the entry that the prompts of later steps in the epoch show.
+
+    An unproven candidate is without scores and edits, because the optimizer would read them as a refutation.
+    """
     verdict = record.verdict
+    is_futile = verdict.action == "reject" and not verdict.refuted
+    is_settled = verdict.accepted or verdict.refuted
     return StepBufferEntry(
         step=record.step,
-        action=verdict.action,
+        action="inconclusive" if is_futile else verdict.action,
         n_failures=record.n_failures,
         n_total=record.rollout.n,
         patterns=tuple(p for report in record.reports for p in report.patterns),
-        rejected_edits=record.chosen.patch.edits if verdict.action == "reject" else (),
-        score_before=verdict.current_score,
-        score_after=verdict.candidate_score,
+        rejected_edits=record.chosen.patch.edits if verdict.refuted else (),
+        score_before=verdict.current_score if is_settled else None,
+        score_after=verdict.candidate_score if is_settled else None,
     )
 
 
@@ -170,12 +256,18 @@ def build_commit_events(
                     run_id=run_id, step=record.step, verdict=record.verdict, best=record.best
                 ),
             )
+    returned = _build_return_events(run_id, record)
     created = (
         events.SkillVersionCreated(run_id=run_id, step=record.step, version=version)
         for version in record.created_versions
     )
     if isinstance(record, StepRecord):
-        return (*_build_step_events(run_id, record), *created, _build_step_committed(run_id, record))
+        return (
+            *_build_step_events(run_id, record),
+            *returned,
+            *created,
+            _build_step_committed(run_id, record),
+        )
     closed = events.EpochCommitted(
         run_id=run_id,
         step=record.step,
@@ -186,7 +278,15 @@ def build_commit_events(
         current=record.current,
         best=record.best,
     )
-    return (*created, closed)
+    return (*returned, *created, closed)
+
+
+def _build_return_events(run_id: str, record: StepRecord | EpochRecord) -> Iterator[events.Event]:
+    verdict = find_verdict(record)
+    if verdict is not None and verdict.action == "return" and verdict.ranked is not None:
+        yield events.VersionReturned(
+            run_id=run_id, step=record.step, skill_hash=verdict.ranked.chosen, reason=verdict.reason
+        )
 
 
 def _build_step_events(run_id: str, record: StepRecord) -> Iterator[events.Event]:

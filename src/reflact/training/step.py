@@ -25,7 +25,7 @@ from reflact.stages.update import update
 from reflact.training.gating import CommitOutcome, GateKeeper
 from reflact.training.rollouts import RolloutScheduler
 from reflact.training.setup import Runtime
-from reflact.training.state import create_versions, is_better
+from reflact.training.state import create_versions, find_current, is_better
 from reflact.training.timing import StageTimer
 from reflact.types import (
     AggregateResult,
@@ -103,9 +103,10 @@ class StepRunner:
                 verdict, undecided = await self.gate_keeper.judge(
                     candidate.skill, state, step=step, part="step", subject=subject
                 )
-        appended = await self._update_appendix(
-            context, candidate.skill if verdict.accepted else skill, reports
-        )
+        kept = candidate.skill
+        if not verdict.accepted:
+            kept = await self.runtime.store.skill(find_current(state, verdict).skill_hash)
+        appended = await self._update_appendix(context, kept, reports)
         created = create_versions(state, step, candidate.skill, verdict, appended.skill)
         record = StepRecord(
             step=step,
@@ -123,7 +124,7 @@ class StepRunner:
             verdict=verdict,
             created_versions=created,
             notes=appended.notes,
-            current=created[-1] if created else state.current,
+            current=created[-1] if created else find_current(state, verdict),
             best=created[0] if is_better(verdict, state.best) else state.best,
             fallbacks=(*candidate.fallbacks, *appended.fallbacks),
         )

@@ -1,0 +1,193 @@
+"""Beliefs about the versions of a run: Bayesian ranking and selection with the value of information.
+
+The true validation mean of the baseline has a broad prior; that of a child is its parent's, plus a small loss and
+normal noise. A pass over all items is one observation. All functions are pure, and take time in proportion to
+the number of versions.
+
+Source: P. Frazier, W. Powell and S. Dayanik, SIAM Journal on Control and Optimization 47 (2008), 2410-2439.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from functools import reduce
+from statistics import NormalDist
+
+from reflact.records import Ranking, VersionNode
+from reflact.types import Belief, PassResult
+
+BASELINE_MEAN, BASELINE_VARIANCE = 0.5, 0.25
+"""The prior of the baseline's true mean."""
+
+EXPECTED_CHANGE, CHANGE_VARIANCE = -0.01, 0.06**2
+"""The prior of the difference between a version's true mean and its parent's."""
+
+BASELINE_PASSES, MAX_PASSES = 2, 4
+"""The passes of a baseline that may be noisy, and the most passes of any version."""
+
+REJECT_BELOW = 0.2
+"""A candidate is rejected if it is better than the current version with a smaller probability."""
+
+BEST_ABOVE = 0.9
+"""A version replaces the baseline as the best one if it is better with at least this probability."""
+
+_STANDARD = NormalDist()
+
+ItemScores = Mapping[str, float | None]
+"""The scores of one pass by item; None is unmeasured."""
+
+
+class Posterior:
+    """The joint normal distribution of all versions' true means, given the passes."""
+
+    def __init__(self, ranking: Ranking) -> None:
+        self._indices = {node.skill_hash: i for i, node in enumerate(ranking.nodes)}
+        size = len(ranking.nodes)
+        precisions, weighted = [0.0] * size, [0.0] * size
+        for result in ranking.passes:
+            i, precision = self._indices[result.skill_hash], result.n / result.variance
+            precisions[i] += precision
+            weighted[i] += precision * result.mean
+        self._parents = [-1] + [self._indices[node.parent or ""] for node in ranking.nodes[1:]]
+        for i in range(size - 1, 0, -1):
+            parent, shrink = self._parents[i], 1 + CHANGE_VARIANCE * precisions[i]
+            precisions[parent] += precisions[i] / shrink
+            weighted[parent] += (weighted[i] - EXPECTED_CHANGE * precisions[i]) / shrink
+        root = 1 / BASELINE_VARIANCE + precisions[0]
+        self._means = [(BASELINE_MEAN / BASELINE_VARIANCE + weighted[0]) / root]
+        self._variances, self._slopes = [1 / root], [1.0]
+        for i in range(1, size):
+            parent, slope = self._parents[i], 1 / (1 + CHANGE_VARIANCE * precisions[i])
+            self._slopes.append(slope)
+            self._means.append(
+                slope * (self._means[parent] + EXPECTED_CHANGE + CHANGE_VARIANCE * weighted[i])
+            )
+            self._variances.append(slope**2 * self._variances[parent] + slope * CHANGE_VARIANCE)
+
+    def find_belief(self, skill_hash: str) -> Belief:
+        """Return the marginal distribution of one version's true mean."""
+        i = self._indices[skill_hash]
+        return Belief(skill_hash=skill_hash, mean=self._means[i], deviation=math.sqrt(self._variances[i]))
+
+    def covariance(self, first: str, second: str) -> float:
+        """Return the covariance of two versions' true means."""
+        a, b = self._indices[first], self._indices[second]
+        product = 1.0
+        while a != b:
+            younger = max(a, b)
+            product *= self._slopes[younger]
+            a, b = (self._parents[younger], b) if a == younger else (a, self._parents[younger])
+        return product * self._variances[a]
+
+    def find_probability(self, better: str, than: str) -> float:
+        """Return the probability that one version's true mean is greater than another's; 0.5 for the same."""
+        if better == than:
+            return 0.5
+        i, j = self._indices[better], self._indices[than]
+        variance = self._variances[i] + self._variances[j] - 2 * self.covariance(better, than)
+        return _STANDARD.cdf((self._means[i] - self._means[j]) / math.sqrt(max(variance, 1e-18)))
+
+    def find_worth(self, measured: str, first: str, second: str, noise: float) -> float:
+        """Return what another pass of ``measured`` adds to the choice between two versions, as a mean score.
+
+        It is the expected gain of choosing after the pass instead of before it (the knowledge gradient);
+        ``noise`` is the variance of a pass's mean.
+        """
+        spread = abs(self.covariance(first, measured) - self.covariance(second, measured))
+        spread /= math.sqrt(self.covariance(measured, measured) + noise)
+        if spread <= 0.0:
+            return 0.0
+        gap = abs(self._means[self._indices[first]] - self._means[self._indices[second]]) / spread
+        return spread * (_STANDARD.pdf(gap) - gap * _STANDARD.cdf(-gap))
+
+
+def start_ranking(baseline: str, trials: Sequence[Mapping[str, float | None]], *, is_hard: bool) -> Ranking:
+    """Return the ranking after the baseline's first passes, whose scores are by item.
+
+    The variance within an item is expected as for hard scores, or as in these passes if scores are fractions.
+    """
+    ranking = Ranking(nodes=(VersionNode(skill_hash=baseline),))
+    passes = [
+        build_pass(ranking, baseline, scores, earlier=trials[:i], others=())
+        for i, scores in enumerate(trials)
+    ]
+    repeats = sum(result.repeats for result in passes)
+    if not is_hard and repeats:
+        squares = math.fsum(result.squares for result in passes)
+        ranking = ranking.model_copy(update={"prior_variance": squares / repeats})
+        passes = [result.model_copy(update={"variance": ranking.variance}) for result in passes]
+    return reduce(Ranking.add_pass, passes, ranking)
+
+
+def choose_pass(
+    ranking: Ranking, candidate: str, current: str, *, worth: float, n: int, most: int
+) -> str | None:
+    """Return which of two versions gets another pass of ``n`` items; None if none is worth its rollouts.
+
+    A candidate without a pass gets one. ``worth`` is the least gain of the mean for each rollout; a version
+    gets at most ``most`` passes.
+    """
+    if not ranking.count_passes(candidate):
+        return candidate
+    posterior, noise = Posterior(ranking), ranking.variance / n
+    open_versions = [version for version in (candidate, current) if ranking.count_passes(version) < most]
+    worths = [posterior.find_worth(version, candidate, current, noise) for version in open_versions]
+    if not worths or max(worths) <= worth * n:
+        return None
+    return open_versions[worths.index(max(worths))]
+
+
+def choose_version(posterior: Posterior, contenders: Sequence[str]) -> str:
+    """Return the contender with the highest expected mean; the earlier one of equals."""
+    means = [posterior.find_belief(version).mean for version in contenders]
+    return contenders[means.index(max(means))]
+
+
+def build_pass(
+    ranking: Ranking,
+    skill_hash: str,
+    scores: ItemScores,
+    *,
+    earlier: Sequence[ItemScores],
+    others: Sequence[ItemScores],
+) -> PassResult:
+    """Return the scores of a version's next pass as an observation; one must be measured.
+
+    ``earlier`` are the same version's passes before. ``others`` are passes of another version: if items stayed
+    unmeasured, the mean is adjusted by the others' means on the missing items.
+    """
+    measured = {item: score for item, score in scores.items() if score is not None}
+    mean = math.fsum(measured.values()) / len(measured)
+    means = _mean_by_item(others or earlier)
+    shared = [item for item in measured if item in means]
+    missing = [item for item in scores if item not in measured and item in means]
+    if shared and missing:
+        usual = math.fsum(means[item] for item in shared) / len(shared)
+        mean += math.fsum(means[item] - usual for item in missing) / (len(measured) + len(missing))
+    squares, repeats = 0.0, 0
+    for item, score in measured.items():
+        before = [known for each in earlier if (known := each.get(item)) is not None]
+        if before:
+            repeats += 1
+            gap = score - math.fsum(before) / len(before)
+            squares += gap * gap * len(before) / (len(before) + 1)
+    update = {"squares": ranking.squares + squares, "repeats": ranking.repeats + repeats}
+    return PassResult(
+        skill_hash=skill_hash,
+        trial=len(earlier),
+        mean=min(1.0, max(0.0, mean)),
+        n=len(measured),
+        variance=ranking.model_copy(update=update).variance,
+        squares=squares,
+        repeats=repeats,
+    )
+
+
+def _mean_by_item(passes: Sequence[ItemScores]) -> dict[str, float]:
+    scores: dict[str, list[float]] = {}
+    for each in passes:
+        for item, score in each.items():
+            if score is not None:
+                scores.setdefault(item, []).append(score)
+    return {item: math.fsum(values) / len(values) for item, values in scores.items()}

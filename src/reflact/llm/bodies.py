@@ -1,0 +1,121 @@
+"""Bodies of answers: read piece by piece within a bound, decoded, and kept with the headers that matter."""
+
+from __future__ import annotations
+
+import json
+import string
+import zlib
+from collections.abc import AsyncIterator, Iterator
+from typing import NoReturn
+from urllib.parse import quote
+
+import httpx
+
+from reflact.config.models import ModelConfig
+from reflact.llm.pricing import read_cap
+from reflact.llm.sse import JSON
+from reflact.records import FaultKind
+
+MAX_BYTES = "reflact_max_bytes"
+"""The extension of a request that holds the most bytes of its answer."""
+
+SPARE_BYTES, TOKEN_BYTES, UNCAPPED_TOKENS = 4 * 2**20, 1024, 16_384
+"""An answer may have 4 MiB and a KiB for each token of its cap; without a cap, for each of 16,384 tokens."""
+
+DEFAULT_MAX_BYTES = SPARE_BYTES + TOKEN_BYTES * UNCAPPED_TOKENS
+
+DECODED_BYTES = 2**16
+"""The most bytes that are decoded at once."""
+
+CODINGS = frozenset({"gzip", "x-gzip", "deflate"})
+DETECTS_FORMAT = zlib.MAX_WBITS | 32
+
+
+class AnswerFault(httpx.RemoteProtocolError):
+    """An answer began and cannot be used; the message is a part of it, or says why."""
+
+    def __init__(self, message: str, fault: FaultKind = "malformed") -> None:
+        super().__init__(message)
+        self.fault: FaultKind = fault
+
+
+class BodyStream(httpx.AsyncByteStream):
+    """A body in memory that keeps its division into pieces."""
+
+    def __init__(self, pieces: list[bytes]) -> None:
+        self._pieces = pieces
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        for piece in self._pieces:
+            yield piece
+
+
+def select_headers(response: httpx.Response) -> dict[str, str]:
+    """Return the headers that other layers need, in ASCII; the content type has no parameters."""
+    headers = response.headers
+    content_type = headers.get("content-type", JSON).partition(";")[0].strip().lower()
+    names = ("retry-after", "location")
+    selected = {name: headers[name] for name in names if name in headers}
+    return {
+        name: quote(value, safe=f"{string.punctuation} ")
+        for name, value in {"content-type": content_type, **selected}.items()
+    }
+
+
+def find_max_bytes(config: ModelConfig) -> int:
+    """Return the most bytes of an answer, compressed or not."""
+    cap = read_cap({config.max_tokens_key: config.max_tokens, **config.extra_body})
+    default = DEFAULT_MAX_BYTES if cap is None else SPARE_BYTES + TOKEN_BYTES * cap
+    return config.max_response_bytes or default
+
+
+async def read_pieces(response: httpx.Response, most: int) -> AsyncIterator[bytes]:
+    """Yield the decoded pieces of a body as they arrive.
+
+    Raises:
+        AnswerFault: The body has more than ``most`` bytes before or after decoding, or cannot be decoded.
+    """
+    decoder = _Decoder(response.headers.get("content-encoding", "identity").strip().lower())
+    assert isinstance(response.stream, httpx.AsyncByteStream)
+    received = decoded = 0
+    async for raw in response.stream:
+        received += len(raw)
+        for piece in decoder.decode(raw):
+            decoded += len(piece)
+            if max(received, decoded) > most:
+                raise AnswerFault(
+                    f"more than {most:,} bytes, which is the most that max_response_bytes allows", "oversized"
+                )
+            yield piece
+    if received:
+        decoder.end()
+
+
+class _Decoder:
+    def __init__(self, coding: str) -> None:
+        self._zlib = zlib.decompressobj(DETECTS_FORMAT) if coding in CODINGS else None
+        if self._zlib is None and coding not in {"", "identity"}:
+            self._fail(f"the content encoding {coding[:40]!r}, which was not asked for")
+
+    def decode(self, raw: bytes) -> Iterator[bytes]:
+        if self._zlib is None:
+            yield raw
+            return
+        while raw and not self._zlib.eof:
+            try:
+                yield self._zlib.decompress(raw, DECODED_BYTES)
+            except zlib.error as error:
+                self._fail(f"a body that cannot be decoded: {error}")
+            raw = self._zlib.unconsumed_tail
+
+    def end(self) -> None:
+        if self._zlib is not None and not self._zlib.eof:
+            raise AnswerFault("the compressed body broke off", "truncated")
+
+    def _fail(self, reason: str) -> NoReturn:
+        raise AnswerFault(reason) from None
+
+
+def decode_text(body: bytes) -> str:
+    """Return a body as text: UTF-8, UTF-16 or UTF-32 as its bytes show, whatever its headers say."""
+    return body.decode(json.detect_encoding(body), "replace").removeprefix("\ufeff")

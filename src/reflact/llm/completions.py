@@ -1,0 +1,181 @@
+"""Chat completions as providers write them, whole or as a stream of events, read as one JSON text.
+
+The result has only the fields that reflact uses, each of its type. So no later code meets a value that it does not
+expect. The openai client would be slow with streams, and would lose their usage.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any, TypeVar
+
+from pydantic import BaseModel, BeforeValidator, Field, ValidationError
+
+from reflact.llm.bodies import AnswerFault
+from reflact.llm.pricing import read_counts, write_counts
+from reflact.llm.sse import END_MARK, EVENT_STREAM, JSON, parse_chunk, read_events
+from reflact.records import FaultKind
+
+M = TypeVar("M", bound=BaseModel)
+
+EVENT_STARTS = ("data:", "event:", "id:", "retry:", ":")
+"""A stream of events begins with one of these, whatever its content type."""
+
+
+def _join_parts(value: Any) -> Any:
+    """Return the text of a content in parts; parts of other kinds, such as thoughts, have none."""
+    if not isinstance(value, list):
+        return value
+    texts = [part.get("text") if isinstance(part, dict) else part for part in value]
+    return "".join(text for text in texts if text is not None)
+
+
+def _write_arguments(value: Any) -> Any:
+    """Return arguments as JSON text; some servers send the object itself, or null for none."""
+    return json.dumps(value) if isinstance(value, dict) else value or ""
+
+
+def _refuse_error(value: Any) -> None:
+    if value:
+        raise ValueError("an error")
+
+
+Name = Annotated[str, BeforeValidator(lambda value: value if isinstance(value, str) else "")]
+"""A text that is left out if it is of another type."""
+
+NoError = Annotated[None, BeforeValidator(_refuse_error)]
+
+
+class _Function(BaseModel):
+    name: Name = ""
+    arguments: Annotated[str, BeforeValidator(_write_arguments)] = ""
+
+
+class _Call(BaseModel):
+    index: int | None = None
+    id: Name = ""
+    function: _Function
+
+
+class _Message(BaseModel):
+    content: Annotated[str | None, BeforeValidator(_join_parts)] = None
+    refusal: str | None = None
+    tool_calls: list[_Call] | None = None
+
+
+class _Choice(BaseModel):
+    error: NoError = None
+    finish_reason: Name = ""
+    message: _Message
+
+
+class _Completion(BaseModel):
+    error: NoError = None
+    model: Name = ""
+    choices: list[_Choice] = Field(min_length=1)
+    usage: Any = None
+
+
+class _ChunkChoice(BaseModel):
+    index: int | None = None
+    error: NoError = None
+    finish_reason: Name = ""
+    delta: _Message | None = None
+
+
+class _Chunk(BaseModel):
+    error: NoError = None
+    model: Name = ""
+    choices: list[_ChunkChoice] | None = None
+    usage: Any = None
+
+
+def read_completion(content_type: str, text: str) -> str:
+    """Return the body of a successful answer as a chat completion, in JSON.
+
+    Raises:
+        AnswerFault: It is no chat completion, or a stream that is not whole.
+    """
+    if _is_stream(content_type, text):
+        completion = _join_chunks(_read_chunks(text))
+    else:
+        try:
+            document = json.loads(text)
+        except (ValueError, RecursionError):
+            raise AnswerFault(text, "malformed" if content_type == JSON else "unusable") from None
+        completion = _validate(_Completion, document, text, "unusable")
+    if not completion.choices or completion.choices[0].finish_reason == "error":
+        raise AnswerFault(text, "unusable")
+    choice = completion.choices[0]
+    message: dict[str, Any] = {"role": "assistant", **choice.message.model_dump(exclude={"tool_calls"})}
+    if choice.message.tool_calls:
+        message["tool_calls"] = [
+            {"id": call.id, "type": "function", "function": call.function.model_dump()}
+            for call in choice.message.tool_calls
+        ]
+    counts = read_counts(completion.usage)
+    return json.dumps(
+        {
+            "id": "",
+            "object": "chat.completion",
+            "created": 0,
+            "model": completion.model,
+            "choices": [{"index": 0, "finish_reason": choice.finish_reason or "stop", "message": message}],
+            **({} if counts.uncounted else {"usage": write_counts(counts)}),
+        }
+    )
+
+
+def _is_stream(content_type: str, text: str) -> bool:
+    if text.startswith(EVENT_STARTS):
+        return True
+    return content_type == EVENT_STREAM and not text.lstrip().startswith(("{", "["))
+
+
+def _read_chunks(text: str) -> list[_Chunk]:
+    events = list(read_events(text))
+    if END_MARK not in events:
+        raise AnswerFault(text, "broken stream")
+    before = events[: events.index(END_MARK)]
+    return [_validate(_Chunk, parse_chunk(data), text, "broken stream") for data in before]
+
+
+def _validate(model: type[M], value: object, text: str, fault: FaultKind) -> M:
+    try:
+        return model.model_validate(value)
+    except ValidationError:
+        raise AnswerFault(text, fault) from None
+
+
+def _join_chunks(chunks: list[_Chunk]) -> _Completion:
+    """Return the first choice of a stream, with the last usage.
+
+    An answer without a finish reason was cut off, so its reason is ``length``. A stream without an answer has no
+    choice.
+    """
+    texts: dict[str, list[str]] = {"content": [], "refusal": []}
+    calls: dict[int, _Call] = {}
+    finish, model, usage, answered = "length", "", None, False
+    for chunk in chunks:
+        model, usage = chunk.model or model, chunk.usage or usage
+        for choice in chunk.choices or ():
+            if choice.index:
+                continue
+            finish = choice.finish_reason or finish
+            if (delta := choice.delta) is None:
+                continue
+            answered = True
+            for name, parts in texts.items():
+                if (part := getattr(delta, name)) is not None:
+                    parts.append(part)
+            for part in delta.tool_calls or ():
+                call = calls.setdefault(part.index or 0, _Call(function=_Function()))
+                call.id = call.id or part.id
+                call.function.name += part.function.name
+                call.function.arguments += part.function.arguments
+    message = _Message(
+        tool_calls=[call for _, call in sorted(calls.items())],
+        **{name: "".join(parts) if parts else None for name, parts in texts.items()},
+    )
+    choices = [_Choice(finish_reason=finish, message=message)] if answered else []
+    return _Completion.model_construct(model=model, usage=usage, choices=choices)

@@ -1,0 +1,185 @@
+"""Stage 6 for noisy targets: passes over the validation split until no further one is worth its rollouts."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+
+from pydantic import Field
+
+from reflact.gate.decision import SCORE_TOLERANCE, VETO_TRIALS, explain_veto
+from reflact.gate.ranking import (
+    REJECT_BELOW,
+    ItemScores,
+    Posterior,
+    build_pass,
+    choose_pass,
+    choose_version,
+)
+from reflact.records import Ranking
+from reflact.stages.evaluate import EvaluationResult, GateMetric, build_measurement
+from reflact.types import (
+    Belief,
+    FrozenModel,
+    GateAction,
+    RankedDecision,
+    Rollout,
+    Skill,
+    Split,
+    Verdict,
+    is_failure,
+)
+
+PassRunner = Callable[[Skill, int, Sequence[str]], Awaitable[Sequence[Rollout]]]
+"""Rolls a skill out on one trial of these items, in their order."""
+
+
+class RankSettings(FrozenModel):
+    """The inputs of a ranked decision beside the beliefs; see ``GateConfig`` for the settings.
+
+    ``kept`` are the hashes of the versions that were ever current, the initial one first.
+    """
+
+    item_ids: tuple[str, ...] = Field(min_length=1)
+    kept: tuple[str, ...] = Field(min_length=1)
+    worth: float = Field(ge=0)
+    max_passes: int = Field(ge=1)
+    coverage: float = Field(gt=0, le=1)
+    no_regression: int | None = Field(default=None, ge=0)
+
+
+class RankedEvaluator:
+    """One decision of the ranked gate; ``read_pass`` returns the stored rollouts of an earlier pass."""
+
+    def __init__(
+        self, settings: RankSettings, metric: GateMetric, run_pass: PassRunner, read_pass: PassRunner
+    ) -> None:
+        self._settings = settings
+        self._metric = metric
+        self._run_pass = run_pass
+        self._read_pass = read_pass
+        self._passes: dict[str, list[Sequence[Rollout]]] = {}
+        self._repeats: list[Rollout] = []
+
+    async def evaluate(self, candidate: Skill, current: Skill, ranking: Ranking) -> EvaluationResult:
+        """Return the verdict on a candidate, which was made from the current skill."""
+        settings, skills = self._settings, {skill.hash: skill for skill in (candidate, current)}
+        known = len(ranking.passes)
+        ranking = ranking.add_version(candidate.hash, current.hash)
+        for skill in skills.values():
+            trials = range(ranking.count_passes(skill.hash))
+            self._passes[skill.hash] = [await self._read_pass(skill, t, settings.item_ids) for t in trials]
+        n, worth = len(settings.item_ids), settings.worth
+        while version := choose_pass(
+            ranking, candidate.hash, current.hash, worth=worth, n=n, most=settings.max_passes
+        ):
+            passes = self._passes[version]
+            rollouts = await self._run_pass(skills[version], len(passes), settings.item_ids)
+            measured = sum(rollout.score is not None for rollout in rollouts)
+            if measured < max(1.0, settings.coverage * n - SCORE_TOLERANCE):
+                passes.append(rollouts)
+                reason = f"Only {measured} of {n} items are measured; the gate needs a share of {settings.coverage:g}."
+                return self._build_result(Verdict(action="unmeasured", reason=reason, deterministic=False))
+            other = next(iter(skills.keys() - {version}))
+            result = build_pass(
+                ranking,
+                version,
+                self._score(rollouts),
+                earlier=[self._score(each) for each in passes],
+                others=[self._score(each) for each in self._passes[other]],
+            )
+            ranking = ranking.add_pass(result)
+            passes.append(rollouts)
+        return self._build_result(await self._decide(candidate, current, ranking, known))
+
+    async def _decide(self, candidate: Skill, current: Skill, ranking: Ranking, known: int) -> Verdict:
+        posterior, kept = Posterior(ranking), ranking.list_contenders(self._settings.kept)
+        chosen, veto = choose_version(posterior, (*kept, candidate.hash)), None
+        if chosen == candidate.hash:
+            veto = await self._find_veto(candidate, current)
+        if veto is not None:
+            chosen = choose_version(posterior, kept)
+        decision = RankedDecision(
+            candidate=posterior.find_belief(candidate.hash),
+            current=posterior.find_belief(current.hash),
+            p_better=posterior.find_probability(candidate.hash, current.hash),
+            chosen=chosen,
+            passes=ranking.passes[known:],
+        )
+        reason = self._explain(decision, posterior.find_belief(chosen))
+        new, old = (self._passes[skill.hash] for skill in (candidate, current))
+        return Verdict(
+            action="reject" if veto is not None and chosen == current.hash else choose_action(decision),
+            reason=reason if veto is None else f"{reason} {veto}",
+            candidate=build_measurement(candidate.hash, Split.val, [r for each in new for r in each]),
+            current=build_measurement(current.hash, Split.val, [r for each in old for r in each]),
+            candidate_score=decision.candidate.mean,
+            current_score=decision.current.mean,
+            ranked=decision,
+            deterministic=False,
+        )
+
+    async def _find_veto(self, candidate: Skill, current: Skill) -> str | None:
+        """Return the reason of a rejection by ``no_regression``; lost items are repeated first."""
+        allowed = self._settings.no_regression
+        if allowed is None:
+            return None
+        lost = self._find_lost_items(candidate, current)
+        if len(lost) > allowed:
+            for skill in (candidate, current):
+                for trial in range(len(self._passes[skill.hash]), VETO_TRIALS):
+                    self._repeats.extend(await self._run_pass(skill, trial, lost))
+            lost = self._find_lost_items(candidate, current)
+        return explain_veto(len(lost), allowed) if len(lost) > allowed else None
+
+    def _find_lost_items(self, candidate: Skill, current: Skill) -> tuple[str, ...]:
+        """Return the items that the current skill always solved and the candidate never, as far as measured."""
+        solved, failed = (self._count_solved(skill) for skill in (current, candidate))
+        return tuple(
+            item
+            for item in self._settings.item_ids
+            if item in solved and all(solved[item]) and item in failed and not any(failed[item])
+        )
+
+    def _count_solved(self, skill: Skill) -> dict[str, list[bool]]:
+        found: dict[str, list[bool]] = {}
+        repeats = [rollout for rollout in self._repeats if rollout.skill_hash == skill.hash]
+        for rollout in (*(r for each in self._passes[skill.hash] for r in each), *repeats):
+            if rollout.score is not None:
+                found.setdefault(rollout.item_id, []).append(not is_failure(rollout, self._metric.threshold))
+        return found
+
+    def _explain(self, decision: RankedDecision, chosen: Belief) -> str:
+        new, old = decision.candidate, decision.current
+        sentence = (
+            f"The candidate is better than the current skill with probability {decision.p_better:.2f}: "
+            f"{_format_belief(new)} after {self._count_passes(new)} against {_format_belief(old)} after "
+            f"{self._count_passes(old)} of {len(self._settings.item_ids)} items."
+        )
+        if chosen.skill_hash in {new.skill_hash, old.skill_hash}:
+            return sentence
+        return f"{sentence} An earlier version has {_format_belief(chosen)} and becomes current again."
+
+    def _count_passes(self, belief: Belief) -> str:
+        count = len(self._passes[belief.skill_hash])
+        return "1 pass" if count == 1 else f"{count} passes"
+
+    def _score(self, rollouts: Sequence[Rollout]) -> ItemScores:
+        return {rollout.item_id: self._metric.score_rollout(rollout) for rollout in rollouts}
+
+    def _build_result(self, verdict: Verdict) -> EvaluationResult:
+        rollouts = [r for passes in self._passes.values() for each in passes for r in each]
+        lost = tuple(r for r in (*rollouts, *self._repeats) if r.score is None)
+        return EvaluationResult(verdict=verdict, unmeasured=lost)
+
+
+def choose_action(decision: RankedDecision) -> GateAction:
+    """Return the action of a ranked decision; a candidate that may still be better is set aside."""
+    if decision.chosen == decision.candidate.skill_hash:
+        return "accept"
+    if decision.chosen != decision.current.skill_hash:
+        return "return"
+    return "reject" if decision.p_better < REJECT_BELOW else "set_aside"
+
+
+def _format_belief(belief: Belief) -> str:
+    return f"{belief.mean:.3f} ± {belief.deviation:.3f}"
