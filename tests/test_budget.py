@@ -439,7 +439,7 @@ def test_a_budget_that_can_hold_is_accepted(config: TrainerConfig, passed: Colle
         (
             configured({"max_calls": 1}, CAPPED),
             ("optimizer",),
-            "budget.max_calls cannot hold for an optimizer",
+            "budget.max_calls is not possible with an optimizer",
         ),
     ],
 )

@@ -78,9 +78,9 @@ def describe_overrun(usage: Usage, worst: Usage) -> str | None:
     ):
         if used > most:
             return (
-                f"the provider ignores caps: it {what} {used:,} tokens, and the request allowed {most:,}; so no "
-                "budget of tokens or money can hold; use another model, or set budget.max_tokens and "
-                "budget.max_usd to null"
+                f"the provider ignores caps: it {what} {used:,} tokens, and the request allowed {most:,}; so a "
+                "budget of tokens or money is not possible; use another model, or set budget.max_tokens "
+                "and budget.max_usd to null"
             )
     return None
 
@@ -234,8 +234,8 @@ def require_caps(config: TrainerConfig, *, passed: Collection[str]) -> None:
     counted = _list_set(limits, "max_tokens", "max_usd", "max_calls")
     if counted and "optimizer" in passed:
         raise ConfigError(
-            f"budget.{counted[0]} cannot hold for an optimizer passed in Python, whose calls "
-            "are not seen: configure models.optimizer instead, or set it to null"
+            f"budget.{counted[0]} is not possible with an optimizer passed in Python, because its calls "
+            "are not seen: configure models.optimizer instead, or set this limit to null"
         )
     if "target" in passed:
         for keys, name, cap in (
@@ -245,13 +245,13 @@ def require_caps(config: TrainerConfig, *, passed: Collection[str]) -> None:
             if cap is None and (limited := _list_set(limits, *keys)):
                 raise ConfigError(
                     f"budget.{limited[0]} needs target.{name}: the calls of a target passed in Python are not "
-                    "seen, so say the most that one rollout takes"
+                    "seen, so set it to the most that one rollout takes"
                 )
     if counted and "target" in passed and config.environment.grader == "critic":
         raise ConfigError(
-            f"budget.{counted[0]} cannot hold where a critic grades a target passed in "
-            "Python: the critic's calls are seen within rollouts whose others are not; configure "
-            "models.target instead, or set it to null"
+            f"budget.{counted[0]} is not possible if a critic grades a target passed in Python: only the "
+            "critic's calls of a rollout are seen; configure models.target instead, or set this limit to "
+            "null"
         )
     for role in ("target", "optimizer", *(["critic"] if config.uses_critic else [])):
         require_cap(limits, getattr(config.models, role), role=role, seen=role not in passed)

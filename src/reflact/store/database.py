@@ -35,9 +35,9 @@ SQLITE_REASONS: Mapping[int, str] = {
     sqlite3.SQLITE_READONLY: "it or its folder is read-only; make them writable or name another place",
     sqlite3.SQLITE_PERM: "it may not be opened; check the permissions of the file and its folder",
     sqlite3.SQLITE_CANTOPEN: "it cannot be opened; check that its folder exists and is writable",
-    sqlite3.SQLITE_FULL: "the disk is full; free some space and start again, what was stored is kept",
+    sqlite3.SQLITE_FULL: "the disk is full; free some space and start again; stored data is kept",
     sqlite3.SQLITE_IOERR: "the disk failed to read or write, or a limit on the size of files was reached; "
-    "fix that and start again, what was stored is kept",
+    "fix that and start again; stored data is kept",
     sqlite3.SQLITE_CORRUPT: "the file is damaged; put back a copy of it or name another place",
     sqlite3.SQLITE_NOTADB: "the file is not a SQLite database; name another, or a new one",
     sqlite3.SQLITE_CONSTRAINT: "a value contradicts what is stored",
@@ -50,9 +50,11 @@ UNSTORABLE_ERRORS = (UnicodeEncodeError, OverflowError)
 def translate_error(error: Exception, path: Path) -> Exception:
     """Return reflact's error for an error of SQLite or its driver; other errors are returned unchanged."""
     if isinstance(error, UnicodeEncodeError):
-        return DataError(f"{error.object!a} holds half of a surrogate pair, which no file can; fix it")
+        return DataError(
+            f"{error.object!a} holds half of a surrogate pair, which a file cannot represent; remove it"
+        )
     if isinstance(error, OverflowError):
-        return DataError("a number is beyond the 64 bits that a file holds; give a smaller one")
+        return DataError("a number is beyond the 64 bits of a file; give a smaller one")
     if not isinstance(error, sqlite3.Error):
         return error
     code = getattr(error, "sqlite_errorcode", None)
