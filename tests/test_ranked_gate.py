@@ -10,7 +10,7 @@ from statistics import NormalDist, fmean
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from reflact.config.loading import load_config
@@ -100,6 +100,7 @@ def test_beliefs_are_the_conditioned_joint_normal(ranking: Ranking) -> None:
 
 
 @given(trees)
+@example(grow([0, 0], [(0, 0.0), (0, 0.0), (0, 0.5), (14, 0.765625)]))
 def test_the_worth_of_a_pass_is_the_expected_gain_of_the_choice(ranking: Ranking) -> None:
     """It equals the mean over outcomes of the pass of the greater expected mean, minus today's."""
     first, second = ranking.nodes[0].skill_hash, ranking.nodes[-1].skill_hash

@@ -99,7 +99,7 @@ class Posterior:
         if spread <= 0.0:
             return 0.0
         gap = abs(self._means[self._indices[first]] - self._means[self._indices[second]]) / spread
-        return spread * (_STANDARD.pdf(gap) - gap * _STANDARD.cdf(-gap))
+        return max(0.0, spread * (_STANDARD.pdf(gap) - gap * _STANDARD.cdf(-gap)))
 
 
 def start_ranking(baseline: str, trials: Sequence[Mapping[str, float | None]], *, is_hard: bool) -> Ranking:
