@@ -109,6 +109,15 @@ class Environment(Protocol):
         """
 
 
+@runtime_checkable
+class Described(Protocol):
+    """An environment or a target that tells the optimizer what it should know, in plain text."""
+
+    @property
+    def description(self) -> str:
+        """What the tasks are and the score measures, or what the agent can do (its tools); never a reference."""
+
+
 class Annotator(Protocol):
     """Writes notes on failed trajectories for the failure analysts."""
 
