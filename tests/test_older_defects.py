@@ -27,7 +27,7 @@ from reflact.errors import RunConflict
 from reflact.messages import CallId, RenderedPrompt, ReplyModel
 from reflact.prompts import find_data_folder
 from reflact.records import CandidateReview, EpochRecord, RunSummary, StepRecord
-from reflact.stages.reply_models import AnalystReply, MergeReply, SuccessReply
+from reflact.stages.reply_models import AnalystReply, MergeReply, ReasonedSuccessReply
 from reflact.stages.slow_update import GuidanceReply
 from reflact.testing import TOY_RULES, ScriptedLLM, ToyEnvironment, ToyTarget, append_reply, toy_optimizer
 from reflact.testing.llm import Script, ScriptedAnswer
@@ -206,8 +206,10 @@ async def test_a_candidate_without_a_change_is_not_evaluated(tmp_path: Path) -> 
     def to_and_fro(prompt: RenderedPrompt, reply_type: type[ReplyModel], call_id: CallId) -> ScriptedAnswer:
         if issubclass(reply_type, AnalystReply):
             swaps = [("- first", "- second"), ("- second", "- first")]
-            edits: list[JsonValue] = [{"op": "replace", "target": old, "content": new} for old, new in swaps]
-            return {"patterns": [{"type": "t", "count": 1, "description": "d"}], "edits": edits}
+            edits: list[JsonValue] = [
+                {"op": "replace", "target": old, "content": new, "evidence": "e"} for old, new in swaps
+            ]
+            return {"reasoning": "r", "patterns": [], "edits": edits}
         return usual(prompt, reply_type, call_id)  # type: ignore[return-value]
 
     config = settings(tmp_path / "run", select={"max_edits": 2, "min_edits": 2}, slow_update={"gated": False})
@@ -231,7 +233,7 @@ async def test_a_skill_that_was_not_evaluated_has_no_score(tmp_path: Path) -> No
     def nonsense_at_last(
         prompt: RenderedPrompt, reply_type: type[ReplyModel], call_id: CallId
     ) -> ScriptedAnswer:
-        if issubclass(reply_type, SuccessReply) and call_id.step is not None and call_id.step > 4:
+        if issubclass(reply_type, ReasonedSuccessReply) and call_id.step is not None and call_id.step > 4:
             return append_reply(reply_type, NONSENSE)
         return usual(prompt, reply_type, call_id)  # type: ignore[return-value]
 

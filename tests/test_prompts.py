@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prompt_examples import CASSETTE, MODEL, examples, outcome
+from reflact.config.training import PromptsConfig
 from reflact.errors import PromptError, ReplyError
 from reflact.llm.cassettes import open_cassette, read_cassette
 from reflact.prompts import VARIABLE, Prompt, find_data_folder, load_prompts, read_prompt
@@ -99,14 +100,13 @@ def test_what_is_put_in_is_not_read_again(value: str) -> None:
     assert filled(prompt, marked).count(marked) >= len(prompt.header.variables)
 
 
-@pytest.mark.parametrize(
-    "name", sorted(set(PROMPT_NAMES) - {"analyst_failure", "analyst_success", "consolidate"})
-)
+@pytest.mark.parametrize("name", sorted(set(PROMPT_NAMES) - {"consolidate"}))
 def test_notes_that_are_empty_leave_no_gap(name: str) -> None:
     """A prompt without attempts, notes or memory reads as if it had no place for them."""
     prompt = load_prompts().prompts[name]
     values = {
-        hole: "" if hole in {"attempts", "notes", "memory"} else "VALUE" for hole in prompt.header.variables
+        hole: "" if hole in {"attempts", "notes", "memory", "task", "figures"} else "VALUE"
+        for hole in prompt.header.variables
     }
     assert all("\n\n\n" not in message.content for message in prompt.render(values).messages)
 
@@ -124,12 +124,12 @@ def test_holes_and_values_must_match(tmp_path: Path, values: dict[str, str], nam
 def test_an_own_folder_comes_first(tmp_path: Path) -> None:
     """A prompt in the own folder replaces the packaged one; those it lacks come from the package."""
     written(tmp_path)
-    book = load_prompts(folder=tmp_path)
+    book = load_prompts(PromptsConfig(folder=tmp_path))
     assert book.prompts["ranking"].header.version == 7
     assert book.prompts["merge"] == load_prompts().prompts["merge"]
     assert (
-        load_prompts({"ranking": 1}, tmp_path).prompts["ranking"]
-        == load_prompts({"ranking": 1}).prompts["ranking"]
+        load_prompts(PromptsConfig(versions={"ranking": 1}, folder=tmp_path)).prompts["ranking"]
+        == load_prompts(PromptsConfig(versions={"ranking": 1})).prompts["ranking"]
     )
 
 
@@ -144,7 +144,7 @@ def test_an_own_folder_comes_first(tmp_path: Path) -> None:
 def test_unknown_pins_are_one_sentence(versions: dict[str, int], folder: Path | None, words: str) -> None:
     """A version, a name or a folder that does not exist is refused with what was looked for."""
     with pytest.raises(PromptError, match=words) as refusal:
-        load_prompts(versions, folder)
+        load_prompts(PromptsConfig(versions=versions, folder=folder))
     assert "\n" not in str(refusal.value)
 
 
