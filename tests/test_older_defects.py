@@ -65,7 +65,7 @@ def proposing(line: str) -> Script:
     usual = toy_optimizer()
 
     def answer(prompt: RenderedPrompt, reply_type: type[ReplyModel], call_id: CallId) -> ScriptedAnswer:
-        if issubclass(reply_type, AnalystReply | SuccessReply):
+        if issubclass(reply_type, AnalystReply | ReasonedSuccessReply):
             return append_reply(reply_type, line)
         if issubclass(reply_type, GuidanceReply):
             return {"reasoning": "None.", "helped": "none", "guidance": "Answer every task."}
