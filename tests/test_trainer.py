@@ -141,17 +141,6 @@ async def test_the_step_buffer_survives(tmp_path: Path) -> None:
     assert f"step {steps}: 2 of 2 cases failed" in first.prompt.messages[1].content
 
 
-async def test_the_schedule_is_a_function_of_the_step(tmp_path: Path) -> None:
-    """Neither steps without a candidate nor a restart shift the edit budget."""
-    sizes = {"max_edits": 4, "min_edits": 1, "scheduler": "linear"}
-    config = settings(tmp_path, select=sizes, train={"batch_size": 2, "num_epochs": 1})
-    await broken_off(config, after=12, script=proposing_line("- nonsense"))
-    summary = await trainer(config, script=proposing_line("- nonsense")).train()
-    records = (await left(tmp_path, summary.run_id)).records
-    assert [r.chosen.budget for r in records] == [4, 3, 2, 1]
-    assert "no_change" in {r.verdict.action for r in records}
-
-
 async def test_a_finished_run_asks_nothing_again(tmp_path: Path) -> None:
     """Starting a completed run again returns the same summary without a call."""
     config = settings(tmp_path)
@@ -162,33 +151,6 @@ async def test_a_finished_run_asks_nothing_again(tmp_path: Path) -> None:
     assert (target.asked, optimizer.calls) == ([], [])
     unlike = {"seconds", "stages", "reuse", "surplus"}
     assert again.model_dump(exclude=unlike) == first.model_dump(exclude=unlike)
-
-
-async def test_an_equal_candidate_costs_nothing(tmp_path: Path) -> None:
-    """Edits that change nothing, or lead to a document rejected before, are neither measured nor accepted."""
-    config = settings(tmp_path, slow_update={"enabled": False})
-    target = Actor()
-    summary = await trainer(config, target=target, script=proposing_line("- nonsense")).train()
-    actions = [r.verdict.action for r in (await left(tmp_path, summary.run_id)).records]
-    assert actions == ["reject", "no_change", "no_change", "no_change"]
-    assert (summary.accepts, summary.rejects, summary.skips) == (0, 1, 3)
-    val = {i.input for i in ToyEnvironment(train=8, val=4, test=4).items(Split.val)}
-    assert sum(message in val for text, message in target.asked if "nonsense" in text) == 4
-    assert summary.best is not None
-    assert summary.best.number == 0
-
-
-async def test_no_proposals_is_an_ordinary_step(tmp_path: Path) -> None:
-    """A step whose analysts propose nothing is committed as such."""
-
-    def silent(prompt: RenderedPrompt, reply_type: type[ReplyModel], call_id: CallId) -> ScriptedAnswer:
-        return "nothing of use"
-
-    summary = await trainer(settings(tmp_path), script=silent).train()
-    records = (await left(tmp_path, summary.run_id)).records
-    assert {r.verdict.action for r in records} == {"no_patches"}
-    assert all(report.no_reply_reason for r in records for report in r.reports)
-    assert summary.status == "completed"
 
 
 async def test_without_a_gate_everything_is_accepted(tmp_path: Path) -> None:
