@@ -45,9 +45,6 @@ def outside(tmp_path: Path) -> Path:
     return folder
 
 
-# ------------------------------------------------------------------------------------------ planted links
-
-
 @pytest.mark.parametrize("name", ["best_skill.md", ".best_skill.md.part"])
 def test_a_planted_link_is_replaced(name: str, tmp_path: Path, outside: Path) -> None:
     """Neither an export nor its unfinished part is written through a link."""
@@ -115,8 +112,6 @@ def test_a_run_folder_may_be_reached_through_a_link(tmp_path: Path, outside: Pat
     export_version(tmp_path / "run", 1, SKILL)
     assert files(outside)["skills/v0001.md"] == SKILL.text
 
-
-# ------------------------------------------------------------------------------------------ odd names
 
 ODD = (
     "../../escaped",
