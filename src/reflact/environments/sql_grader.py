@@ -69,7 +69,6 @@ class SQLGrader(CheckedGrader[str]):
     """
 
     name: ClassVar[str] = "sql"
-    version: ClassVar[int] = 2
     tables: bytes
     _idle: list[QueryProcess] = PrivateAttr(default_factory=list)
     _slots: anyio.CapacityLimiter = PrivateAttr(
