@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import closing
 from functools import partial
 from pathlib import Path
+from shutil import copyfile
 
 import anyio
 import pytest
@@ -230,6 +231,51 @@ async def test_it_works_only_while_open(path: Path) -> None:
         pass
     with pytest.raises(StoreError, match="not open"):
         await texts(database)
+
+
+def remove_log(path: Path) -> None:
+    path.with_name(f"{path.name}-wal").unlink()
+
+
+def move_folder(path: Path) -> None:
+    path.parent.rename(path.parent.with_name("moved"))
+
+
+def replace_file(path: Path) -> None:
+    copyfile(path, path.with_name("copy"))
+    path.with_name("copy").rename(path)
+
+
+@pytest.mark.parametrize("change", [Path.unlink, remove_log, move_folder, replace_file])
+async def test_a_file_that_went_away_is_noticed(tmp_path: Path, change: Callable[[Path], object]) -> None:
+    """A write to a file that was removed, moved or replaced, or lost its log, is refused in one sentence."""
+    path = tmp_path / "folder" / "notes.db"
+    async with Database(path, NOTES) as database:
+        await put(database, "before")
+        change(path)
+        for _ in range(2):
+            with pytest.raises(
+                StoreError, match="was moved, removed or replaced while it was open"
+            ) as noticed:
+                await put(database, "after")
+            assert str(path) in str(noticed.value)
+
+
+async def test_a_file_that_goes_away_during_a_write_is_noticed(path: Path) -> None:
+    """A write is not acknowledged if its file was moved before it was committed."""
+    async with Database(path, NOTES) as database:
+        with pytest.raises(StoreError, match="was moved, removed or replaced while it was open"):
+            await database.write(lambda _: path.rename(path.with_name("moved")))
+
+
+async def test_a_database_may_be_opened_after_a_fork_but_not_before(path: Path) -> None:
+    """A forked process is refused by a database that its parent opened, and does not wait for its threads."""
+    async with Database(path, NOTES) as database:
+        database._pid += 1
+        for call in (put(database, "x"), texts(database), database.checkpoint()):
+            with pytest.raises(StoreError, match="this process is a fork of that one; open it anew"):
+                await call
+        database._pid -= 1
 
 
 async def test_writes_wait_for_the_disk(database: Database) -> None:
