@@ -26,7 +26,7 @@ from reflact.testing import ScriptedLLM, ToyEnvironment, ToyTarget, toy_optimize
 PAGE = Path(__file__).parent.parent / "docs" / "architecture.md"
 SOURCE = Path(reflact.__file__).parent
 NAME = re.compile(r"`((?:\w+\.)+\w+)`")
-FILES = re.compile(r"(\d+) of our files are on the chain of awaits\. Until then, functions of (\d+) files")
+FILES = re.compile(r"functions in (\d+) of our files are waiting .+? functions in (\d+) files")
 MODEL = {"base_url": "http://localhost:1/v1", "api_key_env": None, "model": "m"}
 
 

@@ -92,6 +92,11 @@ class PairStatistics:
             return math.inf
         return self.mean + 2 * math.sqrt(self.deviations / (self.n_measured * (self.n_measured - 1)))
 
+    @property
+    def lower_bound(self) -> float:
+        """The mean difference minus two standard errors; minus infinity for fewer than two pairs."""
+        return -math.inf if self.n_measured < 2 else 2 * self.mean - self.upper_bound
+
     def log_evidence(self, further: int = 0, difference: float = 0.0) -> float:
         """Return the logarithm of the evidence after ``further`` hypothetical pairs with this difference."""
         capitals = self._log_capitals(further, difference) if further else self.log_capitals
@@ -107,8 +112,8 @@ class PairStatistics:
         )
 
 
-MIN_TRIALS, MAX_TRIALS = 2, 20
-"""Bounds of the automatic number of trials."""
+MIN_TRIALS, MAX_TRIALS = 5, 20
+"""Bounds of the automatic number of trials; the fewest let a gain on stable items count as reproduced."""
 
 DISCORDANT_SHARE = 0.5
 """Expected share of pairs that differ, as for two fair coins."""
@@ -121,7 +126,7 @@ LOOK_COST = 1.15
 
 
 def choose_trials(n: int, *, decisions: int, alpha: float, effect: float) -> int:
-    """Return the number of rounds that detects an improvement of ``effect`` with about 80% power, in 2..20.
+    """Return the number of rounds that detects an improvement of ``effect`` with about 80% power, in 5..20.
 
     ``n`` is the number of items; ``decisions`` share the error probability ``alpha``.
     """

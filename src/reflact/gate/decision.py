@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Literal
 
 from pydantic import Field
@@ -21,6 +22,9 @@ SCORE_TOLERANCE = 1e-9
 
 CONFIRMATION_REPEATS = {"paired": 4, "ranked": 1}
 """Repeats of the items that differ before a deterministic target's improvement is accepted."""
+
+REPRODUCED_AFTER = 1 + CONFIRMATION_REPEATS["paired"]
+"""Complete rounds of a noisy target after which a gain on items that never disagreed is accepted."""
 
 VETO_TRIALS = 4
 """Trials on each side before an item of a noisy target counts as lost."""
@@ -63,7 +67,8 @@ class GateSettings(FrozenModel):
     target, ``level`` this decision's share of the run's error probability. If this comparison adds to an
     earlier one of the same two skills, ``planned_trials`` and ``planned_level`` are the first one's: stakes
     must not depend on earlier results. ``deterministic``: no repeat of a rollout ever disagreed. A
-    disagreement overrides a declaration.
+    disagreement overrides a declaration. ``trust_repeats``: items that never disagreed count as reproducible,
+    unless the target was declared as noisy.
     """
 
     item_ids: tuple[str, ...] = Field(min_length=1)
@@ -79,6 +84,7 @@ class GateSettings(FrozenModel):
     early_stop: bool = True
     deterministic: bool = True
     declared_deterministic: bool = False
+    trust_repeats: bool = True
 
     @property
     def threshold(self) -> float:
@@ -128,8 +134,9 @@ def decide(settings: GateSettings, trials: Trials) -> TrialRequest | Ruling:
     2. A deterministic target, with no disagreeing repeat: a mean that is not greater is rejected. Otherwise
        the items that differ are repeated, and the candidate is accepted if all repeats agree.
     3. A noisy target under ``ranked``: inconclusive, because beliefs decide; see ``reflact.gate.ranking``.
-    4. A noisy target under ``paired``: rounds of all items on both sides, until the evidence reaches ``1 / level`` (accept),
-       the improvement has become unlikely (reject), or no round is left (inconclusive).
+    4. A noisy target under ``paired``: rounds of all items on both sides, until the evidence reaches ``1 / level``
+       or the gain is reproduced (accept), the improvement has become unlikely (reject), or no round is left
+       (inconclusive). A gain is unlikely only while the differences are within two standard errors of zero.
 
     Rule 4 is valid for this reason. If the candidate is not better on average over the items, the expected
     factor of a complete round is at most 1, by the inequality of the means, whichever items it helps or harms.
@@ -190,16 +197,56 @@ def has_coverage(settings: GateSettings, sums: PairStatistics) -> bool:
     return sums.n_measured >= enough and 100 * gap <= MAX_UNMEASURED_GAP * sums.n_pairs
 
 
-def conclude_rounds(settings: GateSettings, sums: PairStatistics) -> RulingAction | None:
+@dataclass
+class RepeatTracker:
+    """Which items have never disagreed on either side, over the pairs that were added round by round.
+
+    An item with an unmeasured pair counts as disagreeing.
+    """
+
+    settings: GateSettings
+    first: dict[str, ScorePair] = field(default_factory=dict)
+    unstable: set[str] = field(default_factory=set)
+
+    def add(self, pair: ScorePair) -> None:
+        """Add one pair."""
+        first = self.first.setdefault(pair.item_id, pair)
+        if not _agree(first.candidate, pair.candidate) or not _agree(first.current, pair.current):
+            self.unstable.add(pair.item_id)
+
+    @property
+    def certain_gain(self) -> float:
+        """The mean difference if stable items repeat, and the candidate loses each item that disagreed."""
+        stable = (pair.difference or 0.0 for item, pair in self.first.items() if item not in self.unstable)
+        return (math.fsum(stable) - len(self.unstable)) / len(self.settings.item_ids)
+
+    @property
+    def is_reproduced(self) -> bool:
+        """Whether the certain gain is large enough; further rounds can refute it but not raise it."""
+        settings = self.settings
+        return settings.trust_repeats and self.certain_gain - settings.min_improvement > SCORE_TOLERANCE
+
+
+def conclude_rounds(
+    settings: GateSettings, sums: PairStatistics, repeats: RepeatTracker
+) -> RulingAction | None:
     """Return the decision of complete rounds of a noisy target; None if another round is needed."""
     rounds = sums.n_pairs // len(settings.item_ids)
     if not has_coverage(settings, sums):
         return "unmeasured"
-    if sums.log_evidence() >= settings.threshold:
+    reproduced = repeats.is_reproduced
+    if sums.log_evidence() >= settings.threshold or (reproduced and rounds >= REPRODUCED_AFTER):
         return "accept"
-    if rounds > 1 and sums.upper_bound < settings.target_improvement:
+    is_unlikely = (
+        sums.upper_bound < settings.target_improvement and sums.lower_bound <= settings.min_improvement
+    )
+    if rounds > 1 and is_unlikely and not reproduced:
         return "reject"
     return "inconclusive" if rounds == settings.trials else None
+
+
+def _agree(first: float | None, second: float | None) -> bool:
+    return first is not None and second is not None and abs(first - second) <= SCORE_TOLERANCE
 
 
 def build_ruling(
@@ -284,28 +331,42 @@ def _end_by_noise(settings: GateSettings, trials: Trials) -> Ruling:
 
 
 def _decide_by_test(settings: GateSettings, trials: Trials) -> TrialRequest | Ruling:
-    sums = settings.new_statistics()
+    sums, repeats = settings.new_statistics(), RepeatTracker(settings)
     for trial in range(settings.trials):
         open_items = find_missing_items(settings, trials, trial)
         if open_items:
             return TrialRequest(trial=trial, item_ids=open_items)
         for item_id in settings.item_ids:
-            sums.add(trials[trial][item_id].candidate, trials[trial][item_id].current)
-        action = conclude_rounds(settings, sums)
+            pair = trials[trial][item_id]
+            sums.add(pair.candidate, pair.current)
+            repeats.add(pair)
+        action = conclude_rounds(settings, sums, repeats)
         if action == "accept":
-            return _accept_unless_lost(settings, trials, sums, noisy=True)
+            reason = (
+                None if sums.log_evidence() >= settings.threshold else _explain_repeats(repeats, trial + 1)
+            )
+            return _accept_unless_lost(settings, trials, sums, noisy=True, reason=reason)
         if action is not None:
             return build_ruling(settings, sums, action, noisy=True)
     raise AssertionError("the last round concludes")
 
 
+def _explain_repeats(repeats: RepeatTracker, rounds: int) -> str:
+    unstable = len(repeats.unstable)
+    items = "1 item" if unstable == 1 else f"{unstable} items"
+    return (
+        f"The candidate gains at least {repeats.certain_gain:.4f} on {len(repeats.settings.item_ids)} items if all "
+        f"scores that agreed in {rounds} trials repeat; {items} that disagreed count as lost."
+    )
+
+
 def _accept_unless_lost(
-    settings: GateSettings, trials: Trials, sums: PairStatistics, *, noisy: bool
+    settings: GateSettings, trials: Trials, sums: PairStatistics, *, noisy: bool, reason: str | None = None
 ) -> TrialRequest | Ruling:
     """Accept unless too many items were lost; a noisy target's lost items are repeated first."""
     losses = find_lost_items(settings, trials)
     if settings.no_regression is None or len(losses) <= settings.no_regression:
-        return build_ruling(settings, sums, "accept", noisy=noisy)
+        return build_ruling(settings, sums, "accept", noisy=noisy, reason=reason)
     for trial in range(VETO_TRIALS if noisy and settings.policy == "paired" else 0):
         open_items = tuple(item_id for item_id in losses if item_id not in trials.get(trial, {}))
         if open_items:

@@ -10,8 +10,10 @@ from collections.abc import Sequence
 
 from reflact.gate.decision import (
     MAX_UNMEASURED_GAP,
+    REPRODUCED_AFTER,
     SCORE_TOLERANCE,
     GateSettings,
+    RepeatTracker,
     Ruling,
     ScorePair,
     TrialRequest,
@@ -58,6 +60,7 @@ class EarlyStopMonitor:
         self._noisy = is_noisy(settings, trials)
         self._tested = self._noisy and settings.policy == "paired"
         self._sums = settings.new_statistics()
+        self._repeats = RepeatTracker(settings)
         self._closed_missed = (0, 0)
         self._left = len(ask.item_ids)
         self._retried = 0
@@ -74,7 +77,10 @@ class EarlyStopMonitor:
         if not self._active or not self._left:
             return None
         self._sums.add(pair.candidate, pair.current)
-        self._retried += pair.difference is None
+        if pair.difference is None:
+            self._retried += 1
+        else:
+            self._repeats.add(pair)
         self._count_pair(pair)
         if not self._will_be_covered():
             return None
@@ -89,13 +95,14 @@ class EarlyStopMonitor:
 
     def _is_round(self, trials: Trials, ask: TrialRequest) -> bool:
         """Whether the earlier rounds left the decision open; otherwise the request repeats lost items."""
-        before = self._settings.new_statistics()
+        before, repeats = self._settings.new_statistics(), RepeatTracker(self._settings)
         for trial in range(ask.trial):
             if find_missing_items(self._settings, trials, trial):
                 return False
             for item_id in self._settings.item_ids:
                 before.add(trials[trial][item_id].candidate, trials[trial][item_id].current)
-            if conclude_rounds(self._settings, before) is not None:
+                repeats.add(trials[trial][item_id])
+            if conclude_rounds(self._settings, before, repeats) is not None:
                 return False
         return True
 
@@ -105,6 +112,7 @@ class EarlyStopMonitor:
             for item_id in self._settings.item_ids:
                 if item_id in pairs:
                     self._sums.add(pairs[item_id].candidate, pairs[item_id].current)
+                    self._repeats.add(pairs[item_id])
         self._closed_missed = self._sums.n_unmeasured
         for trial, pairs in trials.items():
             if self._settings.policy != "strict" or trial == 0:
@@ -157,11 +165,14 @@ class EarlyStopMonitor:
         if self._never_vetoed() and self._is_proven():
             return build_ruling(settings, sums, "accept", noisy=True, open_pairs=self._open)
         will_be_futile = rounds > 1 and all(
-            self._bound_above(n) < settings.target_improvement - SAFETY_MARGIN for n in range(self._open + 1)
+            self._bound_above(n) < settings.target_improvement - SAFETY_MARGIN
+            and self._bound_lower(n) <= settings.min_improvement - SAFETY_MARGIN
+            for n in range(self._open + 1)
         )
-        if will_be_futile and self._is_out_of_reach():
+        if will_be_futile and not self._repeats.is_reproduced and self._is_out_of_reach():
             return build_ruling(settings, sums, "reject", noisy=True, open_pairs=self._open)
-        if rounds < settings.trials or not self._is_out_of_reach():
+        may_reproduce = rounds >= REPRODUCED_AFTER and self._repeats.is_reproduced
+        if rounds < settings.trials or may_reproduce or not self._is_out_of_reach():
             return None
         if rounds == 1 or all(
             self._bound_below(n) > settings.target_improvement + SAFETY_MARGIN for n in range(self._open + 1)
@@ -196,12 +207,16 @@ class EarlyStopMonitor:
         return total / n + math.sqrt(scale * max(0.0, squares - total**2 / n))
 
     def _bound_below(self, pairs: int) -> float:
-        """Return a lower bound of ``PairStatistics.upper_bound`` after this many more pairs.
+        """Return a lower bound of ``PairStatistics.upper_bound`` after this many more pairs."""
+        n = self._sums.n_measured + pairs
+        return math.inf if n < 2 else (self._sums.total - pairs) / n + self._find_least_spread(n)
 
-        Further pairs never reduce the sum of squared deviations.
-        """
-        sums, n = self._sums, self._sums.n_measured + pairs
-        if n < 2:
-            return math.inf
-        deviations = sums.deviations if sums.n_measured else 0.0
-        return (sums.total - pairs) / n + 2 * math.sqrt(deviations / (n * (n - 1)))
+    def _bound_lower(self, pairs: int) -> float:
+        """Return an upper bound of ``PairStatistics.lower_bound`` after this many more pairs."""
+        n = self._sums.n_measured + pairs
+        return -math.inf if n < 2 else (self._sums.total + pairs) / n - self._find_least_spread(n)
+
+    def _find_least_spread(self, n: int) -> float:
+        """Return the least of two standard errors over ``n`` pairs; further ones never reduce the squared deviations."""
+        deviations = self._sums.deviations if self._sums.n_measured else 0.0
+        return 2 * math.sqrt(deviations / (n * (n - 1)))

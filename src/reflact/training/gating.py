@@ -169,6 +169,7 @@ class GateKeeper:
             early_stop=gate.early_stop,
             deterministic=state.deterministic,
             declared_deterministic=self._declared_deterministic is True,
+            trust_repeats=self.presumes_deterministic,
         )
 
     async def _ask_approver(
