@@ -140,12 +140,12 @@ with lock_run(Path(sys.argv[1])) as lock:
     child = os.fork()
     if child:
         lock.check()
-        print(child, flush=True)
+        os.write(1, f"{child}\\n".encode())
     else:
         try:
             lock.check()
         except StoreError as error:
-            print(error, flush=True)
+            os.write(1, f"{error}\\n".encode())
     sys.stdin.read()
 """
 

@@ -20,9 +20,11 @@ import pytest
 import pure_world
 from reflact import Trainer
 from reflact.errors import StoreError
+from reflact.messages import CallId, RenderedPrompt, ReplyModel
 from reflact.records import RunSummary
 from reflact.store.runs import open_store
 from reflact.testing import ScriptedLLM, ToyEnvironment, ToyTarget, toy_optimizer
+from reflact.testing.llm import Script, ScriptedAnswer
 from served import Endpoint, serving
 from toy_runs import settings
 from training_process import REFUSED, STOPPED, train
@@ -76,7 +78,7 @@ CHANGES = (
 )
 
 
-def trainer_in(folder: Path, store: Path | None = None) -> Trainer:
+def trainer_in(folder: Path, store: Path | None = None, script: Script | None = None) -> Trainer:
     """Return a trainer of a short run of two steps."""
     config: dict[str, Any] = settings(folder, train={"batch_size": 4, "num_epochs": 1})
     if store is not None:
@@ -85,7 +87,7 @@ def trainer_in(folder: Path, store: Path | None = None) -> Trainer:
         config,
         environment=ToyEnvironment(train=8, val=4, test=4),
         target=ToyTarget(),
-        optimizer=ScriptedLLM(toy_optimizer()),
+        optimizer=ScriptedLLM(script or toy_optimizer()),
     )
 
 
@@ -94,17 +96,24 @@ def read_summaries(folder: Path) -> list[RunSummary]:
     return [RunSummary.model_validate_json(path.read_text("utf-8")) for path in folder.rglob("summary.json")]
 
 
-async def train_and_change(trainer: Trainer, change: Change, folder: Path, store: Path) -> str:
-    """Train, change the files after the first step, and return the error that ends the run."""
-    later = []
+async def train_and_change(change: Change, folder: Path, store: Path) -> str:
+    """Train, change the files in the second step, and return the error that ends the run."""
+    usual, changed, committed = toy_optimizer(), list[int](), list[int]()
+
+    def answer(prompt: RenderedPrompt, reply_type: type[ReplyModel], call_id: CallId) -> ScriptedAnswer:
+        if call_id.step == 2 and not changed:
+            change(folder, store)
+            changed.append(call_id.step)
+        return usual(prompt, reply_type, call_id)  # type: ignore[return-value]
+
+    shared = None if store.parent == folder else store
     try:
-        async with trainer.stream() as stream:
+        async with trainer_in(folder, shared, answer).stream() as stream:
             async for event in stream:
-                if event.kind == "step_committed" and event.step == 1:
-                    change(folder, store)
-                later += [event] if event.durable and event.step > 1 else []
+                committed += [event.step] if event.kind == "step_committed" else []
     except StoreError as error:
-        assert later == []
+        assert changed
+        assert committed == [1]
         return str(error)
     pytest.fail("the run did not notice")
 
@@ -115,7 +124,7 @@ async def test_what_goes_away_during_a_run_ends_it(tmp_path: Path, change: Chang
     """Whatever is moved or removed is noticed at the next commit: one sentence, and never a completed run."""
     folder = tmp_path / "run"
     store = tmp_path / "runs.db" if shared else folder / "run.db"
-    error = await train_and_change(trainer_in(folder, store if shared else None), change, folder, store)
+    error = await train_and_change(change, folder, store)
     assert "\n" not in error
     assert "moved" in error
     assert "start again" in error
@@ -126,7 +135,7 @@ async def test_what_goes_away_during_a_run_ends_it(tmp_path: Path, change: Chang
 async def test_a_run_whose_files_are_put_back_resumes(tmp_path: Path, change: Change) -> None:
     """With its files back the run goes on from its last commit, and ends as an undisturbed one."""
     folder = tmp_path / "run"
-    await train_and_change(trainer_in(folder), change, folder, folder / "run.db")
+    await train_and_change(change, folder, folder / "run.db")
     if (tmp_path / "moved").exists():
         (tmp_path / "moved").rename(folder)
     trainer = trainer_in(folder)
