@@ -101,6 +101,36 @@ def test_a_plateau_ends_the_rounds(accuracies: list[float], patience: int, over:
     assert (plan_next_round(history, chosen) is None) is over
 
 
+@pytest.mark.parametrize(
+    ("errors", "over"),
+    [([4.0, 2.0], False), ([4.0, 3.95], True), ([2.0, 4.0], True), ([4.0, 2.0, 2.0], True), ([None, 2.0], True)],
+)
+def test_rounds_go_on_while_the_error_falls(errors: list[float | None], over: bool) -> None:
+    """A critic that inflates evenly orders all states rightly, and still learns until its error stays."""
+    history = [CriticAccuracyByMistake(accuracy=1.0, error=error) for error in errors]
+    assert has_plateaued(history, FOUR) is over
+    assert (plan_next_round(history, FOUR) is None) is over
+
+
+def test_a_critic_that_inflates_evenly_is_taught_until_it_is_right() -> None:
+    """Held-out scores that all are 4 too high, then 2, then right: the history holds what tells them apart."""
+    history: list[CriticAccuracyByMistake] = []
+    for excess in (4, 2, 0, 0):
+        scored = [
+            ScoredStep(
+                trace_id=str(n),
+                step=0,
+                label=Label(progress_before=0, progress_after=n, source="program"),
+                evaluation=event(before=0, after=n + excess).evaluation,
+            )
+            for n in range(1, 6)
+        ]
+        assert plan_next_round(history, FOUR) is not None
+        history += build_history(scored, ())
+    assert [(measured.accuracy, measured.error) for measured in history] == [(1, 4), (1, 2), (1, 0), (1, 0)]
+    assert plan_next_round(history, FOUR) is None
+
+
 def test_rounds_end_when_all_are_made() -> None:
     """However much each of them gained."""
     rising = [CriticAccuracyByMistake(accuracy=n / 10) for n in range(4)]
