@@ -169,8 +169,6 @@ class PlainCritic:
         return StateScore(evaluation=raw.model_copy(update=left), raw=raw)
 
 
-# ---------------------------------------------------------------------------------------- random worlds
-
 WORDS = (
     *("order", "paid", "shipped", "\u5b8c\u6210", "\u4efb\u52a1\u8fd8\u6ca1\u6709\u5b8c\u6210", "\U0001f389"),
     *("\U0001f468\u200d\U0001f469\u200d\U0001f467", "\u2705", "na\u00efve", "</example_1>", "<right>"),

@@ -67,9 +67,6 @@ async def merged(reports: Sequence[AnalystReport], llm: ScriptedLLM, size: int =
     )
 
 
-# ----------------------------------------------------------------------------------------------- merges
-
-
 @given(st.data(), st.integers(0, 6), st.integers(0, 6), st.integers(2, 4))
 def test_a_merge_does_not_depend_on_the_order_of_reports(
     data: st.DataObject, failures: int, successes: int, size: int
@@ -120,9 +117,6 @@ def test_equal_edits_are_joined_once() -> None:
     """Equal edits add their support and keep the first one's place."""
     edits = [Edit(op="append", content=c, support_count=n) for c, n in [("a", 1), ("b", 2), ("a ", 3)]]
     assert [(e.content, e.support_count) for e in join_edits(edits)] == [("a", 4), ("b", 2)]
-
-
-# ---------------------------------------------------------------------------------------------- ranking
 
 
 def pool_of(size: int) -> AggregateResult:

@@ -119,8 +119,6 @@ async def test_what_is_scored_and_learned_from_is_looked_at(tmp_path: Path) -> N
     assert not llm.calls
 
 
-# ------------------------------------------------------------------------------------------------ files
-
 HEADER = '{"type":"reflact_memory","version":1}'
 
 

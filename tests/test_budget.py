@@ -59,9 +59,6 @@ async def refused(held: Budget, worst: Usage = WORST) -> str:
     return str(error.value)
 
 
-# ---------------------------------------------------------------------------------------------- arithmetic
-
-
 AMOUNTS = st.builds(Amount, *(st.integers(0, 100) for _ in range(3)))
 LIMITS = st.none() | st.integers(0, 100)
 
@@ -120,9 +117,6 @@ def test_an_overrun_is_told_by_what_went_beyond(usage: Usage, word: str | None) 
     assert reason is None if word is None else reason is not None and word in reason
 
 
-# ------------------------------------------------------------------------------------------------- holding
-
-
 async def test_a_call_that_does_not_fit_waits_for_what_is_in_flight() -> None:
     """It goes as soon as one in flight settles far enough below what it held."""
     held, order = budget(max_tokens=200), []
@@ -175,36 +169,6 @@ async def test_nobody_overtakes() -> None:
     assert order == ["first", "large", "small"]
 
 
-async def test_a_call_counts_as_nothing_before_it_is_sent() -> None:
-    """Cancelled or failed before that, it gives back what it held."""
-    held = budget(max_calls=1)
-    with anyio.move_on_after(1):
-        async with held.reserve(WORST):
-            await anyio.sleep(9)
-    with pytest.raises(ZeroDivisionError):
-        async with held.reserve(WORST) as reservation:
-            raise ZeroDivisionError
-    async with held.reserve(WORST) as reservation:
-        reservation.mark_sent()
-        reservation.release()
-    async with held.reserve(WORST) as reservation:
-        reservation.mark_sent()
-    assert "1 are used" in await refused(held)
-
-
-async def test_a_call_that_was_cut_off_counts_at_its_worst_case() -> None:
-    """Once it was sent it may be charged, whatever became of it here."""
-    held = budget(max_tokens=300)
-    with anyio.move_on_after(1):
-        async with held.reserve(WORST) as reservation:
-            reservation.mark_sent()
-            await anyio.sleep(9)
-    async with held.reserve(WORST) as reservation:
-        reservation.mark_sent()
-        reservation.settle(Usage(calls=1, uncounted=1))
-    assert "200 are used" in await refused(held, Usage(calls=1, output_tokens=101))
-
-
 async def test_a_waiter_that_leaves_lets_the_next_one_go() -> None:
     """The place at the head of the queue is not kept for whoever was cancelled there."""
     held, order = budget(max_tokens=150), []
@@ -237,9 +201,6 @@ async def test_who_is_cancelled_when_its_turn_comes_holds_nothing() -> None:
     async with held.reserve(both):
         went.append("third")
     assert went == ["third"]
-
-
-# ----------------------------------------------------------------------------------------------- beginnings
 
 
 async def test_earlier_starts_count() -> None:
@@ -304,9 +265,6 @@ async def test_a_start_without_time_may_look_but_not_ask() -> None:
     held.begin([], 10.0)
     assert held.deadline == math.inf
     assert "the time is over" in await refused(held)
-
-
-# --------------------------------------------------------------------------------------------------- random
 
 
 class World:
@@ -458,9 +416,6 @@ def test_declared_tokens_count_as_the_dearest_kind() -> None:
     config = configured({}, {**LOCAL, "price": price}, max_tokens_per_rollout=1000, max_calls_per_rollout=3)
     assert worst_rollout_cost(config) == Usage(calls=3, input_tokens=1000, usd=0.009)
     assert worst_rollout_cost(configured({}, CAPPED)) is None
-
-
-# ------------------------------------------------------------------------------------------------- rollouts
 
 
 class Swallowing(ToyEnvironment):

@@ -95,8 +95,6 @@ def test_a_completed_run_is_looked_at_without_a_budget(tmp_path: Path) -> None:
     virtual_time.run(main)
 
 
-# ------------------------------------------------------------------------------------------------ trainers
-
 SMALL: dict[str, Any] = {
     "train": {"num_epochs": 1, "batch_size": 6, "accumulation": 1},
     "models": {

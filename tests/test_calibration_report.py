@@ -106,8 +106,6 @@ def test_what_tests_leave_is_said() -> None:
     assert describe_tests_left(2).startswith("2 batches were tested")
 
 
-# ----------------------------------------------------------------------------- one short line
-
 SHORT = 300
 
 

@@ -111,8 +111,6 @@ def test_killed_after_a_promotion_it_goes_on_exactly(world: World, beyond: int) 
     assert [test.evidence for test in batches(again)] == [test.evidence for test in batches(whole)]
 
 
-# -------------------------------------------------------------------------- one test, several processes
-
 SETTINGS = CalibratorSettings(contrast=PairSettings(n_judges=0, candidates_per_event=2))
 
 

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import anyio
 import anyio.lowlevel
-import httpx
 import pytest
 
 import virtual_time
-from calibrate_command import REPLIES
 from calibration_memory import ListMemory
-from doubles import completion, connected, opened
 from flattered_world import (
     PURPOSE,
     answer,
@@ -55,7 +51,7 @@ from reflact.calibration.metrics import ScoredStep
 from reflact.errors import BudgetSpent, ProviderDown, ReplyError, StoreError
 from reflact.memory import Evaluation
 from reflact.memory.models import Label
-from reflact.messages import CallId, Message, RenderedPrompt, ReplyModel
+from reflact.messages import CallId, RenderedPrompt, ReplyModel
 from reflact.testing import ScriptedLLM
 from reflact.testing.llm import ScriptedAnswer
 
@@ -85,9 +81,6 @@ def slow(seconds: float) -> ScriptedLLM:
 def raising(error: Exception) -> ScriptedLLM:
     """Return a model that fails."""
     return ScriptedLLM(lambda *_: error)
-
-
-# --------------------------------------------------------------------------------- the agent's latency
 
 
 async def acting(calibrator: Calibrator | None, first: int = 0, last: int = STEPS) -> None:
@@ -195,9 +188,6 @@ def test_steps_that_cannot_be_scored_are_not_paid_for_with_every_trace() -> None
     assert all(later - earlier >= 4 for earlier, later in pairwise(tried))
 
 
-# ------------------------------------------------------------------------------------------ the queue
-
-
 @pytest.mark.parametrize(
     ("when_full", "queued", "skipped", "reason"),
     [
@@ -255,9 +245,6 @@ def test_nobody_waits_for_a_calibrator_that_stopped() -> None:
     found, calibrator = virtual_time.run(main)
     assert found[-1] is False
     assert calibrator.counts.n_failed == 1
-
-
-# ------------------------------------------------------------------------------------------ its events
 
 
 async def test_what_happens_is_told(tmp_path: Path) -> None:
@@ -331,9 +318,6 @@ async def test_errors_of_the_agent_pass_through_as_they_are() -> None:
     assert calibrator.submit(record_flattered("late")) is False
 
 
-# --------------------------------------------------------------------------------- awaited and iterated
-
-
 async def test_pairs_of_one_trace_come_as_they_are_stored() -> None:
     """Each pair is in the store when it is handed out; leaving ends the work."""
     memory = ListMemory()
@@ -376,60 +360,6 @@ async def test_a_round_that_tests_nothing_says_why(same: bool, needs: str, said:
     assert report.not_tested_reason is not None
     assert said in report.not_tested_reason
 
-
-# ------------------------------------------------------------------------------------- cut off, resumed
-
-
-class Playing(httpx.AsyncBaseTransport):
-    """An endpoint that plays the flattered model, and cuts off the work after so many answers."""
-
-    def __init__(self, most: int | None = None, cut: Callable[[], None] | None = None) -> None:
-        self.most = most
-        self.cut = cut
-        self.bodies: list[bytes] = []
-
-    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        """Answer, or hang."""
-        if self.most is not None and len(self.bodies) >= self.most:
-            await anyio.wait_all_tasks_blocked()
-            assert self.cut is not None
-            self.cut()
-            await anyio.sleep_forever()
-        self.bodies.append(await request.aread())
-        body = json.loads(self.bodies[-1])
-        schema = body["response_format"]["json_schema"]["name"]
-        messages = tuple(Message(role=m["role"], content=m["content"]) for m in body["messages"][:2])
-        reply_type = REPLIES[schema]
-        said: Any = answer(RenderedPrompt(name="x", version=1, messages=messages), reply_type)
-        return completion(json.dumps(said))
-
-
-@pytest.mark.parametrize("most", [1, 5, 23])
-async def test_a_round_that_is_cut_off_repeats_no_finished_call(tmp_path: Path, most: int) -> None:
-    """Cancelled in the middle, the store is whole; the same round again asks only what was not answered."""
-    effects, whole = await opened(), Playing()
-    traces = [record_flattered(f"t{n}", n, claims=[n % 2 == 0] * 2) for n in range(4)]
-    judged = CalibratorSettings(contrast=PairSettings(n_judges=2, candidates_per_event=3))
-
-    async def calibrate(endpoint: Playing, path: Path, store: Any) -> int:
-        async with connected(endpoint, store=store) as client, MemoryStore(path) as memory:
-            await Calibrator(client, memory, settings=judged).calibrate(
-                traces[:3], heldout=traces[3:], allow_untested=True
-            )
-            return len(await memory.pairs())
-
-    made = await calibrate(whole, tmp_path / "whole.db", await opened())
-    with anyio.CancelScope() as scope:
-        cut = Playing(most, scope.cancel)
-        await calibrate(cut, tmp_path / "cut.db", effects)
-    assert scope.cancelled_caught
-    assert len(cut.bodies) == most
-    rest = Playing()
-    assert await calibrate(rest, tmp_path / "cut.db", effects) == made
-    assert Counter(cut.bodies) + Counter(rest.bodies) == Counter(whole.bodies)
-
-
-# ---------- calibration events
 
 PAGE = Path(__file__).parents[1] / "docs" / "calibration.md"
 

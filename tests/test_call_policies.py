@@ -160,8 +160,6 @@ async def test_the_calls_of_a_critic_that_is_passed_in_wait_for_a_place() -> Non
     assert most == 2
 
 
-# ---------------------------------------------------------------------------------- no valid reply
-
 Mute = Callable[[CallId], bool]
 
 
@@ -280,9 +278,6 @@ def test_the_command_ends_with_code_1(tmp_path: Path) -> None:
     assert len(asked) <= FAIL_FAST_CALLS + 8
 
 
-# ------------------------------------------------------------------------------------- a mute writer
-
-
 @pytest.fixture(scope="module")
 def given_up() -> tuple[ScriptedLLM, CalibrationReport]:
     """A model that wrote nothing valid, and the report of a calibration over ten traces."""
@@ -351,9 +346,6 @@ async def test_beside_an_agent_a_mute_writer_is_asked_no_more() -> None:
     llm = muted(writing)
     assert await beside(llm, 3 * FAIL_FAST_CALLS) == []
     assert FAIL_FAST_CALLS <= len(asked(llm, writing)) < FAIL_FAST_CALLS + 4
-
-
-# --------------------------------------------------------------------------- work that callers share
 
 
 async def test_an_error_goes_to_all_who_wait_and_is_not_kept() -> None:

@@ -58,9 +58,6 @@ def toy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-# ------------------------------------------------------------------------------------------ bad input
-
-
 @pytest.mark.parametrize(
     ("command", "words"),
     [
@@ -121,9 +118,6 @@ def test_wrong_usage_has_code_2(command: str) -> None:
     assert result.exit_code == 2
     assert "Usage" in result.stderr
     assert result.stdout == ""
-
-
-# ------------------------------------------------------------------------------------------ whole runs
 
 
 def test_the_demo_completes_and_leaves_its_files(demo: tuple[Path, str]) -> None:

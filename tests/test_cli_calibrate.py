@@ -149,6 +149,9 @@ def test_made_again_it_pays_for_nothing_twice(course: Course) -> None:
     first, last = CalibrationReport.model_validate_json(course.as_json.stdout), events[-1]
     assert isinstance(last, CalibrationFinished)
     assert last.report.held_out.before == first.held_out.after is not None
+    assert first.n_tests is not None
+    assert last.report.tests[0].n_earlier_tests == first.n_tests
+    assert last.report.tests[0].alpha == pytest.approx(compute_alpha(first.n_tests))
     assert len(set(course.asked)) == len(course.asked) > course.paid >= 48
 
 
@@ -228,17 +231,6 @@ def test_a_budget_holds_over_all_starts_and_what_is_kept_is_said(folder: Path) -
     assert "was stopped, and the command resumes it" in estimate
 
 
-def test_one_that_cannot_begin_says_so(folder: Path) -> None:
-    """Without any call nothing is done, and that is what is said."""
-    with flattering() as (url, asked):
-        stopped = reflact(configured(folder, url), "--set", "budget.max_calls=0", "--show", "quiet")
-        assert asked == []
-    assert "stopped before the first round: no call was answered, so nothing was stored" in stopped.stderr
-
-
-# ------------------------------------------------------------------------------ before, during and after
-
-
 def test_a_dry_run_says_that_nothing_can_be_tested(folder: Path) -> None:
     """With too few held-out traces it is said before anything is paid for, and what is paid already."""
     for path in sorted((folder / "held out").glob("*"))[:5]:
@@ -296,38 +288,7 @@ def test_stopped_it_says_what_is_kept(folder: Path, number: signal.Signals, code
     assert len(set(asked)) == len(asked)
 
 
-# ---------- calibration again
-
 SETTINGS = CalibratorSettings(contrast=PairSettings(n_judges=0, candidates_per_event=1))
-
-
-async def test_nothing_is_asked_made_or_tested_while_nothing_has_changed() -> None:
-    """The report is the stored one, marked as such; neither calls nor pairs nor tests come about."""
-    llm, memory = flattered(), ListMemory()
-    learn, held_out = flattered_traces("learn", 4), flattered_traces("held out", 20)
-    first = await Calibrator(llm, memory, settings=SETTINGS).calibrate(learn, heldout=held_out)
-    assert first.n_tests is not None
-    calls, pairs = len(llm.calls), len(memory.stored)
-    calibrator = Calibrator(llm, memory, settings=SETTINGS)
-    estimate = await calibrator.estimate_cost(learn, heldout=held_out)
-    second = await calibrator.calibrate(learn, heldout=held_out)
-    assert (estimate.is_finished, estimate.n_earlier_tests) == (True, first.n_tests)
-    assert second == first.model_copy(update={"is_earlier_result": True})
-    assert (len(llm.calls), len(memory.stored), len(memory.booked)) == (calls, pairs, first.n_tests)
-
-
-async def test_again_opens_another_test_at_the_level_that_is_left() -> None:
-    """Further pairs of the same traces are made and tested as the next batch on these traces."""
-    memory, calibrator = ListMemory(), None
-    learn, held_out = flattered_traces("learn", 4), flattered_traces("held out", 20)
-    calibrator = Calibrator(flattered(), memory, settings=SETTINGS)
-    first = await calibrator.calibrate(learn, heldout=held_out)
-    second = await calibrator.calibrate(learn, heldout=held_out, ignore_finished=True)
-    assert first.n_tests is not None
-    assert not second.is_earlier_result
-    assert second.tests[0].n_earlier_tests == first.n_tests
-    assert second.tests[0].alpha == pytest.approx(compute_alpha(first.n_tests))
-    assert (await calibrator.calibrate(learn, heldout=held_out)).tests == second.tests
 
 
 @pytest.mark.slow
@@ -349,9 +310,6 @@ async def test_what_has_changed_is_calibrated(change: str) -> None:
     report = await Calibrator(flattered(), memory, settings=settings).calibrate(learn, heldout=held_out)
     assert not report.is_earlier_result
     assert report.n_candidates > 0
-
-
-# ---------- calibration closed port
 
 
 def test_it_is_told_once_that_it_is_tried_again(folder: Path) -> None:
@@ -388,9 +346,6 @@ def test_a_page_that_cannot_be_written_is_refused_before_the_first_call(folder: 
     assert (result.exit_code, result.stdout, asked) == (2, "", [])
     assert result.stderr.startswith(f"error: cannot write --html {folder / place}: ")
     assert sorted(folder.iterdir()) == sorted([*before, path])
-
-
-# ---------- calibration pipes
 
 
 @pytest.mark.slow

@@ -97,9 +97,6 @@ def store(filled: Path, tmp_path: Path) -> Path:
     return path
 
 
-# ------------------------------------------------------------------------------------------- list, search
-
-
 def test_a_list_shows_all_states_and_scopes(filled: Path) -> None:
     """Each card is a line; options narrow it; JSON holds each card whole."""
     assert run("list", filled).stdout.count("critic_calibration") == 3
@@ -158,9 +155,6 @@ def test_each_anchor_is_a_line_of_aligned_columns(filled: Path) -> None:
     }
     found = [ContrastPair.model_validate(line) for line in read_lines("list", filled, "--kind", "anchor")]
     assert found == sorted(ANCHORS, key=lambda pair: pair.id)
-
-
-# -------------------------------------------------------------------------------------------------- show
 
 
 def test_a_pair_is_shown_with_its_history_and_cannot_steer_the_terminal(filled: Path) -> None:
@@ -223,9 +217,6 @@ def test_the_beginning_of_an_id_is_enough_if_it_is_the_only_one(filled: Path, tm
         assert run("show", path, make_pair(number).id[:4]).exit_code == 0
     for name in ("%%%%", "____", "****"):
         assert f"begins with '{name}'" in run("show", path, name).stderr
-
-
-# ------------------------------------------------------------------------------------------ label, forget
 
 
 def read_labels(store: Path) -> list[object]:
@@ -292,9 +283,6 @@ def test_replies_go_where_they_are_asked_to(store: Path) -> None:
     assert "1 cached replies to questions of calibrations may quote it" in said
     assert "removed 1 cached replies" in run("forget", store, "monday-1", "--calls").stdout
     assert "removed 0 cached replies" in run("forget", store, "monday-1", "--calls").stdout
-
-
-# ----------------------------------------------------------------------------------------- export, import
 
 
 def test_an_export_comes_back(filled: Path, tmp_path: Path) -> None:

@@ -97,9 +97,6 @@ async def test_a_group_raises_one_error_out_of_nested_groups() -> None:
             inner.start_soon(fail)
 
 
-# ------------------------------------------------------------------------------------------ exact prefixes
-
-
 class Boom(Exception):
     """An error that a part raises."""
 
@@ -231,9 +228,6 @@ async def test_cancelling_the_caller_of_a_prefix_stop_cancels_all_parts() -> Non
     assert ends == 3
 
 
-# ------------------------------------------------------------------------------------------------ overlap
-
-
 @given(
     lanes=st.lists(st.lists(st.integers(0, 6), max_size=6), max_size=3),
     limits=st.tuples(st.none() | st.integers(1, 3), st.none() | st.integers(1, 3)),
@@ -265,27 +259,6 @@ def test_further_work_stands_in_the_order_of_prefixes(
     ]
     assert anyio.run(run) == (tuple(tuple(lane) for lane in lanes), tuple(sums))
     assert asked == [list(range(1, len(lane) + 1)) for lane in lanes]
-
-
-async def test_further_work_runs_while_earlier_work_does() -> None:
-    """What a prefix makes ready starts at once, though the rest of its lane cannot finish before it."""
-    followed = anyio.Event()
-
-    async def call(number: int) -> int:
-        if number > 0:
-            await followed.wait()
-        return number
-
-    async def then(number: int) -> int:
-        followed.set()
-        return number
-
-    def ready(lane: int, prefix: Sequence[int]) -> list[int]:
-        return [10] if len(prefix) == 1 else []
-
-    with anyio.fail_after(5):
-        found = await fan_out_then(call, [range(4)], ready=ready, then=then)
-    assert found == (((0, 1, 2, 3),), ((10,),))
 
 
 async def test_both_kinds_of_work_have_limits_of_their_own() -> None:
@@ -347,9 +320,6 @@ async def test_an_error_in_any_part_of_overlapped_work_ends_all_of_it(failing: s
     assert asyncio.all_tasks() == before
 
 
-# ------------------------------------------------------------------------------------------------- streams
-
-
 class Endless:
     """Produces forever and notes how it was stopped; its clean-up takes several turns of the loop."""
 
@@ -402,30 +372,6 @@ async def test_a_bare_break_ends_the_producer_too() -> None:
     await read()
     await only_left(before)
     assert endless.cleaned == 1
-
-
-async def test_cancelling_the_reader_cancels_the_producer() -> None:
-    """Cancellation goes through a stream and comes out as cancellation."""
-    before = asyncio.all_tasks()
-
-    async def idle(hand_over: Callable[[int], Awaitable[None]]) -> None:
-        await anyio.sleep_forever()
-
-    with anyio.CancelScope() as scope:
-        async with Stream(idle) as stream, anyio.create_task_group() as tasks:
-
-            async def leave() -> None:
-                await anyio.wait_all_tasks_blocked()
-                scope.cancel()
-
-            tasks.start_soon(leave)
-            async for _ in stream:
-                raise AssertionError
-    assert scope.cancelled_caught
-    await only_left(before)
-
-
-# ------------------------------------------------------------------------------------------ seen through
 
 
 async def test_work_is_seen_through_although_its_caller_is_cancelled() -> None:

@@ -50,9 +50,6 @@ async def made(*events: ScoreEvent, **more: Any) -> GenerationResult:
     return await generate(*(events or EVENTS), **more)
 
 
-# ------------------------------------------------------------------------------------------- selection
-
-
 @pytest.mark.parametrize(
     ("one", "chosen", "without_still"),
     [
@@ -76,9 +73,6 @@ def test_steps_that_moved_or_stood_still_are_selected(
     """Critic or label say if a step moved by 0.5 or stood still; if neither spoke, whether the states differ."""
     assert bool(select_events([one], ContrastSettings())) is chosen
     assert bool(select_events([one], ContrastSettings(include_no_change=False))) is without_still
-
-
-# ------------------------------------------------------------------------------------- what is right
 
 
 INFLATED = round_of("inflated_score")
@@ -139,9 +133,6 @@ async def test_no_sample_is_asked_in_vain() -> None:
     assert critic.trials == []
 
 
-# ------------------------------------------------------------------------------------- constructions
-
-
 async def test_each_way_of_making_a_mistake_is_used_once_the_best_first() -> None:
     """The critic's own mistake, then what needs no model, come before what a model is asked for."""
     ignored = await made(event(), plan=round_of("ignored_evidence"))
@@ -176,9 +167,6 @@ async def test_own_kinds_of_mistakes_are_asked_for() -> None:
         await made(event(), plan=plan)
 
 
-# ----------------------------------------------------------------------------------- known and double
-
-
 async def test_a_second_round_makes_nothing_again() -> None:
     """Known pairs are passed over before they are paid for; other constructions take their places."""
     first = await made()
@@ -211,9 +199,6 @@ async def test_equal_replies_are_one_pair() -> None:
     same = {"mistake": "inflated_score", "reasoning": "Great.", "phi_after": 9, "why": "Not so."}
     result = await made(event(), plan=INFLATED, write=lambda *_: same)
     assert (len(result.pairs), [d.reason for d in result.dropped]) == (1, ["duplicate"] * 3)
-
-
-# ------------------------------------------------------------------------------------------- the whole
 
 
 @given(
@@ -323,8 +308,6 @@ async def test_what_is_proven_can_be_kept_without_judges() -> None:
     assert {"judged_wrong", "decided_by_position"} & {drop.reason for drop in agreed.dropped}
 
 
-# ---------- contrast replies
-
 RIGHT = "Two of the three chapters are there."
 DONE = "The report is as good as done."
 GOOD = {"mistake": "inflated_score", "reasoning": DONE, "phi_after": 9, "why": "A chapter is missing."}
@@ -407,9 +390,6 @@ async def test_a_round_made_again_repeats_no_call() -> None:
     sent = len(endpoint.requests)
     assert await made_contrast_replies(endpoint, each=3, store=store) == first
     assert len(endpoint.requests) == sent
-
-
-# ---------- long states
 
 
 def longer(step: ScoreEvent, rows: int) -> ScoreEvent:

@@ -50,9 +50,6 @@ def answering(*replies: Any) -> ScriptedLLM:
     return ScriptedLLM(lambda *_: given.pop(0) if len(given) > 1 else given[0])
 
 
-# -------------------------------------------------------------------------------------------- replies
-
-
 async def test_a_score_is_what_the_model_said() -> None:
     """A valid reply comes back as evaluation and as raw, without guards."""
     score = await Critic(answering(reply())).score(PAID, purpose=PURPOSE)
@@ -119,9 +116,6 @@ async def test_errors_of_the_model_are_passed_on_and_not_kept() -> None:
     assert (await critic.score(PAID, purpose=PURPOSE)).evaluation.delta == 3
 
 
-# -------------------------------------------------------------------------------------------- samples
-
-
 async def test_the_median_of_several_samples_counts() -> None:
     """Phi after is the median one's, reasoning and all; the spread lowers confidence."""
     llm = answering(*(reply(phi_after=phi, reasoning=f"{phi}") for phi in (6, 3, 5)))
@@ -141,9 +135,6 @@ async def test_each_sample_is_guarded_on_its_own() -> None:
     assert score.spread == 3
     two = Critic(answering(reply(phi_after=6), reply(phi_after=4)), settings=CriticSettings(n_samples=2))
     assert (await two.score(PAID, purpose=PURPOSE)).evaluation.progress_after == 4
-
-
-# ------------------------------------------------------------------------------------------ what is kept
 
 
 async def test_equal_questions_are_asked_once_and_others_anew() -> None:
@@ -218,9 +209,6 @@ async def test_a_cancelled_caller_does_not_take_the_others_along() -> None:
     assert len(scores) == 1
 
 
-# ------------------------------------------------------------------------------------------ long states
-
-
 @pytest.mark.parametrize("part", ["before", "after", "purpose", "action"])
 async def test_what_is_cut_is_marked(part: str) -> None:
     """A text that is too long keeps both ends and says between them how much is missing."""
@@ -285,9 +273,6 @@ async def test_long_work_is_done_beside_the_loop(states: tuple[Any, Any], pairs:
     here = threading.get_ident()
     assert (threads - {here} != set()) is beside
     assert beside or threads == {here}
-
-
-# ------------------------------------------------------------------------------------------- snapshots
 
 
 async def test_a_pinned_critic_does_not_follow_the_memory() -> None:

@@ -75,9 +75,6 @@ async def graded(llm: ScriptedLLM, answer: str = "Your Majesty!") -> Grade:
     return await apply_grader(CriticGrader(Critic(llm).pin_to(())), ITEM, answer)
 
 
-# --------------------------------------------------------------------------------------------- one score
-
-
 @pytest.mark.parametrize(("phi", "hard", "soft"), [(0, 0, 0), (7.9, 0, 0.79), (8, 1, 0.8), (10, 1, 1)])
 async def test_phi_after_the_answer_is_the_score(phi: float, hard: float, soft: float) -> None:
     """Soft is a tenth of phi, hard is whether phi reaches the threshold; the bare question counts nothing."""
@@ -181,9 +178,6 @@ def _courtesy(item: Item) -> str:
     return f"Courtesy to {item.input}"
 
 
-# ------------------------------------------------------------------------------------------------ errors
-
-
 @pytest.mark.parametrize("error", [ContextOverflow("too long"), ReplyError("no JSON")])
 async def test_a_judge_without_a_verdict_is_no_zero(error: Exception) -> None:
     """Replies that are no scores, and answers too long for the critic, are its failure, and no help to analysts."""
@@ -221,9 +215,6 @@ def test_a_threshold_is_a_phi(passes_at: float) -> None:
         CriticGrader(Critic(saying(1)).pin_to(()), pass_threshold=passes_at)
 
 
-# ---------------------------------------------------------------------------------------------- identity
-
-
 def key(grader: CriticGrader) -> str:
     """Return the identity, in keys of rollouts, of an environment that grades so."""
     return DatasetEnvironment(DataSet(train=(ITEM,), val=(), test=()), grade=grader).identity
@@ -242,9 +233,6 @@ def test_all_that_a_score_depends_on_is_in_the_environments_identity() -> None:
     )
     assert len({key(grader) for grader in graders}) == len(graders)
     assert key(CriticGrader(critic.pin_to(()), pass_threshold=8)) == key(graders[0])
-
-
-# ---------------------------------------------------------------------------------------------- accuracy
 
 
 async def test_the_summary_says_what_the_critic_is_worth(tmp_path: Path) -> None:
@@ -282,8 +270,6 @@ def test_a_summary_prints_what_the_critic_is_worth(tmp_path: Path) -> None:
         "pairwise accuracy 0.90 (95% interval 0.80 to 0.95), on 40 traces\n"
     ) in show(CriticAccuracy(traces=40, transitions=80, error=error, accuracy=order))
 
-
-# ------------------------------------------------------------------------- notes for the failure analyst
 
 NUMBERS = {"phi_before": 1, "phi_after": 1, "confidence": 0.9}
 UNMOVED = ScriptedLLM(lambda *_: {"reasoning": "No bow in it.", "evidence": [], **NUMBERS})

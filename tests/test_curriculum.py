@@ -44,9 +44,6 @@ def shares(plan: RoundPlan | None) -> dict[str, float]:
     return {kind.mistake: kind.share for kind in plan.shares}
 
 
-# ---------------------------------------------------------------------------------------------- rounds
-
-
 def test_the_weakest_kind_gets_most_and_every_kind_something() -> None:
     """Without a measurement all are equal; later half goes to where errors are certain, in proportion."""
     first = plan_next_round([], FOUR)
@@ -172,9 +169,6 @@ def test_a_round_that_makes_no_sense_is_refused(broken: dict[str, object]) -> No
         RoundPlan.model_validate(whole | broken)
 
 
-# --------------------------------------------------------------------------------------------- dealing
-
-
 @given(
     weights=st.lists(st.integers(1, 20), min_size=1, max_size=6),
     events=st.integers(0, 20),
@@ -205,9 +199,6 @@ def test_places_are_rounded_without_bias(weights: list[int], places: int) -> Non
         assert all(abs(count - exact) < 1 + 1e-6 for count in counts)
         assert sum(counts) / 64 == pytest.approx(exact, abs=2 / 64)
     assert all(sum(one.values()) == places for one in found)
-
-
-# ------------------------------------------------------------------------------------ three whole rounds
 
 
 async def test_three_rounds_without_duplicates_get_harder_and_turn_to_the_weakest_kind() -> None:

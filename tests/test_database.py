@@ -242,9 +242,6 @@ async def test_writes_wait_for_the_disk(database: Database) -> None:
     assert await database.write(settings) == ("wal", 2, 1, 1)
 
 
-# -------------------------------------------------------------------------------------------- schema
-
-
 async def test_pending_migrations_are_applied_to_what_is_there(path: Path) -> None:
     """An older database gets the missing steps and keeps its rows; opening it again changes nothing."""
     async with Database(path, NOTES) as older:
@@ -274,9 +271,6 @@ async def test_an_unknown_schema_is_refused(path: Path) -> None:
     with pytest.raises(StoreError, match=r"another version of reflact .*colour"):
         async with Database(path, NOTES):
             pass
-
-
-# ------------------------------------------------------------------------------------------ refusals
 
 
 async def test_a_file_that_is_no_database(path: Path) -> None:

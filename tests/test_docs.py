@@ -364,9 +364,6 @@ trio.run(main)
     assert not (tmp_path / "run").exists()
 
 
-# ------------------------------------------------------------------------------- the pages on SkillOpt
-
-
 def read_rows(page: Path, heading: str) -> Iterator[tuple[str, str, str]]:
     """Yield the rows of a page's tables that have a heading as their second column."""
     inside = False

@@ -116,8 +116,6 @@ def mixed_up(text: str, item_id: str, trial: int) -> float:
     return float(place < 6) if text == "candidate" else float(place == 7)
 
 
-# ------------------------------------------------------------------------------- without an evaluation
-
 PROPOSED = AggregateResult(patch=Patch(edits=(Edit(op="append", content="x"),)))
 
 
@@ -145,9 +143,6 @@ def test_what_changes_nothing_is_not_evaluated(
         assert (verdict.candidate, verdict.candidate_score, verdict.accepted) == (None, None, False)
 
 
-# ------------------------------------------------------------------------------------------- one pass
-
-
 async def test_a_deterministic_gain_is_repeated_where_the_sides_differ() -> None:
     """All items once, the differing ones four times more on both sides, then accepted."""
     evaluated, field = await judged(wins("v1", "v5"))
@@ -157,9 +152,6 @@ async def test_a_deterministic_gain_is_repeated_where_the_sides_differ() -> None
     repeats = [(trial, ("v1", "v5")) for trial in range(1, CONFIRMATION_REPEATS["paired"] + 1)]
     assert [ask[1:] for ask in field.asked] == [(0, ITEMS), *repeats]
     assert verdict.deterministic
-
-
-# ---------------------------------------------------------------------------------------------- trials
 
 
 async def test_a_noisy_gain_is_proven_by_rounds() -> None:
@@ -229,9 +221,6 @@ async def test_early_stop_changes_no_verdict(
     assert less.pairs <= more.pairs
 
 
-# ------------------------------------------------------------------------------------------- the veto
-
-
 @pytest.mark.parametrize(("threshold", "action"), [(None, "accept_new_best"), (1.0, "reject")])
 async def test_what_counts_as_solved_is_the_success_threshold(threshold: float | None, action: str) -> None:
     """An item that falls from 1.0 to 0.5 is lost where only 1.0 is a success."""
@@ -242,9 +231,6 @@ async def test_what_counts_as_solved_is_the_success_threshold(threshold: float |
 
     scale = GateMetric(metric="hard", threshold=threshold)
     assert (await judged(marks, scale=scale, no_regression=0))[0].verdict.action == action
-
-
-# ------------------------------------------------------------------------------------------- coverage
 
 
 async def test_below_coverage_nothing_is_decided() -> None:
@@ -284,9 +270,6 @@ async def test_a_best_skill_that_cannot_be_measured_leaves_the_step_unmeasured()
     verdict = (await judged(marks, best=BEST))[0].verdict
     assert verdict.action == "unmeasured"
     assert "Against the best skill" in verdict.reason
-
-
-# --------------------------------------------------------------------------------------- the best skill
 
 
 @pytest.mark.parametrize(
@@ -331,9 +314,6 @@ async def test_noise_in_the_second_comparison_is_noise() -> None:
     assert not verdict.deterministic
 
 
-# ------------------------------------------------------------------------------------------- the metric
-
-
 @pytest.mark.parametrize(
     ("metric", "action"), [("hard", "reject"), ("soft", "accept_new_best"), ("mixed", "accept_new_best")]
 )
@@ -347,9 +327,6 @@ async def test_the_metric_says_what_is_compared(metric: Any, action: str) -> Non
     assert evaluated.verdict.action == action
     expected = {"soft": 0.5, "mixed": 0.1}.get(metric, 0.0)
     assert evaluated.verdict.candidate_score == expected
-
-
-# ---------------------------------------------------------------------------------------- the gate is off
 
 
 def unguarded(marks: Marks, **changes: Any) -> EvaluationResult:
@@ -374,9 +351,6 @@ def test_a_gate_that_is_off_still_needs_coverage() -> None:
     evaluated = unguarded(marks)
     assert evaluated.verdict.action == "unmeasured"
     assert not evaluated.verdict.accepted
-
-
-# ------------------------------------------------------------------------------------------- whole runs
 
 
 async def test_noise_that_was_seen_once_is_remembered(tmp_path: Path) -> None:
@@ -520,8 +494,6 @@ async def test_the_least_improvement_is_the_paired_policys(tmp_path: Path) -> No
     assert strict.actions[0] == "accept_new_best"
 
 
-# ---------- gate scores
-
 HASH = "c" * 64
 scores = st.none() | st.sampled_from((0.0, 0.1, 1 / 3, 0.5, 1.0)) | st.floats(0, 1)
 
@@ -568,8 +540,6 @@ def test_a_score_belongs_to_one_skill() -> None:
     with pytest.raises(ValueError, match="another skill"):
         build_measurement(HASH, Split.val, _rollouts("d" * 64, [1.0]))
 
-
-# ---------- alpha budget
 
 NOISY: dict[str, Any] = {
     "target": {"deterministic": False},

@@ -26,8 +26,6 @@ KINDS: tuple[type[events._Event], ...] = get_args(get_args(events.Event)[0])
 STARTED = events.StepStarted(run_id="r", step=2, epoch=1, item_ids=("a", "b"))
 SAMPLE = call_id("all", purpose="ranking")
 
-# ------------------------------------------------------------------------------------------------- values
-
 
 def test_the_time_is_no_part_of_what_an_event_says() -> None:
     """Events that say the same are equal and have one identity, whenever they happened."""
@@ -100,9 +98,6 @@ async def test_the_store_keeps_the_time_beside_the_event(tmp_path: Path) -> None
     assert datetime.fromisoformat(stored) == at
 
 
-# ------------------------------------------------------------------------------------------ model calls
-
-
 async def called(endpoint: Endpoint, store: InMemoryRunStore, **chosen: Any) -> events.ModelCallFinished:
     """Make one call and return what is told of it."""
     told: list[events.Event] = []
@@ -140,9 +135,6 @@ async def test_a_call_that_failed_is_told_as_failed() -> None:
     assert (event.outcome, event.attempts, event.usage.calls, event.from_store) == ("failed", 2, 2, False)
     event = await called(Endpoint(httpx.Response(400, json={})), await opened())
     assert (event.outcome, event.attempts, event.usage, event.from_store) == ("failed", 1, Usage(), False)
-
-
-# ------------------------------------------------------------------------------------------------ a run
 
 
 class Limited(PureNetwork):

@@ -176,9 +176,6 @@ async def test_a_triage_that_cannot_be_had_leaves_all_cases_to_the_analyst(tmp_p
     assert read_notes(done.current) == ()
 
 
-# --------------------------------------------------------------------------------------- consolidation
-
-
 def crowded(*texts: str) -> tuple[Part, dict[str, Any]]:
     """Play successes that give these reminders, under a threshold of two notes."""
     reply: Part = (ReminderReply, {"reminders": [*texts]})
@@ -209,8 +206,6 @@ async def test_a_failed_compaction_leaves_the_notes(tmp_path: Path, reply: Scrip
     assert [e.fallback for e in done.events if e.kind == "fallback_used"] == [fallback]
     assert any(fallback.reason in line for line in format_step(done.records[0]))
 
-
-# ------------------------------------------------------------------------------------- any document
 
 lines = st.lists(
     st.text(st.characters(codec="utf-8", exclude_characters="<>"), min_size=1, max_size=20), max_size=4

@@ -53,9 +53,6 @@ async def rollouts_in(folder: Path) -> list[Rollout]:
     return [Rollout.model_validate_json(text) for (text,) in rows]
 
 
-# ------------------------------------------------------------------------------------------- promotion
-
-
 async def test_the_best_skill_needs_no_promotion(tmp_path: Path) -> None:
     """Where the last skill is the best one nothing is compared and nothing more is rolled out."""
     done = await run(tmp_path)
@@ -109,9 +106,6 @@ async def test_a_promotion_is_tried_once_more(tmp_path: Path) -> None:
     assert set(lost.values()) == {2}
     assert done.summary.status == "completed"
     assert done.promotions == whole.promotions
-
-
-# ----------------------------------------------------------------------------------------- fresh trials
 
 
 async def test_reported_validation_scores_come_from_trials_that_no_gate_saw(tmp_path: Path) -> None:
@@ -175,9 +169,6 @@ async def test_scores_that_chose_the_skill_are_marked(
     done = await run(tmp_path, gate=gate, train=train, **TEST)
     marked = {(s.name, s.split) for s in done.summary.scores if s.selected_on}
     assert marked == {(name, Split.val) for name in selected}
-
-
-# --------------------------------------------------------------------------------------- what is reported
 
 
 async def test_scores_have_buckets_intervals_and_improvements(tmp_path: Path) -> None:
@@ -252,9 +243,6 @@ async def test_a_text_that_was_not_measured_has_no_score_in_the_statistics(tmp_p
     assert [(e.current_score, e.best_score) for e in done.summary.epochs] == [(None, 0.0), (None, 0.0)]
 
 
-# --------------------------------------------------------------------------------------- what is missing
-
-
 async def test_a_failure_at_the_end_leaves_out_what_it_hits_alone(tmp_path: Path) -> None:
     """What can be measured is, the rest is named with its reason, and a later start measures it."""
     test = inputs(Split.test, DIVIDED["environment"])
@@ -297,9 +285,6 @@ async def test_without_a_baseline_there_is_no_improvement_and_it_is_said(tmp_pat
         "improvement of final on test",
     ]
     assert {g.split for g in done.summary.improvements} == {Split.val}
-
-
-# ---------------------------------------------------------------------------------------- the sealed split
 
 
 async def test_every_opening_is_counted(tmp_path: Path) -> None:

@@ -44,9 +44,6 @@ def said(**fields: object) -> Evaluation:
     return Evaluation.model_validate(usual | fields)
 
 
-# --------------------------------------------------------------------------------------------- guards
-
-
 SAME = step({"a": 1, "b": [2]}, {"b": [2], "a": 1})
 BACK = step({"tests": "passing", "n": 1, "b": 0}, {"tests": "failing", "n": 2, "b": 0})
 
@@ -155,9 +152,6 @@ def test_guards_do_not_undo_each_other(
         assert other.delta == left.delta or not changed
 
 
-# -------------------------------------------------------------------------------------------- asking again
-
-
 @pytest.mark.parametrize(
     ("evidence", "words"),
     [
@@ -179,9 +173,6 @@ def test_equal_numbers_need_no_evidence() -> None:
     assert find_objection(said(progress_after=2, evidence=()), case_of(step())) is None
     assert find_objection(said(evidence=()), case_of(step(AFTER, AFTER))) is None
     assert find_objection(said(), case_of(step())) is None
-
-
-# -------------------------------------------------------------------------------------------- evidence
 
 
 THERE = (

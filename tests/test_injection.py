@@ -121,9 +121,6 @@ LOOKALIKES = {
 }
 
 
-# ------------------------------------------------------------------------------ all prompts with material
-
-
 async def asked(says: Says) -> list[RenderedPrompt]:
     """Return what all stages ask, with texts from ``says`` in every place that is not the house's own."""
     listener = Listener()
@@ -328,9 +325,6 @@ def _turn(says: Says, role: Any, name: str) -> Turn:
     return Turn(role=role, content=says(f"{role} {name}"))
 
 
-# --------------------------------------------------------------------------------------- what is outside
-
-
 def outside(message: Message) -> str:
     """Return a message without what stands between fences; tags lose the marks that make them longer."""
     kept: list[str] = []
@@ -378,9 +372,6 @@ async def test_every_system_message_is_an_instruction_alone() -> None:
         assert [message.role for message in rest] == ["user"]
 
 
-# ------------------------------------------------------------------------------------------------ fences
-
-
 @given(st.lists(st.sampled_from(["<", "</", "document", "_", ">", "\n", " ", "x", "\u200b", "\u043e"])))
 def test_a_fence_holds_what_was_put_in(parts: list[str]) -> None:
     """Its tags occur once each, around exactly the text."""
@@ -416,9 +407,6 @@ def test_a_fence_is_not_closed_by_what_looks_like_its_end(lookalike: Callable[[s
 def test_ordinary_text_leaves_the_tag_alone(text: str) -> None:
     """A fence has its plain tag wherever nothing looks like it."""
     assert fence("document", text) == f"<document>\n{text}\n</document>"
-
-
-# ------------------------------------------------------------------------------------- targets and re-asks
 
 
 @pytest.mark.parametrize("hostile", HOSTILE.values(), ids=HOSTILE)

@@ -69,9 +69,6 @@ def keep_probability(
     return total
 
 
-# --------------------------------------------------------------------------------------- judges we know
-
-
 async def test_good_judges_keep_clear_pairs() -> None:
     """Judges who are right nine times in ten keep as many pairs as computed, nearly all."""
     results = await kept(KnowingJudge(0.9), judges=10, agreement=0.7)
@@ -103,9 +100,6 @@ async def test_a_judge_without_answers_finds_nothing() -> None:
     assert not any(found)
 
 
-# ------------------------------------------------------------------------------------------- the balance
-
-
 @given(candidates=st.integers(0, 40), judges=st.integers(2, 15), seed=st.integers(0, 99))
 def test_sides_are_balanced_exactly(candidates: int, judges: int, seed: int) -> None:
     """Over an even number of candidates both orders are equally many; within one nearly."""
@@ -124,9 +118,6 @@ async def test_the_judge_is_blind_and_sees_both_orders() -> None:
     assert sorted(one.split()) != one.split()
     assert Counter(one) == Counter(other)
     assert not any(word in one for word in ("inflated", "asked", "construction"))
-
-
-# ----------------------------------------------------------------------------------------- the outcome
 
 
 @given(
@@ -177,9 +168,6 @@ async def test_hopeless_comparisons_end_early() -> None:
     llm = ScriptedLLM(KnowingJudge(0.0))
     decided, found = await compare(llm, 0, 20)
     assert (decided, len(found), len(llm.calls)) == ("judged_wrong", 9, 9)
-
-
-# ------------------------------------------------------------------------------------------ in a round
 
 
 async def test_difficulty_is_the_share_that_erred() -> None:

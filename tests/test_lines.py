@@ -188,9 +188,6 @@ def test_a_quantity_is_short(number: int) -> None:
     assert len(format_count(number)) <= 6
 
 
-# ------------------------------------------------------------------------------------------ tables
-
-
 def test_scores_show_count_and_interval() -> None:
     """A score without measurements shows dashes; one of zero shows zero."""
     text = io.StringIO()

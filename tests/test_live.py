@@ -79,9 +79,6 @@ def drawn(screen: Screen, *happened: Event, **environment: str) -> Iterator[tupl
         yield view, console
 
 
-# ------------------------------------------------------------------------------------------ drawing
-
-
 def test_lines_stay_above_the_display() -> None:
     """After many lines and frames there is one display, below all lines; at the end it is removed."""
     screen = Screen()
@@ -145,9 +142,6 @@ def test_no_color_removes_colours() -> None:
     assert not any(f"\x1b[{code}m" in text for text in screen.writes for code in (31, 32, 33, 36))
 
 
-# ------------------------------------------------------------------------------------------ the thread
-
-
 def test_a_thread_draws_and_ends_with_the_block() -> None:
     """Events are drawn without help; after the block the lines stand and the thread is gone."""
     screen = Screen()
@@ -183,9 +177,6 @@ def test_a_slow_or_lost_terminal_does_not_delay_the_run() -> None:
         for step in range(1, 100):
             view.show_event(committed(step))
         release.set()
-
-
-# ------------------------------------------------------------------------------------------ other views
 
 
 def print_events(*happened: Event, times: bool = False) -> str:

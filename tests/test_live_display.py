@@ -137,9 +137,6 @@ def render_lines(value: JsonValue, *, width: int = 42, height: int = 6, encoding
     return [line.plain.rstrip() for line in render_draft(value, console, console.options, height=height)]
 
 
-# ------------------------------------------------------------------------------------------ the state
-
-
 FIRST = ((0, PLAN), (0, start_step(1)), (10, commit_step(1)))
 
 
@@ -242,9 +239,6 @@ def test_the_epochs_end_moves_the_versions() -> None:
     assert (state_after(closed).current, state_after(closed).best) == (V1, V0)
 
 
-# ------------------------------------------------------------------------------------------ the screen
-
-
 @given(
     st.lists(st.sampled_from(EVERYTHING), max_size=30),
     st.integers(1, 200),
@@ -284,9 +278,6 @@ def test_a_terminal_of_ascii_gets_ascii() -> None:
     assert rows[0].startswith(r"Gr\xfc\xdfe r1 ")
     assert rows[0].endswith("---")
     assert rows[-1] == r"  Gr\xf6\xdfe \x1b[2J"
-
-
-# ------------------------------------------------------------------------------------------ the rows
 
 
 def test_the_title_shows_the_time_that_is_left() -> None:
@@ -390,9 +381,6 @@ def test_the_draft_row_names_the_call() -> None:
     ]
     assert len(rows) == limit_height(50)
     assert sum(row == "  + rule 39" for row in rows) == 3
-
-
-# ------------------------------------------------------------------------------------------ drafts
 
 
 @given(DRAFTS, st.integers(1, 60), st.integers(0, 9), st.sampled_from(["utf-8", "ascii", "latin-1"]))

@@ -63,9 +63,6 @@ def refused(status: int, message: str, code: str | None = None) -> httpx.Respons
     return httpx.Response(status, json={"error": {"message": message, "type": "x", "code": code}})
 
 
-# ------------------------------------------------------------------------------------------------- replies
-
-
 async def test_a_reply_is_exactly_of_the_type_asked_for() -> None:
     """Values are equal to, and pickled and compared like, any other of their type."""
     reply = await ask(Pick, Endpoint(GOOD))
@@ -124,9 +121,6 @@ async def test_plain_replies_are_checked_too() -> None:
     endpoint = Endpoint(completion("four"), completion("two"))
     reply = await ask(Text, endpoint, check=short)
     assert (reply.value.text, reply.attempts) == ("two", 2)
-
-
-# ------------------------------------------------------------------------------------------------ settings
 
 
 async def test_settings_are_sent_and_absent_ones_left_out() -> None:
@@ -195,9 +189,6 @@ async def test_the_identity_holds_what_influences_replies() -> None:
     assert SECRET not in identity(key=key)
 
 
-# ---------------------------------------------------------------------------------------------------- keys
-
-
 @pytest.mark.parametrize("key", ["", f"{SECRET}\n", f" {SECRET}", f"{SECRET}\u2026", "two words"])
 async def test_what_is_no_key_is_refused_before_any_call(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A line break or a space that came along is said at once, without quoting what it came along with."""
@@ -254,9 +245,6 @@ async def test_azure_needs_a_version() -> None:
     with pytest.raises(ConfigError, match="api_version"):
         async with connected(Endpoint(GOOD), config(api="azure")):
             pass
-
-
-# --------------------------------------------------------------------------------------------------- modes
 
 
 KINDS = {
@@ -440,8 +428,6 @@ async def test_one_exchange_on_the_wire() -> None:
     assert json.loads(call.request.content)["temperature"] == 0.5
 
 
-# -------------------------------------------------------------------------------------------------- errors
-
 VLLM = "This model's maximum context length is 4096 tokens. However, you requested 5000."
 LLAMA = "the request exceeds the available context size, try increasing it"
 
@@ -536,9 +522,6 @@ async def test_half_a_surrogate_pair_goes_no_further(tmp_path: Path) -> None:
     assert plain.value.text == "a \ufffd b"
     assert (typed.value, typed.attempts) == (VALUE, 2)
     assert endpoint.bodies[2]["messages"][-2]["content"] == "a \ufffd b"
-
-
-# ------------------------------------------------------------------------------------------ living together
 
 
 async def test_an_error_inside_a_client_comes_out_as_it_is() -> None:

@@ -107,9 +107,6 @@ def traces(name: str, number: int) -> list[Trace]:
     return found
 
 
-# ------------------------------------------------------------------------------------------ the memory
-
-
 async def test_what_a_test_refused_leaves_first(tmp_path: Path) -> None:
     """A pair that no test takes again makes room for one that waits, though its test measured some gain."""
     async with memory_of(tmp_path, 4) as memory:
@@ -155,9 +152,6 @@ async def test_room_counts_what_stands_alone_too(tmp_path: Path) -> None:
         assert await memory.remaining_capacity() == 1
         await memory.reject([make_pair(1).id], reason="r")
         assert await memory.remaining_capacity() == 2
-
-
-# ------------------------------------------------------------------------------------- a calibration
 
 
 async def test_pairs_are_not_paid_for_where_there_is_no_room(tmp_path: Path) -> None:

@@ -77,9 +77,6 @@ async def status(memory: MemoryStore, pair: ContrastPair) -> str:
     return stored.status
 
 
-# ------------------------------------------------------------------------------------------- pairs
-
-
 async def test_a_pair_comes_back_as_it_was(memory: MemoryStore) -> None:
     """States of any text, lone surrogates and NUL included, come back whole, with two cards in quarantine."""
     pair = make_pair(1, note="null \x00, lone \ud800, 検索, \U0001f600", agreement=0.75)
@@ -144,9 +141,6 @@ async def test_a_card_alone_begins_as_a_candidate(memory: MemoryStore) -> None:
     assert not (await memory.submit_card(card)).is_new
     (stored,) = await memory.find(EVERYTHING)
     assert (stored.id, stored.content, stored.scope) == (card.id, card.content, card.scope)
-
-
-# ---------------------------------------------------------------------------------- states, evidence
 
 
 async def test_promotion_takes_a_test_that_was_passed(memory: MemoryStore) -> None:
@@ -307,9 +301,6 @@ async def test_what_was_edited_during_a_test_is_not_promoted_by_it(memory: Memor
     assert (await status(memory, pair), await status(memory, other)) == ("quarantined", "promoted")
 
 
-# ----------------------------------------------------------------------------------- finding, bounds
-
-
 async def test_any_text_may_be_asked_for(memory: MemoryStore) -> None:
     """Quotes, operators, NUL and lone surrogates are words to look for or nothing, never an error."""
     await memory.submit(make_pair(1))
@@ -427,9 +418,6 @@ async def test_beyond_the_bound_the_weakest_are_archived(path: Path) -> None:
             assert len(await memory.cards(pair.id)) == 2
 
 
-# ------------------------------------------------------------------------------- anchors, forgetting
-
-
 async def test_anchors_are_never_learned_from(memory: MemoryStore) -> None:
     """A pair of an anchor's transition is turned away, and an anchor of a stored pair's is refused."""
     anchor, pair = make_pair(1, trace="anchor"), make_pair(2)
@@ -529,9 +517,6 @@ async def test_replies_to_calibrations_questions_are_forgotten_on_demand(path: P
         assert await calls.find_response(kept) is not None
         assert sum(spend.usage.calls for spend in await calls.spend("r")) == 0
     assert secret.encode() not in await anyio.Path(path).read_bytes()
-
-
-# -------------------------------------------------------------------------------------------- traces
 
 
 def event(step: int, note: str = "") -> ScoreEvent:

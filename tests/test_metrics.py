@@ -209,9 +209,6 @@ def test_measures_are_in_range_and_deterministic(steps: list[ScoredStep]) -> Non
     assert sum(each.n_transitions for each in found.reliability) == len(steps)
 
 
-# ------------------------------------------------------------------------ labels of the state after alone
-
-
 def reached(phi: float) -> Label:
     """Return what a check of the state after found."""
     return Label(progress_after=phi, source="program")
@@ -243,9 +240,6 @@ async def test_no_pair_is_made_of_what_is_known_by_half() -> None:
     assert "not the progress before" in made.dropped[0].explanation
     assert (llm.calls, critic.trials) == ([], [])
     assert select_events([half], ContrastSettings()) == (half,)
-
-
-# ---------------------------------------------------------------------------------------- whole rounds
 
 
 def logged(name: str, number: int, *, labels: Literal["all", "last", "none"]) -> list[Trace]:

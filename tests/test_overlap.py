@@ -7,12 +7,12 @@ from collections.abc import Awaitable, Callable, Sequence
 
 import anyio
 import pytest
-from anyio.lowlevel import checkpoint
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import JsonValue
 
 import virtual_time
+from doubles import RUN, opened
 from reflact.config.training import ReflectConfig, UpdateConfig
 from reflact.errors import ContextOverflow, EnvironmentFailure, ProviderDown, RunFailed
 from reflact.messages import CallId, RenderedPrompt, ReplyModel
@@ -28,7 +28,6 @@ from reflact.types import AnalystReport, Grade, Item, Rollout, Score, Skill, Spl
 
 pytestmark = pytest.mark.anyio
 
-RUN = "r0"
 BOOK = load_prompts()
 SKILL = Skill(text="Answer briefly.\n")
 SEED, STEP, THRESHOLD = 7, 3, 0.5
@@ -115,13 +114,6 @@ def moody(waits: Waits) -> ScriptedLLM:
     return ScriptedLLM(answer)
 
 
-async def opened() -> InMemoryRunStore:
-    """Return a store in which the run is open."""
-    store = InMemoryRunStore()
-    await store.open_run(RUN, {}, {})
-    return store
-
-
 async def notes_of(store: InMemoryRunStore) -> Notes:
     """Return what the run's journal holds."""
     rows = await store._database.fetch_rows("SELECT step, label, value FROM decision_log")
@@ -190,8 +182,6 @@ def in_order(batch: Sequence[Item]) -> list[str]:
     """Return the ids of the first batch in its seeded order."""
     return [item.id for item in shuffle_batch(batch, seed=SEED, step=STEP)]
 
-
-# ---------------------------------------------------------------------------------- order of completion
 
 MIXED = items(
     "0", "1", "0.3", "lost", "0.5", "0", "1", "0", "0.4", "1", "lost", "0", "0.7", "0.2", "1", "0", "0"
@@ -281,9 +271,6 @@ def test_prefixes_complete_every_minibatch_once(
         assert [part.index for part in mine] == list(range(len(mine)))
 
 
-# ----------------------------------------------------------------------------------------------- overlap
-
-
 async def test_analysts_work_while_rollouts_run() -> None:
     """The first full minibatch is analysed though later rollouts cannot finish before it was."""
     analysed = anyio.Event()
@@ -323,19 +310,6 @@ async def test_a_barrier_waits_for_all_rollouts() -> None:
     )
 
 
-async def test_rollouts_come_back_in_the_order_of_items() -> None:
-    """All batches' rollouts stand where their items stood; who counts hears of each once."""
-    heard: list[str] = []
-
-    async def rolled(done: Rollout) -> None:
-        heard.append(done.item_id)
-
-    rollouts, _ = await gathered(BATCHES, environment=World(), store=await opened(), rolled=rolled)
-    wanted = [item.id for batch in BATCHES for item in batch]
-    assert [r.item_id for r in rollouts] == wanted
-    assert sorted(heard) == sorted(wanted)
-
-
 @pytest.mark.parametrize("overlap", [True, False])
 async def test_accumulated_batches_are_dealt_apart(overlap: bool) -> None:
     """Each batch has minibatches of its own, in the plan's order; an item of two batches has two trials."""
@@ -372,9 +346,6 @@ async def test_a_threshold_says_what_failed() -> None:
     assert [r.source_type for r in reports] == ["failure"]
 
 
-# ---------------------------------------------------------------------------------------------- absences
-
-
 @pytest.mark.parametrize("size", range(8, 20))
 async def test_an_absence_is_noted_with_the_first_report_that_relies_on_it(size: int) -> None:
     """Each analyst finds noted what was lost before the cases of earlier reports, and nothing beyond that."""
@@ -407,35 +378,6 @@ async def test_an_outage_freezes_nothing(overlap: bool) -> None:
     with pytest.raises(ProviderDown, match="gone"):
         await gathered([batch], environment=World(), store=store, overlap=overlap, analyse=unreachable)
     assert not await notes_of(store)
-
-
-@pytest.mark.parametrize("overlap", [True, False])
-async def test_rollouts_and_analysts_have_limits(overlap: bool) -> None:
-    """Over all batches of a step neither kind of work exceeds its own limit, and each reaches it."""
-    running = {"rollouts": 0, "analysts": 0}
-    highest = {"rollouts": 0, "analysts": 0}
-
-    async def work(kind: str) -> None:
-        running[kind] += 1
-        highest[kind] = max(highest[kind], running[kind])
-        for _ in range(30):
-            await checkpoint()
-        running[kind] -= 1
-
-    async def analyse(part: Minibatch) -> AnalystReport:
-        await work("analysts")
-        return part.empty_report
-
-    await gathered(
-        [items(*["0"] * 12), items(*["0"] * 12, name="o")],
-        environment=World(on_run=lambda item: work("rollouts")),
-        store=await opened(),
-        overlap=overlap,
-        limit=5,
-        concurrency=2,
-        analyse=analyse,
-    )
-    assert highest == {"rollouts": 5, "analysts": 2}
 
 
 async def test_a_restart_keeps_what_was_relied_on_and_tries_the_rest_again() -> None:

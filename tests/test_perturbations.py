@@ -139,9 +139,6 @@ def test_quotes_point_into_the_state_after(before: str, after: str) -> None:
     assert all(quote in lines or f" {quote} " in lines for quote in quote_changes(transition))
 
 
-# --------------------------------------------------------------------------------------- asked mistakes
-
-
 @given(
     low=PHI,
     high=PHI,

@@ -25,7 +25,6 @@ from reflact.types import Item, Rollout, Score, Turn
 MARK = re.compile(
     r"\[\.\.\. (?:(?P<turns>[0-9,]+) turns? of )?(?P<size>[0-9,]+) characters (?:cut|left out) \.\.\.\]"
 )
-CUT = re.compile(r"\n?\[\.\.\. [0-9,]+ characters cut \.\.\.\]\n?")
 
 Role = Literal["system", "user", "assistant", "tool"]
 roles: st.SearchStrategy[Role] = st.sampled_from(("system", "user", "assistant", "tool"))
@@ -61,9 +60,6 @@ def shown(rollouts: Sequence[Rollout], *, tokens: int, failed: bool = True, refe
 def sizes(text: str) -> list[int]:
     """Return the sizes that the marks of a text name."""
     return [int(mark["size"].replace(",", "")) for mark in MARK.finditer(text)]
-
-
-# ---------------------------------------------------------------------------------------------- properties
 
 
 @given(st.lists(st.integers(0, 500), max_size=12), st.integers(-5, 3000))
@@ -133,9 +129,6 @@ def test_a_minibatch_keeps_its_budget(cases: list[tuple[list[Turn], str]], each:
     inside = re.sub(r"(?m)^</?case_\d+>$", "", text)
     assert count_bytes(inside) - 4 * len(rollouts) <= tokens * BYTES_PER_TOKEN
     assert text == shown(rollouts, tokens=tokens)
-
-
-# ------------------------------------------------------------------------------------------------ examples
 
 
 def test_a_question_and_its_answer_are_shown_without_roles() -> None:

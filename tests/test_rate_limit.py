@@ -56,9 +56,6 @@ async def call(
         slot.observe(status, retry_after, took)
 
 
-# -------------------------------------------------------------------------------------------- concurrency
-
-
 async def test_no_more_calls_are_in_flight_than_the_strictest_role_allows() -> None:
     """Two roles of one endpoint share its slots, and the bound is reached."""
     endpoint, highest = Endpoint("e"), list[int]()
@@ -127,9 +124,6 @@ def test_cancelled_calls_leave_no_slot_behind(seed: int, slots: int) -> None:
     assert run(main) == (0, 1)
 
 
-# -------------------------------------------------------------------------------------------- the minute
-
-
 @pytest.mark.parametrize("most", [1, 2, 7, 59, 61, 700])
 async def test_no_minute_holds_more_requests_than_allowed(most: int) -> None:
     """Counted over any sixty seconds, with calls always waiting."""
@@ -190,9 +184,6 @@ def test_a_correction_that_comes_after_the_minute_changes_nothing() -> None:
     assert minute.delay(100.0, 100, 100) == 0.0
 
 
-# ---------------------------------------------------------------------------------------------- back-off
-
-
 @pytest.mark.parametrize("status", [429, 503])
 async def test_an_endpoint_backs_off_as_one(status: int) -> None:
     """Ten refusals of calls that were in flight together are one back-off, which every role waits for."""
@@ -246,9 +237,6 @@ async def test_other_failures_are_no_reason_to_slow_down(status: int | None) -> 
         await call(client, done, status=status)
         await call(client, done)
     assert done == [0.0, 0.0]
-
-
-# ------------------------------------------------------------------------------------------ adaptive rate
 
 
 class Server:
@@ -481,9 +469,6 @@ def test_a_rate_grows_evenly_to_what_was_refused_and_faster_beyond() -> None:
     assert halfway == pytest.approx(2.5, abs=0.2)
     assert back == pytest.approx(5.0, abs=0.2)
     assert double < 12
-
-
-# -------------------------------------------------------------------------------------------------- leases
 
 
 async def refused_calls(client: EndpointClient, count: int) -> list[float]:

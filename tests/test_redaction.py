@@ -116,9 +116,6 @@ def assert_clean_files(folder: Path) -> int:
     return sum(map(len, files.values()))
 
 
-# ------------------------------------------------------------------------------------------ whole runs
-
-
 @pytest.fixture
 def variables(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     """Set all variables that could leak, and return the whole environment."""
@@ -253,9 +250,6 @@ async def test_data_that_looks_like_a_key_is_left_alone(tmp_path: Path) -> None:
     assert reply.value.text == f"{LOOKALIKE} [key]"
 
 
-# -------------------------------------------------------------------------------------- what comes back
-
-
 def echo(body: bytes, **headers: str) -> httpx.Response:
     return httpx.Response(200, headers={"x-echo": f"Bearer {KEY}", **headers}, content=body)
 
@@ -372,9 +366,6 @@ async def test_a_redirect_takes_no_key_elsewhere(api: str) -> None:
     assert KEY not in second
 
 
-# --------------------------------------------------------------------------------------------- failures
-
-
 @pytest.mark.parametrize(
     "answer",
     [
@@ -405,9 +396,6 @@ async def test_a_function_that_fails_is_not_quoted() -> None:
         async with connected(Endpoint(completion("x")), config(key=fail)):
             pass
     assert_clean(*texts(failure.value))
-
-
-# ---------------------------------------------------------------------------------------- configuration
 
 
 @pytest.mark.parametrize(

@@ -85,9 +85,6 @@ def contents(found: Sequence[RejectedEdit]) -> list[str]:
     return [each.content for each in found]
 
 
-# ----------------------------------------------------------------------------------------- what is a card
-
-
 def test_applied_edits_of_rejected_steps_are_cards() -> None:
     """A rejected step leaves a card for each edit it applied, with the step's scores; others leave none."""
     unfit = EditResult(edit=Edit(op="append", content="unfit"), status="rejected", reason="r")
@@ -139,9 +136,6 @@ def test_cards_for_other_runs_name_their_run() -> None:
     steps = [record(3, "reject", applied("a"))]
     assert [each.origin for each in collect_rejected_edits(steps)] == ["step 3"]
     assert [each.origin for each in collect_rejected_edits(steps, run_id="r7")] == ["r7"]
-
-
-# --------------------------------------------------------------------------------------- what is relevant
 
 
 @given(some_cards, texts, st.integers(0, 6))
@@ -213,9 +207,6 @@ def test_content_words_say_what_a_text_is_about(text: str, words: set[str]) -> N
     assert content_words(text) == words
 
 
-# ------------------------------------------------------------------------------------------------ shown
-
-
 def test_cards_are_shown_with_their_scores() -> None:
     """Each card has its edit, cut where it is long, and the scores where there are any."""
     found = [
@@ -272,8 +263,6 @@ def shown_edits(shown: str) -> str:
 
 TWO: dict[str, Any] = {"train": {"num_epochs": 2}}
 
-# ------------------------------------------------------------------------------------- the step buffer
-
 
 async def test_the_step_buffer_is_of_the_epoch(tmp_path: Path) -> None:
     """Each step is told of the epoch's earlier ones: action, failures, patterns, and edits with scores."""
@@ -295,9 +284,6 @@ async def test_an_accepted_step_leaves_no_rejected_edits(tmp_path: Path) -> None
     assert done.actions[0] == "accept_new_best"
     assert "outcome accept_new_best" in analysed(done, 2)
     assert "did not help" not in analysed(done, 2)
-
-
-# --------------------------------------------------------------------------------------------- shown_edits
 
 
 async def test_rejected_edits_are_remembered_across_epochs(tmp_path: Path) -> None:
@@ -332,9 +318,6 @@ async def test_step_buffer_and_memory_may_be_off(tmp_path: Path) -> None:
         **TWO,
     )
     assert not any(heading in shown_to(call) for call in done.calls for heading in (CARDS, ATTEMPTS))
-
-
-# ---------------------------------------------------------------------------------- across several runs
 
 
 class Elsewhere(ToyEnvironment):

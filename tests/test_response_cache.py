@@ -97,8 +97,6 @@ class Word(ReplyModel):
 
 GOOD = completion('{"word": "yes"}')
 
-# -------------------------------------------------------------------------------------------------- keys
-
 
 @pytest.mark.parametrize(("parts", "key"), CASES)
 def test_keys_are_pinned(parts: dict[str, str], key: str) -> None:
@@ -176,9 +174,6 @@ def test_seeds_are_pinned_and_fit_31_bits() -> None:
     assert derive_seed("target/rollout/step=1/part=/trial=0/attempt=0") == 1211934195
 
 
-# ------------------------------------------------------------------------------------------------- order
-
-
 async def test_the_intent_is_stored_before_sending_and_the_answer_before_anyone_sees_it() -> None:
     """Killed between any two of these, a run repeats nothing that had finished."""
     store = await watched()
@@ -229,9 +224,6 @@ async def test_a_raised_reply_version_is_a_new_call() -> None:
         await client.ask(PROMPT, Word, call_id=call_id())
         await client.ask(PROMPT, newer, call_id=call_id())
     assert len(endpoint.requests) == 2
-
-
-# -------------------------------------------------------------------------------------------- equal calls
 
 
 class Slow(Endpoint):
@@ -294,9 +286,6 @@ async def test_two_trials_of_one_text_are_two_effects() -> None:
         assert said == ["heads", "tails"]
     assert len(endpoint.requests) == 2
     assert len({reply.key for reply in store.replies}) == 2
-
-
-# --------------------------------------------------------------------------------------------- the request
 
 
 async def test_the_sample_can_be_forwarded_in_a_header() -> None:

@@ -155,8 +155,6 @@ async def test_a_call_that_waits_gives_its_slot_to_others() -> None:
         assert anyio.current_time() < 0.5
 
 
-# ------------------------------------------------------------------------------------ refusals of a role
-
 NO_MODEL = httpx.Response(404, json={"error": {"message": "The model `m` does not exist."}})
 NO_KEY = httpx.Response(401, json={"error": {"message": "Incorrect API key."}})
 FORBIDDEN = httpx.Response(403, text="not yours")
@@ -298,8 +296,6 @@ def test_retry_after_is_read_as_number_or_date(header: str | None, seconds: floa
     assert parse_retry_after(header, now=NOW) == seconds
 
 
-# ------------------------------------------------------------------------------------------ kinds of faults
-
 JSON, STREAM, PAGE = "application/json", "text/event-stream", "text/html"
 SAID = '{"choices": [{"delta": {"content": "fine"}}]}'
 GOOD = completion("fine")
@@ -411,25 +407,6 @@ async def test_what_is_garbled_to_the_end_is_told() -> None:
         reply = await client.ask(PROMPT, Text, call_id=call_id())
     assert (reply.value.text, len(provider.requests)) == ("fine", 3)
     assert await store.faults(RUN) == (FaultCount(kind="malformed", count=2),)
-
-
-@pytest.mark.parametrize(
-    "answer",
-    [
-        httpx.Response(200, headers={"content-type": PAGE}, text="<html>"),
-        httpx.Response(200, json={"error": {"message": "upstream"}}),
-        httpx.Response(200, headers={"content-type": STREAM}, text="data: [DONE]\n\n"),
-    ],
-)
-async def test_what_was_never_a_completion_is_repeated(answer: httpx.Response) -> None:
-    """A whole answer of another kind is counted and repeated, as an error status of the server is."""
-    store, provider = await opened(), Endpoint(answer, answer, GOOD)
-    assert (await ask(Text, provider, config(max_retries=3), store=store)).value.text == "fine"
-    assert len(provider.requests) == 3
-    assert await store.faults(RUN) == (FaultCount(kind="unusable", count=2),)
-
-
-# ------------------------------------------------------------------------------------ quotas and outages
 
 
 @pytest.mark.parametrize(

@@ -126,8 +126,6 @@ async def test_an_answer_is_asked_for_once(tmp_path: Path, answer: bool | str) -
     assert done.records == whole.records
 
 
-# ------------------------------------------------------------------------------------ at a terminal
-
 DEMO = Path(__file__).parent.parent / "fixtures" / "demo" / "demo.yaml"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import anyio
 import pytest
@@ -13,6 +13,7 @@ from anyio.lowlevel import checkpoint
 from hypothesis import given
 from hypothesis import strategies as st
 
+from doubles import RUN, opened
 from reflact.errors import AccessDenied, EnvironmentFailure, RunFailed
 from reflact.protocols import Session
 from reflact.stages.rollout import RolloutPair, RolloutRunner, derive_rollout_seed, log_unmeasured
@@ -21,9 +22,7 @@ from reflact.types import Grade, Item, Rollout, Score, Skill, Split, Turn
 
 pytestmark = pytest.mark.anyio
 
-T = TypeVar("T")
 
-RUN = "r0"
 NEW, OLD = Skill(text="new"), Skill(text="old")
 
 
@@ -101,13 +100,6 @@ def losing(*lost: str, times: int = 99) -> Outcome:
     return outcome
 
 
-async def opened() -> InMemoryRunStore:
-    """Return a store in which the run is open."""
-    store = InMemoryRunStore()
-    await store.open_run(RUN, {}, {})
-    return store
-
-
 async def rolled(
     environment: Scripted,
     batch: Sequence[Item],
@@ -154,9 +146,6 @@ async def compared(
     return await runner.roll_out_pairs(batch, NEW, OLD, trial=trial, stop_when=until)
 
 
-# -------------------------------------------------------------------------------------------- identities
-
-
 def test_keys_and_seeds_are_pinned() -> None:
     """What finished rollouts are stored under, and what their randomness derives from, never changes."""
     item = Item(id="i0", input="q", reference={"a": [1, 2.5, None]})
@@ -195,9 +184,6 @@ async def test_seeds_are_shared_by_all_skills() -> None:
         assert environment.seeds[item.id, "old"] == environment.seeds[item.id, "new"]
 
 
-# -------------------------------------------------------------------------------------------- one skill
-
-
 @pytest.mark.parametrize("limit", [1, 4])
 async def test_equal_rollouts_run_once(limit: int) -> None:
     """An item that occurs twice is one rollout, finished or still under way."""
@@ -227,9 +213,6 @@ async def test_below_the_coverage_nothing_is_used(lost: list[str], coverage: flo
         await rolled(environment, batch, store=store, coverage=coverage)
     assert all(r.score is not None for r in await rolled(environment, batch, store=store, coverage=coverage))
     assert len(environment.ran) == 3 + len(lost)
-
-
-# ------------------------------------------------------------------------------------------------- pairs
 
 
 def shown(pairs: Sequence[RolloutPair]) -> list[tuple[str, float | None, float | None]]:

@@ -165,9 +165,6 @@ def summary_of(folder: Path) -> RunSummary:
     return RunSummary.model_validate_json((folder / "summary.json").read_text("utf-8"))
 
 
-# ------------------------------------------------------------------------------------------------ a run
-
-
 def test_a_critic_grades_and_the_summary_says_what_that_is_worth(world: Path) -> None:
     """Scores are its opinion, its calls are in the run's books by role, its accuracy on anchors is told."""
     with playing() as (model, url):
@@ -244,9 +241,6 @@ def test_the_documented_configuration_is_one() -> None:
     assert config.models.critic.base_url == config.models.target.base_url
 
 
-# ----------------------------------------------------------------------------------- budget, kill, resume
-
-
 def test_a_budget_that_is_reached_while_grading_ends_the_run_and_more_goes_on(world: Path) -> None:
     """The critic's call that does not fit is not sent; with more the run ends as one never stopped."""
     with playing() as (model, url):
@@ -306,9 +300,6 @@ async def test_notes_that_would_begin_are_held_back_once_a_run_is_told_to_stop(t
         tasks.cancel_scope.cancel()
 
 
-# ------------------------------------------------------------------------------------------- one snapshot
-
-
 def test_what_is_promoted_after_the_start_does_not_change_the_run(world: Path) -> None:
     """A run keeps the pairs that it began with, its memory there or not; a new run takes the new ones."""
     memory = world.parent / "memory.db"
@@ -353,9 +344,6 @@ def test_a_critic_without_its_memory_is_another_run(world: Path) -> None:
         result = reflact("train", path, "--set", "critic.memory=null")
     assert result.exit_code == 2
     assert "critic.memory" in result.stderr
-
-
-# ------------------------------------------------------------------------------------------ before a call
 
 
 @pytest.mark.parametrize(
@@ -437,9 +425,6 @@ def test_the_critic_takes_the_connection_and_not_the_model_of_the_target() -> No
         {"models": {"target": target, "critic": {"model": "m", "base_url": "http://there/v1"}}}
     )
     assert (elsewhere.models.critic.concurrency, elsewhere.models.critic.api_key_env) == (8, None)
-
-
-# ----------------------------------------------------------------------------------------------- forecast
 
 
 @pytest.mark.parametrize("part", [({"grader": "critic"}, {}), NOTES], ids=["grading", "notes"])

@@ -104,9 +104,6 @@ async def store(path: Path) -> AsyncIterator[SQLiteRunStore]:
         yield opened
 
 
-# ------------------------------------------------------------------------------------------- effects
-
-
 async def test_a_reply_comes_back_as_it_was_kept(store: SQLiteRunStore) -> None:
     """A stored reply equals the one that was kept, chunks and absent price included."""
     kept = reply("k").model_copy(update={"chunks": ("data: {\n", "", "é\u2028\U0001f600")})
@@ -223,14 +220,6 @@ async def test_a_reply_settles_one_intent_only(store: SQLiteRunStore) -> None:
     assert (spend.unsettled, spend.usage.calls) == (1, 1)
 
 
-async def test_a_dropped_intent_leaves_no_trace(store: SQLiteRunStore) -> None:
-    """A call that is known to have cost nothing is neither settled nor unsettled."""
-    await store.reserve(reserved_call("k"))
-    await store.release(reserved_call("k"))
-    await store.open_run("r", IDENTITY, {})
-    assert await store.spend("r") == ()
-
-
 async def test_rollouts_are_found_by_key(store: SQLiteRunStore) -> None:
     """Stored rollouts come back in the order asked for; the first under a key stands; others are absent."""
     kept = [
@@ -248,9 +237,6 @@ async def test_an_unmeasured_rollout_is_refused(store: SQLiteRunStore) -> None:
     """A failure is not a result: it cannot be stored as a rollout."""
     with pytest.raises(StoreError, match="was not measured"):
         await store.store_rollout(Rollout(key="k", item_id="i", skill_hash=FIRST.hash, error="no answer"))
-
-
-# ---------------------------------------------------------------------------------------------- runs
 
 
 async def test_a_run_goes_on_from_its_last_committed_state(path: Path) -> None:

@@ -107,9 +107,6 @@ def taken(done: Ran) -> list[tuple[int, int]]:
     return [(r.chosen.pool_size, len(r.chosen.patch.edits)) for r in done.records]
 
 
-# ------------------------------------------------------------------------------------------- autonomous
-
-
 async def test_the_optimizer_decides_how_many_edits(tmp_path: Path) -> None:
     """Its count is the budget, above or below the schedule's, and its reasons are in the record."""
     script = playing(numbered(), UNMERGED, sized(5, 1))
@@ -158,9 +155,6 @@ async def test_an_empty_pool_needs_no_decision(tmp_path: Path) -> None:
     done = await run(tmp_path, script=playing((AnalystReply, "nothing")), **AUTONOMOUS)
     assert done.actions == ["no_patches", "no_patches"]
     assert done.asked("step_size") == []
-
-
-# ---------------------------------------------------------------------------------------- fixed and none
 
 
 async def test_none_takes_all_and_asks_nobody(tmp_path: Path) -> None:

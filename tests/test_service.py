@@ -353,9 +353,6 @@ def test_the_page_may_load_and_run_nothing_else(tmp_path: Path) -> None:
     assert nonces[0] != nonces[1]
 
 
-# ------------------------------------------------------------------------------------ in a browser
-
-
 @pytest.fixture
 def browser(tmp_path: Path) -> Iterator[Chrome]:
     """A browser without a window."""
@@ -450,9 +447,6 @@ def test_leaving_the_page_cancels_the_run(browser: Chrome, tmp_path: Path) -> No
         page.press("mine")
         page.shows("status", "completed")
         assert page.count("#decisions tr") == 1 + 2
-
-
-# ------------------------------------------------------------------------------------- on virtual time
 
 
 NO_LOG = Path("none.db")

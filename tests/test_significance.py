@@ -243,8 +243,6 @@ def test_slices_are_stable_and_even() -> None:
     assert all(900 < slices.count(number) < 1100 for number in range(4))
 
 
-# ------------------------------------------------------------------------ what a scored step is shown
-
 PURPOSE = "Fill the shelf."
 
 

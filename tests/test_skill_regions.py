@@ -45,9 +45,6 @@ def _others(text: str, name: str) -> list[str]:
     return [text[region.start : region.end] for region in find_regions(text) if region.name != name]
 
 
-# ---------------------------------------------------------------------------------------------- properties
-
-
 @cases(1000)
 @given(writable, words)
 def test_guidance_is_read_as_it_was_written(text: str, new: str) -> None:
@@ -148,8 +145,6 @@ def test_a_malformed_document_is_refused(text: str) -> None:
         with pytest.raises(SkillError, match="malformed"):
             write(Skill(text=text))
 
-
-# ------------------------------------------------------------------------------------------------ examples
 
 GUIDED = "<!-- SLOW_UPDATE_START -->\nCheck signs.\n\nThen units.\n<!-- SLOW_UPDATE_END -->"
 NOTED = "<!-- APPENDIX_START -->\n## Execution Notes Appendix\n\n- a b\n- c\n<!-- APPENDIX_END -->"

@@ -61,9 +61,6 @@ def reflact(*arguments: object) -> Result:
     return CliRunner().invoke(app, [str(argument) for argument in arguments], prog_name="reflact")
 
 
-# -------------------------------------------------------------------------------------------- meaning
-
-
 def test_every_key_of_skillopt_is_known() -> None:
     """No key of the reference is reported as unknown: each is converted, or gone for a reason."""
     done, _ = convert(nested(KEYS, 1))
@@ -349,9 +346,6 @@ def test_any_configuration_is_converted(older: dict[str, object]) -> None:
     assert load_config(yaml.safe_load(done.to_yaml("x"))) == load_keys(done.settings)
 
 
-# -------------------------------------------------------------------------------------------- secrets
-
-
 @pytest.mark.parametrize(
     ("section", "key", "value", "omitted"),
     [
@@ -379,9 +373,6 @@ def test_secrets_are_dropped_by_name_and_by_look(
     assert done.omitted_secrets == ((f"{section}.{key}",) if omitted else ())
     text = str(value[0]) if isinstance(value, list) else str(value)
     assert (text in done.model_dump_json() + done.to_yaml("x")) is not omitted
-
-
-# ----------------------------------------------------------------------------------------------- files
 
 
 def written(path: Path, text: str) -> Path:
@@ -483,8 +474,6 @@ def test_only_plain_files_are_read(tmp_path: Path) -> None:
         with pytest.raises(UsageError, match=words):
             read_document(place / f"{name}.md")
 
-
-# ------------------------------------------------------------------------------------------- documents
 
 DOCUMENT = "# Skill\n\nAnswer in São Paulo’s way.\n"
 REGIONS = (

@@ -133,9 +133,6 @@ def test_what_a_caller_holds_out_is_not_learned_from_as_a_copy() -> None:
     assert parts.held_out == (held,)
 
 
-# ------------------------------------------------------------------------------------------- purposes
-
-
 def of_purpose(purpose: int, run: int) -> Trace:
     """Return a run of a task."""
     return trace(f"run {run} of {purpose}", purpose=f"Purpose {purpose}.")
@@ -167,9 +164,6 @@ def test_one_purpose_is_dealt_by_traces() -> None:
         (99, "trace", BY_TRACE),
     ):
         assert HoldoutRule.choose(purposes, n_folds=SLICES, holdout_by=asked) == rule
-
-
-# ------------------------------------------------------------------------------------- fresh traces
 
 
 def a_test(traces: Sequence[Trace], name: str, before: Sequence[BatchTest] = ()) -> BatchTest:
@@ -211,9 +205,6 @@ def test_measuring_again_leaves_traces_fresh() -> None:
     again = a_test(traces, "given").model_copy(update={"kind": "demote"})
     assert list_tested_marks([again]) == frozenset()
     assert list_tested_marks([a_test(traces[:1], "given")]) == {traces[0].recording.fingerprint}
-
-
-# ---------- calibration ready
 
 
 def settings(**contrast: object) -> CalibratorSettings:

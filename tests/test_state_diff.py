@@ -93,9 +93,6 @@ def test_a_state_is_shown_the_same_whatever_the_order_of_its_fields() -> None:
     assert show_state("half \ud83d") == "half \\ud83d"
 
 
-# --------------------------------------------------------------------------------------------- tokens
-
-
 @pytest.mark.parametrize(
     ("text", "tokens"),
     [("", 0), ("abc", 1), ("abcd", 2), ("a b c", 2), ("12", 2), ("\u5b8c", 3), ("\U0001f389", 4), ("\n", 1)],

@@ -130,9 +130,6 @@ def assert_one_error(stderr: str, *words: str) -> None:
         assert re.search(word, stderr), stderr
 
 
-# ------------------------------------------------------------------------------------------ damaged files
-
-
 def overwritten(path: Path) -> None:
     """Put other bytes into a page that holds an answer, which starting does not come by."""
     content = path.read_bytes()
@@ -185,9 +182,6 @@ def test_a_lost_write_ahead_log(place: World, tmp_path: Path) -> None:
     assert place.database.read_bytes() == alone
     aside.rename(log)
     place.goes_on(kept(place.out_dir), flown=IN_FLIGHT)
-
-
-# ---------------------------------------------------------------------------- full, small and read-only disks
 
 
 @cache
@@ -279,9 +273,6 @@ def test_what_is_read_only(place: World, part: str) -> None:
     assert_one_error(done.stderr, re.escape(str(place.out_dir)), "writable")
     assert len(place.endpoint.samples) == asked
     place.goes_on(before)
-
-
-# -------------------------------------------------------------------------------------------- locked files
 
 
 @pytest.mark.anyio

@@ -39,7 +39,6 @@ from reflact.config.models import ModelConfig
 from reflact.errors import BadRequest, ProviderDown, ReplyError
 from reflact.events import DraftDiscarded, DraftUpdated, Event, ModelCallFinished
 from reflact.llm.bodies import AnswerFault
-from reflact.llm.cache_keys import build_cache_key
 from reflact.llm.cassettes import Interaction, ReplayTransport, open_cassette, read_cassette
 from reflact.llm.client import Client, identify_model
 from reflact.llm.completions import read_completion
@@ -97,9 +96,6 @@ def framing(body: Any) -> Any:
     return {name: body[name] for name in ("stream", "stream_options") if name in body}
 
 
-# ------------------------------------------------------------------------------------- what is asked for
-
-
 async def test_only_typed_replies_that_somebody_watches_are_streamed() -> None:
     """Without listeners, for plain text, or where it is switched off, requests say nothing of streams."""
     provider = Endpoint(PLAIN)
@@ -149,20 +145,6 @@ async def test_the_first_call_settles_its_mode_with_a_stream() -> None:
     assert watcher.drafts[-1] == VALUE.model_dump()
 
 
-# ------------------------------------------------------------------------------- identity, store, cassette
-
-
-def test_streaming_is_no_part_of_a_key() -> None:
-    """Requests that differ in their framing alone are one request."""
-    body = {"model": "m", "messages": [{"role": "user", "content": "stream"}]}
-    about = {"endpoint": "http://e", "path": "/v1", "call_id": "s", "reply": "r"}
-    keys = {
-        build_cache_key(body=json.dumps(b), **about)
-        for b in (body, {**body, **ASKED}, {**body, "stream": False}, {**ASKED, **body})
-    }
-    assert keys == {build_cache_key(body=json.dumps(body), **about)}
-
-
 def test_streaming_is_no_part_of_an_identity() -> None:
     """It may be switched between two starts of a run."""
     assert identify_model(config(stream=True)) == identify_model(config(stream=False))
@@ -210,9 +192,6 @@ async def test_recordings_of_either_framing_replay_for_both(tmp_path: Path, stre
         ):
             assert await client.ask(PROMPT, Pick, call_id=call_id()) == live
         assert bool(watcher.drafts) is (streamed and setting)
-
-
-# ------------------------------------------------------------------------------- endpoints that do not stream
 
 
 @pytest.mark.parametrize(
@@ -276,9 +255,6 @@ async def test_an_endpoint_whose_streams_never_end_is_asked_plainly() -> None:
     assert await store.faults(RUN) == (FaultCount(kind="broken stream", count=2),)
 
 
-# ------------------------------------------------------------------------------------- ends that are none
-
-
 @pytest.mark.parametrize("finish", [None, "length"])
 async def test_a_stream_that_was_cut_off_is_asked_for_again(finish: str | None) -> None:
     """A reply that ended at a limit, or that nobody ended, is sent back, also where it can be read."""
@@ -316,39 +292,28 @@ async def test_a_stream_that_breaks_is_repeated_and_stays_booked(broken: list[by
     assert watcher.drafts[-1] == VALUE.model_dump()
 
 
-async def test_a_stream_that_stalls_is_late_as_a_whole() -> None:
-    """The time for one request holds for its stream too; what never came stays booked."""
+def endless(pieces: list[bytes]) -> httpx.Response:
+    """Return an answer that begins and never goes on."""
 
-    class Stalling(Body):
+    class Endless(Body):
         async def __aiter__(self) -> Any:
             async for piece in super().__aiter__():
                 yield piece
             await anyio.sleep_forever()
 
-    def answer(_: Any) -> httpx.Response:
-        return httpx.Response(200, headers={"content-type": "text/event-stream"}, stream=Stalling(STREAM[:9]))
+    return httpx.Response(200, headers={"content-type": "text/event-stream"}, stream=Endless(pieces))
 
-    store = await opened()
+
+async def test_a_stream_that_stalls_is_late_as_a_whole() -> None:
+    """The time for one request holds for its stream too; what never came stays booked."""
+    store, settings = await opened(), config(max_retries=0, timeout=0.05)
     async with connected(
-        Endpoint(answer), config(max_retries=0, timeout=0.05), store=store, emit=Told()
+        Endpoint(lambda _: endless(STREAM[:9])), settings, store=store, emit=Told()
     ) as client:
         with pytest.raises(ProviderDown, match="did not answer within"):
             await client.ask(PROMPT, Pick, call_id=call_id())
         (spent,) = await store.spend(RUN)
     assert (spent.usage.calls, spent.unsettled) == (0, 1)
-
-
-async def test_an_end_without_an_answer_is_no_reply() -> None:
-    """A stream that ends well and says nothing is neither stored nor taken for a reply."""
-    store = await opened()
-    with pytest.raises(ProviderDown, match="no chat completion"):
-        await ask(
-            Pick, Endpoint([chunk(usage=COUNTS), STREAM[-1]]), config(max_retries=0), store=store, emit=Told()
-        )
-    assert await store.faults(RUN) == (FaultCount(kind="unusable", count=1),)
-
-
-# ---------------------------------------------------------------------------------------------------- drafts
 
 
 class Part(FrozenModel):
@@ -377,9 +342,6 @@ WRONG_PLAN = PLAN_TEXT.replace('"size":7', '"size":"seven"')
 def only_grow(drafts: list[Any]) -> bool:
     """Whether each draft is a beginning of the next one."""
     return all(extends(after, before) for before, after in pairwise(drafts))
-
-
-# ------------------------------------------------------------------------------------------- a recorded reply
 
 
 def with_tools(recorded: Interaction) -> list[str]:
@@ -416,9 +378,6 @@ async def test_a_recorded_reply_grows_to_what_was_validated(mode: str) -> None:
     assert len(texts) > 3
     assert (reply.usage.calls, reply.usage.uncounted) == (1, 0)
     assert reply.usage.output_tokens > 1000
-
-
-# ---------------------------------------------------------------------------------------------------- growth
 
 
 @pytest.mark.parametrize("tools", [False, True])
@@ -594,9 +553,6 @@ async def test_drafts_cost_in_proportion_to_the_reply() -> None:
     assert 1 < per_character[1] < 80
 
 
-# ----------------------------------------------------------------------------------------------------- resets
-
-
 async def test_a_reset_stands_between_attempts() -> None:
     """Drafts of a reply that is sent back count for nothing; those of the next attempt begin anew."""
     told = Told()
@@ -627,9 +583,6 @@ async def test_a_call_that_fails_takes_its_drafts_back(failure: list[bytes | Exc
     assert isinstance(told[-1], ModelCallFinished)
     assert told.attempts[0] != []
     assert told.attempts[1:] == [[]]
-
-
-# ----------------------------------------------------------------------------------------------- Client.draft
 
 
 async def test_the_last_draft_carries_the_reply() -> None:
@@ -665,20 +618,6 @@ async def test_without_a_stream_the_reply_is_the_only_draft() -> None:
         assert await only(client, Plan, "off") == PLAN
 
 
-def endless() -> httpx.Response:
-    """Return an answer that begins and never goes on."""
-
-    class Endless(Body):
-        async def __aiter__(self) -> Any:
-            async for piece in super().__aiter__():
-                yield piece
-            await anyio.sleep_forever()
-
-    return httpx.Response(
-        200, headers={"content-type": "text/event-stream"}, stream=Endless(PLAN_STREAM[:40])
-    )
-
-
 async def first_draft(client: Client) -> None:
     """Ask for drafts and leave after the first."""
     async with client.draft(PROMPT, Plan, call_id=call_id()) as drafts:
@@ -704,7 +643,9 @@ async def test_a_call_that_is_left_stays_booked(leave: Callable[[Client], Awaita
             scope.cancel()
 
     settings = config(max_tokens=50)
-    async with connected(Endpoint(lambda _: endless()), settings, store=store, emit=emit) as client:
+    async with connected(
+        Endpoint(lambda _: endless(PLAN_STREAM[:40])), settings, store=store, emit=emit
+    ) as client:
         with scope:
             await leave(client)
     (spent,) = await store.spend(RUN)
@@ -721,7 +662,7 @@ async def test_an_error_of_who_watches_ends_the_call() -> None:
         raise LookupError("closed")
 
     with pytest.raises(LookupError, match="closed"):
-        await ask(Plan, Endpoint(lambda _: endless()), emit=emit)
+        await ask(Plan, Endpoint(lambda _: endless(PLAN_STREAM[:40])), emit=emit)
 
 
 @pytest.mark.parametrize("size", [1, 7, 40])
@@ -762,10 +703,7 @@ def test_a_draft_of_a_long_word_takes_linear_time(end: str) -> None:
     assert str(value["why"]).rstrip("!") in {"", why}
 
 
-# ------------------------------------------------------------------------------------------ reading streams
-
 EVENTS, END = "text/event-stream", "data: [DONE]"
-SPOKEN = json.dumps({"say": "zwölf \u2028 \U0001f600", "more": ["\r\n", "data: x"]}, ensure_ascii=False)
 
 
 def put(pieces: list[bytes]) -> Any:
@@ -791,47 +729,38 @@ def test_data_of_several_lines_is_one() -> None:
     assert list(read_events("data: a\ndata:b\n\nevent: none\n\ndata: [DONE]")) == ["a\nb", "[DONE]"]
 
 
-@pytest.mark.parametrize("tools", [False, True])
-@pytest.mark.parametrize("size", [1, 7, 1000])
-def test_what_is_put_together_is_what_was_said(tools: bool, size: int) -> None:
-    """The pieces make up the text, or the function's arguments, with reason and usage."""
-    completion = put(stream(SPOKEN, tools=tools, size=size))
-    (choice,) = completion["choices"]
-    message = choice["message"]
-    function = {"name": "Pick", "arguments": SPOKEN}
-    calls = [{"id": "c1", "type": "function", "function": function}] if tools else None
-    assert (message["content"], message.get("tool_calls")) == (None if tools else SPOKEN, calls)
-    assert (choice["finish_reason"], completion["usage"], completion["model"]) == ("stop", COUNTS, "m")
-    seen = "".join(
-        read_delta(parse_chunk(data)) for data in read_events(b"".join(stream(SPOKEN, tools=tools)).decode())
-    )
-    assert seen == SPOKEN
-
-
-def test_the_last_usage_counts() -> None:
-    """Usage that is told along the way is overwritten by the last one, and never by a chunk without."""
-    early = {"prompt_tokens": 10, "completion_tokens": 1}
-    pieces = [
-        chunk({"content": "{}"}, usage=early),
-        chunk({}, finish="stop", usage=COUNTS),
-        chunk({}, usage=None),
-    ]
-    assert put(pieces)["usage"] == COUNTS
-
-
-def test_separators_of_lines_inside_texts_are_no_lines() -> None:
-    """Usage is found behind characters that some take for the end of a line."""
-    said = ({"choices": [{"delta": {"content": "\u2028\x85"}}]}, {"usage": COUNTS})
-    completion = put([f"data: {json.dumps(part, ensure_ascii=False)}\n\n".encode() for part in said])
-    assert (completion["choices"][0]["message"]["content"], completion["usage"]) == ("\u2028\x85", COUNTS)
-
-
-def test_halves_of_a_character_in_two_chunks_come_together() -> None:
-    """A surrogate pair that was cut in two is one character again."""
-    halves = [
-        b'data: {"choices": [{"delta": {"content": "%s"}}]}\n\n' % half for half in (rb"\ud83d", rb"\ude00")
-    ]
-    assert put(halves)["choices"][0]["message"]["content"] == "\U0001f600"
+@pytest.mark.parametrize(
+    ("pieces", "content", "usage"),
+    [
+        (
+            [
+                chunk({"content": "{}"}, usage={"prompt_tokens": 10, "completion_tokens": 1}),
+                chunk({}, finish="stop", usage=COUNTS),
+                chunk({}, usage=None),
+            ],
+            "{}",
+            COUNTS,
+        ),
+        (
+            [b'data: {"choices": [{"delta": {"content": "\xe2\x80\xa8\xc2\x85"}}]}\n\n', chunk(usage=COUNTS)],
+            "\u2028\x85",
+            COUNTS,
+        ),
+        (
+            [
+                b'data: {"choices": [{"delta": {"content": "%s"}}]}\n\n' % half
+                for half in (rb"\ud83d", rb"\ude00")
+            ],
+            "\U0001f600",
+            None,
+        ),
+    ],
+    ids=["the last usage", "separators of lines", "halves of a character"],
+)
+def test_chunks_are_put_together(pieces: list[bytes], content: str, usage: Any) -> None:
+    """The last usage counts; line separators in a text end no line; a pair that was cut in two is whole again."""
+    completion = put(pieces)
+    assert (completion["choices"][0]["message"]["content"], completion.get("usage")) == (content, usage)
 
 
 def test_only_the_first_function_is_the_reply() -> None:
@@ -908,10 +837,3 @@ def test_whole_answers(body: object, usage: Usage) -> None:
     """One call, with the tokens that the body names; uncounted where it does not name them all, or nonsense."""
     assert read_usage(json.dumps(body)) == usage
     assert read_usage("<html>") == SILENT
-
-
-def test_streamed_answers_count_in_their_last_chunk() -> None:
-    """Usage arrives once, at the end."""
-    events = [{"choices": [{"delta": {}}], "usage": None}, {"choices": [], "usage": CACHED}]
-    text = "".join(f"data: {json.dumps(event)}\n\n" for event in events) + END
-    assert read_usage(read_completion(EVENTS, text)) == cached(4)

@@ -51,9 +51,6 @@ class Number(ReplyModel):
     value: int = Field(ge=0)
 
 
-# --------------------------------------------------------------------------------------- scripted model
-
-
 @pytest.mark.parametrize("answer", [Number(value=3), {"value": 3}, '{"value": 3}'], ids=str)
 async def test_a_script_may_answer_in_several_forms(answer: JsonValue | ReplyModel) -> None:
     """A value, its JSON and its JSON text all become the same reply."""
@@ -114,9 +111,6 @@ async def test_a_returned_exception_is_raised() -> None:
     with pytest.raises(ProviderDown, match="gone"):
         await llm.ask(PROMPT, Number, call_id=SAMPLE)
     assert len(llm.calls) == 1
-
-
-# --------------------------------------------------------------------------------------------- toy world
 
 
 @pytest.mark.parametrize("rules", range(1, len(TOY_RULES) + 1))
@@ -228,9 +222,6 @@ async def test_the_toy_optimizer_says_what_it_cannot_do() -> None:
         await ScriptedLLM(toy_optimizer()).ask(PROMPT, Number, call_id=SAMPLE)
 
 
-# ------------------------------------------------------------------------------------------------- store
-
-
 async def test_the_memory_store_is_the_database_without_a_file() -> None:
     """Two stores share nothing, and what the database refuses is refused."""
     one, other = InMemoryRunStore(), InMemoryRunStore()
@@ -240,9 +231,6 @@ async def test_the_memory_store_is_the_database_without_a_file() -> None:
     with pytest.raises(StoreError, match="contradicts what is stored"):
         await other.decision_log("r").put(1, "merge", {"a": [1]})
     assert await other.decision_log("r").get(1, "merge") is None
-
-
-# ----------------------------------------------------------------------------------------------- network
 
 
 def _client(*faults: Fault | None) -> tuple[httpx.AsyncClient, list[str]]:

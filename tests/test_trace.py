@@ -91,9 +91,6 @@ def test_a_trace_shows_what_it_is(path: Path) -> None:
     assert repr(long) == f"Trace({purpose[:60] + '...'!r}, id='t': 0 events, finished)"
 
 
-# ------------------------------------------------------------------------------------------ recording
-
-
 def test_steps_are_numbered_and_kept_in_order() -> None:
     """Each step is an event with its number, its label and what counts of its score after the guards."""
     trace = Trace(PURPOSE)
@@ -126,9 +123,6 @@ def test_states_come_back_as_they_were(
     path = tmp_path_factory.mktemp("trace") / "t.jsonl"
     event = Trace(PURPOSE, path=path).record(step(before, after), HIGH)
     assert Trace.load(path).events == (event,)
-
-
-# ---------------------------------------------------------------------------------------------- files
 
 
 @pytest.mark.slow
@@ -314,9 +308,6 @@ def test_a_file_is_plain_json_lines(path: Path) -> None:
     assert end == {"events": 1}
 
 
-# --------------------------------------------------------------------------------------------- stores
-
-
 async def test_a_trace_in_the_memory_comes_back_whole(tmp_path: Path) -> None:
     """A store keeps header and events and gets what it lacks; a torn file that was resumed adds what is new."""
     path = tmp_path / "t.jsonl"
@@ -332,25 +323,6 @@ async def test_a_trace_in_the_memory_comes_back_whole(tmp_path: Path) -> None:
     assert stored is not None
     again = Trace.from_stored(stored)
     assert (again.id, again.purpose, again.events) == ("t", PURPOSE, resumed.events)
-
-
-async def test_a_memory_keeps_exports_and_imports_them(tmp_path: Path) -> None:
-    """Steps with gold alone come back whole from a memory, and from an export of it."""
-    trace = Trace(PURPOSE, id="t")
-    for label in (GOLD, None):
-        trace.record(step(), label=label)
-    async with MemoryStore(tmp_path / "a.db") as memory, MemoryStore(tmp_path / "b.db") as other:
-        await trace.save_to(memory)
-        gold = Label(progress_before=2, progress_after=5, source="human")
-        await memory.label("t", 1, gold)
-        await other.import_lines([line async for line in memory.export_lines()])
-        stored = await other.trace("t")
-    assert stored is not None
-    assert [one.evaluation for one in stored.events] == [None, None]
-    assert [one.label for one in stored.events] == [GOLD, gold]
-
-
-# ------------------------------------------------------------------------------------- much, and at once
 
 
 def test_threads_that_share_a_trace_lose_nothing(path: Path) -> None:
@@ -384,9 +356,6 @@ def test_an_id_in_a_file_is_one_line(path: Path) -> None:
     path.write_text('{"trace": "a\\nb", "purpose": "p"}\n', encoding="ascii")
     with pytest.raises(DataError, match=r"t\.jsonl, line 1, `trace`: the id of a trace is 'a\\nb'; give it"):
         Trace.load(path)
-
-
-# ------------------------------------------------------------------------------ purposes and other critics
 
 
 def test_the_real_traces_are_written_as_they_stand(tmp_path: Path) -> None:
@@ -427,9 +396,6 @@ def test_a_stored_trace_without_a_purpose_says_so() -> None:
     """What an older version stored is named by its id."""
     with pytest.raises(DataError, match="trace t is stored without a purpose"):
         Trace.from_stored(StoredTrace(id="t", purpose="", events=()))
-
-
-# ----------------------------------------------------------------------------------- the state before
 
 
 def reached(phi: float, source: LabelSource = "program") -> Label:

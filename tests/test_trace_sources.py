@@ -74,9 +74,6 @@ async def test_a_memory_keeps_them_once(tmp_path: Path) -> None:
         assert await memory.anchors() == found
 
 
-# ---------- rollout traces
-
-
 def rollout(*said: str, score: float | None = None) -> Rollout:
     """Return a conversation; each line begins with the role's first letter."""
     roles = {"u": "user", "a": "assistant", "t": "tool"}

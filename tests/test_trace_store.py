@@ -53,9 +53,6 @@ def reviewer(memory: MemoryStore) -> PromotionTester:
     return PromotionTester(Critic(ScriptedLLM(lambda *_: {})), memory, max_concurrent=1)
 
 
-# ------------------------------------------------------------------------------------------- anchors
-
-
 async def test_a_trace_of_an_anchor_teaches_nothing_in_any_form(memory: MemoryStore) -> None:
     """A perturbed pair of an anchor's step is turned away, and one of another step of its trace."""
     anchor = make_pair(1)
@@ -117,9 +114,6 @@ async def test_an_anchor_that_two_steps_give_keeps_both(memory: MemoryStore) -> 
     assert (await memory.submit(of_step(make_pair(2), "second", 7))).reason == "anchor_trace"
 
 
-# ------------------------------------------------------------------------------------------ learning
-
-
 async def test_all_traces_of_a_pair_were_learned_from(memory: MemoryStore) -> None:
     """A pair made of two traces is one unit, both traces taught it, and neither tests it."""
     pair, other = make_pair(1, trace="first"), make_pair(2, trace="first")
@@ -134,9 +128,6 @@ async def test_all_traces_of_a_pair_were_learned_from(memory: MemoryStore) -> No
     assert standing.list_testable_pairs([Trace("p", id="first")]) == ()
 
 
-# ---------------------------------------------------------------------------------------- forgetting
-
-
 async def test_forgetting_takes_pairs_that_other_traces_gave_too(memory: MemoryStore) -> None:
     """Whichever of its traces is forgotten, the pair goes; the other trace may give it anew."""
     pair, kept = make_pair(1, trace="first"), make_pair(2, trace="first")
@@ -147,9 +138,6 @@ async def test_forgetting_takes_pairs_that_other_traces_gave_too(memory: MemoryS
     assert (await reviewer(memory).take_snapshot()).training_trace_ids == {"first"}
     assert (await memory.submit(pair)).is_new
     assert (await memory.pairs([pair.id]))[0].origins == (Origin(trace_id="first", step=1),)
-
-
-# ------------------------------------------------------------------------------------------ exchange
 
 
 async def test_origins_come_back_from_an_export(memory: MemoryStore, tmp_path: Path) -> None:

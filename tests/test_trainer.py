@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -129,20 +128,6 @@ def proposing_line(line: str) -> Script:
     return answer
 
 
-@pytest.mark.parametrize("after", [2, 23, *(pytest.param(n, marks=pytest.mark.slow) for n in (9, 15, 30))])
-async def test_a_cancelled_run_goes_on_to_the_same_end(tmp_path: Path, after: int) -> None:
-    """Step buffer, schedule and records of a run that was cut off are those of one that was not."""
-    (tmp_path / "a").mkdir()
-    sizes = {"max_edits": 3, "min_edits": 1}
-    config = settings(tmp_path / "broken", select=sizes, train={"batch_size": 2})
-    await broken_off(config, after=after)
-    summary = await trainer(config).train()
-    whole = await trainer({**config, "out_dir": tmp_path / "whole"}).train()
-    assert summary.run_id == whole.run_id
-    assert await left(tmp_path / "broken", whole.run_id) == await left(tmp_path / "whole", whole.run_id)
-    assert summary.scores == whole.scores
-
-
 async def test_the_step_buffer_survives(tmp_path: Path) -> None:
     """An analyst that is asked after a restart within the epoch is told of the epoch's earlier steps."""
     config = settings(tmp_path, train={"batch_size": 2, "num_epochs": 1})
@@ -154,17 +139,6 @@ async def test_the_step_buffer_survives(tmp_path: Path) -> None:
     first = optimizer.calls[0]
     assert first.call_id.step == steps + 1
     assert f"step {steps}: 2 of 2 cases failed" in first.prompt.messages[1].content
-
-
-async def test_the_schedule_is_a_function_of_the_step(tmp_path: Path) -> None:
-    """Neither steps without a candidate nor a restart shift the edit budget."""
-    sizes = {"max_edits": 4, "min_edits": 1, "scheduler": "linear"}
-    config = settings(tmp_path, select=sizes, train={"batch_size": 2, "num_epochs": 1})
-    await broken_off(config, after=12, script=proposing_line("- nonsense"))
-    summary = await trainer(config, script=proposing_line("- nonsense")).train()
-    records = (await left(tmp_path, summary.run_id)).records
-    assert [r.chosen.budget for r in records] == [4, 3, 2, 1]
-    assert "no_change" in {r.verdict.action for r in records}
 
 
 async def test_a_finished_run_asks_nothing_again(tmp_path: Path) -> None:
@@ -179,33 +153,6 @@ async def test_a_finished_run_asks_nothing_again(tmp_path: Path) -> None:
     assert again.model_dump(exclude=unlike) == first.model_dump(exclude=unlike)
 
 
-async def test_an_equal_candidate_costs_nothing(tmp_path: Path) -> None:
-    """Edits that change nothing, or lead to a document rejected before, are neither measured nor accepted."""
-    config = settings(tmp_path, slow_update={"enabled": False})
-    target = Actor()
-    summary = await trainer(config, target=target, script=proposing_line("- nonsense")).train()
-    actions = [r.verdict.action for r in (await left(tmp_path, summary.run_id)).records]
-    assert actions == ["reject", "no_change", "no_change", "no_change"]
-    assert (summary.accepts, summary.rejects, summary.skips) == (0, 1, 3)
-    val = {i.input for i in ToyEnvironment(train=8, val=4, test=4).items(Split.val)}
-    assert sum(message in val for text, message in target.asked if "nonsense" in text) == 4
-    assert summary.best is not None
-    assert summary.best.number == 0
-
-
-async def test_no_proposals_is_an_ordinary_step(tmp_path: Path) -> None:
-    """A step whose analysts propose nothing is committed as such."""
-
-    def silent(prompt: RenderedPrompt, reply_type: type[ReplyModel], call_id: CallId) -> ScriptedAnswer:
-        return "nothing of use"
-
-    summary = await trainer(settings(tmp_path), script=silent).train()
-    records = (await left(tmp_path, summary.run_id)).records
-    assert {r.verdict.action for r in records} == {"no_patches"}
-    assert all(report.no_reply_reason for r in records for report in r.reports)
-    assert summary.status == "completed"
-
-
 async def test_without_a_gate_everything_is_accepted(tmp_path: Path) -> None:
     """Where the gate is off candidates are measured and accepted, and the best is still the best measured."""
     summary = await trainer(settings(tmp_path, gate={"enabled": False})).train()
@@ -215,30 +162,6 @@ async def test_without_a_gate_everything_is_accepted(tmp_path: Path) -> None:
     assert summary.final is not None
     assert summary.best.score == max(r.verdict.candidate_score or 0 for r in records)
     assert summary.best.number > 0
-
-
-async def test_a_dead_provider_fails_the_run(tmp_path: Path) -> None:
-    """A provider that never answers ends the run as failed with the reason; it is no lack of improvement."""
-    items = ToyEnvironment(train=8, val=4, test=4)
-    lost = tuple(str(i.input) for split in Split for i in items.items(split))
-    summary = await trainer(settings(tmp_path), target=losing(*lost)).train()
-    assert summary.status == "failed"
-    assert "no answer to" in str(summary.reason)
-    assert summary.best is None
-    assert summary.steps == 0
-    assert (await trainer(settings(tmp_path)).train()).status == "completed"
-
-
-async def test_an_optimizer_that_dies_fails_the_run(tmp_path: Path) -> None:
-    """A provider error of the optimizer commits nothing of its step, and the run can go on."""
-
-    def dead(prompt: RenderedPrompt, reply_type: type[ReplyModel], call_id: CallId) -> ScriptedAnswer:
-        return ProviderDown("models.optimizer cannot be reached")
-
-    summary = await trainer(settings(tmp_path), script=dead).train()
-    assert (summary.status, summary.reason) == ("failed", "models.optimizer cannot be reached")
-    assert summary.steps == 0
-    assert (await trainer(settings(tmp_path)).train()).steps == 4
 
 
 async def test_unmeasured_items_are_no_zeros(tmp_path: Path) -> None:
@@ -251,34 +174,6 @@ async def test_unmeasured_items_are_no_zeros(tmp_path: Path) -> None:
         assert record.rollout.unmeasured == (train[0].id, train[1].id)
         assert record.rollout.n == 6
         assert not {train[0].id, train[1].id} & {i for report in record.reports for i in report.item_ids}
-
-
-async def test_too_few_measured_items_decide_nothing(tmp_path: Path) -> None:
-    """A validation split below the coverage ends the run as failed, never as a decision."""
-    val = ToyEnvironment(train=8, val=4, test=4).items(Split.val)
-    target = losing(str(val[0].input))
-    summary = await trainer(settings(tmp_path), target=target).train()
-    assert summary.status == "failed"
-    assert "only 3 of 4 rollouts could be measured" in str(summary.reason)
-
-
-async def test_a_wrong_key_names_its_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A 401 ends the run at once as failed, and the reason says which variable to set, not its value."""
-    monkeypatch.setenv("SOME_KEY", "swordfish")
-    sent: list[httpx.Request] = []
-
-    def refuse(request: httpx.Request) -> httpx.Response:
-        sent.append(request)
-        return httpx.Response(401, json={"error": {"message": "wrong key"}})
-
-    model = {"model": "m", "base_url": "http://nowhere.test/v1", "api_key_env": "SOME_KEY"}
-    config = settings(tmp_path, models={"target": model}, train={"rollout_concurrency": 1})
-    environment = ToyEnvironment(train=8, val=4, test=4)
-    summary = await Trainer(config, environment=environment, transport=httpx.MockTransport(refuse)).train()
-    assert summary.status == "failed"
-    assert "SOME_KEY" in str(summary.reason)
-    assert "swordfish" not in summary.model_dump_json()
-    assert len(sent) == 1
 
 
 async def test_exports_match_the_database(tmp_path: Path) -> None:
@@ -313,23 +208,6 @@ async def test_a_folder_holds_one_run(tmp_path: Path) -> None:
     assert target.asked == []
     again = await trainer(settings(tmp_path)).train()
     assert again.run_id == first.run_id
-
-
-async def test_a_second_process_is_refused(tmp_path: Path) -> None:
-    """While another process works in the folder, a trainer says so and does nothing."""
-    code = (
-        "import sys\nfrom pathlib import Path\nfrom reflact.store.lock import lock_run\n"
-        "with lock_run(Path(sys.argv[1])):\n    sys.stdout.write('held')\n"
-        "    sys.stdout.flush()\n    sys.stdin.read()\n"
-    )
-    command = [sys.executable, "-c", code, str(tmp_path)]
-    async with await anyio.open_process(command, stderr=None) as holder:
-        assert holder.stdout is not None
-        assert await holder.stdout.receive() == b"held"
-        with pytest.raises(RunConflict, match=f"process {holder.pid}"):
-            await trainer(settings(tmp_path)).train()
-        holder.kill()
-    assert (await trainer(settings(tmp_path)).train()).status == "completed"
 
 
 async def test_the_test_split_is_sealed(tmp_path: Path) -> None:

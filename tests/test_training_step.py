@@ -10,7 +10,7 @@ import pytest
 from reflact.data import plan_epoch
 from reflact.testing import ToyEnvironment
 from reflact.types import Split
-from toy_runs import playing, run
+from toy_runs import run
 
 pytestmark = pytest.mark.anyio
 
@@ -40,14 +40,6 @@ async def test_a_step_takes_several_batches(tmp_path: Path) -> None:
     assert done.actions[0] == "accept_new_best"
 
 
-async def test_a_minibatch_never_spans_batches(tmp_path: Path) -> None:
-    """Batches smaller than a minibatch have one each, where one batch of both would have one together."""
-    done = await run(tmp_path, train={"batch_size": 2, "accumulation": 2}, reflect={"minibatch_size": 8})
-    assert [(r.batch, r.index) for r in done.records[0].reports] == [(0, 0), (1, 0)]
-    parts = {c.call_id.part for c in done.asked("analyst_failure") if c.call_id.step == 1}
-    assert parts == {"0", "1/0"}
-
-
 async def test_an_epoch_deals_every_item_and_refills_the_last_step(tmp_path: Path) -> None:
     """Six items in steps of two batches of two: the fourth batch is dealt from a fresh shuffle."""
     environment = ToyEnvironment(train=6, val=4, test=4)
@@ -56,17 +48,3 @@ async def test_an_epoch_deals_every_item_and_refills_the_last_step(tmp_path: Pat
     dealt = Counter(i for record in done.records for i in record.item_ids)
     assert set(dealt) == {item.id for item in environment.items(Split.train)}
     assert sum(dealt.values()) == 8
-
-
-async def test_an_item_of_two_batches_is_two_rollouts(tmp_path: Path) -> None:
-    """Where refilling repeats an item within a step both trials are rolled out and counted."""
-    environment = ToyEnvironment(train=1, val=4, test=4)
-    done = await run(
-        tmp_path, environment=environment, script=playing(), train={"batch_size": 1, "accumulation": 3}
-    )
-    (record,) = done.records
-    assert record.item_ids == ("train-000",) * 3
-    assert (record.rollout.n, record.n_failures) == (3, 3)
-    train = str(environment.items(Split.train)[0].input)
-    assert sum(message == train for text, message in done.actor.asked if text == "") == 3
-    assert record.merged.patch.edits[0].support_count == 3

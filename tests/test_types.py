@@ -126,9 +126,6 @@ def test_only_a_scored_rollout_without_success_has_failed(hard: float | None, fa
     assert is_failure(rollout, None) is fails
 
 
-# ---------------------------------------------------------------------------------------- long JSON values
-
-
 def size(value: JsonValue) -> int:
     """Return how many values and characters a JSON value holds."""
     if isinstance(value, str):

@@ -35,9 +35,6 @@ def asked_for(done: Ran) -> set[str]:
     return {call.call_id.purpose for call in done.calls}
 
 
-# ------------------------------------------------------------------------------------ protected regions
-
-
 @given(documents(), wild | plain, st.sampled_from(["suggest", "rewrite", "append"]))
 async def test_no_reply_touches_a_protected_region(text: str, reply: str, op: Any) -> None:
     """Whatever a model writes, the regions of any document come out byte-identical, or nothing changes."""
@@ -88,9 +85,6 @@ async def test_each_region_is_written_by_its_own_stage_alone(tmp_path: Path, mod
     assert protected(done.current)[front] == initial[front]
     assert protected(done.current)[slow] != initial[slow]
     assert "Mind the rule double." in protected(done.current)[notes]
-
-
-# ---------------------------------------------------------------------------------------------- rewrite
 
 
 async def test_suggestions_are_merged_ranked_and_written_in_by_one_call(tmp_path: Path) -> None:
@@ -145,9 +139,6 @@ async def test_a_rewrite_that_changes_nothing_is_no_candidate(
     assert done.actions == ["no_change", "no_change"]
     assert len(done.asked("rewrite")) == 2
     assert set(done.texts.values()) == {initial}
-
-
-# ----------------------------------------------------------------------------------------- whole drafts
 
 
 @pytest.mark.parametrize("control", ["fixed", "autonomous", "none"])

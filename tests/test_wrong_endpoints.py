@@ -98,9 +98,6 @@ def test_a_name_that_no_host_has(tmp_path: Path) -> None:
     assert_one_message(trained(tmp_path, url), url, "cannot be reached", "check models.target.base_url")
 
 
-# ------------------------------------------------------------------------------------------------- TLS
-
-
 @contextmanager
 def secured(prepare: Callable[[ssl.SSLContext], None]) -> Iterator[tuple[str, list[int]]]:
     """Listen with TLS for the length of the block; gives the address, and a list of all connections."""

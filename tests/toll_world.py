@@ -139,9 +139,6 @@ class Provider(httpx.AsyncBaseTransport):
         return completion("fine", tokens=(usage.input_tokens, usage.cached_tokens, usage.output_tokens))
 
 
-# ------------------------------------------------------------------------------------------------ the world
-
-
 class Till:
     """One role's way to the provider: every attempt of a call is paid there.
 
@@ -272,8 +269,6 @@ async def started(
 async def _unheard(event: Event) -> None:
     """Take an event and tell nobody."""
 
-
-# ------------------------------------------------------------------------------------------------- stories
 
 NEED = {"max_calls": 150.0, "max_tokens": 60_000.0, "max_usd": 0.25, "max_seconds": 60.0}
 """About what a run takes, with what it reserves."""
