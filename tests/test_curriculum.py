@@ -100,7 +100,13 @@ def test_a_plateau_ends_the_rounds(accuracies: list[float], patience: int, over:
 
 @pytest.mark.parametrize(
     ("errors", "over"),
-    [([4.0, 2.0], False), ([4.0, 3.95], True), ([2.0, 4.0], True), ([4.0, 2.0, 2.0], True), ([None, 2.0], True)],
+    [
+        ([4.0, 2.0], False),
+        ([4.0, 3.95], True),
+        ([2.0, 4.0], True),
+        ([4.0, 2.0, 2.0], True),
+        ([None, 2.0], True),
+    ],
 )
 def test_rounds_go_on_while_the_error_falls(errors: list[float | None], over: bool) -> None:
     """A critic that inflates evenly orders all states rightly, and still learns until its error stays."""
