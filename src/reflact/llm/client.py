@@ -33,8 +33,8 @@ from reflact.llm.middleware import compose
 from reflact.llm.pricing import read_usage, usd_of
 from reflact.llm.rate_limit import LimitChange, endpoint_for
 from reflact.llm.redaction import (
-    RedactingTransport,
     KeySource,
+    RedactingTransport,
     build_header_hook,
     redact_logs,
     refuse_key_in,
