@@ -182,7 +182,7 @@ def tables(folder: Path, *names: str) -> Path:
 
 
 @pytest.mark.parametrize("name", ['x"; DROP TABLE y; --', "x y", "select", "x'", "x]", "ä", "1", "-"])
-def test_tables_may_be_called_anything(name: str, tmp_path: Path) -> None:
+async def test_tables_may_be_called_anything(name: str, tmp_path: Path) -> None:
     """A file's name is quoted: it is the table's name and never a part of a statement."""
     image = read_tables(tables(tmp_path, name, "y"))
     with closing(sqlite3.connect(":memory:")) as connection:
@@ -191,15 +191,15 @@ def test_tables_may_be_called_anything(name: str, tmp_path: Path) -> None:
     assert found == {name, "y"}
     quoted = name.replace('"', '""')
     item = Item(id="i", input="?", reference="SELECT b FROM y")
-    assert SQLGrader(tables=image)(item, f'SELECT b FROM "{quoted}"').score.hard == 1
+    assert (await SQLGrader(tables=image)(item, f'SELECT b FROM "{quoted}"')).score.hard == 1
 
 
-def test_columns_may_be_called_anything(tmp_path: Path) -> None:
+async def test_columns_may_be_called_anything(tmp_path: Path) -> None:
     """So are the names in a table's first row."""
     (tmp_path / "t.csv").write_text('"a"", x TEXT); DROP TABLE t; --",b\n1,2\n', encoding="utf-8")
     image = read_tables(tmp_path)
     item = Item(id="i", input="?", reference="SELECT 2.0")
-    assert SQLGrader(tables=image)(item, "SELECT b FROM t").score.hard == 1
+    assert (await SQLGrader(tables=image)(item, "SELECT b FROM t")).score.hard == 1
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import struct
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +21,12 @@ import anyio
 import pytest
 from pydantic import JsonValue
 
+from processes import is_gone, is_locked_in, list_children, until
 from reflact.config.training import TrainerConfig
+from reflact.environments import sandbox
 from reflact.environments.dataset import build_environment
 from reflact.environments.python_grader import (
     MAX_OUTPUT_BYTES,
-    SCRIPT,
     AssertionCase,
     ProgramResult,
     PythonGrader,
@@ -76,37 +77,6 @@ def succeeds(attempt):
 print([name for name, attempt in {dict(attempts)!r}.items() if succeeds(attempt) is not {succeed}])
 """
     assert (await graded({"stdout": "[]"}, program, grade)).feedback is None
-
-
-def children(process: int | str = "self") -> set[str]:
-    """Return the ids of a process's children."""
-    tasks = Path(f"/proc/{process}/task").glob("*/children")
-    return {child for task in tasks for child in task.read_text(encoding="utf-8").split()}
-
-
-def status(process: str) -> str:
-    """Return what the kernel says of a process; empty where there is none."""
-    try:
-        return Path(f"/proc/{process}/status").read_text(encoding="utf-8")
-    except (FileNotFoundError, ProcessLookupError):
-        return ""
-
-
-def is_gone(process: str) -> bool:
-    """Whether a process has ended."""
-    return "State:" not in status(process) or "(zombie)" in status(process)
-
-
-def is_locked_in(process: str) -> bool:
-    """Whether a process has a filter of system calls."""
-    return "Seccomp:\t2" in status(process)
-
-
-async def until(holds: Callable[[], bool]) -> None:
-    """Wait until a condition holds, and fail if it does not for long."""
-    with anyio.fail_after(60):
-        while not holds():  # noqa: ASYNC110 - the kernel sets no event
-            await anyio.sleep(0.01)
 
 
 # ---------------------------------------------------------------------------------------- what is right
@@ -320,11 +290,11 @@ async def test_a_gigabyte_of_output_ends_early(stream: str) -> None:
 @pytest.mark.slow
 async def test_a_program_that_waits_is_ended() -> None:
     """Waiting takes no processor time, and ends all the same."""
-    others = children()
+    others = list_children()
     with anyio.fail_after(60):
         result = await graded({"stdout": "x"}, SLEEPER, PythonGrader(seconds=1, patience=1))
     assert "waited too long" in str(result.feedback)
-    assert children() <= others
+    assert list_children() <= others
 
 
 @pytest.mark.slow
@@ -347,13 +317,13 @@ async def test_the_event_loop_goes_on() -> None:
 
 async def test_cancelling_ends_the_program() -> None:
     """A grader that is cancelled leaves no process."""
-    others = children()
+    others = list_children()
     with anyio.fail_after(60):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(graded, {"stdout": "x"}, SLEEPER)
-            await until(lambda: bool(children() - others))
+            await until(lambda: bool(list_children() - others))
             tasks.cancel_scope.cancel()
-    assert children() <= others
+    assert list_children() <= others
 
 
 async def test_a_free_program_leaves_no_process_either() -> None:
@@ -385,8 +355,8 @@ async def test_a_program_ends_with_the_process_that_started_it(tmp_path: Path) -
     """)
     variables = {**os.environ, "TMPDIR": str(tmp_path)}
     async with await anyio.open_process([sys.executable, "-c", starter], env=variables) as process:
-        await until(lambda: any(is_locked_in(child) for child in children(process.pid)))
-        (sleeper,) = children(process.pid)
+        await until(lambda: any(is_locked_in(child) for child in list_children(process.pid)))
+        (sleeper,) = list_children(process.pid)
         process.kill()
         await process.wait()
     await until(lambda: is_gone(sleeper))
@@ -412,7 +382,7 @@ def test_an_answer_is_not_run_where_locking_in_fails(tmp_path: Path) -> None:
     order = SandboxRequest(1, program=0, report=1, seconds=1, memory=1 << 30, output=1000, confine=True)
     with program.open() as file:
         done = subprocess.run(
-            [sys.executable, str(SCRIPT), json.dumps(order)],
+            [sys.executable, sandbox.__file__, json.dumps(order)],
             stdin=file,
             capture_output=True,
             text=True,

@@ -1,43 +1,106 @@
-"""The grader of SQL queries: equal results, and refused queries."""
+"""The grader of SQL queries: equal results, refused queries, and queries that want too much."""
 
 from __future__ import annotations
 
+import gc
+import os
 from pathlib import Path
 
+import anyio
 import pytest
+from anyio.lowlevel import checkpoint
 
-from reflact.environments.sql_grader import SQLGrader, read_tables
-from reflact.errors import ConfigError, DataError
+from processes import is_busy, is_gone, is_locked_in, list_children, until
+from reflact.concurrency import fan_out, run_beside
+from reflact.environments.sandbox import can_confine
+from reflact.environments.sql_grader import MAX_QUERY_CHARS, SQLGrader, read_tables
+from reflact.errors import ConfigError, DataError, EnvironmentFailure
 from reflact.types import Grade, Item
+
+pytestmark = pytest.mark.anyio
+
+NUMBERS = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n LIMIT {})"
+ENDLESS = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT COUNT(*) FROM n"
+LONG_STEP = "SELECT length(printf('%.900000000c', 'x'))"
+COUNT = "SELECT COUNT(*) FROM rivers"
 
 
 @pytest.fixture
 def grader(tmp_path: Path) -> SQLGrader:
+    """Return a grader on four rivers."""
     (tmp_path / "rivers.csv").write_text(
         "name,country,km\nElbe,CZ,1094\nRhine,CH,1233\nTagus,ES,1007\nWeser,DE,452.5\n", encoding="utf-8"
     )
     return SQLGrader(tables=read_tables(tmp_path))
 
 
-def graded(grader: SQLGrader, reference: str, answer: str) -> Grade:
-    return grader(Item(id="i", input="?", reference=reference), answer)
+async def graded(grader: SQLGrader, reference: str, answer: str) -> Grade:
+    """Grade an answer."""
+    return await grader(Item(id="i", input="?", reference=reference), answer)
+
+
+async def start_process(grader: SQLGrader) -> str:
+    """Return the id of the process that serves a grader; it waits for a query."""
+    others = list_children()
+    await graded(grader, COUNT, "SELECT 4")
+    (process,) = list_children() - others
+    await until(lambda: not is_busy(process))
+    return process
+
+
+# ------------------------------------------------------------------------------------------ right and wrong
 
 
 @pytest.mark.parametrize(
     ("reference", "answer", "right"),
     [
-        ("SELECT COUNT(*) FROM rivers", "select count(name) from rivers;", True),
+        (COUNT, "select count(name) from rivers;", True),
         ("SELECT name FROM rivers", "SELECT name FROM rivers ORDER BY km", True),
         ("SELECT name FROM rivers ORDER BY km", "SELECT name FROM rivers", False),
         ("SELECT km FROM rivers", "SELECT km * 1.0 FROM rivers ORDER BY name DESC", True),
         ("SELECT km FROM rivers", "SELECT km + 0.1 FROM rivers", False),
         ("SELECT km FROM rivers WHERE name = 'x'", "SELECT name FROM rivers WHERE km < 0", True),
         ("SELECT SUM(km) FROM rivers", "SELECT name, SUM(km) FROM rivers", False),
+        ("SELECT '2024-02-29'", "SELECT date('2024-02-28', '+1 day')", True),
+        ("SELECT '2024'", "SELECT strftime('%Y', 1709164800, 'unixepoch')", True),
+        ("SELECT NULL", "SELECT date(NULL)", True),
+        ("SELECT 2460369", "SELECT julianday('2024-02-28 12:00')", True),
+        ("SELECT '2024-01-01 00:00:00'", "SELECT datetime('2024-01-01', 'localtime')", True),
+        ("SELECT x'00ff', NULL", "SELECT x'00ff', NULL", True),
     ],
 )
-def test_results_are_compared(grader: SQLGrader, reference: str, answer: str, right: bool) -> None:
+async def test_results_are_compared(grader: SQLGrader, reference: str, answer: str, right: bool) -> None:
     """Rows decide, not the words of the query; order counts where the reference orders."""
-    assert (graded(grader, reference, answer).score.hard == 1) is right
+    assert ((await graded(grader, reference, answer)).score.hard == 1) is right
+
+
+async def test_one_of_several_references_will_do(grader: SQLGrader) -> None:
+    """A list of references holds accepted queries."""
+    item = Item(id="i", input="?", reference=["SELECT 1", "SELECT 2"])
+    assert [(await grader(item, f"SELECT {n}")).score.hard for n in (1, 2, 3)] == [1, 1, 0]
+
+
+CURRENT = (
+    *("SELECT date('now')", "SELECT date()", "SELECT time('NOW')", "SELECT datetime()", "SELECT julianday()"),
+    *("SELECT strftime('%Y')", "SELECT strftime('%s', 'now')", "SELECT unixepoch('now')"),
+    *("SELECT CURRENT_DATE", "SELECT current_time", "SELECT CURRENT_TIMESTAMP", "SELECT datetime(x'6e6f77')"),
+    *(
+        "SELECT date('n' || 'ow')",
+        "SELECT date('now' || char(0) || 'x')",
+        "SELECT date(lower('NOW'), '+1 day')",
+    ),
+    *("SELECT timediff('2020-01-01', 'now')", "SELECT timediff('now', '2020-01-01')"),
+    *("SELECT unixepoch('subsec')", "SELECT date('subsecond')"),
+    *("SELECT date((SELECT 'now'))", f"{NUMBERS.format(2)} SELECT date('now', i || ' days') FROM n"),
+)
+
+
+@pytest.mark.parametrize("answer", CURRENT)
+async def test_the_current_time_is_refused(grader: SQLGrader, answer: str) -> None:
+    """A query cannot learn the time, however it asks; the reason says so."""
+    outcome = await graded(grader, COUNT, answer)
+    assert outcome.score.hard == 0
+    assert "not a" in str(outcome.feedback) or "no such function" in str(outcome.feedback)
 
 
 @pytest.mark.parametrize(
@@ -48,27 +111,188 @@ def test_results_are_compared(grader: SQLGrader, reference: str, answer: str, ri
         "SELECT 1; SELECT 2",
         "DROP TABLE rivers",
         "INSERT INTO rivers VALUES ('a', 'b', 1)",
+        "CREATE TEMP TABLE t AS SELECT 1",
         "ATTACH DATABASE 'x.db' AS x",
+        "ATTACH DATABASE '/etc/passwd' AS x",
+        "VACUUM INTO 'x.db'",
         "PRAGMA writable_schema = 1",
+        "PRAGMA hard_heap_limit = 0",
+        "PRAGMA temp_store_directory = '/tmp'",
+        "SELECT * FROM pragma_database_list",
         "SELECT random()",
+        "SELECT hex(randomblob(900000000))",
         "SELECT load_extension('x')",
+        "SELECT writefile('x', 'y')",
         "SELECT hex(zeroblob(300000000))",
-        "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT COUNT(*) FROM n",
+        "SELECT replace(hex(zeroblob(400000)), '0', hex(zeroblob(400000)))",
+        "SELECT zeroblob(1000000001)",
+        f"{NUMBERS.format(100000)} SELECT group_concat(hex(zeroblob(1000))) FROM n",
+        f"{NUMBERS.format(100)} SELECT zeroblob(900000) FROM n",
+        f"SELECT {', '.join(['zeroblob(999999)'] * 1000)}",
+        f"SELECT {'(' * 2000}1{')' * 2000}",
+        f"SELECT 1 {'UNION ALL SELECT 1 ' * 2000}",
+        f"SELECT '{'x' * MAX_QUERY_CHARS}'",
+        ENDLESS,
         "SELECT a.name FROM rivers a, rivers b, rivers c, rivers d, rivers e, rivers f",
+        "SELECT '\ud800'",
+        "SELECT 1\0 2",
     ],
+    ids=lambda answer: repr(answer[:40]),
 )
-def test_what_is_no_contained_query_fails_with_a_reason(grader: SQLGrader, answer: str) -> None:
-    """Writing, attaching, several statements, endless loops and floods of rows score 0 and say why."""
-    outcome = graded(grader, "SELECT COUNT(*) FROM rivers", answer)
+async def test_what_is_no_contained_query_fails_with_a_reason(grader: SQLGrader, answer: str) -> None:
+    """Writing, attaching, several statements, endless loops and floods of rows or bytes score 0 and say why."""
+    outcome = await graded(grader, COUNT, answer)
     assert outcome.score.hard == 0
-    assert outcome.feedback
-    assert graded(grader, "SELECT COUNT(*) FROM rivers", "SELECT 4").score.hard == 1
+    assert 0 < len(str(outcome.feedback)) <= 400
+    assert (await graded(grader, COUNT, "SELECT 4")).score.hard == 1
 
 
-def test_a_bad_reference_is_told_before_anything_runs(grader: SQLGrader) -> None:
-    """A reference that is no query that runs is an error naming the item."""
+GREEDY = (
+    f"{NUMBERS.format(1000)} SELECT COUNT(*) FROM (SELECT zeroblob(990000 - i) AS b FROM n ORDER BY b LIMIT 999)",
+    f"{NUMBERS.format(1000)} SELECT COUNT(DISTINCT hex(zeroblob(450000 - i))) FROM n",
+    f"{NUMBERS.format(100000)} SELECT length(group_concat(b, '')) FROM (SELECT hex(zeroblob(i)) AS b FROM n ORDER BY b)",
+)
+
+
+@pytest.mark.parametrize("answer", GREEDY)
+async def test_memory_is_limited(grader: SQLGrader, answer: str) -> None:
+    """A query that wants gigabytes ends its process and nothing else; the next answer has a new one."""
+    process = await start_process(grader)
+    assert "too much memory" in str((await graded(grader, COUNT, answer)).feedback)
+    assert is_gone(process)
+    assert (await graded(grader, COUNT, "SELECT 4")).score.hard == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "answer",
+    [
+        LONG_STEP,
+        f"SELECT hex(zeroblob(499999)) LIKE '%{'0' * 40000}1'",
+        f"SELECT hex(zeroblob(499999)) GLOB '*{'0' * 40000}1'",
+        f"{NUMBERS.format(10000)} SELECT SUM(instr(hex(zeroblob(499999)), hex(zeroblob(200000)) || '1')) FROM n",
+    ],
+    ids=["printf", "LIKE", "GLOB", "instr"],
+)
+async def test_time_is_limited_within_a_step(grader: SQLGrader, answer: str) -> None:
+    """A step that takes too long ends the process, and the loop goes on meanwhile."""
+    process = await start_process(grader)
+    ticks = 0
+
+    async def tick() -> None:
+        nonlocal ticks
+        while True:
+            await anyio.sleep(0.01)
+            ticks += 1
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(tick)
+        outcome = await graded(grader, COUNT, answer)
+        tasks.cancel_scope.cancel()
+    assert "seconds of processor time" in str(outcome.feedback)
+    assert ticks > 10
+    assert is_gone(process)
+    assert (await graded(grader, COUNT, "SELECT 4")).score.hard == 1
+
+
+async def test_the_loop_goes_on_during_a_query(grader: SQLGrader) -> None:
+    """A query does not run on the thread of the loop: what is done there during it comes first."""
+    order = []
+
+    async def grade() -> None:
+        await graded(grader, COUNT, ENDLESS)
+        order.append("graded")
+
+    async def look() -> None:
+        for _ in range(5):
+            await checkpoint()
+        order.append("looked")
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(grade)
+        tasks.start_soon(look)
+    assert order == ["looked", "graded"]
+
+
+# -------------------------------------------------------------------------------------------- its processes
+
+
+async def test_a_process_serves_many_answers(grader: SQLGrader) -> None:
+    """Answers one after another need one process, and many at once need no more than there are processors."""
+    others = list_children()
+    first = await start_process(grader)
+    await graded(grader, COUNT, "SELECT nothing")
+    assert list_children() - others == {first}
+    await fan_out(lambda _: graded(grader, COUNT, "SELECT 4"), range(50))
+    assert len(list_children() - others) <= (os.cpu_count() or 1)
+
+
+@pytest.mark.skipif(not can_confine(), reason="this system cannot confine a process")
+async def test_the_process_is_confined(grader: SQLGrader) -> None:
+    """The kernel confines it as it confines programs."""
+    assert is_locked_in(await start_process(grader))
+
+
+def test_a_process_ends_with_its_grader(tmp_path: Path) -> None:
+    """A grader that nobody uses any more leaves no process."""
+    (tmp_path / "rivers.csv").write_text("name\nElbe\n", encoding="utf-8")
+    grader = SQLGrader(tables=read_tables(tmp_path))
+    process = anyio.run(start_process, grader)
+    assert not is_gone(process)
+    del grader
+    gc.collect()
+    assert is_gone(process)
+
+
+async def test_a_process_that_was_killed_is_no_wrong_answer(grader: SQLGrader) -> None:
+    """If another process ends it while an answer is graded, the answer has no score; the next one has."""
+    process = await start_process(grader)
+
+    async def kill() -> None:
+        await until(lambda: is_busy(process))
+        os.kill(int(process), 9)
+
+    with pytest.raises(EnvironmentFailure, match="killed"):
+        await run_beside(lambda: graded(grader, COUNT, LONG_STEP), kill)
+    assert (await graded(grader, COUNT, "SELECT 4")).score.hard == 1
+
+
+async def test_a_process_that_died_idle_is_replaced(grader: SQLGrader) -> None:
+    """If it ends between two answers, nobody notices."""
+    process = await start_process(grader)
+    os.kill(int(process), 9)
+    await until(lambda: is_gone(process))
+    assert (await graded(grader, COUNT, "SELECT 4")).score.hard == 1
+
+
+async def test_cancelling_ends_the_query(grader: SQLGrader) -> None:
+    """A grader that is cancelled leaves at once, and its process ends."""
+    process = await start_process(grader)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(graded, grader, COUNT, LONG_STEP)
+        await until(lambda: is_busy(process))
+        tasks.cancel_scope.cancel()
+    await until(lambda: is_gone(process))
+    assert (await graded(grader, COUNT, "SELECT 4")).score.hard == 1
+
+
+def test_a_grader_outlives_an_event_loop(grader: SQLGrader) -> None:
+    """It serves one event loop after another."""
+    for _ in range(2):
+        assert anyio.run(graded, grader, COUNT, "SELECT 4").score.hard == 1
+
+
+# ------------------------------------------------------------------------------------------------ settings
+
+
+@pytest.mark.parametrize("reference", ["SELECT nothing FROM nowhere", "SELECT date('now')", ENDLESS, "", 3])
+async def test_a_bad_reference_is_told_before_anything_runs(grader: SQLGrader, reference: str | int) -> None:
+    """A reference that is no query that runs is an error naming the item, also when an answer is graded."""
+    item = Item(id="i", input="?", reference=reference)
     with pytest.raises(DataError, match="'i'"):
-        grader.check(Item(id="i", input="?", reference="SELECT nothing FROM nowhere"))
+        grader.check(item)
+    with pytest.raises(DataError, match="'i'"):
+        await grader(item, "SELECT 4")
 
 
 def test_tables_are_part_of_the_identity(tmp_path: Path) -> None:

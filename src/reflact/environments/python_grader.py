@@ -12,7 +12,6 @@ import sys
 import tempfile
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import ExitStack, asynccontextmanager, suppress
-from pathlib import Path
 from typing import IO, ClassVar, NamedTuple
 
 import anyio
@@ -20,12 +19,17 @@ from anyio.abc import Process
 from pydantic import Field, JsonValue, PrivateAttr, ValidationError
 
 from reflact.environments.graders import CheckedGrader, quote_json
-from reflact.environments.sandbox import CONFINED_MARK, TESTS_PASSED_MARK, SandboxRequest, can_confine
+from reflact.environments.sandbox import (
+    CONFINED_MARK,
+    TESTS_PASSED_MARK,
+    VARIABLES,
+    SandboxRequest,
+    build_command,
+    can_confine,
+)
 from reflact.errors import ConfigError, EnvironmentFailure
 from reflact.jsonutil import describe_problems
 from reflact.types import FrozenModel, Grade, Item, Score
-
-SCRIPT = Path(__file__).with_name("sandbox.py")
 
 MAX_OUTPUT_BYTES = 1_000_000
 """Maximum size of standard output and of standard error, in bytes."""
@@ -205,21 +209,18 @@ def _read_all(file: IO[bytes]) -> bytes:
 async def _start_process(
     request: SandboxRequest, stdin: IO[bytes], output: IO[bytes], errors: IO[bytes], folder: str
 ) -> AsyncIterator[Process]:
-    """Start the process in a new session; the session is killed at the end.
-
-    It has no other environment variables, only the interpreter's libraries on its path, and constant hash
-    seeds, so that scores are reproducible.
-    """
-    process = await anyio.open_process(
-        [sys.executable, "-P", "-s", "-B", "-X", "utf8", str(SCRIPT), json.dumps(request)],
-        stdin=stdin,
-        stdout=output,
-        stderr=errors,
-        cwd=folder,
-        env={"PYTHONHASHSEED": "0"},
-        start_new_session=True,
-        pass_fds=(request.program, request.report),
-    )
+    """Start the process in a new session; the session is killed at the end."""
+    with anyio.CancelScope(shield=True):
+        process = await anyio.open_process(
+            build_command(request),
+            stdin=stdin,
+            stdout=output,
+            stderr=errors,
+            cwd=folder,
+            env=VARIABLES,
+            start_new_session=True,
+            pass_fds=(request.program, request.report),
+        )
     try:
         yield process
     finally:

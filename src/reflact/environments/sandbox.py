@@ -32,6 +32,9 @@ from typing import Any, NamedTuple
 CONFINED_MARK, TESTS_PASSED_MARK = b"r", b"p"
 """The process reports these bytes to its parent: it is confined; all tests passed."""
 
+VARIABLES = {"PYTHONHASHSEED": "0"}
+"""All environment variables of a process; hash seeds are constant, so that scores are reproducible."""
+
 SHARED_PATHS = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/share/zoneinfo", "/etc/ld.so.cache")
 """Paths that an interpreter reads beside its own library."""
 
@@ -106,16 +109,22 @@ class SandboxRequest(NamedTuple):
     """The arguments of a process, as JSON on its command line.
 
     ``program`` is an open file with the answer and its tests (null: none) in JSON, and ``report`` one for the
-    marks. ``seconds`` is processor time; ``memory`` and ``output`` are in bytes.
+    marks. ``seconds`` is processor time (null: no limit); ``memory`` and ``output`` are in bytes. The process ends
+    with its ``parent`` (null: with no other process).
     """
 
-    parent: int
+    parent: int | None
     program: int
     report: int
-    seconds: int
+    seconds: int | None
     memory: int
     output: int
     confine: bool
+
+
+def build_command(request: SandboxRequest) -> list[str]:
+    """Return the command of a process, which finds only the interpreter's libraries on its path."""
+    return [sys.executable, "-P", "-s", "-B", "-X", "utf8", __file__, json.dumps(request)]
 
 
 def main(order: SandboxRequest) -> None:
@@ -144,28 +153,30 @@ def set_limits(order: SandboxRequest, *, alone: bool) -> None:
     import resource
 
     bounds = {
-        resource.RLIMIT_CPU: (order.seconds, order.seconds + 1),
         resource.RLIMIT_AS: (order.memory, order.memory),
         resource.RLIMIT_FSIZE: (order.output, order.output),
         resource.RLIMIT_NOFILE: (64, 64),
         resource.RLIMIT_CORE: (0, 0),
     }
+    if order.seconds is not None:
+        bounds[resource.RLIMIT_CPU] = (order.seconds, order.seconds + 1)
     if alone:
         bounds[resource.RLIMIT_NPROC] = (0, 0)
     for name, bound in bounds.items():
         resource.setrlimit(name, bound)
 
 
-def confine_process(parent: int) -> None:
-    """Drop all rights that an answer does not need, and end with the parent.
+def confine_process(parent: int | None) -> None:
+    """Drop all rights that an answer does not need, and end with the parent (None: with no other process).
 
     Raises:
         OSError: The kernel refused a step.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     machine = PROCESSORS[platform.machine()]
-    _call_kernel(libc.prctl, SET_DEATH_SIGNAL, int(signal.SIGKILL), 0, 0, 0)
-    if os.getppid() != parent:
+    if parent is not None:
+        _call_kernel(libc.prctl, SET_DEATH_SIGNAL, int(signal.SIGKILL), 0, 0, 0)
+    if parent not in {None, os.getppid()}:
         raise OSError(errno.ESRCH, "the parent process has ended")
     _call_kernel(libc.syscall, machine.capset, struct.pack("=Ii", 0x20080522, 0), bytes(24))
     _call_kernel(libc.prctl, NO_NEW_PRIVILEGES, 1, 0, 0, 0)

@@ -1,64 +1,68 @@
 """The grader of SQL queries: an answer is right if it returns the same rows as the reference query.
 
-Models write these queries, so each runs as one statement on a copy of the tables in memory. SQLite refuses
-everything except reading, and limits steps and rows. There is no process boundary: SQLite itself is trusted.
+Models write these queries, so they run in processes of their own, which the kernel confines if it can (see
+``sql_worker`` and ``sandbox``). A process serves many answers. One that exceeds a limit is ended, and the next
+answer gets another.
 """
 
 from __future__ import annotations
 
 import csv
 import hashlib
-import itertools
+import json
 import math
+import os
+import select
+import signal
 import sqlite3
+import subprocess
+import tempfile
+import time
+import weakref
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from typing import ClassVar, NamedTuple
 
-from pydantic import JsonValue
+import anyio
+from anyio import to_thread
+from pydantic import JsonValue, PrivateAttr
 
-from reflact.environments.graders import ReferenceGrader
-from reflact.errors import ConfigError
-from reflact.types import Item
+from reflact.environments.graders import CheckedGrader
+from reflact.environments.python_grader import find_last_line
+from reflact.environments.sandbox import VARIABLES, SandboxRequest, build_command, can_confine
+from reflact.environments.sql_worker import MAX_SECONDS, OUT_OF_MEMORY
+from reflact.errors import ConfigError, DataError, EnvironmentFailure
+from reflact.types import Grade, Item, Score
 
-SQLValue = str | float | int | bytes | None
-SQLRow = tuple[SQLValue, ...]
+WORKER = Path(__file__).with_name("sql_worker.py")
 
-MAX_STEPS = 20_000_000
-"""Maximum of virtual-machine steps of a query, about a second; a count is the same on every machine."""
+MAX_QUERY_CHARS = 1_000_000
+"""Maximum length of a query, in characters."""
 
-MAX_ROWS = 1000
-"""Maximum number of rows of a query."""
+MAX_MEMORY_BYTES = 512 << 20
+"""Maximum memory of a process beside the tables, in bytes; most of it is SQLite's own limit."""
 
-MAX_VALUE_BYTES = 1_000_000
-"""Maximum size of a value in bytes."""
+MAX_ERROR_BYTES = 100_000
+"""Maximum size of what a process writes about its own failure, in bytes."""
 
-RELATIVE_TOLERANCE = 1e-6
-"""Numbers with at most this relative difference are equal."""
-
-READ_ACTIONS = {sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, sqlite3.SQLITE_RECURSIVE}
-
-REFUSED_FUNCTIONS = {
-    "random",
-    "randomblob",
-    "current_date",
-    "current_time",
-    "current_timestamp",
-    "load_extension",
-}
-"""Refused functions: scores must be reproducible, and queries must not load code."""
+PATIENCE = 10
+"""Limit of wall-clock time of a query, as a multiple of its processor time."""
 
 
-class QueryResult(NamedTuple):
-    """The rows of a query, and whether their order counts."""
+class QueryVerdict(NamedTuple):
+    """Whether an answer is right, and the reason if it did not run; ``problem`` is that of the references."""
 
-    rows: tuple[SQLRow, ...]
-    ordered: bool
+    right: bool = False
+    reason: str = ""
+    problem: str = ""
 
 
-class SQLGrader(ReferenceGrader[QueryResult]):
+class SQLGrader(CheckedGrader[str]):
     """Compares the rows of two queries; their order counts if the reference has an ORDER BY.
+
+    Queries run in other processes, with limits of time, memory, steps, rows and sizes. They cannot use random
+    numbers or the current time, because a score must not change.
 
     Args:
         tables: The database's image, as ``read_tables`` returns it.
@@ -66,6 +70,10 @@ class SQLGrader(ReferenceGrader[QueryResult]):
 
     name: ClassVar[str] = "sql"
     tables: bytes
+    _idle: list[QueryProcess] = PrivateAttr(default_factory=list)
+    _slots: anyio.CapacityLimiter = PrivateAttr(
+        default_factory=lambda: anyio.CapacityLimiter(os.cpu_count() or 1)
+    )
 
     @property
     def identity(self) -> dict[str, JsonValue]:
@@ -73,43 +81,165 @@ class SQLGrader(ReferenceGrader[QueryResult]):
         tables = hashlib.sha256(self.tables).hexdigest()
         return {"grader": self.name, "version": self.version, "tables": tables}
 
-    def _read(self, reference: JsonValue) -> QueryResult:
+    async def __call__(self, item: Item, answer: str) -> Grade:
+        """Run an answer and the item's reference, and compare their rows.
+
+        Raises:
+            DataError: The item's reference is no query that runs.
+            EnvironmentFailure: The process for queries could not be started.
+        """
+        references = self._list_accepted(item)
+        async with self._slots:
+            process = self._idle.pop() if self._idle else QueryProcess(self.tables)
+            try:
+                verdict = await to_thread.run_sync(process.judge, references, answer, abandon_on_cancel=True)
+            except anyio.get_cancelled_exc_class():
+                process.kill()
+                raise
+            self._idle.append(process)
+        self._refuse_problem(item, verdict)
+        score = Score.of(verdict.right)
+        return Grade(score=score, answer=answer, feedback=verdict.reason or None)
+
+    def check(self, item: Item) -> None:
+        """Raise DataError, which names the item, if its reference is no query that runs."""
+        process = self._idle.pop() if self._idle else QueryProcess(self.tables)
+        verdict = process.judge(self._list_accepted(item), None)
+        self._idle.append(process)
+        self._refuse_problem(item, verdict)
+
+    def _refuse_problem(self, item: Item, verdict: QueryVerdict) -> None:
+        if verdict.problem:
+            raise DataError(f"item {item.id!r} cannot be graded by {self.name}: {verdict.problem}")
+
+    def _read(self, reference: JsonValue) -> str:
         if not isinstance(reference, str):
             raise ValueError("the reference must be a query")  # noqa: TRY004 - the caller catches it
-        return QueryResult(self._rows(reference), "order by" in reference.lower())
+        return reference
 
-    def _match(self, expected: QueryResult, answer: str) -> tuple[float, str]:
-        try:
-            rows = self._rows(answer)
-        except ValueError as error:
-            return 0.0, str(error)
-        expected_rows = expected.rows
-        if not expected.ordered:
-            rows, expected_rows = _sort_rows(rows), _sort_rows(expected_rows)
-        same = [
-            len(a) == len(b) and all(map(_is_same, a, b)) for a, b in zip(expected_rows, rows, strict=False)
-        ]
-        return float(len(expected_rows) == len(rows) and all(same)), ""
 
-    def _feedback(self, item: Item, answer: str, reason: str) -> str:
-        return reason
+class QueryProcess:
+    """A process that runs queries; it starts with the first one, and again after it was ended.
 
-    def _rows(self, query: str) -> tuple[SQLRow, ...]:
-        if not query.strip():
-            raise ValueError("there is no query")
-        with closing(sqlite3.connect(":memory:")) as connection:
-            connection.deserialize(self.tables)
-            connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MAX_VALUE_BYTES)
-            connection.set_authorizer(_authorize)
-            calls = itertools.count(1)
-            connection.set_progress_handler(lambda: next(calls) > MAX_STEPS // 1000, 1000)
-            try:
-                rows = connection.execute(query).fetchmany(MAX_ROWS + 1)
-            except (sqlite3.Error, sqlite3.Warning, ValueError) as error:
-                raise ValueError(f"it does not run as one query: {error}") from None
-        if len(rows) > MAX_ROWS:
-            raise ValueError(f"it returns more than {MAX_ROWS} rows")
-        return tuple(rows)
+    One thread at a time may use it. The process ends with this object and with the process that started it.
+
+    Args:
+        tables: The database's image.
+    """
+
+    def __init__(self, tables: bytes) -> None:
+        self._tables = tables
+        self._process: subprocess.Popen[bytes] | None = None
+        self._owner = 0
+        self._received = b""
+
+    def judge(self, references: Sequence[str], answer: str | None) -> QueryVerdict:
+        """Run references and an answer (None: only the references), and compare their rows.
+
+        Raises:
+            EnvironmentFailure: The process could not be started, or another process ended it.
+        """
+        if answer is not None and len(answer) > MAX_QUERY_CHARS:
+            return QueryVerdict(reason=f"the query has more than {MAX_QUERY_CHARS} characters")
+        process = self._open_process()
+        _write(process, json.dumps({"references": references, "answer": answer}).encode() + b"\n")
+        problem = self._read_reply(process, MAX_SECONDS * len(references))
+        if problem is not None:
+            return QueryVerdict(problem=str(problem))
+        verdict = False if answer is None else self._read_reply(process, MAX_SECONDS)
+        return QueryVerdict(reason=verdict) if isinstance(verdict, str) else QueryVerdict(right=bool(verdict))
+
+    def kill(self) -> None:
+        """End the process, also while another thread waits for it."""
+        if self._process is not None:
+            self._process.kill()
+
+    def _open_process(self) -> subprocess.Popen[bytes]:
+        process = self._process
+        if process is not None and self._owner == os.getpid() and process.poll() is None:
+            return process
+        with ExitStack() as stack:
+            program, report, errors = (stack.enter_context(tempfile.TemporaryFile()) for _ in range(3))
+            program.write(json.dumps({"answer": WORKER.read_text(encoding="utf-8"), "tests": None}).encode())
+            program.seek(0)
+            request = SandboxRequest(
+                parent=None,
+                program=program.fileno(),
+                report=report.fileno(),
+                seconds=None,
+                memory=MAX_MEMORY_BYTES + 4 * len(self._tables),
+                output=MAX_ERROR_BYTES,
+                confine=can_confine(),
+            )
+            process = subprocess.Popen(  # noqa: S603 - our own script
+                build_command(request),
+                bufsize=0,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                env={**VARIABLES, "TZ": "UTC"},
+                start_new_session=True,
+                pass_fds=(request.program, request.report),
+            )
+            weakref.finalize(self, _end_process, process)
+            self._received = b""
+            _write(process, f"{len(self._tables)}\n".encode() + self._tables)
+            if not self._read_line(process, MAX_SECONDS * PATIENCE):
+                errors.seek(0)
+                reason = find_last_line(errors.read().decode(errors="replace"))
+                raise EnvironmentFailure(f"the process for queries did not start as it should: {reason}")
+        self._process, self._owner = process, os.getpid()
+        return process
+
+    def _read_reply(self, process: subprocess.Popen[bytes], seconds: float) -> bool | str | None:
+        """Return the next reply, or the reason why the process has ended."""
+        line = self._read_line(process, seconds * PATIENCE)
+        if line:
+            reply: bool | str | None = json.loads(line)
+            return reply
+        if process.poll() is None:
+            process.kill()
+            return f"it waited too long: it has {MAX_SECONDS} seconds of processor time"
+        if process.returncode == -signal.SIGPROF:
+            return f"it took more than {MAX_SECONDS} seconds of processor time"
+        if process.returncode == OUT_OF_MEMORY:
+            return "it needs too much memory"
+        if process.returncode == -signal.SIGKILL:
+            raise EnvironmentFailure("the process for queries was killed")
+        return f"it ended the process for queries, with exit code {process.returncode}"
+
+    def _read_line(self, process: subprocess.Popen[bytes], seconds: float) -> bytes:
+        """Return the next line; empty if the process has ended, or if it takes longer than this."""
+        assert process.stdout is not None
+        poll, end = select.poll(), time.monotonic() + seconds
+        poll.register(process.stdout, select.POLLIN)
+        while b"\n" not in self._received:
+            if not poll.poll(max(0, end - time.monotonic()) * 1000):
+                return b""
+            received = os.read(process.stdout.fileno(), 65536)
+            if not received:
+                process.wait()
+                return b""
+            self._received += received
+        line, _, self._received = self._received.partition(b"\n")
+        return line
+
+
+def _write(process: subprocess.Popen[bytes], text: bytes) -> None:
+    """Write to a process; one that has ended is noticed when its reply is read."""
+    assert process.stdin is not None
+    view = memoryview(text)
+    with suppress(BrokenPipeError):
+        while view:
+            view = view[process.stdin.write(view) or 0 :]
+
+
+def _end_process(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    for pipe in (process.stdin, process.stdout):
+        if pipe is not None:
+            pipe.close()
+    process.wait()
 
 
 def read_tables(folder: Path) -> bytes:
@@ -146,29 +276,6 @@ def _load(connection: sqlite3.Connection, file: Path) -> None:
         connection.executemany(f"INSERT INTO {_quote_identifier(file.stem)} VALUES ({marks})", rows)  # noqa: S608 - quoted
     except sqlite3.Error as error:
         raise ConfigError(f"environment.tables: {file} makes no table: {error}") from None
-
-
-def _authorize(action: int, _: str | None, name: str | None, *__: str | None) -> int:
-    allowed = action in READ_ACTIONS and (action != sqlite3.SQLITE_FUNCTION or name not in REFUSED_FUNCTIONS)
-    return sqlite3.SQLITE_OK if allowed else sqlite3.SQLITE_DENY
-
-
-def _is_same(one: SQLValue, other: SQLValue) -> bool:
-    if isinstance(one, int | float) and isinstance(other, int | float):
-        return math.isclose(one, other, rel_tol=RELATIVE_TOLERANCE, abs_tol=1e-9)
-    return one == other
-
-
-def _sort_rows(rows: Sequence[SQLRow]) -> tuple[SQLRow, ...]:
-    return tuple(sorted(rows, key=lambda row: [_rank(value) for value in row]))
-
-
-def _rank(value: SQLValue) -> tuple[int, float, str]:
-    if value is None:
-        return 0, 0.0, ""
-    if isinstance(value, int | float):
-        return 1, float(value), ""
-    return 2, 0.0, value if isinstance(value, str) else value.hex()
 
 
 def _is_number(text: str) -> bool:

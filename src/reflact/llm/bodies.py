@@ -30,12 +30,22 @@ DECODED_BYTES = 2**16
 CODINGS = frozenset({"gzip", "x-gzip", "deflate"})
 DETECTS_FORMAT = zlib.MAX_WBITS | 32
 
+GZIP_START = b"\x1f"
+"""The first byte of each member of a gzip body; any other text after a member is ignored."""
+
+ERROR_BYTES = 2**14
+"""The most bytes that are read of the answer with an error status."""
+
+
+QUOTED_CHARACTERS = 1000
+"""The most characters of an answer that an error keeps."""
+
 
 class AnswerFault(httpx.RemoteProtocolError):
     """An answer began and cannot be used; the message is a part of it, or says why."""
 
     def __init__(self, message: str, fault: FaultKind = "malformed") -> None:
-        super().__init__(message)
+        super().__init__(message[:QUOTED_CHARACTERS])
         self.fault: FaultKind = fault
 
 
@@ -101,12 +111,16 @@ class _Decoder:
         if self._zlib is None:
             yield raw
             return
-        while raw and not self._zlib.eof:
+        while raw:
+            if self._zlib.eof:
+                if not raw.startswith(GZIP_START):
+                    return
+                self._zlib = zlib.decompressobj(DETECTS_FORMAT)
             try:
                 yield self._zlib.decompress(raw, DECODED_BYTES)
             except zlib.error as error:
                 self._fail(f"a body that cannot be decoded: {error}")
-            raw = self._zlib.unconsumed_tail
+            raw = self._zlib.unconsumed_tail or self._zlib.unused_data
 
     def end(self) -> None:
         if self._zlib is not None and not self._zlib.eof:
@@ -119,3 +133,8 @@ class _Decoder:
 def decode_text(body: bytes) -> str:
     """Return a body as text: UTF-8, UTF-16 or UTF-32 as its bytes show, whatever its headers say."""
     return body.decode(json.detect_encoding(body), "replace").removeprefix("\ufeff")
+
+
+def replace_surrogates(text: str) -> str:
+    """Return text with U+FFFD in place of lone surrogates, which JSON can express and files cannot store."""
+    return text if text.isascii() else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

@@ -41,13 +41,16 @@ class ResponseCacheTransport(httpx.AsyncBaseTransport):
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """Return the stored answer, or send the request and return its answer.
 
-        Equal requests wait for each other. Requests other than POST are free and are always sent.
+        Equal requests wait for each other.
+
+        Raises:
+            AnswerFault: A redirect turned the request into another one, whose answer would be no completion.
         """
+        if request.method != "POST":
+            raise AnswerFault(f"a redirect to {request.url} that loses the body of the request")
         call_id = request.headers.get(CALL_ID_HEADER, "")
         body = await request.aread()
         outgoing = self._strip_headers(request, call_id, body)
-        if request.method != "POST":
-            return await self._inner.handle_async_request(outgoing)
         endpoint, parts = strip_to_endpoint(str(request.url)), call_id.split("/")
         key = build_cache_key(
             endpoint=endpoint,

@@ -7,11 +7,12 @@ expect. The openai client would be slow with streams, and would lose their usage
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Iterator
 from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, Field, ValidationError
 
-from reflact.llm.bodies import AnswerFault
+from reflact.llm.bodies import AnswerFault, replace_surrogates
 from reflact.llm.pricing import read_counts, write_counts
 from reflact.llm.sse import END_MARK, EVENT_STREAM, JSON, parse_chunk, read_events
 from reflact.records import FaultKind
@@ -27,6 +28,8 @@ def _join_parts(value: Any) -> Any:
     if not isinstance(value, list):
         return value
     texts = [part.get("text") if isinstance(part, dict) else part for part in value]
+    if not all(text is None or isinstance(text, str) for text in texts):
+        raise ValueError("a part that is no text")
     return "".join(text for text in texts if text is not None)
 
 
@@ -107,47 +110,51 @@ def read_completion(content_type: str, text: str) -> str:
     if not completion.choices or completion.choices[0].finish_reason == "error":
         raise AnswerFault(text, "unusable")
     choice = completion.choices[0]
-    message: dict[str, Any] = {"role": "assistant", **choice.message.model_dump(exclude={"tool_calls"})}
+    message: dict[str, Any] = {
+        "role": "assistant",
+        "content": choice.message.content,
+        "refusal": choice.message.refusal or None,
+    }
     if choice.message.tool_calls:
         message["tool_calls"] = [
             {"id": call.id, "type": "function", "function": call.function.model_dump()}
             for call in choice.message.tool_calls
         ]
     counts = read_counts(completion.usage)
-    return json.dumps(
-        {
-            "id": "",
-            "object": "chat.completion",
-            "created": 0,
-            "model": completion.model,
-            "choices": [{"index": 0, "finish_reason": choice.finish_reason or "stop", "message": message}],
-            **({} if counts.uncounted else {"usage": write_counts(counts)}),
-        }
-    )
+    body = {
+        "id": "",
+        "object": "chat.completion",
+        "created": 0,
+        "model": completion.model,
+        "choices": [{"index": 0, "finish_reason": choice.finish_reason or "stop", "message": message}],
+        **({} if counts.uncounted else {"usage": write_counts(counts)}),
+    }
+    return replace_surrogates(json.dumps(body, ensure_ascii=False))
 
 
 def _is_stream(content_type: str, text: str) -> bool:
-    if text.startswith(EVENT_STARTS):
-        return True
-    return content_type == EVENT_STREAM and not text.lstrip().startswith(("{", "["))
+    start = text.lstrip()
+    return start.startswith(EVENT_STARTS) or (
+        content_type == EVENT_STREAM and not start.startswith(("{", "["))
+    )
 
 
-def _read_chunks(text: str) -> list[_Chunk]:
-    events = list(read_events(text))
-    if END_MARK not in events:
-        raise AnswerFault(text, "broken stream")
-    before = events[: events.index(END_MARK)]
-    return [_validate(_Chunk, parse_chunk(data), text, "broken stream") for data in before]
+def _read_chunks(text: str) -> Iterator[_Chunk]:
+    for data in read_events(text):
+        if data.strip() == END_MARK:
+            return
+        yield _validate(_Chunk, parse_chunk(data), text, "broken stream")
+    raise AnswerFault(text, "broken stream")
 
 
 def _validate(model: type[M], value: object, text: str, fault: FaultKind) -> M:
     try:
         return model.model_validate(value)
-    except ValidationError:
+    except (ValidationError, RecursionError):
         raise AnswerFault(text, fault) from None
 
 
-def _join_chunks(chunks: list[_Chunk]) -> _Completion:
+def _join_chunks(chunks: Iterable[_Chunk]) -> _Completion:
     """Return the first choice of a stream, with the last usage.
 
     An answer without a finish reason was cut off, so its reason is ``length``. A stream without an answer has no
@@ -155,6 +162,7 @@ def _join_chunks(chunks: list[_Chunk]) -> _Completion:
     """
     texts: dict[str, list[str]] = {"content": [], "refusal": []}
     calls: dict[int, _Call] = {}
+    arguments: dict[int, list[str]] = {}
     finish, model, usage, answered = "length", "", None, False
     for chunk in chunks:
         model, usage = chunk.model or model, chunk.usage or usage
@@ -169,10 +177,13 @@ def _join_chunks(chunks: list[_Chunk]) -> _Completion:
                 if (part := getattr(delta, name)) is not None:
                     parts.append(part)
             for part in delta.tool_calls or ():
-                call = calls.setdefault(part.index or 0, _Call(function=_Function()))
+                index = part.index or 0
+                call = calls.setdefault(index, _Call(function=_Function()))
                 call.id = call.id or part.id
                 call.function.name += part.function.name
-                call.function.arguments += part.function.arguments
+                arguments.setdefault(index, []).append(part.function.arguments)
+    for index, written in arguments.items():
+        calls[index].function.arguments = "".join(written)
     message = _Message(
         tool_calls=[call for _, call in sorted(calls.items())],
         **{name: "".join(parts) if parts else None for name, parts in texts.items()},

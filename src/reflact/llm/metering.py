@@ -15,7 +15,7 @@ import httpx
 from reflact.concurrency import finish_if_cancelled
 from reflact.config.models import ModelConfig
 from reflact.errors import ReflactError
-from reflact.llm.bodies import AnswerFault, decode_text, select_headers
+from reflact.llm.bodies import ERROR_BYTES, AnswerFault, decode_text, select_headers
 from reflact.llm.budget import Account, Reservation
 from reflact.llm.completions import read_completion
 from reflact.llm.drafts import CONTEXT
@@ -32,7 +32,7 @@ RELEASE_SECONDS = 0.2
 """How long a cancelled caller waits until its reservation is released."""
 
 RESERVATION = "reflact_reservation"
-"""The extension of a request that holds its ``CallReservation``; a request without one is free."""
+"""The extension of a request that holds its ``CallReservation``."""
 
 UNSENT = (
     httpx.ConnectError,
@@ -64,9 +64,7 @@ class MeteredTransport(httpx.AsyncBaseTransport):
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """Send a request once and return its answer, read whole. Raise BudgetSpent if the budget has no room."""
-        call: CallReservation | None = request.extensions.get(RESERVATION)
-        if call is None:
-            return await send_whole(request, self._inner, self._config.timeout)
+        call: CallReservation = request.extensions[RESERVATION]
         body = await request.aread()
         at = datetime.now(UTC)
         worst = worst_case(len(body), read_cap(json.loads(body)), self._config, at=at)
@@ -154,7 +152,9 @@ def _count_tokens(usage: Usage) -> int:
 async def send_whole(
     request: httpx.Request, inner: httpx.AsyncBaseTransport, seconds: float
 ) -> httpx.Response:
-    """Send a request once and return its whole answer; a body that broke the rules of an error status is cut.
+    """Send a request once and return its whole answer.
+
+    The body of an error is cut after ``ERROR_BYTES``, and where it broke off or cannot be decoded.
 
     Raises:
         AnswerFault: The answer began, and broke off or cannot be decoded.
@@ -169,11 +169,14 @@ async def send_whole(
             drafts = None if context is None else context.drafts
             if drafts is not None:
                 drafts.begin(find_keys(request))
-            pieces = []
+            pieces, size = [], 0
             try:
                 assert isinstance(response.stream, httpx.AsyncByteStream)
                 async for piece in response.stream:
                     pieces.append(piece)
+                    size += len(piece)
+                    if size > ERROR_BYTES and not response.is_success:
+                        break
                     if drafts is not None:
                         drafts.feed(piece)
             except AnswerFault:

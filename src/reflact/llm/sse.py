@@ -10,6 +10,9 @@ from typing import Any
 from pydantic import JsonValue
 
 JSON, EVENT_STREAM, END_MARK = "application/json", "text/event-stream", "[DONE]"
+PIECE_CHARACTERS = 2**16
+"""How much of a whole text is read at once, since each of its lines takes memory."""
+
 LINES = re.compile(r"\r\n|\n|\r")
 
 
@@ -42,7 +45,10 @@ class EventReader:
 
 def read_events(text: str) -> Iterator[str]:
     """Yield the data of all events of a stream, including a last event without a line end."""
-    return EventReader().feed(f"{text}\n\n")
+    reader = EventReader()
+    for at in range(0, len(text), PIECE_CHARACTERS):
+        yield from reader.feed(text[at : at + PIECE_CHARACTERS])
+    yield from reader.feed("\n\n")
 
 
 def parse_chunk(data: str) -> JsonValue:

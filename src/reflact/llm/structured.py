@@ -18,6 +18,7 @@ from pydantic import BaseModel, ValidationError, ValidationInfo, model_validator
 
 from reflact.errors import ProviderError, UnknownModel
 from reflact.jsonutil import describe_problems
+from reflact.llm.bodies import replace_surrogates
 from reflact.messages import Message, ReplyModel
 
 Body = dict[str, Any]
@@ -91,7 +92,7 @@ class Conversation(Generic[R]):
         try:
             if self._handlers is None:
                 text = message.content if message.content is not None else message.refusal
-                plain = self._type.model_validate({"text": replace_surrogates(text or "")})
+                plain = self._type.model_validate({"text": text or ""})
                 if self._check is not None:
                     self._check(plain)
                 return plain
@@ -111,10 +112,7 @@ class Conversation(Generic[R]):
     def send_back(self, completion: ChatCompletion, invalid: InvalidReply) -> None:
         """Add an invalid reply and its reason to the conversation."""
         message = completion.choices[0].message
-        message.content = replace_surrogates(message.content or "")
-        for call in message.tool_calls or ():
-            if call.type == "function":
-                call.function.arguments = replace_surrogates(call.function.arguments)
+        message.content = message.content or ""
         ask = f"This reply cannot be used: {invalid}. Reply again, whole and corrected."
         if self._handlers is None:
             written = [{"role": "assistant", "content": message.content}] if message.content else []
@@ -191,8 +189,3 @@ def refuses_format(error: ProviderError) -> bool:
         return False
     named = any(field in str(error) for field in ("response_format", "tool_choice"))
     return error.status in FORMAT_REFUSALS or (named and error.status >= 500)
-
-
-def replace_surrogates(text: str) -> str:
-    """Return text with U+FFFD in place of lone surrogates, which JSON can express and files cannot store."""
-    return text if text.isascii() else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
