@@ -40,14 +40,12 @@ def known(accuracy: float, **right: int) -> CriticAccuracyByMistake:
 
 def shares(plan: RoundPlan | None) -> dict[str, float]:
     """Return a round's shares by kind."""
-    assert plan is not None
     return {kind.mistake: kind.share for kind in plan.shares}
 
 
 def test_the_weakest_kind_gets_most_and_every_kind_something() -> None:
     """Without a measurement all are equal; later half goes to where errors are certain, in proportion."""
     first = plan_next_round([], FOUR)
-    assert first is not None
     assert set(shares(first).values()) == {0.25}
     assert (first.number, first.nearest, first.farthest) == (1, 1, 10)
     plan = plan_next_round([known(0.5, inflated_score=4, ignored_evidence=20, credit_for_intention=14)], FOUR)
@@ -212,7 +210,6 @@ async def test_three_rounds_without_duplicates_get_harder_and_turn_to_the_weakes
     steps = []
     for n in range(24):
         one = event(n, before=1, after=4 + n % 3)
-        assert one.label is not None
         gold = one.label.model_copy(update={"reasoning": f"Half of step {n} is there."})
         steps.append(one.model_copy(update={"label": gold}))
     chosen, history = CurriculumSettings(max_rounds=9), [known(0.6, **dict.fromkeys(MISTAKE_KINDS, 12))]
