@@ -153,19 +153,6 @@ async def test_a_cancelled_write_still_completes(database: Database) -> None:
     assert await texts(database) == ["kept", "later"]
 
 
-async def test_closing_finishes_what_was_begun(path: Path) -> None:
-    """Writes that were cancelled just before closing are on disk after it."""
-    database = Database(path, NOTES)
-    with anyio.CancelScope() as scope:
-        async with database, open_task_group() as tasks:
-            for n in range(20):
-                tasks.start_soon(put, database, f"note {n}")
-            await anyio.wait_all_tasks_blocked()
-            scope.cancel()
-    async with Database(path, NOTES) as again:
-        assert len(await texts(again)) == 20
-
-
 async def test_closing_waits_no_longer_than_its_grace(path: Path) -> None:
     """A write that hangs does not hold up closing; it completes and then lets go of the file."""
     entered, go_on, before = threading.Event(), threading.Event(), set(threading.enumerate())
@@ -351,19 +338,6 @@ async def test_a_full_disk(database: Database) -> None:
     assert await texts(database) == ["earlier"]
 
 
-async def test_a_lock_that_is_not_given_up(path: Path) -> None:
-    """Another process's lock is waited for, then named; nothing of the write remains."""
-    async with Database(path, NOTES, lock_timeout=0.01) as database:
-        other = sqlite3.connect(path, isolation_level=None)
-        other.execute("BEGIN IMMEDIATE")
-        with pytest.raises(StoreError, match="another process kept it locked"):
-            await put(database, "late")
-        other.execute("ROLLBACK")
-        other.close()
-        await put(database, "again")
-        assert await texts(database) == ["again"]
-
-
 async def test_a_lock_is_waited_for(path: Path) -> None:
     """A write that meets another process's lock goes through once that is given up."""
     async with Database(path, NOTES) as database:
@@ -375,28 +349,6 @@ async def test_a_lock_is_waited_for(path: Path) -> None:
             other.execute("ROLLBACK")
         other.close()
         assert await texts(database) == ["patient"]
-
-
-async def test_leaving_does_not_wait_for_a_lock(path: Path) -> None:
-    """Cancelled while another process holds the lock, it is left within its grace, and its threads end."""
-    before = set(threading.enumerate())
-    async with Database(path, NOTES):
-        pass
-    other = sqlite3.connect(path, isolation_level=None)
-    other.execute("BEGIN IMMEDIATE")
-    with anyio.fail_after(5):
-        async with (
-            open_task_group() as tasks,
-            Database(path, NOTES, lock_timeout=600, grace=0.01) as database,
-        ):
-            tasks.start_soon(put, database, "too late")
-            await anyio.wait_all_tasks_blocked()
-            tasks.cancel_scope.cancel()
-        await until(lambda: set(threading.enumerate()) == before)
-    other.execute("ROLLBACK")
-    other.close()
-    async with Database(path, NOTES) as again:
-        assert await texts(again) == []
 
 
 async def test_a_check_finds_damage_that_no_read_has_met(path: Path) -> None:
