@@ -66,7 +66,15 @@ MODEL = ModelConfig(
     reasks=2,
 )
 
-LARGER = MODEL.model_copy(update={"model": "qwen2.5-coder-1.5b", "max_tokens": 1000, "timeout": 3600})
+LARGER = MODEL.model_copy(
+    update={
+        "model": "qwen2.5-coder-1.5b",
+        "temperature": 0.7,
+        "max_tokens": 1000,
+        "extra_body": {"frequency_penalty": 0.6},
+        "timeout": 3600,
+    }
+)
 """The model for the prompts of the default profile, and for those that the smaller one never answers validly."""
 
 UNANSWERED = {"merge/v1", "draft_failure/v1", "rewrite/v1"}

@@ -239,8 +239,8 @@ def test_the_reasoned_replies_bound_no_length() -> None:
 
 def test_evidence_travels_with_a_proposal() -> None:
     """Merges and rankings see what asks for a proposal; proposals without evidence are shown as before."""
-    kind = failure_reply_type(("append",), cases=1, most=1, reasoned=True)
-    (edit,) = map(build_edit, kind.model_validate({**REPLY, "patterns": []}).edits)
+    kind = failure_reply_type(("append",), cases=2, most=1, reasoned=True)
+    (edit,) = map(build_edit, kind.model_validate(REPLY).edits)
     assert str(EDIT["evidence"]) in show_edits([edit])
     assert "Cases behind them: proposal 1 from 1 case." in show_edits(
         [edit.model_copy(update={"evidence": ""})]

@@ -308,11 +308,13 @@ def failure_reply_type(
 ) -> type[AnalystReply]:
     """Return the reply type for ``cases`` failures with at most ``most`` edits of the given kinds.
 
-    Small models must name at least one pattern and one edit. Several cases share a pattern, so they name at
-    most half as many patterns as cases, and at most three.
+    There is at least one pattern and one edit. Several cases share a pattern, so small models name at most half
+    as many patterns as cases, and at most three.
     """
-    fewest = 0 if reasoned else min(1, most)
-    edits = (list[_edit_type(operations, reasoned=reasoned)], {"min_length": fewest, "max_length": most})  # type: ignore[misc]
+    edits = (
+        list[_edit_type(operations, reasoned=reasoned)],
+        {"min_length": min(1, most), "max_length": most},
+    )  # type: ignore[misc]
     base = ReasonedAnalystReply if reasoned else AnalystReply
     return narrow_reply_type(base, patterns=_pattern_field(cases, reasoned=reasoned), edits=edits)
 
@@ -356,7 +358,7 @@ def _pattern_field(cases: int, *, reasoned: bool) -> tuple[Any, Mapping[str, Any
         return list[PatternReply], {"min_length": 1, "max_length": max(1, min(3, cases // 2))}
     number = Annotated[int, Field(ge=1, le=cases)]
     pattern = narrow_reply_type(ReasonedPattern, cases=(list[number], {"min_length": 1, "max_length": cases}))
-    return list[pattern], {"min_length": 0, "max_length": cases}  # type: ignore[valid-type]
+    return list[pattern], {"min_length": 1, "max_length": cases}  # type: ignore[valid-type]
 
 
 def _edit_type(
