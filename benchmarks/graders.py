@@ -60,7 +60,7 @@ def list_attacks(tables: bytes) -> list[tuple[str, Grader, JsonValue, str]]:
     return [
         *texts,
         ("numeric: digits", NumericGrader(), "7", "1" * SIZE),
-        ("json_fields: numbers", JsonFieldsGrader(), {"a": 1}, f'{{"b": [{"1," * 490_000}1]}}'),
+        ("json_fields: numbers", JsonFieldsGrader(), {"a": 1}, f'{{"b": [{"1," * 240_000}1]}}'),
         ("regex: nested repetitions", RegexGrader(), r"([a-z]+)*\d", "ab" * 20_000),
         *((f"sql: {name}", sql, "SELECT COUNT(*) FROM t", query) for name, query in steps.items()),
         *((f"python: {name}", python, {"stdout": "1"}, program) for name, program in programs.items()),

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from pydantic import JsonValue
 
 from reflact.environments.graders import (
+    MAX_JSON_CHARS,
     ExactGrader,
     Grader,
     GraderOutput,
@@ -463,5 +464,5 @@ async def test_patterns_are_matched_beside_the_event_loop() -> None:
 def test_huge_answers_are_no_numbers_and_no_json() -> None:
     """Beyond a limit an answer is not read; the feedback says so."""
     assert parse_number("0" * 10_000 + "1") is None
-    answer = json.dumps({"a": 1, "b": "x" * 1_000_000})
-    assert "more than 1000000 characters" in _feedback(JsonFieldsGrader(), {"a": 1}, answer)
+    answer = json.dumps({"a": 1, "b": "x" * MAX_JSON_CHARS})
+    assert f"more than {MAX_JSON_CHARS} characters" in _feedback(JsonFieldsGrader(), {"a": 1}, answer)

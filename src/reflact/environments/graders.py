@@ -36,7 +36,7 @@ PART_CHARS = 2_000
 MAX_NUMBER_CHARS = 10_000
 """Maximum length of a number, in characters."""
 
-MAX_JSON_CHARS = 1_000_000
+MAX_JSON_CHARS = 500_000
 """Maximum length of an answer in JSON, in characters."""
 
 SHOWN_CHARS = 300
@@ -74,7 +74,8 @@ def _iter_words(text: str) -> Iterator[str]:
             others = True
             yield word
     if not others:
-        yield from articles
+        for word in articles:  # unlike `yield from`, a loop lets other threads run
+            yield word
 
 
 def _fold_text(text: str) -> str:
