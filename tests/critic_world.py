@@ -86,7 +86,6 @@ def mistaken(prompt: RenderedPrompt, reply_type: type[ReplyModel], call_id: Call
         return {"purpose": "Draw the three figures of the report."}
     asked = prompt.messages[1].content.rsplit("Write the mistaken evaluation", 1)[1]
     found = re.search(r"\((\w+)\), with a number from ([\d.]+) to ([\d.]+)\.", asked)
-    assert found is not None
     low, high = float(found[2]), float(found[3])
     return {
         "mistake": found[1],

@@ -119,39 +119,12 @@ async def test_what_is_scored_and_learned_from_is_looked_at(tmp_path: Path) -> N
     assert not llm.calls
 
 
-HEADER = '{"type":"reflact_memory","version":1}'
-
-
 def refused(*arguments: object) -> str:
     """Run a command that has to end with code 2, and return its one sentence."""
     result = CliRunner().invoke(app, [*map(str, arguments)])
     assert result.exit_code == 2, result.output
     assert result.stderr.count("\n") == 1
     return result.stderr
-
-
-@pytest.mark.parametrize(
-    ("lines", "said"),
-    [
-        (
-            [HEADER, '{"type":"trace","tr'],
-            "line 2 is not part of an exported memory: it is not complete JSON; if",
-        ),
-        (
-            [HEADER, '{"type":"trace","trace":{"id":"t"}}'],
-            "line 2 .*: `trace.purpose`: field required; export",
-        ),
-        (['{"type":"reflact_memory","version":9}'], "line 1 .*: its version is 9, .*; upgrade reflact"),
-        (['{"purpose":"p"}'], "line 1 .* files of traces belong to a calibration's `traces`"),
-        (["not JSON"], "line 1 .* not complete JSON"),
-    ],
-)
-def test_a_file_that_is_no_export_is_named(tmp_path: Path, lines: list[str], said: str) -> None:
-    """The file, the line, what is wrong with it and what to do; nothing is brought in."""
-    (tmp_path / "export.jsonl").write_text("\n".join(lines), encoding="utf-8")
-    message = refused("memory", "import", tmp_path / "memory.db", tmp_path / "export.jsonl")
-    assert re.search(rf"export\.jsonl: {said}", message)
-    assert message.endswith("nothing was imported\n")
 
 
 def configured(folder: Path, **more: JsonValue) -> Path:
@@ -202,17 +175,6 @@ def test_a_line_that_is_no_anchor_is_named(tmp_path: Path, line: str, said: str)
     Trace("p", id="t", path=tmp_path / "traces" / "t.jsonl").finish()
     path = configured(tmp_path, traces=str(tmp_path / "traces"), anchors=str(anchors))
     assert f"anchors.jsonl, line 3, is no contrast pair: {said}; a line is" in refused("calibrate", path)
-
-
-def test_a_file_that_is_no_memory_is_named(tmp_path: Path) -> None:
-    """A text in a memory's place is left alone, and the sentence names it."""
-    path = tmp_path / "notes.txt"
-    path.write_text("Buy milk, and then some more milk.", encoding="utf-8")
-    result = CliRunner().invoke(app, ["memory", "list", str(path)])
-    assert result.exit_code != 0
-    assert f"database {path}: the file is not a SQLite database; name another" in result.stderr
-    assert result.stderr.count("\n") == 1
-    assert path.read_text(encoding="utf-8").startswith("Buy milk")
 
 
 def test_files_that_are_not_whole_are_told(tmp_path: Path) -> None:

@@ -357,7 +357,6 @@ async def test_a_round_that_tests_nothing_says_why(same: bool, needs: str, said:
     report = await Calibrator(llm, ListMemory(), settings=mistaken).calibrate(
         traces, heldout=held_out, allow_untested=True
     )
-    assert report.not_tested_reason is not None
     assert said in report.not_tested_reason
 
 
@@ -386,7 +385,6 @@ async def test_a_calibration_is_told_from_its_beginning_to_its_report() -> None:
         n_training_traces=3, n_held_out_traces=20, n_held_out_steps=20, n_anchor_steps=0
     )
     assert isinstance(before, CriticMeasured)
-    assert report.held_out.before is not None
     assert (before.when, before.held_out.n_steps, before.usage.calls) == ("before", 20, 20)
     assert before.held_out.error == pytest.approx(report.held_out.before.error.value)
     assert isinstance(began, RoundStarted)
@@ -399,7 +397,6 @@ async def test_a_calibration_is_told_from_its_beginning_to_its_report() -> None:
     assert tested.evidence == report.tests[0]
     after, last = told[-2:]
     assert isinstance(after, CriticMeasured)
-    assert report.held_out.after is not None
     assert (after.when, after.usage) == ("after", report.usage)
     assert after.held_out.error == pytest.approx(report.held_out.after.error.value)
     assert last == CalibrationFinished(report=report)

@@ -273,7 +273,6 @@ def test_stopped_it_says_what_is_kept(folder: Path, number: signal.Signals, code
         with reflact_process("calibrate", path) as process:
             hold.until_held()
             process.send_signal(number)
-            assert process.stderr is not None
             said = ""
             while "to resume" not in said:
                 said = process.stderr.readline()
@@ -367,7 +366,6 @@ def test_a_reader_that_goes_away_loses_nothing_but_lines(
         arguments = [sys.executable, "-c", MAIN, "calibrate", str(path), "--html", str(page), *options]
         errors = subprocess.STDOUT if both else subprocess.PIPE
         with subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=errors, text=True) as process:
-            assert process.stdout is not None
             process.stdout.close()
             said = "" if process.stderr is None else process.stderr.read()
             assert process.wait(HANGS) == 0, said

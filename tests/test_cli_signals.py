@@ -66,7 +66,6 @@ def test_calls_that_hang_are_cut_off(tmp_path: Path, number: signal.Signals, cod
     with world(tmp_path, endpoint, grace=grace) as path, reflact_process("train", path) as process:
         assert endpoint.held.wait(HANGS)
         process.send_signal(number)
-        assert process.stderr is not None
         said = process.stderr.readline()
         if grace == HANGS:
             process.send_signal(number)
@@ -91,7 +90,6 @@ def test_what_is_under_way_is_kept(
         with reflact_process("train", path, "--json") as process:
             assert endpoint.held.wait(HANGS)
             process.send_signal(number)
-            assert process.stderr is not None
             said = process.stderr.readline()
             endpoint.go_on.set()
             shown, errors = process.communicate(timeout=HANGS / 2)
@@ -154,7 +152,6 @@ def test_a_blocked_event_loop_does_not_keep_the_process() -> None:
     """Where foreign code blocks the event loop, the process ends by itself once the grace is over."""
     command = [sys.executable, "-c", textwrap.dedent(BLOCKED)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
         process.send_signal(signal.SIGTERM)
         _, errors = process.communicate(timeout=10)
@@ -168,7 +165,6 @@ def test_a_signal_while_a_person_is_asked(tmp_path: Path) -> None:
         world(tmp_path, Endpoint(), grace=HANGS) as path,
         reflact_process("train", path, "--review", "--set", "gate.policy=strict", stdin=keyboard) as process,
     ):
-        assert process.stderr is not None
         said = ""
         while "take it?" not in said:
             said += process.stderr.read(1)

@@ -240,10 +240,8 @@ async def test_the_summary_says_what_the_critic_is_worth(tmp_path: Path) -> None
     critic = Critic(flattered()).pin_to(())
     traces = [await trace_of(critic, f"t{n}", n, count=2, claims=[n % 2 == 0, False]) for n in range(20)]
     measured = await measure_critic(critic, traces)
-    assert measured is not None
     assert measured.error.value == pytest.approx(0.75)
     used = CriticGrader(critic, measurements=measured).scored_by.accuracy
-    assert used is not None
     assert (used.traces, used.transitions) == (20, 40)
     assert (used.error, used.accuracy) == (measured.error, measured.accuracy)
     assert await measure_critic(critic, []) is None

@@ -40,14 +40,12 @@ def known(accuracy: float, **right: int) -> CriticAccuracyByMistake:
 
 def shares(plan: RoundPlan | None) -> dict[str, float]:
     """Return a round's shares by kind."""
-    assert plan is not None
     return {kind.mistake: kind.share for kind in plan.shares}
 
 
 def test_the_weakest_kind_gets_most_and_every_kind_something() -> None:
     """Without a measurement all are equal; later half goes to where errors are certain, in proportion."""
     first = plan_next_round([], FOUR)
-    assert first is not None
     assert set(shares(first).values()) == {0.25}
     assert (first.number, first.nearest, first.farthest) == (1, 1, 10)
     plan = plan_next_round([known(0.5, inflated_score=4, ignored_evidence=20, credit_for_intention=14)], FOUR)
@@ -96,6 +94,42 @@ def test_a_plateau_ends_the_rounds(accuracies: list[float], patience: int, over:
     chosen = CurriculumSettings(patience=patience, max_rounds=9)
     assert has_plateaued(history, chosen) is over
     assert (plan_next_round(history, chosen) is None) is over
+
+
+@pytest.mark.parametrize(
+    ("errors", "over"),
+    [
+        ([4.0, 2.0], False),
+        ([4.0, 3.95], True),
+        ([2.0, 4.0], True),
+        ([4.0, 2.0, 2.0], True),
+        ([None, 2.0], True),
+    ],
+)
+def test_rounds_go_on_while_the_error_falls(errors: list[float | None], over: bool) -> None:
+    """A critic that inflates evenly orders all states rightly, and still learns until its error stays."""
+    history = [CriticAccuracyByMistake(accuracy=1.0, error=error) for error in errors]
+    assert has_plateaued(history, FOUR) is over
+    assert (plan_next_round(history, FOUR) is None) is over
+
+
+def test_a_critic_that_inflates_evenly_is_taught_until_it_is_right() -> None:
+    """Held-out scores that all are 4 too high, then 2, then right: the history holds what tells them apart."""
+    history: list[CriticAccuracyByMistake] = []
+    for excess in (4, 2, 0, 0):
+        scored = [
+            ScoredStep(
+                trace_id=str(n),
+                step=0,
+                label=Label(progress_before=0, progress_after=n, source="program"),
+                evaluation=event(before=0, after=n + excess).evaluation,
+            )
+            for n in range(1, 6)
+        ]
+        assert plan_next_round(history, FOUR) is not None
+        history += build_history(scored, ())
+    assert [(measured.accuracy, measured.error) for measured in history] == [(1, 4), (1, 2), (1, 0), (1, 0)]
+    assert plan_next_round(history, FOUR) is None
 
 
 def test_rounds_end_when_all_are_made() -> None:
@@ -176,7 +210,6 @@ async def test_three_rounds_without_duplicates_get_harder_and_turn_to_the_weakes
     steps = []
     for n in range(24):
         one = event(n, before=1, after=4 + n % 3)
-        assert one.label is not None
         gold = one.label.model_copy(update={"reasoning": f"Half of step {n} is there."})
         steps.append(one.model_copy(update={"label": gold}))
     chosen, history = CurriculumSettings(max_rounds=9), [known(0.6, **dict.fromkeys(MISTAKE_KINDS, 12))]

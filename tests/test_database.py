@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import closing
 from functools import partial
 from pathlib import Path
+from shutil import copyfile
 
 import anyio
 import pytest
@@ -152,19 +153,6 @@ async def test_a_cancelled_write_still_completes(database: Database) -> None:
     assert await texts(database) == ["kept", "later"]
 
 
-async def test_closing_finishes_what_was_begun(path: Path) -> None:
-    """Writes that were cancelled just before closing are on disk after it."""
-    database = Database(path, NOTES)
-    with anyio.CancelScope() as scope:
-        async with database, open_task_group() as tasks:
-            for n in range(20):
-                tasks.start_soon(put, database, f"note {n}")
-            await anyio.wait_all_tasks_blocked()
-            scope.cancel()
-    async with Database(path, NOTES) as again:
-        assert len(await texts(again)) == 20
-
-
 async def test_closing_waits_no_longer_than_its_grace(path: Path) -> None:
     """A write that hangs does not hold up closing; it completes and then lets go of the file."""
     entered, go_on, before = threading.Event(), threading.Event(), set(threading.enumerate())
@@ -230,6 +218,51 @@ async def test_it_works_only_while_open(path: Path) -> None:
         pass
     with pytest.raises(StoreError, match="not open"):
         await texts(database)
+
+
+def remove_log(path: Path) -> None:
+    path.with_name(f"{path.name}-wal").unlink()
+
+
+def move_folder(path: Path) -> None:
+    path.parent.rename(path.parent.with_name("moved"))
+
+
+def replace_file(path: Path) -> None:
+    copyfile(path, path.with_name("copy"))
+    path.with_name("copy").rename(path)
+
+
+@pytest.mark.parametrize("change", [Path.unlink, remove_log, move_folder, replace_file])
+async def test_a_file_that_went_away_is_noticed(tmp_path: Path, change: Callable[[Path], object]) -> None:
+    """A write to a file that was removed, moved or replaced, or lost its log, is refused in one sentence."""
+    path = tmp_path / "folder" / "notes.db"
+    async with Database(path, NOTES) as database:
+        await put(database, "before")
+        change(path)
+        for _ in range(2):
+            with pytest.raises(
+                StoreError, match="was moved, removed or replaced while it was open"
+            ) as noticed:
+                await put(database, "after")
+            assert str(path) in str(noticed.value)
+
+
+async def test_a_file_that_goes_away_during_a_write_is_noticed(path: Path) -> None:
+    """A write is not acknowledged if its file was moved before it was committed."""
+    async with Database(path, NOTES) as database:
+        with pytest.raises(StoreError, match="was moved, removed or replaced while it was open"):
+            await database.write(lambda _: path.rename(path.with_name("moved")))
+
+
+async def test_a_database_may_be_opened_after_a_fork_but_not_before(path: Path) -> None:
+    """A forked process is refused by a database that its parent opened, and does not wait for its threads."""
+    async with Database(path, NOTES) as database:
+        database._pid += 1
+        for call in (put(database, "x"), texts(database), database.checkpoint()):
+            with pytest.raises(StoreError, match="this process is a fork of that one; open it anew"):
+                await call
+        database._pid -= 1
 
 
 async def test_writes_wait_for_the_disk(database: Database) -> None:
@@ -305,19 +338,6 @@ async def test_a_full_disk(database: Database) -> None:
     assert await texts(database) == ["earlier"]
 
 
-async def test_a_lock_that_is_not_given_up(path: Path) -> None:
-    """Another process's lock is waited for, then named; nothing of the write remains."""
-    async with Database(path, NOTES, lock_timeout=0.01) as database:
-        other = sqlite3.connect(path, isolation_level=None)
-        other.execute("BEGIN IMMEDIATE")
-        with pytest.raises(StoreError, match="another process kept it locked"):
-            await put(database, "late")
-        other.execute("ROLLBACK")
-        other.close()
-        await put(database, "again")
-        assert await texts(database) == ["again"]
-
-
 async def test_a_lock_is_waited_for(path: Path) -> None:
     """A write that meets another process's lock goes through once that is given up."""
     async with Database(path, NOTES) as database:
@@ -329,28 +349,6 @@ async def test_a_lock_is_waited_for(path: Path) -> None:
             other.execute("ROLLBACK")
         other.close()
         assert await texts(database) == ["patient"]
-
-
-async def test_leaving_does_not_wait_for_a_lock(path: Path) -> None:
-    """Cancelled while another process holds the lock, it is left within its grace, and its threads end."""
-    before = set(threading.enumerate())
-    async with Database(path, NOTES):
-        pass
-    other = sqlite3.connect(path, isolation_level=None)
-    other.execute("BEGIN IMMEDIATE")
-    with anyio.fail_after(5):
-        async with (
-            open_task_group() as tasks,
-            Database(path, NOTES, lock_timeout=600, grace=0.01) as database,
-        ):
-            tasks.start_soon(put, database, "too late")
-            await anyio.wait_all_tasks_blocked()
-            tasks.cancel_scope.cancel()
-        await until(lambda: set(threading.enumerate()) == before)
-    other.execute("ROLLBACK")
-    other.close()
-    async with Database(path, NOTES) as again:
-        assert await texts(again) == []
 
 
 async def test_a_check_finds_damage_that_no_read_has_met(path: Path) -> None:

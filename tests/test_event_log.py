@@ -160,7 +160,6 @@ def test_the_demo_tells_the_same_at_any_concurrency_and_after_kills(tmp_path: Pa
     with (tmp_path / "told").open("w+", encoding="utf-8") as kept, slow.start(kept) as unbroken:
         for limit in KILLED_AT:
             with fast.start() as process:
-                assert process.stdout is not None
                 lines = [line for line, _ in zip(process.stdout, range(limit), strict=False)]
                 process.kill()
                 printed += durable([*lines, *process.stdout.readlines()])

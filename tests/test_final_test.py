@@ -67,7 +67,6 @@ async def test_the_last_skill_is_promoted_by_the_gates_own_rule(tmp_path: Path) 
     done = await run(tmp_path / "a", script=script, **{**DIVIDED, "test": {"enabled": False}})
     (promotion,) = done.promotions
     assert promotion.verdict.action == "accept_new_best"
-    assert promotion.verdict.evidence is not None
     assert promotion.verdict.evidence.policy == "ranked"
     assert done.summary.best == done.summary.final == promotion.current
     assert (promotion.current.score, promotion.current.inherited) == (0.25, False)
@@ -117,11 +116,9 @@ async def test_reported_validation_scores_come_from_trials_that_no_gate_saw(tmp_
     gate = {"policy": "paired", "max_trials": 4, "early_stop": False, "report_trials": 3}
     done = await run(tmp_path, actor=Actor(lucky), target={"deterministic": False}, gate=gate)
     assert "accept_new_best" in done.actions
-    assert done.summary.best is not None
     assert done.summary.best.score == 1.0
     for name in ("baseline", "best", "final"):
         score = done.summary.score(name, Split.val)
-        assert score is not None
         assert (score.trials, score.n, score.selected_on, score.hard) == (3, 12, False, 0.0)
     val = {item.id for item in WORLD.items(Split.val)}
     trials = {r.trial for r in await rollouts_in(tmp_path) if r.item_id in val}
@@ -178,12 +175,9 @@ async def test_scores_have_buckets_intervals_and_improvements(tmp_path: Path) ->
         (name, split) for split in ("val", "test") for name in ("baseline", "best", "final")
     ]
     test = done.summary.score("best", Split.test)
-    assert test is not None
     learned = next(name for name, line in LINES.items() if line in done.best)
     assert (test.n, test.hard, test.successes, test.unmeasured) == (8, 0.25, 2.0, 0)
     assert test.skill_hash == Skill(text=done.best).hash
-    assert test.low is not None
-    assert test.high is not None
     assert test.low < 0.25 < test.high
     assert {b.task_type: (b.n, b.hard) for b in test.buckets} == {
         name: (2, float(name == learned)) for name in ("double", "square", "negate", "parity")

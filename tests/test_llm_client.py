@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import ssl
+import time
 from pathlib import Path
 from typing import Any
 
@@ -238,6 +240,38 @@ async def test_azure_has_its_own_address_and_header() -> None:
         "https://acme.test/openai/deployments/m/chat/completions?api-version=2024-10-21"
     )
     assert request.headers["api-key"] == SECRET
+
+
+@pytest.mark.parametrize(("seconds", "fetched"), [(7200, 1), (60, 4), (None, 4)])
+@pytest.mark.parametrize("api", ["azure", "openai"])
+async def test_a_token_goes_out_as_bearer_and_is_fetched_anew_when_it_expires(
+    api: str, seconds: int | None, fetched: int
+) -> None:
+    """A token that lasts is fetched once; one that ends within minutes, or does not say when, for each request."""
+    issued: list[str] = []
+
+    async def issue() -> str:
+        claims = {"n": len(issued)} | ({} if seconds is None else {"exp": int(time.time()) + seconds})
+        body = base64.urlsafe_b64encode(json.dumps(claims).encode()).decode().rstrip("=")
+        issued.append(f"eyJhbGciOiJub25lIn0.{body}.c2lnbmVk")
+        return issued[-1]
+
+    endpoint = Endpoint(GOOD)
+    settings = config(
+        api=api,
+        api_version="2024-10-21",
+        base_url="https://acme.test",
+        key=issue,
+        auth="token",
+        mode="json_schema",
+    )
+    async with connected(endpoint, settings) as client:
+        for n in range(3):
+            await client.ask(PROMPT, Pick, call_id=call_id(str(n)))
+    assert len(issued) == fetched
+    sent = [request.headers["authorization"] for request in endpoint.requests]
+    assert sent == [f"Bearer {token}" for token in (issued[1:] if fetched == 4 else issued * 3)]
+    assert not any("api-key" in request.headers for request in endpoint.requests)
 
 
 async def test_azure_needs_a_version() -> None:

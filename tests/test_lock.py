@@ -17,7 +17,7 @@ from typer.testing import CliRunner, Result
 
 from reflact.cli.app import app
 from reflact.errors import RunConflict, StoreError
-from reflact.store.lock import lock_run
+from reflact.store.lock import lock_identity, lock_run, own_run, read_commit_counts
 from served import HANGS, Endpoint, reflact_process, world
 
 HOLD = """
@@ -75,25 +75,105 @@ def test_two_trainers_of_one_process_exclude_each_other(tmp_path: Path) -> None:
     assert "async with" in str(refusal.value)
 
 
-def test_a_folder_remembers_how_far_its_run_came(tmp_path: Path) -> None:
-    """What was noted of a run is there for the next holder until it is forgotten."""
-    with lock_run(tmp_path) as lease:
-        assert lease.last_commit is None
-        lease.record_commit("r1", 6)
-        lease.record_commit("r1", 7)
-    with lock_run(tmp_path) as lease:
-        assert lease.last_commit == ("r1", 7)
-        assert f"process {os.getpid()} " in (tmp_path / "run.lock").read_text()
-        lease.clear()
-    with lock_run(tmp_path) as lease:
-        assert lease.last_commit is None
+def test_a_store_remembers_how_far_its_runs_came(tmp_path: Path) -> None:
+    """The commits of each run of a store are counted beside it, and are there for the next owner."""
+    store = tmp_path / "runs.db"
+    with lock_identity(store, "r1") as lock, lock_identity(store, "r2"):
+        assert read_commit_counts(store) == {}
+        lock.record_commits(6)
+        lock.record_commits(7)
+    with lock_identity(store, "r1"):
+        file = tmp_path / "runs.db-r1.lock"
+        assert read_commit_counts(store) == {file: ("r1", 7)}
+        assert f"process {os.getpid()} " in file.read_text()
+        assert read_commit_counts(tmp_path / "others.db") == {}
 
 
-def test_a_lock_file_with_another_text(tmp_path: Path) -> None:
-    """Whatever stands in the file, the folder can be held and nothing is remembered."""
-    (tmp_path / "run.lock").write_bytes(b"\xff\xfe\nr1 many\n" * 1000)
-    with lock_run(tmp_path) as lease:
-        assert lease.last_commit is None
+@pytest.mark.parametrize("text", [b"\xff\xfe\nr1 many\n" * 1000, b"", b"x\n-1\n", b"x\n" + b"9" * 5000])
+def test_a_lock_file_with_another_text(tmp_path: Path, text: bytes) -> None:
+    """Whatever stands in the file, the run can be owned and nothing is remembered."""
+    (tmp_path / "run.db-r1.lock").write_bytes(text)
+    with lock_identity(tmp_path / "run.db", "r1"):
+        assert read_commit_counts(tmp_path / "run.db") == {}
+
+
+def test_an_identity_is_owned_once_in_a_store(tmp_path: Path) -> None:
+    """A run is owned once in a store, also by a link to the store; its other runs and other stores are apart."""
+    (tmp_path / "link.db").symlink_to(tmp_path / "runs.db")
+    with own_run(tmp_path / "a", tmp_path / "runs.db", "r1"):
+        for store in ("runs.db", "link.db"):
+            with pytest.raises(RunConflict) as refusal, own_run(tmp_path / "b", tmp_path / store, "r1"):
+                pass
+            assert f"run r1 of {tmp_path / store} is in use by process {os.getpid()} " in str(refusal.value)
+        with (
+            own_run(tmp_path / "c", tmp_path / "runs.db", "r2"),
+            own_run(tmp_path / "d", tmp_path / "x.db", "r1"),
+        ):
+            pass
+    with own_run(tmp_path / "b", tmp_path / "runs.db", "r1"):
+        pass
+
+
+@pytest.mark.parametrize("change", ["remove", "replace", "move its folder"])
+def test_a_lock_that_protects_nothing_is_noticed(tmp_path: Path, change: str) -> None:
+    """A lock file that was removed, replaced or moved is one error that names it; before, the lock is fine."""
+    with own_run(tmp_path / "run", tmp_path / "runs.db", "r1") as owned:
+        owned.check()
+        if change == "move its folder":
+            (tmp_path / "run").rename(tmp_path / "moved")
+        else:
+            owned.folder.path.unlink()
+        if change == "replace":
+            owned.folder.path.write_text("")
+        with pytest.raises(StoreError, match=r"run\.lock was removed or moved during the run") as noticed:
+            owned.check()
+        assert "\n" not in str(noticed.value)
+
+
+FORKED = """
+import os, sys
+from pathlib import Path
+from reflact.errors import StoreError
+from reflact.store.lock import lock_run
+
+with lock_run(Path(sys.argv[1])) as lock:
+    child = os.fork()
+    if child:
+        lock.check()
+        os.write(1, f"{child}\\n".encode())
+    else:
+        try:
+            lock.check()
+        except StoreError as error:
+            os.write(1, f"{error}\\n".encode())
+    sys.stdin.read()
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there is no fork")
+def test_a_fork_of_the_owner_owns_nothing(tmp_path: Path) -> None:
+    """A forked worker is refused by the lock, and does not keep it when the owner is killed."""
+    command = [sys.executable, "-c", FORKED, str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as owner:
+        assert owner.stdout is not None
+        number, refused = sorted((owner.stdout.readline() for _ in range(2)), key=len)
+        fork = int(number)
+        assert f"is locked by process {owner.pid}, and this process is a fork of it" in refused
+        with pytest.raises(RunConflict), lock_run(tmp_path):
+            pass
+        owner.kill()
+        owner.wait()
+        os.kill(fork, 0)
+        with lock_run(tmp_path):
+            pass
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there are no pipes in folders")
+def test_a_lock_file_that_is_a_pipe(tmp_path: Path) -> None:
+    """A pipe in place of the lock file is one error, and nothing waits for it."""
+    os.mkfifo(tmp_path / "run.lock")
+    with pytest.raises(StoreError, match=r"run\.lock: it is no regular file"), lock_run(tmp_path):
+        pass
 
 
 def test_an_error_releases_the_folder(tmp_path: Path) -> None:

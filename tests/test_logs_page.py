@@ -29,7 +29,6 @@ def printed(program: str, folder: Path) -> list[str]:
 def test_the_program_prints_what_the_page_says_and_can_be_run_again(tmp_path: Path) -> None:
     """A second start finds its runs and anchors in the memory, and says the same of them."""
     said = re.search(r"^This prints\n\n((?: {4}.*\n)+)", PAGE, re.MULTILINE)
-    assert said is not None
     expected = [line.strip() for line in said[1].splitlines()]
     first = printed(PROGRAM, tmp_path)
     assert len(first) == len(expected)

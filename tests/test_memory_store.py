@@ -536,7 +536,6 @@ async def test_a_trace_comes_back_as_it_was_appended(memory: MemoryStore) -> Non
     assert await memory.append("t", event(0))
     assert not await memory.append("t", event(1))
     stored = await memory.trace("t")
-    assert stored is not None
     assert (stored.purpose, stored.events) == ("Do it.", (event(0), event(1)))
     assert await memory.trace_ids() == ("t",)
 
@@ -564,7 +563,6 @@ async def test_a_step_is_labelled_afterwards(memory: MemoryStore) -> None:
         for step in (0, 1):
             assert not await memory.append("t", event(step).model_copy(update={"label": gold}))
         stored = await memory.trace("t")
-        assert stored is not None
         assert [one.label for one in stored.events] == [first, first]
     with pytest.raises(DataError, match="no step 5"):
         await memory.label("t", 5, first)
@@ -628,7 +626,6 @@ async def test_what_is_stored_comes_back_exactly(
     async with MemoryStore(folder / "b.db") as other:
         await other.import_lines(lines)
         trace = await other.trace("t")
-        assert trace is not None
         assert trace.purpose == "purpose \ud800"
         assert exactly(trace.events[0].transition.before) == exactly(value)
         (stored,) = await other.pairs()

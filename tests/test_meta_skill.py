@@ -36,7 +36,6 @@ def told(done: Ran, purpose: str) -> dict[int, set[str]]:
     """Return, by epoch of two steps, which memories the calls for a purpose were shown."""
     seen: dict[int, set[str]] = {}
     for call, shown in zip(done.asked(purpose), done.shown(purpose), strict=True):
-        assert call.call_id.step is not None
         epoch = (call.call_id.step + 1) // 2
         seen.setdefault(epoch, set()).update(m for m in ("Alpha.", "Beta.") if m in shown)
     return seen

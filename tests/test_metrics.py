@@ -139,7 +139,6 @@ def test_order_consistency_compares_one_call_with_two() -> None:
         scored("a", 5, (6, 8), (8, 6)),
     ]
     found = measure(*steps).consistency
-    assert found is not None
     assert found.value == 0.5
     perturbed = measure(*steps, scored("a", 1, (2, 2), (9, 9)))
     assert perturbed.consistency is None, "a step that stands twice succeeds nothing"
@@ -248,7 +247,6 @@ def logged(name: str, number: int, *, labels: Literal["all", "last", "none"]) ->
     for scored in flattered_traces(name, number):
         runs.append(Trace(scored.purpose, id=scored.id))
         for event in scored.events:
-            assert event.label is not None
             last = reached(event.label.progress_after) if labels == "last" and event.step == 1 else None
             runs[-1].record(event.transition, label=event.label if labels == "all" else last)
     return runs
@@ -261,8 +259,6 @@ async def test_a_check_of_the_last_state_alone_is_enough_to_test() -> None:
     estimate = await calibrator.estimate_cost(learn, heldout=held_out)
     report = await calibrator.calibrate(learn, heldout=held_out)
     before, after = report.held_out.before, report.held_out.after
-    assert before is not None
-    assert after is not None
     assert (before.n_traces, after.error.value) == (60, 0)
     assert before.error.value > 1
     assert report.n_promoted > 0

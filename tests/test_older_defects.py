@@ -100,7 +100,6 @@ def texts_in(folder: Path) -> dict[str, str]:
 
 def assert_true(measurement: Measurement | None, folder: Path) -> None:
     """Check that a score is that of the document it is given to."""
-    assert measurement is not None
     texts = texts_in(folder)
     assert measurement.hard == worth(texts[measurement.skill_hash], Split.val)
 
@@ -119,7 +118,6 @@ async def test_a_score_of_zero_does_not_begin_anew(tmp_path: Path) -> None:
     assert rows(tmp_path, "SELECT * FROM commits ORDER BY number")[: len(before)] == before
     assert [kind for (kind,) in rows(tmp_path, "SELECT kind FROM commits")].count("first") == 1
     baseline = summary.score("baseline", Split.val)
-    assert baseline is not None
     assert baseline.hard == 0.0
     assert summary.accepts
 
@@ -183,7 +181,6 @@ async def test_a_longer_run_reports_its_own_test_score(tmp_path: Path) -> None:
 def best_on_test(summary: RunSummary) -> float:
     """Return the best skill's score on the test split."""
     scored = summary.score("best", Split.test)
-    assert scored is not None
     assert scored.hard is not None
     return scored.hard
 

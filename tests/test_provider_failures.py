@@ -122,7 +122,6 @@ def server() -> Iterator[Server]:
     """A provider that can break."""
     command = [sys.executable, str(HERE / "pure_server.py")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
         try:
             yield Server(f"http://127.0.0.1:{int(process.stdout.readline())}")
         finally:

@@ -171,9 +171,7 @@ def test_a_critic_grades_and_the_summary_says_what_that_is_worth(world: Path) ->
         result = reflact("train", configured(world, url), "--show", "lines")
     assert result.exit_code == 0, result.output
     summary = summary_of(world.parent / "run")
-    assert summary.critic is not None
     assert (summary.critic.prompt, summary.critic.pairs) == ("critic@1", 1)
-    assert summary.critic.accuracy is not None
     assert (summary.critic.accuracy.traces, summary.critic.accuracy.transitions) == (2, 2)
     assert summary.critic.accuracy.error.value == pytest.approx(5.9)
     assert summary.annotated_by is None
@@ -196,7 +194,6 @@ def test_failure_analysts_are_shown_what_it_makes_of_each_reply(world: Path) -> 
     assert result.exit_code == 0, result.output
     summary = summary_of(world.parent / "run")
     assert summary.critic is None
-    assert summary.annotated_by is not None
     assert summary.annotated_by.accuracy is not None
     shown = [text for call_id, text in model.asked if "/analyst_failure/" in call_id]
     assert shown
@@ -315,8 +312,6 @@ def test_what_is_promoted_after_the_start_does_not_change_the_run(world: Path) -
         (world.parent / "moved.db").rename(memory)
         assert reflact("train", configured(world, url, name="new")).exit_code == 0
     before, after = (summary_of(world.parent / name).critic for name in ("run", "new"))
-    assert before is not None
-    assert after is not None
     assert (before.pairs, after.pairs) == (1, 2)
     assert before.snapshot != after.snapshot
     keys = [set(rows(world.parent / name, "SELECT key FROM rollouts")) for name in ("run", "new")]
@@ -332,7 +327,6 @@ def test_a_skill_is_measured_by_the_critic_of_the_run(world: Path) -> None:
         remember(world.parent / "memory.db", 2)
         assert reflact("train", path).exit_code == 0
     critic = summary_of(world.parent / "run").critic
-    assert critic is not None
     assert critic.pairs == 1
 
 

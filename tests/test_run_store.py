@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import random
 import sqlite3
 from collections.abc import AsyncIterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -16,7 +18,7 @@ from reflact.events import CandidateJudged, Event, RunStarted, StepStarted
 from reflact.messages import CallReservation, StoredResponse
 from reflact.records import FaultCount, RunState, RunSummary, SkillVersion, Spend, StepRecord, Usage
 from reflact.store.database import Tables
-from reflact.store.lock import lock_run
+from reflact.store.lock import own_run
 from reflact.store.responses import _settle, _sum_spend
 from reflact.store.runs import SQLiteRunStore, open_store
 from reflact.store.schema import SCHEMA
@@ -120,7 +122,6 @@ async def test_the_first_reply_stands_and_both_payers_are_booked(store: SQLiteRu
     await store.store_response(reply("k", 0.5, "first"), reserved_call("k", "r"))
     await store.store_response(reply("k", 0.25, "second"), reserved_call("k", "other"))
     found = await store.find_response("k")
-    assert found is not None
     assert found.chunks == ("first",)
     assert [row.usage.usd for row in await store.spend("r")] == [0.5]
     assert [row.usage.usd for row in await store.spend("other")] == [0.25]
@@ -258,8 +259,8 @@ async def test_a_database_that_lost_commits_is_refused(tmp_path: Path) -> None:
     Left behind without its write-ahead log, a database is whole, older and silent; nothing is written to it.
     """
     path, log = tmp_path / "run.db", tmp_path / "run.db-wal"
-    with lock_run(tmp_path) as lock:
-        async with open_store(path, run_lock=lock) as store:
+    with own_run(tmp_path, path, "r") as owned:
+        async with open_store(path, ownership=owned) as store:
             assert await store.open_run("r", IDENTITY, None) is None
             await store.commit("r", None, initial(), [FIRST])
             older, parts = path.read_bytes(), log.read_bytes()
@@ -269,16 +270,61 @@ async def test_a_database_that_lost_commits_is_refused(tmp_path: Path) -> None:
             path.write_bytes(left)
             log.write_bytes(part)
             with pytest.raises(StoreError, match=r"has \d of the 2 commits of run r: .*run.db-wal"):
-                async with open_store(path, run_lock=lock):
+                async with open_store(path, ownership=owned):
                     pass
             assert path.read_bytes() == left
         path.write_bytes(newer[0])
         log.write_bytes(newer[1])
-        async with open_store(path, run_lock=lock) as store:
+        async with open_store(path, ownership=owned) as store:
             assert await store.open_run("r", IDENTITY, None) == after(1, SECOND)
-        path.unlink()
-        async with open_store(path, run_lock=lock) as store:
+
+
+async def test_a_missing_database_is_no_fresh_start(tmp_path: Path) -> None:
+    """A store that is missing beside the lock file of a run is refused until the user deletes that file."""
+    path = tmp_path / "run.db"
+    with own_run(tmp_path, path, "r") as owned:
+        async with open_store(path, ownership=owned) as store:
+            await store.open_run("r", IDENTITY, None)
+            await store.commit("r", None, initial(), [FIRST])
+    path.unlink()
+    for run_id in ("r", "another"):
+        with own_run(tmp_path, path, run_id) as owned:
+            with pytest.raises(
+                StoreError, match=r"is missing, and it had 1 commits of run r; .*run\.db-r\.lock"
+            ):
+                async with open_store(path, ownership=owned):
+                    pass
+            assert not path.exists()
+    (tmp_path / "run.db-r.lock").unlink()
+    with own_run(tmp_path, path, "r") as owned:
+        async with open_store(path, ownership=owned) as store:
             assert await store.open_run("r", IDENTITY, None) is None
+
+
+async def test_an_owner_that_was_replaced_writes_nothing(tmp_path: Path) -> None:
+    """Without its lock files a run can be owned twice; the first owner is then refused at its next write."""
+    path = tmp_path / "runs.db"
+    with ExitStack() as stack:
+        first = stack.enter_context(own_run(tmp_path / "a", path, "r"))
+        async with open_store(path, ownership=first) as old:
+            await old.open_run("r", IDENTITY, None)
+            await old.commit("r", None, initial(), [FIRST])
+            first.identity.path.rename(tmp_path / "aside")
+            second = stack.enter_context(own_run(tmp_path / "b", path, "r"))
+            async with open_store(path, ownership=second) as new:
+                assert await new.open_run("r", IDENTITY, None) == initial()
+                second.identity.path.rename(tmp_path / "second")
+                (tmp_path / "aside").rename(first.identity.path)
+                for write in (
+                    lambda: old.commit("r", record(1), after(1, SECOND), [SECOND]),
+                    lambda: old.reserve(reserved_call("k")),
+                    lambda: old.decision_log("r").put(1, "x", 1),
+                    lambda: old.finish("r", "completed", None, "{}"),
+                ):
+                    with pytest.raises(StoreError, match=f"run r was continued by process {os.getpid()} on "):
+                        await write()
+                assert await new.records("r") == ()
+                assert await new.spend("r") == ()
 
 
 async def test_versions_carry_their_latest_score(store: SQLiteRunStore) -> None:

@@ -114,7 +114,6 @@ async def test_the_optimizer_decides_how_many_edits(tmp_path: Path) -> None:
     assert taken(done) == [(8, 5), (8, 1)]
     for record, count in zip(done.records, (5, 1), strict=True):
         decision = record.chosen.decision
-        assert decision is not None
         assert (decision.count, record.chosen.budget, record.chosen.ranked) == (count, count, True)
         assert (decision.reasoning, decision.confidence, decision.risks) == ("Few are sound.", 0.5, "Some.")
         assert record.chosen.fallbacks == ()

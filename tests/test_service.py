@@ -58,8 +58,6 @@ pytestmark = [
 
 def _example() -> ModuleType:
     spec = importlib.util.spec_from_file_location("service_example", SERVICE)
-    assert spec is not None
-    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -141,7 +139,6 @@ def service(folder: Path, *arguments: object) -> Iterator[str]:
     with subprocess.Popen(
         command, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
     ) as process:
-        assert process.stderr is not None
         lines = iter(process.stderr.readline, "")
         try:
             address = next((found[0] for line in lines if (found := ADDRESS.search(line))), None)

@@ -157,7 +157,6 @@ def start(script: str, *arguments: str) -> subprocess.Popen[str]:
 def killed_after(n_lines: int, script: str, *arguments: str) -> dict[str, set[str]]:
     """Let a process write until it has acknowledged so many writes, kill it, and return all it said by kind."""
     with start(script, *arguments) as child:
-        assert child.stdout is not None
         heard = [child.stdout.readline() for _ in range(n_lines)]
         child.send_signal(signal.SIGKILL)
         heard += child.stdout.readlines()
@@ -221,7 +220,6 @@ async def test_what_was_acknowledged_survives_sigkill(tmp_path: Path) -> None:
     assert all(len(names) > KILLS for names in promised.values())
     async with open_store(path) as store:
         state = await store.open_run("r", {"seed": 1}, None)
-        assert state is not None
         assert [version.number for version in await store.versions("r")] == list(range(state.step + 1))
         for version in await store.versions("r"):
             assert (await store.skill(version.skill_hash)).text == f"skill of step {version.number}"
@@ -267,7 +265,6 @@ async def test_what_a_memory_acknowledged_survives_sigkill(tmp_path: Path, kills
         assert [test.n_earlier_tests for test in tests] == list(range(len(tests)))
         for trace_id in await memory.trace_ids():
             trace = await memory.trace(trace_id)
-            assert trace is not None
             assert [event.step for event in trace.events] == list(range(len(trace.events)))
         assert len(await memory.find(CardQuery(text="report", scope=CRITIC))) > 0
 

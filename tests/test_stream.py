@@ -45,16 +45,6 @@ async def read(view: Subscription[int], into: list[int]) -> None:
     into.extend([number async for number in view])
 
 
-async def test_all_consumers_get_everything_in_order() -> None:
-    """Each view has its own place in the stream, and none misses an element."""
-    stream, seen = Stream(counted(100), buffer=2), ([], [], [])  # type: ignore[var-annotated]
-    async with anyio.create_task_group() as tasks, stream:
-        tasks.start_soon(read, stream.subscribe(), seen[0])
-        tasks.start_soon(read, stream.subscribe(), seen[1])
-        seen[2].extend([number async for number in stream])
-    assert seen == (list(range(100)),) * 3
-
-
 async def test_the_stream_waits_for_the_slowest() -> None:
     """A view that nobody reads holds the stream at what its buffer takes; once it is read all goes on."""
     made: list[int] = []

@@ -435,7 +435,6 @@ async def test_sixty_four_calls_at_once_keep_their_parents() -> None:
         span.context.span_id: told(span)["reflact.item.id"] for span in watch.named("reflact.rollout")
     }
     for span in watch.calls:
-        assert span.parent is not None
         assert rollouts[span.parent.span_id] == f"item-{told(span)['gen_ai.usage.input_tokens']}"
 
 

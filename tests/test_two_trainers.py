@@ -89,7 +89,6 @@ async def kept(config: dict[str, Any], run_id: str) -> tuple[str, ...]:
     """Return what a run left, as text."""
     async with open_store(config["out_dir"] / "run.db") as store:
         summary = await store.summary(run_id)
-        assert summary is not None
         assert summary.status == "completed"
         return (
             *(e.canonical_content for e in await store.events(run_id)),

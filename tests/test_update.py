@@ -54,7 +54,6 @@ async def test_a_run_leaves_protected_regions_as_they_were(tmp_path: Path, mode:
     assert len(done.texts) > 1
     assert all(protected(each) == protected(text) for each in done.texts.values())
     assert done.summary.accepts > 0
-    assert done.summary.best is not None
     assert done.summary.best.score == 1.0
 
 

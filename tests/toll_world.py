@@ -117,7 +117,6 @@ class Provider(httpx.AsyncBaseTransport):
 
     def _charge(self, body: bytes) -> Usage:
         cap = read_cap(json.loads(body))
-        assert cap is not None
         given = self._chance.randint(1, len(body))
         usage = Usage(
             calls=1,
@@ -186,7 +185,6 @@ class PaidLLM:
         call_id: CallId,
         check: Callable[[R], None] | None = None,
     ) -> Reply[R]:
-        assert self._till is not None
         await self._till.pay("".join(m.content for m in prompt.messages), call_id, reply_type.__name__)
         return await self._script.ask(prompt, reply_type, call_id=call_id, check=check)
 
@@ -362,7 +360,6 @@ class Story:
             (self._store,) = kept
             return "killed"
         if summary.status == "budget":
-            assert summary.reason is not None
             assert summary.reason.startswith(tuple(f"budget.{key} is" for key in self._limits))
         return summary.status
 

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import anyio
 import httpx
 
 from reflact import Trainer
+from reflact.errors import RunConflict
+
+REFUSED, STOPPED = 3, 4
+"""Exit codes of a process whose run has another owner, and of one whose run did not complete."""
 
 
 class ToPort(httpx.AsyncHTTPTransport):
@@ -27,8 +32,12 @@ def train(config: dict[str, Any], port: int) -> None:
 
     async def main() -> None:
         async with ToPort(port) as transport:
-            summary = await Trainer(config, transport=transport).train()
+            try:
+                summary = await Trainer(config, transport=transport).train()
+            except RunConflict:
+                raise SystemExit(REFUSED) from None
         if summary.status != "completed":
-            raise SystemExit(f"{summary.status}: {summary.reason}")
+            sys.stderr.write(f"{summary.status}: {summary.reason}\n")
+            raise SystemExit(STOPPED)
 
     anyio.run(main)

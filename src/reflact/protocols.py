@@ -109,6 +109,17 @@ class Environment(Protocol):
         """
 
 
+@runtime_checkable
+class ManagedEnvironment(Protocol):
+    """An environment with something to start and to end, such as a server; its items are known before."""
+
+    async def set_up(self) -> None:
+        """Start what rollouts need; called once, before the first one. If it raises, the run fails with a reason."""
+
+    async def close(self) -> None:
+        """End what was started; called after the last rollout, also if the run failed or was cancelled."""
+
+
 class Annotator(Protocol):
     """Writes notes on failed trajectories for the failure analysts."""
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +18,15 @@ from reflact.config.training import TrainerConfig
 from reflact.data import DataSet
 from reflact.errors import BudgetSpent, EnvironmentFailure, ModelError, ReflactError, RunFailed, StoreError
 from reflact.llm.middleware import EnvironmentMiddleware
-from reflact.protocols import LLM, Annotator, Approver, Environment, EventCallback, Target
+from reflact.protocols import (
+    LLM,
+    Annotator,
+    Approver,
+    Environment,
+    EventCallback,
+    ManagedEnvironment,
+    Target,
+)
 from reflact.records import CriticDescription, RunStatus, RunSummary, SkillScore
 from reflact.stages.final_test import score_skill
 from reflact.training.run import Run
@@ -42,7 +50,7 @@ if TYPE_CHECKING:
     from reflact.environments.graders import Grader
     from reflact.integrations.opentelemetry import Telemetry
 
-FINISH_SECONDS = 0.4
+FINISH_SECONDS, CLOSE_SECONDS = 0.4, 0.4
 
 Example = tuple[JsonValue, JsonValue]
 """An input and its right answer."""
@@ -201,7 +209,8 @@ class Trainer:
             try:
                 async with open_runtime(plan, self._overrides, emit, graceful_stop=stop) as runtime:
                     with runtime.tracing.run():
-                        summary = await _run(Run(runtime, runtime.tracing.count_events(emit), approve), stop)
+                        run = Run(runtime, runtime.tracing.count_events(emit), approve)
+                        summary = await _run(run, plan.environment, stop)
                         runtime.tracing.record_outcome(summary)
             finally:
                 self._graceful_stop = GracefulStop(self._config.train.grace_seconds)
@@ -209,11 +218,12 @@ class Trainer:
         return summary
 
 
-async def _run(run: Run, graceful_stop: GracefulStop) -> RunSummary:
+async def _run(run: Run, environment: Environment, graceful_stop: GracefulStop) -> RunSummary:
     try:
         await run.open()
         with graceful_stop.cancel_scope():
-            summary = await run.complete()
+            async with _manage(environment):
+                summary = await run.complete()
         if graceful_stop.was_stopped:
             summary = await run.finish("cancelled", graceful_stop.reason)
     except BudgetSpent as error:
@@ -227,6 +237,42 @@ async def _run(run: Run, graceful_stop: GracefulStop) -> RunSummary:
         await _finish_after_error(run, "cancelled", graceful_stop.reason or "cancelled by its caller")
         raise
     return summary
+
+
+@asynccontextmanager
+async def _manage(environment: Environment) -> AsyncIterator[None]:
+    """Set an environment up and close it, if it asks for that; cancelled runs give it ``CLOSE_SECONDS``.
+
+    Raises:
+        EnvironmentFailure: It could not be set up, or not be closed after work without an error.
+    """
+    while isinstance(environment, EnvironmentMiddleware) and not isinstance(environment, ManagedEnvironment):
+        environment = environment.inner
+    if not isinstance(environment, ManagedEnvironment):
+        yield
+        return
+    with _explain("set up"):
+        await environment.set_up()
+    try:
+        yield
+    except BaseException:
+        with anyio.move_on_after(CLOSE_SECONDS, shield=True), suppress(Exception):
+            await environment.close()
+        raise
+    with _explain("closed"):
+        await environment.close()
+
+
+@contextmanager
+def _explain(action: str) -> Iterator[None]:
+    try:
+        yield
+    except ReflactError:
+        raise
+    except Exception as error:
+        raise EnvironmentFailure(
+            f"the environment could not be {action}: {type(error).__name__}: {error}"
+        ) from error
 
 
 async def _finish_after_error(run: Run, status: RunStatus, reason: str) -> None:
@@ -300,5 +346,6 @@ async def evaluate_skill(
         with runtime.tracing.run("reflact.eval"):
             if split is Split.test:
                 await run.final_evaluator.open_test_split(f"eval {skill.hash}")
-            rollouts = await run.scheduler.roll_out_split(split, skill, step=0, phase="eval")
+            async with _manage(plan.environment):
+                rollouts = await run.scheduler.roll_out_split(split, skill, step=0, phase="eval")
         return score_skill("skill", skill, split, rollouts, plan.data.items(split))

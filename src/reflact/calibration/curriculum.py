@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from fractions import Fraction
 from math import ceil
+from statistics import fmean
 from typing import Self
 
 from pydantic import Field, model_validator
@@ -59,9 +60,13 @@ class MistakeAccuracy(FrozenModel):
 
 
 class CriticAccuracyByMistake(FrozenModel):
-    """The critic's pairwise accuracy on held-out steps, and how it did by kind of mistake on learned ones."""
+    """The critic's accuracy and error on held-out steps, and how it did by kind of mistake on learned ones.
+
+    ``accuracy`` is pairwise, ``error`` the mean absolute error of progress; None if it is not known.
+    """
 
     accuracy: Share
+    error: float | None = Field(default=None, ge=0, le=10)
     by_mistake: tuple[MistakeAccuracy, ...] = ()
 
 
@@ -79,12 +84,15 @@ class CurriculumSettings(ConfigSection):
     min_gain: float = Field(
         0.01, ge=0, le=1, description="Least increase of held-out pairwise accuracy that counts as a gain."
     )
+    min_error_drop: float = Field(
+        0.1, gt=0, le=10, description="Least decrease of the held-out error that counts as a gain."
+    )
 
 
 def plan_next_round(
     history: Sequence[CriticAccuracyByMistake], settings: CurriculumSettings
 ) -> RoundPlan | None:
-    """Return the next round, or None if all were made or accuracy has stopped rising.
+    """Return the next round, or None if all were made or neither accuracy nor error still moves.
 
     Half of a round is dealt to all kinds equally. The other half goes by the lower 95% bound of the critic's error rate
     on each kind. The room for distances beyond the smallest one halves from round to round.
@@ -106,10 +114,17 @@ def plan_next_round(
 
 
 def has_plateaued(history: Sequence[CriticAccuracyByMistake], settings: CurriculumSettings) -> bool:
-    """Whether the last ``patience`` rounds gained less than ``min_gain`` over the best before them."""
-    accuracies = [measured.accuracy for measured in history]
-    before, lately = accuracies[: -settings.patience], accuracies[-settings.patience :]
-    return bool(before) and max(lately) - max(before) < settings.min_gain
+    """Whether the last ``patience`` rounds gained too little over the best before them, in accuracy and in error.
+
+    Accuracy alone is not enough: a critic that inflates evenly orders all states rightly from the start.
+    """
+    before, lately = history[: -settings.patience], history[-settings.patience :]
+    if not before:
+        return False
+    rise = max(m.accuracy for m in lately) - max(m.accuracy for m in before)
+    errors = [[m.error for m in part if m.error is not None] for part in (before, lately)]
+    drop = min(errors[0]) - min(errors[1]) if all(errors) else 0.0
+    return rise < settings.min_gain and drop < settings.min_error_drop
 
 
 def deal_mistakes(
@@ -170,10 +185,12 @@ def build_history(
 
     Held-out steps never say which kinds the critic is weak on: tests stay blind to how their batches were made.
     """
-    accuracy = pairwise_accuracy([step for step in held_out if step is not None])
+    measured = [step for step in held_out if step is not None]
+    accuracy = pairwise_accuracy(measured)
     if accuracy is None:
         return []
+    error = fmean(abs(step.error) for step in measured)
     known = [(mistake, step.is_right) for step in learned if step is not None for mistake in step.mistakes]
     n_steps, n_right = Counter(mistake for mistake, _ in known), Counter(m for m, right in known if right)
     kinds = (MistakeAccuracy(mistake=m, n_right=n_right[m], n_steps=n_steps[m]) for m in sorted(n_steps))
-    return [CriticAccuracyByMistake(accuracy=accuracy, by_mistake=tuple(kinds))]
+    return [CriticAccuracyByMistake(accuracy=accuracy, error=error, by_mistake=tuple(kinds))]

@@ -66,6 +66,11 @@ class ModelConfig(ConfigSection):
         repr=False,
         description="In Python only: an async function that returns the key; wins over `api_key_env`.",
     )
+    auth: Literal["key", "token"] = changeable_field(
+        "key",
+        description="`token`: the function passed as `key` returns a bearer token, and is called again before the token "
+        "expires; Azure then gets it as `Authorization: Bearer`.",
+    )
     mode: Literal["auto", "json_schema", "tools", "json_object_with_schema", "json"] = Field(
         "auto",
         description="How typed replies are requested; `auto` uses the first mode that the endpoint accepts.",

@@ -502,7 +502,8 @@ def _convert_azure(conversion: _Conversion, role: str) -> None:
     conversion.set(f"models.{role}.api_version", conversion.value(version), version)
     if mode in TOKEN_AUTH_MODES:
         conversion.remarks.append(
-            f"The {role} signed in without a key; in Python, models.{role}.key can fetch its token."
+            f"The {role} signed in without a key; in Python, models.{role}.key can fetch its token, "
+            f"with models.{role}.auth: token."
         )
 
 

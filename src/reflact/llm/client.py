@@ -33,11 +33,11 @@ from reflact.llm.middleware import compose
 from reflact.llm.pricing import read_usage, usd_of
 from reflact.llm.rate_limit import LimitChange, endpoint_for
 from reflact.llm.redaction import (
+    KeySource,
     RedactingTransport,
     build_header_hook,
     redact_logs,
     refuse_key_in,
-    resolve_key,
 )
 from reflact.llm.retry import RetryTransport
 from reflact.llm.structured import MODE_ORDER, Conversation, InvalidReply, Mode, refuses_format
@@ -102,10 +102,11 @@ class Client:
         config, account = self._config, self._account
         if config.api == "azure" and config.api_version is None:
             raise ConfigError(f"models.{self._role}.api_version is required for api: azure")
-        self._secret = await resolve_key(config, self._role)
+        keys = KeySource(config, self._role)
+        self._secret = await keys.fetch()
         if self._secret is not None:
             refuse_key_in(config, self._role, self._secret)
-            self._stack.enter_context(redact_logs(self._secret))
+            self._stack.enter_context(redact_logs(keys.known))
         network = self._transport
         if network is None:
             network = await self._stack.enter_async_context(PooledTransport())
@@ -121,7 +122,7 @@ class Client:
             transport=compose(network, layers),
             timeout=config.timeout,
             follow_redirects=True,
-            event_hooks={"request": [build_header_hook(config, self._secret)]},
+            event_hooks={"request": [build_header_hook(config, keys)]},
         )
         self._stack.push_async_callback(http.aclose)
         self._openai = self._connect(http)

@@ -6,8 +6,11 @@ JSON spelling, so that no other code can store, record, log or show it.
 
 from __future__ import annotations
 
+import base64
+import json
 import logging
 import os
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
@@ -32,6 +35,9 @@ STANDARD_HEADERS = frozenset(
 
 MIN_KEY_CHARACTERS = 12
 """A text with fewer characters, or without a digit, is a placeholder and no key."""
+
+TOKEN_MARGIN = 600.0
+"""Seconds before its expiry at which a token is fetched again: a request may be retried for some time."""
 
 HTTP_LOGGERS = ("connection", "http11", "http2", "proxy", "socks")
 """Loggers of httpcore, which log raw answers at their lowest level."""
@@ -61,6 +67,41 @@ async def resolve_key(config: ModelConfig, role: str) -> str | None:
             f"character that no key has; remove it"
         )
     return key
+
+
+class KeySource:
+    """The key of a role; a token is fetched again before it expires. ``known`` are all keys so far."""
+
+    def __init__(self, config: ModelConfig, role: str) -> None:
+        self._config = config
+        self._role = role
+        self._expiry: float | None = None
+        self.known: list[str] = []
+
+    async def fetch(self) -> str | None:
+        """Return the key that a request needs now; None for an endpoint without keys.
+
+        Raises:
+            ConfigError: The source has no key, or a text that cannot be a key.
+        """
+        is_token = self._config.auth == "token" and self._config.key is not None
+        if self.known and not (is_token and time.time() + TOKEN_MARGIN > (self._expiry or 0)):
+            return self.known[-1]
+        key = await resolve_key(self._config, self._role)
+        if key is not None and key not in self.known[-1:]:
+            self.known.append(key)
+            self._expiry = read_expiry(key)
+        return key
+
+
+def read_expiry(token: str) -> float | None:
+    """Return when a JSON web token expires, in seconds since 1970; None for any other text."""
+    try:
+        body = token.split(".")[1]
+        expiry = json.loads(base64.urlsafe_b64decode(body + "=" * (-len(body) % 4)))["exp"]
+    except (IndexError, KeyError, TypeError, ValueError):
+        return None
+    return float(expiry) if isinstance(expiry, int | float) else None
 
 
 async def _call_provider(source: KeyProvider, role: str) -> str:
@@ -176,38 +217,38 @@ def refuse_key_in(config: ModelConfig, role: str, key: str) -> None:
         )
 
 
-def build_header_hook(config: ModelConfig, key: str | None) -> Callable[[httpx.Request], Awaitable[None]]:
+def build_header_hook(config: ModelConfig, keys: KeySource) -> Callable[[httpx.Request], Awaitable[None]]:
     """Return a hook that limits a request's headers to standard ones, and to the key for the configured host.
 
     The openai client adds values of variables such as AZURE_OPENAI_AD_TOKEN or OPENAI_CUSTOM_HEADERS.
     """
     own_endpoint = strip_to_endpoint(config.base_url)
-    name, value = ("api-key", key) if config.api == "azure" else ("authorization", f"Bearer {key}")
+    is_bare = config.api == "azure" and config.auth == "key"
 
     async def check(request: httpx.Request) -> None:
         headers = {
             n: v for n, v in request.headers.items() if n in STANDARD_HEADERS or n.startswith("x-reflact-")
         }
-        if key is not None and value is not None and strip_to_endpoint(str(request.url)) == own_endpoint:
-            headers[name] = value
+        if strip_to_endpoint(str(request.url)) == own_endpoint and (key := await keys.fetch()) is not None:
+            headers |= {"api-key": key} if is_bare else {"authorization": f"Bearer {key}"}
         request.headers = httpx.Headers({**headers, "accept-encoding": "gzip"})
 
     return check
 
 
 @contextmanager
-def redact_logs(key: str) -> Iterator[None]:
-    """Remove a key from the records of the HTTP loggers while the block runs."""
+def redact_logs(keys: Sequence[str]) -> Iterator[None]:
+    """Remove keys from the records of the HTTP loggers while the block runs; the sequence may grow meanwhile."""
 
     def redact(record: logging.LogRecord) -> bool:
         message = record.getMessage()
-        redacted = remove_keys([key], message)
+        redacted = remove_keys([key for key in keys if is_key(key)], message)
         if redacted != message:
             record.msg, record.args = redacted, ()
         return True
 
     with ExitStack() as stack:
-        for name in HTTP_LOGGERS if is_key(key) else ():
+        for name in HTTP_LOGGERS:
             logger = logging.getLogger(f"httpcore.{name}")
             logger.addFilter(redact)
             stack.callback(logger.removeFilter, redact)

@@ -75,6 +75,9 @@ LOCK_POLL_SECONDS = 0.1
 """How long the writer waits for another process's lock before it checks whether the database closes."""
 
 
+_FileIdentities = tuple[tuple[int, int] | None, tuple[int, int] | None]
+
+
 @dataclass(frozen=True)
 class _WriteRequest(Generic[T]):
     work: Callable[[Tables], T]
@@ -92,8 +95,12 @@ class Database:
         guard: Checks an existing file before the first write, and may raise.
         read_only: Write nothing to the file, which must exist. If its folder is not writable, a copy is read.
 
+    Attributes:
+        fence: Called at the start of each write transaction; it may raise to refuse the transaction.
+
     Raises:
-        StoreError: On opening and from every method; names the file and the problem.
+        StoreError: On opening and from every method; names the file and the problem. Writing notices that the
+            file was moved, removed or replaced, or that this process is a fork of the one that opened it.
         DataError: From every method; a text or a number cannot be stored in a file.
     """
 
@@ -111,6 +118,10 @@ class Database:
     ) -> None:
         self.path = path
         self.n_transactions = 0
+        self.fence: Callable[[Tables], None] | None = None
+        self._absolute_path = path.absolute()
+        self._pid = os.getpid()
+        self._files: _FileIdentities = (None, None)
         self._readable_path = path
         self._read_mode = "ro"
         self._read_only = read_only
@@ -128,6 +139,7 @@ class Database:
         self._idle_readers: SimpleQueue[Tables] = SimpleQueue()
 
     async def __aenter__(self) -> Self:
+        self._pid = os.getpid()
         try:
             await _await_thread(self._writer.submit(self._set_up))
         except BaseException as error:
@@ -185,6 +197,11 @@ class Database:
     def _require_open(self) -> None:
         if not self._open:
             raise StoreError(f"database {self.path}: it is not open; use it inside `async with`")
+        if os.getpid() != self._pid:
+            raise StoreError(
+                f"database {self.path}: process {self._pid} opened it, and this process is a fork of that one; "
+                "open it anew in this process"
+            )
 
     def _require_writable(self) -> None:
         self._require_open()
@@ -207,6 +224,8 @@ class Database:
 
     def _set_up(self) -> None:
         try:
+            if self.path.exists() and not self.path.is_file():
+                raise StoreError(f"database {self.path}: it cannot be opened, since it is no regular file")
             if self._read_only:
                 self._set_up_read_only()
             else:
@@ -226,6 +245,7 @@ class Database:
             self._guard(self._connect("ro", self._lock_timeout))
         self._tables = self._connect("rwc", min(self._lock_timeout, LOCK_POLL_SECONDS))
         self._retry_while_locked(self._prepare)
+        self._files = _identify_files(self._absolute_path)
 
     def _set_up_read_only(self) -> None:
         """Open the file, or a copy if SQLite cannot read it in its folder.
@@ -288,9 +308,8 @@ class Database:
             return
         outcomes: list[tuple[Any, Exception | None]]
         try:
-            outcomes = self._retry_while_locked(
-                lambda: self._transact(lambda: [self._attempt(request.work) for request in batch])
-            )
+            outcomes = self._retry_while_locked(lambda: self._transact(lambda: self._attempt_all(batch)))
+            self._check_files()
             self.n_transactions += 1
         except Exception as error:  # noqa: BLE001 - handed to everyone who waits for this transaction
             outcomes = [(None, error)] * len(batch)
@@ -330,6 +349,20 @@ class Database:
             self._tables.rollback()
             raise
         return result
+
+    def _attempt_all(self, batch: Sequence[_WriteRequest[Any]]) -> list[tuple[Any, Exception | None]]:
+        self._check_files()
+        if self.fence is not None:
+            self.fence(self._tables)
+        return [self._attempt(request.work) for request in batch]
+
+    def _check_files(self) -> None:
+        """Check that the open files are still those at the path; others would not find what is written now."""
+        if _identify_files(self._absolute_path) != self._files:
+            raise StoreError(
+                f"database {self.path}: the file, or its file {wal_path(self.path).name}, was moved, removed or "
+                "replaced while it was open; put the right files back and start again"
+            )
 
     def _attempt(self, work: Callable[[Tables], T]) -> tuple[T | None, Exception | None]:
         try:
@@ -376,6 +409,19 @@ async def _await_thread(future: Future[T]) -> T:
     future.add_done_callback(wake)
     await done.wait()
     return future.result()
+
+
+def _identify_files(path: Path) -> _FileIdentities:
+    """Return device and number of a database's file and of its log; None for a missing one."""
+
+    def identify(file: Path) -> tuple[int, int] | None:
+        try:
+            found = file.stat()
+        except OSError:
+            return None
+        return found.st_dev, found.st_ino
+
+    return identify(path), identify(wal_path(path))
 
 
 def wal_path(path: Path) -> Path:

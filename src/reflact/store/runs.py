@@ -9,6 +9,7 @@ import json
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -29,7 +30,7 @@ from reflact.records import (
     StepRecord,
 )
 from reflact.store.database import LOCK_TIMEOUT_SECONDS, Database, Tables
-from reflact.store.lock import RunLock
+from reflact.store.lock import Ownership, read_commit_counts
 from reflact.store.responses import SQLiteDecisionLog, SQLiteResponseStore, mark_unsettled
 from reflact.store.schema import SCHEMA
 from reflact.types import FrozenModel, Skill, canonical_json
@@ -59,37 +60,47 @@ class RunRow(FrozenModel):
 async def open_store(
     path: Path,
     *,
-    run_lock: RunLock | None = None,
+    ownership: Ownership | None = None,
     lock_timeout: float = LOCK_TIMEOUT_SECONDS,
     read_only: bool = False,
 ) -> AsyncIterator[SQLiteRunStore]:
     """Open a store while the block runs; see ``Database``.
 
-    ``run_lock`` counts commits, if the database belongs to one folder. StoreError if the file has fewer.
+    With ``ownership`` the store is written only while it lasts. StoreError if the store is missing, or lacks commits,
+    that the lock files of its runs have counted.
     """
-    guard = None if run_lock is None else _make_guard(path, run_lock)
+    guard = None if ownership is None else _make_guard(path)
     async with Database(
         path, SCHEMA, lock_timeout=lock_timeout, guard=guard, read_only=read_only
     ) as database:
-        yield SQLiteRunStore(database, run_lock)
+        yield SQLiteRunStore(database, ownership)
 
 
-def _make_guard(path: Path, run_lock: RunLock) -> Callable[[Tables], None] | None:
-    """Return a check for a database with fewer commits than the lock counted; a missing file starts anew."""
-    if not path.exists():
-        run_lock.clear()
-    if run_lock.last_commit is None:
+def _make_guard(path: Path) -> Callable[[Tables], None] | None:
+    """Return a check that a store has the commits that lock files have counted; StoreError if it is missing."""
+    counts = read_commit_counts(path)
+    if not counts:
         return None
-    run_id, commits = run_lock.last_commit
-    return lambda tables: check_commit_count(tables, path, run_id, commits)
+    lock, (run_id, commits) = next(iter(counts.items()))
+    if not path.exists():
+        raise StoreError(
+            f"database {path}: it is missing, and it had {commits} commits of run {run_id}; put it back with its "
+            f"file {path.name}-wal, or delete {lock} to start anew"
+        )
+
+    def check(tables: Tables) -> None:
+        for lock, (run_id, commits) in counts.items():
+            check_commit_count(tables, path, lock, run_id, commits)
+
+    return check
 
 
 class SQLiteRunStore(SQLiteResponseStore):
     """Implements ``protocols.RunStore`` on a database that runs and processes may share."""
 
-    def __init__(self, database: Database, run_lock: RunLock | None = None) -> None:
+    def __init__(self, database: Database, ownership: Ownership | None = None) -> None:
         super().__init__(database)
-        self._run_lock = run_lock
+        self._ownership = ownership
 
     async def check_integrity(self) -> None:
         """Read the whole file; StoreError if it is damaged."""
@@ -98,9 +109,17 @@ class SQLiteRunStore(SQLiteResponseStore):
     async def open_run(
         self, run_id: str, identity: Mapping[str, JsonValue], config: JsonValue, *, resume: bool = True
     ) -> RunState | None:
-        """Start or resume a run; RunConflict names each key of another identity."""
+        """Start or resume a run, and own it; RunConflict names each key of another identity."""
 
-        def start(tables: Tables) -> RunState | None:
+        def start(tables: Tables) -> tuple[RunState | None, int | None]:
+            state = open_or_resume(tables)
+            if self._ownership is None or self._database.fence is not None:
+                return state, None
+            sql = "UPDATE runs SET epoch = epoch + 1, owner = ? WHERE run_id = ?"
+            tables.execute(sql, (self._ownership.identity.holder, run_id))
+            return state, read_column(tables, "epoch", run_id)
+
+        def open_or_resume(tables: Tables) -> RunState | None:
             known = tables.execute("SELECT identity FROM runs WHERE run_id = ?", (run_id,)).fetchone()
             if known is None:
                 texts = {"identity": canonical_json(dict(identity)), "config": canonical_json(config)}
@@ -120,7 +139,21 @@ class SQLiteRunStore(SQLiteResponseStore):
             ).fetchone()
             return last and parse_stored(RunState.model_validate_json, last[0], f"state of run {run_id}")
 
-        return await self._database.write(start)
+        state, epoch = await self._database.write(start)
+        if epoch is not None:
+            self._database.fence = partial(self._check_owner, run_id=run_id, epoch=epoch)
+        return state
+
+    def _check_owner(self, tables: Tables, *, run_id: str, epoch: int) -> None:
+        """Check that this process still owns the run, by its locks and by the run's row; StoreError otherwise."""
+        if self._ownership is not None:
+            self._ownership.check()
+        row = tables.execute("SELECT epoch, owner FROM runs WHERE run_id = ?", (run_id,)).fetchone()
+        if row is None or row[0] != epoch:
+            raise StoreError(
+                f"database {self._database.path}: run {run_id} was continued by "
+                f"{row[1] if row else 'another process'}, so this process stops; only one of them may own a run"
+            )
 
     async def refuse_other_runs(self, run_id: str, identity: Mapping[str, JsonValue]) -> None:
         """Check that the store is empty or contains the run.
@@ -144,8 +177,8 @@ class SQLiteRunStore(SQLiteResponseStore):
     ) -> None:
         """Write a commit; a repeated one is harmless, and StoreError if it differs from the stored one."""
         await self._database.write(lambda tables: write_commit(tables, run_id, record, state, skills))
-        if self._run_lock is not None:
-            self._run_lock.record_commit(run_id, state.commits)
+        if self._ownership is not None:
+            self._ownership.identity.record_commits(state.commits)
 
     async def records(self, run_id: str) -> tuple[StepRecord, ...]:
         """Return the records of all committed steps, in order."""
@@ -279,8 +312,8 @@ def build_conflict(run_id: str, path: Path, differences: Sequence[str]) -> RunCo
     )
 
 
-def check_commit_count(tables: Tables, path: Path, run_id: str, commits: int) -> None:
-    """Check that a database contains all commits of a run; StoreError otherwise."""
+def check_commit_count(tables: Tables, path: Path, lock: Path, run_id: str, commits: int) -> None:
+    """Check that a database contains all commits of a run that its lock file has counted; StoreError otherwise."""
     stored = 0
     if tables.execute("SELECT 1 FROM sqlite_master WHERE name = 'commits'").fetchone():
         (latest,) = tables.execute("SELECT max(number) FROM commits WHERE run_id = ?", (run_id,)).fetchone()
@@ -288,8 +321,8 @@ def check_commit_count(tables: Tables, path: Path, run_id: str, commits: int) ->
     if stored < commits:
         raise StoreError(
             f"database {path}: it has {stored} of the {commits} commits of run {run_id}: it is an older copy, "
-            f"or its file {path.name}-wal is missing; restore the right files, or delete "
-            f"{path.parent / 'run.lock'} to resume from the older state"
+            f"or its file {path.name}-wal is missing; restore the right files, or delete {lock} to resume from the "
+            "older state"
         )
 
 

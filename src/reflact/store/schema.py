@@ -15,7 +15,9 @@ CREATE TABLE runs (
     status TEXT,
     reason TEXT,
     summary TEXT,
-    seconds REAL NOT NULL DEFAULT 0
+    seconds REAL NOT NULL DEFAULT 0,
+    epoch INTEGER NOT NULL DEFAULT 0,
+    owner TEXT
 );
 
 CREATE TABLE skills (

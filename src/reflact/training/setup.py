@@ -283,7 +283,7 @@ async def open_runtime(
     *,
     graceful_stop: GracefulStop | None = None,
 ) -> AsyncIterator[Runtime]:
-    """Lock the run's folder, open its store and connect its models; closes all of them.
+    """Own the run, open its store and connect its models; closes all of them.
 
     Args:
         plan: The prepared run.
@@ -292,17 +292,18 @@ async def open_runtime(
         graceful_stop: Stops the run's work; None: nothing stops it but cancellation.
 
     Raises:
-        RunConflict: The folder holds another run, or another process works in it.
+        RunConflict: The folder holds another run, or another process works in it or owns the run.
         ConfigError: A key is missing.
         CassetteError: The cassette is missing or malformed.
         StoreError: The database cannot be opened, or is damaged.
     """
-    from reflact.store.lock import lock_run
+    from reflact.store.lock import own_run
     from reflact.store.runs import open_store
 
     config = plan.config
     async with AsyncExitStack() as stack:
-        lock = stack.enter_context(lock_run(config.out_dir))
+        path = config.store or resolve_inside(config.out_dir, "run.db")
+        ownership = stack.enter_context(own_run(config.out_dir, path, plan.run_id))
         if config.replay.cassette is not None and _sends_requests(config, overrides):
             from reflact.llm.cassettes import open_cassette
 
@@ -310,11 +311,7 @@ async def open_runtime(
                 config.replay.cassette, mode=config.replay.mode, inner=overrides.transport
             )
             overrides = replace(overrides, transport=await stack.enter_async_context(opening))
-        if config.store is None:
-            database = open_store(resolve_inside(config.out_dir, "run.db"), run_lock=lock)
-        else:
-            database = open_store(config.store)
-        store = await stack.enter_async_context(database)
+        store = await stack.enter_async_context(open_store(path, ownership=ownership))
         await store.check_integrity()
         if config.store is None and not config.fork:
             await store.refuse_other_runs(plan.run_id, plan.identity)

@@ -1,0 +1,93 @@
+"""Environments that start and end something: set up once, closed whatever happens."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import anyio
+import pytest
+
+from reflact import Trainer
+from reflact.llm.middleware import EnvironmentMiddleware
+from reflact.protocols import Environment, Session
+from reflact.testing import ScriptedLLM, ToyEnvironment, ToyTarget, toy_optimizer
+from reflact.types import Grade, Item
+from toy_runs import settings
+
+pytestmark = pytest.mark.anyio
+
+
+class Server(EnvironmentMiddleware):
+    """The toy environment behind something that must run; ``broken`` names what fails."""
+
+    def __init__(self, broken: str = "") -> None:
+        super().__init__(ToyEnvironment(train=8, val=4, test=4))
+        self.broken = broken
+        self.happened: list[str] = []
+        self.started = anyio.Event()
+
+    async def set_up(self) -> None:
+        """Start it."""
+        await anyio.lowlevel.checkpoint()
+        if self.broken == "set_up":
+            raise OSError("the port is taken")
+        self.happened.append("set up")
+
+    async def close(self) -> None:
+        """End it."""
+        await anyio.lowlevel.checkpoint()
+        self.happened.append("closed")
+        if self.broken == "close":
+            raise OSError("it hangs")
+
+    async def run(self, item: Item, session: Session, *, seed: int) -> Grade:
+        """Note the first rollout."""
+        if self.happened[-1:] != ["rollout"]:
+            self.happened.append("rollout")
+        self.started.set()
+        if self.broken == "hangs":
+            await anyio.sleep_forever()
+        return await super().run(item, session, seed=seed)
+
+
+def trainer(folder: Path, environment: Environment) -> Trainer:
+    """Return a trainer of one epoch in an environment."""
+    return Trainer(
+        settings(folder, train={"num_epochs": 1}),
+        environment=environment,
+        target=ToyTarget(),
+        optimizer=ScriptedLLM(toy_optimizer()),
+    )
+
+
+async def test_an_environment_is_set_up_once_and_closed_after_the_last_rollout(tmp_path: Path) -> None:
+    """Also if middleware is around it."""
+    summary = await trainer(tmp_path, EnvironmentMiddleware(server := Server())).train()
+    assert summary.status == "completed"
+    assert server.happened == ["set up", "rollout", "closed"]
+
+
+async def test_an_environment_that_cannot_be_set_up_fails_the_run_with_a_reason(tmp_path: Path) -> None:
+    """No rollout begins; the next start of the run sets it up again."""
+    summary = await trainer(tmp_path, server := Server("set_up")).train()
+    assert (summary.status, server.happened) == ("failed", [])
+    assert summary.reason == "the environment could not be set up: OSError: the port is taken"
+    assert (await trainer(tmp_path, Server()).train()).status == "completed"
+
+
+async def test_an_environment_is_closed_if_the_run_is_cancelled(tmp_path: Path) -> None:
+    """Closing may wait for something, though the task is cancelled."""
+    server = Server("hangs")
+    async with anyio.create_task_group() as group:
+        group.start_soon(trainer(tmp_path, server).train)
+        await server.started.wait()
+        group.cancel_scope.cancel()
+    assert server.happened == ["set up", "rollout", "closed"]
+
+
+async def test_an_environment_that_cannot_be_closed_is_named(tmp_path: Path) -> None:
+    """All steps are committed; the summary says what may still run."""
+    summary = await trainer(tmp_path, Server("close")).train()
+    assert summary.status == "failed"
+    assert summary.reason == "the environment could not be closed: OSError: it hangs"
+    assert summary.steps > 0

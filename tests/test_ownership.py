@@ -1,0 +1,220 @@
+"""One run, one owner: over several folders and processes, and when files go away during the run."""
+
+from __future__ import annotations
+
+import multiprocessing
+import random
+import shutil
+import signal
+import sqlite3
+import sys
+from collections import Counter
+from collections.abc import Callable
+from contextlib import closing
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import pure_world
+from reflact import Trainer
+from reflact.errors import StoreError
+from reflact.messages import CallId, RenderedPrompt, ReplyModel
+from reflact.records import RunSummary
+from reflact.store.runs import open_store
+from reflact.testing import ScriptedLLM, ToyEnvironment, ToyTarget, toy_optimizer
+from reflact.testing.llm import Script, ScriptedAnswer
+from served import Endpoint, serving
+from toy_runs import settings
+from training_process import REFUSED, STOPPED, train
+
+pytestmark = pytest.mark.anyio
+
+FOLDERS, TOGETHER, IN_FLIGHT, LIMIT = 3, 2, 16, 120
+HANGS = 120
+
+Change = Callable[[Path, Path], Path | None]
+"""Takes something away from a run's folder and store; returns a path that may exist again afterwards."""
+
+
+def remove_folder(folder: Path, store: Path) -> None:
+    shutil.rmtree(folder)
+
+
+def move_folder(folder: Path, store: Path) -> None:
+    folder.rename(folder.with_name("moved"))
+
+
+def remove_folder_lock(folder: Path, store: Path) -> None:
+    (folder / "run.lock").unlink()
+
+
+def remove_identity_lock(folder: Path, store: Path) -> None:
+    for lock in store.parent.glob(f"{store.name}-r*.lock"):
+        lock.unlink()
+
+
+def remove_database(folder: Path, store: Path) -> None:
+    store.unlink()
+
+
+def move_database(folder: Path, store: Path) -> None:
+    store.rename(store.with_name("elsewhere.db"))
+
+
+def remove_log(folder: Path, store: Path) -> None:
+    store.with_name(f"{store.name}-wal").unlink()
+
+
+CHANGES = (
+    remove_folder,
+    move_folder,
+    remove_folder_lock,
+    remove_identity_lock,
+    remove_database,
+    move_database,
+    remove_log,
+)
+
+
+def trainer_in(folder: Path, store: Path | None = None, script: Script | None = None) -> Trainer:
+    """Return a trainer of a short run of two steps."""
+    config: dict[str, Any] = settings(folder, train={"batch_size": 4, "num_epochs": 1})
+    if store is not None:
+        config["store"] = store
+    return Trainer(
+        config,
+        environment=ToyEnvironment(train=8, val=4, test=4),
+        target=ToyTarget(),
+        optimizer=ScriptedLLM(script or toy_optimizer()),
+    )
+
+
+def read_summaries(folder: Path) -> list[RunSummary]:
+    """Return the exported summaries below a folder."""
+    return [RunSummary.model_validate_json(path.read_text("utf-8")) for path in folder.rglob("summary.json")]
+
+
+async def train_and_change(change: Change, folder: Path, store: Path) -> str:
+    """Train, change the files in the second step, and return the error that ends the run."""
+    usual, changed, committed = toy_optimizer(), list[int](), list[int]()
+
+    def answer(prompt: RenderedPrompt, reply_type: type[ReplyModel], call_id: CallId) -> ScriptedAnswer:
+        if call_id.step == 2 and not changed:
+            change(folder, store)
+            changed.append(call_id.step)
+        return usual(prompt, reply_type, call_id)  # type: ignore[return-value]
+
+    shared = None if store.parent == folder else store
+    try:
+        async with trainer_in(folder, shared, answer).stream() as stream:
+            async for event in stream:
+                committed += [event.step] if event.kind == "step_committed" else []
+    except StoreError as error:
+        assert changed
+        assert committed == [1]
+        return str(error)
+    pytest.fail("the run did not notice")
+
+
+@pytest.mark.parametrize("shared", [False, True], ids=["own store", "shared store"])
+@pytest.mark.parametrize("change", CHANGES)
+async def test_what_goes_away_during_a_run_ends_it(tmp_path: Path, change: Change, shared: bool) -> None:
+    """Whatever is moved or removed is noticed at the next commit: one sentence, and never a completed run."""
+    folder = tmp_path / "run"
+    store = tmp_path / "runs.db" if shared else folder / "run.db"
+    error = await train_and_change(change, folder, store)
+    assert "\n" not in error
+    assert "moved" in error
+    assert "start again" in error
+    assert "completed" not in {summary.status for summary in read_summaries(tmp_path)}
+
+
+@pytest.mark.parametrize("change", [remove_folder_lock, remove_identity_lock, move_folder])
+async def test_a_run_whose_files_are_put_back_resumes(tmp_path: Path, change: Change) -> None:
+    """With its files back the run goes on from its last commit, and ends as an undisturbed one."""
+    folder = tmp_path / "run"
+    await train_and_change(change, folder, folder / "run.db")
+    if (tmp_path / "moved").exists():
+        (tmp_path / "moved").rename(folder)
+    trainer = trainer_in(folder)
+    assert (await trainer.train()).status == "completed"
+    whole = trainer_in(tmp_path / "whole")
+    await whole.train()
+    async with open_store(folder / "run.db") as one, open_store(tmp_path / "whole" / "run.db") as other:
+        assert await one.records(trainer.run_id) == await other.records(whole.run_id)
+        assert len(await one.records(trainer.run_id)) == 2
+
+
+class Contest:
+    """Processes that train one run from several folders over one store, and die at random moments."""
+
+    def __init__(self, folder: Path, url: str, endpoint: Endpoint, *, kills: int) -> None:
+        self.store = folder / "runs.db"
+        self.killed = self.refused = 0
+        self._endpoint = endpoint
+        self._folder = folder
+        self._port = int(url.rpartition(":")[2].removesuffix("/v1"))
+        self._world = pure_world.write_world(folder / "world")
+        self._chance = random.Random(13)
+        self._kills = kills
+        self._context = multiprocessing.get_context("forkserver")
+        self._context.set_forkserver_preload(["reflact.llm.client", "reflact.store.runs", "training_process"])
+
+    def start(self, **sections: Any) -> BaseProcess:
+        """Start a process in one of the folders."""
+        out_dir = self._folder / f"run-{self._chance.randrange(FOLDERS)}"
+        plain = pure_world.settings(self._world, out_dir, train={"num_epochs": 2}, **sections)
+        process = self._context.Process(target=train, args=({**plain, "store": str(self.store)}, self._port))
+        process.start()
+        return process
+
+    def finish(self, code: int, **sections: Any) -> None:
+        """Keep processes at work, and kill some, until one ends with an exit code; then end the others."""
+        kills, codes = self._kills, set[int | None]()
+        processes: list[BaseProcess] = []
+        while code not in codes:
+            assert codes <= {REFUSED, -signal.SIGKILL}
+            together = TOGETHER if kills else 1
+            processes += [self.start(**sections) for _ in range(together - len(processes))]
+            goal = len(self._endpoint.samples) + self._chance.randrange(20)
+            while len(self._endpoint.samples) < goal and any(p.is_alive() for p in processes):
+                processes[-1].join(0.01)
+            if kills and any(process.is_alive() for process in processes):
+                for process in processes:
+                    process.kill()
+                    process.join()
+                kills, self.killed = kills - 1, self.killed + 1
+            ended = [process for process in processes if not process.is_alive()]
+            processes = [process for process in processes if process.is_alive()]
+            codes |= {process.exitcode for process in ended}
+            self.refused += sum(process.exitcode == REFUSED for process in ended)
+        for process in processes:
+            process.join(HANGS)
+            assert process.exitcode in {code, REFUSED}
+
+    def unsettled(self) -> Counter[str]:
+        """Return how often each call was cut off in flight."""
+        with closing(sqlite3.connect(self.store)) as store:
+            rows = store.execute("SELECT call_id FROM calls WHERE state <> 'settled'")
+            return Counter(str(call_id) for (call_id,) in rows)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGKILL")
+def test_three_folders_and_two_processes_pay_once(tmp_path: Path, kills: int) -> None:
+    """One identity over a shared store keeps its budget and repeats no settled call, whoever continues it.
+
+    Two processes at a time train it from three folders, and all are killed at random moments.
+    """
+    endpoint = Endpoint()
+    with serving(endpoint.answer) as url:
+        contest = Contest(tmp_path, url, endpoint, kills=-(-kills // 2))
+        contest.finish(STOPPED, budget={"max_calls": LIMIT})
+        assert len(endpoint.samples) <= LIMIT
+        contest.finish(0, budget={"max_calls": 100_000})
+    assert contest.refused
+    repeats = Counter(endpoint.samples) - Counter(set(endpoint.samples))
+    assert repeats - contest.unsettled() == Counter()
+    assert repeats.total() <= contest.killed * IN_FLIGHT
