@@ -236,7 +236,7 @@ def build_buffer_entry(record: StepRecord) -> StepBufferEntry:
         action="inconclusive" if is_futile else verdict.action,
         n_failures=record.n_failures,
         n_total=record.rollout.n,
-        patterns=tuple(p for report in record.reports for p in report.patterns),
+        patterns=record.patterns,
         rejected_edits=record.chosen.patch.edits if verdict.refuted else (),
         score_before=verdict.current_score if is_settled else None,
         score_after=verdict.candidate_score if is_settled else None,
