@@ -163,7 +163,7 @@ async def test_environments_and_targets_describe_themselves(tmp_path: Path) -> N
     await Trainer(config, environment=ToyEnvironment(), target=Described(), optimizer=llm).train()
     prompts = [call.prompt.messages[-1].content for call in llm.calls if call.prompt.name != "merge"]
     assert prompts
-    assert all("Rules applied to numbers." in text for text in prompts if "<task>" in text)
+    assert all("Rules applied to numbers." in text for text in prompts if "<background>" in text)
     assert any("The agent has no tools." in text for text in prompts)
 
 

@@ -209,7 +209,7 @@ def show_edits(edits: Sequence[Edit]) -> str:
 def show_task(*descriptions: str) -> str:
     """Return what is known of the tasks, the score and the agent as a note; empty if nothing is."""
     return _show_note(
-        "The tasks, the score and the agent", "task", filter(None, map(str.strip, descriptions))
+        "Background, not part of the document", "background", filter(None, map(str.strip, descriptions))
     )
 
 

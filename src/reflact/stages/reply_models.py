@@ -22,7 +22,7 @@ from reflact.stages.prompt_sections import show_json
 from reflact.types import Edit, EditKind, Item, Operation, Skill
 
 TAG = re.compile(
-    r"</?(?:document|proposal_\d+|case_\d+|attempts|rejected|advice|guidance|notes|task|figures|evidence)_*>"
+    r"</?(?:document|proposal_\d+|case_\d+|attempts|rejected|advice|guidance|notes|background|figures|evidence)_*>"
 )
 """The tags that fence material in prompts."""
 
@@ -311,10 +311,8 @@ def failure_reply_type(
     There is at least one pattern and one edit. Several cases share a pattern, so small models name at most half
     as many patterns as cases, and at most three.
     """
-    edits = (
-        list[_edit_type(operations, reasoned=reasoned)],
-        {"min_length": min(1, most), "max_length": most},
-    )  # type: ignore[misc]
+    kind = _edit_type(operations, reasoned=reasoned)
+    edits = (list[kind], {"min_length": min(1, most), "max_length": most})  # type: ignore[valid-type]
     base = ReasonedAnalystReply if reasoned else AnalystReply
     return narrow_reply_type(base, patterns=_pattern_field(cases, reasoned=reasoned), edits=edits)
 
