@@ -417,8 +417,11 @@ async def run_in_thread(work: Callable[[], T], *inputs: JsonValue) -> T:
 
     A cancelled caller leaves at once. The function then finishes without effect.
     """
-    if is_short(inputs, INLINE_LIMIT):
-        return work()
+    return work() if is_short(inputs, INLINE_LIMIT) else await run_beside_loop(work)
+
+
+async def run_beside_loop(work: Callable[[], T]) -> T:
+    """Call a pure function on a worker thread, one such call after the other; see ``run_in_thread``."""
     limiter = _THREAD_LIMITER.get(None)
     if limiter is None:
         limiter = CapacityLimiter(1)
