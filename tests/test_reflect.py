@@ -10,14 +10,14 @@ import pytest
 
 from doubles import open_context
 from reflact.config.training import ReflectConfig, UpdateConfig
-from reflact.errors import ContextOverflow
+from reflact.errors import ContextOverflow, ReplyError
 from reflact.messages import CallId, RenderedPrompt, ReplyModel
-from reflact.stages.reflect import Analyst, Minibatch
+from reflact.stages.reflect import Analyst, Minibatch, group_failures
 from reflact.store.runs import open_store
 from reflact.testing import ScriptedLLM, ToyEnvironment
 from reflact.testing.llm import ScriptedAnswer
 from reflact.types import AnalystReport, Item, Patch, Rollout, Score, Skill, Split, Turn, is_failure
-from toy_runs import run
+from toy_runs import run, shown_to
 
 pytestmark = pytest.mark.anyio
 
@@ -119,3 +119,40 @@ def kept_back(world: ToyEnvironment) -> Iterator[str]:
         for item in world.items(split):
             yield f"{item.input}\n"
             yield item.id
+
+
+async def test_failures_are_grouped_by_feedback_if_no_analyst_names_a_pattern(tmp_path: Path) -> None:
+    """Later steps of the epoch are told the most frequent feedback, with the items it was given on."""
+
+    def refuse(prompt: RenderedPrompt, reply_type: type[ReplyModel], call_id: CallId) -> ScriptedAnswer:
+        return ReplyError("no valid reply")
+
+    done = await run(tmp_path, script=refuse, train={"batch_size": 4, "num_epochs": 1})
+    first = done.records[0]
+    assert not any(report.patterns for report in first.reports)
+    assert first.patterns == first.fail_reasons
+    assert {pattern.type for pattern in first.patterns} == {"feedback"}
+    assert all(pattern.description.startswith("missing rule: ") for pattern in first.patterns)
+    assert sum(pattern.count for pattern in first.patterns) <= first.n_failures == 4
+    told = [
+        text
+        for call, text in zip(done.calls, map(shown_to, done.calls), strict=True)
+        if call.call_id.step == 2
+    ]
+    assert all(
+        f"pattern ({p.count}): feedback: {p.description}" in text for p in first.patterns for text in told
+    )
+    assert told
+
+    named = await run(tmp_path / "named")
+    assert all(record.fail_reasons == () for record in named.records if record.n_failures)
+
+
+def test_the_most_frequent_feedback_comes_first() -> None:
+    """Rollouts that succeeded, or were graded without a word, give no reason; three reasons are enough."""
+    item = Item(id="a", input="x")
+    words = ["slow", "wrong  unit", "wrong unit", None, "late", "odd", "late", "late"]
+    rollouts = [rollout(item, 0.0).model_copy(update={"feedback": each}) for each in words]
+    rollouts.append(rollout(item, 1.0).model_copy(update={"feedback": "slow"}))
+    found = [(pattern.description, pattern.count) for pattern in group_failures(rollouts, None)]
+    assert found == [("late", 3), ("wrong unit", 2), ("odd", 1)]

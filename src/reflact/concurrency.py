@@ -412,12 +412,14 @@ INLINE_LIMIT = 2_000
 _THREAD_LIMITER: RunVar[CapacityLimiter] = RunVar("reflact_thread_limiter")
 
 
-async def run_in_thread(work: Callable[[], T], *inputs: JsonValue) -> T:
+async def run_in_thread(work: Callable[[], T], *inputs: JsonValue, inline_limit: int = INLINE_LIMIT) -> T:
     """Call a pure function on a worker thread, or in place if ``inputs``, which it reads, are short.
+
+    ``inputs`` are short if they have at most ``inline_limit`` characters and values.
 
     A cancelled caller leaves at once. The function then finishes without effect.
     """
-    return work() if is_short(inputs, INLINE_LIMIT) else await run_beside_loop(work)
+    return work() if is_short(inputs, inline_limit) else await run_beside_loop(work)
 
 
 async def run_beside_loop(work: Callable[[], T]) -> T:

@@ -60,7 +60,8 @@ class StepRecord(FrozenModel):
 
     ``created_versions`` are an accepted candidate, then the document with new notes in its appendix. ``notes``
     is None if the step did not change them. ``current`` and ``best`` are the versions after the step.
-    ``fallbacks`` are model decisions that failed, other than those of merging and selection.
+    ``fallbacks`` are model decisions that failed, other than those of merging and selection. ``fail_reasons``
+    are the failures grouped by the environment's feedback, if no analyst named a pattern.
     """
 
     step: int
@@ -81,6 +82,12 @@ class StepRecord(FrozenModel):
     current: SkillVersion
     best: SkillVersion
     fallbacks: tuple[Fallback, ...] = ()
+    fail_reasons: tuple[FailurePattern, ...] = Field(default=(), exclude_if=lambda reasons: not reasons)
+
+    @property
+    def patterns(self) -> tuple[FailurePattern, ...]:
+        """The patterns that analysts named; without any, the failures by their feedback."""
+        return tuple(p for report in self.reports for p in report.patterns) or self.fail_reasons
 
 
 ComparisonCategory = Literal["improved", "regressed", "persistent_failure", "stable_success"]

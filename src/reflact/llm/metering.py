@@ -15,7 +15,7 @@ import httpx
 
 from reflact.concurrency import finish_if_cancelled, run_beside_loop
 from reflact.config.models import ModelConfig
-from reflact.errors import ReflactError
+from reflact.errors import CassetteMiss
 from reflact.llm.bodies import ERROR_BYTES, AnswerFault, decode_text, select_headers
 from reflact.llm.budget import Account, Reservation
 from reflact.llm.completions import read_completion
@@ -45,7 +45,7 @@ UNSENT = (
     httpx.ProxyError,
     httpx.UnsupportedProtocol,
     httpx.LocalProtocolError,
-    ReflactError,
+    CassetteMiss,
 )
 """Failures before a request was sent."""
 

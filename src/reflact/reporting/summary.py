@@ -63,13 +63,12 @@ def build_step_table(records: Sequence[StepRecord]) -> Table:
 
 def format_step(record: StepRecord) -> tuple[str, ...]:
     """Return a step's verdict, failure patterns, fallbacks and edits, one line each."""
-    patterns = (p for report in record.reports for p in report.patterns)
     refusals = (r for r in record.reports if r.no_reply_reason is not None)
     untriaged = (r for r in record.reports if r.triage_no_reply_reason is not None)
     fallbacks = (*record.merged.fallbacks, *record.chosen.fallbacks, *record.fallbacks)
     return (
         f"verdict: {record.verdict.reason}",
-        *(f"pattern: {p.type} ({p.count}): {p.description}" for p in patterns),
+        *(f"pattern: {p.type} ({p.count}): {p.description}" for p in record.patterns),
         *(f"no report of {r.source_type} minibatch {r.index}: {r.no_reply_reason}" for r in refusals),
         *(f"no triage of {r.source_type} minibatch {r.index}: {r.triage_no_reply_reason}" for r in untriaged),
         *(f"reminder: {reminder}" for report in record.reports for reminder in report.reminders),

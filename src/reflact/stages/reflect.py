@@ -16,7 +16,7 @@ from reflact.prompts import ANALYST_PROMPTS
 from reflact.protocols import Annotator, R
 from reflact.skills.document import is_same_body
 from reflact.stages.context import NoReply, StageContext
-from reflact.stages.prompt_sections import show_cases, show_skill
+from reflact.stages.prompt_sections import show_cases, show_skill, truncate
 from reflact.stages.reply_models import (
     AnalystReply,
     DraftReply,
@@ -46,6 +46,9 @@ from reflact.types import (
 T = TypeVar("T")
 
 SOURCES: tuple[RolloutSource, ...] = ("failure", "success")
+
+MAX_FAIL_REASONS, FAIL_REASON_BYTES = 3, 300
+"""Bounds of the failures that are grouped by feedback, if no analyst named a pattern."""
 
 
 class Minibatch(FrozenModel):
@@ -186,6 +189,25 @@ def _build_report(blank: AnalystReport, skill: Skill, reply: Proposals) -> Analy
     support = {"source_type": blank.source_type, "support_count": len(blank.item_ids)}
     patch = Patch(reasoning=reasoning, edits=tuple(edit.model_copy(update=support) for edit in edits))
     return blank.model_copy(update={"patch": patch, "patterns": patterns})
+
+
+def group_failures(rollouts: Sequence[Rollout], threshold: float | None) -> tuple[FailurePattern, ...]:
+    """Return the most frequent feedback of an environment on failed rollouts, as patterns."""
+    groups: dict[str, list[str]] = {}
+    for rollout in rollouts:
+        reason = " ".join((rollout.feedback or "").split())
+        if reason and is_failure(rollout, threshold):
+            groups.setdefault(reason, []).append(rollout.item_id)
+    largest = sorted(groups.items(), key=lambda group: (-len(group[1]), group[0]))[:MAX_FAIL_REASONS]
+    return tuple(
+        FailurePattern(
+            type="feedback",
+            count=len(items),
+            description=truncate(reason, FAIL_REASON_BYTES),
+            item_ids=tuple(items),
+        )
+        for reason, items in largest
+    )
 
 
 _NOTES_ADAPTER: TypeAdapter[tuple[str, ...]] = TypeAdapter(tuple[str, ...])

@@ -19,13 +19,19 @@ from reflact.stages.evaluate import build_measurement, decide_without_evaluation
 from reflact.stages.execution_notes import LapseTriage, update_appendix
 from reflact.stages.overlap import roll_out_and_reflect
 from reflact.stages.prompt_sections import show_buffer, show_cases, show_memory, show_meta
-from reflact.stages.reflect import Analyst, Minibatch, annotate_failures, list_edit_kinds
+from reflact.stages.reflect import (
+    Analyst,
+    Minibatch,
+    annotate_failures,
+    group_failures,
+    list_edit_kinds,
+)
 from reflact.stages.select import choose_step_size, edit_budget, select
 from reflact.stages.update import update
 from reflact.training.gating import CommitOutcome, GateKeeper
 from reflact.training.rollouts import RolloutScheduler
 from reflact.training.setup import Runtime
-from reflact.training.state import create_versions, find_current, is_better
+from reflact.training.state import create_versions, find_current, replaces_best
 from reflact.training.timing import StageTimer
 from reflact.types import (
     AggregateResult,
@@ -125,8 +131,11 @@ class StepRunner:
             created_versions=created,
             notes=appended.notes,
             current=created[-1] if created else find_current(state, verdict),
-            best=created[0] if is_better(verdict, state.best) else state.best,
+            best=created[0] if replaces_best(verdict, state.best) else state.best,
             fallbacks=(*candidate.fallbacks, *appended.fallbacks),
+            fail_reasons=()
+            if any(report.patterns for report in reports)
+            else group_failures(rollouts, self.runtime.config.train.success_threshold),
         )
         return CommitOutcome(record=record, skills=(candidate.skill, appended.skill), undecided=undecided)
 
