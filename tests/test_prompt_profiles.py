@@ -263,6 +263,25 @@ async def test_a_document_of_100_kb_is_rewritten_once() -> None:
     assert "Earlier attempts: none." in shown(llm)
 
 
+@pytest.mark.parametrize(
+    ("written", "kept"),
+    [
+        ("<document>\n- Rule.\n</document>", "- Rule."),
+        ("<document_>\n- Rule.\n</document_>\n", "- Rule."),
+        ("- Rule.", "- Rule."),
+        ("<document>\n- Rule.", None),
+        ("- Rule.\n<background>", None),
+    ],
+)
+async def test_tags_around_a_whole_document_are_taken_off(written: str, kept: str | None) -> None:
+    """Models copy the tags in which prompts show a document; tags elsewhere are refused."""
+    llm = ScriptedLLM(lambda *_: {"summary": "s", "document": written}, reasks=0)
+    chosen = SelectResult(patch=Patch(edits=(Edit(op="suggest", content="Add a rule."),)), pool_size=1)
+    candidate = await update(Skill(text="Old.\n"), chosen, context=await open_context(llm))
+    assert candidate.skill.text.strip() == (kept or "Old.")
+    assert bool(candidate.fallbacks) == (kept is None)
+
+
 # ----------------------------------------------------------------------------------- what stages are shown
 
 

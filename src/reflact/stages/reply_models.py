@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, create_model
+from pydantic import AfterValidator, Field, create_model
 
 from reflact.messages import ReplyModel
 from reflact.protocols import R
@@ -25,6 +25,9 @@ TAG = re.compile(
     r"</?(?:document|proposal_\d+|case_\d+|attempts|rejected|advice|guidance|notes|background|figures|evidence)_*>"
 )
 """The tags that fence material in prompts."""
+
+WRAPPED_DOCUMENT = re.compile(r"\s*<(document_*)>\n?(.*?)\n?</\1>\s*", re.DOTALL)
+"""A whole text in the tags of a document."""
 
 MIN_QUOTED_LENGTH = 24
 """The length from which a reference in a text counts as quoted, whatever stands beside it."""
@@ -169,7 +172,19 @@ Patterns = Annotated[
     Sequence[PatternReply | ReasonedPattern],
     Field(description="The kinds of mistake, most frequent first."),
 ]
-NewDocument = Annotated[str, Field(min_length=1, description="The whole new document, as Markdown text.")]
+
+
+def unwrap_document(text: str) -> str:
+    """Return a document without the tags in which prompts show it, if they enclose the whole text."""
+    wrapped = WRAPPED_DOCUMENT.fullmatch(text)
+    return wrapped[2] if wrapped else text
+
+
+NewDocument = Annotated[
+    str,
+    Field(min_length=1, description="The whole new document, as Markdown text."),
+    AfterValidator(unwrap_document),
+]
 
 
 class Reasoned(ReplyModel):

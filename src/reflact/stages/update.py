@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from reflact.messages import ReplyModel
 from reflact.skills.document import apply_edits
 from reflact.stages.context import NoReply, StageContext
 from reflact.stages.prompt_sections import show_edits, show_skill
-from reflact.stages.reply_models import check_whole_document
+from reflact.stages.reply_models import check_whole_document, unwrap_document
 from reflact.types import Candidate, Edit, EditResult, Fallback, SelectResult, Skill
 
 
@@ -19,7 +19,9 @@ class RewriteReply(ReplyModel):
 
     version: ClassVar[int] = 1
     summary: str = Field(description="What was changed, in a sentence or two.")
-    document: str = Field(min_length=1, description="The whole revised document, as Markdown text.")
+    document: Annotated[str, AfterValidator(unwrap_document)] = Field(
+        min_length=1, description="The whole revised document, as Markdown text."
+    )
 
 
 async def update(
