@@ -325,3 +325,15 @@ async def test_records_keep_rewrite_summaries_and_memory_reasoning(tmp_path: Pat
     assert {step.rewrite_summary for step in steps if step.edits} == {"Rules added."}
     epochs = (await read_run(tmp_path)).epochs
     assert epochs[-1].meta_skill_reasoning == "Lines helped."
+
+
+async def test_records_keep_the_measurements_of_each_batch(tmp_path: Path) -> None:
+    """A step with several batches records each one's scores, in order; together they are the step's."""
+    train_config = {"num_epochs": 1, "batch_size": 2, "accumulation": 2}
+    steps = await train(tmp_path, ScriptedLLM(toy_optimizer()), train=train_config)
+    for step in steps:
+        assert [batch.n for batch in step.batches] == [2, 2]
+        assert (
+            sum((batch.hard or 0) * batch.n for batch in step.batches)
+            == (step.rollout.hard or 0) * step.rollout.n
+        )

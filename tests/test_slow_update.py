@@ -67,7 +67,7 @@ async def compared(
     world: World, policy: Any, samples: int, threshold: float | None = None
 ) -> list[tuple[str, str]]:
     """Return the items that are compared with what became of them."""
-    pairs = await compare_skills(
+    compared = await compare_skills(
         ITEMS,
         EARLIER,
         LATER,
@@ -77,7 +77,8 @@ async def compared(
         seed=7,
         epoch=2,
     )
-    return [(pair.item.id, pair.category) for pair in pairs]
+    assert not {pair.item.id for pair in compared.chosen} & {pair.item.id for pair in compared.left_out}
+    return [(pair.item.id, pair.category) for pair in compared.chosen]
 
 
 ORDER = [item.id for item in shuffle(ITEMS, 7 + 2000 * 2, "slow")]
@@ -184,6 +185,8 @@ async def test_nothing_to_compare_asks_nothing(tmp_path: Path) -> None:
     done = await run(tmp_path, script=playing(IDLE), slow_update=policy, **steps)
     end = done.epochs[-1]
     assert (end.comparisons, end.meta_skill) == ((), None)
+    assert {pair.category for pair in end.left_out} == {"persistent_failure"}
+    assert len(end.left_out) == 8
     assert end.slow_update.action == "unchanged"
     assert [f.label for f in end.fallbacks] == ["comparison"]
     assert (done.asked("slow_update"), done.asked("meta_skill")) == ([], [])

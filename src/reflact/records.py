@@ -60,9 +60,9 @@ class StepRecord(FrozenModel):
 
     ``created_versions`` are an accepted candidate, then the document with new notes in its appendix. ``notes``
     is None if the step did not change them. ``current`` and ``best`` are the versions after the step.
-    ``fallbacks`` are model decisions that failed, other than those of merging and selection. ``fail_reasons``
-    are the failures grouped by the environment's feedback, if no analyst named a pattern. ``rewrite_summary`` is
-    what the call that rewrote the document says it changed.
+    ``fallbacks`` are model decisions that failed, other than those of merging and selection. ``batches`` are the
+    measurements of the step's batches. ``fail_reasons`` are the failures grouped by the environment's feedback, if
+    no analyst named a pattern. ``rewrite_summary`` is what the call that rewrote the document says it changed.
     """
 
     step: int
@@ -71,6 +71,7 @@ class StepRecord(FrozenModel):
     skill_before: str
     item_ids: tuple[str, ...]
     rollout: Measurement
+    batches: tuple[Measurement, ...] = ()
     n_failures: int
     reports: tuple[AnalystReport, ...]
     merged: AggregateResult
@@ -122,7 +123,8 @@ class EpochRecord(FrozenModel):
     """The result of the end of an epoch, whose last step is ``step``.
 
     ``last_hash`` is the hash of the skill after that step, before any slow update. ``comparisons`` are the
-    items that were measured under both skills. ``slow_update`` is None if it is off, ``meta_skill`` if it did
+    items that were measured under both skills, ``left_out`` those of them that ``slow_update.pair_policy`` did not
+    choose. ``slow_update`` is None if it is off, ``meta_skill`` if it did
     not change; ``meta_skill_reasoning`` is the model's reasoning behind it. ``current`` and ``best`` are the
     versions afterwards.
     """
@@ -131,6 +133,7 @@ class EpochRecord(FrozenModel):
     step: int
     last_hash: str
     comparisons: tuple[ItemComparison, ...] = ()
+    left_out: tuple[ItemComparison, ...] = ()
     slow_update: SlowUpdate | None = None
     meta_skill: str | None = None
     meta_skill_reasoning: str = ""

@@ -125,6 +125,13 @@ class ComparedItem(FrozenModel):
         )
 
 
+class Comparison(FrozenModel):
+    """The items that a comparison shows, and the measured ones that its policy left out."""
+
+    chosen: tuple[ComparedItem, ...]
+    left_out: tuple[ComparedItem, ...] = ()
+
+
 async def compare_skills(
     items: Sequence[Item],
     earlier: Skill,
@@ -135,25 +142,27 @@ async def compare_skills(
     threshold: float | None,
     seed: int,
     epoch: int,
-) -> tuple[ComparedItem, ...]:
-    """Return up to ``config.samples`` items on which both skills were measured.
+) -> Comparison:
+    """Compare two skills on train items: up to ``config.samples`` items on which both were measured.
 
     The items are shuffled with ``seed + 2000 * epoch``. ``mixed`` takes the first ones. ``changed`` and
     ``unchanged`` select items whose outcome differs, or does not. They roll out as many further items at a
-    time until there are enough or none are left. The order of completion has no effect.
+    time until there are enough or none are left; the others that were measured are left out. The order of
+    completion has no effect.
 
     Raises:
         RunFailed: No item of the first round was measured under both skills.
     """
     order = shuffle(items, seed + 2000 * epoch, "slow")
     selected: list[ComparedItem] = []
-    measured, samples, policy = 0, config.samples, config.pair_policy
+    measured: list[ComparedItem] = []
+    samples, policy = config.samples, config.pair_policy
     for start in range(0, len(order), samples):
         chunk = order[start : start + samples]
         before = await roll(chunk, earlier)
         after = await roll(chunk, later)
         pairs = categorize_items(chunk, before, after, threshold)
-        measured += len(pairs)
+        measured += pairs
         if not measured:
             lost = next(r for r in (*before, *after) if r.score is None)
             raise RunFailed(f"no train item could be measured under both skills; one failure: {lost.error}")
@@ -164,7 +173,8 @@ async def compare_skills(
         ]
         if policy == "mixed" or len(selected) >= samples:
             break
-    return tuple(selected[:samples])
+    chosen = tuple(selected[:samples])
+    return Comparison(chosen=chosen, left_out=tuple(pair for pair in measured if pair not in chosen))
 
 
 def categorize_items(

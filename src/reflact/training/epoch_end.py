@@ -11,7 +11,7 @@ from reflact.stages.context import NoReply
 from reflact.stages.prompt_sections import show_buffer
 from reflact.stages.rollout import log_unmeasured
 from reflact.stages.slow_update import (
-    ComparedItem,
+    Comparison,
     compare_skills,
     show_comparison,
     slow_update,
@@ -58,8 +58,14 @@ class EpochFinalizer:
         if epoch == 1 or state.last_hash is None:
             return self._reserve_guidance_region(record, current, state)
         earlier = await self.runtime.store.skill(state.last_hash)
-        pairs, rollouts = await self._compare_skills(earlier, current, epoch=epoch, step=state.step)
-        record = record.model_copy(update={"comparisons": tuple(pair.comparison for pair in pairs)})
+        compared, rollouts = await self._compare_skills(earlier, current, epoch=epoch, step=state.step)
+        pairs = compared.chosen
+        record = record.model_copy(
+            update={
+                "comparisons": tuple(pair.comparison for pair in pairs),
+                "left_out": tuple(pair.comparison for pair in compared.left_out),
+            }
+        )
         if not pairs:
             fallback = Fallback(
                 label="comparison",
@@ -88,8 +94,8 @@ class EpochFinalizer:
 
     async def _compare_skills(
         self, earlier: Skill, current: Skill, *, epoch: int, step: int
-    ) -> tuple[tuple[ComparedItem, ...], Sequence[Rollout]]:
-        """Return the compared items and their rollouts.
+    ) -> tuple[Comparison, Sequence[Rollout]]:
+        """Return the comparison and its rollouts.
 
         The caller logs unmeasured rollouts only after a model has answered about the items. If one outage
         affects both, a restart then retries both.
@@ -103,7 +109,7 @@ class EpochFinalizer:
             rollouts.extend(measured)
             return measured
 
-        pairs = await compare_skills(
+        compared = await compare_skills(
             self.runtime.plan.data.train,
             earlier,
             current,
@@ -113,7 +119,7 @@ class EpochFinalizer:
             seed=self.runtime.config.seed,
             epoch=epoch,
         )
-        return pairs, rollouts
+        return compared, rollouts
 
     async def _update_meta_skill(
         self, record: EpochRecord, earlier: Skill, current: Skill, shown: str, state: RunState

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from reflact.data import plan_epoch
 from reflact.records import RunState, StepRecord
@@ -39,6 +40,7 @@ from reflact.types import (
     AppendixResult,
     Fallback,
     Item,
+    Measurement,
     Rollout,
     SelectResult,
     Skill,
@@ -122,6 +124,7 @@ class StepRunner:
             skill_before=skill.hash,
             item_ids=tuple(r.item_id for r in rollouts),
             rollout=build_measurement(skill.hash, Split.train, rollouts),
+            batches=self._measure_batches(step, skill, rollouts),
             n_failures=sum(is_failure(r, self.runtime.config.train.success_threshold) for r in rollouts),
             reports=reports,
             merged=merged,
@@ -242,6 +245,16 @@ class StepRunner:
                 most, decision = size.count, size
         chosen = await select(merged, skill, context=context, budget=most, attempts=attempts, notes=notes)
         return chosen.model_copy(update={"decision": decision, "fallbacks": fallbacks + chosen.fallbacks})
+
+    def _measure_batches(
+        self, step: int, skill: Skill, rollouts: Sequence[Rollout]
+    ) -> tuple[Measurement, ...]:
+        sizes = [len(batch) for batch in self.list_batches(step)]
+        ends = list(accumulate(sizes))
+        return tuple(
+            build_measurement(skill.hash, Split.train, rollouts[end - size : end])
+            for size, end in zip(sizes, ends, strict=True)
+        )
 
     def _show_figures(self, step: int, rollouts: Sequence[Rollout]) -> str:
         items = [item for batch in self.list_batches(step) for item in batch]
