@@ -131,6 +131,34 @@ def test_an_own_prompt_wins_over_the_profile(tmp_path: Path) -> None:
     assert (packaged.header.version, book.prompts["merge"].header.version) == (3, 9)
 
 
+async def test_an_environment_brings_its_own_prompts(tmp_path: Path) -> None:
+    """Its analysts' prompt is used and identifies the run; ``prompts.folder`` wins over it."""
+    header = "role: optimizer\nreply: ReasonedAnalystReply\nvariables: [cases, document, max_edits]\nchangelog: Own.\n---\n"
+
+    def write(place: str, words: str) -> Path:
+        path = tmp_path / place / "analyst_failure" / "v1.md"
+        path.parent.mkdir(parents=True)
+        text = f"---\nname: analyst_failure\nversion: 1\n{header}{words} {{{{max_edits}}}}\n<!-- user -->\n{{{{document}}}}\n{{{{cases}}}}\n"
+        path.write_text(text, encoding="utf-8")
+        return tmp_path / place
+
+    class Prompting(ToyEnvironment):
+        prompt_folder = write("environment", "Study the numbers.")
+
+    seen = set()
+    for name, config in (("a", {}), ("b", {"prompts": {"folder": write("own", "Study the words.")}})):
+        llm = ScriptedLLM(toy_optimizer())
+        settings = {"out_dir": tmp_path / name, "train": {"num_epochs": 1, "batch_size": 8}, **config}
+        trainer = Trainer(settings, environment=Prompting(), target=ToyTarget(), optimizer=llm)
+        await trainer.train()
+        analyses = [c.prompt.messages[0].content for c in llm.calls if c.prompt.name == "analyst_failure"]
+        seen.add((trainer.run_id, *set(analyses)))
+    assert {words for _, words in seen} == {
+        f"Study the {what}. {most}" for what, most in (("numbers", 4), ("words", 4))
+    }
+    assert len({run_id for run_id, _ in seen}) == 2
+
+
 async def test_analysts_see_the_task_the_tools_and_the_whole_trajectory() -> None:
     """The prompt holds descriptions, tool calls with observations, the grader's remark and the reference."""
     llm = ScriptedLLM(lambda *_: REPLY)

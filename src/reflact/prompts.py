@@ -148,14 +148,16 @@ def _resembles(name: str, tag: str) -> bool:
     return 2 * same >= len(tag) and all(a == b or not a.isascii() for a, b in zip(letters, tag, strict=True))
 
 
-def load_prompts(config: PromptsConfig | None = None) -> PromptBook:
-    """Load all prompts: pinned versions, else the profile's, else the newest; those of an own folder come first.
+def load_prompts(config: PromptsConfig | None = None, *, folder: Path | None = None) -> PromptBook:
+    """Load all prompts: pinned versions, else the profile's, else the newest.
+
+    Those of ``prompts.folder`` come first, then those of ``folder``, which an environment may bring.
 
     Raises:
         PromptError: A file is missing or malformed, or a name is unknown.
     """
     config = config or PromptsConfig()
-    folder, packaged = config.folder, find_data_folder("prompts")
+    packaged = find_data_folder("prompts")
     pinned, profile = config.versions, SMALL_PROFILE if config.profile == "small" else {}
     names = sorted(path.name for path in packaged.iterdir() if path.is_dir())
     unknown = set(pinned) - set(names)
@@ -163,9 +165,11 @@ def load_prompts(config: PromptsConfig | None = None) -> PromptBook:
         raise PromptError(
             f"prompts.versions: no prompt is called {_join_names(unknown)}; there are {_join_names(names)}"
         )
-    if folder is not None and not folder.is_dir():
-        raise PromptError(f"prompts.folder: {folder} is not a folder")
-    folders = [packaged] if folder is None else [folder, packaged]
+    own = {"prompts.folder": config.folder, "the environment's prompt_folder": folder}
+    for key, place in own.items():
+        if place is not None and not place.is_dir():
+            raise PromptError(f"{key}: {place} is not a folder")
+    folders = [*(place for place in own.values() if place is not None), packaged]
     return PromptBook(
         prompts={name: _find_prompt(name, pinned.get(name), folders, profile.get(name)) for name in names}
     )

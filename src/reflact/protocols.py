@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Protocol, TypeVar, runtime_checkable
 
 from pydantic import JsonValue
@@ -127,6 +128,15 @@ class ManagedEnvironment(Protocol):
 
     async def close(self) -> None:
         """End what was started; called after the last rollout, also if the run failed or was cancelled."""
+
+
+@runtime_checkable
+class Prompted(Protocol):
+    """An environment that brings its own prompts for the optimizer, such as those of its analysts."""
+
+    @property
+    def prompt_folder(self) -> Path:
+        """A folder like ``prompts.folder``: ``NAME/vN.md``; prompts that it lacks come from the package."""
 
 
 class Annotator(Protocol):

@@ -42,6 +42,7 @@ from reflact.protocols import (
     Described,
     Environment,
     EventCallback,
+    Prompted,
     RunStore,
     Target,
 )
@@ -215,7 +216,8 @@ def prepare_run(config: TrainerConfig, overrides: Overrides) -> RunPlan:
     environment = overrides.environment or build_environment(config)
     data = DataSet.model_validate({split.value: tuple(environment.items(split)) for split in Split})
     check_dataset(data, config.data.train_size)
-    prompts = load_prompts(config.prompts)
+    own = environment.prompt_folder if isinstance(environment, Prompted) else None
+    prompts = load_prompts(config.prompts, folder=own)
     initial = Skill(text="") if config.skill is None else load_skill(config.skill)
     identity: dict[str, JsonValue] = {
         **config_identity(config),
