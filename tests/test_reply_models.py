@@ -114,6 +114,17 @@ async def test_a_malformed_reply_is_mended_by_asking_again() -> None:
     assert {case: found for case, found in replies.items() if found != (Pick, GOOD, 2, usage)} == {}
 
 
+@pytest.mark.parametrize("around", ["", "\n"])
+async def test_raw_line_breaks_in_texts_are_read_as_meant(around: str) -> None:
+    """Local servers leave line breaks and tabs in JSON strings as they are; one attempt is enough."""
+    anchor = 'Never\tguess.\nAnswer "in" English.'
+    written = text(anchor=anchor).replace("\\n", "\n").replace("\\t", "\t")
+    assert {"\n", "\t"} <= set(written)
+    async with connected(Endpoint(answer(f"{around}{written}{around}", "json_schema"))) as client:
+        reply = await client.ask(PROMPT, Pick, call_id=call_id())
+    assert (reply.attempts, reply.value.anchor) == (1, anchor)
+
+
 async def test_a_reply_that_stays_malformed_is_an_error_with_every_reason() -> None:
     """Three bad replies end in ReplyError, which says for each what was wrong."""
     for kind, mode in EACH:

@@ -6,6 +6,7 @@ limit, logs each failure, and reports the usage of the last attempt only.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any, ClassVar, Generic, Literal, Self, TypeVar, cast
@@ -47,6 +48,9 @@ FORMAT_REFUSALS = frozenset({400, 404, 415, 422, 501})
 """Statuses with which endpoints refuse an unknown format."""
 
 R = TypeVar("R", bound=ReplyModel)
+
+_JSON_STRING = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
+_ESCAPES = str.maketrans({"\n": "\\n", "\r": "\\r", "\t": "\\t"})
 
 
 class InvalidReply(Exception):
@@ -98,9 +102,7 @@ class Conversation(Generic[R]):
                 return plain
             if message.refusal:
                 raise InvalidReply(f"it was a refusal: {message.refusal}")
-            parsed: BaseModel = self._handlers.response_parser(
-                completion, self._bound, validation_context={"check": self._check}, strict=True
-            )
+            parsed = self._read(completion)
         except IncompleteOutputException:
             raise InvalidReply("it was cut off at the token limit; be shorter") from None
         except ValidationError as error:
@@ -108,6 +110,25 @@ class Conversation(Generic[R]):
         except ValueError as error:
             raise InvalidReply(str(error)) from None
         return cast("R", self._type.model_construct(parsed.model_fields_set, **parsed.__dict__))
+
+    def _read(self, completion: ChatCompletion) -> BaseModel:
+        """Return the validated value; if its texts hold raw line breaks, which JSON forbids, they are read as meant."""
+
+        def read() -> BaseModel:
+            value: BaseModel = self._handlers.response_parser(
+                completion, self._bound, validation_context={"check": self._check}, strict=True
+            )
+            return value
+
+        try:
+            return read()
+        except ValidationError as error:
+            message = completion.choices[0].message
+            escaped = escape_line_breaks(message.content or "")
+            if escaped == message.content or error.errors()[0]["type"] != "json_invalid":
+                raise
+            message.content = escaped
+        return read()
 
     def send_back(self, completion: ChatCompletion, invalid: InvalidReply) -> None:
         """Add an invalid reply and its reason to the conversation."""
@@ -121,6 +142,11 @@ class Conversation(Generic[R]):
         self.body = self._handlers.reask_handler(self.body, completion, invalid)
         # Instructor's own sentence speaks of JSON alone, and shouts.
         self.body["messages"][-1]["content"] = ask
+
+
+def escape_line_breaks(text: str) -> str:
+    """Return JSON whose strings have escapes in place of raw line breaks and tabs, as some local servers need."""
+    return _JSON_STRING.sub(lambda match: match[0].translate(_ESCAPES), text)
 
 
 class _Bound(instructor.OpenAISchema):
