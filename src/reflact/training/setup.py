@@ -142,6 +142,7 @@ class Runtime:
     tracing: Tracing
     critic: Critic | None = None
     graceful_stop: GracefulStop = field(default_factory=GracefulStop)
+    rejected: Sequence[str] = ()
 
     @property
     def run_id(self) -> str:
@@ -402,7 +403,8 @@ async def connect_models(
         )
         annotator = None if plan.annotator is None else StoppableAnnotator(plan.annotator, stop)
         plan = replace(plan, environment=environment, annotator=annotator)
-        yield Runtime(plan, store, target, optimizer, account.budget, tracing, critic, stop)
+        budget, rejected = account.budget, account.rejected
+        yield Runtime(plan, store, target, optimizer, budget, tracing, critic, stop, rejected)
 
 
 def _open_account(plan: RunPlan, store: RunStore, post: Callable[[Event], None]) -> Account:
