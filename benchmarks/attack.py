@@ -234,11 +234,11 @@ async def copy_half_done(config: dict[str, Any], target: Path) -> None:
 
 def damage(out_dir: Path, chance: random.Random) -> str:
     """Change, cut off or remove a file, mostly the database and its log, and return what was done."""
-    others = [p for p in sorted(out_dir.rglob("*")) if p.is_file() and p.name not in {"run.db", "run.db-wal"}]
     log, database = out_dir / "run.db-wal", out_dir / "run.db"
     if chance.random() < 0.5:  # so that most of the content is in the database
         with closing(sqlite3.connect(database)) as connection:
             connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    others = [p for p in sorted(out_dir.rglob("*")) if p.is_file() and p not in {database, log}]
     filled = [p for p in (database, log) if p.exists() and p.stat().st_size]
     path = chance.choice(others) if chance.random() < 0.1 else chance.choice(filled)
     content, way = bytearray(path.read_bytes()), chance.choice(("flip", "flip", "write", "cut off", "remove"))
