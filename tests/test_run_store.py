@@ -195,6 +195,19 @@ async def test_faults_add_up_over_starts(path: Path) -> None:
     assert counted == (FaultCount(kind="429", count=2), FaultCount(kind="timeout", count=2))
 
 
+async def test_what_is_forgotten_stays_paid(store: SQLiteRunStore) -> None:
+    """A forgotten response is found no more, others are, and its cost stays in the ledger."""
+    usage = Usage(calls=1, input_tokens=10, output_tokens=5)
+    for key in ("a", "b"):
+        response = StoredResponse(key=key, status=200, content_type="x", chunks=("x",), usage=usage)
+        await store.store_response(response, reserved_call(key))
+    await store.forget_responses(["a", "unknown"])
+    assert await store.find_response("a") is None
+    assert await store.find_response("b") is not None
+    (spend,) = await store.spend("r")
+    assert spend.usage.calls == 2
+
+
 async def test_a_call_counts_at_its_worst_case_until_it_is_settled(store: SQLiteRunStore) -> None:
     """In flight, cut off, and answered without counts: what nobody knows is booked at the most it can be."""
     worst = Usage(calls=1, input_tokens=100, output_tokens=50, usd=0.25)

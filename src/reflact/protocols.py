@@ -110,6 +110,15 @@ class Environment(Protocol):
 
 
 @runtime_checkable
+class Described(Protocol):
+    """An environment or a target that tells the optimizer what it should know, in plain text."""
+
+    @property
+    def description(self) -> str:
+        """What the tasks are and the score measures, or what the agent can do (its tools); never a reference."""
+
+
+@runtime_checkable
 class ManagedEnvironment(Protocol):
     """An environment with something to start and to end, such as a server; its items are known before."""
 
@@ -157,6 +166,9 @@ class ResponseStore(Protocol):
 
     async def release(self, reservation: CallReservation) -> None:
         """Remove an open call that cost nothing."""
+
+    async def forget_responses(self, keys: Sequence[str]) -> None:
+        """Remove the responses under some keys; what they cost stays in the ledger."""
 
     async def count_fault(self, run_id: str, kind: FaultKind) -> None:
         """Count a failed attempt of a run's call; on disk when this returns."""

@@ -76,6 +76,11 @@ class SQLiteResponseStore:
 
         await self._database.write(store)
 
+    async def forget_responses(self, keys: Sequence[str]) -> None:
+        """Remove the responses under some keys; what they cost stays in the ledger."""
+        sql = "DELETE FROM responses WHERE key IN (SELECT value FROM json_each(?))"
+        await self._database.execute(sql, (json.dumps(list(keys)),))
+
     async def settle(self, reservation: CallReservation, usage: Usage) -> None:
         """Settle a call without a stored response."""
         await self._database.write(lambda tables: _settle(tables, reservation, usage))

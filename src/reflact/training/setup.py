@@ -39,6 +39,7 @@ from reflact.protocols import (
     Annotator,
     CriticBacked,
     DecisionLog,
+    Described,
     Environment,
     EventCallback,
     RunStore,
@@ -47,6 +48,7 @@ from reflact.protocols import (
 from reflact.records import CriticAccuracy, CriticDescription, Spend, Usage
 from reflact.skills.document import check_document
 from reflact.stages.context import StageContext
+from reflact.stages.prompt_sections import show_task
 from reflact.store.artifacts import resolve_inside
 from reflact.training.cost_estimate import RunCostEstimate, RunCostEstimator
 from reflact.training.shutdown import GracefulStop, StoppableAnnotator, StoppableEnvironment, StoppableLLM
@@ -142,6 +144,7 @@ class Runtime:
     tracing: Tracing
     critic: Critic | None = None
     graceful_stop: GracefulStop = field(default_factory=GracefulStop)
+    rejected: Sequence[str] = ()
 
     @property
     def run_id(self) -> str:
@@ -160,8 +163,13 @@ class Runtime:
 
     def make_context(self, step: int) -> StageContext:
         """Return the collaborators of the optimizer's calls in a step."""
+        described = [d.description for d in (self.plan.environment, self.target) if isinstance(d, Described)]
         return StageContext(
-            llm=self.optimizer, prompts=self.plan.prompts, decision_log=self.decision_log, step=step
+            llm=self.optimizer,
+            prompts=self.plan.prompts,
+            decision_log=self.decision_log,
+            step=step,
+            task=show_task(self.config.environment.description, *described),
         )
 
 
@@ -207,7 +215,7 @@ def prepare_run(config: TrainerConfig, overrides: Overrides) -> RunPlan:
     environment = overrides.environment or build_environment(config)
     data = DataSet.model_validate({split.value: tuple(environment.items(split)) for split in Split})
     check_dataset(data, config.data.train_size)
-    prompts = load_prompts(config.prompts.versions, config.prompts.folder)
+    prompts = load_prompts(config.prompts)
     initial = Skill(text="") if config.skill is None else load_skill(config.skill)
     identity: dict[str, JsonValue] = {
         **config_identity(config),
@@ -402,7 +410,8 @@ async def connect_models(
         )
         annotator = None if plan.annotator is None else StoppableAnnotator(plan.annotator, stop)
         plan = replace(plan, environment=environment, annotator=annotator)
-        yield Runtime(plan, store, target, optimizer, account.budget, tracing, critic, stop)
+        budget, rejected = account.budget, account.rejected
+        yield Runtime(plan, store, target, optimizer, budget, tracing, critic, stop, rejected)
 
 
 def _open_account(plan: RunPlan, store: RunStore, post: Callable[[Event], None]) -> Account:
