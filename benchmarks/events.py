@@ -72,7 +72,7 @@ async def telling(events: Sequence[Event], folder: Path) -> float:
     )
     async with wiring.open_runtime(plan, wiring.Overrides()) as house, open_outbox(emit) as post:
         run = Run(house, emit)
-        await run.open()
+        await run.start_or_resume()
         start = time.process_time()
         for event in again(events, EVENTS):
             if isinstance(event, POSTED):

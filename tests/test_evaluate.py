@@ -27,7 +27,7 @@ from reflact.stages.evaluate import (
 from reflact.stages.reply_models import AnalystReply
 from reflact.stages.update import RewriteReply
 from reflact.testing import ToyEnvironment, append_reply
-from reflact.training.state import add_alpha, find_alpha_budget
+from reflact.training.state import add_alpha_budget, plan_alpha_budget
 from reflact.types import (
     AggregateResult,
     Candidate,
@@ -545,7 +545,7 @@ NOISY: dict[str, Any] = {
 def test_a_run_plans_its_decisions(epochs: int, per_epoch: int, slow_gated: bool, decisions: int) -> None:
     """Each step, each gated slow update from the second epoch on, and the promotion at the end."""
     total = epochs * per_epoch
-    alpha = find_alpha_budget(1, (), alpha=0.1, total=total, per_epoch=per_epoch, slow_gated=slow_gated)
+    alpha = plan_alpha_budget(1, (), alpha=0.1, total=total, per_epoch=per_epoch, slow_gated=slow_gated)
     assert alpha == AlphaBudget(alpha=0.1, decisions=decisions, until_step=total)
     assert alpha.level == pytest.approx(0.1 / decisions)
 
@@ -568,10 +568,10 @@ def test_no_more_decisions_are_taken_than_were_planned(
 
         def decide(at: int, total: int = total) -> None:
             nonlocal alphas
-            alpha = find_alpha_budget(
+            alpha = plan_alpha_budget(
                 at, alphas, alpha=0.1, total=total, per_epoch=per_epoch, slow_gated=slow_gated
             )
-            alphas = add_alpha(alphas, alpha)
+            alphas = add_alpha_budget(alphas, alpha)
             taken[alpha] += 1
 
         last = total - per_epoch // 2 - 1 if is_cut else total

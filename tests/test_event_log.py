@@ -84,8 +84,8 @@ async def start(store: InMemoryRunStore, folder: Path) -> list[Event]:
             wiring.prepare_run(load_config(config), passed), passed, store
         ) as house:
             run = Run(house, listen)
-            await run.open()
-            await run.complete()
+            await run.start_or_resume()
+            await run.run_to_end()
     except Killed:
         pass
     return [event for event in told if event.durable]

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import math
+import threading
+import time
+import unicodedata
+from contextlib import suppress
 from typing import Any
 
+import anyio
 import pytest
+from anyio.lowlevel import checkpoint
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import JsonValue
 
 from reflact.environments.graders import (
+    MAX_JSON_CHARS,
     ExactGrader,
     Grader,
     GraderOutput,
@@ -108,7 +116,7 @@ def test_a_long_answer_is_quoted_in_part() -> None:
     """Feedback quotes the beginning of a long answer and says how long it is."""
     feedback = _feedback(ExactGrader(), "7", "x" * 5000)
     assert len(feedback) < 500
-    assert "(5002 characters)" in feedback
+    assert "(5000 characters)" in feedback
 
 
 LOOSE, WIDE = NumericGrader(tolerance=0.5, relative_tolerance=0), NumericGrader(relative_tolerance=0.1)
@@ -185,6 +193,17 @@ def test_normalizing_twice_changes_nothing(text: str) -> None:
     assert normalize(normalize(text)) == normalize(text)
 
 
+@given(
+    st.lists(st.text(max_size=30), min_size=1, max_size=8), st.sampled_from(["", " ", "\n", "7", "\u4e00"])
+)
+def test_long_texts_are_normalized_in_parts(parts: list[str], separator: str) -> None:
+    """Parts are cut where no character joins the one before, so a long text has the normal form of the whole."""
+    text = "".join(part + separator + "x" for part in parts) * 400
+    folded = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", text).casefold())
+    assert normalize("x" + text + "x") == " ".join(f"x{folded}x".split())
+    assert list(tokenize(text)) == [word for part in folded.split() for word in tokenize(part)]
+
+
 def test_tokens_leave_articles_out() -> None:
     """Words are normalised each; articles count only where there is nothing else."""
     assert tokenize("The cat, a dog & an Ox-cart 3.5") == ("cat", "dog", "&", "ox-cart", "3.5")
@@ -254,6 +273,46 @@ def test_a_catastrophic_pattern_leaves_the_item_unmeasured() -> None:
     """A pattern that never comes to an end is broken off; the answer is not called wrong."""
     with pytest.raises(EnvironmentFailure, match="nested repetitions"):
         RegexGrader()(_item(r"([a-z]+)*\d"), "ab" * 20_000)
+
+
+ATTACKS = {
+    "dots": ".",
+    "dots in words": "... ",
+    "dashes": "-",
+    "spaces": " ",
+    "dots and spaces": ". ",
+    "marks on a letter": "\u0315\u0300",
+    "Korean letters": "\u1100",
+    "ligatures": "\ufdfa",
+    "articles": "the ",
+    "digits": "1",
+    "groups of digits": "111,",
+    "brackets": "[",
+    "quotes": '"',
+    "numbers": "1,",
+}
+"""Texts that are repeated; each is hard on a rule of a grader."""
+
+
+def measure_seconds(grade: AnyGrader, reference: JsonValue, answer: str) -> float:
+    """Return the processor time of grading an answer, the best of three."""
+    times = []
+    for _ in range(3):
+        start = time.thread_time()
+        grade(_item(reference), answer)
+        times.append(time.thread_time() - start)
+    return min(times)
+
+
+@pytest.mark.parametrize("grade", ALL, ids=lambda grade: grade.name)
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_time_is_linear_in_the_size_of_an_answer(grade: AnyGrader, attack: str) -> None:
+    """Eight times the text takes at most about eight times as long, and not 64 times."""
+    reference: JsonValue = {"a": 1} if isinstance(grade, JsonFieldsGrader) else "7"
+    small, large = (
+        measure_seconds(grade, reference, (ATTACKS[attack] * size)[:size]) for size in (5_000, 40_000)
+    )
+    assert large < 24 * small + 0.02
 
 
 def test_json_fields_are_counted() -> None:
@@ -354,3 +413,56 @@ async def test_anything_else_is_a_failure_of_the_environment() -> None:
     for outcome in outcomes:
         with pytest.raises(EnvironmentFailure, match="item 'q1'"):
             await apply_grader(_returning(outcome), _item(None), "a")
+
+
+class ThreadGrader(ReferenceGrader[str]):
+    """Says on which thread it graded."""
+
+    name = "thread"
+
+    def _read(self, reference: JsonValue) -> str:
+        return ""
+
+    def _match(self, expected: str, answer: str) -> tuple[float, str]:
+        return 0, f"thread {threading.get_ident()}"
+
+
+@pytest.mark.anyio
+async def test_long_answers_are_graded_beside_the_event_loop() -> None:
+    """A long answer or reference goes to another thread, a short one does not."""
+
+    async def is_beside(item: Item, answer: str) -> bool:
+        feedback = str((await apply_grader(ThreadGrader(), item, answer)).feedback)
+        return f"thread {threading.get_ident()}" not in feedback
+
+    assert not await is_beside(_item("a"), "b")
+    assert await is_beside(_item("a"), "b" * 3000)
+    assert await is_beside(_item(["a"] * 3000), "b")
+
+
+@pytest.mark.anyio
+async def test_patterns_are_matched_beside_the_event_loop() -> None:
+    """A pattern can take its whole time on a short answer, so other work is done meanwhile."""
+    order = []
+
+    async def grade() -> None:
+        with suppress(EnvironmentFailure):
+            await apply_grader(RegexGrader(), _item(r"([a-z]+)*\d"), "ab" * 900)
+        order.append("graded")
+
+    async def look() -> None:
+        for _ in range(5):
+            await checkpoint()
+        order.append("looked")
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(grade)
+        tasks.start_soon(look)
+    assert order == ["looked", "graded"]
+
+
+def test_huge_answers_are_no_numbers_and_no_json() -> None:
+    """Beyond a limit an answer is not read; the feedback says so."""
+    assert parse_number("0" * 10_000 + "1") is None
+    answer = json.dumps({"a": 1, "b": "x" * MAX_JSON_CHARS})
+    assert f"more than {MAX_JSON_CHARS} characters" in _feedback(JsonFieldsGrader(), {"a": 1}, answer)

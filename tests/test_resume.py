@@ -115,8 +115,8 @@ async def watched(config: Mapping[str, Any], wrote: Wrote) -> list[str]:
         store = Watched(database, wrote)
         async with wiring.connect_models(plan, wiring.Overrides(transport=network), store) as house:
             run = Run(house, wiring.ignore_event, Approver())
-            await run.open()
-            await run.complete()
+            await run.start_or_resume()
+            await run.run_to_end()
     return network.samples
 
 

@@ -301,8 +301,8 @@ async def test_a_lock_that_outlasts_the_patience(tmp_path: Path) -> None:
                 wiring.connect_models(planned, passed, store) as house,
             ):
                 run = Run(house, lock)
-                await run.open()
-                await run.complete()
+                await run.start_or_resume()
+                await run.run_to_end()
 
         with pytest.raises(StoreError, match=r"run\.db: another process kept it locked; end that process"):
             await impatient()

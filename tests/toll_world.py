@@ -257,11 +257,11 @@ async def started(
     network.limits = limits
     async with furnished(plan, store, network, limits) as house:
         run = Run(house, _unheard)
-        await run.open()
+        await run.start_or_resume()
         try:
-            return await run.complete()
+            return await run.run_to_end()
         except BudgetSpent as error:
-            return await run.finish("budget", str(error))
+            return await run.store_summary("budget", str(error))
 
 
 async def _unheard(event: Event) -> None:

@@ -412,12 +412,14 @@ INLINE_LIMIT = 2_000
 _THREAD_LIMITER: RunVar[CapacityLimiter] = RunVar("reflact_thread_limiter")
 
 
-async def run_in_thread(work: Callable[[], T], *inputs: JsonValue) -> T:
+async def run_in_thread(work: Callable[[], T], *inputs: JsonValue, inline_limit: int = INLINE_LIMIT) -> T:
     """Call a pure function on a worker thread, or in place if ``inputs``, which it reads, are short.
+
+    ``inputs`` are short if they have at most ``inline_limit`` characters and values.
 
     A cancelled caller leaves at once. The function then finishes without effect.
     """
-    if is_short(inputs, INLINE_LIMIT):
+    if is_short(inputs, inline_limit):
         return work()
     limiter = _THREAD_LIMITER.get(None)
     if limiter is None:

@@ -220,21 +220,21 @@ class Trainer:
 
 async def _run(run: Run, environment: Environment, graceful_stop: GracefulStop) -> RunSummary:
     try:
-        await run.open()
+        await run.start_or_resume()
         with graceful_stop.cancel_scope():
             async with _manage(environment):
-                summary = await run.complete()
+                summary = await run.run_to_end()
         if graceful_stop.was_stopped:
-            summary = await run.finish("cancelled", graceful_stop.reason)
+            summary = await run.store_summary("cancelled", graceful_stop.reason)
     except BudgetSpent as error:
-        summary = await run.finish("budget", str(error))
+        summary = await run.store_summary("budget", str(error))
     except (ModelError, EnvironmentFailure, RunFailed) as error:
-        summary = await run.finish("failed", str(error))
+        summary = await run.store_summary("failed", str(error))
     except ReflactError as error:
-        await _finish_after_error(run, "failed", str(error))
+        await _store_summary_after_error(run, "failed", str(error))
         raise
     except anyio.get_cancelled_exc_class():
-        await _finish_after_error(run, "cancelled", graceful_stop.reason or "cancelled by its caller")
+        await _store_summary_after_error(run, "cancelled", graceful_stop.reason or "cancelled by its caller")
         raise
     return summary
 
@@ -275,10 +275,10 @@ def _explain(action: str) -> Iterator[None]:
         ) from error
 
 
-async def _finish_after_error(run: Run, status: RunStatus, reason: str) -> None:
+async def _store_summary_after_error(run: Run, status: RunStatus, reason: str) -> None:
     """Store how a run ended before an error propagates; give up after ``FINISH_SECONDS``."""
     with anyio.move_on_after(FINISH_SECONDS, shield=True), suppress(StoreError):
-        await run.finish(status, reason)
+        await run.store_summary(status, reason)
 
 
 class EventStepAssigner:
@@ -342,7 +342,7 @@ async def evaluate_skill(
     plan = prepare_run(loading.load_config(config), overrides)
     async with open_runtime(plan, overrides, on_event) as runtime:
         run = Run(runtime, on_event)
-        await run.open(resume=False)
+        await run.start_or_resume(resume=False)
         with runtime.tracing.run("reflact.eval"):
             if split is Split.test:
                 await run.final_evaluator.open_test_split(f"eval {skill.hash}")

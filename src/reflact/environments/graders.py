@@ -16,17 +16,28 @@ import re
 import unicodedata
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, NoReturn, TypeAlias, TypeVar
 
 from pydantic import Field, JsonValue
 
+from reflact.concurrency import INLINE_LIMIT, run_in_thread
 from reflact.errors import ConfigError, DataError, EnvironmentFailure
 from reflact.types import FrozenModel, Grade, Item, Score
 
 if TYPE_CHECKING:
     from regex import Pattern
 
+
+PART_CHARS = 2_000
+"""Longer texts are normalized in parts of about this length, in characters."""
+
+MAX_NUMBER_CHARS = 10_000
+"""Maximum length of a number, in characters."""
+
+MAX_JSON_CHARS = 500_000
+"""Maximum length of an answer in JSON, in characters."""
 
 SHOWN_CHARS = 300
 """Maximum length of ``quote_json``, in characters."""
@@ -40,7 +51,7 @@ def normalize(text: str) -> str:
     ``% # @ & / \``, and a dash or a leading full stop next to a letter or a digit, because they carry
     meaning (``-5``, ``.5``, ``5%``, ``C#``).
     """
-    return _strip_edges(" ".join(_fold_case(text).split()))
+    return _strip_edges(_fold_text(text))
 
 
 def tokenize(text: str) -> tuple[str, ...]:
@@ -49,19 +60,57 @@ def tokenize(text: str) -> tuple[str, ...]:
     The text is split at white space and each word is normalized. ``a``, ``an`` and ``the`` are left out,
     unless the text has no other words.
     """
-    words = tuple(bare for word in _fold_case(text).split() if (bare := _strip_edges(word)))
-    return tuple(word for word in words if word not in {"a", "an", "the"}) or words
+    return tuple(_iter_words(text))
 
 
-def _fold_case(text: str) -> str:
-    return unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", text).casefold())
+def _iter_words(text: str) -> Iterator[str]:
+    articles, others = [], False
+    for match in _WORD.finditer(_fold_text(text)):
+        word = _strip_edges(match[0])
+        if word in {"a", "an", "the"}:
+            if not others:
+                articles.append(word)
+        elif word:
+            others = True
+            yield word
+    if not others:
+        for word in articles:  # unlike `yield from`, a loop lets other threads run
+            yield word
+
+
+def _fold_text(text: str) -> str:
+    """Return a text in NFKC and case-folded, each run of white space as one space."""
+    pieces: list[str] = []
+    is_gap = False
+    for part in _split_text(text):
+        folded = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", part).casefold())
+        words = folded.split()
+        if words and pieces and (is_gap or folded[0].isspace()):
+            pieces.append(" ")
+        pieces.append(" ".join(words))
+        is_gap = folded[-1:].isspace() or (is_gap and not words)
+    return "".join(pieces).strip()
+
+
+def _split_text(text: str) -> Iterator[str]:
+    """Yield a text in parts, because the time for NFKC grows with the square of the marks on one letter.
+
+    A part ends before a character that joins no other, if there is one.
+    """
+    start = 0
+    while len(text) - start > PART_CHARS:
+        match = _SEPARATE.search(text, start + PART_CHARS // 2, start + PART_CHARS)
+        end = start + PART_CHARS if match is None else match.start()
+        yield text[start:end]
+        start = end
+    yield text[start:]
 
 
 def _strip_edges(text: str) -> str:
     start, end = 0, len(text)
-    while start < end and _is_edge(text[start], text[start + 1 : end][:1], keeps_point=True):
+    while start < end and _is_edge(text[start], text[start + 1 : min(start + 2, end)], keeps_point=True):
         start += 1
-    while start < end and _is_edge(text[end - 1], text[start : end - 1][-1:], keeps_point=False):
+    while start < end and _is_edge(text[end - 1], text[max(start, end - 2) : end - 1], keeps_point=False):
         end -= 1
     return text[start:end]
 
@@ -76,6 +125,10 @@ def _is_edge(char: str, neighbour: str, *, keeps_point: bool) -> bool:
     return not (carries_meaning and neighbour.isalnum())
 
 
+_WORD = re.compile("[^ ]+")
+_SEPARATE = re.compile("[\x00-\x7f\u3400-\u4dbf\u4e00-\u9fff]")
+"""ASCII and Chinese characters; none of them joins the character before it."""
+
 _NUMBER = re.compile(
     r"(?P<sign>[+-])?(?P<digits>(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)(?:\.[0-9]*)?|\.[0-9]+)"
     r"(?P<exponent>e[+-]?[0-9]+)?\s*(?P<percent>%)?",
@@ -89,9 +142,11 @@ def parse_number(text: str) -> float | None:
     White space at both ends is ignored. A number is decimal digits with, each optional: a sign (``+``,
     ``-`` or the minus sign U+2212), commas between groups of three digits before the decimal point, a
     decimal point, an exponent, and a per cent sign, which divides by 100 (``12.5%`` is 0.125). Never a
-    number: ``1,5``, ``1.234,5``, ``$5``, ``5 km``, ``1/2``, ``0x10``, NaN, infinity and what overflows.
+    number: ``1,5``, ``1.234,5``, ``$5``, ``5 km``, ``1/2``, ``0x10``, NaN, infinity, what overflows, and a text
+    of more than ``MAX_NUMBER_CHARS``.
     """
-    match = _NUMBER.fullmatch(text.strip().replace("\u2212", "-"))
+    bare = text.strip()
+    match = None if len(bare) > MAX_NUMBER_CHARS else _NUMBER.fullmatch(bare.replace("\u2212", "-"))
     if match is None:
         return None
     digits = match["digits"].replace(",", "")
@@ -149,6 +204,8 @@ def json_equal(one: JsonValue, other: JsonValue) -> bool:
 
 def quote_json(value: JsonValue) -> str:
     """Return a value as JSON for a message: cut to ``SHOWN_CHARS``, lone surrogates escaped."""
+    if isinstance(value, str) and len(value) > SHOWN_CHARS:
+        return f"{quote_json(value[:SHOWN_CHARS])[:SHOWN_CHARS]}… ({len(value)} characters)"
     text = json.dumps(value, ensure_ascii=False).encode("utf-8", "backslashreplace").decode()
     return text if len(text) <= SHOWN_CHARS else f"{text[:SHOWN_CHARS]}… ({len(text)} characters)"
 
@@ -200,7 +257,12 @@ class CheckedGrader(FrozenModel, ABC, Generic[E]):
 
 
 class ReferenceGrader(CheckedGrader[E]):
-    """Base of the graders that compare an answer with the item's reference."""
+    """Base of the graders that compare an answer with the item's reference.
+
+    ``inline_limit`` is the size up to which an answer and its reference are compared on the event loop.
+    """
+
+    inline_limit: ClassVar[int] = INLINE_LIMIT
 
     def __call__(self, item: Item, answer: str) -> Grade:
         """Grade an answer: soft is the best match among the accepted answers, hard is 0 or 1.
@@ -277,13 +339,13 @@ class TokenF1Grader(ReferenceGrader[Counter[str]]):
         return self.threshold
 
     def _read(self, reference: JsonValue) -> Counter[str]:
-        words = tokenize(_text(reference))
+        words = Counter(_iter_words(_text(reference)))
         if not words:
             raise ValueError(f"the reference {quote_json(reference)} has no words")
-        return Counter(words)
+        return words
 
     def _match(self, expected: Counter[str], answer: str) -> tuple[float, str]:
-        words = Counter(tokenize(answer))
+        words = Counter(_iter_words(answer))
         shared = (words & expected).total()
         f1 = 2 * shared / (words.total() + expected.total())
         return f1, f"token F1 is {f1:.2f} and {self.threshold:.2f} is needed"
@@ -324,10 +386,11 @@ class RegexGrader(ReferenceGrader["Pattern[str]"]):
 
     References are patterns of the ``regex`` package, a superset of Python's own; inline flags such as ``(?i)``
     apply. If a match takes longer than ``MATCH_SECONDS``, the item stays unmeasured, because the pattern is at
-    fault and not the answer.
+    fault and not the answer. So every answer is matched on another thread.
     """
 
     name = "regex"
+    inline_limit = 0
 
     def _read(self, reference: JsonValue) -> Pattern[str]:
         import regex
@@ -355,7 +418,7 @@ class JsonFieldsGrader(ReferenceGrader[dict[str, JsonValue]]):
     Soft is the share of the reference's fields that are present with an equal value; hard is 1 if all are.
     Numbers are equal by value (1 and 1.0), but never to true, false or text; objects and lists are compared
     as a whole. The answer is parsed strictly: nothing around the object, no repeated names, no NaN or
-    infinity. References are objects with at least one field.
+    infinity. An answer of more than ``MAX_JSON_CHARS`` is wrong. References are objects with at least one field.
     """
 
     name = "json_fields"
@@ -366,6 +429,8 @@ class JsonFieldsGrader(ReferenceGrader[dict[str, JsonValue]]):
         return reference
 
     def _match(self, expected: dict[str, JsonValue], answer: str) -> tuple[float, str]:
+        if len(answer) > MAX_JSON_CHARS:
+            return 0.0, f"the answer has more than {MAX_JSON_CHARS} characters"
         try:
             wrong = _list_wrong_fields(expected, parse_strict_json(answer))
         except RecursionError:
@@ -412,10 +477,18 @@ def name_function(function: Callable[..., object]) -> str:
 async def apply_grader(grade: Grader, item: Item, answer: str) -> Grade:
     """Apply a grader, plain or async, and return its result as a ``Grade``.
 
+    A ``ReferenceGrader`` grades long answers on another thread. Your own function is called on the event loop.
+
     Raises:
         EnvironmentFailure: It did not return a ``GraderOutput``; names the item.
     """
-    outcome = grade(item, answer)
+    outcome: Awaitable[GraderOutput] | GraderOutput
+    if isinstance(grade, ReferenceGrader):
+        outcome = await run_in_thread(
+            partial(grade, item, answer), answer, item.reference, inline_limit=grade.inline_limit
+        )
+    else:
+        outcome = grade(item, answer)
     if inspect.isawaitable(outcome):
         outcome = await outcome
     if isinstance(outcome, Grade):

@@ -12,12 +12,14 @@ import sys
 import tempfile
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import ExitStack, asynccontextmanager, suppress
+from functools import partial
 from typing import IO, ClassVar, NamedTuple
 
 import anyio
 from anyio.abc import Process
 from pydantic import Field, JsonValue, PrivateAttr, ValidationError
 
+from reflact.concurrency import run_in_thread
 from reflact.environments.graders import CheckedGrader, quote_json
 from reflact.environments.sandbox import (
     CONFINED_MARK,
@@ -30,6 +32,9 @@ from reflact.environments.sandbox import (
 from reflact.errors import ConfigError, EnvironmentFailure
 from reflact.jsonutil import describe_problems
 from reflact.types import FrozenModel, Grade, Item, Score
+
+MAX_PROGRAM_CHARS = 1_000_000
+"""Maximum length of an answer, in characters."""
 
 MAX_OUTPUT_BYTES = 1_000_000
 """Maximum size of standard output and of standard error, in bytes."""
@@ -102,11 +107,16 @@ class PythonGrader(CheckedGrader[ProgramCase]):
             EnvironmentFailure: The process could not be started or confined.
         """
         cases = self._list_accepted(item)
+        if len(answer) > MAX_PROGRAM_CHARS:
+            feedback = f"the program has more than {MAX_PROGRAM_CHARS} characters"
+            return Grade(score=Score.of(0), answer=answer, feedback=feedback)
         faults = []
         for case in cases:
             async with self._slots:
                 result = await self._run_program(case, answer)
-            fault = find_fault(case, result, self.seconds)
+            fault = await run_in_thread(
+                partial(find_fault, case, result, self.seconds), result.output, result.errors
+            )
             faults += [] if fault is None else [fault]
         score = Score(hard=float(not faults), soft=1 - len(faults) / len(cases))
         return Grade(score=score, answer=answer, feedback=faults[0] if faults else None)

@@ -3,12 +3,14 @@
 The kernel confines the process, without privileges, containers or other programs:
 
 * Landlock (Linux 5.13) allows the process to read the interpreter's libraries. It cannot open, list, create,
-  write or remove anything else.
+  write or remove anything else. Newer versions also refuse TCP, and signals to other processes.
 * A seccomp filter refuses new processes and programs, sockets, signals to and limits of other processes,
-  changes to a file's owner, mode, times and attributes, and objects that outlive the process. It also refuses
-  all system calls since Linux 5.1, for which programs have a fallback.
+  locks on files, changes to a file's owner, mode, times and attributes, and objects that outlive the process.
+  It also refuses all system calls since Linux 5.1, for which programs have a fallback.
 * Capabilities are dropped, and resource limits bound processor time, memory and output. The process ends
   with its parent.
+
+``docs/sandbox.md`` lists all rules, each with the escapes that tests try.
 
 If any of these steps fails, the answer is not run. Killing the process ends everything that it started.
 
@@ -26,7 +28,7 @@ import signal
 import struct
 import sys
 import types
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any, NamedTuple
 
 CONFINED_MARK, TESTS_PASSED_MARK = b"r", b"p"
@@ -43,31 +45,80 @@ READ_FILE, READ_DIR = 1 << 2, 1 << 3
 LANDLOCK_RIGHTS = {1: 13, 2: 14, 3: 15, 4: 15}
 """Number of access rights of each Landlock version; later versions have 16."""
 
+ALL_PORTS, ALL_SCOPES = 0b11, 0b11
+PORTS_VERSION, SCOPES_VERSION = 4, 6
+
 SET_DEATH_SIGNAL, SET_SECCOMP, FILTER, NO_NEW_PRIVILEGES = 1, 22, 2, 38
 FIRST_COMMON_CALL = 424
 """From this number on, all processors use the same call numbers; the first call is from Linux 5.1."""
 
-REFUSED_CALLS = """
-fork 57 -  vfork 58 -  execve 59 221  execveat 322 281  setsid 112 157  setpgid 109 154
-ptrace 101 117  process_vm_readv 310 270  process_vm_writev 311 271  kcmp 312 272
-tkill 200 130  rt_sigqueueinfo 129 138  rt_tgsigqueueinfo 297 240
-setpriority 141 140  ioprio_set 251 30  migrate_pages 256 238  move_pages 279 239
-sched_setparam 142 118  sched_setscheduler 144 119  sched_setaffinity 203 122  sched_setattr 314 274
-socket 41 198  connect 42 203  bind 49 200  listen 50 201
-truncate 76 45  chmod 90 -  fchmod 91 52  fchmodat 268 53
-chown 92 -  fchown 93 55  lchown 94 -  fchownat 260 54
-utime 132 -  utimes 235 -  futimesat 261 -  utimensat 280 88
-setxattr 188 5  lsetxattr 189 6  fsetxattr 190 7  removexattr 197 14  lremovexattr 198 15  fremovexattr 199 16
-inotify_init 253 -  inotify_init1 294 26  fanotify_init 300 262
-name_to_handle_at 303 264  open_by_handle_at 304 265
-memfd_create 319 279  shmget 29 194  shmat 30 196  shmctl 31 195
-msgget 68 186  msgsnd 69 189  msgrcv 70 188  msgctl 71 187
-semget 64 190  semop 65 193  semtimedop 220 192  semctl 66 191  mq_open 240 180  mq_unlink 241 181
-add_key 248 217  request_key 249 218  keyctl 250 219
-unshare 272 97  setns 308 268  mount 165 40  umount2 166 39  pivot_root 155 41  chroot 161 51
-bpf 321 280  userfaultfd 323 282  perf_event_open 298 241  personality 135 92  syslog 103 116
-"""
-"""Refused system calls, each with its numbers on x86_64 and aarch64."""
+REFUSED_CALLS = {
+    "processes": "fork 57 -  vfork 58 -  execve 59 221  execveat 322 281  setsid 112 157  setpgid 109 154",
+    "signals": "tkill 200 130  rt_sigqueueinfo 129 138  rt_tgsigqueueinfo 297 240",
+    "tracing": """
+        ptrace 101 117  process_vm_readv 310 270  process_vm_writev 311 271  kcmp 312 272
+        perf_event_open 298 241  get_robust_list 274 100
+    """,
+    "scheduling": """
+        setpriority 141 140  ioprio_set 251 30  migrate_pages 256 238  move_pages 279 239
+        sched_setparam 142 118  sched_setscheduler 144 119  sched_setaffinity 203 122  sched_setattr 314 274
+    """,
+    "sockets": "socket 41 198  connect 42 203  bind 49 200  listen 50 201  accept 43 202  accept4 288 242",
+    "file attributes": """
+        truncate 76 45  chmod 90 -  fchmod 91 52  fchmodat 268 53
+        chown 92 -  fchown 93 55  lchown 94 -  fchownat 260 54
+        utime 132 -  utimes 235 -  futimesat 261 -  utimensat 280 88
+        setxattr 188 5  lsetxattr 189 6  fsetxattr 190 7  removexattr 197 14  lremovexattr 198 15
+        fremovexattr 199 16
+    """,
+    "file locks": "flock 73 32",
+    "file watches": "inotify_init 253 -  inotify_init1 294 26  fanotify_init 300 262",
+    "file handles": "name_to_handle_at 303 264  open_by_handle_at 304 265",
+    "shared memory": """
+        memfd_create 319 279  shmget 29 194  shmat 30 196  shmctl 31 195
+        msgget 68 186  msgsnd 69 189  msgrcv 70 188  msgctl 71 187
+        semget 64 190  semop 65 193  semtimedop 220 192  semctl 66 191  mq_open 240 180  mq_unlink 241 181
+    """,
+    "keys": "add_key 248 217  request_key 249 218  keyctl 250 219",
+    "namespaces": "unshare 272 97  setns 308 268  mount 165 40  umount2 166 39  pivot_root 155 41  chroot 161 51",
+    "disks": "sync 162 81  syncfs 306 267  io_setup 206 0  quotactl 179 60  swapon 167 224  swapoff 168 225",
+    "clocks": "settimeofday 164 170  adjtimex 159 171  clock_settime 227 112  clock_adjtime 305 266",
+    "kernel": """
+        bpf 321 280  userfaultfd 323 282  personality 135 92  syslog 103 116  acct 163 89  reboot 169 142
+        init_module 175 105  delete_module 176 106  finit_module 313 273  kexec_load 246 104
+        kexec_file_load 320 294  sethostname 170 161  setdomainname 171 162  vhangup 153 58
+        iopl 172 -  ioperm 173 -  modify_ldt 154 -
+    """,
+}
+"""Refused system calls by rule, each with its numbers on x86_64 and aarch64."""
+
+ALLOWED_FCNTL = (0, 1, 2, 3, 4, 1030, 1032)
+"""Commands of fcntl: F_DUPFD, F_GETFD, F_SETFD, F_GETFL, F_SETFL, F_DUPFD_CLOEXEC and F_GETPIPE_SZ."""
+
+ALLOWED_IOCTL = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)
+"""Commands of ioctl: TCGETS, TIOCGWINSZ, FIONREAD, FIONBIO, FIONCLEX and FIOCLEX."""
+
+ARGUMENT_RULES = (
+    "threads alone",
+    "own signals",
+    "own limits",
+    "death signal",
+    "truncation",
+    "stream pairs",
+    "fcntl commands",
+    "asynchronous files",
+    "ioctl commands",
+)
+"""Rules of the filter that look at a call's arguments."""
+
+LANDLOCK_RULES = ("files", "ports", "scopes")
+"""Landlock's rules: files (version 1), ports of TCP (4), and signals and abstract sockets (6)."""
+
+RULES = (
+    *("capabilities", *LANDLOCK_RULES),
+    *("foreign calls", "later calls", *REFUSED_CALLS, *ARGUMENT_RULES),
+)
+"""The names of all rules but the resource limits."""
 
 
 class Processor(NamedTuple):
@@ -84,15 +135,18 @@ class Processor(NamedTuple):
     open: int | None
     socketpair: int
     capset: int
+    fcntl: int
+    ioctl: int
 
 
 PROCESSORS = {
-    "x86_64": Processor(0xC000003E, 1, 56, 62, 234, 302, 157, 257, 2, 53, 126),
-    "aarch64": Processor(0xC00000B7, 2, 220, 129, 131, 261, 167, 56, None, 199, 91),
+    "x86_64": Processor(0xC000003E, 1, 56, 62, 234, 302, 157, 257, 2, 53, 126, 72, 16),
+    "aarch64": Processor(0xC00000B7, 2, 220, 129, 131, 261, 167, 56, None, 199, 91, 25, 29),
 }
 
 CLONE_THREAD = 0x10000
 NOT_A_STREAM = 0b110
+SET_FLAGS, O_ASYNC = 4, 0x2000
 LOAD, EQUAL, AT_LEAST, HAS_BITS, RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 ALLOW, KILL, DENY, UNKNOWN = 0x7FFF0000, 0x80000000, 0x50000 | errno.EPERM, 0x50000 | errno.ENOSYS
 
@@ -148,26 +202,40 @@ def main(order: SandboxRequest) -> None:
         os.write(order.report, TESTS_PASSED_MARK)
 
 
-def set_limits(order: SandboxRequest, *, alone: bool) -> None:
-    """Set resource limits; ``alone`` forbids further processes for users other than root."""
+def set_limits(order: SandboxRequest, *, alone: bool, without: Collection[str] = ()) -> None:
+    """Set resource limits; ``alone`` forbids further processes for users other than root.
+
+    Args:
+        order: The limits.
+        alone: Whether the process may start no other.
+        without: Names of limits that are not set; only tests pass it.
+    """
     import resource
 
     bounds = {
-        resource.RLIMIT_AS: (order.memory, order.memory),
-        resource.RLIMIT_FSIZE: (order.output, order.output),
-        resource.RLIMIT_NOFILE: (64, 64),
-        resource.RLIMIT_CORE: (0, 0),
+        "AS": (order.memory, order.memory),
+        "FSIZE": (order.output, order.output),
+        "NOFILE": (64, 64),
+        "CORE": (0, 0),
+        "MEMLOCK": (0, 0),
+        "SIGPENDING": (64, 64),
     }
     if order.seconds is not None:
-        bounds[resource.RLIMIT_CPU] = (order.seconds, order.seconds + 1)
+        bounds["CPU"] = (order.seconds, order.seconds + 1)
     if alone:
-        bounds[resource.RLIMIT_NPROC] = (0, 0)
+        bounds["NPROC"] = (0, 0)
     for name, bound in bounds.items():
-        resource.setrlimit(name, bound)
+        number = getattr(resource, f"RLIMIT_{name}", None)
+        if number is not None and name not in without:
+            resource.setrlimit(number, bound)
 
 
-def confine_process(parent: int | None) -> None:
+def confine_process(parent: int | None, *, without: Collection[str] = ()) -> None:
     """Drop all rights that an answer does not need, and end with the parent (None: with no other process).
+
+    Args:
+        parent: The id of the process that started this one.
+        without: Names of ``RULES`` that are left out; only tests pass it, to show what a rule refuses.
 
     Raises:
         OSError: The kernel refused a step.
@@ -178,10 +246,12 @@ def confine_process(parent: int | None) -> None:
         _call_kernel(libc.prctl, SET_DEATH_SIGNAL, int(signal.SIGKILL), 0, 0, 0)
     if parent not in {None, os.getppid()}:
         raise OSError(errno.ESRCH, "the parent process has ended")
-    _call_kernel(libc.syscall, machine.capset, struct.pack("=Ii", 0x20080522, 0), bytes(24))
     _call_kernel(libc.prctl, NO_NEW_PRIVILEGES, 1, 0, 0, 0)
-    _allow_reading(libc, list_readable_paths())
-    program = b"".join(build_filter(machine, os.getpid()))
+    if "capabilities" not in without:
+        _call_kernel(libc.syscall, machine.capset, struct.pack("=Ii", 0x20080522, 0), bytes(24))
+    if not set(LANDLOCK_RULES) <= set(without):
+        _restrict_by_landlock(libc, list_readable_paths(), without)
+    program = b"".join(build_filter(machine, os.getpid(), without))
     text = ctypes.create_string_buffer(program, len(program))
     head = struct.pack("@HP", len(program) // 8, ctypes.addressof(text))
     _call_kernel(libc.prctl, SET_SECCOMP, FILTER, head, 0, 0)
@@ -194,11 +264,18 @@ def list_readable_paths() -> list[str]:
     return [path for path in (*own, *SHARED_PATHS) if os.path.exists(path)]  # noqa: PTH110 - starts faster
 
 
-def _allow_reading(libc: Any, paths: Sequence[str]) -> None:
+def _restrict_by_landlock(libc: Any, paths: Sequence[str], without: Collection[str]) -> None:
     version = _call_kernel(libc.syscall, CREATE_RULESET, None, 0, 1)
     every_right = (1 << LANDLOCK_RIGHTS.get(version, 16)) - 1
-    ruleset = _call_kernel(libc.syscall, CREATE_RULESET, struct.pack("=Q", every_right), 8, 0)
-    for path in paths:
+    handled = (
+        0 if "files" in without else every_right,
+        0 if "ports" in without or version < PORTS_VERSION else ALL_PORTS,
+        0 if "scopes" in without or version < SCOPES_VERSION else ALL_SCOPES,
+    )
+    if not any(handled):
+        return
+    ruleset = _call_kernel(libc.syscall, CREATE_RULESET, struct.pack("=3Q", *handled), 24, 0)
+    for path in paths if handled[0] else ():
         descriptor = os.open(path, os.O_PATH)
         rights = READ_FILE | (READ_DIR if os.path.isdir(path) else 0)  # noqa: PTH112
         _call_kernel(libc.syscall, ADD_RULE, ruleset, 1, struct.pack("=Qi", rights, descriptor), 0)
@@ -207,27 +284,48 @@ def _allow_reading(libc: Any, paths: Sequence[str]) -> None:
     os.close(ruleset)
 
 
-def build_filter(machine: Processor, process: int) -> Iterator[bytes]:
-    """Yield the filter's instructions; all other calls are allowed."""
-    yield _instruction(LOAD, 4)
-    yield _instruction(EQUAL, machine.mark, yes=1)
-    yield _instruction(RETURN, KILL)
+def build_filter(machine: Processor, process: int, without: Collection[str] = ()) -> Iterator[bytes]:
+    """Yield the filter's instructions; calls that no rule refuses are allowed."""
+    if "foreign calls" not in without:
+        yield _instruction(LOAD, 4)
+        yield _instruction(EQUAL, machine.mark, yes=1)
+        yield _instruction(RETURN, KILL)
     yield _instruction(LOAD, 0)
-    yield from _refuse(FIRST_COMMON_CALL, UNKNOWN, test=AT_LEAST)
-    columns = REFUSED_CALLS.split()
-    for number in columns[machine.column :: 3]:
-        if number != "-":
-            yield from _refuse(int(number), DENY)
-    yield from _decide(machine.clone, 0, HAS_BITS, CLONE_THREAD, (ALLOW, DENY))
-    yield from _decide(machine.kill, 0, EQUAL, process, (ALLOW, DENY))
-    yield from _decide(machine.tgkill, 0, EQUAL, process, (ALLOW, DENY))
-    yield from _decide(machine.prlimit, 0, EQUAL, 0, (ALLOW, DENY))
-    yield from _decide(machine.prctl, 0, EQUAL, SET_DEATH_SIGNAL, (DENY, ALLOW))
-    yield from _decide(machine.openat, 2, HAS_BITS, os.O_TRUNC, (DENY, ALLOW))
-    yield from _decide(machine.socketpair, 1, HAS_BITS, NOT_A_STREAM, (DENY, ALLOW))
-    if machine.open is not None:
-        yield from _decide(machine.open, 1, HAS_BITS, os.O_TRUNC, (DENY, ALLOW))
+    if "later calls" not in without:
+        yield from _refuse(FIRST_COMMON_CALL, UNKNOWN, test=AT_LEAST)
+    for rule, calls in REFUSED_CALLS.items():
+        for number in calls.split()[machine.column :: 3]:
+            if number != "-" and rule not in without:
+                yield from _refuse(int(number), DENY)
+    for rule in ARGUMENT_RULES:
+        if rule not in without:
+            yield from _build_argument_rule(rule, machine, process)
     yield _instruction(RETURN, ALLOW)
+
+
+def _build_argument_rule(rule: str, machine: Processor, process: int) -> Iterator[bytes]:
+    match rule:
+        case "threads alone":
+            yield from _decide(machine.clone, 0, HAS_BITS, CLONE_THREAD, (ALLOW, DENY))
+        case "own signals":
+            yield from _decide(machine.kill, 0, EQUAL, process, (ALLOW, DENY))
+            yield from _decide(machine.tgkill, 0, EQUAL, process, (ALLOW, DENY))
+        case "own limits":
+            yield from _decide(machine.prlimit, 0, EQUAL, 0, (ALLOW, DENY))
+        case "death signal":
+            yield from _decide(machine.prctl, 0, EQUAL, SET_DEATH_SIGNAL, (DENY, ALLOW))
+        case "truncation":
+            yield from _decide(machine.openat, 2, HAS_BITS, os.O_TRUNC, (DENY, ALLOW))
+            if machine.open is not None:
+                yield from _decide(machine.open, 1, HAS_BITS, os.O_TRUNC, (DENY, ALLOW))
+        case "stream pairs":
+            yield from _decide(machine.socketpair, 1, HAS_BITS, NOT_A_STREAM, (DENY, ALLOW))
+        case "fcntl commands":
+            yield from _allow_only(machine.fcntl, 1, ALLOWED_FCNTL)
+        case "asynchronous files":
+            yield from _refuse_bits(machine.fcntl, SET_FLAGS, O_ASYNC)
+        case "ioctl commands":
+            yield from _allow_only(machine.ioctl, 1, ALLOWED_IOCTL)
 
 
 def _refuse(number: int, outcome: int, *, test: int = EQUAL) -> Iterator[bytes]:
@@ -242,6 +340,27 @@ def _decide(number: int, argument: int, test: int, value: int, outcomes: tuple[i
     yield _instruction(test, value, no=1)
     for outcome in outcomes:
         yield _instruction(RETURN, outcome)
+
+
+def _allow_only(number: int, argument: int, values: Sequence[int]) -> Iterator[bytes]:
+    """Refuse a call unless the lower half of an argument is one of some values."""
+    yield _instruction(EQUAL, number, no=len(values) + 3)
+    yield _instruction(LOAD, 16 + 8 * argument)
+    for index, value in enumerate(values):
+        yield _instruction(EQUAL, value, yes=len(values) - index)
+    yield _instruction(RETURN, DENY)
+    yield _instruction(LOAD, 0)
+
+
+def _refuse_bits(number: int, command: int, bits: int) -> Iterator[bytes]:
+    """Refuse a call if its second argument is a command and its third one has some bits."""
+    yield _instruction(EQUAL, number, no=6)
+    yield _instruction(LOAD, 24)
+    yield _instruction(EQUAL, command, no=3)
+    yield _instruction(LOAD, 32)
+    yield _instruction(HAS_BITS, bits, no=1)
+    yield _instruction(RETURN, DENY)
+    yield _instruction(LOAD, 0)
 
 
 def _instruction(code: int, value: int, *, yes: int = 0, no: int = 0) -> bytes:

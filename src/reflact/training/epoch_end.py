@@ -20,7 +20,7 @@ from reflact.stages.slow_update import (
 from reflact.training.gating import CommitOutcome, GateKeeper
 from reflact.training.rollouts import RolloutScheduler
 from reflact.training.setup import Runtime
-from reflact.training.state import find_current, inherit_version, is_better
+from reflact.training.state import find_current, inherit_version, replaces_best
 from reflact.training.timing import StageTimer
 from reflact.types import Fallback, Item, Rollout, Skill
 
@@ -193,7 +193,7 @@ class EpochFinalizer:
         else:
             score = slow.verdict.candidate_score
             version = SkillVersion(number=number, skill_hash=skill.hash, origin=origin, score=score)
-            best = version if is_better(slow.verdict, best) else best
+            best = version if replaces_best(slow.verdict, best) else best
         record = record.model_copy(update={"created_versions": (version,), "current": version, "best": best})
         return CommitOutcome(record=record, skills=(skill,))
 

@@ -13,7 +13,7 @@ from reflact.stages.final_test import judge_claim, make_placebo, measure_improve
 from reflact.training.gating import CommitOutcome, GateKeeper
 from reflact.training.rollouts import FIRST_REPORT_TRIAL, RolloutScheduler
 from reflact.training.setup import Runtime
-from reflact.training.state import find_current, is_better
+from reflact.training.state import find_current, replaces_best
 from reflact.types import FrozenModel, Rollout, Skill, Split
 
 
@@ -63,7 +63,7 @@ class FinalEvaluator:
         current = state.current.model_copy(update=update)
         if verdict.ranked is not None and not verdict.accepted:
             current = find_current(before, verdict)
-        best = current if is_better(verdict, state.best) else state.best
+        best = current if replaces_best(verdict, state.best) else state.best
         record = PromotionRecord(step=state.step, verdict=verdict, current=current, best=best)
         return CommitOutcome(record=record, undecided=undecided)
 

@@ -21,7 +21,7 @@ from reflact.stages.ranked_evaluation import RankedEvaluator, RankSettings
 from reflact.stages.rollout import log_unmeasured
 from reflact.training.rollouts import RolloutScheduler
 from reflact.training.setup import RunPlan, Runtime
-from reflact.training.state import choose_best, find_alpha_budget
+from reflact.training.state import choose_best, plan_alpha_budget
 from reflact.types import FrozenModel, Rollout, Skill, Verdict
 
 DECISION_POINTS: tuple[DecisionPoint, ...] = get_args(DecisionPoint)
@@ -149,7 +149,7 @@ class GateKeeper:
         return await evaluator.evaluate(candidate, current, state.ranking)
 
     def _build_settings(self, candidate: Skill, state: RunState, step: int) -> GateSettings:
-        gate, alpha = self._gate, find_alpha(self._plan, state, step=step)
+        gate, alpha = self._gate, find_alpha_budget(self._plan, state, step=step)
         trials = count_trials(gate, len(self._order), alpha)
         compared = (candidate.hash, state.current.skill_hash)
         before = next((u for u in state.open_comparisons if (u.skill_hash, u.against) == compared), None)
@@ -212,10 +212,10 @@ def count_trials(gate: GateConfig, n: int, alpha: AlphaBudget) -> int:
     return choose_trials(n, decisions=alpha.decisions, alpha=alpha.alpha, effect=gate.effect)
 
 
-def find_alpha(plan: RunPlan, state: RunState | None, *, step: int) -> AlphaBudget:
+def find_alpha_budget(plan: RunPlan, state: RunState | None, *, step: int) -> AlphaBudget:
     """Return the error budget for the decisions of a step; ``state`` is None before the first one."""
     slow = plan.config.slow_update
-    return find_alpha_budget(
+    return plan_alpha_budget(
         step,
         () if state is None else state.alphas,
         alpha=plan.config.gate.alpha,
@@ -240,7 +240,9 @@ def estimate_gate_power(plan: RunPlan, state: RunState | None = None) -> GatePow
             "acceptances as unverified unless the target is deterministic."
         )
     else:
-        alpha = find_alpha(plan, state, step=1 if state is None else min(state.step + 1, plan.total_steps))
+        alpha = find_alpha_budget(
+            plan, state, step=1 if state is None else min(state.step + 1, plan.total_steps)
+        )
         trials = count_trials(gate, n, alpha)
         effect = detectable_effect(n, trials, level=alpha.level)
         words = describe_power(n, trials, decisions=alpha.decisions, alpha=alpha.alpha, effect=gate.effect)

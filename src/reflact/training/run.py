@@ -26,7 +26,13 @@ from reflact.stages.evaluate import build_measurement
 from reflact.store import artifacts as exports
 from reflact.training.epoch_end import EpochFinalizer
 from reflact.training.final_evaluation import FinalEvaluator, FinalMeasurements
-from reflact.training.gating import CommitOutcome, GateKeeper, add_beliefs, estimate_gate_power, find_alpha
+from reflact.training.gating import (
+    CommitOutcome,
+    GateKeeper,
+    add_beliefs,
+    estimate_gate_power,
+    find_alpha_budget,
+)
 from reflact.training.rollouts import GATE_PHASE, RolloutScheduler
 from reflact.training.setup import Runtime, measure_critic
 from reflact.training.state import (
@@ -66,14 +72,14 @@ class Run:
         self._epoch_end = EpochFinalizer(runtime, self.scheduler, self._gate_keeper, self._timer)
         self.final_evaluator = FinalEvaluator(runtime, self.scheduler, self._gate_keeper, self._emit)
 
-    async def open(self, *, resume: bool = True) -> None:
+    async def start_or_resume(self, *, resume: bool = True) -> None:
         """Start the run in its store, or read its last committed state."""
         config = self._config.model_dump(mode="json")
         self.state = await self._store.open_run(self.id, self._plan.identity, config, resume=resume)
         seconds = await self._store.add_seconds(self.id, 0.0)
         self._runtime.budget.begin(await self._store.spend(self.id), seconds)
 
-    async def complete(self) -> RunSummary:
+    async def run_to_end(self) -> RunSummary:
         """Measure the baseline, run all remaining steps, evaluate the result, and return the summary.
 
         Raises:
@@ -83,11 +89,11 @@ class Run:
             await run_beside(self._advance, self._record_time)
         if time.cancelled_caught:
             raise self._runtime.budget.out_of_time()
-        return await self.finish("completed", None)
+        return await self.store_summary("completed", None)
 
     async def _record_time(self) -> None:
         while True:
-            await self._store.add_seconds(self.id, *self._timer.read(ahead=TIME_RECORD_SECONDS))
+            await self._store.add_seconds(self.id, *self._timer.read_and_reset(ahead=TIME_RECORD_SECONDS))
             await anyio.sleep(TIME_RECORD_SECONDS)
 
     async def _advance(self) -> None:
@@ -108,9 +114,9 @@ class Run:
         async with self._timer.stage("final_test", step=state.step, name="final test"):
             self._measured = await self.final_evaluator.measure(state)
 
-    async def finish(self, status: RunStatus, reason: str | None) -> RunSummary:
+    async def store_summary(self, status: RunStatus, reason: str | None) -> RunSummary:
         """Store and return the summary of this start of the run."""
-        seconds = await self._store.add_seconds(self.id, *self._timer.read())
+        seconds = await self._store.add_seconds(self.id, *self._timer.read_and_reset())
         summary = RunSummary(
             version=metadata.version("reflact"),
             run_id=self.id,
@@ -224,7 +230,7 @@ class Run:
         return await work(state)
 
     async def _commit_outcome(self, state: RunState, outcome: CommitOutcome) -> RunState:
-        alpha = find_alpha(self._plan, state, step=outcome.record.step)
+        alpha = find_alpha_budget(self._plan, state, step=outcome.record.step)
         new = apply_record(state, outcome.record, alpha, outcome.undecided)
         return await self._commit(outcome.record, new, outcome.skills)
 

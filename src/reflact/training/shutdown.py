@@ -62,7 +62,7 @@ class GracefulStop:
             yield
 
     @asynccontextmanager
-    async def track_work(self) -> AsyncIterator[None]:
+    async def begin_unless_stopping(self) -> AsyncIterator[None]:
         """Count a piece of work as running; if the run stops, the work never begins."""
         if self.reason is not None:
             self._is_blocked = True
@@ -118,7 +118,7 @@ class StoppableEnvironment(EnvironmentMiddleware):
 
     async def run(self, item: Item, session: Session, *, seed: int) -> Grade:
         """Run an item as a piece of work that the stop waits for."""
-        async with self._graceful_stop.track_work():
+        async with self._graceful_stop.begin_unless_stopping():
             return await self.inner.run(item, session, seed=seed)
 
 
@@ -138,7 +138,7 @@ class StoppableLLM(LLMMiddleware):
         check: Callable[[R], None] | None = None,
     ) -> Reply[R]:
         """Ask the model as a piece of work that the stop waits for."""
-        async with self._graceful_stop.track_work():
+        async with self._graceful_stop.begin_unless_stopping():
             return await self.inner.ask(prompt, reply_type, call_id=call_id, check=check)
 
 
@@ -161,5 +161,5 @@ class StoppableAnnotator:
 
     async def annotate(self, item: Item, rollout: Rollout) -> Sequence[str]:
         """Annotate a rollout as a piece of work that the stop waits for."""
-        async with self._graceful_stop.track_work():
+        async with self._graceful_stop.begin_unless_stopping():
             return await self._inner.annotate(item, rollout)

@@ -125,7 +125,7 @@ def find_verdict(record: CommitRecord) -> Verdict | None:
     return record.verdict
 
 
-def is_better(verdict: Verdict, best: SkillVersion) -> bool:
+def replaces_best(verdict: Verdict, best: SkillVersion) -> bool:
     """Return whether an accepted document replaces the best one; without a gate its score decides."""
     if verdict.action != "force_accept":
         return verdict.action == "accept_new_best"
@@ -183,7 +183,7 @@ def apply_record(
             "latest_version": max(state.latest_version, record.current.number),
             "seen_hashes": (*state.seen_hashes, *sorted(seen - set(state.seen_hashes))),
             "deterministic": state.deterministic and (verdict is None or verdict.deterministic),
-            "alphas": add_alpha(state.alphas, alpha),
+            "alphas": add_alpha_budget(state.alphas, alpha),
             "kept": list_kept(state, record),
             "ranking": extend_ranking(state, record),
             "open_comparisons": others if undecided is None else (*others, undecided),
@@ -191,7 +191,7 @@ def apply_record(
     )
 
 
-def find_alpha_budget(
+def plan_alpha_budget(
     step: int, alphas: Sequence[AlphaBudget], *, alpha: float, total: int, per_epoch: int, slow_gated: bool
 ) -> AlphaBudget:
     """Return the error budget for the decisions of a step.
@@ -209,7 +209,7 @@ def find_alpha_budget(
     return AlphaBudget(alpha=alpha, decisions=total - done + slow + 1, until_step=total)
 
 
-def add_alpha(alphas: tuple[AlphaBudget, ...], alpha: AlphaBudget) -> tuple[AlphaBudget, ...]:
+def add_alpha_budget(alphas: tuple[AlphaBudget, ...], alpha: AlphaBudget) -> tuple[AlphaBudget, ...]:
     """Return the budgets with one more, unless it is among them."""
     return alphas if alpha in alphas else (*alphas, alpha)
 

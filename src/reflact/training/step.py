@@ -31,7 +31,7 @@ from reflact.stages.update import update
 from reflact.training.gating import CommitOutcome, GateKeeper
 from reflact.training.rollouts import RolloutScheduler
 from reflact.training.setup import Runtime
-from reflact.training.state import create_versions, find_current, is_better
+from reflact.training.state import create_versions, find_current, replaces_best
 from reflact.training.timing import StageTimer
 from reflact.types import (
     AggregateResult,
@@ -131,7 +131,7 @@ class StepRunner:
             created_versions=created,
             notes=appended.notes,
             current=created[-1] if created else find_current(state, verdict),
-            best=created[0] if is_better(verdict, state.best) else state.best,
+            best=created[0] if replaces_best(verdict, state.best) else state.best,
             fallbacks=(*candidate.fallbacks, *appended.fallbacks),
             fail_reasons=()
             if any(report.patterns for report in reports)

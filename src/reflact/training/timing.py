@@ -48,7 +48,7 @@ class StageTimer:
             seconds = anyio.current_time() - start
             await self._on_event(StageFinished(run_id=self._run_id, step=step, stage=stage, seconds=seconds))
 
-    def read(self, ahead: float = 0.0) -> tuple[float, dict[str, float]]:
+    def read_and_reset(self, ahead: float = 0.0) -> tuple[float, dict[str, float]]:
         """Return the time since the last reading, in total and by stage, and reset both.
 
         ``ahead`` adds seconds in advance. The next reading is that much shorter, and negative if it comes
