@@ -330,8 +330,9 @@ class Cell:
     @property
     def weight(self) -> float:
         """The runs of the cell, relative to those of the design's table; claims take more, other sizes fewer."""
-        is_main = (self.n, self.budget, self.steps) == (40, 4000, None)
-        return 0.5 if not is_main else 2.0 if self.policy == "ranked" else 1.0
+        if (self.n, self.budget, self.steps) != (40, 4000, None):
+            return 0.5
+        return 1.0 if self.policy != "ranked" else 2.0 if self.landscape.helpful else 10.0
 
     def simulate(self, run: int) -> Outcome:
         """Return what one run gave."""
