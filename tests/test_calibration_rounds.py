@@ -19,7 +19,7 @@ from flattered_world import (
     record_flattered,
     transition,
 )
-from reflact import Critic, MemoryStore
+from reflact import MemoryStore
 from reflact.calibration.calibrator import Calibrator
 from reflact.calibration.config import CalibratorSettings, PairSettings
 from reflact.calibration.critic import CriticReply
@@ -176,21 +176,6 @@ async def test_a_round_that_another_process_overtakes_ends_with_a_report(tmp_pat
         assert "another process" in report.not_tested_reason
         assert report.held_out.after.error.value < report.held_out.before.error.value
         assert all(test.evidence is not None for test in await store.tests())
-
-
-async def test_a_promoted_pair_is_used_by_the_next_score_of_another_connection(tmp_path: Path) -> None:
-    """A critic that is at work sees what is promoted through another connection, at its next score."""
-    path, step = tmp_path / "memory.db", transition("elsewhere", 3, 6, claims=True)
-    async with MemoryStore(path) as store, MemoryStore(path) as other:
-        critic = Critic(flattered(), memory=store)
-        assert (await critic.score(step, purpose=PURPOSE)).pair_ids == ()
-        calibrator = Calibrator(flattered(), other, settings=SETTINGS)
-        await calibrator.calibrate(flattered_traces("learn", 8), heldout=flattered_traces("held out", 24))
-        score = await critic.score(step, purpose=PURPOSE)
-        promoted = {one.pair.id for one in await store.pairs(status="promoted")}
-        assert score.pair_ids
-        assert set(score.pair_ids) <= promoted
-        assert score.evaluation.progress_after == 3
 
 
 def silenced(*folders: str, least: int = 0) -> ScriptedLLM:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import sys
 import traceback
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -14,11 +15,14 @@ import httpx
 import pytest
 
 from doubles import PROMPT, Endpoint, call_id, completion, config, connected, opened
+from pure_world import PureNetwork, settings, write_world
+from reflact import Trainer
 from reflact.concurrency import fan_out
 from reflact.config.models import ModelConfig
-from reflact.errors import CassetteError, CassetteMiss
+from reflact.errors import CassetteError, CassetteMiss, ConfigError
 from reflact.llm.cassettes import open_cassette, read_cassette
 from reflact.llm.client import Client
+from reflact.llm.sse import JSON
 from reflact.messages import Message, RenderedPrompt, ReplyModel, Text
 from reflact.testing import InMemoryRunStore
 
@@ -164,6 +168,122 @@ async def test_lines_are_whole_as_soon_as_their_answers_are_used(tmp_path: Path)
         for number in range(3):
             await llm.ask(asked(str(number)), Word, call_id=call_id(str(number)))
             assert len(read_cassette(tmp_path / "c.jsonl")) == number + 1
+
+
+async def test_garbled_answers_are_not_recorded(tmp_path: Path) -> None:
+    """What the client repeats does not become permanent: the recording has the answer that was used."""
+    garbled = (
+        b"<html>busy</html>",
+        b'{"choices": [',
+        b'data: {"choices": []}\n\n',
+        b'{"error": {"message": "x"}}',
+    )
+    answers = [httpx.Response(200, headers={"content-type": JSON}, content=text) for text in garbled]
+    endpoint = Endpoint(*answers, completion('{"word": "yes"}'))
+    settings = config(max_retries=5)
+    async with taped(tmp_path / "c.jsonl", "record", endpoint, settings=settings) as llm:
+        live = await llm.ask(PROMPT, Word, call_id=call_id())
+    assert len(endpoint.requests) == len(garbled) + 1
+    assert len(read_cassette(tmp_path / "c.jsonl")) == 1
+    async with taped(tmp_path / "c.jsonl", "replay") as llm:
+        assert await llm.ask(PROMPT, Word, call_id=call_id()) == live
+
+
+async def test_a_garbled_answer_of_an_older_recording_is_asked_again(tmp_path: Path) -> None:
+    """A recording that holds a garbled answer gets the one that is used, which then counts."""
+    await recorded(tmp_path / "c.jsonl", "a")
+    (line,) = read_cassette(tmp_path / "c.jsonl")
+    garbled = line.model_copy(update={"chunks": ("<html>",)})
+    (tmp_path / "c.jsonl").write_text(garbled.model_dump_json() + "\n")
+    await recorded(tmp_path / "c.jsonl", "a")
+    async with taped(tmp_path / "c.jsonl", "replay") as llm:
+        assert (await llm.ask(asked("a"), Word, call_id=call_id("a"))).value.word == "a"
+
+
+async def test_an_answer_in_another_encoding_than_it_claims(tmp_path: Path) -> None:
+    """A recording holds the text that the run read, whatever the header says of its encoding."""
+    answer = completion('{"word": "zwölf"}')
+    answer.headers["content-type"] = "application/json; charset=utf-16"
+    said = []
+    for mode, inner in (("record", Endpoint(answer)), ("replay", None)):
+        async with taped(tmp_path / "c.jsonl", mode, inner) as llm:
+            said.append((await llm.ask(PROMPT, Word, call_id=call_id())).value.word)
+    assert said == ["zwölf", "zwölf"]
+
+
+@pytest.mark.parametrize("left", [0, 5, 40, -1])
+async def test_a_line_that_was_cut_off_is_mended(tmp_path: Path, left: int) -> None:
+    """A recording that was killed in the middle of a line goes on, and asks for that answer again."""
+    path = tmp_path / "c.jsonl"
+    await recorded(path, "a", "b")
+    whole = path.read_bytes()
+    first = whole.index(b"\n") + 1
+    path.write_bytes(whole[: first + left] if left >= 0 else whole[:left])
+    await recorded(path, "a", "b")
+    assert path.read_bytes() == whole
+
+
+async def test_another_file_is_not_mended(tmp_path: Path) -> None:
+    """A file that is no recording is refused and left as it is."""
+    path = tmp_path / "notes.txt"
+    path.write_text("keep this")
+    with pytest.raises(CassetteError, match="malformed in line 1"):
+        await recorded(path, "a")
+    assert path.read_text() == "keep this"
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="limits of Unix")
+async def test_a_full_disk_ends_a_recording_with_one_sentence(tmp_path: Path) -> None:
+    """A line that finds no room is removed as a whole, and the error says what to do; then it goes on."""
+    import resource
+
+    path, endpoint = tmp_path / "c.jsonl", Endpoint(echo)
+    await recorded(path, "a")
+    whole, store = path.read_bytes(), await opened()
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    async with taped(path, "record", endpoint, store=store) as llm:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (len(whole) + 100, before[1]))
+        try:
+            with pytest.raises(CassetteError, match=r"c\.jsonl: File too large; mend that") as full:
+                await llm.ask(asked("b"), Word, call_id=call_id("b"))
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert "\n" not in str(full.value)
+    assert path.read_bytes() == whole
+    await store.open_run("r0", {}, {})
+    (spend,) = await store.spend("r0")
+    assert spend.unsettled == 1, "the answer was paid for and could not be used"
+    await recorded(path, "b")
+    assert len(read_cassette(path)) == 2
+
+
+async def test_a_run_with_replies_that_the_recording_lacks_is_refused(tmp_path: Path) -> None:
+    """A recording has all that its run uses: a run with other stored replies is refused before any call."""
+    plain = settings(
+        write_world(tmp_path / "world", train=3), tmp_path / "run", train={"num_epochs": 1, "accumulation": 1}
+    )
+    recording = {**plain, "replay": {"cassette": str(tmp_path / "c.jsonl"), "mode": "record"}}
+    for _ in range(2):
+        network = PureNetwork()
+        assert (await Trainer(recording, transport=network).train()).status == "completed"
+    assert network.samples == []
+    lines = (tmp_path / "c.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
+    (tmp_path / "c.jsonl").write_text("".join(lines[1:]), encoding="utf-8")
+    with pytest.raises(
+        ConfigError, match=r"has 1 replies that the cassette .*c\.jsonl lacks.* another out_dir"
+    ):
+        await Trainer(recording, transport=network).train()
+    assert network.samples == []
+    other = {**recording, "out_dir": str(tmp_path / "other")}
+    assert (await Trainer(other, transport=network).train()).status == "completed"
+    assert len(network.samples) == 1
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="devices of Unix")
+async def test_a_device_is_no_recording() -> None:
+    """A device in place of the file is refused, and nothing waits for its end."""
+    with pytest.raises(CassetteError, match="it is no regular file"):
+        await recorded(Path("/dev/full"), "a")
 
 
 # ------------------------------------------------------------------------------------------------ misses

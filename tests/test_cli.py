@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
 import socket
+import sys
 from pathlib import Path
 
 import anyio
@@ -156,6 +159,35 @@ def test_runs_lists_what_lies_below_a_folder(toy: Path) -> None:
         result = reflact("runs", place)
         assert result.exit_code == 0, result.output
         assert re.search(r"r[0-9a-f]{12} +completed +4 +1\.000", result.stdout)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there are no pipes in folders")
+def test_runs_lists_the_others_beside_damaged_ones(toy: Path, tmp_path: Path) -> None:
+    """A database that cannot be read is one error each, and neither ends nor hangs the list of the others."""
+    whole = tmp_path / "whole"
+    shutil.copytree(toy, whole)
+    for name, content in (
+        ("a", b"no database" * 1000),
+        ("empty", b""),
+        ("z", (toy / "run.db").read_bytes()[:20_000]),
+    ):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "run.db").write_bytes(content)
+    (tmp_path / "pipe").mkdir()
+    os.mkfifo(tmp_path / "pipe" / "run.db")
+    result = reflact("runs", tmp_path)
+    assert result.exit_code == 1, result.output
+    assert re.search(r"r[0-9a-f]{12} +completed +4 +1\.000", result.stdout)
+    errors = result.stderr.splitlines()
+    assert [error for error in errors if not error.startswith("error: database ")] == []
+    assert [Path(error.split("run.db")[0].split()[-1]).name for error in errors] == [
+        "a",
+        "empty",
+        "pipe",
+        "z",
+    ]
+    assert "no regular file" in errors[2]
+    assert (tmp_path / "empty" / "run.db").read_bytes() == b""
 
 
 def test_show_prints_a_run_and_its_steps(toy: Path) -> None:

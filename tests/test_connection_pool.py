@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from http.server import BaseHTTPRequestHandler
 
 import anyio
 import httpx
 import pytest
 
 from reflact.concurrency import open_task_group
+from reflact.errors import ConfigError
 from reflact.llm.connection_pool import CALLS_PER_POOL, PooledTransport
+from served import asked_of, send, serving
 
 pytestmark = pytest.mark.anyio
 
@@ -83,7 +86,7 @@ async def test_pools_are_opened_as_they_are_needed_and_closed_together() -> None
 
 @pytest.mark.parametrize("how", ["closed", "closed twice", "failed", "cancelled"])
 async def test_a_place_comes_back_once(how: str) -> None:
-    """However calls end, as many fit into the first pool as before, and no more."""
+    """However calls end, as many fit into the first pool as before; answers under way keep their places."""
     pools = Pools()
     if how != "cancelled":
         pools.let.set()
@@ -107,19 +110,73 @@ async def test_a_place_comes_back_once(how: str) -> None:
     assert len(pools) == 2
 
 
-async def test_an_answer_under_way_keeps_its_place() -> None:
-    """A call is in flight until its answer is closed, not until its head arrives."""
-    pools = Pools()
-    pools.let.set()
-    network = PooledTransport(pools.open)
-    for _ in range(CALLS_PER_POOL):
-        await network.handle_async_request(request())
-    await network.handle_async_request(request())
-    assert len(pools) == 2
-
-
 async def test_without_pools_of_ones_own_the_network_is_asked() -> None:
     """A port that nobody listens on is a failure to connect."""
     async with PooledTransport() as network:
         with pytest.raises(httpx.ConnectError):
             await network.handle_async_request(httpx.Request("GET", "http://127.0.0.1:9/"))
+
+
+@pytest.fixture
+def environment(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """The environment without variables of proxies and certificates."""
+    for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY", "SSL_CERT_FILE", "SSL_CERT_DIR"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.lower(), raising=False)
+    return monkeypatch
+
+
+async def test_a_proxy_of_the_environment_is_used(environment: pytest.MonkeyPatch) -> None:
+    """Calls go through the proxy that HTTP_PROXY names, but for the hosts of NO_PROXY and this machine."""
+    asked: list[str] = []
+
+    def answer(handler: BaseHTTPRequestHandler) -> None:
+        asked.append(handler.path)
+        asked_of(handler)
+        send(handler, {})
+
+    with serving(answer) as url:
+        port = url.removesuffix("/v1").rpartition(":")[2]
+        environment.setenv("HTTP_PROXY", f"user:secret@127.0.0.1:{port}")
+        environment.setenv("NO_PROXY", "direct.invalid")
+        async with PooledTransport() as network:
+            for host in ("api.invalid", f"127.0.0.1:{port}"):
+                call = httpx.Request("POST", f"http://{host}/v1", json={})
+                assert (await network.handle_async_request(call)).status_code == 200
+            with pytest.raises(httpx.ConnectError):
+                await network.handle_async_request(httpx.Request("POST", "http://direct.invalid/v1", json={}))
+    assert asked == ["http://api.invalid/v1", "/v1"]
+
+
+async def test_a_proxy_that_cannot_be_reached_is_named(environment: pytest.MonkeyPatch) -> None:
+    """A failure to connect names the proxy, without its password."""
+    environment.setenv("ALL_PROXY", "http://user:secret@127.0.0.1:9")
+    async with PooledTransport() as network:
+        with pytest.raises(httpx.ConnectError, match=r"through the proxy http://127\.0\.0\.1:9\b") as failure:
+            await network.handle_async_request(httpx.Request("GET", "https://api.invalid/"))
+    assert "secret" not in str(failure.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        (
+            "HTTPS_PROXY",
+            "gopher://127.0.0.1",
+            "HTTPS_PROXY is .* which cannot be used as a proxy",
+        ),
+        ("ALL_PROXY", "http://host:port", "ALL_PROXY is .* cannot be used as a proxy"),
+        ("SSL_CERT_FILE", "/nowhere/ca.pem", r"SSL_CERT_FILE names /nowhere/ca\.pem, .*No such file"),
+        ("SSL_CERT_FILE", "/", "SSL_CERT_FILE names /, "),
+        ("SSL_CERT_FILE", "/dev/null", "SSL_CERT_FILE names /dev/null, "),
+        ("SSL_CERT_DIR", "/nowhere", "SSL_CERT_DIR names /nowhere, .*Not a directory"),
+    ],
+)
+async def test_a_wrong_variable_is_one_sentence(
+    environment: pytest.MonkeyPatch, name: str, value: str, words: str
+) -> None:
+    """A proxy or a file of certificates that cannot be used is an error before any call; it names the variable."""
+    environment.setenv(name, value)
+    with pytest.raises(ConfigError, match=words) as refusal:
+        PooledTransport()
+    assert "\n" not in str(refusal.value)

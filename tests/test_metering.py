@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import AsyncIterator
+from types import FrameType
 from typing import Any
 
 import anyio
@@ -16,7 +18,8 @@ from reflact.config.models import ModelConfig, Price
 from reflact.config.training import BudgetConfig
 from reflact.errors import BudgetSpent, CassetteMiss, ModelError, ProviderDown
 from reflact.llm.budget import Account, Budget
-from reflact.llm.metering import RESERVATION, MeteredTransport
+from reflact.llm.completions import read_completion
+from reflact.llm.metering import LARGE_BYTES, RESERVATION, MeteredTransport
 from reflact.llm.pricing import OVERHEAD_TOKENS, usd_of
 from reflact.llm.rate_limit import endpoint_for
 from reflact.messages import CallReservation, StoredResponse, Text
@@ -200,6 +203,25 @@ async def test_the_time_for_one_attempt_counts_to_the_last_byte() -> None:
             await send("k")
     assert network.closed == 1
     assert (await taken(store))[1] == 2
+
+
+@pytest.mark.parametrize(("size", "in_loop"), [(1, 1), (LARGE_BYTES, 0)])
+async def test_a_long_answer_is_read_beside_the_event_loop(size: int, in_loop: int) -> None:
+    """The thread of the event loop reads short answers alone."""
+    calls: list[str] = []
+
+    def notice(frame: FrameType, event: str, _: object) -> None:
+        if event == "call" and frame.f_code is read_completion.__code__:
+            calls.append("read")
+
+    before = sys.getprofile()
+    sys.setprofile(notice)
+    try:
+        reply = await ask(Text, Endpoint(completion("x" * size)))
+    finally:
+        sys.setprofile(before)
+    assert len(reply.value.text) == size
+    assert len(calls) == in_loop
 
 
 async def test_a_call_that_was_never_sent_returns_what_it_held() -> None:

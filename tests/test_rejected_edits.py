@@ -256,7 +256,7 @@ def analysed(done: Ran, step: int) -> str:
 
 
 def shown_edits(shown: str) -> str:
-    """Return the shown_edits that a prompt shows."""
+    """Return the rejected edits that a prompt shows."""
     _, _, after = shown.partition(f"{CARDS}\n<rejected>\n")
     return after.partition("\n</rejected>")[0]
 
@@ -329,7 +329,7 @@ class Elsewhere(ToyEnvironment):
 
 
 def first_step(done: Ran) -> str:
-    """Return the shown_edits that the first analyst was shown."""
+    """Return the rejected edits that the first analyst was shown."""
     return shown_edits(shown_to(done.asked("analyst_failure")[0]))
 
 
@@ -345,7 +345,7 @@ def first_step(done: Ran) -> str:
 async def test_memory_reaches_other_runs_of_the_environment(
     tmp_path: Path, memory: str, environment: ToyEnvironment | None, told: bool
 ) -> None:
-    """In a store that runs share, a new run sees earlier runs' shown_edits only if it asks for them."""
+    """In a store that runs share, a new run sees earlier runs' rejected edits only if it asks for them."""
     shared = tmp_path / "shared.db"
     await run(tmp_path / "a", script=playing(trying(TRIED)), store=shared)
     done = await run(

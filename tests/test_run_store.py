@@ -6,7 +6,8 @@ import os
 import random
 import sqlite3
 from collections.abc import AsyncIterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -192,6 +193,19 @@ async def test_faults_add_up_over_starts(path: Path) -> None:
             await store.count_fault("other", "429")
             counted = await store.faults("r")
     assert counted == (FaultCount(kind="429", count=2), FaultCount(kind="timeout", count=2))
+
+
+async def test_what_is_forgotten_stays_paid(store: SQLiteRunStore) -> None:
+    """A forgotten response is found no more, others are, and its cost stays in the ledger."""
+    usage = Usage(calls=1, input_tokens=10, output_tokens=5)
+    for key in ("a", "b"):
+        response = StoredResponse(key=key, status=200, content_type="x", chunks=("x",), usage=usage)
+        await store.store_response(response, reserved_call(key))
+    await store.forget_responses(["a", "unknown"])
+    assert await store.find_response("a") is None
+    assert await store.find_response("b") is not None
+    (spend,) = await store.spend("r")
+    assert spend.usage.calls == 2
 
 
 async def test_a_call_counts_at_its_worst_case_until_it_is_settled(store: SQLiteRunStore) -> None:
@@ -401,6 +415,64 @@ async def test_an_unreadable_record_is_named(store: SQLiteRunStore, path: Path) 
     other.close()
     with pytest.raises(StoreError, match=r"record of step at step 1 of run r .* at verdict"):
         await store.records("r")
+
+
+DAMAGE = {
+    "commits": ("record", "match its checksum", "records"),
+    "decision_log": ("value", "outcome merge of step 1 .*match its checksum", "decision"),
+    "events": ("event", "event .* match its checksum", "events"),
+    "skills": ("text", "does not match its hash", "skill"),
+}
+
+
+@pytest.mark.parametrize("table", DAMAGE)
+async def test_a_changed_byte_is_noticed(store: SQLiteRunStore, path: Path, table: str) -> None:
+    """A stored text with another character, which is still valid, is one error that says what to do."""
+    column, words, read = DAMAGE[table]
+    await store.commit("r", record(1), after(1, SECOND), [SECOND])
+    await store.decision_log("r").put(1, "merge", "the outcome")
+    await store.append_event(StepStarted(run_id="r", step=1, epoch=1, item_ids=("a",)))
+    reads = {
+        "records": partial(store.records, "r"),
+        "decision": partial(store.decision_log("r").get, 1, "merge"),
+        "events": partial(store.events, "r"),
+        "skill": partial(store.skill, SECOND.hash),
+    }
+    await reads[read]()
+    with closing(sqlite3.connect(path)) as other, other:
+        (text,) = other.execute(f"SELECT {column} FROM {table} ORDER BY rowid DESC LIMIT 1").fetchone()
+        changed = text.replace("1", "2", 1) if "1" in text else text.replace("o", "a", 1)
+        assert changed != text
+        other.execute(f"UPDATE {table} SET {column} = ?", (changed,))
+    with pytest.raises(StoreError, match=words) as damaged:
+        await reads[read]()
+    assert "put back a copy of it, or choose another out_dir" in str(damaged.value)
+
+
+async def test_a_changed_state_is_noticed(store: SQLiteRunStore, path: Path) -> None:
+    """A run does not resume from a state with another character."""
+    await store.commit("r", record(1), after(1, SECOND), [SECOND])
+    with closing(sqlite3.connect(path)) as other, other:
+        other.execute("""UPDATE commits SET state = replace(state, '"number":1', '"number":7')""")
+    with pytest.raises(StoreError, match="state of run r does not match its checksum"):
+        await store.open_run("r", IDENTITY, {})
+
+
+async def test_a_changed_rollout_or_reply_is_made_anew(store: SQLiteRunStore, path: Path) -> None:
+    """A damaged reply or rollout counts as absent, and what is made in its place is kept."""
+    rollout = Rollout(key="k", item_id="i", skill_hash=FIRST.hash, score=Score.of(0))
+    for values in ("replace(rollout, '0', '1')", "'{'"):
+        await store.store_rollout(rollout)
+        await store.store_response(reply("k"), reserved_call("k"))
+        with closing(sqlite3.connect(path)) as other, other:
+            other.execute(f"UPDATE rollouts SET rollout = {values}")
+            other.execute("UPDATE responses SET response = replace(response, '200', '201')")
+        assert await store.find_rollouts(["k"]) == {}
+        assert await store.find_response("k") is None
+    await store.store_rollout(rollout)
+    await store.store_response(reply("k"), reserved_call("k"))
+    assert await store.find_rollouts(["k"]) == {"k": rollout}
+    assert await store.find_response("k") == reply("k")
 
 
 async def test_events_are_stored_once_and_in_order(store: SQLiteRunStore, path: Path) -> None:

@@ -221,41 +221,40 @@ def still(name: str) -> Trace:
     return trace
 
 
+TWO = flattered_traces("learn", 2)
+
+
 @pytest.mark.parametrize(
     ("learn", "held_out", "words"),
     [
-        (2, flattered_traces("h", 19), "19 held-out traces have labelled steps; .* so 1 more is missing"),
-        (2, flattered_traces("h", 12), "so 8 more are missing: hold out more labelled traces"),
+        (TWO, flattered_traces("h", 19), "19 held-out traces have labelled steps; .* so 1 more is missing"),
+        (TWO, flattered_traces("h", 12), "so 8 more are missing: hold out more labelled traces"),
         (
-            2,
+            TWO,
             flattered_traces("h", 15) + flattered_traces("u", 3, gold=False),
             "15 held-out traces .* beside 3 without a label; .* so 5 more",
         ),
-        (0, flattered_traces("h", 20), "no trace to learn from"),
-        (8, None, r"8 of 8 traces have labels .* record about \d+ more"),
+        ([], flattered_traces("h", 20), "no trace to learn from"),
+        (flattered_traces("learn", 8), None, r"8 of 8 traces have labels .* record about \d+ more"),
+        (
+            flattered_traces("any", 60, gold=False),
+            None,
+            "0 held-out traces .* so 20 more are missing: .* 0 of 60 traces have labels",
+        ),
     ],
-    ids=["one", "eight", "some without gold", "nothing to learn from", "by rule"],
+    ids=["one", "eight", "some without gold", "nothing to learn from", "by rule", "no labels"],
 )
 async def test_what_is_missing_is_said_and_nothing_is_asked(
-    learn: int, held_out: list[Trace] | None, words: str
+    learn: list[Trace], held_out: list[Trace] | None, words: str
 ) -> None:
     """The error names the count that is missing and what to do; no call is made and no event is told."""
     llm, told = flattered(), list[object]()
     calibrator = Calibrator(llm, ListMemory(), settings=settings(), on_event=told.append)
     with pytest.raises(DataError, match=words):
-        await calibrator.calibrate(flattered_traces("learn", learn), heldout=held_out)
+        await calibrator.calibrate(learn, heldout=held_out)
     assert (llm.calls, told) == ([], [])
-    estimate = await calibrator.estimate_cost(flattered_traces("learn", learn), heldout=held_out)
+    estimate = await calibrator.estimate_cost(learn, heldout=held_out)
     assert estimate.missing_reason is not None
-
-
-async def test_traces_without_labels_hold_nothing_out() -> None:
-    """The error says how many labels are missing."""
-    calibrator = Calibrator(flattered(), ListMemory(), settings=settings())
-    with pytest.raises(
-        DataError, match=r"0 held-out traces .* so 20 more are missing: .* 0 of 60 traces have labels"
-    ):
-        await calibrator.calibrate(flattered_traces("any", 60, gold=False))
 
 
 async def test_fresh_traces_are_asked_for_when_the_error_probability_is_used_up() -> None:

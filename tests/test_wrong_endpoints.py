@@ -66,6 +66,18 @@ def test_a_refused_key(tmp_path: Path, status: int) -> None:
     assert refusing.requests <= CONCURRENCY
 
 
+def test_calls_that_are_booked_are_no_free_failure(tmp_path: Path) -> None:
+    """If calls were cut off, and may cost something, the exit code is not the one for a run that paid nothing."""
+    over = threading.Event()
+    with serving(lambda _: over.wait(20) and None) as url:
+        try:
+            done = trained(tmp_path, url, "models.target.timeout=0.2")
+        finally:
+            over.set()
+    assert done.exit_code == 1, done.output
+    assert "did not answer within 0.2 seconds" in done.stderr
+
+
 def test_an_unknown_model(tmp_path: Path) -> None:
     """A model that the endpoint does not serve ends the run as soon, and is named."""
     refusing = Refusing(404, {"message": "The model `small` does not exist.", "code": "model_not_found"})

@@ -419,8 +419,11 @@ async def run_in_thread(work: Callable[[], T], *inputs: JsonValue, inline_limit:
 
     A cancelled caller leaves at once. The function then finishes without effect.
     """
-    if is_short(inputs, inline_limit):
-        return work()
+    return work() if is_short(inputs, inline_limit) else await run_beside_loop(work)
+
+
+async def run_beside_loop(work: Callable[[], T]) -> T:
+    """Call a pure function on a worker thread, one such call after the other; see ``run_in_thread``."""
     limiter = _THREAD_LIMITER.get(None)
     if limiter is None:
         limiter = CapacityLimiter(1)

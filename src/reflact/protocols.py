@@ -158,6 +158,9 @@ class ResponseStore(Protocol):
     async def release(self, reservation: CallReservation) -> None:
         """Remove an open call that cost nothing."""
 
+    async def forget_responses(self, keys: Sequence[str]) -> None:
+        """Remove the responses under some keys; what they cost stays in the ledger."""
+
     async def count_fault(self, run_id: str, kind: FaultKind) -> None:
         """Count a failed attempt of a run's call; on disk when this returns."""
 

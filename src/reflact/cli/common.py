@@ -183,7 +183,7 @@ def train_and_show(
     """Run a training to its end and show it; with an approver, show lines instead of a live view.
 
     Raises:
-        typer.Exit: The run did not complete. The code is 1; 2 if no call was answered, for example because a
+        typer.Exit: The run did not complete. The code is 1; 2 if no call was booked, for example because a
             key, model or port is wrong; 128 plus the signal's number if a signal stopped it.
     """
     import anyio
@@ -213,7 +213,7 @@ def train_and_show(
             raise typer.Exit(interrupts.exit_code or 1)
     if summary.status != "completed":
         print_error(f"the run ended as {summary.status}: {summary.reason}")
-        raise typer.Exit(1 if any(entry.usage.calls for entry in summary.spend) else 2)
+        raise typer.Exit(1 if any(entry.usage.calls or entry.unsettled for entry in summary.spend) else 2)
 
 
 async def _follow_run(

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from reflact.cli.common import print_error
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -20,33 +22,46 @@ def runs(
         Path, typer.Argument(metavar="DIR", help="A run's folder, or a folder above several.")
     ] = Path("runs"),
 ) -> None:
-    """List the runs below a folder."""
+    """List the runs below a folder.
+
+    A database that cannot be read is an error of its own, and the others are listed. The exit code is then 1.
+    """
     import anyio
     from rich import box
     from rich.console import Console
     from rich.table import Table
 
-    from reflact.errors import UsageError
+    from reflact.errors import StoreError, UsageError
     from reflact.reporting.lines import format_score
 
     paths = sorted(folder.rglob("run.db")) if folder.is_dir() else []
+    unreadable = 0
     if not paths:
         raise UsageError(f"there is no run in {folder}; name the out_dir of a run, or a folder above it")
     table = Table("folder", "run", "status", box=box.SIMPLE_HEAD, pad_edge=False)
     for heading in ("steps", "best", "started"):
         table.add_column(heading, justify="right", no_wrap=True)
     for path in paths:
-        for row, summary in anyio.run(_read_runs, path):
+        try:
+            found = anyio.run(_read_runs, path)
+        except StoreError as error:
+            print_error(str(error))
+            unreadable += 1
+            continue
+        for row, summary in found:
             best = summary.best.score if summary is not None and summary.best is not None else None
             started, status = f"{row.created:%Y-%m-%d %H:%M}", row.status or "open"
             table.add_row(str(path.parent), row.run_id, status, str(row.steps), format_score(best), started)
-    Console().print(table)
+    if table.row_count or not unreadable:
+        Console().print(table)
+    if unreadable:
+        raise typer.Exit(1)
 
 
 async def _read_runs(path: Path) -> list[tuple[RunRow, RunSummary | None]]:
     from reflact.store.runs import open_store
 
-    async with open_store(path) as store:
+    async with open_store(path, read_only=True) as store:
         return [(row, await store.summary(row.run_id)) for row in await store.runs()]
 
 

@@ -100,7 +100,7 @@ class ModelConfig(ConfigSection):
     max_response_bytes: int | None = changeable_field(
         None,
         ge=1,
-        description="Maximum size of a response in bytes, compressed or not; null: 4 MiB and 1 KiB for each token of "
+        description="Maximum size of a response in bytes, compressed or not; null: 4 MiB and 512 bytes for each token of "
         "`max_tokens`, or for each of 16,384 tokens if that is null.",
     )
     concurrency: int = changeable_field(

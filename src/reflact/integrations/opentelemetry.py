@@ -380,6 +380,7 @@ class TracedResponseStore:
         self.reserve = inner.reserve
         self.settle = inner.settle
         self.release = inner.release
+        self.forget_responses = inner.forget_responses
         self.count_fault = inner.count_fault
 
     async def store_response(self, response: StoredResponse, reservation: CallReservation) -> None:

@@ -19,8 +19,8 @@ from reflact.records import FaultKind
 MAX_BYTES = "reflact_max_bytes"
 """The extension of a request that holds the most bytes of its answer."""
 
-SPARE_BYTES, TOKEN_BYTES, UNCAPPED_TOKENS = 4 * 2**20, 1024, 16_384
-"""An answer may have 4 MiB and a KiB for each token of its cap; without a cap, for each of 16,384 tokens."""
+SPARE_BYTES, TOKEN_BYTES, UNCAPPED_TOKENS = 4 * 2**20, 512, 16_384
+"""An answer may have 4 MiB and 512 bytes for each token of its cap; without a cap, for each of 16,384 tokens."""
 
 DEFAULT_MAX_BYTES = SPARE_BYTES + TOKEN_BYTES * UNCAPPED_TOKENS
 

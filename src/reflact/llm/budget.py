@@ -217,12 +217,17 @@ class Budget:
 
 @dataclass(frozen=True)
 class Account:
-    """Where the model calls of a run are stored and charged."""
+    """Where the model calls of a run are stored and charged.
+
+    ``rejected`` are the keys of a critic's replies that were all invalid. They leave an item unmeasured, and no
+    decision is logged. If the run fails, they are forgotten, so that its next start asks the critic again.
+    """
 
     run_id: str
     responses: ResponseStore
     decision_log: DecisionLog
     budget: Budget = field(default_factory=lambda: Budget(BudgetConfig()))
+    rejected: list[str] = field(default_factory=list)
 
 
 def require_caps(config: TrainerConfig, *, passed: Collection[str]) -> None:

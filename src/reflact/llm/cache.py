@@ -68,11 +68,14 @@ class ResponseCacheTransport(httpx.AsyncBaseTransport):
             endpoint=endpoint,
             model=self._config.model,
         )
+        context = CONTEXT.get()
+        if context is not None:
+            context.keys.append(key)
         async with self._locks.setdefault(key, anyio.Lock()):
             text = await self._find_stored(key)
             if text is None:
                 response = await self._inner.handle_async_request(outgoing)
-                if (context := CONTEXT.get()) is not None:
+                if context is not None:
                     context.sent = True
                 return response
         return httpx.Response(200, headers={"content-type": JSON}, stream=BodyStream([text.encode("utf-8")]))

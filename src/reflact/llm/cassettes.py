@@ -7,21 +7,25 @@ an error and is not sent. A recording serves streamed and plain requests alike.
 
 from __future__ import annotations
 
+import codecs
 import difflib
 import json
+import os
 import re
+import stat
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from itertools import islice
 from pathlib import Path
-from typing import Literal, TextIO
+from typing import Literal, Self
 
 import httpx
 from pydantic import Field, JsonValue, ValidationError
 
 from reflact.errors import CassetteError, CassetteMiss
-from reflact.llm.bodies import BodyStream, select_headers
+from reflact.llm.bodies import AnswerFault, BodyStream, select_headers
 from reflact.llm.cache_keys import drop_stream_fields
+from reflact.llm.completions import read_completion
 from reflact.llm.connection_pool import PooledTransport
 from reflact.llm.redaction import RedactingTransport
 from reflact.types import FrozenModel, canonical_json, digest_json
@@ -61,11 +65,7 @@ async def open_cassette(
         yield ReplayTransport(path, read_cassette(path))
         return
     async with AsyncExitStack() as stack:
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            file = stack.enter_context(path.open("a", encoding="utf-8", newline="\n"))
-        except OSError as error:
-            raise CassetteError(f"cannot write the cassette {path}: {error.strerror or error}") from None
+        file = stack.enter_context(_Recording(path))
         if inner is None:
             inner = await stack.enter_async_context(PooledTransport())
         yield RecordTransport(path, inner, file)
@@ -78,20 +78,94 @@ def read_cassette(path: Path) -> tuple[Interaction, ...]:
         CassetteError: The file cannot be read or a line is malformed; names the line.
     """
     try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise CassetteError(f"cannot read the cassette {path}: {error}") from None
+        interactions = _parse_lines(path, path.read_bytes())
+    except OSError as error:
+        raise CassetteError(f"cannot read the cassette {path}: {error.strerror or error}") from None
+    if not interactions:
+        raise CassetteError(f"the cassette {path} holds no recorded answer; record it again")
+    return interactions
+
+
+def _parse_lines(path: Path, content: bytes) -> tuple[Interaction, ...]:
     interactions = []
-    for number, line in enumerate(text.split("\n"), 1):
+    for number, line in enumerate(content.split(b"\n"), 1):
         if line.strip():
             try:
                 interactions.append(Interaction.model_validate_json(line))
             except ValidationError as error:
                 reason = error.errors()[0]["msg"]
                 raise CassetteError(f"the cassette {path} is malformed in line {number}: {reason}") from None
-    if not interactions:
-        raise CassetteError(f"the cassette {path} holds no recorded answer; record it again")
     return tuple(interactions)
+
+
+class _Recording:
+    """The file of a recording, opened for further lines; a last line that was cut off is removed.
+
+    Raises:
+        CassetteError: The file is malformed, or cannot be opened or written.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = path.open("a+b", buffering=0)
+        except OSError as error:
+            raise self._explain(error) from None
+        try:
+            if not stat.S_ISREG(os.fstat(self._file.fileno()).st_mode):
+                raise CassetteError(f"cannot write the cassette {path}: it is no regular file; name another")
+            self.interactions = self._read()
+        except BaseException:
+            self._file.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._file.close()
+
+    def append(self, interaction: Interaction) -> None:
+        """Write a line as a whole, or nothing of it."""
+        line = memoryview(interaction.model_dump_json().encode("utf-8") + b"\n")
+        try:
+            end = self._file.seek(0, os.SEEK_END)
+            try:
+                while line:
+                    line = line[self._file.write(line) :]
+            except OSError:
+                self._file.truncate(end)
+                raise
+        except OSError as error:
+            raise self._explain(error) from None
+
+    def _read(self) -> tuple[Interaction, ...]:
+        try:
+            self._file.seek(0)
+            content = self._file.readall()
+        except OSError as error:
+            raise self._explain(error) from None
+        end = content.rfind(b"\n") + 1
+        whole, last = content[:end], content[end:]
+        interactions = _parse_lines(self._path, whole)
+        if last:
+            start = LINE_START[: len(last)]
+            try:
+                interactions += _parse_lines(self._path, last)
+            except CassetteError:
+                if not last.startswith(start):
+                    raise
+                self._file.truncate(end)
+            else:
+                self._file.write(b"\n")
+        return interactions
+
+    def _explain(self, error: OSError) -> CassetteError:
+        return CassetteError(
+            f"cannot write the cassette {self._path}: {error.strerror or error}; mend that and run the same command "
+            "again, which keeps what is recorded"
+        )
 
 
 class ReplayTransport(httpx.AsyncBaseTransport):
@@ -153,29 +227,63 @@ class ReplayTransport(httpx.AsyncBaseTransport):
 RECORDED = frozenset({*range(200, 300), 400, 404, 413, 415, 422, 501})
 """Final statuses; redirects, refused keys and temporary failures are not recorded."""
 
+LINE_START = b'{"call_id":'
+"""The beginning of each line."""
+
 
 class RecordTransport(ReplayTransport):
-    """Sends requests and writes each final answer as a line; does not repeat recorded requests."""
+    """Sends requests and writes each final answer as a line; does not repeat recorded requests.
 
-    def __init__(self, path: Path, inner: httpx.AsyncBaseTransport, file: TextIO) -> None:
-        super().__init__(path, read_cassette(path) if path.stat().st_size else ())
+    A successful answer that is no completion is repeated by the client, so it is not recorded.
+    """
+
+    def __init__(self, path: Path, inner: httpx.AsyncBaseTransport, file: _Recording) -> None:
+        super().__init__(path, tuple(filter(_is_final, file.interactions)))
         self._inner = RedactingTransport(inner)
         self._file = file
 
+    @property
+    def call_ids(self) -> frozenset[str]:
+        """The calls that have a recorded answer."""
+        return frozenset(interaction.call_id for interaction in self._answers.values())
+
     async def _answer_unknown(self, request: httpx.Request, asked: Interaction) -> httpx.Response:
         response = await self._inner.handle_async_request(request)
+        pieces: list[bytes] = []
         try:
-            chunks = tuple([text async for text in response.aiter_text()])
+            async for piece in response.aiter_raw():
+                pieces.append(piece)  # noqa: PERF401 - an error keeps what arrived before
+        except AnswerFault:
+            if response.is_success:
+                raise
         finally:
             await response.aclose()
-        headers = select_headers(response)
+        headers, chunks = select_headers(response), _decode_pieces(pieces)
         answer = {"status": response.status_code, "content_type": headers["content-type"], "chunks": chunks}
         answered = asked.model_copy(update=answer)
-        if answered.status in RECORDED:
-            self._file.write(answered.model_dump_json() + "\n")
-            self._file.flush()
+        if _is_final(answered):
+            self._file.append(answered)
             self._answers[answered.key] = answered
         return _build_response(answered, headers)
+
+
+def _is_final(answered: Interaction) -> bool:
+    """Whether an answer is one that the client uses; requests without a call id are not those of a client."""
+    if answered.status not in RECORDED:
+        return False
+    if answered.status < 300 and answered.call_id:
+        try:
+            read_completion(answered.content_type, "".join(answered.chunks))
+        except AnswerFault:
+            return False
+    return True
+
+
+def _decode_pieces(pieces: list[bytes]) -> tuple[str, ...]:
+    """Return the text of an answer in its pieces, decoded as ``bodies.decode_text`` does."""
+    decoder = codecs.getincrementaldecoder(json.detect_encoding(b"".join(pieces)))("replace")
+    texts = [*map(decoder.decode, pieces), decoder.decode(b"", final=True)]
+    return tuple(text for text in texts if text)
 
 
 def _build_response(answered: Interaction, headers: dict[str, str]) -> httpx.Response:

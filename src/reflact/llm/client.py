@@ -222,6 +222,8 @@ class Client:
                 conversation.send_back(completion, invalid)
             else:
                 return Reply(value=value, attempts=attempt, usage=context.usage)
+        if call_id.role == "critic":
+            self._account.rejected.extend(context.keys)
         raise ReplyError(
             f"models.{self._role}: no valid {reply_type.__name__} in {len(reasons)} attempts "
             f"({call_id.label}); the last one: {reasons[-1]}",

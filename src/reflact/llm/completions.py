@@ -19,6 +19,9 @@ from reflact.records import FaultKind
 
 M = TypeVar("M", bound=BaseModel)
 
+MOST_VALUES = 500_000
+"""About the most values of a JSON text, since small ones take far more memory than text."""
+
 EVENT_STARTS = ("data:", "event:", "id:", "retry:", ":")
 """A stream of events begins with one of these, whatever its content type."""
 
@@ -102,6 +105,8 @@ def read_completion(content_type: str, text: str) -> str:
     if _is_stream(content_type, text):
         completion = _join_chunks(_read_chunks(text))
     else:
+        if sum(map(text.count, ",[{")) > MOST_VALUES:
+            raise AnswerFault(f"more than {MOST_VALUES:,} values", "oversized")
         try:
             document = json.loads(text)
         except (ValueError, RecursionError):

@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+import os
+import ssl
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
+from errno import ENOTDIR
+from ipaddress import ip_address
+from pathlib import Path
+from urllib.request import getproxies_environment, proxy_bypass
 
 import httpx
+
+from reflact.errors import ConfigError
+from reflact.llm.cache_keys import strip_credentials
 
 CALLS_PER_POOL = 16
 """Calls in flight in one pool; more would slow each call."""
@@ -16,25 +25,37 @@ class PooledTransport(httpx.AsyncBaseTransport):
 
     A pool of httpcore scans all its connections for each call, so small pools take far less processor time.
 
+    Network connections go through the proxies that ``HTTP_PROXY``, ``HTTPS_PROXY`` and ``ALL_PROXY`` name, but for the
+    hosts of ``NO_PROXY`` and this machine.
+
     Args:
         pool: Opens a pool; None opens pools of network connections that share one store of certificates.
+
+    Raises:
+        ConfigError: Without ``pool``: ``SSL_CERT_FILE`` or a proxy's variable has a wrong value.
     """
 
     def __init__(self, pool: Callable[[], httpx.AsyncBaseTransport] | None = None) -> None:
-        self._open = pool or _make_opener()
+        self._proxies = read_proxies() if pool is None else {}
+        self._open = _make_opener() if pool is None else lambda _: pool()
         self._pools: list[_Pool] = []
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """Send a request; it occupies its pool until the answer is closed."""
-        pool = next((each for each in self._pools if each.in_flight < CALLS_PER_POOL), None)
+        proxy = find_proxy(request.url, self._proxies)
+        usable = (each for each in self._pools if each.proxy == proxy and each.in_flight < CALLS_PER_POOL)
+        pool = next(usable, None)
         if pool is None:
-            pool = _Pool(self._open())
+            pool = _Pool(self._open(proxy), proxy)
             self._pools.append(pool)
         pool.in_flight += 1
         try:
             response = await pool.transport.handle_async_request(request)
-        except BaseException:
+        except BaseException as error:
             pool.in_flight -= 1
+            if proxy is not None and isinstance(error, httpx.ConnectError | httpx.ProxyError):
+                named = f"{error or type(error).__name__} (through the proxy {strip_credentials(proxy)})"
+                raise type(error)(named) from error
             raise
         assert isinstance(response.stream, httpx.AsyncByteStream)
         response.stream = _Stream(response.stream, pool)
@@ -49,6 +70,7 @@ class PooledTransport(httpx.AsyncBaseTransport):
 @dataclass
 class _Pool:
     transport: httpx.AsyncBaseTransport
+    proxy: str | None = None
     in_flight: int = 0
 
 
@@ -72,7 +94,66 @@ class _Stream(httpx.AsyncByteStream):
                 self._pool = None
 
 
-def _make_opener() -> Callable[[], httpx.AsyncBaseTransport]:
-    trusted = httpx.create_ssl_context()
+def _make_opener() -> Callable[[str | None], httpx.AsyncBaseTransport]:
+    trusted = load_certificates()
     limits = httpx.Limits(max_connections=None)
-    return lambda: httpx.AsyncHTTPTransport(verify=trusted, limits=limits)
+    return lambda proxy: httpx.AsyncHTTPTransport(verify=trusted, limits=limits, proxy=proxy)
+
+
+def load_certificates() -> ssl.SSLContext:
+    """Return the trusted certificates: those that ``SSL_CERT_FILE`` or ``SSL_CERT_DIR`` names, or certifi's.
+
+    Raises:
+        ConfigError: The variable names no certificates.
+    """
+    name = next((name for name in ("SSL_CERT_FILE", "SSL_CERT_DIR") if os.environ.get(name)), None)
+    path = Path("" if name is None else os.environ[name])
+    try:
+        if name == "SSL_CERT_DIR" and not path.is_dir():
+            raise NotADirectoryError(ENOTDIR, os.strerror(ENOTDIR))
+        return httpx.create_ssl_context()
+    except OSError as error:
+        if name is None:
+            raise
+        raise ConfigError(
+            f"{name} names {path}, from which no certificates can be read ({error.strerror or error}); correct the "
+            "variable, or remove it to trust the usual authorities"
+        ) from None
+
+
+def read_proxies() -> dict[str, str]:
+    """Return the proxies that the environment names, by scheme or ``all``.
+
+    Raises:
+        ConfigError: A value is no address of a proxy, or needs a package that is not installed.
+    """
+    proxies = {
+        scheme: value if "://" in value else f"http://{value}"
+        for scheme, value in getproxies_environment().items()
+        if scheme in {"http", "https", "all"}
+    }
+    for scheme, value in proxies.items():
+        try:
+            httpx.AsyncHTTPTransport(proxy=value, verify=False)
+        except (ValueError, ImportError, httpx.InvalidURL) as error:
+            raise ConfigError(
+                f"{scheme.upper()}_PROXY is {value.rpartition('@')[2]!r}, which cannot be used as a proxy: "
+                f"{str(error).splitlines()[0]}; correct it, or remove it"
+            ) from None
+    return proxies
+
+
+def find_proxy(url: httpx.URL, proxies: Mapping[str, str]) -> str | None:
+    """Return the proxy for an address; None for this machine, and for hosts that need none."""
+    proxy = proxies.get(url.scheme) or proxies.get("all")
+    if proxy is None or url.host == "localhost" or _is_loopback(url.host):
+        return None
+    place = url.host if url.port is None else f"{url.host}:{url.port}"
+    return None if proxy_bypass(place) else proxy
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -35,6 +35,9 @@ MIN_GROWTH = 48
 TEXT_GROWTH, CLOSED_GROWTH = 8, 64
 """A reply grows by 1/8 of its length between two drafts, or by 1/64 if an object or a list has closed."""
 
+DRAFT_BYTES = 2**22
+"""The most bytes of an answer that are read for drafts, since each draft is a copy of the text so far."""
+
 WORD_CHARACTERS = f"{string.ascii_letters}{string.digits}+-."
 """Characters of a number or a word, which may continue."""
 
@@ -74,7 +77,7 @@ class DraftStream(Generic[R]):
     def _start_attempt(self) -> None:
         self._begun = self._something_closed = False
         self._text = [""]
-        self._length = self._queued = 0
+        self._length = self._queued = self._taken = 0
         self._events = EventReader()
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
@@ -103,8 +106,9 @@ class DraftStream(Generic[R]):
         self._scrubber = Scrubber(keys)
 
     def feed(self, piece: bytes) -> None:
-        """Take the next piece of the answer's body."""
-        if self._put is None:
+        """Take the next piece of the answer's body; those of an answer beyond ``DRAFT_BYTES`` give no drafts."""
+        self._taken += len(piece)
+        if self._put is None or self._taken > DRAFT_BYTES:
             return
         for data in self._events.feed(self._decoder.decode(piece)):
             delta = read_delta(parse_chunk(data)).encode("utf-8", "surrogatepass")
@@ -220,13 +224,14 @@ class RequestContext:
     """State of a call that the transports share with the client.
 
     ``drafts`` takes the answers while they arrive; None if no stream is wanted. ``sent`` is True if any answer
-    came from the endpoint rather than the store.
+    came from the endpoint rather than the store. ``keys`` are those of the requests.
     """
 
     drafts: DraftStream[Any] | None = None
     attempts: int = 0
     usage: Usage = field(default_factory=Usage)
     sent: bool = False
+    keys: list[str] = field(default_factory=list)
 
 
 CONTEXT: ContextVar[RequestContext | None] = ContextVar("reflact_request", default=None)

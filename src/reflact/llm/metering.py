@@ -8,13 +8,14 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from functools import partial
 
 import anyio
 import httpx
 
-from reflact.concurrency import finish_if_cancelled
+from reflact.concurrency import finish_if_cancelled, run_beside_loop
 from reflact.config.models import ModelConfig
-from reflact.errors import ReflactError
+from reflact.errors import CassetteMiss
 from reflact.llm.bodies import ERROR_BYTES, AnswerFault, decode_text, select_headers
 from reflact.llm.budget import Account, Reservation
 from reflact.llm.completions import read_completion
@@ -31,6 +32,9 @@ from reflact.records import FaultKind, Usage
 RELEASE_SECONDS = 0.2
 """How long a cancelled caller waits until its reservation is released."""
 
+LARGE_BYTES = 2**20
+"""A body of more bytes is read on a worker thread, so that the event loop does not wait for it."""
+
 RESERVATION = "reflact_reservation"
 """The extension of a request that holds its ``CallReservation``."""
 
@@ -41,7 +45,7 @@ UNSENT = (
     httpx.ProxyError,
     httpx.UnsupportedProtocol,
     httpx.LocalProtocolError,
-    ReflactError,
+    CassetteMiss,
 )
 """Failures before a request was sent."""
 
@@ -77,7 +81,9 @@ class MeteredTransport(httpx.AsyncBaseTransport):
             reservation.mark_sent()
             try:
                 response = await send_whole(request, self._inner, self._config.timeout)
-                response, fault = _read_answer(response, find_keys(request), worst)
+                read = partial(_read_answer, response, find_keys(request), worst)
+                large = len(response.content) > LARGE_BYTES
+                response, fault = await run_beside_loop(read) if large else read()
             except Exception as error:
                 slot.observe(None, None, None)
                 if isinstance(error, UNSENT):

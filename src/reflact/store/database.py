@@ -155,8 +155,8 @@ class Database:
         await self._close(cancelled=kind is not None and _is_cancellation(kind))
 
     async def check_integrity(self) -> None:
-        """Read the whole file and check its structure; StoreError if it is damaged."""
-        ((found, *_), *_) = await self.fetch_rows("PRAGMA quick_check(1)")
+        """Read the whole file, and check its structure and its indexes; StoreError if it is damaged."""
+        ((found, *_), *_) = await self.fetch_rows("PRAGMA integrity_check(1)")
         if found != "ok":
             shown = " ".join(str(found).split())
             raise StoreError(f"database {self.path}: {SQLITE_REASONS[sqlite3.SQLITE_CORRUPT]} ({shown})")

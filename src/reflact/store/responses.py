@@ -10,17 +10,19 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 
 from pydantic import JsonValue, TypeAdapter, ValidationError
 
 from reflact.errors import StoreError
-from reflact.jsonutil import parse_stored
 from reflact.messages import CallReservation, StoredResponse
 from reflact.records import FaultCount, FaultKind, Reuse, Spend, Usage
+from reflact.store.checksums import compute_checksum, parse_checked
 from reflact.store.database import Database, Tables
 from reflact.types import Rollout, canonical_json
 
 JSON_ADAPTER: TypeAdapter[JsonValue] = TypeAdapter(JsonValue)
+ROLLOUT_VALUES = "INTO rollouts (key, rollout, checksum) VALUES (?, ?, ?)"
 NEWEST_OPEN_CALL = "(SELECT max(id) FROM calls WHERE run_id = ? AND key = ? AND state = 'open')"
 
 SPEND_QUERY = """
@@ -64,15 +66,20 @@ class SQLiteResponseStore:
     async def store_response(self, response: StoredResponse, reservation: CallReservation) -> None:
         """Store a response, unless its key has a readable one, and settle its call in one transaction."""
         text = response.model_dump_json()
+        row = {"key": response.key, "run_id": reservation.run_id, "response": text}
+        row["checksum"] = compute_checksum(response.key, text)
 
         def store(tables: Tables) -> None:
             _settle(tables, reservation, response.usage)
             if _find_response(tables, response.key) is None:
-                tables.table("responses").insert(
-                    {"key": response.key, "run_id": reservation.run_id, "response": text}, replace=True
-                )
+                tables.table("responses").insert(row, replace=True)
 
         await self._database.write(store)
+
+    async def forget_responses(self, keys: Sequence[str]) -> None:
+        """Remove the responses under some keys; what they cost stays in the ledger."""
+        sql = "DELETE FROM responses WHERE key IN (SELECT value FROM json_each(?))"
+        await self._database.execute(sql, (json.dumps(list(keys)),))
 
     async def settle(self, reservation: CallReservation, usage: Usage) -> None:
         """Settle a call without a stored response."""
@@ -99,22 +106,31 @@ class SQLiteResponseStore:
         return tuple(FaultCount(kind=kind, count=count) for kind, count in rows)
 
     async def find_rollouts(self, keys: Sequence[str]) -> Mapping[str, Rollout]:
-        """Return the stored rollouts among the keys, in their order; StoreError if one is unreadable."""
-        rows = await self._database.fetch_rows(
-            "SELECT key, rollout FROM rollouts WHERE key IN (SELECT value FROM json_each(?))",
-            (json.dumps(list(keys)),),
-        )
-        found: dict[str, str] = dict(rows)
+        """Return the stored rollouts among the keys, in their order, without damaged ones."""
+        found = await self._database.read(lambda tables: _find_rollouts(tables, keys))
         self._reuse = self._reuse.add(rollouts=len(found))
-        order = (key for key in keys if key in found)
-        return {key: parse_stored(Rollout.model_validate_json, found[key], f"rollout {key}") for key in order}
+        return {key: found[key] for key in keys if key in found}
 
     async def store_rollout(self, rollout: Rollout) -> None:
-        """Store a measured rollout, unless its key has one; StoreError if it is unmeasured."""
+        """Store a measured rollout, unless its key has an undamaged one; StoreError if it is unmeasured."""
         if rollout.score is None:
             raise StoreError(f"rollout {rollout.key} was not measured ({rollout.error}) and cannot be stored")
-        sql = "INSERT OR IGNORE INTO rollouts (key, rollout) VALUES (?, ?)"
-        await self._database.execute(sql, (rollout.key, rollout.model_dump_json()))
+        key, text = rollout.key, rollout.model_dump_json()
+        row = (key, text, compute_checksum(key, text))
+
+        def store(tables: Tables) -> None:
+            added = tables.execute(f"INSERT OR IGNORE {ROLLOUT_VALUES}", row).rowcount
+            if not added and key not in _find_rollouts(tables, [key]):
+                tables.execute(f"INSERT OR REPLACE {ROLLOUT_VALUES}", row)
+
+        await self._database.write(store)
+
+    async def answered_calls(self) -> frozenset[str]:
+        """Return the ids of all calls of all runs that have a stored response."""
+        rows = await self._database.fetch_rows(
+            "SELECT DISTINCT call_id FROM calls JOIN responses USING (key)"
+        )
+        return frozenset(call_id for (call_id,) in rows)
 
     async def spend(self, run_id: str) -> tuple[Spend, ...]:
         """Return the run's spending by role and purpose, sorted; independent of the order of answers."""
@@ -131,19 +147,26 @@ class SQLiteDecisionLog:
     async def get(self, step: int, label: str) -> JsonValue:
         """Return the stored outcome, or None."""
         rows = await self._database.fetch_rows(
-            "SELECT value FROM decision_log WHERE run_id = ? AND step = ? AND label = ?",
+            "SELECT value, checksum FROM decision_log WHERE run_id = ? AND step = ? AND label = ?",
             (self._run_id, step, label),
         )
         if not rows:
             return None
-        return parse_stored(
-            JSON_ADAPTER.validate_json, rows[0][0], f"outcome {label} of step {step} of run {self._run_id}"
+        text, checksum = rows[0]
+        return parse_checked(
+            JSON_ADAPTER.validate_json,
+            text,
+            f"outcome {label} of step {step} of run {self._run_id}",
+            valid=checksum == compute_checksum(self._run_id, step, label, text),
         )
 
     async def put(self, step: int, label: str, value: JsonValue) -> None:
         """Store an outcome before its first use; the first one under a label stays."""
-        sql = "INSERT OR IGNORE INTO decision_log (run_id, step, label, value) VALUES (?, ?, ?, ?)"
-        await self._database.execute(sql, (self._run_id, step, label, canonical_json(value)))
+        sql = (
+            "INSERT OR IGNORE INTO decision_log (run_id, step, label, value, checksum) VALUES (?, ?, ?, ?, ?)"
+        )
+        row = (self._run_id, step, label, canonical_json(value))
+        await self._database.execute(sql, (*row, compute_checksum(*row)))
 
 
 def mark_unsettled(tables: Tables, run_id: str) -> None:
@@ -152,13 +175,25 @@ def mark_unsettled(tables: Tables, run_id: str) -> None:
 
 
 def _find_response(tables: Tables, key: str) -> StoredResponse | None:
-    row = tables.execute("SELECT response FROM responses WHERE key = ?", (key,)).fetchone()
-    if row is None:
+    """Return the response under a key; None if there is none or it is damaged."""
+    row = tables.execute("SELECT response, checksum FROM responses WHERE key = ?", (key,)).fetchone()
+    if row is None or row[1] != compute_checksum(key, row[0]):
         return None
     try:
         return StoredResponse.model_validate_json(row[0])
     except ValidationError:
         return None
+
+
+def _find_rollouts(tables: Tables, keys: Sequence[str]) -> dict[str, Rollout]:
+    """Return the stored rollouts among the keys; damaged ones count as absent, and are made anew."""
+    sql = "SELECT key, rollout, checksum FROM rollouts WHERE key IN (SELECT value FROM json_each(?))"
+    found = {}
+    for key, text, checksum in tables.execute(sql, (json.dumps(list(keys)),)):
+        if checksum == compute_checksum(key, text):
+            with suppress(ValidationError):
+                found[key] = Rollout.model_validate_json(text)
+    return found
 
 
 def _insert_call(tables: Tables, reservation: CallReservation) -> int:

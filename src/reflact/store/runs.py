@@ -29,6 +29,7 @@ from reflact.records import (
     StageTime,
     StepRecord,
 )
+from reflact.store.checksums import compute_checksum, parse_checked
 from reflact.store.database import LOCK_TIMEOUT_SECONDS, Database, Tables
 from reflact.store.lock import Ownership, read_commit_counts
 from reflact.store.responses import SQLiteDecisionLog, SQLiteResponseStore, mark_unsettled
@@ -40,6 +41,7 @@ VERSIONS_ADAPTER: TypeAdapter[list[SkillVersion]] = TypeAdapter(list[SkillVersio
 Record = TypeVar("Record", StepRecord, EpochRecord, PromotionRecord)
 RECORD_KINDS = {StepRecord: "step", EpochRecord: "epoch", PromotionRecord: "promotion"}
 MAX_SHOWN_CHARS = 60
+COMMIT_COLUMNS = "number, kind, step, record, state, checksum"
 
 
 class RunRow(FrozenModel):
@@ -134,10 +136,12 @@ class SQLiteRunStore(SQLiteResponseStore):
                     run_id, {"config": canonical_json(config), "status": None, "reason": None}
                 )
             mark_unsettled(tables, run_id)
-            last = tables.execute(
-                "SELECT state FROM commits WHERE run_id = ? ORDER BY number DESC LIMIT 1", (run_id,)
-            ).fetchone()
-            return last and parse_stored(RunState.model_validate_json, last[0], f"state of run {run_id}")
+            sql = f"SELECT {COMMIT_COLUMNS} FROM commits WHERE run_id = ? ORDER BY number DESC LIMIT 1"  # noqa: S608
+            row = tables.execute(sql, (run_id,)).fetchone()
+            if row is None:
+                return None
+            valid = is_commit_valid(run_id, *row)
+            return parse_checked(RunState.model_validate_json, row[4], f"state of run {run_id}", valid=valid)
 
         state, epoch = await self._database.write(start)
         if epoch is not None:
@@ -205,13 +209,17 @@ class SQLiteRunStore(SQLiteResponseStore):
 
     async def _read_commits(self, run_id: str, kind: str, record_type: type[Record]) -> tuple[Record, ...]:
         rows = await self._database.fetch_rows(
-            "SELECT step, record FROM commits WHERE run_id = ? AND kind = ? ORDER BY number", (run_id, kind)
+            f"SELECT {COMMIT_COLUMNS} FROM commits WHERE run_id = ? AND kind = ? ORDER BY number",  # noqa: S608
+            (run_id, kind),
         )
         return tuple(
-            parse_stored(
-                record_type.model_validate_json, text, f"record of {kind} at step {step} of run {run_id}"
+            parse_checked(
+                record_type.model_validate_json,
+                row[3],
+                f"record of {kind} at step {row[2]} of run {run_id}",
+                valid=is_commit_valid(run_id, *row),
             )
-            for step, text in rows
+            for row in rows
         )
 
     async def skill(self, skill_hash: str) -> Skill:
@@ -219,24 +227,33 @@ class SQLiteRunStore(SQLiteResponseStore):
         rows = await self._database.fetch_rows("SELECT text FROM skills WHERE hash = ?", (skill_hash,))
         if not rows:
             raise StoreError(f"database {self._database.path}: it has no skill with the hash {skill_hash}")
-        return Skill(text=rows[0][0])
+        skill = Skill(text=rows[0][0])
+        if skill.hash != skill_hash:
+            raise StoreError(
+                f"database {self._database.path}: the skill {skill_hash} does not match its hash, so the database "
+                "is damaged; put back a copy of it, or choose another out_dir"
+            )
+        return skill
 
     async def append_event(self, event: Event) -> bool:
         """Store a durable event; False if the run already has it."""
-        sql = "INSERT OR IGNORE INTO events (run_id, id, event, at) VALUES (?, ?, ?, ?)"
+        sql = "INSERT OR IGNORE INTO events (run_id, id, event, at, checksum) VALUES (?, ?, ?, ?, ?)"
         values = (event.run_id, event.id, event.canonical_content, event.at.isoformat())
-        return await self._database.execute(sql, values) == 1
+        return await self._database.execute(sql, (*values, compute_checksum(*values))) == 1
 
     async def events(self, run_id: str) -> tuple[Event, ...]:
         """Return the run's durable events, in order."""
         rows = await self._database.fetch_rows(
-            "SELECT id, event, at FROM events WHERE run_id = ? ORDER BY sequence", (run_id,)
+            "SELECT id, event, at, checksum FROM events WHERE run_id = ? ORDER BY sequence", (run_id,)
         )
         return tuple(
-            parse_stored(EVENT_ADAPTER.validate_json, text, f"event {event_id} of run {run_id}").model_copy(
-                update={"at": datetime.fromisoformat(at)}
-            )
-            for event_id, text, at in rows
+            parse_checked(
+                EVENT_ADAPTER.validate_json,
+                text,
+                f"event {event_id} of run {run_id}",
+                valid=checksum == compute_checksum(run_id, event_id, text, at),
+            ).model_copy(update={"at": datetime.fromisoformat(at)})
+            for event_id, text, at, checksum in rows
         )
 
     async def add_seconds(
@@ -370,8 +387,16 @@ def write_commit(
             raise StoreError(
                 f"run {run_id}: step {state.step} names the skill {skill_hash}, which is not stored"
             )
-    key = {"run_id": run_id, "number": state.commits, "step": state.step}
-    tables.table("commits").insert({**key, "kind": kind, "record": texts[1], "state": texts[2]})
+    row = (run_id, state.commits, kind, state.step, texts[1], texts[2])
+    tables.execute(
+        f"INSERT INTO commits (run_id, {COMMIT_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?)",  # noqa: S608 - a constant
+        (*row, compute_checksum(*row)),
+    )
+
+
+def is_commit_valid(run_id: str, *row: object) -> bool:
+    """Whether the columns of a commit match its checksum, which is the last of them."""
+    return row[-1] == compute_checksum(run_id, *row[:-1])
 
 
 def read_column(tables: Tables, name: str, run_id: str) -> Any:

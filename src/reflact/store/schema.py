@@ -32,6 +32,7 @@ CREATE TABLE commits (
     step INTEGER NOT NULL,
     record TEXT,
     state TEXT NOT NULL,
+    checksum TEXT NOT NULL,
     at TEXT NOT NULL DEFAULT {CURRENT_TIME},
     PRIMARY KEY (run_id, number)
 );
@@ -41,6 +42,7 @@ CREATE TABLE decision_log (
     step INTEGER NOT NULL,
     label TEXT NOT NULL,
     value TEXT NOT NULL,
+    checksum TEXT NOT NULL,
     at TEXT NOT NULL DEFAULT {CURRENT_TIME},
     PRIMARY KEY (run_id, step, label)
 );
@@ -50,6 +52,7 @@ CREATE TABLE events (
     run_id TEXT NOT NULL REFERENCES runs (run_id),
     id TEXT NOT NULL,
     event TEXT NOT NULL,
+    checksum TEXT NOT NULL,
     at TEXT NOT NULL DEFAULT {CURRENT_TIME},
     UNIQUE (run_id, id)
 );
@@ -72,12 +75,14 @@ CREATE TABLE responses (
     key TEXT PRIMARY KEY,
     run_id TEXT NOT NULL,
     response TEXT NOT NULL,
+    checksum TEXT NOT NULL,
     at TEXT NOT NULL DEFAULT {CURRENT_TIME}
 );
 
 CREATE TABLE rollouts (
     key TEXT PRIMARY KEY,
     rollout TEXT NOT NULL,
+    checksum TEXT NOT NULL,
     at TEXT NOT NULL DEFAULT {CURRENT_TIME}
 );
 

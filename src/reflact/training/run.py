@@ -115,7 +115,12 @@ class Run:
             self._measured = await self.final_evaluator.measure(state)
 
     async def store_summary(self, status: RunStatus, reason: str | None) -> RunSummary:
-        """Store and return the summary of this start of the run."""
+        """Store and return the summary of this start of the run.
+
+        After a failure, replies of the critic that were all invalid are forgotten; see ``reflact.llm.budget.Account``.
+        """
+        if status == "failed":
+            await self._store.forget_responses(self._runtime.rejected)
         seconds = await self._store.add_seconds(self.id, *self._timer.read_and_reset())
         summary = RunSummary(
             version=metadata.version("reflact"),

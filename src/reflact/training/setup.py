@@ -57,6 +57,7 @@ if TYPE_CHECKING:
 
     from reflact.integrations.opentelemetry import Telemetry, Tracing
     from reflact.llm.rate_limit import LimitChange
+    from reflact.store.runs import SQLiteRunStore
 
 
 ROLES = ("target", "optimizer")
@@ -141,6 +142,7 @@ class Runtime:
     tracing: Tracing
     critic: Critic | None = None
     graceful_stop: GracefulStop = field(default_factory=GracefulStop)
+    rejected: Sequence[str] = ()
 
     @property
     def run_id(self) -> str:
@@ -313,10 +315,24 @@ async def open_runtime(
             overrides = replace(overrides, transport=await stack.enter_async_context(opening))
         store = await stack.enter_async_context(open_store(path, ownership=ownership))
         await store.check_integrity()
+        await _refuse_gaps(config, overrides, store)
         if config.store is None and not config.fork:
             await store.refuse_other_runs(plan.run_id, plan.identity)
         connecting = connect_models(plan, overrides, store, on_event, graceful_stop=graceful_stop)
         yield await stack.enter_async_context(connecting)
+
+
+async def _refuse_gaps(config: TrainerConfig, overrides: Overrides, store: SQLiteRunStore) -> None:
+    """Refuse to record a run that would use stored replies which the recording lacks, since no replay has them."""
+    from reflact.llm.cassettes import RecordTransport
+
+    if isinstance(transport := overrides.transport, RecordTransport):
+        lacking = await store.answered_calls() - transport.call_ids
+        if lacking:
+            raise ConfigError(
+                f"the store of the run has {len(lacking)} replies that the cassette {config.replay.cassette} lacks, "
+                "so the recording could not be replayed; record into another out_dir, with a store of its own"
+            )
 
 
 @asynccontextmanager
@@ -387,7 +403,8 @@ async def connect_models(
         )
         annotator = None if plan.annotator is None else StoppableAnnotator(plan.annotator, stop)
         plan = replace(plan, environment=environment, annotator=annotator)
-        yield Runtime(plan, store, target, optimizer, account.budget, tracing, critic, stop)
+        budget, rejected = account.budget, account.rejected
+        yield Runtime(plan, store, target, optimizer, budget, tracing, critic, stop, rejected)
 
 
 def _open_account(plan: RunPlan, store: RunStore, post: Callable[[Event], None]) -> Account:

@@ -1,0 +1,336 @@
+"""The sandbox: each escape is refused by its rules, and by nothing else, so a rule that goes missing is noticed.
+
+``escapes.py`` lists the escapes and ``docs/sandbox.md`` all rules with their escapes.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import platform
+import re
+import signal
+import socket
+import struct
+import subprocess
+import sys
+from collections.abc import Collection, Iterator, Sequence
+from pathlib import Path
+from tempfile import TemporaryFile
+from typing import NamedTuple
+
+import pytest
+
+import escapes
+from escapes import DONE, ESCAPES, LIMITS, Escape
+from reflact.environments import sandbox
+from reflact.environments.python_grader import PythonGrader
+from reflact.environments.sandbox import (
+    ALLOW,
+    ARGUMENT_RULES,
+    CREATE_RULESET,
+    DENY,
+    KILL,
+    PORTS_VERSION,
+    PROCESSORS,
+    REFUSED_CALLS,
+    RULES,
+    SCOPES_VERSION,
+    UNKNOWN,
+    build_filter,
+    can_confine,
+)
+from reflact.types import Item
+
+PAGE = Path(__file__).parent.parent / "docs" / "sandbox.md"
+REFUSALS = {"EPERM", "EACCES", "ENOSYS", "ENOMEM", "EMFILE", "EFBIG", "EAGAIN"}
+PLACEHOLDER = re.compile(r"\{(\w+)\}")
+LAYERED = [escape for escape in ESCAPES if len(escape.rules) > 1]
+
+needs_confinement = pytest.mark.skipif(not can_confine(), reason="this system cannot confine a process")
+
+
+class World(NamedTuple):
+    """What escapes aim at: a folder, a process, a port, and an abstract socket's name."""
+
+    folder: Path
+    victim: subprocess.Popen[bytes]
+    port: int
+    name: str
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    """Return a world: a folder with a database, a process that sleeps, and servers that listen."""
+    (tmp_path / "run.db").write_text("canary", encoding="utf-8")
+    (tmp_path / "own").write_text("x", encoding="utf-8")
+    name = f"{os.getpid()}-{tmp_path.name}"
+    victim = subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(3600)"])
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.socket(socket.AF_UNIX) as abstract:
+        abstract.bind(f"\0{name}")
+        abstract.listen()
+        yield World(tmp_path, victim, server.getsockname()[1], name)
+    victim.kill()
+    victim.wait()
+
+
+def list_numbers() -> dict[str, int]:
+    """Return the numbers of all calls that escapes name."""
+    numbers = dict(escapes.NUMBERS[platform.machine()])
+    column = PROCESSORS[platform.machine()].column
+    for calls in REFUSED_CALLS.values():
+        words = calls.split()
+        for name, number in zip(words[::3], words[column::3], strict=True):
+            if number != "-":
+                numbers[name] = int(number)
+    return numbers
+
+
+def fill_in(world: World, codes: Sequence[str], output: int) -> list[str]:
+    """Return the code of attempts with the names of the world's things and the numbers of calls."""
+    values = {"folder": world.folder, "victim": world.victim.pid, "port": world.port, "name": world.name}
+    places = {**list_numbers(), **values, "output": output}
+    return [PLACEHOLDER.sub(lambda match: str(places[match[1]]), code) for code in codes]
+
+
+def attempt(world: World, codes: Sequence[str], without: Collection[str] = ()) -> list[str]:
+    """Return the outcome of each attempt in a process without some rules; its death is the last outcome."""
+    with TemporaryFile() as output, (world.folder / "own").open("rb") as own:
+        order = {
+            "sandbox": sandbox.__file__,
+            "without": sorted(without),
+            "attempts": fill_in(world, codes, output.fileno()),
+        }
+        done = subprocess.run(
+            [sys.executable, "-P", "-s", "-B", escapes.__file__, json.dumps(order)],
+            stdin=own,
+            capture_output=True,
+            cwd=world.folder,
+            pass_fds=(output.fileno(),),
+            check=False,
+        )
+    outcomes = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(outcomes) == len(codes) or done.returncode < 0, done.stderr.decode()[-1000:]
+    return outcomes if len(outcomes) == len(codes) else [*outcomes, signal.Signals(-done.returncode).name]
+
+
+def list_layers(escape: Escape) -> tuple[str, ...]:
+    """Return the rules of an escape that this kernel can enforce."""
+    version = ctypes.CDLL(None).syscall(CREATE_RULESET, None, 0, 1)
+    missing = {"ports"} if version < PORTS_VERSION else set()
+    missing |= {"scopes"} if version < SCOPES_VERSION else set()
+    missing |= set() if os.getuid() == 0 else {"capabilities"}
+    return tuple(rule for rule in escape.rules if rule not in missing)
+
+
+# ------------------------------------------------------------------------------------------------- escapes
+
+
+@needs_confinement
+def test_every_escape_is_refused(world: World) -> None:
+    """With all rules, one process tries all escapes and succeeds with none."""
+    outcomes = attempt(world, [escape.code for escape in ESCAPES])
+    assert len(outcomes) == len(ESCAPES)
+    wrong = {e.name: outcome for e, outcome in zip(ESCAPES, outcomes, strict=True) if outcome not in REFUSALS}
+    assert wrong == {}
+    assert (world.folder / "run.db").read_text(encoding="utf-8") == "canary"
+    assert world.victim.poll() is None
+
+
+@pytest.mark.anyio
+@needs_confinement
+async def test_no_answer_escapes(world: World) -> None:
+    """The grader runs an answer under all rules: it tries all escapes, and names those that succeed."""
+    attempts = dict(zip((e.name for e in ESCAPES), fill_in(world, [e.code for e in ESCAPES], 1), strict=True))
+    answer = f"""
+{escapes.PRELUDE}
+def succeeds(attempt):
+    try:
+        exec(attempt, dict(globals()))
+    except (OSError, MemoryError):
+        return False
+    return True
+
+print([name for name, attempt in {attempts!r}.items() if succeeds(attempt)])
+"""
+    item = Item(id="i", input="?", reference={"stdout": "[]"})
+    assert (await PythonGrader(seconds=60)(item, answer)).feedback is None
+    assert (world.folder / "run.db").read_text(encoding="utf-8") == "canary"
+    assert world.victim.poll() is None
+
+
+@pytest.mark.slow
+@needs_confinement
+@pytest.mark.parametrize("escape", ESCAPES, ids=lambda escape: escape.name)
+def test_an_escape_succeeds_without_its_rules(escape: Escape, world: World) -> None:
+    """Without its rules it succeeds, or the kernel looks at its arguments; so nothing else refuses it."""
+    if escape.needs_root and os.getuid() != 0:
+        pytest.skip("the kernel refuses it to this user as well")
+    (outcome,) = attempt(world, [escape.code], escape.rules)
+    if outcome == "ENOSYS" and "ENOSYS" in escape.reaches:
+        pytest.skip("this kernel has no such call")
+    assert outcome in {DONE, *escape.reaches}
+
+
+@pytest.mark.slow
+@needs_confinement
+@pytest.mark.parametrize("escape", LAYERED, ids=lambda escape: escape.name)
+def test_each_of_several_rules_is_enough(escape: Escape, world: World) -> None:
+    """An escape that several rules refuse is refused by each of them alone."""
+    for rule in list_layers(escape):
+        (outcome,) = attempt(world, [escape.code], set(escape.rules) - {rule})
+        assert outcome in REFUSALS, rule
+
+
+SEND_SIGNAL = """
+a, b = socket.socketpair()
+for step in (
+    lambda: fcntl.fcntl(a, fcntl.F_SETOWN, {victim}),
+    lambda: fcntl.ioctl(a, 0x8901, struct.pack('i', {victim})),
+    lambda: fcntl.fcntl(a, 10, 9),
+    lambda: fcntl.fcntl(a, fcntl.F_SETFL, 0x2000),
+    lambda: fcntl.ioctl(a, 0x5452, struct.pack('i', 1)),
+):
+    try:
+        step()
+    except OSError:
+        pass
+b.send(b'x')
+"""
+SIGNAL_RULES = {"fcntl commands", "asynchronous files", "ioctl commands", "scopes"}
+
+
+@needs_confinement
+@pytest.mark.parametrize("left", [None, "scopes", "asynchronous files"])
+def test_no_signal_reaches_another_process_through_a_file(left: str | None, world: World) -> None:
+    """A socket that signals its owner kills another process without the rules, and not with Landlock's alone."""
+    if left == "scopes" and "scopes" not in list_layers(Escape("", ("scopes",), "")):
+        pytest.skip("this kernel has no scopes of signals")
+    without = SIGNAL_RULES - {left}
+    without -= {"ioctl commands"} if left == "asynchronous files" else set()
+    attempt(world, [SEND_SIGNAL], without)
+    if left is None:
+        assert world.victim.wait(60) == -signal.SIGKILL
+    else:
+        assert world.victim.poll() is None
+
+
+FOREIGN = """
+code = mmap.mmap(-1, 4096, prot=7)
+code.write(bytes([0xB8, 20, 0, 0, 0, 0xCD, 0x80, 0xC3]))
+ctypes.CFUNCTYPE(ctypes.c_int)(ctypes.addressof(ctypes.c_char.from_buffer(code)))()
+"""
+
+
+@needs_confinement
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="calls of 32 bits are tried on x86_64")
+def test_calls_of_another_processor_end_the_process(world: World) -> None:
+    """A call of 32 bits, whose numbers mean others, ends the process; without the rule it does not."""
+    assert attempt(world, [FOREIGN]) == ["SIGSYS"]
+    assert attempt(world, [FOREIGN], ["foreign calls"])[-1] != "SIGSYS"
+
+
+# -------------------------------------------------------------------------------------------------- filter
+
+
+def decide(program: bytes, mark: int, number: int, *arguments: int) -> int:
+    """Run a filter on a system call as the kernel would."""
+    steps = list(struct.iter_unpack("=HBBI", program))
+    call = struct.pack("=IIQ6Q", number, mark, 0, *arguments, *[0] * (6 - len(arguments)))
+    place, value = 0, 0
+    while True:
+        code, yes, no, operand = steps[place]
+        place += 1
+        match code:
+            case 0x20:
+                (value,) = struct.unpack_from("=I", call, operand)
+            case 0x06:
+                return operand
+            case 0x15 | 0x35 | 0x45:
+                holds = {0x15: value == operand, 0x35: value >= operand, 0x45: bool(value & operand)}[code]
+                place += yes if holds else no
+
+
+@pytest.mark.parametrize("name", PROCESSORS)
+@pytest.mark.parametrize("rule", REFUSED_CALLS)
+def test_each_call_is_refused_by_its_rule_alone(name: str, rule: str) -> None:
+    """Each listed number is refused on each processor, and allowed if its rule is left out."""
+    machine = PROCESSORS[name]
+    whole, rest = (b"".join(build_filter(machine, 77, without)) for without in ((), (rule,)))
+    numbers = [int(number) for number in REFUSED_CALLS[rule].split()[machine.column :: 3] if number != "-"]
+    assert {decide(whole, machine.mark, number) for number in numbers} == {DENY}
+    assert {decide(rest, machine.mark, number) for number in numbers} == {ALLOW}
+
+
+@pytest.mark.parametrize("name", PROCESSORS)
+def test_arguments_decide_on_each_processor(name: str) -> None:
+    """On processors that this test does not run on, the filter decides as it should, too."""
+    machine = PROCESSORS[name]
+    program = b"".join(build_filter(machine, 77))
+    read = {"x86_64": 0, "aarch64": 63}[name]
+    allowed = [
+        *((read,), (machine.clone, 0x10000), (machine.kill, 77), (machine.openat, 0, 0, os.O_RDONLY)),
+        *((machine.fcntl, 0, 4, os.O_NONBLOCK), (machine.fcntl, 0, 1030), (machine.ioctl, 0, 0x5401)),
+        *(
+            (machine.prlimit, 0),
+            (machine.prctl, 15),
+            (machine.socketpair, 1, 1),
+            (machine.fcntl, 0, 3, 0x2000),
+        ),
+    ]
+    denied = [
+        *((machine.clone, 0x11), (machine.kill, 76), (machine.kill, 2**32 - 1), (machine.kill, 2**64 - 1)),
+        *(
+            (machine.tgkill, 76),
+            (machine.prlimit, 76),
+            (machine.prctl, 1),
+            (machine.openat, 0, 0, os.O_TRUNC),
+        ),
+        *(
+            (machine.fcntl, 0, 8),
+            (machine.fcntl, 0, 2**32 + 8),
+            (machine.fcntl, 0, 4, 0x2000 | os.O_NONBLOCK),
+        ),
+        *((machine.ioctl, 0, 0x5452), (machine.ioctl, 0, 0x8901), (machine.socketpair, 1, 2)),
+    ]
+    assert [call for call in allowed if decide(program, machine.mark, *call) != ALLOW] == []
+    assert [call for call in denied if decide(program, machine.mark, *call) != DENY] == []
+    assert {decide(program, machine.mark, number) for number in (425, 0x40000000 + 57)} == {UNKNOWN}
+    assert decide(program, 0x40000003, 3) == KILL
+
+
+# ---------------------------------------------------------------------------------------------------- page
+
+
+def test_every_rule_has_an_escape() -> None:
+    """At least seventy escapes are tried, and each rule and each limit refuses one of them."""
+    assert len(ESCAPES) >= 70
+    assert len({escape.name for escape in ESCAPES}) == len(ESCAPES)
+    used = {rule for escape in ESCAPES for rule in escape.rules}
+    assert used == {*RULES, *LIMITS} - {"foreign calls"}
+
+
+def test_the_page_lists_every_rule_with_its_escapes() -> None:
+    """Its table has all rules, the calls that each refuses, and the escapes that tests try."""
+    rows = re.findall(
+        r"^\| `([\w ]+)` \| (.+?) \| (.+?) \| (.+?) \|$", PAGE.read_text(encoding="utf-8"), re.MULTILINE
+    )
+    assert [row[0] for row in rows] == [*RULES, *LIMITS]
+    for rule, _, refused, tried in rows:
+        assert tried == list_tried(rule)
+        if rule in REFUSED_CALLS:
+            assert re.findall(r"`(\w+)`", refused) == REFUSED_CALLS[rule].split()[::3]
+
+
+def list_tried(rule: str) -> str:
+    """Return the text of the page on the escapes that a rule refuses."""
+    names = [escape.name for escape in ESCAPES if rule in escape.rules]
+    return "; ".join(names) or "`tests/test_sandbox.py::test_calls_of_another_processor_end_the_process`"
+
+
+def test_rules_of_arguments_are_all_built() -> None:
+    """Each rule of arguments adds instructions to the filter."""
+    machine = PROCESSORS["x86_64"]
+    whole = len(list(build_filter(machine, 77)))
+    assert all(len(list(build_filter(machine, 77, (rule,)))) < whole for rule in ARGUMENT_RULES)
