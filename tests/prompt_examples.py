@@ -16,7 +16,7 @@ from reflact.calibration.contrast import ContrastSettings, GenerationTask, PairM
 from reflact.calibration.critic import Critic
 from reflact.calibration.curriculum import MistakeShare, RoundPlan
 from reflact.config.models import ModelConfig
-from reflact.config.training import AggregateConfig, UpdateConfig
+from reflact.config.training import AggregateConfig, PromptsConfig, UpdateConfig
 from reflact.errors import ReplyError
 from reflact.llm.budget import Account
 from reflact.llm.cassettes import open_cassette
@@ -30,7 +30,7 @@ from reflact.skills.document import replace_notes
 from reflact.stages.aggregate import aggregate
 from reflact.stages.context import StageContext
 from reflact.stages.execution_notes import LapseTriage, update_appendix
-from reflact.stages.prompt_sections import show_buffer, show_edits, show_meta
+from reflact.stages.prompt_sections import show_buffer, show_edits, show_figures, show_meta, show_task
 from reflact.stages.reflect import Analyst, Minibatch
 from reflact.stages.reply_models import check_ranking, check_reply, merge_reply_type, rank_reply_type
 from reflact.stages.select import choose_step_size, select
@@ -66,6 +66,20 @@ MODEL = ModelConfig(
     reasks=2,
 )
 
+LARGER = MODEL.model_copy(
+    update={
+        "model": "qwen2.5-coder-1.5b",
+        "temperature": 0.7,
+        "max_tokens": 1000,
+        "extra_body": {"frequency_penalty": 0.6},
+        "timeout": 3600,
+    }
+)
+"""The model for the prompts of the default profile, and for those that the smaller one never answers validly."""
+
+UNANSWERED = {"merge/v1", "draft_failure/v1", "rewrite/v1"}
+"""Prompts for small models to which the smaller one gives no valid reply."""
+
 SKILL = Skill(text="Answer with one query and nothing else.\n")
 LATER = Skill(text="Answer with one query and nothing else.\n\nWrite a state as two letters: Ohio is 'OH'.\n")
 TABLE = "Table: airports(iata, name, city, state, latitude, longitude)\nQuestion: "
@@ -78,6 +92,7 @@ WRONG = (
     "SELECT COUNT(*) FROM airports WHERE state = 'Ohio'",
     "SELECT COUNT(*) FROM airports WHERE city = 'Iowa'",
 )
+TASK = "Each task is a question about a table of airports; the answer is one SQLite query."
 ITEMS = tuple(Item(id=str(n), input=task, reference=RIGHT[n]) for n, task in enumerate(TASKS))
 
 QUERIES = (RIGHT[0], RIGHT[1], "SELECT MAX(temp_max) FROM weather WHERE date LIKE '2014-06%'")
@@ -155,6 +170,7 @@ class Example:
     prompt: RenderedPrompt
     reply_type: type[ReplyModel]
     check: Callable[[Any], None] | None
+    model: ModelConfig = MODEL
 
     @property
     def name(self) -> str:
@@ -199,23 +215,32 @@ class Listener:
 async def examples() -> dict[str, Example]:
     """Return an example of each version of each prompt that a model answers, by ``NAME/vN``.
 
-    The newest versions are what the stages ask; the older ones of prompts that have since been given
-    another hole are rendered as the stages did then.
+    The versions of both profiles are what the stages ask; older ones are rendered as the stages did then.
     """
-    listener = Listener()
-    context = StageContext(llm=listener, prompts=load_prompts(), decision_log=listener, step=1)
+    small = Listener()
+    await _ask_stages(small, PromptsConfig(profile="small"))
+    await _judge(small)
+    await _contrast(small)
+    default = Listener()
+    await _ask_stages(default, PromptsConfig())
+    heard = default.heard | _older() | small.heard
+    larger = (set(default.heard) - set(small.heard)) | UNANSWERED
+    return {name: replace(e, model=LARGER if name in larger else MODEL) for name, e in heard.items()}
+
+
+async def _ask_stages(listener: Listener, config: PromptsConfig) -> None:
+    context = StageContext(
+        llm=listener, prompts=load_prompts(config), decision_log=listener, step=1, task=show_task(TASK)
+    )
     await _reflect(context)
     await _merge(context, SKILL, "append", RULES)
     await _merge(context, LIST, "rewrite", DRAFTS)
     await _decide(context)
     await _close(context)
-    await _judge(listener)
-    await _contrast(listener)
-    return _older() | listener.heard
 
 
 def _older() -> dict[str, Example]:
-    book = load_prompts({"merge": 1, "merge_final": 1, "ranking": 1})
+    book = load_prompts(PromptsConfig(versions={"merge": 1, "merge_final": 1, "ranking": 1}))
     edits = [Edit(op="append", content=q, support_count=3 - n) for n, q in enumerate(QUERIES)]
     proposals = {"document": "", "proposals": show_edits(edits)}
     sizes = {"count": "3", "budget": "2"}
@@ -275,10 +300,20 @@ async def _merge(context: StageContext, skill: Skill, kind: EditKind, texts: Seq
 async def _decide(context: StageContext) -> None:
     edits = tuple(_edit("append", rule, "failure", 3 - n) for n, rule in enumerate(RULES[:3]))
     merged = AggregateResult(patch=Patch(edits=edits))
-    await choose_step_size(merged, SKILL, context=context, notes=show_buffer(ATTEMPTS), default=1)
-    await select(merged, SKILL, context=context, budget=2, notes=show_meta(MEMORY))
+    figures = show_figures(_rollouts(SKILL, WRONG, hard=0), ITEMS, [item.id for item in ITEMS])
+    await choose_step_size(
+        merged, SKILL, context=context, notes=show_buffer(ATTEMPTS), figures=figures, default=1
+    )
+    await select(
+        merged, SKILL, context=context, budget=2, attempts=show_buffer(ATTEMPTS), notes=show_meta(MEMORY)
+    )
     suggestions = tuple(_edit("suggest", text, "failure", 2) for text in SUGGESTIONS)
-    await update(LIST, SelectResult(patch=Patch(edits=suggestions), pool_size=2), context=context)
+    await update(
+        LIST,
+        SelectResult(patch=Patch(edits=suggestions), pool_size=2),
+        context=context,
+        attempts=show_buffer(ATTEMPTS),
+    )
     reports = [AnalystReport(source_type="failure", index=0, item_ids=("0",), reminders=NOTES[3:])]
     await update_appendix(replace_notes(SKILL, NOTES[:3]), reports, context=context, threshold=2)
 
@@ -352,7 +387,7 @@ async def ask(example: Example, transport: httpx.AsyncBaseTransport) -> ReplyMod
     store = InMemoryRunStore()
     account = Account("r", store, store.decision_log("r"))
     prompt = example.prompt
-    async with Client(MODEL, "optimizer", account, transport=transport) as client:
+    async with Client(example.model, "optimizer", account, transport=transport) as client:
         call_id = CallId(role="optimizer", purpose=prompt.name, step=0, part=f"v{prompt.version}")
         reply = await client.ask(prompt, example.reply_type, call_id=call_id, check=example.check)
     return reply.value

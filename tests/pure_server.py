@@ -51,7 +51,8 @@ def answer(body: dict[str, Any], call_id: str, *, spoiled: int | None = SPOILED_
     if f"merge/step={spoiled}/" in call_id:
         return '{"edits": ['
     schema = body["response_format"]["json_schema"]
-    return json.dumps(_reply(schema["name"], schema["schema"]["properties"], asked))
+    said = _reply(schema["name"].removeprefix("Reasoned"), schema["schema"]["properties"], asked)
+    return json.dumps({name: said.get(name, "As seen.") for name in schema["schema"]["properties"]})
 
 
 def _target(skill: str, asked: str, call_id: str) -> str:
@@ -89,15 +90,16 @@ def _reply(kind: str, fields: dict[str, Any], asked: str) -> dict[str, Any]:
         case "DraftMergeReply":
             said = {"document": _document(asked)}
         case "DraftReply":
-            said = {"patterns": _patterns(asked), "document": _document(asked)}
+            said = {"patterns": _patterns(fields, asked), "document": _document(asked)}
         case "SuccessDraftReply":
             said = {"strengths": "As told.", "document": _document(asked)}
         case _:
-            said = _edits(kind, fields["edits"]["items"]["properties"], fields["edits"]["maxItems"], asked)
+            said = _edits(kind, fields, asked)
     return said
 
 
-def _edits(kind: str, fields: dict[str, Any], most: int, asked: str) -> dict[str, Any]:
+def _edits(kind: str, reply: dict[str, Any], asked: str) -> dict[str, Any]:
+    fields, most = reply["edits"]["items"]["properties"], reply["edits"]["maxItems"]
     if kind == "MergeReply":
         proposals = {number: _content(text) for _, number, text in PROPOSAL.findall(asked)}
         return {"edits": [_edit(fields, text, [int(n)]) for n, text in proposals.items()]}
@@ -105,7 +107,7 @@ def _edits(kind: str, fields: dict[str, Any], most: int, asked: str) -> dict[str
         keep = [f"- keep {n}." for n in dict.fromkeys(_names(asked))]
         return {"strengths": "As told.", "edits": [_edit(fields, line) for line in keep[:1][:most]]}
     edits = [_edit(fields, line) for line in _wanted(asked)[:most]]
-    return {"patterns": _patterns(asked), "edits": edits}
+    return {"patterns": _patterns(reply, asked), "edits": edits}
 
 
 def _names(asked: str) -> list[str]:
@@ -116,14 +118,24 @@ def _wanted(asked: str) -> list[str]:
     return ["- hush." if n == "coin" else f"- rule {n}." for n in dict.fromkeys(_names(asked))]
 
 
-def _patterns(asked: str) -> list[dict[str, Any]]:
+def _patterns(fields: dict[str, Any], asked: str) -> list[dict[str, Any]]:
     names = _names(asked)
     distinct = list(dict.fromkeys(names))[: max(1, min(3, len(names) // 2))]
-    return [{"type": n, "count": names.count(n), "description": f"No {n}."} for n in distinct]
+    wanted = fields["patterns"]["items"]["properties"]
+    whole = [
+        {
+            "type": name,
+            "count": names.count(name),
+            "description": f"No {name}.",
+            "cases": [number for number, named in enumerate(names, 1) if named == name],
+        }
+        for name in distinct
+    ]
+    return [{name: pattern[name] for name in wanted} for pattern in whole]
 
 
 def _edit(fields: dict[str, Any], line: str, sources: list[int] | None = None) -> dict[str, Any]:
-    whole = {"op": "append", "target": "", "content": line, "sources": sources}
+    whole = {"op": "append", "target": "", "content": line, "sources": sources, "evidence": "As seen."}
     return {name: whole[name] for name in fields}
 
 

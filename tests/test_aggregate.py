@@ -17,7 +17,7 @@ from reflact.messages import CallId, RenderedPrompt, ReplyModel
 from reflact.stages.aggregate import aggregate, join_edits
 from reflact.stages.select import select, sort_by_support
 from reflact.testing import ScriptedLLM
-from reflact.testing.llm import ScriptedAnswer
+from reflact.testing.llm import ScriptedAnswer, add_reasoning
 from reflact.types import AggregateResult, AnalystReport, Edit, Patch, RolloutSource, SelectResult, Skill
 
 pytestmark = pytest.mark.anyio
@@ -40,7 +40,7 @@ def pure(prompt: RenderedPrompt, reply_type: type[ReplyModel], call_id: CallId) 
         "content": " / ".join(content for _, content in proposals),
         "sources": [n for n, _ in proposals],
     }
-    return {"edits": [{name: whole[name] for name in edit_type.model_fields}]}
+    return add_reasoning(reply_type, {"edits": [{name: whole[name] for name in edit_type.model_fields}]})
 
 
 def useless(prompt: RenderedPrompt, reply_type: type[ReplyModel], call_id: CallId) -> ScriptedAnswer:

@@ -16,7 +16,7 @@ from doubles import open_context
 from reflact.reporting.summary import format_step, print_summary
 from reflact.skills.document import find_regions, read_notes
 from reflact.stages.execution_notes import CompactReply, LapseReply, ReminderReply, update_appendix
-from reflact.stages.reply_models import AnalystReply, DraftReply, SuccessDraftReply
+from reflact.stages.reply_models import AnalystReply, DraftReply, ReasonedSuccessDraftReply
 from reflact.stages.update import RewriteReply
 from reflact.testing import ScriptedLLM, ToyEnvironment, append_reply
 from reflact.testing.llm import ScriptedAnswer
@@ -97,11 +97,11 @@ async def test_a_rejected_step_keeps_its_reminders(tmp_path: Path, mode: str) ->
     known = document("double", "square", "negate")
 
     worse = f"{known}- nonsense"
-    pattern: JsonValue = {"type": "t", "count": 1, "description": "d"}
+    pattern: JsonValue = {"type": "t", "cases": [1], "description": "d"}
     script = playing(
         IDLE,
-        (DraftReply, {"patterns": [pattern], "document": worse}),
-        (SuccessDraftReply, {"strengths": "s", "document": worse}),
+        (DraftReply, {"reasoning": "r", "patterns": [pattern], "document": worse}),
+        (ReasonedSuccessDraftReply, {"reasoning": "r", "document": worse}),
         (RewriteReply, {"summary": "s", "document": worse}),
     )
     done = await run(

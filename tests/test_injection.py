@@ -36,7 +36,7 @@ from reflact.skills.rejected_edits import RejectedEdit
 from reflact.stages.aggregate import aggregate
 from reflact.stages.context import StageContext
 from reflact.stages.execution_notes import LapseTriage, update_appendix
-from reflact.stages.prompt_sections import show_buffer, show_memory, show_meta
+from reflact.stages.prompt_sections import show_buffer, show_figures, show_memory, show_meta, show_task
 from reflact.stages.reflect import Analyst, Minibatch
 from reflact.stages.select import choose_step_size, select
 from reflact.stages.slow_update import categorize_items, show_comparison, slow_update, update_meta_skill
@@ -124,7 +124,8 @@ LOOKALIKES = {
 async def asked(says: Says) -> list[RenderedPrompt]:
     """Return what all stages ask, with texts from ``says`` in every place that is not the house's own."""
     listener = Listener()
-    context = StageContext(llm=listener, prompts=load_prompts(), decision_log=listener, step=1)
+    task = show_task(says("description"), says("tools"))
+    context = StageContext(llm=listener, prompts=load_prompts(), decision_log=listener, step=1, task=task)
     skill, later = Skill(text=f"{says('document')}\n"), Skill(text=f"{says('later document')}\n")
     await _reflect(context, says, skill)
     await _merge(context, says, skill, "append")
@@ -134,6 +135,11 @@ async def asked(says: Says) -> list[RenderedPrompt]:
     await _judge(listener, says)
     await _contrast(listener, says)
     return listener.prompts
+
+
+def figures_of(says: Says) -> str:
+    items = [Item(id=str(n), input="i", task_type=says(f"kind {n}")) for n in range(2)]
+    return show_figures([], items, ["0"])
 
 
 def notes_of(says: Says) -> str:
@@ -194,10 +200,19 @@ async def _decide(context: StageContext, says: Says, skill: Skill) -> None:
         _edit("replace", says(f"edit {n}"), "failure", target=says(f"anchor {n}")) for n in range(3)
     )
     merged = AggregateResult(patch=Patch(edits=edits))
-    await choose_step_size(merged, skill, context=context, notes=notes_of(says), default=1)
-    await select(merged, skill, context=context, budget=2, notes=notes_of(says))
+    await choose_step_size(
+        merged, skill, context=context, notes=notes_of(says), figures=figures_of(says), default=1
+    )
+    await select(
+        merged, skill, context=context, budget=2, attempts=notes_of(says), notes=show_meta(says("memory"))
+    )
     suggestions = tuple(_edit("suggest", says(f"suggestion {n}"), "failure") for n in range(2))
-    await update(skill, SelectResult(patch=Patch(edits=suggestions), pool_size=2), context=context)
+    await update(
+        skill,
+        SelectResult(patch=Patch(edits=suggestions), pool_size=2),
+        context=context,
+        attempts=notes_of(says),
+    )
     noted = [f"{n}. " + " ".join(says(f"note {n}").replace("<!--", "<--").split()) for n in range(3)]
     reports = [AnalystReport(source_type="failure", index=0, item_ids=("0",), reminders=tuple(noted[2:]))]
     await update_appendix(

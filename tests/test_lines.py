@@ -150,7 +150,11 @@ def test_one_line_stays_one(text: str) -> None:
 def answer(body: dict[str, Any], call_id: str) -> str:
     """Answer as the pure server does, with steering characters in what is proposed."""
     said = pure_server.answer(body, call_id)
-    return said.replace(".", f".{json.dumps(STEERING)[1:-1]}") if said.startswith('{"patterns"') else said
+    return (
+        said.replace(".", f".{json.dumps(STEERING)[1:-1]}")
+        if said.startswith('{"reasoning": "As seen.", "patterns"')
+        else said
+    )
 
 
 def test_commands_print_nothing_that_steers(tmp_path: Path) -> None:

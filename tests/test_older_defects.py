@@ -26,7 +26,7 @@ from reflact.errors import RunConflict
 from reflact.messages import CallId, RenderedPrompt, ReplyModel
 from reflact.prompts import find_data_folder
 from reflact.records import CandidateReview, EpochRecord, RunSummary, StepRecord
-from reflact.stages.reply_models import AnalystReply, MergeReply, SuccessReply
+from reflact.stages.reply_models import AnalystReply, MergeReply, ReasonedSuccessReply
 from reflact.stages.slow_update import GuidanceReply
 from reflact.testing import TOY_RULES, ScriptedLLM, ToyEnvironment, ToyTarget, append_reply, toy_optimizer
 from reflact.testing.llm import Script, ScriptedAnswer
@@ -64,7 +64,7 @@ def proposing(line: str) -> Script:
     usual = toy_optimizer()
 
     def answer(prompt: RenderedPrompt, reply_type: type[ReplyModel], call_id: CallId) -> ScriptedAnswer:
-        if issubclass(reply_type, AnalystReply | SuccessReply):
+        if issubclass(reply_type, AnalystReply | ReasonedSuccessReply):
             return append_reply(reply_type, line)
         if issubclass(reply_type, GuidanceReply):
             return {"reasoning": "None.", "helped": "none", "guidance": "Answer every task."}

@@ -108,8 +108,8 @@ def moody(waits: Waits) -> ScriptedLLM:
         if int(mood[0], 16) < 7:
             return ContextOverflow(f"{call_id.label} is too long")
         edits: list[JsonValue] = [append_edit(reply_type, f"- {mood}")]
-        pattern: JsonValue = {"type": "t", "count": 1, "description": mood[:9]}
-        whole: dict[str, JsonValue] = {"patterns": [pattern], "strengths": mood[:9], "edits": edits}
+        pattern: JsonValue = {"type": "t", "cases": [1], "description": mood[:9]}
+        whole: dict[str, JsonValue] = {"reasoning": mood[:9], "patterns": [pattern], "edits": edits}
         return {k: v for k, v in whole.items() if k in reply_type.model_fields}
 
     return ScriptedLLM(answer)

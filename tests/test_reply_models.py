@@ -190,21 +190,28 @@ SOLVED = Rollout(key="k1", item_id="q1", skill_hash=SKILL.hash, answer="this", s
 def edit(
     content: str = "Name the unit.", target: str = "", op: str = "append", **more: Any
 ) -> dict[str, Any]:
-    """Return an edit as a model writes it."""
-    return {"op": op, "target": target, "content": content} | more
+    """Return an edit as an analyst writes it, or with ``sources`` as a merge does."""
+    return {"op": op, "target": target, "content": content} | (more or {"evidence": "Case 1."})
 
 
-PATTERN = {"type": "unit", "count": 1, "description": "The unit is missing."}
-WRONG = edit(op="replace", target="Answer in")
-ANALYSIS = {"patterns": [PATTERN], "edits": [edit()]}
-PRAISE = {"strengths": "Short.", "edits": []}
-MERGE = {"edits": [edit(sources=[1, 2])]}
+PATTERN = {"type": "unit", "cases": [1], "description": "The unit is missing."}
+WRONG_PLACE: dict[str, Any] = {"op": "replace", "target": "Answer in"}
+WRONG = edit(**WRONG_PLACE)
+REASONS = {"reasoning": "It names no unit."}
+ANALYSIS = REASONS | {"patterns": [PATTERN], "edits": [edit()]}
+PRAISE = REASONS | {"edits": []}
+MERGE = REASONS | {"edits": [edit(sources=[1, 2])]}
 RANK = {"reasoning": "The first matters most.", "selected": [1]}
 
 FITTING: dict[str, list[tuple[str, Any, str]]] = {
     "analyst_failure": [
         ("wrong anchor", ANALYSIS | {"edits": [WRONG]}, "edit 1 (replace)"),
-        ("count out of range", ANALYSIS | {"patterns": [PATTERN | {"count": 2}]}, "there are 1 cases"),
+        ("case out of range", ANALYSIS | {"patterns": [PATTERN | {"cases": [2]}]}, "less than or equal to 1"),
+        (
+            "an answer",
+            ANALYSIS | {"edits": [edit("What? Answer: this.")]},
+            "edit 1 records the answer of case 1",
+        ),
         ("too many edits", ANALYSIS | {"edits": [edit("a"), edit("b"), edit("c")]}, "at most 2"),
     ],
     "analyst_success": [
@@ -212,9 +219,9 @@ FITTING: dict[str, list[tuple[str, Any, str]]] = {
         ("too many edits", PRAISE | {"edits": [edit("a"), edit("b"), edit("c")]}, "at most 2"),
     ],
     "merge": [
-        ("wrong anchor", {"edits": [WRONG | {"sources": [1]}]}, "edit 1 (replace)"),
-        ("no index", {"edits": [edit(sources=[])]}, "at least 1 item"),
-        ("index out of range", {"edits": [edit(sources=[3])]}, "less than or equal to 2"),
+        ("wrong anchor", MERGE | {"edits": [edit(**WRONG_PLACE, sources=[1])]}, "edit 1 (replace)"),
+        ("no index", MERGE | {"edits": [edit(sources=[])]}, "at least 1 item"),
+        ("index out of range", MERGE | {"edits": [edit(sources=[3])]}, "less than or equal to 2"),
     ],
     "ranking": [
         ("duplicate index", RANK | {"selected": [1, 1]}, "at most 1"),
@@ -329,11 +336,11 @@ async def ask_word(
 
     return await (await open_context(llm, store)).ask_or_fallback(
         "rewrite",
-        {"document": "LONG", "proposals": ""},
+        {"document": "LONG", "attempts": "", "proposals": ""},
         Word,
         part=part,
         check=check,
-        shorten=(lambda: {"document": "SHORT", "proposals": ""}) if shorter else None,
+        shorten=(lambda: {"document": "SHORT", "attempts": "", "proposals": ""}) if shorter else None,
     )
 
 

@@ -14,7 +14,6 @@ from reflact import Trainer
 from reflact.cli.app import app
 from reflact.config.loading import load_config
 from reflact.messages import CallId, RenderedPrompt, ReplyModel
-from reflact.stages.reply_models import AnalystReply, SuccessReply
 from reflact.testing import ScriptedLLM, ToyEnvironment, append_reply, toy_optimizer
 from reflact.testing.llm import Script, ScriptedAnswer
 from reflact.training.cost_estimate import RunCostEstimate
@@ -33,9 +32,9 @@ def always_proposing() -> Script:
     usual = toy_optimizer()
 
     def answer(prompt: RenderedPrompt, reply_type: type[ReplyModel], call_id: CallId) -> ScriptedAnswer:
-        if issubclass(reply_type, AnalystReply | SuccessReply):
+        if "edits" in reply_type.model_fields and reply_type.__name__ != "ReasonedMergeReply":
             return append_reply(reply_type, f"- a line of {call_id.label}")
-        if reply_type.__name__ == "MergeReply":
+        if reply_type.__name__ == "ReasonedMergeReply":
             return "no merge"
         return usual(prompt, reply_type, call_id)  # type: ignore[return-value]
 

@@ -18,8 +18,6 @@ from reflact.messages import CallId, Message, RenderedPrompt, ReplyModel, Text
 from reflact.protocols import LLM, Environment, Target
 from reflact.records import Usage
 from reflact.stages.reply_models import (
-    AnalystReply,
-    SuccessReply,
     build_edit,
     failure_reply_type,
     success_reply_type,
@@ -192,27 +190,27 @@ async def test_a_toy_run_learns_every_rule(tmp_path: Path, budget: int) -> None:
     document = (tmp_path / "best_skill.md").read_text(encoding="utf-8")
     assert all(rule.line in document for rule in list(TOY_RULES.values())[:5])
     asked = {call.reply_type.__name__ for call in optimizer.calls}
-    parts = {"AnalystReply", "SuccessReply", "MergeReply", "RankReply", "GuidanceReply", "MemoryReply"}
-    assert asked == parts
+    reasoned = {f"Reasoned{part}Reply" for part in ("Analyst", "Success", "Merge", "Rank")}
+    assert asked == reasoned | {"GuidanceReply", "MemoryReply"}
 
 
 @pytest.mark.parametrize("operations", [("append",), ("append", "replace")], ids=str)
-@pytest.mark.parametrize("kind", [AnalystReply, SuccessReply])
+@pytest.mark.parametrize("reasoned", [True, False])
+@pytest.mark.parametrize("failed", [True, False])
 async def test_an_appending_reply_fits_what_is_asked_for(
-    kind: type[AnalystReply] | type[SuccessReply], operations: tuple[Operation, ...]
+    failed: bool, reasoned: bool, operations: tuple[Operation, ...]
 ) -> None:
     """Whatever edits a stage offers, texts are appended in their order, up to the most that it takes."""
-    wanted: type[AnalystReply] | type[SuccessReply] = (
-        failure_reply_type(operations, cases=4, most=2)
-        if kind is AnalystReply
-        else success_reply_type(operations, most=2)
+    reply_type = (
+        failure_reply_type(operations, cases=4, most=2, reasoned=reasoned)
+        if failed
+        else success_reply_type(operations, most=2, reasoned=reasoned)
     )
     llm = ScriptedLLM(lambda prompt, reply_type, call_id: append_reply(reply_type, "one", "two", "three"))
-    for reply_type in (kind, wanted):
-        reply = (await llm.ask(PROMPT, reply_type, call_id=SAMPLE)).value
-        edits = [build_edit(edit) for edit in reply.edits]
-        assert {edit.op for edit in edits} == {"append"}
-        assert [edit.content for edit in edits] == ["one", "two", "three"][: 3 if reply_type is kind else 2]
+    reply = (await llm.ask(PROMPT, reply_type, call_id=SAMPLE)).value
+    edits = [build_edit(edit) for edit in reply.edits]
+    assert {edit.op for edit in edits} == {"append"}
+    assert [edit.content for edit in edits] == ["one", "two"]
 
 
 async def test_the_toy_optimizer_says_what_it_cannot_do() -> None:

@@ -112,11 +112,11 @@ def proposing_line(line: str) -> Script:
     def answer(prompt: RenderedPrompt, reply_type: type[ReplyModel], call_id: CallId) -> ScriptedAnswer:
         if issubclass(reply_type, AnalystReply | MergeReply):
             fields = reply_type.model_json_schema()["$defs"]
-            edit = {"op": "append", "target": "", "content": line, "sources": [1]}
+            edit = {"op": "append", "target": "", "content": line, "sources": [1], "evidence": "e"}
             (known,) = (f["properties"] for name, f in fields.items() if "content" in f["properties"])
             edits = [{k: v for k, v in edit.items() if k in known}]
-            pattern = {"type": "t", "count": 1, "description": "d"}
-            whole: dict[str, Any] = {"patterns": [pattern], "edits": edits}
+            pattern = {"type": "t", "cases": [1], "description": "d"}
+            whole: dict[str, Any] = {"reasoning": "r", "patterns": [pattern], "edits": edits}
             return {k: v for k, v in whole.items() if k in reply_type.model_fields}
         return usual(prompt, reply_type, call_id)  # type: ignore[return-value]
 

@@ -182,7 +182,7 @@ async def test_drafts_that_cannot_be_combined_leave_the_first(tmp_path: Path) ->
 @pytest.mark.parametrize("initial", ["Answer.\n", "\r\nAnswer.\r\n"])
 async def test_a_draft_that_leaves_the_document_proposes_nothing(tmp_path: Path, initial: str) -> None:
     """Drafts equal to the document are no patches."""
-    pattern: dict[str, Any] = {"type": "t", "count": 1, "description": "d"}
-    script = playing((DraftReply, {"patterns": [pattern], "document": "Answer."}))
+    pattern: dict[str, Any] = {"type": "t", "cases": [1], "description": "d"}
+    script = playing((DraftReply, {"reasoning": "r", "patterns": [pattern], "document": "Answer."}))
     done = await run(tmp_path, initial=initial, script=script, update={"mode": "full_rewrite"})
     assert done.actions == ["no_patches", "no_patches"]

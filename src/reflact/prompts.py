@@ -2,7 +2,8 @@
 
 A prompt is ``NAME/vN.md``: YAML front matter (name, version, role, reply, variables, changelog), then the
 system part, a line ``<!-- user -->``, and the user part. Variables are written ``{{name}}``. They are replaced
-in one pass, so values may contain anything. A released version never changes.
+in one pass, so values may contain anything. A line ``{{name?}}`` is left out, together with the empty line after
+it, if the value is empty. A released version never changes.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import re
 import unicodedata
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -18,19 +19,38 @@ from pathlib import Path
 import yaml
 from pydantic import Field, JsonValue, ValidationError
 
-from reflact.config.training import TrainerConfig
+from reflact.config.training import PromptsConfig, TrainerConfig
 from reflact.errors import PromptError
 from reflact.messages import Message, RenderedPrompt
 from reflact.types import FrozenModel
 
-VARIABLE = re.compile(r"\{\{([a-z_]+)\}\}")
+VARIABLE = re.compile(r"\{\{([a-z_]+)\??\}\}")
+OPTIONAL_LINE = re.compile(r"^\{\{([a-z_]+)\?\}\}\n+", re.MULTILINE)
 USER_PART = "<!-- user -->"
 OPENING_TAG = re.compile(r"[<\u2039\u27e8\u3008\u02c2][\s/\\\u2044\u2215]*([^\s<>/]+)")
 """An angle bracket or a similar character, and the name after it."""
 INVISIBLE_CATEGORIES = {"Cc", "Cf", "Mn", "Me"}
 """Unicode categories of invisible characters: controls, formats, combining accents."""
-OPTIONAL_VARIABLES = {"notes"}
-"""Variables that a prompt may omit: advice, not material."""
+OPTIONAL_VARIABLES = {"attempts", "figures", "notes", "task"}
+"""Variables that a prompt may omit: advice and context, not material."""
+SMALL_PROFILE: Mapping[str, int] = {
+    "analyst_failure": 1,
+    "analyst_success": 1,
+    "suggest_failure": 1,
+    "suggest_success": 1,
+    "draft_failure": 1,
+    "draft_success": 1,
+    "draft_merge": 1,
+    "draft_merge_final": 1,
+    "merge": 2,
+    "merge_final": 2,
+    "ranking": 2,
+    "rewrite": 1,
+    "step_size": 1,
+    "slow_update": 1,
+    "meta_skill": 1,
+}
+"""The versions of ``prompts.profile: small``: short prompts and replies for optimizers of few parameters."""
 ANALYST_PROMPTS = {"patch": "analyst", "rewrite": "suggest", "full_rewrite": "draft"}
 """The first word of the names of analysts' prompts, by ``update.mode``."""
 
@@ -55,7 +75,7 @@ class Prompt(FrozenModel):
     checksum: str
 
     def render(self, values: Mapping[str, str]) -> RenderedPrompt:
-        """Replace the variables and return the messages; a prompt may omit ``notes``.
+        """Replace the variables and return the messages; a prompt may omit ``OPTIONAL_VARIABLES``.
 
         Raises:
             PromptError: A variable has no value, or a value has no variable.
@@ -68,6 +88,7 @@ class Prompt(FrozenModel):
             )
 
         def fill(part: str) -> str:
+            part = OPTIONAL_LINE.sub(lambda match: match[0] if values[match[1]] else "", part)
             return VARIABLE.sub(lambda match: values[match[1]], part)
 
         messages = [Message(role="system", content=fill(self.system).strip())]
@@ -84,6 +105,10 @@ class PromptBook(FrozenModel):
     def render(self, name: str, values: Mapping[str, str]) -> RenderedPrompt:
         """Render a prompt by name; see ``Prompt.render``."""
         return self.prompts[name].render(values)
+
+    def is_reasoned(self, name: str) -> bool:
+        """Whether the replies to a prompt begin with reasoning in free text, without limits of length."""
+        return self.prompts[name].header.reply.startswith("Reasoned")
 
     def identity(self, names: Collection[str]) -> dict[str, JsonValue]:
         """Return version and checksum of the named prompts, for the identity of a run."""
@@ -123,13 +148,15 @@ def _resembles(name: str, tag: str) -> bool:
     return 2 * same >= len(tag) and all(a == b or not a.isascii() for a, b in zip(letters, tag, strict=True))
 
 
-def load_prompts(versions: Mapping[str, int] | None = None, folder: Path | None = None) -> PromptBook:
-    """Load all prompts: pinned versions, else the newest ones; those of an own folder come first.
+def load_prompts(config: PromptsConfig | None = None) -> PromptBook:
+    """Load all prompts: pinned versions, else the profile's, else the newest; those of an own folder come first.
 
     Raises:
         PromptError: A file is missing or malformed, or a name is unknown.
     """
-    pinned, packaged = versions or {}, find_data_folder("prompts")
+    config = config or PromptsConfig()
+    folder, packaged = config.folder, find_data_folder("prompts")
+    pinned, profile = config.versions, SMALL_PROFILE if config.profile == "small" else {}
     names = sorted(path.name for path in packaged.iterdir() if path.is_dir())
     unknown = set(pinned) - set(names)
     if unknown:
@@ -139,7 +166,9 @@ def load_prompts(versions: Mapping[str, int] | None = None, folder: Path | None 
     if folder is not None and not folder.is_dir():
         raise PromptError(f"prompts.folder: {folder} is not a folder")
     folders = [packaged] if folder is None else [folder, packaged]
-    return PromptBook(prompts={name: _find_prompt(name, pinned.get(name), folders) for name in names})
+    return PromptBook(
+        prompts={name: _find_prompt(name, pinned.get(name), folders, profile.get(name)) for name in names}
+    )
 
 
 def list_used_prompts(config: TrainerConfig) -> frozenset[str]:
@@ -211,10 +240,12 @@ def _parse_prompt(path: Path, text: str) -> Prompt:
     return Prompt(header=header, system=system.strip(), user=user.strip(), checksum=checksum)
 
 
-def _find_prompt(name: str, version: int | None, folders: list[Path]) -> Prompt:
+def _find_prompt(name: str, version: int | None, folders: Sequence[Path], packaged: int | None) -> Prompt:
+    """Return the pinned version, else the newest of the first folder that has one; ``packaged`` in the last."""
     for folder in folders:
         paths = {int(p.stem[1:]): p for p in (folder / name).glob("v*.md") if p.stem[1:].isdigit()}
-        chosen = version if version is not None else max(paths, default=None)
+        newest = packaged if folder == folders[-1] and packaged is not None else max(paths, default=None)
+        chosen = newest if version is None else version
         if chosen in paths:
             return read_prompt(paths[chosen])
     wanted = f"v{version}" if version is not None else "any version"

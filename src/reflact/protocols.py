@@ -110,6 +110,15 @@ class Environment(Protocol):
 
 
 @runtime_checkable
+class Described(Protocol):
+    """An environment or a target that tells the optimizer what it should know, in plain text."""
+
+    @property
+    def description(self) -> str:
+        """What the tasks are and the score measures, or what the agent can do (its tools); never a reference."""
+
+
+@runtime_checkable
 class ManagedEnvironment(Protocol):
     """An environment with something to start and to end, such as a server; its items are known before."""
 

@@ -61,7 +61,8 @@ class StepRecord(FrozenModel):
     ``created_versions`` are an accepted candidate, then the document with new notes in its appendix. ``notes``
     is None if the step did not change them. ``current`` and ``best`` are the versions after the step.
     ``fallbacks`` are model decisions that failed, other than those of merging and selection. ``fail_reasons``
-    are the failures grouped by the environment's feedback, if no analyst named a pattern.
+    are the failures grouped by the environment's feedback, if no analyst named a pattern. ``rewrite_summary`` is
+    what the call that rewrote the document says it changed.
     """
 
     step: int
@@ -75,6 +76,7 @@ class StepRecord(FrozenModel):
     merged: AggregateResult
     chosen: SelectResult
     edits: tuple[EditResult, ...]
+    rewrite_summary: str = ""
     candidate_hash: str
     verdict: Verdict
     created_versions: tuple[SkillVersion, ...] = ()
@@ -121,7 +123,8 @@ class EpochRecord(FrozenModel):
 
     ``last_hash`` is the hash of the skill after that step, before any slow update. ``comparisons`` are the
     items that were measured under both skills. ``slow_update`` is None if it is off, ``meta_skill`` if it did
-    not change. ``current`` and ``best`` are the versions afterwards.
+    not change; ``meta_skill_reasoning`` is the model's reasoning behind it. ``current`` and ``best`` are the
+    versions afterwards.
     """
 
     epoch: int = Field(ge=1)
@@ -130,6 +133,7 @@ class EpochRecord(FrozenModel):
     comparisons: tuple[ItemComparison, ...] = ()
     slow_update: SlowUpdate | None = None
     meta_skill: str | None = None
+    meta_skill_reasoning: str = ""
     fallbacks: tuple[Fallback, ...] = ()
     created_versions: tuple[SkillVersion, ...] = ()
     current: SkillVersion

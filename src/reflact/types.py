@@ -161,6 +161,7 @@ class Edit(FrozenModel):
         source_type: Whether it comes from failures or successes; None for both.
         support_count: Number of rollouts that support it.
         merge_level: Number of merges that produced it.
+        evidence: Which cases ask for it, in the analyst's words.
     """
 
     op: EditKind
@@ -169,6 +170,7 @@ class Edit(FrozenModel):
     source_type: RolloutSource | None = None
     support_count: int = Field(default=1, ge=1)
     merge_level: int = Field(default=0, ge=0)
+    evidence: str = Field(default="", exclude_if=lambda value: not value)
 
 
 class EditResult(FrozenModel):
@@ -255,10 +257,14 @@ class SelectResult(FrozenModel):
 
 
 class Candidate(FrozenModel):
-    """The document after the step's edits; ``fallbacks`` states why a rewrite call gave no valid reply."""
+    """The document after the step's edits.
+
+    ``fallbacks`` states why a rewrite call gave no valid reply, ``summary`` what such a call says it changed.
+    """
 
     skill: Skill
     results: tuple[EditResult, ...] = ()
+    summary: str = ""
     fallbacks: tuple[Fallback, ...] = ()
 
 

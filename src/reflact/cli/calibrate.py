@@ -199,7 +199,7 @@ async def _estimate(config: CalibrateConfig) -> tuple[CalibrationCostEstimate, i
     from reflact.prompts import load_prompts
     from reflact.store.runs import open_store
 
-    prompts = load_prompts(config.prompts.versions, config.prompts.folder)
+    prompts = load_prompts(config.prompts)
     run_id, path = account_name(config.memory), config.store or config.memory
     async with AsyncExitStack() as stack:
         empty = Path(stack.enter_context(TemporaryDirectory()))
@@ -299,7 +299,7 @@ async def _calibrate(
     from reflact.prompts import load_prompts
     from reflact.training.shutdown import GracefulStop, StoppableLLM
 
-    prompts = load_prompts(config.prompts.versions, config.prompts.folder)
+    prompts = load_prompts(config.prompts)
     graceful_stop = GracefulStop(STOP_SECONDS)
     connection = open_connection(
         config.models.critic,

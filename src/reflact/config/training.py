@@ -33,6 +33,10 @@ class EnvironmentConfig(ConfigSection):
     relative_tolerance: float = Field(1e-6, ge=0, description="Relative tolerance of the `numeric` grader.")
     threshold: float = Field(1.0, gt=0, le=1, description="Minimum F1 of a solved item with `token_f1`.")
     tables: Path | None = changeable_field(None, description="Folder of .csv tables for the `sql` grader.")
+    description: str = Field(
+        "",
+        description="What the tasks are and the score rewards, in plain text; the optimizer reads it.",
+    )
     time_limit: int = Field(
         5,
         ge=1,
@@ -348,6 +352,10 @@ class TestConfig(ConfigSection):
 class PromptsConfig(ConfigSection):
     """The prompt files."""
 
+    profile: Literal["default", "small"] = changeable_field(
+        "default",
+        description="`default` lets the optimizer reason at length; `small` suits models below about 3B parameters.",
+    )
     folder: Path | None = changeable_field(
         None, description="Folder of own prompts; missing ones come from the package."
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from pydantic import JsonValue
 
@@ -29,6 +29,19 @@ from reflact.records import CriticDescription
 from reflact.types import Grade, Item, Split, canonical_json
 
 INPUT_VARIABLE = "{input}"
+
+SCORE_WORDS: Mapping[str, str] = {
+    "exact": "An answer is right if it equals the reference, character by character, apart from spaces around it.",
+    "normalized": "An answer is right if it equals the reference, apart from case, punctuation and spaces.",
+    "token_f1": "The score of an answer is the F1 of its words and those of the reference, so missing and needless "
+    "words both cost.",
+    "numeric": "An answer is right if its number equals the reference's, within a tolerance.",
+    "regex": "An answer is right if the whole of it matches the reference, which is a regular expression.",
+    "json_fields": "An answer is a JSON object; it is right if it has the reference's fields with their values.",
+    "sql": "An answer is a query; it is right if it returns the same rows as the reference.",
+    "python": "An answer is a Python program; it is right if it passes the reference's tests.",
+}
+"""What the graders of a configuration measure, in words for the optimizer."""
 
 
 class DatasetEnvironment:
@@ -76,6 +89,11 @@ class DatasetEnvironment:
     def identity(self) -> str:
         """Name, version, template and grader with its settings, as canonical JSON."""
         return self._identity
+
+    @property
+    def description(self) -> str:
+        """What the grader measures; empty for an own function."""
+        return SCORE_WORDS.get(getattr(self._grade, "name", ""), "")
 
     @property
     def scored_by(self) -> CriticDescription | None:

@@ -13,6 +13,8 @@ from reflact.stages.prompt_sections import show_edits, show_skill
 from reflact.stages.reply_models import (
     DraftMergeReply,
     MergeReply,
+    ReasonedDraftMergeReply,
+    ReasonedMergeReply,
     build_edit,
     check_reply,
     list_allowed_operations,
@@ -113,11 +115,14 @@ class _Merger:
         if len(edits) == 1:
             return AggregateResult(patch=Patch(reasoning=reasoning, edits=edits))
         is_draft = edits[0].op == "rewrite"
-        kinds = list_allowed_operations(self.skill, self.operations)
-        reply_type: type[MergeReply | DraftMergeReply] = (
-            DraftMergeReply if is_draft else merge_reply_type(kinds, proposals=len(edits))
-        )
         purpose = f"draft_{name}" if is_draft else name
+        reasoned = self.context.prompts.is_reasoned(purpose)
+        reply_type: type[MergeReply | DraftMergeReply] = (
+            ReasonedDraftMergeReply if reasoned else DraftMergeReply
+        )
+        if not is_draft:
+            kinds = list_allowed_operations(self.skill, self.operations)
+            reply_type = merge_reply_type(kinds, proposals=len(edits), reasoned=reasoned)
         reply = await self.context.ask_or_fallback(
             purpose,
             {"document": show_skill(self.skill), "notes": self.notes, "proposals": show_edits(edits)},
@@ -130,6 +135,8 @@ class _Merger:
             fallback = Fallback(label=f"{purpose}/{part}", reason=reply.reason, replacement=replacement)
             kept = edits[:1] if is_draft else edits
             return AggregateResult(patch=Patch(reasoning=reasoning, edits=kept), fallbacks=(fallback,))
+        if isinstance(reply, ReasonedMergeReply | ReasonedDraftMergeReply):
+            reasoning = reply.reasoning
         if isinstance(reply, DraftMergeReply):
             draft = Edit(op="rewrite", content=reply.document)
             merged = [_credit_sources(draft, edits)]
@@ -148,5 +155,6 @@ def _credit_sources(edit: Edit, sources: Sequence[Edit]) -> Edit:
             "source_type": kinds.pop() if len(kinds) == 1 else None,
             "support_count": sum(s.support_count for s in sources),
             "merge_level": 1 + max(s.merge_level for s in sources),
+            "evidence": "; ".join(dict.fromkeys(s.evidence for s in sources if s.evidence)),
         }
     )

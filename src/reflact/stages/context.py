@@ -20,12 +20,16 @@ class NoReply(FrozenModel):
 
 @dataclass(frozen=True, kw_only=True)
 class StageContext:
-    """The collaborators of the optimizer's calls in one step; the log holds missing replies."""
+    """The collaborators of the optimizer's calls in one step; the log holds missing replies.
+
+    ``task`` is the prompt section on the tasks, the score and the agent (``show_task``).
+    """
 
     llm: LLM
     prompts: PromptBook
     decision_log: DecisionLog
     step: int
+    task: str = ""
 
     async def ask_or_fallback(
         self,
@@ -57,7 +61,7 @@ class StageContext:
             variables, shorten = shorten(), None
 
         async def ask(variables: Mapping[str, str]) -> R:
-            rendered = self.prompts.render(prompt, variables)
+            rendered = self.prompts.render(prompt, {"task": self.task, **variables})
             return (await self.llm.ask(rendered, reply_type, call_id=call_id, check=check)).value
 
         try:

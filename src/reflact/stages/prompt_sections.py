@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from statistics import fmean
 
 from pydantic import JsonValue
 
@@ -197,8 +199,35 @@ def show_edits(edits: Sequence[Edit]) -> str:
     The line is separate because small models copy text beside a proposal along with it.
     """
     fenced = "\n\n".join(fence(f"proposal_{n}", _show_edit(e)) for n, e in enumerate(edits, 1))
+    if any(e.evidence for e in edits):
+        lines = [f"proposal {n}, {_show_support(e)}: {e.evidence}" for n, e in enumerate(edits, 1)]
+        return f"{fenced}\n\nThe evidence for them:\n{fence('evidence', chr(10).join(lines))}"
     support = ", ".join(f"proposal {n} from {_show_support(e)}" for n, e in enumerate(edits, 1))
     return f"{fenced}\n\nCases behind them: {support}."
+
+
+def show_task(*descriptions: str) -> str:
+    """Return what is known of the tasks, the score and the agent as a note; empty if nothing is."""
+    return _show_note(
+        "Background, not part of the document", "background", filter(None, map(str.strip, descriptions))
+    )
+
+
+def show_figures(rollouts: Sequence[Rollout], items: Sequence[Item], failed: Collection[str]) -> str:
+    """Return the figures of a step's rollouts as a note; ``failed`` are the ids of the failed items."""
+    scores = [r.score for r in rollouts if r.score is not None]
+    lines = [f"{len(rollouts)} tasks under the document as it is: {len(failed)} failed"]
+    if scores:
+        hard, soft = fmean(s.hard for s in scores), fmean(s.soft for s in scores)
+        lines.append(f"mean score {hard:.3f}" + (f", with partial credit {soft:.3f}" if soft != hard else ""))
+    if len(rollouts) > len(scores):
+        lines.append(f"{len(rollouts) - len(scores)} could not be measured")
+    kinds = Counter(item.task_type for item in items if item.task_type is not None)
+    lost = Counter(item.task_type for item in items if item.id in failed)
+    lines += (
+        [f"{kind}: {lost[kind]} of {n} failed" for kind, n in sorted(kinds.items())] if len(kinds) > 1 else []
+    )
+    return _show_note("This step", "figures", lines)
 
 
 def show_buffer(buffer: Sequence[StepBufferEntry]) -> str:
@@ -231,11 +260,14 @@ def _case_passages(rollout: Rollout, item: Item, failed: bool) -> tuple[Passage,
     if failed and rollout.feedback:
         parts.append(Passage(label="remark: ", text=rollout.feedback))
     if failed and item.reference is not None:
-        parts.append(Passage(label="right answer: ", text=_to_text(item.reference)))
+        parts.append(Passage(label="right answer: ", text=show_json(item.reference)))
     return tuple(parts)
 
 
-def _to_text(value: JsonValue) -> str:
+def show_json(value: JsonValue) -> str:
+    """Return a value as text: a text as it is, anything else as canonical JSON, and nothing for None."""
+    if value is None:
+        return ""
     return value if isinstance(value, str) else canonical_json(value)
 
 

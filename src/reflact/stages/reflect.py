@@ -20,8 +20,13 @@ from reflact.stages.prompt_sections import show_cases, show_skill, truncate
 from reflact.stages.reply_models import (
     AnalystReply,
     DraftReply,
+    PatternReply,
     Proposals,
+    Reasoned,
+    ReasonedPattern,
+    ReasonedSuccessDraftReply,
     SuccessDraftReply,
+    SuccessReply,
     build_edit,
     check_reply,
     draft_reply_type,
@@ -119,27 +124,31 @@ class Analyst:
         if self.config.mode != "full_rewrite":
             variables["max_edits"] = str(self.max_edits)
         cases = len(batch.items) if batch.source == "failure" else None
+        prompt = f"{ANALYST_PROMPTS[self.config.mode]}_{batch.source}"
+        reasoned = self.context.prompts.is_reasoned(prompt)
         reply = await ask_about_minibatch(
             self.context,
             batch,
-            f"{ANALYST_PROMPTS[self.config.mode]}_{batch.source}",
+            prompt,
             variables,
-            self._choose_reply_type(cases),
+            self._choose_reply_type(cases, reasoned=reasoned),
             purpose=f"analyst_{batch.source}",
             tokens=self.tokens,
-            check=partial(check_reply, skill=self.skill, cases=cases),
+            check=partial(check_reply, skill=self.skill, cases=cases, items=batch.items if reasoned else ()),
         )
         if isinstance(reply, NoReply):
             return batch.empty_report.model_copy(update={"no_reply_reason": reply.reason})
         return _build_report(batch.empty_report, self.skill, reply)
 
-    def _choose_reply_type(self, cases: int | None) -> type[Proposals]:
+    def _choose_reply_type(self, cases: int | None, *, reasoned: bool) -> type[Proposals]:
         if self.config.mode == "full_rewrite":
-            return SuccessDraftReply if cases is None else draft_reply_type(cases=cases)
+            if cases is not None:
+                return draft_reply_type(cases=cases, reasoned=reasoned)
+            return ReasonedSuccessDraftReply if reasoned else SuccessDraftReply
         kinds = list_allowed_operations(self.skill, list_edit_kinds(self.config))
         if cases is None:
-            return success_reply_type(kinds, most=self.max_edits)
-        return failure_reply_type(kinds, cases=cases, most=self.max_edits)
+            return success_reply_type(kinds, most=self.max_edits, reasoned=reasoned)
+        return failure_reply_type(kinds, cases=cases, most=self.max_edits, reasoned=reasoned)
 
 
 async def ask_about_minibatch(
@@ -174,14 +183,13 @@ def _build_report(blank: AnalystReport, skill: Skill, reply: Proposals) -> Analy
     """Return a report with the reply's edits; a draft that changes nothing is none."""
     patterns: tuple[FailurePattern, ...] = ()
     if isinstance(reply, AnalystReply | DraftReply):
-        patterns = tuple(
-            FailurePattern(type=p.type, count=p.count, description=p.description, item_ids=blank.item_ids)
-            for p in reply.patterns
-        )
+        patterns = tuple(_build_pattern(pattern, blank.item_ids) for pattern in reply.patterns)
         reasoning = "; ".join(p.description for p in patterns)
-    else:
+    if isinstance(reply, Reasoned):
+        reasoning = reply.reasoning
+    elif isinstance(reply, SuccessReply | SuccessDraftReply):
         reasoning = reply.strengths
-    if isinstance(reply, DraftReply | SuccessDraftReply):
+    if isinstance(reply, DraftReply | SuccessDraftReply | ReasonedSuccessDraftReply):
         is_same = is_same_body(skill.text, reply.document)
         edits = [] if is_same else [Edit(op="rewrite", content=reply.document)]
     else:
@@ -189,6 +197,15 @@ def _build_report(blank: AnalystReport, skill: Skill, reply: Proposals) -> Analy
     support = {"source_type": blank.source_type, "support_count": len(blank.item_ids)}
     patch = Patch(reasoning=reasoning, edits=tuple(edit.model_copy(update=support) for edit in edits))
     return blank.model_copy(update={"patch": patch, "patterns": patterns})
+
+
+def _build_pattern(pattern: PatternReply | ReasonedPattern, item_ids: Sequence[str]) -> FailurePattern:
+    if isinstance(pattern, ReasonedPattern):
+        item_ids = [item_ids[number - 1] for number in sorted(set(pattern.cases))]
+    count = pattern.count if isinstance(pattern, PatternReply) else len(item_ids)
+    return FailurePattern(
+        type=pattern.type, count=count, description=pattern.description, item_ids=tuple(item_ids)
+    )
 
 
 def group_failures(rollouts: Sequence[Rollout], threshold: float | None) -> tuple[FailurePattern, ...]:

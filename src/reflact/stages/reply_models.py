@@ -1,4 +1,9 @@
-"""Reply types of the optimizer's calls, and their checks."""
+"""Reply types of the optimizer's calls, and their checks.
+
+Types whose names begin with ``Reasoned`` belong to the prompts of the default profile: they begin with
+reasoning in free text and bound no length; the model's ``max_tokens`` does. The others belong to the profile
+``small``.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +17,27 @@ from pydantic import Field, create_model
 from reflact.messages import ReplyModel
 from reflact.protocols import R
 from reflact.skills.document import apply_edits, editable_text, is_same_body
-from reflact.types import Edit, EditKind, Operation, Skill
+from reflact.skills.rejected_edits import content_words
+from reflact.stages.prompt_sections import show_json
+from reflact.types import Edit, EditKind, Item, Operation, Skill
 
-TAG = re.compile(r"</?(?:document|proposal_\d+|case_\d+|attempts|rejected|advice|guidance|notes)_*>")
+TAG = re.compile(
+    r"</?(?:document|proposal_\d+|case_\d+|attempts|rejected|advice|guidance|notes|background|figures|evidence)_*>"
+)
 """The tags that fence material in prompts."""
+
+MIN_QUOTED_LENGTH = 24
+"""The length from which a reference in a text counts as quoted, whatever stands beside it."""
+
+MIN_RULE_WORDS = 4
+"""Content words that a rule has at least, beside a quoted answer and its question."""
+
+ANSWER_WORDS = content_words(
+    "answer answers answered asked case cases correct example examples exactly follow following give gives "
+    "given input like output question questions reply respond response result return returns right such task "
+    "tasks this write asks ask kind type"
+)
+"""Words that speak of answering, not of a rule."""
 
 
 class PatternReply(ReplyModel):
@@ -28,12 +50,21 @@ class PatternReply(ReplyModel):
     count: int = Field(ge=1, description="How many of the cases show it.")
 
 
+class ReasonedPattern(ReplyModel):
+    """A cause of failure that some cases show."""
+
+    type: str = Field(min_length=1, description="A short name of the cause.")
+    description: str = Field(
+        min_length=1, description="The cause: what the agent did not know or do, and what followed from it."
+    )
+    cases: list[int] = Field(description="Numbers of the cases that show it.")
+
+
 class AppendReply(ReplyModel):
     """One addition to the document."""
 
     content: str = Field(
         min_length=1,
-        max_length=4000,
         description="The rule: the kind of task, then a right answer to imitate.",
     )
 
@@ -43,7 +74,6 @@ class SuggestionReply(ReplyModel):
 
     content: str = Field(
         min_length=1,
-        max_length=2000,
         description="What to add, change or remove in the document, and the rule it should state then.",
     )
 
@@ -59,23 +89,51 @@ class EditReply(ReplyModel):
         description="Text copied exactly from the document, where it occurs once. Empty for append."
     )
     content: str = Field(
-        max_length=4000,
-        description="The rule: the kind of task, then a right answer to imitate. Empty for delete.",
+        description="The rule: the kind of task, then a right answer to imitate. Empty for delete."
     )
+
+
+Evidence = Annotated[
+    str, Field(min_length=1, description="The cases that ask for it, and what in them does.")
+]
+INSTRUCTION = "The instruction, in words that hold for new tasks"
+
+
+class ReasonedAppend(AppendReply):
+    """One addition to the document, with its evidence."""
+
+    content: str = Field(min_length=1, description=f"{INSTRUCTION}, as Markdown.")
+    evidence: Evidence
+
+
+class ReasonedSuggestion(SuggestionReply):
+    """One thing that a revision of the document should do, with its evidence."""
+
+    content: str = Field(
+        min_length=1, description="What to add, change, move or remove, with the new instruction in full."
+    )
+    evidence: Evidence
+
+
+class ReasonedEdit(EditReply):
+    """One change to the document, with its evidence."""
+
+    content: str = Field(description=f"{INSTRUCTION}, as Markdown. Empty for delete.")
+    evidence: Evidence
 
 
 class MergedAppend(ReplyModel):
     """An addition that stands for one or more of the proposed ones."""
 
     sources: list[int] = Field(description="Numbers of the proposals that this one stands for.")
-    content: str = Field(min_length=1, max_length=4000, description="The text of the rule, and nothing else.")
+    content: str = Field(min_length=1, description="The text of the rule, and nothing else.")
 
 
 class MergedSuggestion(ReplyModel):
     """A suggestion that stands for one or more of the proposed ones."""
 
     sources: list[int] = Field(description="Numbers of the proposals that this one stands for.")
-    content: str = Field(min_length=1, max_length=2000, description="What the revision should do.")
+    content: str = Field(min_length=1, description="What the revision should do.")
 
 
 class MergedEdit(EditReply):
@@ -84,26 +142,42 @@ class MergedEdit(EditReply):
     sources: list[int] = Field(description="Numbers of the proposals that this one stands for.")
 
 
+class ReasonedMergedEdit(MergedEdit):
+    """A change that stands for one or more of the proposed ones."""
+
+    content: str = Field(description=f"{INSTRUCTION}, as Markdown. Empty for delete.")
+
+
 Proposal = AppendReply | EditReply | SuggestionReply
 Merge = MergedAppend | MergedEdit | MergedSuggestion
 
 
 def build_edit(reply: Proposal | Merge) -> Edit:
     """Return a proposed or merged change as an edit."""
+    evidence = ""
+    if isinstance(reply, ReasonedAppend | ReasonedEdit | ReasonedSuggestion):
+        evidence = reply.evidence
     if isinstance(reply, EditReply):
         target = "" if reply.op == "append" else reply.target
-        return Edit(op=reply.op, target=target, content="" if reply.op == "delete" else reply.content)
+        content = "" if reply.op == "delete" else reply.content
+        return Edit(op=reply.op, target=target, content=content, evidence=evidence)
     op: EditKind = "append" if isinstance(reply, AppendReply | MergedAppend) else "suggest"
-    return Edit(op=op, content=reply.content)
+    return Edit(op=op, content=reply.content, evidence=evidence)
 
 
 Patterns = Annotated[
-    list[PatternReply],
-    Field(min_length=1, max_length=3, description="The kinds of mistake, most frequent first."),
+    Sequence[PatternReply | ReasonedPattern],
+    Field(description="The kinds of mistake, most frequent first."),
 ]
-NewDocument = Annotated[
-    str, Field(min_length=1, max_length=20000, description="The whole new document, as Markdown text.")
-]
+NewDocument = Annotated[str, Field(min_length=1, description="The whole new document, as Markdown text.")]
+
+
+class Reasoned(ReplyModel):
+    """A reply that begins with its reasoning."""
+
+    reasoning: str = Field(
+        min_length=1, description="The reasoning in free text, as long as it needs to be, before the rest."
+    )
 
 
 class AnalystReply(ReplyModel):
@@ -162,7 +236,50 @@ class DraftMergeReply(ReplyModel):
     document: NewDocument
 
 
-Proposals = AnalystReply | SuccessReply | DraftReply | SuccessDraftReply
+class ReasonedAnalystReply(AnalystReply, Reasoned):
+    """What an analyst makes of cases that went wrong, reasoning first."""
+
+
+class ReasonedSuccessReply(Reasoned):
+    """What an analyst learns from cases that went well, reasoning first."""
+
+    edits: Sequence[Proposal] = Field(
+        description="Changes for what the document does not say yet; may be empty."
+    )
+
+
+class ReasonedMergeReply(MergeReply, Reasoned):
+    """One list of changes made from several, with the reasons for what was kept."""
+
+
+class ReasonedRankReply(RankReply):
+    """Which proposals to apply, best first, with the reasons."""
+
+    reasoning: str = Field(min_length=1, description="How the proposals compare, before the choice.")
+
+
+class ReasonedDraftReply(DraftReply, Reasoned):
+    """A whole new document, written from cases that went wrong, reasoning first."""
+
+
+class ReasonedSuccessDraftReply(Reasoned):
+    """A whole new document, written from cases that went well, reasoning first."""
+
+    document: NewDocument
+
+
+class ReasonedDraftMergeReply(DraftMergeReply, Reasoned):
+    """One document made from several drafts, with the reasons for what was kept."""
+
+
+Proposals = (
+    AnalystReply
+    | SuccessReply
+    | DraftReply
+    | SuccessDraftReply
+    | ReasonedSuccessReply
+    | ReasonedSuccessDraftReply
+)
 """The replies of analysts."""
 
 
@@ -179,40 +296,54 @@ def narrow_reply_type(base: type[R], **fields: tuple[Any, Mapping[str, Any]]) ->
 
 
 @lru_cache(maxsize=64)
-def draft_reply_type(*, cases: int) -> type[DraftReply]:
+def draft_reply_type(*, cases: int, reasoned: bool = False) -> type[DraftReply]:
     """Return the reply type of a draft from ``cases`` failures."""
-    return narrow_reply_type(DraftReply, patterns=_pattern_field(cases))
+    base = ReasonedDraftReply if reasoned else DraftReply
+    return narrow_reply_type(base, patterns=_pattern_field(cases, reasoned=reasoned))
 
 
 @lru_cache(maxsize=64)
-def failure_reply_type(operations: tuple[EditKind, ...], *, cases: int, most: int) -> type[AnalystReply]:
+def failure_reply_type(
+    operations: tuple[EditKind, ...], *, cases: int, most: int, reasoned: bool = False
+) -> type[AnalystReply]:
     """Return the reply type for ``cases`` failures with at most ``most`` edits of the given kinds.
 
-    Several cases share a pattern. So there are at most half as many patterns as cases, and at most three.
+    There is at least one pattern and one edit. Several cases share a pattern, so small models name at most half
+    as many patterns as cases, and at most three.
     """
-    edits = (list[_edit_type(operations)], {"min_length": min(1, most), "max_length": most})  # type: ignore[misc]
-    return narrow_reply_type(AnalystReply, patterns=_pattern_field(cases), edits=edits)
+    kind = _edit_type(operations, reasoned=reasoned)
+    edits = (list[kind], {"min_length": min(1, most), "max_length": most})  # type: ignore[valid-type]
+    base = ReasonedAnalystReply if reasoned else AnalystReply
+    return narrow_reply_type(base, patterns=_pattern_field(cases, reasoned=reasoned), edits=edits)
 
 
 @lru_cache(maxsize=64)
-def success_reply_type(operations: tuple[EditKind, ...], *, most: int) -> type[SuccessReply]:
+def success_reply_type(
+    operations: tuple[EditKind, ...], *, most: int, reasoned: bool = False
+) -> type[SuccessReply] | type[ReasonedSuccessReply]:
     """Return the reply type for successes with at most ``most`` edits of the given kinds."""
-    edits = (list[_edit_type(operations)], {"min_length": 0, "max_length": most})  # type: ignore[misc]
+    edits = (list[_edit_type(operations, reasoned=reasoned)], {"min_length": 0, "max_length": most})  # type: ignore[misc]
+    if reasoned:
+        return narrow_reply_type(ReasonedSuccessReply, edits=edits)
     return narrow_reply_type(SuccessReply, edits=edits)
 
 
 @lru_cache(maxsize=64)
-def merge_reply_type(operations: tuple[EditKind, ...], *, proposals: int) -> type[MergeReply]:
+def merge_reply_type(
+    operations: tuple[EditKind, ...], *, proposals: int, reasoned: bool = False
+) -> type[MergeReply]:
     """Return the reply type of a merge of ``proposals`` numbered edits."""
-    merged = _edit_type(operations, sources=proposals)
-    return narrow_reply_type(MergeReply, edits=(list[merged], {"min_length": 1, "max_length": proposals}))  # type: ignore[valid-type]
+    merged = _edit_type(operations, sources=proposals, reasoned=reasoned)
+    edits = (list[merged], {"min_length": 1, "max_length": proposals})  # type: ignore[valid-type]
+    return narrow_reply_type(ReasonedMergeReply if reasoned else MergeReply, edits=edits)
 
 
 @lru_cache(maxsize=64)
-def rank_reply_type(*, proposals: int, budget: int) -> type[RankReply]:
+def rank_reply_type(*, proposals: int, budget: int, reasoned: bool = False) -> type[RankReply]:
     """Return the reply type of a ranking that selects ``budget`` of ``proposals`` numbered edits."""
     number = Annotated[int, Field(ge=1, le=proposals)]
-    return narrow_reply_type(RankReply, selected=(list[number], {"min_length": budget, "max_length": budget}))
+    selected = (list[number], {"min_length": budget, "max_length": budget})
+    return narrow_reply_type(ReasonedRankReply if reasoned else RankReply, selected=selected)
 
 
 def list_allowed_operations(skill: Skill, allowed: tuple[EditKind, ...]) -> tuple[EditKind, ...]:
@@ -220,42 +351,88 @@ def list_allowed_operations(skill: Skill, allowed: tuple[EditKind, ...]) -> tupl
     return allowed if allowed == ("suggest",) or editable_text(skill.text).strip() else ("append",)
 
 
-def _pattern_field(cases: int) -> tuple[Any, Mapping[str, Any]]:
-    return list[PatternReply], {"min_length": 1, "max_length": max(1, min(3, cases // 2))}
+def _pattern_field(cases: int, *, reasoned: bool) -> tuple[Any, Mapping[str, Any]]:
+    if not reasoned:
+        return list[PatternReply], {"min_length": 1, "max_length": max(1, min(3, cases // 2))}
+    number = Annotated[int, Field(ge=1, le=cases)]
+    pattern = narrow_reply_type(ReasonedPattern, cases=(list[number], {"min_length": 1, "max_length": cases}))
+    return list[pattern], {"min_length": 1, "max_length": cases}  # type: ignore[valid-type]
 
 
-def _edit_type(operations: tuple[EditKind, ...], sources: int | None = None) -> type[ReplyModel]:
-    base: type[ReplyModel]
+def _edit_type(
+    operations: tuple[EditKind, ...], *, sources: int | None = None, reasoned: bool
+) -> type[ReplyModel]:
+    bases: tuple[type[ReplyModel], type[ReplyModel], type[ReplyModel]]
     fields: dict[str, tuple[Any, Mapping[str, Any]]] = {}
     if operations == ("suggest",):
-        base = SuggestionReply if sources is None else MergedSuggestion
+        bases = SuggestionReply, ReasonedSuggestion, MergedSuggestion
     elif operations == ("append",):
-        base = AppendReply if sources is None else MergedAppend
+        bases = AppendReply, ReasonedAppend, MergedAppend
     else:
-        base = EditReply if sources is None else MergedEdit
+        bases = EditReply, ReasonedEdit, ReasonedMergedEdit if reasoned else MergedEdit
         fields["op"] = (Literal[operations], {})
+    small, with_reason, merged = bases
     if sources is not None:
         number = Annotated[int, Field(ge=1, le=sources)]
         fields["sources"] = (list[number], {"min_length": 1, "max_length": sources})
-    return narrow_reply_type(base, **fields)
+        return narrow_reply_type(merged, **fields)
+    return narrow_reply_type(with_reason if reasoned else small, **fields)
 
 
 def check_reply(
-    reply: Proposals | MergeReply | DraftMergeReply, *, skill: Skill, cases: int | None = None
+    reply: Proposals | MergeReply | DraftMergeReply,
+    *,
+    skill: Skill,
+    cases: int | None = None,
+    items: Sequence[Item] = (),
 ) -> None:
     """Refuse a reply that does not fit its ``cases`` or the document.
 
     Raises:
-        ValueError: A pattern claims more cases than there are, or an edit or a draft cannot be applied.
+        ValueError: A pattern claims more cases than there are, an edit or a draft cannot be applied, or an edit
+            only records the answer of one of ``items``.
     """
     if cases is not None and isinstance(reply, AnalystReply | DraftReply):
-        high = [p.type for p in reply.patterns if p.count > cases]
+        high = [p.type for p in reply.patterns if isinstance(p, PatternReply) and p.count > cases]
         if high:
             raise ValueError(f"there are {cases} cases; the count of {', '.join(high)} is larger")
-    if isinstance(reply, AnalystReply | SuccessReply | MergeReply):
+    if isinstance(reply, AnalystReply | SuccessReply | ReasonedSuccessReply | MergeReply):
         _check_applicable(skill, reply.edits)
+        check_rules(reply.edits, items)
     else:
         check_whole_document(skill, reply.document)
+
+
+def check_rules(edits: Sequence[Proposal | Merge], items: Sequence[Item]) -> None:
+    """Refuse edits that only record the answer of an item.
+
+    Raises:
+        ValueError: An edit quotes an item's reference, and beside it and the item's input says hardly anything.
+    """
+    for number, edit in enumerate(edits, 1):
+        recorded = next((n for n, item in enumerate(items, 1) if records_answer(edit.content, item)), None)
+        if recorded is not None:
+            raise ValueError(
+                f"edit {number} records the answer of case {recorded}, which will not come again; state the "
+                "rule that leads to such answers, in words that hold for other tasks too"
+            )
+
+
+def records_answer(content: str, item: Item) -> bool:
+    """Whether a text quotes an item's reference and says hardly anything beside it and the item's input.
+
+    A reference of few characters may be part of a rule, such as ``even``. So it counts as quoted only if the
+    text holds the item's input as well.
+    """
+    shown, given, right = map(_flatten, (content, show_json(item.input), show_json(item.reference)))
+    if not right or right not in shown or (len(right) < MIN_QUOTED_LENGTH and given not in shown):
+        return False
+    said = content_words(content) - content_words(right) - content_words(given) - ANSWER_WORDS
+    return len(said) < MIN_RULE_WORDS
+
+
+def _flatten(text: str) -> str:
+    return " ".join(text.casefold().split())
 
 
 def _check_applicable(skill: Skill, edits: Sequence[Proposal | Merge]) -> None:

@@ -20,28 +20,41 @@ class StepSizeReply(ReplyModel):
     """How many of the proposals to apply in this step."""
 
     version: ClassVar[int] = 1
-    reasoning: str = Field(max_length=400, description="What speaks for few and what for many, in short.")
+    reasoning: str = Field(description="What speaks for few and what for many, in short.")
     count: int = Field(ge=0, description="How many of the proposals to apply.")
     confidence: float = Field(ge=0, le=1, description="How sure this is, from 0 to 1.")
     risks: str = Field(max_length=250, description="What could go wrong; empty if nothing.")
 
 
+class ReasonedStepSizeReply(StepSizeReply):
+    """How many of the proposals to apply in this step, reasoning first."""
+
+    reasoning: str = Field(
+        min_length=1, description="What speaks for few and what for many, before the number."
+    )
+    risks: str = Field(description="What could go wrong; empty if nothing.")
+
+
 @lru_cache(maxsize=64)
-def step_size_reply_type(*, offered: int) -> type[StepSizeReply]:
+def step_size_reply_type(*, offered: int, reasoned: bool = False) -> type[StepSizeReply]:
     """Return the reply type of a step size of at most ``offered`` proposals."""
-    return narrow_reply_type(StepSizeReply, count=(int, {"ge": 0, "le": offered}))
+    base = ReasonedStepSizeReply if reasoned else StepSizeReply
+    return narrow_reply_type(base, count=(int, {"ge": 0, "le": offered}))
 
 
 async def choose_step_size(
-    merged: AggregateResult, skill: Skill, *, context: StageContext, notes: str, default: int
+    merged: AggregateResult, skill: Skill, *, context: StageContext, notes: str, figures: str, default: int
 ) -> StepSize | Fallback:
     """Let the optimizer decide how many of the pooled edits a step applies; without a valid reply ``default``.
 
-    The pool must not be empty.
+    The pool must not be empty. ``notes`` are the epoch's earlier steps and the optimizer's memory, ``figures``
+    those of the step's rollouts (``show_figures``).
     """
     pool = merged.patch.edits
     reply = await context.ask_or_fallback(
-        "step_size", _describe_pool(pool, skill, notes), step_size_reply_type(offered=len(pool))
+        "step_size",
+        {**_describe_pool(pool, skill, notes), "figures": figures},
+        step_size_reply_type(offered=len(pool), reasoned=context.prompts.is_reasoned("step_size")),
     )
     if isinstance(reply, NoReply):
         return Fallback(label="step_size", reason=reply.reason, replacement=f"at most {default} edits")
@@ -49,9 +62,17 @@ async def choose_step_size(
 
 
 async def select(
-    merged: AggregateResult, skill: Skill, *, context: StageContext, budget: int | None, notes: str
+    merged: AggregateResult,
+    skill: Skill,
+    *,
+    context: StageContext,
+    budget: int | None,
+    attempts: str = "",
+    notes: str,
 ) -> SelectResult:
     """Select at most ``budget`` edits; None takes all, and a pool within the budget passes unchanged.
+
+    ``attempts`` are the epoch's earlier steps with their verdicts, ``notes`` the optimizer's memory.
 
     The optimizer ranks a larger pool. If it gives no valid ranking, the edits with the highest support are
     taken, earlier ones first among equals, and the result records the fallback.
@@ -64,8 +85,8 @@ async def select(
         return outcome.model_copy(update={"patch": Patch(reasoning=merged.patch.reasoning)})
     reply = await context.ask_or_fallback(
         "ranking",
-        {**_describe_pool(pool, skill, notes), "budget": str(budget)},
-        rank_reply_type(proposals=len(pool), budget=budget),
+        {**_describe_pool(pool, skill, notes), "attempts": attempts, "budget": str(budget)},
+        rank_reply_type(proposals=len(pool), budget=budget, reasoned=context.prompts.is_reasoned("ranking")),
         check=check_ranking,
     )
     if isinstance(reply, NoReply):

@@ -24,15 +24,12 @@ class GuidanceReply(ReplyModel):
     """What the comparison says about the earlier guidance, and the guidance from now on."""
 
     version: ClassVar[int] = 1
-    reasoning: str = Field(
-        max_length=600, description="What got better, what got worse and what keeps failing, and why."
-    )
+    reasoning: str = Field(description="What got better, what got worse and what keeps failing, and why.")
     helped: Literal["helped", "hurt", "unclear", "none"] = Field(
         description="Whether the earlier guidance helped; none if there was none."
     )
     guidance: str = Field(
         min_length=1,
-        max_length=3000,
         description="The new guidance, as Markdown: what the assistant should heed on every task.",
     )
 
@@ -62,10 +59,9 @@ class MemoryReply(ReplyModel):
     """What to remember about editing this document."""
 
     version: ClassVar[int] = 1
-    reasoning: str = Field(max_length=600, description="Which changes helped, which hurt, and why.")
+    reasoning: str = Field(description="Which changes helped, which hurt, and why.")
     memory: str = Field(
         min_length=1,
-        max_length=2000,
         description="Advice for future edits: which kinds help here, which do not, what to try next.",
     )
 

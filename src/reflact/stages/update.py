@@ -18,14 +18,16 @@ class RewriteReply(ReplyModel):
     """The document after a revision."""
 
     version: ClassVar[int] = 1
-    summary: str = Field(max_length=400, description="What was changed, in a sentence or two.")
-    document: str = Field(
-        min_length=1, max_length=20000, description="The whole revised document, as Markdown text."
-    )
+    summary: str = Field(description="What was changed, in a sentence or two.")
+    document: str = Field(min_length=1, description="The whole revised document, as Markdown text.")
 
 
-async def update(skill: Skill, chosen: SelectResult, *, context: StageContext) -> Candidate:
+async def update(
+    skill: Skill, chosen: SelectResult, *, context: StageContext, attempts: str = ""
+) -> Candidate:
     """Return the candidate: edits and whole drafts are applied; one call rewrites the text by suggestions.
+
+    That call sees ``attempts``, the epoch's earlier steps with their verdicts.
 
     Protected regions stay byte-identical. If the rewrite call gives no valid reply, the document stays as it
     is, and the candidate records the fallback.
@@ -35,7 +37,7 @@ async def update(skill: Skill, chosen: SelectResult, *, context: StageContext) -
         return apply_edits(skill, edits)
     reply = await context.ask_or_fallback(
         "rewrite",
-        {"document": show_skill(skill), "proposals": show_edits(edits)},
+        {"document": show_skill(skill), "attempts": attempts, "proposals": show_edits(edits)},
         RewriteReply,
         check=lambda reply: check_whole_document(skill, reply.document),
     )
@@ -44,4 +46,4 @@ async def update(skill: Skill, chosen: SelectResult, *, context: StageContext) -
         return Candidate(skill=skill, fallbacks=(fallback,))
     written = apply_edits(skill, [Edit(op="rewrite", content=reply.document)])
     applied = tuple(EditResult(edit=edit, status="applied") for edit in edits)
-    return written.model_copy(update={"results": applied + written.results})
+    return written.model_copy(update={"results": applied + written.results, "summary": reply.summary})

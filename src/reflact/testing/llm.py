@@ -16,7 +16,6 @@ from reflact.jsonutil import describe_problems
 from reflact.messages import CallId, RenderedPrompt, Reply, ReplyModel, Text
 from reflact.protocols import R
 from reflact.records import Usage
-from reflact.stages.reply_models import AnalystReply, EditReply
 
 ScriptedAnswer: TypeAlias = ReplyModel | JsonValue | Exception
 """An answer of a script; see ``ScriptedLLM``."""
@@ -113,27 +112,47 @@ def _read(answer: ReplyModel | JsonValue, reply_type: type[R]) -> R:
     return reply_type.model_validate_json(answer if isinstance(answer, str) else json.dumps(answer))
 
 
-def append_reply(reply_type: type[ReplyModel], *contents: str) -> JsonValue:
+def append_reply(reply_type: type[ReplyModel], *contents: str) -> dict[str, JsonValue]:
     """Return an analyst's whole reply that appends texts to the document; as many as it may hold.
 
     Args:
-        reply_type: What the stage asks for: an ``AnalystReply`` or a ``SuccessReply``.
+        reply_type: What the stage asks for: the reply of an analyst of failures or successes, with reasoning
+            (default prompts) or without (``prompts.profile: small``).
         contents: The texts, most important first.
     """
     _, most = find_bounds(reply_type, "edits")
     edits: list[JsonValue] = [append_edit(reply_type, content) for content in contents[:most]]
-    if not issubclass(reply_type, AnalystReply):
-        return {"strengths": "As it should be.", "edits": edits}
-    pattern: JsonValue = {"type": "missing rule", "count": 1, "description": "The document lacks a rule."}
-    return {"patterns": [pattern], "edits": edits}
+    reply: dict[str, JsonValue] = {"edits": edits}
+    if "strengths" in reply_type.model_fields:
+        reply["strengths"] = "As it should be."
+    if "patterns" in reply_type.model_fields:
+        reply["patterns"] = [describe_pattern(reply_type, "missing rule", 1, "The document lacks a rule.")]
+    return add_reasoning(reply_type, reply)
+
+
+def add_reasoning(reply_type: type[ReplyModel], reply: dict[str, JsonValue]) -> dict[str, JsonValue]:
+    """Return a reply with reasoning before the rest, if its type has any."""
+    return {"reasoning": "As seen.", **reply} if "reasoning" in reply_type.model_fields else reply
+
+
+def describe_pattern(
+    reply_type: type[ReplyModel], name: str, count: int, description: str
+) -> dict[str, JsonValue]:
+    """Return a failure pattern of the first ``count`` cases, in the shape of the reply type's patterns."""
+    (kind,) = get_args(reply_type.model_fields["patterns"].annotation)
+    share: dict[str, JsonValue] = {"count": count}
+    if "cases" in kind.model_fields:
+        share = {"cases": list(range(1, 1 + count))}
+    return {"type": name, "description": description, **share}
 
 
 def append_edit(reply_type: type[ReplyModel], content: str) -> dict[str, JsonValue]:
     """Return one edit that appends a text, in the shape of the reply type's edits."""
     (kind,) = get_args(reply_type.model_fields["edits"].annotation)
-    if isinstance(kind, type) and issubclass(kind, EditReply):
-        return {"op": "append", "target": "", "content": content}
-    return {"content": content}
+    edit: dict[str, JsonValue] = {"content": content}
+    if "op" in kind.model_fields:
+        edit = {"op": "append", "target": "", **edit}
+    return {**edit, "evidence": "All cases."} if "evidence" in kind.model_fields else edit
 
 
 def find_bounds(reply_type: type[ReplyModel], field: str) -> tuple[int, int | None]:

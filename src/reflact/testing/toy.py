@@ -26,13 +26,22 @@ from reflact.stages.reply_models import (
     DraftReply,
     MergeReply,
     RankReply,
+    ReasonedSuccessDraftReply,
+    ReasonedSuccessReply,
     SuccessDraftReply,
     SuccessReply,
 )
 from reflact.stages.select import StepSizeReply
 from reflact.stages.slow_update import GuidanceReply, MemoryReply
 from reflact.stages.update import RewriteReply
-from reflact.testing.llm import Script, append_edit, append_reply, find_bounds
+from reflact.testing.llm import (
+    Script,
+    add_reasoning,
+    append_edit,
+    append_reply,
+    describe_pattern,
+    find_bounds,
+)
 from reflact.types import Grade, Item, Score, Skill, Turn, canonical_json, digest_json
 
 UNKNOWN_ANSWER = "unknown"
@@ -157,7 +166,7 @@ def toy_optimizer(*, edits: int = 1) -> Script:
         edits: Rules that an analyst proposes at most.
     """
 
-    def analyse(reply_type: type[ReplyModel], shown: str) -> JsonValue:
+    def analyse(reply_type: type[ReplyModel], shown: str) -> dict[str, JsonValue]:
         document = shown.splitlines()
         lines = [TOY_RULES[name].line for name, _ in _find_missing_rules(shown)]
         lines.sort(key=lambda line: line in document)
@@ -165,7 +174,9 @@ def toy_optimizer(*, edits: int = 1) -> Script:
         proposed = [append_edit(reply_type, line) for line in lines[:edits][:most]]
         return {"patterns": _reply_patterns(reply_type, shown), "edits": [*proposed]}
 
-    parts: tuple[tuple[type[ReplyModel], Callable[[type[ReplyModel], str], JsonValue]], ...] = (
+    parts: tuple[tuple[type[ReplyModel], Callable[[type[ReplyModel], str], dict[str, JsonValue]]], ...] = (
+        (ReasonedSuccessReply, lambda kind, _: append_reply(kind)),
+        (ReasonedSuccessDraftReply, lambda _, shown: {"document": _reply_document(shown)}),
         (AnalystReply, analyse),
         (SuccessReply, lambda kind, _: append_reply(kind)),
         (MergeReply, lambda kind, shown: {"edits": _reply_merge(kind, shown)}),
@@ -188,7 +199,7 @@ def toy_optimizer(*, edits: int = 1) -> Script:
         shown = "\n".join(message.content for message in prompt.messages if message.role == "user")
         for kind, part in parts:
             if issubclass(reply_type, kind):
-                return part(reply_type, shown)
+                return add_reasoning(reply_type, part(reply_type, shown))
         return TypeError(f"the toy optimizer has no {reply_type.__name__} for {call_id.label}")
 
     return answer
@@ -213,7 +224,7 @@ def _read_tag(tag: str, shown: str) -> str:
 def _reply_patterns(reply_type: type[ReplyModel], shown: str) -> list[JsonValue]:
     counted = _find_missing_rules(shown) or [("unknown", 1)]
     return [
-        {"type": name, "count": count, "description": f"It does not know the rule {name}."}
+        describe_pattern(reply_type, name, count, f"It does not know the rule {name}.")
         for name, count in counted[: find_bounds(reply_type, "patterns")[1]]
     ]
 
@@ -226,12 +237,12 @@ def _reply_merge(reply_type: type[ReplyModel], shown: str) -> list[JsonValue]:
     return [{**append_edit(reply_type, line), "sources": numbers} for line, numbers in sources.items()]
 
 
-def _reply_ranking(reply_type: type[ReplyModel], _: str) -> JsonValue:
+def _reply_ranking(reply_type: type[ReplyModel], _: str) -> dict[str, JsonValue]:
     fewest, _most = find_bounds(reply_type, "selected")
     return {"reasoning": "First come, first served.", "selected": list(range(1, 1 + fewest))}
 
 
-def _reply_step_size(reply_type: type[ReplyModel], _: str) -> JsonValue:
+def _reply_step_size(reply_type: type[ReplyModel], _: str) -> dict[str, JsonValue]:
     most = reply_type.model_json_schema()["properties"]["count"]["maximum"]
     return {"reasoning": "All are sound.", "count": most, "confidence": 1.0, "risks": ""}
 
@@ -247,7 +258,7 @@ def _list_rules(text: str) -> Sequence[str]:
     return [rule.line for rule in TOY_RULES.values() if rule.line in text]
 
 
-def _reply_draft(reply_type: type[ReplyModel], shown: str) -> JsonValue:
+def _reply_draft(reply_type: type[ReplyModel], shown: str) -> dict[str, JsonValue]:
     return {"patterns": _reply_patterns(reply_type, shown), "document": _reply_document(shown)}
 
 
@@ -261,12 +272,12 @@ def _reply_lapses(shown: str) -> list[JsonValue]:
     ]
 
 
-def _reply_notes(reply_type: type[ReplyModel], shown: str) -> JsonValue:
+def _reply_notes(reply_type: type[ReplyModel], shown: str) -> dict[str, JsonValue]:
     notes = [line.removeprefix("- ") for line in _read_tag("notes", shown).splitlines()]
     return {"notes": [*notes[: find_bounds(reply_type, "notes")[1]]]}
 
 
-def _reply_guidance(_: type[ReplyModel], shown: str) -> JsonValue:
+def _reply_guidance(_: type[ReplyModel], shown: str) -> dict[str, JsonValue]:
     document = _read_tag("document", shown)
     rules = [TOY_RULES[name].line for name, _ in _find_missing_rules(shown)]
     guidance = "\n".join(line for line in rules if line not in document) or DEFAULT_GUIDANCE

@@ -129,7 +129,7 @@ class EpochFinalizer:
         )
         if isinstance(reply, NoReply):
             return _with_fallback(record, "meta_skill", reply, "the meta skill stays unchanged")
-        return record.model_copy(update={"meta_skill": reply.memory})
+        return record.model_copy(update={"meta_skill": reply.memory, "meta_skill_reasoning": reply.reasoning})
 
     async def _update_guidance(
         self,

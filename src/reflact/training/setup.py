@@ -39,6 +39,7 @@ from reflact.protocols import (
     Annotator,
     CriticBacked,
     DecisionLog,
+    Described,
     Environment,
     EventCallback,
     RunStore,
@@ -47,6 +48,7 @@ from reflact.protocols import (
 from reflact.records import CriticAccuracy, CriticDescription, Spend, Usage
 from reflact.skills.document import check_document
 from reflact.stages.context import StageContext
+from reflact.stages.prompt_sections import show_task
 from reflact.store.artifacts import resolve_inside
 from reflact.training.cost_estimate import RunCostEstimate, RunCostEstimator
 from reflact.training.shutdown import GracefulStop, StoppableAnnotator, StoppableEnvironment, StoppableLLM
@@ -161,8 +163,13 @@ class Runtime:
 
     def make_context(self, step: int) -> StageContext:
         """Return the collaborators of the optimizer's calls in a step."""
+        described = [d.description for d in (self.plan.environment, self.target) if isinstance(d, Described)]
         return StageContext(
-            llm=self.optimizer, prompts=self.plan.prompts, decision_log=self.decision_log, step=step
+            llm=self.optimizer,
+            prompts=self.plan.prompts,
+            decision_log=self.decision_log,
+            step=step,
+            task=show_task(self.config.environment.description, *described),
         )
 
 
@@ -208,7 +215,7 @@ def prepare_run(config: TrainerConfig, overrides: Overrides) -> RunPlan:
     environment = overrides.environment or build_environment(config)
     data = DataSet.model_validate({split.value: tuple(environment.items(split)) for split in Split})
     check_dataset(data, config.data.train_size)
-    prompts = load_prompts(config.prompts.versions, config.prompts.folder)
+    prompts = load_prompts(config.prompts)
     initial = Skill(text="") if config.skill is None else load_skill(config.skill)
     identity: dict[str, JsonValue] = {
         **config_identity(config),

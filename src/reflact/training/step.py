@@ -18,7 +18,7 @@ from reflact.stages.context import StageContext
 from reflact.stages.evaluate import build_measurement, decide_without_evaluation
 from reflact.stages.execution_notes import LapseTriage, update_appendix
 from reflact.stages.overlap import roll_out_and_reflect
-from reflact.stages.prompt_sections import show_buffer, show_cases, show_memory, show_meta
+from reflact.stages.prompt_sections import show_buffer, show_cases, show_figures, show_memory, show_meta
 from reflact.stages.reflect import (
     Analyst,
     Minibatch,
@@ -98,9 +98,10 @@ class StepRunner:
                 notes=notes,
             )
         async with self.timer.stage("select", step=step):
-            chosen = await self._select(context, merged, skill, state, notes)
+            chosen = await self._select(context, merged, skill, state, notes=notes, rollouts=rollouts)
         async with self.timer.stage("update", step=step):
-            candidate = await update(skill, chosen, context=context)
+            attempts = self._show_attempts(step, state)
+            candidate = await update(skill, chosen, context=context, attempts=attempts)
         async with self.timer.stage("evaluate", step=step):
             verdict = decide_without_evaluation(candidate, skill, merged=merged, known=state.seen_hashes)
             undecided = None
@@ -126,6 +127,7 @@ class StepRunner:
             merged=merged,
             chosen=chosen,
             edits=candidate.results,
+            rewrite_summary=candidate.summary,
             candidate_hash=candidate.skill.hash,
             verdict=verdict,
             created_versions=created,
@@ -210,22 +212,41 @@ class StepRunner:
         return show_buffer(state.step_buffer if is_shown else ())
 
     async def _select(
-        self, context: StageContext, merged: AggregateResult, skill: Skill, state: RunState, notes: str
+        self,
+        context: StageContext,
+        merged: AggregateResult,
+        skill: Skill,
+        state: RunState,
+        *,
+        notes: str,
+        rollouts: Sequence[Rollout],
     ) -> SelectResult:
+        attempts = self._show_attempts(context.step, state)
         most, decision = self._edit_budget(context.step), None
         fallbacks: tuple[Fallback, ...] = ()
         if self.runtime.config.update.mode == "full_rewrite":
             return SelectResult(patch=merged.patch, pool_size=len(merged.patch.edits))
         if self.runtime.config.select.lr_control == "autonomous" and merged.patch.edits:
             assert most is not None
-            shown = _join(self._show_attempts(context.step, state), notes)
-            size = await choose_step_size(merged, skill, context=context, notes=shown, default=most)
+            size = await choose_step_size(
+                merged,
+                skill,
+                context=context,
+                notes=_join(attempts, notes),
+                figures=self._show_figures(context.step, rollouts),
+                default=most,
+            )
             if isinstance(size, Fallback):
                 fallbacks = (size,)
             else:
                 most, decision = size.count, size
-        chosen = await select(merged, skill, context=context, budget=most, notes=notes)
+        chosen = await select(merged, skill, context=context, budget=most, attempts=attempts, notes=notes)
         return chosen.model_copy(update={"decision": decision, "fallbacks": fallbacks + chosen.fallbacks})
+
+    def _show_figures(self, step: int, rollouts: Sequence[Rollout]) -> str:
+        items = [item for batch in self.list_batches(step) for item in batch]
+        threshold = self.runtime.config.train.success_threshold
+        return show_figures(rollouts, items, [r.item_id for r in rollouts if is_failure(r, threshold)])
 
     async def _update_appendix(
         self, context: StageContext, skill: Skill, reports: Sequence[AnalystReport]
