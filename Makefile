@@ -10,12 +10,13 @@ PYTHON := $(shell for p in python3.14 python3.13 python3.12 python3.11 python3; 
 endif
 BIN := $(VENV)/bin
 
-.PHONY: help demo test chaos check lint types format docs wheel-test clean
+.PHONY: help demo test chaos attack check lint types format docs wheel-test clean
 
 help:
 	@echo 'make demo        a recorded training run, into $(OUT)'
 	@echo 'make test        the tests but the slow ones; make check runs all'
 	@echo 'make chaos       a run against a provider that fails in many ways'
+	@echo 'make attack      kills, damaged files, cancellations and ten trainers in one loop; 20 minutes'
 	@echo 'make check       what CI checks: lint, types, all tests, docs, the built wheel'
 	@echo 'make lint        ruff, check only'
 	@echo 'make types       mypy, strict'
@@ -32,6 +33,9 @@ test: $(VENV)/.installed-dev
 
 chaos: $(VENV)/.installed-dev
 	$(BIN)/python benchmarks/chaos.py
+
+attack: $(VENV)/.installed-dev
+	$(BIN)/python benchmarks/attack.py
 
 check: PYTEST = --thorough
 check: lint types wheel-test test

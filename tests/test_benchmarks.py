@@ -1,4 +1,4 @@
-"""The benchmarks of the gate, of promotion and of a provider in chaos run and print what the docs say."""
+"""The benchmarks of the gate, of promotion, of a provider in chaos and of attacks run and print what the docs say."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ import pytest
 
 pytestmark = pytest.mark.slow
 
+HANGS = 600
+"""Seconds after which a benchmark hangs; none takes as long on an idle machine."""
+
 FOLDER = Path(__file__).parent.parent / "benchmarks"
 
 
@@ -21,7 +24,7 @@ def run(folder: Path, name: str, *arguments: str) -> str:
         cwd=folder,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=HANGS,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
@@ -60,3 +63,13 @@ def test_a_run_in_chaos_ends_as_a_calm_one(tmp_path: Path) -> None:
     counted = {kind: int(n) for kind, n in re.findall(r"^\| (.+?) \| \d+ \| (\d+) \|$", table, re.MULTILINE)}
     assert all(counted[kind] >= 2 for kind in ("malformed", "reset", "timeout", "truncated")), counted
     assert "| broken stream |" in streams
+
+
+def test_attacks_change_nothing_silently(tmp_path: Path) -> None:
+    """In a short form of every campaign each case ends as the undisturbed run or with one sentence."""
+    rows = [line.split("|") for line in run(tmp_path, "attack.py", "--short").splitlines()]
+    counts = {row[1].strip(): [int(cell) for cell in row[2:6]] for row in rows[2:]}
+    assert counts.keys() == {"kills", "corruptions", "cancellations", "ten trainers"}
+    for cases, alike, refused, wrong in counts.values():
+        assert cases == alike + refused > 0
+        assert wrong == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack
 from datetime import UTC, datetime
 from itertools import pairwise
 
@@ -495,3 +496,20 @@ async def test_an_answer_ends_an_outage() -> None:
         for part in "ab":
             assert (await client.ask(PROMPT, Text, call_id=call_id(part))).value.text == "fine"
     assert len(script.requests) == 10
+
+
+@pytest.mark.parametrize(("reopened", "failed", "pause"), [(True, "ab", 1), (False, "a", 1000)])
+async def test_failures_of_another_time_are_no_outage(reopened: bool, failed: str, pause: float) -> None:
+    """A failure is retried although an earlier run, or a call long ago, ended with failures alone."""
+    script = Endpoint(*[BUSY] * (len(failed) + 1), httpx.Response(500), GOOD)
+    settings = config(max_retries=1, outage_seconds=30)
+    async with AsyncExitStack() as stack:
+        client = await stack.enter_async_context(connected(script, settings))
+        for part in failed:
+            with pytest.raises(ProviderDown):
+                await client.ask(PROMPT, Text, call_id=call_id(part))
+        await anyio.sleep(pause)
+        if reopened:
+            await stack.aclose()
+            client = await stack.enter_async_context(connected(script, settings))
+        assert (await client.ask(PROMPT, Text, call_id=call_id("c"))).value.text == "fine"

@@ -449,24 +449,60 @@ async def test_a_changed_byte_is_noticed(store: SQLiteRunStore, path: Path, tabl
     assert "put back a copy of it, or choose another out_dir" in str(damaged.value)
 
 
+@pytest.mark.parametrize("change", ["record = CAST(x'ff7b' AS TEXT)", "number = number + 1", "checksum = ''"])
+async def test_a_run_with_a_damaged_row_does_not_start(
+    store: SQLiteRunStore, path: Path, change: str
+) -> None:
+    """Every start checks all records, outcomes and events of its run, also those that it would not read."""
+    await store.commit("r", record(1), after(1, SECOND), [SECOND])
+    assert await store.open_run("r", IDENTITY, {}) == after(1, SECOND)
+    with closing(sqlite3.connect(path)) as other, other:
+        other.execute(f"UPDATE commits SET {change}")
+    with pytest.raises(StoreError, match="damaged; put back a copy of it") as damaged:
+        await store.open_run("r", IDENTITY, {})
+    assert "\n" not in str(damaged.value)
+    assert len(str(damaged.value)) < 300
+
+
+@pytest.mark.parametrize(
+    ("table", "change", "read"),
+    [
+        ("runs", "created = 'yesterday'", "runs"),
+        ("runs", "config = '{'", "runs"),
+        ("calls", "input_tokens = 0.5", "spend"),
+    ],
+)
+async def test_values_that_cannot_be_read_are_one_sentence(
+    store: SQLiteRunStore, path: Path, table: str, change: str, read: str
+) -> None:
+    """A value without a checksum that cannot be read is an error of the database."""
+    await store.store_response(reply("k"), reserved_call("k"))
+    with closing(sqlite3.connect(path)) as other, other:
+        other.execute(f"UPDATE {table} SET {change}")
+    reads = {"runs": store.runs, "spend": partial(store.spend, "r")}
+    with pytest.raises(StoreError, match=r"database .*: the file is damaged") as damaged:
+        await reads[read]()
+    assert "\n" not in str(damaged.value)
+
+
 async def test_a_changed_state_is_noticed(store: SQLiteRunStore, path: Path) -> None:
     """A run does not resume from a state with another character."""
     await store.commit("r", record(1), after(1, SECOND), [SECOND])
     with closing(sqlite3.connect(path)) as other, other:
         other.execute("""UPDATE commits SET state = replace(state, '"number":1', '"number":7')""")
-    with pytest.raises(StoreError, match="state of run r does not match its checksum"):
+    with pytest.raises(StoreError, match="commit 2 of run r does not match its checksum"):
         await store.open_run("r", IDENTITY, {})
 
 
 async def test_a_changed_rollout_or_reply_is_made_anew(store: SQLiteRunStore, path: Path) -> None:
     """A damaged reply or rollout counts as absent, and what is made in its place is kept."""
     rollout = Rollout(key="k", item_id="i", skill_hash=FIRST.hash, score=Score.of(0))
-    for values in ("replace(rollout, '0', '1')", "'{'"):
+    for values in ("replace(rollout, '0', '1')", "'{'", "CAST(x'ff7b' AS TEXT)"):
         await store.store_rollout(rollout)
         await store.store_response(reply("k"), reserved_call("k"))
         with closing(sqlite3.connect(path)) as other, other:
             other.execute(f"UPDATE rollouts SET rollout = {values}")
-            other.execute("UPDATE responses SET response = replace(response, '200', '201')")
+            other.execute(f"UPDATE responses SET response = {values.replace('rollout', 'response')}")
         assert await store.find_rollouts(["k"]) == {}
         assert await store.find_response("k") is None
     await store.store_rollout(rollout)

@@ -261,6 +261,7 @@ class Endpoint:
         self._back_offs = 0
         self._fruitless = 0
         self._failing_since: float | None = None
+        self._failed_at = -math.inf
 
     @asynccontextmanager
     async def admit(self, client: EndpointClient, tokens: int) -> AsyncIterator[Slot]:
@@ -305,14 +306,22 @@ class Endpoint:
         self.wake_first()
 
     def is_out(self, *, served: bool) -> bool:
-        """Count the outcome of an attempt; return whether all attempts of ``outage_seconds`` have failed."""
+        """Count the outcome of an attempt; return whether all attempts of ``outage_seconds`` have failed.
+
+        An outage begins anew if no attempt failed for so long, since nothing was tried then.
+        """
         now = anyio.current_time()
+        longest = min(client.config.outage_seconds for client in self.clients)
         if served:
             self._failing_since = None
-        elif self._failing_since is None:
+        elif self._failing_since is None or now - self._failed_at >= longest:
             self._failing_since = now
-        longest = min(client.config.outage_seconds for client in self.clients)
+        self._failed_at = now
         return self._failing_since is not None and now - self._failing_since >= longest
+
+    def forget_outage(self) -> None:
+        """Begin anew, since failures of earlier runs say little about a later one."""
+        self._failing_since = None
 
     def wake(self, client: EndpointClient) -> None:
         """Let the waiting calls of a client check again."""
@@ -403,6 +412,8 @@ class EndpointClient:
         self.refusal: Outcome | None = None
 
     def __enter__(self) -> Self:
+        if not self.endpoint.clients:
+            self.endpoint.forget_outage()
         self.endpoint.clients.append(self)
         return self
 

@@ -24,10 +24,12 @@ from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
 import anyio
+from pydantic import ValidationError
 from sqlite_utils import Database as Tables
 from sqlite_utils import Migrations
 
 from reflact.errors import DataError, StoreError
+from reflact.jsonutil import describe_problems
 
 SQLITE_REASONS: Mapping[int, str] = {
     sqlite3.SQLITE_BUSY: "another process kept it locked; end that process or try again",
@@ -55,6 +57,12 @@ def translate_error(error: Exception, path: Path) -> Exception:
         )
     if isinstance(error, OverflowError):
         return DataError("a number is beyond the 64 bits of a file; give a smaller one")
+    # These errors quote what is damaged.
+    if isinstance(error, UnicodeDecodeError) or str(error).startswith("Could not decode"):
+        return StoreError(f"database {path}: {SQLITE_REASONS[sqlite3.SQLITE_CORRUPT]} (a text is not UTF-8)")
+    if isinstance(error, ValidationError):
+        problem = describe_problems(error)
+        return StoreError(f"database {path}: {SQLITE_REASONS[sqlite3.SQLITE_CORRUPT]} ({problem})")
     if not isinstance(error, sqlite3.Error):
         return error
     code = getattr(error, "sqlite_errorcode", None)
@@ -232,7 +240,7 @@ class Database:
                 self._set_up_writable()
             for _ in range(MAX_READERS):
                 self._idle_readers.put(self._connect(self._read_mode, self._lock_timeout))
-        except sqlite3.Error as error:
+        except (sqlite3.Error, UnicodeDecodeError) as error:
             raise translate_error(error, self.path) from error
 
     def _set_up_writable(self) -> None:
@@ -387,7 +395,7 @@ class Database:
         try:
             with tables.atomic():
                 return work(tables)
-        except (sqlite3.Error, *UNSTORABLE_ERRORS) as error:
+        except (sqlite3.Error, UnicodeDecodeError, ValidationError, *UNSTORABLE_ERRORS) as error:
             raise translate_error(error, self.path) from error
         finally:
             self._idle_readers.put(tables)

@@ -176,24 +176,34 @@ def mark_unsettled(tables: Tables, run_id: str) -> None:
 
 def _find_response(tables: Tables, key: str) -> StoredResponse | None:
     """Return the response under a key; None if there is none or it is damaged."""
-    row = tables.execute("SELECT response, checksum FROM responses WHERE key = ?", (key,)).fetchone()
-    if row is None or row[1] != compute_checksum(key, row[0]):
+    sql = "SELECT CAST(response AS BLOB), CAST(checksum AS BLOB) FROM responses WHERE key = ?"
+    row = tables.execute(sql, (key,)).fetchone()
+    if row is None or (text := _decode_checked(key, *row)) is None:
         return None
     try:
-        return StoredResponse.model_validate_json(row[0])
+        return StoredResponse.model_validate_json(text)
     except ValidationError:
         return None
 
 
 def _find_rollouts(tables: Tables, keys: Sequence[str]) -> dict[str, Rollout]:
     """Return the stored rollouts among the keys; damaged ones count as absent, and are made anew."""
-    sql = "SELECT key, rollout, checksum FROM rollouts WHERE key IN (SELECT value FROM json_each(?))"
+    sql = (
+        "SELECT key, CAST(rollout AS BLOB), CAST(checksum AS BLOB) FROM rollouts"
+        " WHERE key IN (SELECT value FROM json_each(?))"
+    )
     found = {}
-    for key, text, checksum in tables.execute(sql, (json.dumps(list(keys)),)):
-        if checksum == compute_checksum(key, text):
+    for key, content, checksum in tables.execute(sql, (json.dumps(list(keys)),)):
+        if (text := _decode_checked(key, content, checksum)) is not None:
             with suppress(ValidationError):
                 found[key] = Rollout.model_validate_json(text)
     return found
+
+
+def _decode_checked(key: str, content: bytes, checksum: bytes) -> str | None:
+    """Return a stored text, which is read as bytes since it may be no text; None if it is damaged."""
+    text = content.decode("utf-8", "replace")
+    return text if checksum == compute_checksum(key, text).encode("ascii") else None
 
 
 def _insert_call(tables: Tables, reservation: CallReservation) -> int:

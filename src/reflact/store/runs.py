@@ -5,7 +5,6 @@ Values are stored as JSON text and validated again when they are read. Wall time
 
 from __future__ import annotations
 
-import json
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import datetime
@@ -32,7 +31,7 @@ from reflact.records import (
 from reflact.store.checksums import compute_checksum, parse_checked
 from reflact.store.database import LOCK_TIMEOUT_SECONDS, Database, Tables
 from reflact.store.lock import Ownership, read_commit_counts
-from reflact.store.responses import SQLiteDecisionLog, SQLiteResponseStore, mark_unsettled
+from reflact.store.responses import JSON_ADAPTER, SQLiteDecisionLog, SQLiteResponseStore, mark_unsettled
 from reflact.store.schema import SCHEMA
 from reflact.types import FrozenModel, Skill, canonical_json
 
@@ -42,6 +41,12 @@ Record = TypeVar("Record", StepRecord, EpochRecord, PromotionRecord)
 RECORD_KINDS = {StepRecord: "step", EpochRecord: "epoch", PromotionRecord: "promotion"}
 MAX_SHOWN_CHARS = 60
 COMMIT_COLUMNS = "number, kind, step, record, state, checksum"
+CHECKED_ROWS = {
+    "commit": f"SELECT {COMMIT_COLUMNS} FROM commits WHERE run_id = ?",  # noqa: S608 - a constant
+    "outcome of step": "SELECT step, label, value, checksum FROM decision_log WHERE run_id = ?",
+    "event": "SELECT id, event, at, checksum FROM events WHERE run_id = ?",
+}
+"""Rows with checksums of a run, each with what it is."""
 
 
 class RunRow(FrozenModel):
@@ -135,6 +140,7 @@ class SQLiteRunStore(SQLiteResponseStore):
                 tables.table("runs").update(
                     run_id, {"config": canonical_json(config), "status": None, "reason": None}
                 )
+            check_rows(tables, run_id)
             mark_unsettled(tables, run_id)
             sql = f"SELECT {COMMIT_COLUMNS} FROM commits WHERE run_id = ? ORDER BY number DESC LIMIT 1"  # noqa: S608
             row = tables.execute(sql, (run_id,)).fetchone()
@@ -292,13 +298,19 @@ class SQLiteRunStore(SQLiteResponseStore):
 
     async def runs(self) -> tuple[RunRow, ...]:
         """Return all runs of the store, oldest first."""
-        rows = await self._database.fetch_rows(
+        sql = (
             "SELECT run_id, status, reason, created, config, (SELECT count(*) FROM commits"
             " WHERE commits.run_id = runs.run_id AND kind = 'step') FROM runs ORDER BY runs.rowid"
         )
         names = ("run_id", "status", "reason", "created", "config", "steps")
-        found = (dict(zip(names, row, strict=True)) for row in rows)
-        return tuple(RunRow(**{**row, "config": json.loads(row["config"])}) for row in found)
+
+        def read(tables: Tables) -> tuple[RunRow, ...]:
+            found = (dict(zip(names, row, strict=True)) for row in tables.execute(sql))
+            return tuple(
+                RunRow(**{**row, "config": JSON_ADAPTER.validate_json(row["config"])}) for row in found
+            )
+
+        return await self._database.read(read)
 
     async def versions(self, run_id: str) -> tuple[SkillVersion, ...]:
         """Return the run's skill versions by number, each with its latest score."""
@@ -392,6 +404,17 @@ def write_commit(
         f"INSERT INTO commits (run_id, {COMMIT_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?)",  # noqa: S608 - a constant
         (*row, compute_checksum(*row)),
     )
+
+
+def check_rows(tables: Tables, run_id: str) -> None:
+    """Check all that a run has stored and decides by; StoreError names the first damaged row."""
+    for what, sql in CHECKED_ROWS.items():
+        for row in tables.execute(sql, (run_id,)):
+            if row[-1] != compute_checksum(run_id, *row[:-1]):
+                raise StoreError(
+                    f"the stored {what} {row[0]} of run {run_id} does not match its checksum, so the database is "
+                    "damaged; put back a copy of it, or choose another out_dir"
+                )
 
 
 def is_commit_valid(run_id: str, *row: object) -> bool:
