@@ -21,13 +21,15 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from statistics import fmean, stdev
 
+from reflact.gate.betting import choose_trials
 from reflact.gate.decision import GateSettings, Ruling, ScorePair, TrialRequest, decide
 from reflact.gate.early_stop import EarlyStopMonitor
 
 SEED, STEPS, ALPHA, GAIN, FRESH = 2026, 8, 0.10, 0.15, 4
-MAIN, GRID, SEQUENCES = 2000, 200, 1000
+MAIN, GRID, SEQUENCES, POWER = 2000, 200, 1000, 1000
 SIZES, TRIALS = (20, 50, 100), (4, 8, 20)
 PATIENT = 50
 """Runs of each row that are also evaluated without early stop."""
@@ -80,15 +82,15 @@ def middling(n: int, chance: random.Random, first: bool) -> list[float]:
     return [0.5] * n
 
 
-def raised(chances: Sequence[float]) -> list[float]:
+def raised(chances: Sequence[float], gain: float = GAIN) -> list[float]:
     """Every item is better by the gain."""
-    return [chance + GAIN for chance in chances]
+    return [chance + gain for chance in chances]
 
 
-def repaired(chances: Sequence[float]) -> list[float]:
+def repaired(chances: Sequence[float], gain: float = GAIN) -> list[float]:
     """Items that always failed are solved, the gain's share of all items."""
     failing = [item for item, chance in enumerate(chances) if chance == 0.0]
-    mended = set(failing[: round(GAIN * len(chances))])
+    mended = set(failing[: round(gain * len(chances))])
     return [1.0 if item in mended else chance for item, chance in enumerate(chances)]
 
 
@@ -303,6 +305,27 @@ def stable_sequence(n: int, run: int, policy: str, declared: bool) -> tuple[str,
     return tuple(actions)
 
 
+def power(n: int, gain: float, runs: int, certain: bool = False) -> tuple[float, float, float]:
+    """Return how often the paired rule accepts a gain and gives it up as futile, and the mean number of rounds.
+
+    Trials are those that reflact plans. A certain gain repairs stable items beside one coin flip.
+    """
+    better = partial(repaired if certain else raised, gain=gain)
+    model = Model(f"power/{gain}/{certain}", one_coin if certain else everywhere, better)
+    plan = Plan(model, n, choose_trials(n, decisions=STEPS, alpha=ALPHA, effect=GAIN), runs)
+    found = [comparison(plan, run, "paired") for run in range(runs)]
+    actions = [action for outcome in found for action in outcome.actions]
+    shares = [actions.count(action) / runs for action in ("accept", "reject")]
+    return shares[0], shares[1], fmean(count for outcome in found for count in outcome.rounds)
+
+
+def show_power(n: int, gain: float, runs: int, certain: bool) -> str:
+    """Return a sentence on the power of the paired rule."""
+    accepted, futile, rounds = power(n, gain, runs, certain)
+    what = f"{round(gain * n)} certain items and one coin flip" if certain else f"{100 * gain:.0f} points"
+    return f"| {n:3} | {what:36} | {accepted:6.1%} | {futile:6.1%} | {rounds:6.2f} |"
+
+
 # --------------------------------------------------------------------------------------------- summaries
 
 
@@ -463,11 +486,12 @@ def line(cells: Sequence[str]) -> str:
 
 def deterministic(n: int, declared: bool, runs: int) -> tuple[str, str | None]:
     """Return how deterministic targets were decided, and what is not as stated."""
-    pairs = [[stable_sequence(n, run, policy, declared) for policy in POLICIES] for run in range(runs)]
-    equal = sum(paired == strict for paired, strict in pairs)
+    rules = ("paired", "ranked", "strict")
+    found = [[stable_sequence(n, run, policy, declared) for policy in rules] for run in range(runs)]
+    equal = sum(paired == ranked == strict for paired, ranked, strict in found)
     name = f"deterministic, {'declared' if declared else 'found out'}, n = {n}"
     miss = None if equal == runs else f"{name}: {runs - equal} sequences differ from strict's"
-    return f"{name}: {equal} of {runs} sequences of {STEPS} decisions are strict's", miss
+    return f"{name}: {equal} of {runs} sequences of {STEPS} decisions by ranked and paired are strict's", miss
 
 
 def main() -> int:
@@ -484,6 +508,15 @@ def main() -> int:
     misses: list[str] = []
     with ProcessPoolExecutor(options.workers) as pool:
         stable = [pool.submit(deterministic, n, told, sequences) for n in SIZES for told in (False, True)]
+        cases = [(n, gain, False) for n in SIZES for gain in (0.0, 0.05, 0.10, 0.15, 0.20)]
+        cases += [(100, k / 100, True) for k in (1, 2, 3, 5)]
+        counted = 20 if options.quick else POWER
+        powers = [pool.submit(show_power, n, gain, counted, certain) for n, gain, certain in cases]
+        print(f"power of the paired rule with the planned trials, {counted} comparisons each")
+        print("| n   | gain                                 | accept | futile | rounds |")
+        print("| --- | ------------------------------------ | ------ | ------ | ------ |")
+        for line_of_power in powers:
+            print(line_of_power.result(), flush=True)
         parts = [[pool.submit(simulated, plan, part) for part in chunks(plan)] for plan in rows]
         for future in stable:
             sentence, miss = future.result()

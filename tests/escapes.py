@@ -80,7 +80,6 @@ ESCAPES = [
     Escape("its environment", ("files",), "open('/proc/self/environ').read()"),
     Escape("its own memory", ("files",), "open('/proc/self/mem', 'r+b').close()"),
     Escape("the processes", ("files",), "os.listdir('/proc')"),
-    Escape("another's environment", ("files", "capabilities"), "open('/proc/{victim}/environ').read()"),
     Escape("another's memory", (*LANDLOCK, "capabilities"), "open('/proc/{victim}/mem', 'rb').close()"),
     Escape("a device", ("files",), "open('/dev/zero', 'rb').read(1)"),
     Escape("a file of its own", ("files", "truncation"), "open('note.txt', 'w').write('x')"),

@@ -12,8 +12,11 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+from typer.testing import CliRunner, Result
+
 import pure_server
 from pure_world import settings, write_world
+from reflact.cli.app import app
 
 ITEMS = [{"id": f"q{i}", "input": f"What is {i} + {i}?", "reference": str(2 * i)} for i in range(10)]
 CONFIG = """
@@ -42,6 +45,11 @@ def configured(folder: Path, url: str = "http://127.0.0.1:9/v1") -> Path:
     path = folder / "run.yaml"
     path.write_text(CONFIG.format(folder=folder, url=url), encoding="utf-8")
     return path
+
+
+def reflact(*arguments: object) -> Result:
+    """Run a command in this process."""
+    return CliRunner().invoke(app, [str(argument) for argument in arguments], prog_name="reflact")
 
 
 def reflact_process(*arguments: object, **options: Any) -> subprocess.Popen[str]:

@@ -10,17 +10,16 @@ from typing import Any
 
 import pytest
 from pydantic import JsonValue
-from typer.testing import CliRunner
 
 from memory_pairs import make_pair
 from reflact import Calibrator, Critic, Trace
 from reflact.calibration import connect
-from reflact.cli.app import app
 from reflact.errors import ConfigError, DataError
 from reflact.llm import ModelConfig
 from reflact.memory.models import Action, Evaluation, Label, Transition
 from reflact.memory.store import MemoryStore
 from reflact.testing import ScriptedLLM
+from served import reflact
 
 pytestmark = pytest.mark.anyio
 
@@ -121,7 +120,7 @@ async def test_what_is_scored_and_learned_from_is_looked_at(tmp_path: Path) -> N
 
 def refused(*arguments: object) -> str:
     """Run a command that has to end with code 2, and return its one sentence."""
-    result = CliRunner().invoke(app, [*map(str, arguments)])
+    result = reflact(*arguments)
     assert result.exit_code == 2, result.output
     assert result.stderr.count("\n") == 1
     return result.stderr
@@ -184,10 +183,10 @@ def test_files_that_are_not_whole_are_told(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-9])
     config = configured(tmp_path, traces=str(tmp_path / "traces"))
     said = r"trace t: left out \d+ incomplete bytes of its file\n"
-    foreseen = CliRunner().invoke(app, ["calibrate", str(config), "--dry-run"])
+    foreseen = reflact("calibrate", config, "--dry-run")
     assert foreseen.exit_code == 0
     assert re.fullmatch(said, foreseen.stderr)
-    kept = CliRunner().invoke(app, ["memory", "import", str(tmp_path / "memory.db"), str(path)])
+    kept = reflact("memory", "import", tmp_path / "memory.db", path)
     assert re.match(said, kept.stdout)
 
 
@@ -195,10 +194,10 @@ def test_a_long_purpose_is_cut_where_it_is_shown(tmp_path: Path) -> None:
     """A conversation in a purpose's place does not fill the screen; as JSON it is whole."""
     purpose = "user: sort the mail\nassistant: I will\n" * 500
     Trace(purpose, id="talk", path=tmp_path / "t.jsonl").record(STEP, SAID)
-    memory = str(tmp_path / "memory.db")
-    CliRunner().invoke(app, ["memory", "import", memory, str(tmp_path / "t.jsonl")])
-    shown = CliRunner().invoke(app, ["memory", "show", memory, "talk"]).stdout
+    memory = tmp_path / "memory.db"
+    reflact("memory", "import", memory, tmp_path / "t.jsonl")
+    shown = reflact("memory", "show", memory, "talk").stdout
     assert "characters cut" in shown
     assert max(map(len, shown.splitlines())) < 1500
-    whole = CliRunner().invoke(app, ["memory", "show", memory, "talk", "--json"]).stdout
+    whole = reflact("memory", "show", memory, "talk", "--json").stdout
     assert json.loads(whole)["purpose"] == purpose

@@ -13,6 +13,7 @@ from reflact.calibration.report import CalibrationReport
 from reflact.cli.app import app
 from reflact.memory.models import ContrastPair
 from reflact.prompts import find_data_folder
+from served import reflact
 
 FOLDER = find_data_folder("calibration")
 PAGE = Path(__file__).parents[1] / "docs" / "calibrate-demo.md"
@@ -27,7 +28,7 @@ def calibrate(memory: Path, *overrides: str) -> str:
     arguments = ["calibrate", str(FOLDER / "calibrate.yaml"), "--json"]
     for setting in settings:
         arguments += ["--set", setting]
-    return CliRunner().invoke(app, arguments).output
+    return reflact(*arguments).output
 
 
 def recorded() -> CalibrationReport:
@@ -97,7 +98,7 @@ def test_a_changed_prompt_is_a_miss_that_names_it(tmp_path: Path) -> None:
 def test_a_memory_that_is_there_is_left_alone(out: Path) -> None:
     """The recording begins with an empty memory: a second run into the same folder says so."""
     held = (out / "memory.db").read_bytes()
-    result = CliRunner().invoke(app, ["demo", "--calibrate", "--out", str(out)])
+    result = reflact("demo", "--calibrate", "--out", out)
     assert result.exit_code == 2
     assert "choose another --out" in result.output
     assert (out / "memory.db").read_bytes() == held

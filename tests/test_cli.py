@@ -11,20 +11,14 @@ from pathlib import Path
 
 import anyio
 import pytest
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
 from reflact import __version__
-from reflact.cli.app import app
 from reflact.events import EVENT_ADAPTER, RunFinished, RunStarted
 from reflact.records import RunSummary, SkillScore
 from reflact.testing import ScriptedLLM, ToyEnvironment, ToyTarget, toy_optimizer
 from reflact.trainer import Trainer
-from served import configured, say_four, serving
-
-
-def reflact(*arguments: object) -> Result:
-    """Run a command in this process."""
-    return CliRunner().invoke(app, [str(argument) for argument in arguments], prog_name="reflact")
+from served import configured, reflact, say_four, serving
 
 
 def assert_refused(result: Result, *words: str) -> None:

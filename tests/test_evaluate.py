@@ -503,18 +503,14 @@ def _rollouts(skill_hash: str, values: Sequence[float | Score | None]) -> list[R
 
 
 def test_a_measurement_is_the_mean_of_what_was_measured() -> None:
-    """Unmeasured items are listed and left out; fractions of success count as such."""
+    """Unmeasured items are left out and listed; fractions of success count; of nothing it is None, never zero."""
     rollouts = _rollouts(HASH, [None, Score(hard=1, soft=0.5), Score(hard=0.1, soft=0.3), None])
     found = build_measurement(HASH, Split.val, rollouts)
     assert (found.n, found.hard, found.soft) == (2, 0.55, 0.4)
     assert found.unmeasured == ("item-00", "item-03")
-
-
-def test_nothing_measured_has_no_score() -> None:
-    """Absence is None, never a zero."""
-    found = build_measurement(HASH, Split.val, _rollouts(HASH, [None]))
-    assert (found.n, found.hard, found.soft) == (0, None, None)
-    assert GateMetric(metric="hard").score_measurement(found) is None
+    nothing = build_measurement(HASH, Split.val, _rollouts(HASH, [None]))
+    assert (nothing.n, nothing.hard, nothing.soft) == (0, None, None)
+    assert GateMetric(metric="hard").score_measurement(nothing) is None
 
 
 @given(st.lists(scores, min_size=1, max_size=30), st.randoms(use_true_random=False))

@@ -13,12 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
-from typer.testing import CliRunner
 
 import pure_server
 from pure_world import PureNetwork, settings, write_world
 from reflact import Trainer, events
-from reflact.cli.app import app
 from reflact.cli.train import build_estimate_table
 from reflact.llm.pricing import CostEstimate, EstimateRange, EstimateRow
 from reflact.records import FaultCount, RunSummary, SkillScore, SkillVersion, Spend, Usage
@@ -34,6 +32,7 @@ from reflact.reporting.lines import (
 )
 from reflact.reporting.summary import build_score_table, format_spend, print_summary
 from reflact.types import Edit, EditResult, Split, Verdict
+from served import reflact
 
 RUN = "r1"
 V0 = SkillVersion(number=0, skill_hash="a" * 64, origin="initial", score=0.25)
@@ -164,7 +163,7 @@ def test_commands_print_nothing_that_steers(tmp_path: Path) -> None:
     plain = settings(world, tmp_path / "run", train={"num_epochs": 1, "batch_size": 4}, **off)
     assert anyio.run(Trainer(plain, transport=PureNetwork(answer)).train).status == "completed"
     for command in (["show", tmp_path / "run"], ["show", tmp_path / "run", 1]):
-        result = CliRunner().invoke(app, [str(part) for part in command])
+        result = reflact(*command)
         assert result.exit_code == 0, result.output
         assert not {"\x1b", "\x07", "\r", "\u202e", "\u200b"} & set(result.output)
     assert r"\x1b[2J" in result.output

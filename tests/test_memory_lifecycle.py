@@ -12,7 +12,7 @@ from pathlib import Path
 
 import anyio
 import pytest
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
 from calibration_reports import everything
 from flattered_world import PURPOSE, flattered, steps
@@ -24,10 +24,10 @@ from reflact.calibration.config import CalibratorSettings, PairSettings
 from reflact.calibration.curriculum import CurriculumSettings
 from reflact.calibration.events import CalibrationEvent, PairsGenerated
 from reflact.calibration.report import CalibrationReport
-from reflact.cli.app import app
 from reflact.memory.cards import create_card
 from reflact.memory.models import Action, Evaluation, Label, Scope, Transition
 from reflact.reporting.html.calibration import render_calibration_page
+from served import reflact
 
 pytestmark = pytest.mark.anyio
 
@@ -261,7 +261,7 @@ def is_locked(connection: sqlite3.Connection) -> bool:
 
 def forget_at_terminal(path: Path) -> Result:
     """Forget the trace at a terminal."""
-    return CliRunner().invoke(app, ["memory", "forget", str(path), f"{WORD} 1"])
+    return reflact("memory", "forget", path, f"{WORD} 1")
 
 
 async def test_a_reader_keeps_the_log_and_forgetting_again_empties_it(tmp_path: Path) -> None:

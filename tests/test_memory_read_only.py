@@ -17,14 +17,13 @@ from typing import Any
 import anyio
 import anyio.lowlevel
 import pytest
-from typer.testing import CliRunner, Result
 
 from memory_pairs import make_pair
 from reflact import MemoryStore, Trace
-from reflact.cli.app import app
 from reflact.errors import StoreError
 from reflact.memory.models import Action, Label, Transition
 from reflact.store.database import copy_database
+from served import reflact
 
 pytestmark = pytest.mark.anyio
 
@@ -40,10 +39,6 @@ CONFIG = """
 memory: {memory}
 models: {{critic: {{model: small, base_url: "http://127.0.0.1:9", api_key_env: null}}}}
 """
-
-
-def run_command(*arguments: object) -> Result:
-    return CliRunner().invoke(app, [str(one) for one in arguments])
 
 
 def read_files(folder: Path) -> dict[str, bytes]:
@@ -73,7 +68,7 @@ def test_commands_that_read_change_nothing(folder: Path) -> None:
     anyio.run(fill_memory, path)
     before = read_files(folder)
     for command, *arguments in READING:
-        done = run_command("memory", command, path, *arguments)
+        done = reflact("memory", command, path, *arguments)
         assert (done.exit_code, bool(done.stdout)) == (0, True), command
         assert read_files(folder) == before, command
 
@@ -84,7 +79,7 @@ def test_a_dry_run_changes_nothing(folder: Path, tmp_path: Path) -> None:
     anyio.run(fill_memory, path)
     config.write_text(CONFIG.format(memory=path), encoding="utf-8")
     before = read_files(folder)
-    done = run_command("calibrate", config, "--dry-run")
+    done = reflact("calibrate", config, "--dry-run")
     assert done.exit_code == 0, done.output
     assert "traces to learn from" in done.stdout
     assert read_files(folder) == before
@@ -99,7 +94,7 @@ def test_a_log_that_a_process_left_is_read_and_stays(folder: Path) -> None:
         left = {name: content for name, content in read_files(folder).items() if not name.endswith("-shm")}
     for name, content in left.items():
         (folder / name).write_bytes(content)
-    assert "tuesday" in run_command("memory", "list", path, "--kind", "trace", "--json").stdout
+    assert "tuesday" in reflact("memory", "list", path, "--kind", "trace", "--json").stdout
     assert {name: read_files(folder)[name] for name in left} == left
 
 

@@ -15,12 +15,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import JsonValue
-from typer.testing import CliRunner
 
 from memory_pairs import CRITIC, HELD_OUT, evidence_for, keep_reply, make_pair, recorded, set_utility
 from profiles import cases
 from reflact import MemoryStore
-from reflact.cli.app import app
 from reflact.concurrency import fan_out
 from reflact.errors import DataError
 from reflact.memory.cards import PAIR_KINDS, create_card, is_visible_to
@@ -38,6 +36,7 @@ from reflact.memory.models import (
 )
 from reflact.memory.search import split_words
 from reflact.store.runs import open_store
+from served import reflact
 
 pytestmark = pytest.mark.anyio
 
@@ -694,8 +693,8 @@ def test_a_terminal_gets_what_it_can_write(tmp_path: Path) -> None:
         ["show", pair],
         ["search", "half"],
     ):
-        done = CliRunner().invoke(app, ["memory", command[0], str(path), *command[1:]])
+        done = reflact("memory", command[0], path, *command[1:])
         assert done.exit_code == 0, done.output
         assert done.stdout.encode()
-    shown = CliRunner().invoke(app, ["memory", "show", str(path), "odd trace", "--json"]).stdout
+    shown = reflact("memory", "show", path, "odd trace", "--json").stdout
     assert json.loads(shown)["events"][0]["transition"]["before"] == ODD

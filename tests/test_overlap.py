@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 import anyio
 import pytest
+from anyio.lowlevel import checkpoint
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import JsonValue
@@ -153,7 +154,6 @@ async def gathered(
     concurrency: int = 8,
     failure_only: bool = False,
     analyse: Callable[[Minibatch], Awaitable[AnalystReport]] = silent,
-    rolled: Callable[[Rollout], Awaitable[None]] | None = None,
 ) -> Found:
     """Gather the reports of one step."""
     return await roll_out_and_reflect(
@@ -167,7 +167,6 @@ async def gathered(
             step=STEP,
             feedback=True,
             limit=limit,
-            on_rollout=rolled,
         ),
         analyse=analyse,
         config=ReflectConfig(
@@ -413,3 +412,32 @@ async def test_a_step_needs_a_measured_rollout(overlap: bool) -> None:
     with pytest.raises(RunFailed, match="only 0 of 3 rollouts could be measured"):
         await gathered([items("lost", "lost", "lost")], environment=World(), store=store, overlap=overlap)
     assert not await notes_of(store)
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+async def test_rollouts_and_analysts_have_limits(overlap: bool) -> None:
+    """Over all batches of a step neither kind of work exceeds its own limit, and each reaches it."""
+    running = {"rollouts": 0, "analysts": 0}
+    highest = {"rollouts": 0, "analysts": 0}
+
+    async def work(kind: str) -> None:
+        running[kind] += 1
+        highest[kind] = max(highest[kind], running[kind])
+        for _ in range(30):
+            await checkpoint()
+        running[kind] -= 1
+
+    async def analyse(part: Minibatch) -> AnalystReport:
+        await work("analysts")
+        return part.empty_report
+
+    await gathered(
+        [items(*["0"] * 12), items(*["0"] * 12, name="o")],
+        environment=World(on_run=lambda item: work("rollouts")),
+        store=await opened(),
+        overlap=overlap,
+        limit=5,
+        concurrency=2,
+        analyse=analyse,
+    )
+    assert highest == {"rollouts": 5, "analysts": 2}

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 import random
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import NormalDist, fmean
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -23,6 +25,7 @@ from reflact.gate.ranking import (
     EXPECTED_CHANGE,
     Posterior,
     build_pass,
+    choose_pass,
     choose_version,
     start_ranking,
 )
@@ -338,6 +341,51 @@ def test_a_candidate_that_led_to_an_older_version_is_not_refuted() -> None:
     )
     assert choose_action(decision) == "return"
     assert "return" in UNPROVEN
+
+
+def count_lines(work: Callable[[], object]) -> int:
+    """Return how many lines of Python some work executes, which no machine's speed changes."""
+    lines, before = 0, sys.gettrace()
+
+    def trace(frame: FrameType, event: str, arg: object) -> Any:
+        nonlocal lines
+        lines += event == "line"
+        return trace
+
+    sys.settrace(trace)
+    try:
+        work()
+    finally:
+        sys.settrace(before)
+    return lines
+
+
+@pytest.mark.parametrize("reach", [1, 5, 1000])
+def test_a_decision_takes_time_in_proportion_to_the_versions(reach: int) -> None:
+    """In a chain, a bushy tree or a star: twice the versions take twice the work, so 500 are replayed in a second."""
+    chance = random.Random(7)
+
+    def decide(versions: int) -> Callable[[], object]:
+        parents = [str(max(0, n - 1 - chance.randrange(reach))) for n in range(1, versions)]
+        nodes = [VersionNode(skill_hash="0")]
+        nodes += [VersionNode(skill_hash=str(n), parent=parent) for n, parent in enumerate(parents, start=1)]
+        passes = [
+            PassResult(skill_hash=node.skill_hash, trial=0, mean=chance.random(), n=20, variance=0.14)
+            for node in nodes
+        ]
+        ranking = Ranking(nodes=tuple(nodes), passes=tuple(passes))
+        ends = nodes[-1].skill_hash, nodes[-2].skill_hash
+
+        def work() -> None:
+            choose_pass(ranking, *ends, worth=0.00005, n=20, most=4)
+            posterior = Posterior(ranking)
+            choose_version(posterior, [node.skill_hash for node in nodes])
+            posterior.find_probability(ends[0], "0")
+
+        return work
+
+    few, many = (count_lines(decide(versions)) for versions in (250, 500))
+    assert many < 2.1 * few
 
 
 # ------------------------------------------------------------------------------------------------ runs

@@ -10,14 +10,12 @@ from typing import Any
 
 import anyio
 import pytest
-from typer.testing import CliRunner
 
-from reflact.cli.app import app
 from reflact.records import CandidateReview
 from reflact.stages.reply_models import AnalystReply
 from reflact.testing import append_reply
 from reflact.types import Skill
-from served import MAIN
+from served import MAIN, reflact
 from toy_runs import LINES, Part, playing, run
 
 pytestmark = pytest.mark.anyio
@@ -157,15 +155,13 @@ def test_a_person_approves_or_vetoes_with_a_reason(tmp_path: Path) -> None:
     assert (said.count("take it?"), "+++ after" in said, "holds no answer" in said) == (2, True, True)
     versions = [path.name for path in (tmp_path / "run" / "skills").iterdir()]
     assert sorted(versions) == ["v0000.md", "v0001.md"]
-    shown = CliRunner().invoke(app, ["show", str(tmp_path / "run"), "2"], prog_name="reflact")
+    shown = reflact("show", tmp_path / "run", 2)
     assert "Vetoed: too narrow" in shown.output
 
 
 def test_review_needs_a_terminal(tmp_path: Path) -> None:
     """Without a terminal there is nobody to ask, and nothing is started."""
-    result = CliRunner().invoke(
-        app, ["train", str(DEMO), "--review", "--set", f"out_dir={tmp_path / 'run'}"], prog_name="reflact"
-    )
+    result = reflact("train", DEMO, "--review", "--set", f"out_dir={tmp_path / 'run'}")
     assert result.exit_code == 2
     assert "asks at a terminal" in result.output
     assert not (tmp_path / "run").exists()

@@ -8,16 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
 from reflact import Trainer
-from reflact.cli.app import app
 from reflact.config.loading import load_config
 from reflact.messages import CallId, RenderedPrompt, ReplyModel
 from reflact.testing import ScriptedLLM, ToyEnvironment, append_reply, toy_optimizer
 from reflact.testing.llm import Script, ScriptedAnswer
 from reflact.training.cost_estimate import RunCostEstimate
 from reflact.training.setup import Overrides, prepare_run
+from served import reflact
 from toy_runs import Actor
 
 pytestmark = pytest.mark.anyio
@@ -112,8 +111,7 @@ def test_without_a_price_there_is_no_money() -> None:
 def test_a_dry_run_calls_and_writes_nothing(tmp_path: Path) -> None:
     """``--dry-run`` prints the plan, the estimates and what the gate can resolve, and leaves no trace."""
     out = tmp_path / "run"
-    arguments = ["train", str(DEMO), "--dry-run", "--set", f"out_dir={out}"]
-    result = CliRunner().invoke(app, arguments, prog_name="reflact")
+    result = reflact("train", DEMO, "--dry-run", "--set", f"out_dir={out}")
     assert result.exit_code == 0, result.output
     assert "14 steps to take, 0 taken" in result.output
     assert "936" in result.output

@@ -17,14 +17,12 @@ from typing import Any
 import anyio
 import pytest
 import yaml
-from typer.testing import CliRunner, Result
 
 import pure_server
 from memory_pairs import HELD_OUT, evidence_for, make_pair
 from pure_world import differences, left_by, rows, settings, write_world
 from reflact import Critic, MemoryStore, Trainer
 from reflact.calibration.grading import CriticAnnotator
-from reflact.cli.app import app
 from reflact.config.loading import config_identity, load_config
 from reflact.environments.dataset import build_environment
 from reflact.errors import ConfigError
@@ -32,7 +30,7 @@ from reflact.records import RunSummary
 from reflact.testing import ScriptedLLM, ToyEnvironment, ToyTarget
 from reflact.training.shutdown import GracefulStop, StoppableAnnotator
 from reflact.types import Rollout, Skill, Split, Turn
-from served import HANGS, asked_of, reflact_process, send, serving
+from served import HANGS, asked_of, reflact, reflact_process, send, serving
 from toll_world import planned
 
 AFTER = re.compile(r"<after>\n(.*?)\n</after>", re.DOTALL)
@@ -153,11 +151,6 @@ def configured(
     path = folder / f"{name}.yaml"
     path.write_text(json.dumps(plain), encoding="utf-8")
     return path
-
-
-def reflact(*arguments: object) -> Result:
-    """Run a command in this process."""
-    return CliRunner().invoke(app, list(map(str, arguments)), terminal_width=200)
 
 
 def summary_of(folder: Path) -> RunSummary:

@@ -12,9 +12,7 @@ import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
-from typer.testing import CliRunner, Result
 
-from reflact.cli.app import app
 from reflact.config.loading import load_config, load_keys
 from reflact.config.training import TrainerConfig
 from reflact.errors import ConfigError, SkillError, UsageError
@@ -27,6 +25,7 @@ from reflact.integrations.skillopt import (
     read_document,
 )
 from reflact.skills.document import find_regions
+from served import reflact
 
 KEYS = (Path(__file__).parent / "skillopt_keys.txt").read_text(encoding="utf-8").split()
 UNKNOWN = "not a known key of SkillOpt"
@@ -54,11 +53,6 @@ def nested(names: list[str], value: object) -> dict[str, object]:
         section, _, key = name.partition(".")
         raw.setdefault(section, {})[key] = value
     return dict(raw)
-
-
-def reflact(*arguments: object) -> Result:
-    """Run a command in this process."""
-    return CliRunner().invoke(app, [str(argument) for argument in arguments], prog_name="reflact")
 
 
 def test_every_key_of_skillopt_is_known() -> None:

@@ -18,18 +18,16 @@ from typing import Any, NamedTuple
 
 import anyio
 import pytest
-from typer.testing import CliRunner, Result
 
 from pure_world import Ended, differences, left_by
 from reflact import Trainer
-from reflact.cli.app import app
 from reflact.config.loading import load_config
 from reflact.errors import StoreError
 from reflact.store.runs import open_store
 from reflact.testing import ScriptedLLM, ToyEnvironment, ToyTarget, toy_optimizer
 from reflact.training import setup as wiring
 from reflact.training.run import Run
-from served import HANGS, MAIN, Endpoint, reflact_process, world
+from served import HANGS, MAIN, Endpoint, reflact, reflact_process, world
 
 pytestmark = [
     pytest.mark.slow,
@@ -103,11 +101,6 @@ def place(served: World) -> World:
     shutil.rmtree(served.out_dir)
     served.endpoint.samples.clear()
     return served
-
-
-def reflact(*arguments: object) -> Result:
-    """Run a command in this process."""
-    return CliRunner().invoke(app, [str(argument) for argument in arguments], prog_name="reflact")
 
 
 def kept(out_dir: Path) -> Rows:

@@ -124,16 +124,23 @@ def proposing_line(line: str) -> Script:
 
 
 async def test_the_step_buffer_survives(tmp_path: Path) -> None:
-    """An analyst that is asked after a restart within the epoch is told of the epoch's earlier steps."""
-    config = settings(tmp_path, train={"batch_size": 2, "num_epochs": 1})
+    """An analyst that is asked after a restart within the epoch is told of the epoch's earlier steps.
+
+    Neither the restart nor steps without a candidate shift the schedule of the edit budget.
+    """
+    sizes = {"max_edits": 4, "min_edits": 1, "scheduler": "linear"}
+    config = settings(tmp_path, train={"batch_size": 2, "num_epochs": 1}, select=sizes)
     steps = await broken_off(config, after=18, script=proposing_line("- nonsense"))
     assert 0 < steps < 4
     optimizer = ScriptedLLM(proposing_line("- nonsense"))
     environment = ToyEnvironment(train=8, val=4, test=4)
-    await Trainer(config, environment=environment, target=ToyTarget(), optimizer=optimizer).train()
+    summary = await Trainer(config, environment=environment, target=ToyTarget(), optimizer=optimizer).train()
     first = optimizer.calls[0]
     assert first.call_id.step == steps + 1
     assert f"step {steps}: 2 of 2 cases failed" in first.prompt.messages[1].content
+    records = (await left(tmp_path, summary.run_id)).records
+    assert [r.chosen.budget for r in records] == [4, 3, 2, 1]
+    assert "no_change" in {r.verdict.action for r in records}
 
 
 async def test_a_finished_run_asks_nothing_again(tmp_path: Path) -> None:
@@ -168,6 +175,18 @@ async def test_unmeasured_items_are_no_zeros(tmp_path: Path) -> None:
         assert record.rollout.unmeasured == (train[0].id, train[1].id)
         assert record.rollout.n == 6
         assert not {train[0].id, train[1].id} & {i for report in record.reports for i in report.item_ids}
+
+
+@pytest.mark.parametrize("lost", [1, 4])
+async def test_too_few_measured_items_decide_nothing(tmp_path: Path, lost: int) -> None:
+    """An initial skill whose measurement is below the coverage ends the run as failed, never as a decision."""
+    val = ToyEnvironment(train=8, val=4, test=4).items(Split.val)
+    target = losing(*(str(item.input) for item in val[:lost]))
+    summary = await trainer(settings(tmp_path), target=target).train()
+    assert (summary.status, summary.steps, summary.best) == ("failed", 0, None)
+    assert f"only {4 - lost} of 4 rollouts could be measured" in str(summary.reason)
+    assert "no answer to" in str(summary.reason)
+    assert (await trainer(settings(tmp_path)).train()).status == "completed"
 
 
 async def test_exports_match_the_database(tmp_path: Path) -> None:

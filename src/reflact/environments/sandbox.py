@@ -226,8 +226,13 @@ def set_limits(order: SandboxRequest, *, alone: bool, without: Collection[str] =
         bounds["NPROC"] = (0, 0)
     for name, bound in bounds.items():
         number = getattr(resource, f"RLIMIT_{name}", None)
-        if number is not None and name not in without:
+        if number is None or name in without:
+            continue
+        try:
             resource.setrlimit(number, bound)
+        except (OSError, ValueError):  # macOS has no such limits of memory
+            if sys.platform == "linux":
+                raise
 
 
 def confine_process(parent: int | None, *, without: Collection[str] = ()) -> None:
