@@ -33,7 +33,7 @@ def run(folder: Path, name: str, *arguments: str) -> str:
 
 def test_a_quick_run_of_the_gate_misses_nothing(tmp_path: Path) -> None:
     """Every deterministic sequence equals that of the strict rule, and every row has its cells."""
-    printed = run(tmp_path, "gate.py", "--quick", "--workers", "1")
+    printed = run(tmp_path, "decisions.py", "--quick", "--workers", "1")
     equal = re.findall(r"^deterministic.*: (\d+) of (\d+) sequences of 8 decisions", printed, re.MULTILINE)
     assert equal == [("20", "20")] * 6
     header, rule, *rows = [line for line in printed.splitlines() if line.startswith("|")]
