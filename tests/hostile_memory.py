@@ -124,10 +124,13 @@ async def ask(port: str, kinds: list[str]) -> None:
             return "reply"
 
     outcomes = await fan_out(ask_one, range(ASKED))
-    # The peak since this program began; ``ru_maxrss`` includes the process that started it.
+    print(json.dumps({"outcomes": sorted(outcomes), "peak": read_peak()}), flush=True)  # noqa: T201 - for the parent
+
+
+def read_peak() -> float:
+    """Return this program's peak of memory in MiB; ``ru_maxrss`` includes the process that started it."""
     status = Path("/proc/self/status").read_text(encoding="ascii")
-    peak = int(re.findall(r"VmHWM:\s*(\d+) kB", status)[0]) / 1024
-    print(json.dumps({"outcomes": sorted(outcomes), "peak": peak}), flush=True)  # noqa: T201 - for the parent
+    return int(re.findall(r"VmHWM:\s*(\d+) kB", status)[0]) / 1024
 
 
 if __name__ == "__main__":
