@@ -30,7 +30,7 @@ from reflact.errors import ConfigError, SkillError
 from reflact.events import BudgetUpdated, Event, RateLimited
 from reflact.jsonutil import parse_stored
 from reflact.llm.budget import Account, Budget, BudgetedEnvironment, require_caps, worst_rollout_cost
-from reflact.llm.middleware import compose
+from reflact.llm.middleware import compose, unwrap_environment
 from reflact.llm.pricing import usd_of
 from reflact.memory.models import ContrastPair
 from reflact.prompts import PromptBook, list_used_prompts, load_prompts
@@ -171,7 +171,8 @@ class Runtime:
 
     def make_context(self, step: int) -> StageContext:
         """Return the collaborators of the optimizer's calls in a step."""
-        described = [d.description for d in (self.plan.environment, self.target) if isinstance(d, Described)]
+        sources = (unwrap_environment(self.plan.environment), self.target)
+        described = [source.description for source in sources if isinstance(source, Described)]
         return StageContext(
             llm=self.optimizer,
             prompts=self.plan.prompts,
