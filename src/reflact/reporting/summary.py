@@ -21,6 +21,7 @@ from reflact.records import (
     Usage,
 )
 from reflact.reporting.lines import escape_controls, format_change, format_fallback, format_score, wrap_line
+from reflact.stages.null_answers import describe_constant
 from reflact.types import EditResult, Split
 
 
@@ -145,7 +146,7 @@ def print_summary(console: Console, summary: RunSummary, folder: Path) -> None:
             say(f"{name}: {_describe_version(version)}")
     if summary.scores:
         console.print(build_score_table(summary.scores))
-    for line in (*describe_claim(summary), *_list_caveats(summary)):
+    for line in (*describe_claim(summary), *describe_controls(summary), *_list_caveats(summary)):
         say(line)
     for score in summary.scores:
         if score.buckets and score.name in {"baseline", "best"}:
@@ -183,7 +184,33 @@ def describe_claim(summary: RunSummary) -> tuple[str, ...]:
     )
 
 
+def describe_controls(summary: RunSummary) -> tuple[str, ...]:
+    """Return what the controls say against the best skill, one line each, and the most frequent right answer."""
+    scores = {score.name: score for score in summary.scores if score.split is summary.scores[-1].split}
+    frequent, best, lines = scores.get("null_frequent"), scores.get("best"), list[str]()
+    if frequent is not None:
+        words = "the most frequent right answer of the train items"
+        lines.append(f"null_frequent: {describe_constant(frequent.answer or '')}, {words}")
+    if best is not None and best.hard is not None:
+        where = f"on {best.split.value} items"
+        constants = [score for score in scores.values() if score.answer is not None]
+        top = max(constants, key=lambda score: score.hard or 0.0, default=None)
+        if top is not None and top.hard is not None and best.hard <= top.hard:
+            always, against = describe_constant(top.answer or ""), f"{best.hard:.3f} against {top.hard:.3f}"
+            lines.append(f"the best skill is not better than {always}: {against} {where}")
+        placebo = scores.get("placebo")
+        is_trained = summary.best is not None and summary.best.number > 0
+        if is_trained and placebo is not None and placebo.hard is not None and best.hard <= placebo.hard:
+            against = f"{placebo.hard:.3f} against {best.hard:.3f}"
+            lines.append(
+                f"a text about something else does as well as the best skill: {against} {where}, so the gain may "
+                "have nothing to do with what the skill says"
+            )
+    return tuple(lines)
+
+
 def _list_caveats(summary: RunSummary) -> Iterator[str]:
+    yield from (f"warning: {warning}" for warning in summary.warnings)
     if summary.critic is not None:
         yield f"scores come from {_describe_critic(summary.critic)}"
     if summary.annotated_by is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from reflact import events
@@ -10,11 +10,15 @@ from reflact.errors import EnvironmentFailure, ModelError, RunFailed
 from reflact.protocols import EventCallback
 from reflact.records import Claim, Improvement, PromotionRecord, RunState, SkillScore
 from reflact.stages.final_test import judge_claim, make_placebo, measure_improvement, score_skill
+from reflact.training.controls import UNMEASURABLE, NullAnswerGrader
 from reflact.training.gating import CommitOutcome, GateKeeper
 from reflact.training.rollouts import FIRST_REPORT_TRIAL, RolloutScheduler
 from reflact.training.setup import Runtime
 from reflact.training.state import find_current, replaces_best
 from reflact.types import FrozenModel, Rollout, Skill, Split
+
+ORDER = ("baseline", "placebo", "null_empty", "null_refusal", "null_frequent", "best", "final")
+"""The names of final scores, in the order of reports."""
 
 
 class FinalMeasurements(FrozenModel):
@@ -33,6 +37,7 @@ class FinalEvaluator:
     runtime: Runtime
     scheduler: RolloutScheduler
     gate_keeper: GateKeeper
+    null_answers: NullAnswerGrader
     on_event: EventCallback
     openings: int = 0
 
@@ -68,15 +73,16 @@ class FinalEvaluator:
         return CommitOutcome(record=record, undecided=undecided)
 
     async def measure(self, state: RunState) -> FinalMeasurements:
-        """Measure baseline, placebo, best and last skill on the validation and the test split.
+        """Measure baseline, best and last skill on the validation and the test split, and the controls on the last.
 
         A failed measurement is recorded in ``missing`` and does not affect the others.
         """
-        documents = await self._documents(state)
+        documents, placebo = await self._documents(state)
         splits = [Split.val]
         if self.runtime.config.test.enabled:
-            shown = ", ".join(f"{name} {skill.hash}" for name, skill in documents.items())
-            await self.open_test_split(f"step {state.step}: {shown}")
+            shown = [f"{name} {skill.hash}" for name, skill in (documents | placebo).items()]
+            shown += [answer.name for answer in self.null_answers.list_answers()]
+            await self.open_test_split(f"step {state.step}: {', '.join(shown)}")
             splits.append(Split.test)
         scores: list[SkillScore] = []
         improvements: list[Improvement] = []
@@ -109,9 +115,37 @@ class FinalEvaluator:
                     rollouts.get("best", ()),
                     on_these_items=split is Split.val and not state.deterministic,
                 )
-        return FinalMeasurements(
-            scores=tuple(scores), improvements=tuple(improvements), claim=claim, missing=tuple(missing)
+        controls, left_out = await self._measure_controls(splits[-1], placebo, state)
+        scores = sorted(
+            [*scores, *controls], key=lambda score: (splits.index(score.split), ORDER.index(score.name))
         )
+        return FinalMeasurements(
+            scores=tuple(scores),
+            improvements=tuple(improvements),
+            claim=claim,
+            missing=(*missing, *left_out),
+        )
+
+    async def _measure_controls(
+        self, split: Split, placebo: Mapping[str, Skill], state: RunState
+    ) -> tuple[list[SkillScore], list[str]]:
+        """Return the scores of null answers and placebo on a split, and the reasons for those that are missing."""
+        scores, missing, items = list[SkillScore](), list[str](), self.runtime.plan.data.items(split)
+        for answer in self.null_answers.list_answers():
+            try:
+                score = await self.null_answers.grade(answer, split, items, step=state.step)
+            except UNMEASURABLE as error:
+                missing.append(f"{answer.name} on {split.value}: {error}")
+                continue
+            scores.append(await self._emit_score(score, state))
+        for name, skill in placebo.items():
+            try:
+                rollouts = await self._roll_out(split, skill, state)
+            except UNMEASURABLE as error:
+                missing.append(f"{name} on {split.value}: {error}")
+                continue
+            scores.append(await self._score(name, skill, split, rollouts, state))
+        return scores, missing
 
     async def open_test_split(self, reason: str) -> None:
         """Count an opening of the sealed test split; the same reason counts once."""
@@ -126,14 +160,15 @@ class FinalEvaluator:
             events.TestSplitOpened(run_id=self.runtime.run_id, count=reasons.index(reason) + 1)
         )
 
-    async def _documents(self, state: RunState) -> dict[str, Skill]:
+    async def _documents(self, state: RunState) -> tuple[dict[str, Skill], dict[str, Skill]]:
+        """Return the documents by name, and the placebo if there is one."""
         best = await self.runtime.store.skill(state.best.skill_hash)
         last = await self.runtime.store.skill(state.current.skill_hash)
-        documents = {"baseline": self.runtime.plan.initial_skill}
-        if self.runtime.config.test.placebo:
-            text = self.runtime.plan.prompts.prompts["placebo"].system
-            documents["placebo"] = make_placebo(text, best)
-        return {**documents, "best": best, "final": last}
+        documents = {"baseline": self.runtime.plan.initial_skill, "best": best, "final": last}
+        if not self.runtime.config.test.placebo:
+            return documents, {}
+        text = self.runtime.plan.prompts.prompts["placebo"].system
+        return documents, {"placebo": make_placebo(text, best)}
 
     async def _roll_out(self, split: Split, skill: Skill, state: RunState) -> tuple[Rollout, ...]:
         trials = [
@@ -146,7 +181,11 @@ class FinalEvaluator:
         self, name: str, skill: Skill, split: Split, rollouts: Sequence[Rollout], state: RunState
     ) -> SkillScore:
         score = score_skill(name, skill, split, rollouts, self.runtime.plan.data.items(split))
-        score = score.model_copy(update={"selected_on": self._is_selected(name, skill, split, state)})
+        return await self._emit_score(
+            score.model_copy(update={"selected_on": self._is_selected(name, skill, split, state)}), state
+        )
+
+    async def _emit_score(self, score: SkillScore, state: RunState) -> SkillScore:
         await self.on_event(
             events.FinalScoreMeasured(run_id=self.runtime.run_id, step=state.step, score=score)
         )
