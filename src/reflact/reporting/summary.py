@@ -27,7 +27,7 @@ from reflact.types import EditResult, Split
 
 def build_score_table(scores: Sequence[SkillScore]) -> Table:
     """Return the scores of documents on splits, each with its count and 95% interval."""
-    table = Table("document", "split", box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table("document", "split", box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     for heading in ("n", "solved", "hard", "95% interval", "soft"):
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("sha-256", no_wrap=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pydantic import TypeAdapter
 
 from reflact import events
-from reflact.errors import BudgetSpent, EnvironmentFailure, ModelError, RunFailed
+from reflact.errors import EnvironmentFailure, ModelError, RunFailed
 from reflact.llm.middleware import unwrap_environment
 from reflact.records import SkillScore
 from reflact.stages.final_test import score_skill
@@ -22,8 +22,8 @@ from reflact.training.rollouts import RolloutScheduler
 from reflact.training.setup import Runtime
 from reflact.types import Item, Skill, Split
 
-UNMEASURABLE = (ModelError, EnvironmentFailure, RunFailed, BudgetSpent)
-"""Errors that leave a control out. A spent budget is one of them: a run does not end for want of a control."""
+UNMEASURABLE = (ModelError, EnvironmentFailure, RunFailed)
+"""Errors that leave a final measurement out; all others end the run."""
 
 CHECK_LABEL = "null_answers"
 

@@ -26,7 +26,7 @@ from reflact.stages.evaluate import build_measurement
 from reflact.store import artifacts as exports
 from reflact.training.controls import NullAnswerGrader
 from reflact.training.epoch_end import EpochFinalizer
-from reflact.training.final_evaluation import FinalEvaluator, FinalMeasurements
+from reflact.training.final_evaluation import FinalEvaluator
 from reflact.training.gating import (
     CommitOutcome,
     GateKeeper,
@@ -64,7 +64,6 @@ class Run:
         self._store = runtime.store
         self._decision_log = runtime.decision_log
         self._timer = StageTimer(plan.run_id, on_event, runtime.tracing)
-        self._measured = FinalMeasurements()
         self._warnings: tuple[str, ...] = ()
         self.id = plan.run_id
         self.state: RunState | None = None
@@ -118,7 +117,7 @@ class Run:
         state = await self._retry_once(self._finalize_epoch, state, state.step)
         state = await self._retry_once(self._judge_promotion, state, state.step)
         async with self._timer.stage("final_test", step=state.step, name="final test"):
-            self._measured = await self.final_evaluator.measure(state)
+            await self.final_evaluator.measure(state)
 
     async def store_summary(self, status: RunStatus, reason: str | None) -> RunSummary:
         """Store and return the summary of this start of the run.
@@ -128,15 +127,16 @@ class Run:
         if status == "failed":
             await self._store.forget_responses(self._runtime.rejected)
         seconds = await self._store.add_seconds(self.id, *self._timer.read_and_reset())
+        measured = self.final_evaluator.measured
         summary = RunSummary(
             version=metadata.version("reflact"),
             run_id=self.id,
             status=status,
             reason=reason,
-            scores=self._measured.scores,
-            improvements=self._measured.improvements,
-            claim=self._measured.claim,
-            missing=self._measured.missing,
+            scores=measured.scores,
+            improvements=measured.improvements,
+            claim=measured.claim,
+            missing=measured.missing,
             warnings=self._warnings,
             spend=await self._store.spend(self.id),
             stages=await self._store.stage_times(self.id),
