@@ -29,9 +29,10 @@ from reflact.environments import (
     TokenF1Grader,
 )
 from reflact.protocols import Session
-from reflact.records import RunSummary, SkillScore, SkillVersion
+from reflact.records import Claim, Improvement, RunSummary, SkillScore, SkillVersion
 from reflact.reporting.lines import EventLines
-from reflact.reporting.summary import describe_controls, print_summary
+from reflact.reporting.summary import print_summary
+from reflact.reporting.verdict import describe_controls, describe_result
 from reflact.stages.null_answers import (
     MAX_CHECKED_ITEMS,
     REFUSAL,
@@ -141,7 +142,8 @@ async def test_a_task_that_a_constant_solves_says_so_before_anything_is_asked(tm
     text = io.StringIO()
     print_summary(Console(file=text, width=80), summary, tmp_path)
     assert f"warning: {warning}" in text.getvalue()
-    assert 'the best skill is not better than always answering "yes": 0.250 against 0.750' in text.getvalue()
+    assert 'The best document is not better than always answering "yes": 0.25 against 0.75' in text.getvalue()
+    assert 'null_frequent: always answering "yes", the most frequent right answer' in text.getvalue()
     again = await trainer.train()
     assert again.warnings == (warning,)
     assert again.scores == summary.scores
@@ -307,11 +309,11 @@ async def test_the_estimate_counts_the_placebo(tmp_path: Path) -> None:
 
 
 async def test_a_constant_target_is_a_target() -> None:
-    """It says the document and notes the conversation."""
-    session = ConstantTarget().session(Skill(text="42"), rollout="r")
+    """It says the same under every document, and notes the conversation."""
+    session = ConstantTarget("42").session(Skill(text="Say 43."), rollout="r")
     assert await session.reply("what?") == "42"
     assert [(turn.role, turn.content) for turn in session.turns] == [("user", "what?"), ("assistant", "42")]
-    assert json.loads(ConstantTarget().identity)["target"] == "constant"
+    assert ConstantTarget("42").identity != ConstantTarget("43").identity
 
 
 def score(name: str, hard: float, answer: str | None = None) -> SkillScore:
@@ -328,19 +330,21 @@ def ended(*scores: SkillScore, best: int = 1) -> RunSummary:
 def test_the_closing_lines_say_what_controls_say_against_the_best_skill() -> None:
     """One plain sentence each: a constant does as well, or a text about something else does."""
     best, frequent = score("best", 0.5), score("null_frequent", 0.5, "no")
-    named = 'null_frequent: always answering "no", the most frequent right answer of the train items'
     assert describe_controls(ended(best, score("placebo", 0.4), score("null_empty", 0.2, ""))) == ()
-    assert describe_controls(ended(best, frequent)) == (
-        named,
-        'the best skill is not better than always answering "no": 0.500 against 0.500 on test items',
-    )
+    constant = 'The best document is not better than always answering "no": 0.50 against 0.50 on test items.'
+    assert describe_controls(ended(best, frequent)) == (constant,)
     assert describe_controls(ended(best, score("placebo", 0.6))) == (
-        "a text about something else does as well as the best skill: 0.600 against 0.500 on test items, so the "
-        "gain may have nothing to do with what the skill says",
+        "A text about something else does as well as the best document: 0.60 against 0.50 on test items. So the "
+        "gain may have nothing to do with what the document says.",
     )
     assert describe_controls(ended(best, score("placebo", 0.6), best=0)) == ()
-    assert describe_controls(ended(frequent)) == (named,)
+    assert describe_controls(ended(frequent)) == ()
     assert describe_controls(ended()) == ()
+    assert describe_result(ended(best, frequent, best=0)).endswith(constant)
+    gain = Improvement(name="best", split=Split.test, n=80, mean=0.1, low=0.05, high=0.2)
+    claimed = ended(best, frequent).model_copy(update={"claim": Claim(improvement=gain, confirmed=True)})
+    assert describe_result(claimed).startswith("Better: ")
+    assert describe_result(claimed).endswith(constant)
 
 
 def test_controls_fit_a_table_of_80_columns(tmp_path: Path) -> None:

@@ -31,7 +31,8 @@ class SkillVersion(FrozenModel):
     """A skill version: number 0 is the initial document; ``origin`` names the step that created it.
 
     An ``inherited`` score is that of the version before; it is shown and never used for a decision. With a
-    ``deviation``, the score is the ranked gate's belief at the time: the mean of a normal distribution.
+    ``deviation``, the score is the ranked gate's belief at the time: the mean of a normal distribution. A ``partial``
+    score is that of a decision that stopped early, so it covers a part of the items.
     """
 
     number: int
@@ -40,6 +41,7 @@ class SkillVersion(FrozenModel):
     score: float | None = None
     inherited: bool = False
     deviation: float | None = Field(default=None, exclude_if=lambda value: value is None)
+    partial: bool = Field(default=False, exclude_if=lambda value: not value)
 
 
 class StepBufferEntry(FrozenModel):
@@ -354,7 +356,7 @@ class SkillScore(FrozenModel):
     with scores of 0 and 1, else a normal one over the means of items (see ``reflact.gate.intervals``).
     ``selected_on`` is true if the gate used the same trials, which biases the score upwards. ``buckets`` are
     the task types in alphabetical order; empty if items have no type. A null answer, which is graded in place of
-    the target's, has an ``answer``; its ``skill_hash`` is the hash of this text.
+    the target's, has an ``answer``; its ``skill_hash`` is that of a document which stands for it.
     """
 
     name: str
@@ -508,14 +510,15 @@ class RunSummary(FrozenModel):
     that a decision did not need. ``surplus`` and ``reuse`` describe the latest start. ``faults`` counts failed
     attempts of calls, even if a retry succeeded; calls of models passed as objects are not counted.
     ``critic`` is the critic that graded, ``annotated_by`` the critic that wrote notes for failure analysts; JSON
-    omits both if there is none. ``warnings`` are in plain words, such as on a task that a constant answer solves.
-    ``version`` is the version of reflact.
+    omits both if there is none. ``version`` is the version of reflact. ``verdict`` is the outcome in words.
+    ``warnings`` are in plain words too, such as on a task that a constant answer solves.
     """
 
     version: str | None = None
     run_id: str
     status: RunStatus
     reason: str | None = None
+    verdict: str = ""
     steps: int = 0
     accepts: int = 0
     rejects: int = 0
@@ -587,6 +590,6 @@ def _summarize_epoch(records: Sequence[StepRecord], end: EpochRecord | None) -> 
         skips=sum(r.verdict.action in UNCHANGED for r in records),
         inconclusive=sum(r.verdict.action == "inconclusive" for r in records),
         slow_update=None if end is None or end.slow_update is None else end.slow_update.action,
-        current_score=None if last.current.inherited else last.current.score,
-        best_score=last.best.score,
+        current_score=None if last.current.inherited or last.current.partial else last.current.score,
+        best_score=None if last.best.partial else last.best.score,
     )

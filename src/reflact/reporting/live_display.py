@@ -348,8 +348,14 @@ def _build_scores(state: LiveState, baseline: float) -> Text:
     line = Text(f"baseline {format_score(baseline)}")
     for name, version in (("current", state.current), ("best", state.best)):
         if version is not None and version.number:
-            line.append(f"   {name} v{version.number} {format_score(version.score)}")
-    if state.best is not None and state.best.number and state.best.score is not None:
+            part = " (partial)" if version.partial else ""
+            line.append(f"   {name} v{version.number} {format_score(version.score)}{part}")
+    if (
+        state.best is not None
+        and state.best.number
+        and state.best.score is not None
+        and not state.best.partial
+    ):
         gain = state.best.score - baseline
         line.append(f" ({gain:+.3f})", "green" if gain > 0 else "dim")
     return line
@@ -358,7 +364,8 @@ def _build_scores(state: LiveState, baseline: float) -> Text:
 def _list_results(
     results: Sequence[events.StepCommitted], width: int, options: ConsoleOptions
 ) -> Iterator[DisplayRow]:
-    heights = draw_heights([result.current.score for result in results], ascii_only=options.ascii_only)
+    scores = [None if result.current.partial else result.current.score for result in results]
+    heights = draw_heights(scores, ascii_only=options.ascii_only)
     if heights.strip():
         yield DisplayRow(7, "val by step", Text(heights, "cyan"))
     signs = [DECISION_SIGNS.get(result.action, UNCHANGED_SIGN) for result in results]

@@ -31,6 +31,11 @@ class NullAnswer(NamedTuple):
     name: str
     text: str
 
+    @property
+    def document(self) -> Skill:
+        """A document that stands for the constant, so that its scores are nobody else's."""
+        return Skill(text=f"Null answer: {canonical_json(self.text)}")
+
 
 def list_null_answers(environment: Environment, train: Sequence[Item]) -> tuple[NullAnswer, ...]:
     """Return the constants: empty, a refusal, and the most frequent right answer of the train items if there is one."""
@@ -84,16 +89,19 @@ def describe_constant(text: str) -> str:
 
 
 class ConstantTarget:
-    """Replies with the document itself to every message; implements ``protocols.Target``."""
+    """Replies with the same text to every message, under any document; implements ``protocols.Target``."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
 
     @property
     def identity(self) -> str:
-        """The kind of target, as canonical JSON."""
-        return canonical_json({"target": "constant", "version": 1})
+        """The text, as canonical JSON."""
+        return canonical_json({"target": "constant", "version": 1, "text": self._text})
 
     def session(self, skill: Skill, *, rollout: str) -> ConstantSession:
-        """Start a conversation in which every reply is the document."""
-        return ConstantSession(skill.text)
+        """Start a conversation in which every reply is the text."""
+        return ConstantSession(self._text)
 
 
 class ConstantSession:

@@ -20,7 +20,7 @@ from reflact.stages.null_answers import (
 )
 from reflact.training.rollouts import RolloutScheduler
 from reflact.training.setup import Runtime
-from reflact.types import Item, Skill, Split
+from reflact.types import Item, Split
 
 UNMEASURABLE = (ModelError, EnvironmentFailure, RunFailed)
 """Errors that leave a final measurement out; all others end the run."""
@@ -77,6 +77,6 @@ class NullAnswerGrader:
         Raises:
             RunFailed: Too few items could be measured.
         """
-        rollouts = await self.scheduler.roll_out_constant(split, items, answer.text, step=step)
-        score = score_skill(answer.name, Skill(text=answer.text), split, rollouts, items)
+        rollouts = await self.scheduler.roll_out_constant(split, items, answer, step=step)
+        score = score_skill(answer.name, answer.document, split, rollouts, items)
         return score.model_copy(update={"answer": answer.text})

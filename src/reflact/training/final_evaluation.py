@@ -67,7 +67,7 @@ class FinalEvaluator:
             part="promotion",
             subject="the last skill could not be compared with the best",
         )
-        update = {"score": verdict.candidate_score, "inherited": False}
+        update = {"score": verdict.candidate_score, "inherited": False, "partial": verdict.partial}
         current = state.current.model_copy(update=update)
         if verdict.ranked is not None and not verdict.accepted:
             current = find_current(before, verdict)

@@ -10,7 +10,7 @@ from reflact import events
 from reflact.gate.decision import TrialRequest
 from reflact.protocols import EventCallback
 from reflact.stages.evaluate import PairRunner, RolloutPairs, StopCondition
-from reflact.stages.null_answers import ConstantTarget
+from reflact.stages.null_answers import ConstantTarget, NullAnswer
 from reflact.stages.ranked_evaluation import PassRunner
 from reflact.stages.rollout import RolloutCallback, RolloutRunner
 from reflact.training.setup import Runtime
@@ -65,7 +65,7 @@ class RolloutScheduler:
         )
 
     async def roll_out_constant(
-        self, split: Split, items: Sequence[Item], answer: str, *, step: int
+        self, split: Split, items: Sequence[Item], answer: NullAnswer, *, step: int
     ) -> tuple[Rollout, ...]:
         """Grade a constant in place of the target's answers to items of a split; no call of the target is made.
 
@@ -76,11 +76,11 @@ class RolloutScheduler:
         counter = self.make_progress_counter(stage, step, len(items), note="null answers")
         runner = replace(
             self.make_runner(step, feedback=False, phase="null_answers", on_rollout=counter),
-            target=ConstantTarget(),
+            target=ConstantTarget(answer.text),
             environment=self.runtime.control_environment or self.runtime.plan.environment,
         )
         coverage = self.runtime.config.gate.coverage
-        return await runner.roll_out(items, Skill(text=answer), coverage=coverage)
+        return await runner.roll_out(items, answer.document, coverage=coverage)
 
     async def roll_out_train_items(
         self, items: Sequence[Item], skill: Skill, *, step: int, phase: str

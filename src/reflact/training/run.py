@@ -21,6 +21,7 @@ from reflact.records import (
     StepRecord,
     summarize_history,
 )
+from reflact.reporting.verdict import describe_result
 from reflact.skills.rejected_edits import RejectedEdit, collect_rejected_edits, deduplicate_edits
 from reflact.stages.evaluate import build_measurement
 from reflact.store import artifacts as exports
@@ -152,6 +153,7 @@ class Run:
         summary = summarize_history(
             summary, await self._store.records(self.id), await self._store.epochs(self.id), self.state
         )
+        summary = summary.model_copy(update={"verdict": describe_result(summary)})
         await self._store.finish(self.id, status, reason, summary.model_dump_json())
         exports.export_summary(self._config.out_dir, summary)
         return summary
