@@ -22,7 +22,7 @@ from reflact.environments import DatasetEnvironment
 from reflact.errors import ConfigError, EnvironmentFailure, ReplyError
 from reflact.llm import ReplayTransport, read_cassette
 from reflact.records import RunSummary
-from reflact.targets.pydantic_ai import PydanticAITarget
+from reflact.targets import PydanticAITarget
 from reflact.testing import ScriptedLLM, append_reply
 from reflact.types import Item, Skill
 
@@ -54,10 +54,11 @@ async def test_an_agent_is_trained_without_a_change(tmp_path: Path) -> None:
     agent = make_agent(model)
     summary = await make_trainer(PydanticAITarget(agent, deps=make_deps), tmp_path).train()
     assert (summary.status, summary.best.score) == ("completed", 1.0)
-    assert set(model.instructions) == {
+    assert {
         *(f"The customer's name is {name}" for name in ("John", "Ann", "Bob")),
         *(f"{RULE}\n\nThe customer's name is {name}" for name in ("Ann", "Bob")),
-    }
+    } <= set(model.instructions)
+    assert not any("support agent" in text for text in model.instructions)
     with agent.override(deps=make_deps(ITEMS[0])):
         await agent.run("Hello")
     assert "You are a support agent" in model.instructions[-1]

@@ -429,10 +429,8 @@ async def connect_models(
         if config.uses_critic:
             critic = await _pin_critic(plan, store, await connect("critic"))
             plan = _add_critic(plan, critic)
-        target = overrides.target
-        if target is None:
-            target = _build_chat_target(config, await connect("target"))
-        elif isinstance(target, ConnectedTarget):
+        target = overrides.target or _build_chat_target(config, await connect("target"))
+        if isinstance(target, ConnectedTarget):
             target = target.connect(await open_client("target"), config.models.target)
         optimizer = StoppableLLM(
             await connect("optimizer")
