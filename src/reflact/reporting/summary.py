@@ -20,9 +20,9 @@ from reflact.records import (
     StepRecord,
     Usage,
 )
-from reflact.reporting.lines import escape_controls, format_change, format_fallback, format_score, wrap_line
-from reflact.reporting.verdict import describe_outcome
-from reflact.types import EditResult
+from reflact.reporting.lines import escape_controls, escape_line, format_change, format_score, wrap_line
+from reflact.reporting.verdict import describe_outcome, format_usd
+from reflact.training.history import RunListing
 
 
 def build_score_table(scores: Sequence[SkillScore]) -> Table:
@@ -38,6 +38,24 @@ def build_score_table(scores: Sequence[SkillScore]) -> Table:
         measures = (n, solved, format_score(hard), interval, format_score(soft))
         name = Text(escape_controls(score.name))
         table.add_row(name, score.split.value, *measures, score.skill_hash[:8])
+    return table
+
+
+def build_run_table(runs: Sequence[RunListing], folder: Path) -> Table:
+    """Return a list of runs, one line each; their folders are shown as below ``folder``."""
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=0)
+    table.add_column("folder", overflow="fold")
+    table.add_column("run", no_wrap=True)
+    table.add_column("status", no_wrap=True)
+    for heading in ("steps", "val", "baseline", "test", "cost", "date"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for run in runs:
+        path = Path(run.folder)
+        shown = str(path.relative_to(folder) if path.is_relative_to(folder) else path)
+        price = "-" if not run.calls else "unknown" if run.usd is None else format_usd(run.usd)
+        scores = (format_score(score) for score in (run.val, run.baseline, run.test))
+        names = (Text(escape_line(shown)), run.run_id, run.status or "open", str(run.steps))
+        table.add_row(*names, *scores, price, f"{run.created:%Y-%m-%d}")
     return table
 
 
@@ -62,29 +80,6 @@ def build_step_table(records: Sequence[StepRecord]) -> Table:
             f"v{record.current.number}",
         )
     return table
-
-
-def format_step(record: StepRecord) -> tuple[str, ...]:
-    """Return a step's verdict, failure patterns, fallbacks and edits, one line each."""
-    refusals = (r for r in record.reports if r.no_reply_reason is not None)
-    untriaged = (r for r in record.reports if r.triage_no_reply_reason is not None)
-    fallbacks = (*record.merged.fallbacks, *record.chosen.fallbacks, *record.fallbacks)
-    return (
-        f"verdict: {record.verdict.reason}",
-        *(f"pattern: {p.type} ({p.count}): {p.description}" for p in record.patterns),
-        *(f"no report of {r.source_type} minibatch {r.index}: {r.no_reply_reason}" for r in refusals),
-        *(f"no triage of {r.source_type} minibatch {r.index}: {r.triage_no_reply_reason}" for r in untriaged),
-        *(f"reminder: {reminder}" for report in record.reports for reminder in report.reminders),
-        *(f"fallback: {format_fallback(fallback)}" for fallback in fallbacks),
-        *(_format_edit(result) for result in record.edits),
-    )
-
-
-def _format_edit(result: EditResult) -> str:
-    edit = result.edit
-    what = " ".join(repr(text) for text in (edit.target, edit.content) if text)
-    reason = "" if result.reason is None else f" ({result.reason})"
-    return f"edit {result.status}{reason}: {edit.op} {what}"
 
 
 def format_spend(spend: Sequence[Spend]) -> tuple[str, ...]:
