@@ -355,10 +355,12 @@ class SkillScore(FrozenModel):
     ``n`` counts measured rollouts: items times ``trials``. The interval is Wilson's if there is a single trial
     with scores of 0 and 1, else a normal one over the means of items (see ``reflact.gate.intervals``).
     ``selected_on`` is true if the gate used the same trials, which biases the score upwards. ``buckets`` are
-    the task types in alphabetical order; empty if items have no type.
+    the task types in alphabetical order; empty if items have no type. A null answer, which is graded in place of
+    the target's, has an ``answer``; its ``skill_hash`` is that of a document which stands for it.
     """
 
     name: str
+    answer: str | None = Field(default=None, exclude_if=lambda value: value is None)
     skill_hash: str
     split: Split
     n: int
@@ -509,6 +511,7 @@ class RunSummary(FrozenModel):
     attempts of calls, even if a retry succeeded; calls of models passed as objects are not counted.
     ``critic`` is the critic that graded, ``annotated_by`` the critic that wrote notes for failure analysts; JSON
     omits both if there is none. ``version`` is the version of reflact. ``verdict`` is the outcome in words.
+    ``warnings`` are in plain words too, such as on a task that a constant answer solves.
     """
 
     version: str | None = None
@@ -527,6 +530,7 @@ class RunSummary(FrozenModel):
     improvements: tuple[Improvement, ...] = ()
     claim: Claim | None = None
     missing: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
     epochs: tuple[EpochStats, ...] = ()
     spend: tuple[Spend, ...] = ()
     stages: tuple[StageTime, ...] = ()
@@ -541,7 +545,10 @@ class RunSummary(FrozenModel):
     annotated_by: CriticDescription | None = Field(default=None, exclude_if=lambda value: value is None)
 
     def score(self, name: str, split: Split) -> SkillScore | None:
-        """Return the score of ``baseline``, ``placebo``, ``best`` or ``final`` on a split, or None."""
+        """Return a score on a split by its name, or None.
+
+        Names are ``baseline``, ``placebo``, ``null_empty``, ``null_refusal``, ``null_frequent``, ``best``, ``final``.
+        """
         return next((s for s in self.scores if s.name == name and s.split is split), None)
 
 

@@ -22,12 +22,13 @@ from reflact.records import (
 )
 from reflact.reporting.lines import escape_controls, escape_line, format_change, format_score, wrap_line
 from reflact.reporting.verdict import describe_outcome, format_usd
+from reflact.stages.null_answers import describe_constant
 from reflact.training.history import RunListing
 
 
 def build_score_table(scores: Sequence[SkillScore]) -> Table:
     """Return the scores of documents on splits, each with its count and 95% interval."""
-    table = Table("document", "split", box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table("document", "split", box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     for heading in ("n", "solved", "hard", "95% interval", "soft"):
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("sha-256", no_wrap=True)
@@ -172,6 +173,11 @@ def _list_measurements(summary: RunSummary) -> Iterator[str]:
 
 
 def _list_caveats(summary: RunSummary) -> Iterator[str]:
+    yield from (f"warning: {warning}" for warning in summary.warnings)
+    frequent = next((score for score in summary.scores if score.name == "null_frequent"), None)
+    if frequent is not None:
+        words = "the most frequent right answer of the train items"
+        yield f"null_frequent: {describe_constant(frequent.answer or '')}, {words}"
     if summary.critic is not None:
         yield f"scores come from {_describe_critic(summary.critic)}"
     if summary.annotated_by is not None:

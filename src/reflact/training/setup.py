@@ -135,7 +135,10 @@ class RunPlan:
 
 @dataclass(frozen=True)
 class Runtime:
-    """The collaborators of one run, open."""
+    """The collaborators of one run, open.
+
+    ``control_environment`` grades null answers, which cost no calls of the target; None: that of the plan.
+    """
 
     plan: RunPlan
     store: RunStore
@@ -146,6 +149,7 @@ class Runtime:
     critic: Critic | None = None
     graceful_stop: GracefulStop = field(default_factory=GracefulStop)
     rejected: Sequence[str] = ()
+    control_environment: Environment | None = None
 
     @property
     def run_id(self) -> str:
@@ -403,10 +407,12 @@ async def connect_models(
             stop,
         )
         worst = None if overrides.target is None else worst_rollout_cost(config)
+        stoppable = partial(StoppableEnvironment, graceful_stop=stop)
+        control = compose(plan.environment, [stoppable, lambda inner: BudgetedEnvironment(inner, account)])
         environment = compose(
             plan.environment,
             [
-                partial(StoppableEnvironment, graceful_stop=stop),
+                stoppable,
                 lambda inner: TracedEnvironment(inner, tracing),
                 lambda inner: BudgetedEnvironment(inner, account, worst=worst),
             ],
@@ -414,7 +420,7 @@ async def connect_models(
         annotator = None if plan.annotator is None else StoppableAnnotator(plan.annotator, stop)
         plan = replace(plan, environment=environment, annotator=annotator)
         budget, rejected = account.budget, account.rejected
-        yield Runtime(plan, store, target, optimizer, budget, tracing, critic, stop, rejected)
+        yield Runtime(plan, store, target, optimizer, budget, tracing, critic, stop, rejected, control)
 
 
 def _open_account(plan: RunPlan, store: RunStore, post: Callable[[Event], None]) -> Account:
