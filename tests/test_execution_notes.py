@@ -13,8 +13,7 @@ from pydantic import JsonValue
 from rich.console import Console
 
 from doubles import open_context
-from reflact.reporting.steps import format_step
-from reflact.reporting.summary import print_summary
+from reflact.reporting.summary import format_step, print_summary
 from reflact.skills.document import find_regions, read_notes
 from reflact.stages.execution_notes import CompactReply, LapseReply, ReminderReply, update_appendix
 from reflact.stages.reply_models import AnalystReply, DraftReply, ReasonedSuccessDraftReply

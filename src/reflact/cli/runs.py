@@ -171,8 +171,7 @@ def _print_run(console: Console, history: RunHistory, folder: Path) -> None:
 
 def _print_step(console: Console, details: StepDetails, *, as_json: bool) -> None:
     from reflact.reporting.lines import escape_controls
-    from reflact.reporting.steps import format_details
-    from reflact.reporting.summary import build_step_table
+    from reflact.reporting.summary import build_step_table, format_details
 
     if as_json:
         typer.echo(details.model_dump_json(ensure_ascii=True))
