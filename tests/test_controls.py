@@ -15,6 +15,7 @@ from rich.console import Console
 from pure_world import PureNetwork, differences, left_by, write_world
 from pure_world import settings as pure_settings
 from reflact import Trainer, events
+from reflact.config.training import TrainerConfig
 from reflact.data import DataSet
 from reflact.environments import (
     DatasetEnvironment,
@@ -43,7 +44,7 @@ from reflact.stages.null_answers import (
     find_frequent_answer,
     list_null_answers,
 )
-from reflact.testing import ScriptedLLM, ToyEnvironment, ToyTarget, toy_optimizer
+from reflact.testing import ScriptedLLM, ToyEnvironment, toy_optimizer
 from reflact.training.history import read_run
 from reflact.types import Grade, Score, Skill, Split
 from test_run_cost_estimate import PLAIN, measured
@@ -362,12 +363,7 @@ def test_controls_fit_a_table_of_80_columns(tmp_path: Path) -> None:
     assert all("0.400 to 0.600" in row and len(row) <= 80 for row in rows)
 
 
-async def test_a_toy_target_without_controls_asks_for_none() -> None:
-    """The defaults of a configuration measure both controls."""
-    trainer = Trainer(
-        {"out_dir": "unused"},
-        environment=ToyEnvironment(),
-        target=ToyTarget(),
-        optimizer=ScriptedLLM(toy_optimizer()),
-    )
-    assert (trainer.config.test.placebo, trainer.config.test.null_answers) == (True, True)
+def test_controls_are_on_by_default() -> None:
+    """A configuration that does not name them measures both."""
+    test = TrainerConfig().test
+    assert (test.placebo, test.null_answers) == (True, True)

@@ -228,10 +228,10 @@ class RunCostEstimator:
         return scores * tries * exact_range(own.n_samples)
 
     def _count_null_answers(self) -> int:
-        """Return the null answers that a critic grades: two for each item of the last split."""
+        """Return the null answers that a critic grades: the refusal, once for each item of the last split."""
         if not self._config.test.null_answers:
             return 0
-        return 2 * len(self._data.test if self._config.test.enabled else self._data.val)
+        return len(self._data.test if self._config.test.enabled else self._data.val)
 
     def _row(self, role: str, purpose: str, calls: EstimateRange) -> EstimateRow:
         cap, usage = getattr(self._config.models, role).max_tokens, self._spent.get((role, purpose))
