@@ -43,12 +43,14 @@ from reflact.protocols import (
     Environment,
     EventCallback,
     Prompted,
+    Proposer,
     RunStore,
     Target,
 )
 from reflact.records import CriticAccuracy, CriticDescription, Spend, Usage
 from reflact.skills.document import check_document
 from reflact.stages.context import StageContext
+from reflact.stages.evaluate import GateMetric
 from reflact.stages.prompt_sections import show_task
 from reflact.store.artifacts import resolve_inside
 from reflact.training.cost_estimate import RunCostEstimate, RunCostEstimator
@@ -81,6 +83,7 @@ class Overrides:
     transport: httpx.AsyncBaseTransport | None = None
     telemetry: Telemetry | None = None
     annotator: Annotator | None = None
+    proposer: Proposer | None = None
 
     @property
     def roles(self) -> frozenset[str]:
@@ -144,6 +147,7 @@ class Runtime:
     budget: Budget
     tracing: Tracing
     critic: Critic | None = None
+    proposer: Proposer | None = None
     graceful_stop: GracefulStop = field(default_factory=GracefulStop)
     rejected: Sequence[str] = ()
 
@@ -185,6 +189,9 @@ def check_config(config: TrainerConfig, overrides: Overrides) -> None:
             raise ConfigError(f"models.{role}.model is required: name the model that plays this role")
     _require_critic(config, overrides)
     require_caps(config, passed=overrides.roles)
+    if overrides.proposer is not None and (config.proposer.rewrites or config.appendix.enabled):
+        key = "proposer.name" if config.proposer.rewrites else "appendix.enabled"
+        raise ConfigError(f"{key} is set, and a proposer is passed in Python: choose one of them")
     if config.telemetry.mlflow is not None and find_spec("mlflow") is None:
         raise ConfigError("telemetry.mlflow needs MLflow's client: pip install 'reflact[mlflow]'")
 
@@ -226,7 +233,7 @@ def prepare_run(config: TrainerConfig, overrides: Overrides) -> RunPlan:
         "environment": environment.identity,
         "skill": initial.hash,
     }
-    for name in ("target", "optimizer", "annotator"):
+    for name in ("target", "optimizer", "annotator", "proposer"):
         if (collaborator := getattr(overrides, name)) is not None:
             identity[name] = collaborator.identity
     if config.uses_critic:
@@ -413,7 +420,23 @@ async def connect_models(
         annotator = None if plan.annotator is None else StoppableAnnotator(plan.annotator, stop)
         plan = replace(plan, environment=environment, annotator=annotator)
         budget, rejected = account.budget, account.rejected
-        yield Runtime(plan, store, target, optimizer, budget, tracing, critic, stop, rejected)
+        proposer = overrides.proposer or build_proposer(plan)
+        yield Runtime(plan, store, target, optimizer, budget, tracing, critic, proposer, stop, rejected)
+
+
+def build_proposer(plan: RunPlan) -> Proposer | None:
+    """Return the proposer that the configuration names; None: the stages."""
+    config = plan.config
+    if not config.proposer.rewrites:
+        return None
+    from reflact.proposers.rewriting import RewritingProposer
+
+    metric = GateMetric(
+        metric=config.gate.metric,
+        mixed_weight=config.gate.mixed_weight,
+        threshold=config.train.success_threshold,
+    )
+    return RewritingProposer(config.proposer.rewrites, plan.prompts, config.reflect, metric)
 
 
 def _open_account(plan: RunPlan, store: RunStore, post: Callable[[Event], None]) -> Account:
