@@ -72,22 +72,25 @@ async def trace_of(critic: Critic, name: str, number: int, *, count: int, claims
     return trace
 
 
-def flattered(*, contrary: bool = False) -> ScriptedLLM:
+def flattered(*, contrary: bool = False, excess: float = 0.0) -> ScriptedLLM:
     """Return the model that plays critic, judge and writer of mistakes.
 
-    A contrary one is flattered only after it has seen a worked example of that mistake.
+    A contrary one is flattered only after it has seen a worked example of that mistake. Every score is too high by the
+    excess, whatever examples show.
     """
 
     def play(prompt: RenderedPrompt, reply_type: type[ReplyModel], call_id: CallId) -> ScriptedAnswer:
-        return answer(prompt, reply_type, contrary=contrary)
+        return answer(prompt, reply_type, contrary=contrary, excess=excess)
 
     return ScriptedLLM(play, identity="contrary" if contrary else "flattered")
 
 
-def answer(prompt: RenderedPrompt, reply_type: type[ReplyModel], *, contrary: bool = False) -> ScriptedAnswer:
+def answer(
+    prompt: RenderedPrompt, reply_type: type[ReplyModel], *, contrary: bool = False, excess: float = 0.0
+) -> ScriptedAnswer:
     """Answer any prompt of calibration."""
     if issubclass(reply_type, CriticReply):
-        return criticised(prompt.messages[-1].content, contrary=contrary)
+        return criticised(prompt.messages[-1].content, contrary=contrary, excess=excess)
     if issubclass(reply_type, JudgeReply):
         return judged(prompt.messages[-1].content)
     if issubclass(reply_type, MistakenReply):
@@ -107,7 +110,7 @@ def sample_kind(prompt: RenderedPrompt) -> str:
     return str(re.findall(r"mistaken evaluation \((\w+)\)", prompt.messages[-1].content)[-1])
 
 
-def criticised(content: str, *, contrary: bool = False) -> ScriptedAnswer:
+def criticised(content: str, *, contrary: bool = False, excess: float = 0.0) -> ScriptedAnswer:
     """Return the critic's reply to its prompt."""
     question = EXAMPLE.sub("", content)
     before, after = read_states(question)
@@ -117,7 +120,7 @@ def criticised(content: str, *, contrary: bool = False) -> ScriptedAnswer:
         "reasoning": "The agent says that all is finished." if extra else f"{after} invoices are filed now.",
         "evidence": ["filed"],
         "phi_before": phi(before),
-        "phi_after": min(10.0, phi(after) + extra),
+        "phi_after": min(10.0, phi(after) + extra + excess),
         "confidence": 0.9,
     }
 

@@ -71,7 +71,7 @@ def world(tmp_path: Path) -> Iterator[World]:
         trace.finish()
     record(tmp_path / "held out", 20)
     hold = Hold()
-    with flattering(hold) as (url, asked):
+    with flattering(hold, excess=1) as (url, asked):
         yield World(tmp_path, hold, url, asked)
         hold.go_on.set()
 

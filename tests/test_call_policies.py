@@ -150,7 +150,7 @@ async def test_the_calls_of_a_critic_that_is_passed_in_wait_for_a_place() -> Non
         return answer(prompt, reply_type)
 
     llm = ScriptedLLM(script)
-    settings = CalibratorSettings(contrast=PairSettings(n_judges=2), concurrency=2)
+    settings = CalibratorSettings(contrast=PairSettings(n_judges=2, judged_pairs="all"), concurrency=2)
     calibrator = Calibrator(llm, ListMemory(), critic=Critic(llm), settings=settings)
     await calibrator.calibrate(
         [record_flattered(f"t{n}", n) for n in range(4)],
@@ -172,14 +172,15 @@ def settings(*, judges: int = 0, places: int = 2, rounds: int = 1) -> Calibrator
     )
 
 
-def muted(mute: Mute, *, stops: int | None = None) -> ScriptedLLM:
+def muted(mute: Mute, *, stops: int | None = None, excess: float = 0.0) -> ScriptedLLM:
     """Return the flattered model, mute where that says so, and out of reach after so many questions."""
     numbers = count()
 
     def script(prompt: RenderedPrompt, reply_type: type[ReplyModel], call_id: CallId) -> ScriptedAnswer:
         if stops is not None and next(numbers) >= stops:
             return ProviderDown("gone")
-        return ReplyError("better: [b]neither[/b]") if mute(call_id) else answer(prompt, reply_type)
+        refused = ReplyError("better: [b]neither[/b]")
+        return refused if mute(call_id) else answer(prompt, reply_type, excess=excess)
 
     return ScriptedLLM(script)
 
@@ -287,7 +288,7 @@ def given_up() -> tuple[ScriptedLLM, CalibrationReport]:
 
 async def test_a_mute_writer_is_asked_no_more(given_up: tuple[ScriptedLLM, CalibrationReport]) -> None:
     """It is asked of the first ten traces, and in no later round; what needs no writer is made and tested."""
-    few, many = given_up[0], muted(writing)
+    few, many = given_up[0], muted(writing, excess=1)
     report = await calibrated(many, settings(rounds=3), learn=2 * FAIL_FAST_CALLS)
     assert len(asked(many, writing)) >= FAIL_FAST_CALLS
     assert asked(many, writing) == asked(few, writing)
@@ -322,7 +323,7 @@ async def test_a_writer_that_was_heard_once_is_asked_on(
 @pytest.mark.parametrize("places", [1, 3, 16])
 async def test_how_many_are_asked_at_a_time_makes_no_difference(places: int) -> None:
     """That a writer is given up follows from what was said, not from when."""
-    one, several = muted(writing), muted(writing)
+    one, several = muted(writing, excess=1), muted(writing, excess=1)
     alone = await calibrated(one, settings(rounds=2), learn=2 * FAIL_FAST_CALLS)
     together = await calibrated(several, settings(rounds=2, places=places), learn=2 * FAIL_FAST_CALLS)
     assert asked(several, writing) == asked(one, writing)

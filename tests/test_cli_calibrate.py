@@ -296,7 +296,7 @@ async def test_what_has_changed_is_calibrated(change: str) -> None:
     """Another trace, another setting, or a promoted pair that was taken back make it another calibration."""
     memory, settings = ListMemory(), SETTINGS
     learn, held_out = flattered_traces("learn", 4), flattered_traces("held out", 20)
-    await Calibrator(flattered(), memory, settings=settings).calibrate(learn, heldout=held_out)
+    await Calibrator(flattered(excess=1), memory, settings=settings).calibrate(learn, heldout=held_out)
     if change == "traces":
         learn = flattered_traces("learn", 5)
     elif change == "held out":
@@ -306,7 +306,9 @@ async def test_what_has_changed_is_calibrated(change: str) -> None:
     else:
         name = next(name for name, one in memory.stored.items() if one.status == "promoted")
         await memory.archive([name], reason="measured harm")
-    report = await Calibrator(flattered(), memory, settings=settings).calibrate(learn, heldout=held_out)
+    report = await Calibrator(flattered(excess=1), memory, settings=settings).calibrate(
+        learn, heldout=held_out
+    )
     assert not report.is_earlier_result
     assert report.n_candidates > 0
 

@@ -177,10 +177,13 @@ async def test_analysts_see_the_task_the_tools_and_the_whole_trajectory() -> Non
 
 
 async def test_environments_and_targets_describe_themselves(tmp_path: Path) -> None:
-    """``environment.description``, the grader's words and a target's description reach the optimizer."""
+    """``environment.description`` and the descriptions of environment and target reach the optimizer in a run."""
 
     class Described(ToyTarget):
         description = "The agent has no tools."
+
+    class DescribedEnvironment(ToyEnvironment):
+        description = "Even and odd are words."
 
     llm = ScriptedLLM(toy_optimizer())
     config = {
@@ -188,11 +191,12 @@ async def test_environments_and_targets_describe_themselves(tmp_path: Path) -> N
         "train": {"num_epochs": 1, "batch_size": 8},
         "environment": {"description": "Rules applied to numbers."},
     }
-    await Trainer(config, environment=ToyEnvironment(), target=Described(), optimizer=llm).train()
+    await Trainer(config, environment=DescribedEnvironment(), target=Described(), optimizer=llm).train()
     prompts = [call.prompt.messages[-1].content for call in llm.calls if call.prompt.name != "merge"]
-    assert prompts
-    assert all("Rules applied to numbers." in text for text in prompts if "<background>" in text)
-    assert any("The agent has no tools." in text for text in prompts)
+    backgrounds = [text for text in prompts if "<background>" in text]
+    assert backgrounds
+    for words in ("Rules applied to numbers.", "Even and odd are words.", "The agent has no tools."):
+        assert all(words in text for text in backgrounds)
 
 
 # ------------------------------------------------------------------------------------------ what comes back

@@ -24,6 +24,7 @@ from reflact.calibration.significance import (
     count_needed_traces,
     decide_replay_test,
     describe_test_power,
+    explain_nothing_to_learn,
     sign_flip_p_value,
 )
 from reflact.calibration.trace import Trace
@@ -300,3 +301,31 @@ async def test_a_critic_that_remembers_states_gains_nothing() -> None:
     assert found.evaluation.progress_after == 4
     scored = await score_steps(critic, steps, pairs, max_concurrent=2)
     assert [one and one.evaluation.progress_after for one in scored] == [9.0] * 4
+
+
+@pytest.mark.parametrize(
+    ("errors", "n_unscored", "n_tests", "ends"),
+    [
+        ([0.0] * TRACES, 0, 0, "below 0.1"),
+        ([0.09] * TRACES, 0, 0, "below 0.1"),
+        ([0.11] * TRACES, 0, 0, None),
+        ([2.0] * 6 + [0.0] * (TRACES - 6), 0, 0, "p of 1/64"),
+        ([2.0] * 7 + [0.0] * (TRACES - 7), 0, 0, None),
+        ([2.0] * 7 + [0.0] * (TRACES - 7), 0, 1, "p of 1/128"),
+        ([0.0] * (TRACES - 7), 7, 0, None),
+        ([0.0] * 19, 0, 0, None),
+    ],
+)
+def test_nothing_is_to_learn_if_even_the_best_batch_would_fail(
+    errors: list[float], n_unscored: int, n_tests: int, ends: str | None
+) -> None:
+    """It ends exactly if a batch that removed all error would gain too little or fail its test, and costs no power."""
+    scored = [step(trace, 0, 5, 5 + error) for trace, error in enumerate(errors)]
+    unscored = [UnscoredStep(f"mute {n}", 5.0) for n in range(n_unscored)]
+    reason = explain_nothing_to_learn(scored, unscored=unscored, n_earlier_tests=n_tests, min_error_drop=0.1)
+    assert (reason is None) is (ends is None)
+    if len(errors) == TRACES:
+        best = decide_replay_test(scored, [step(t, 0, 5, 5) for t in range(TRACES)], n_earlier_tests=n_tests)
+        assert isinstance(best, ReplayTestResult)
+        counts = best.has_passed and best.effect.value >= 0.1
+        assert counts is (ends is None)

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from reflact.records import CandidateReview, RunSummary
     from reflact.trainer import Trainer, evaluate_skill
     from reflact.training.history import RunHistory, read_run
+    from reflact.training.items import ItemResult
     from reflact.types import Grade, Item, Rollout, Score, Skill, Split
 
     __version__: str
@@ -37,6 +38,7 @@ __all__ = [
     "Event",
     "Grade",
     "Item",
+    "ItemResult",
     "MemoryStore",
     "ReflactError",
     "Rollout",
@@ -71,6 +73,7 @@ _load = load_exports(
         "records": ("CandidateReview", "RunSummary"),
         "trainer": ("Trainer", "evaluate_skill"),
         "training.history": ("RunHistory", "read_run"),
+        "training.items": ("ItemResult",),
         "types": ("Grade", "Item", "Rollout", "Score", "Skill", "Split"),
     },
 )

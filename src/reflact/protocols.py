@@ -130,6 +130,14 @@ class Described(Protocol):
 
 
 @runtime_checkable
+class Answerable(Protocol):
+    """An environment that knows right answers; the most frequent one is then a control at the end of a run."""
+
+    def list_right_answers(self, item: Item) -> Sequence[str]:
+        """Return an item's right answers, equal ones as equal texts; empty if none can be written down."""
+
+
+@runtime_checkable
 class ManagedEnvironment(Protocol):
     """An environment with something to start and to end, such as a server; its items are known before."""
 

@@ -32,7 +32,8 @@ class SkillVersion(FrozenModel):
     """A skill version: number 0 is the initial document; ``origin`` names the step that created it.
 
     An ``inherited`` score is that of the version before; it is shown and never used for a decision. With a
-    ``deviation``, the score is the ranked gate's belief at the time: the mean of a normal distribution.
+    ``deviation``, the score is the ranked gate's belief at the time: the mean of a normal distribution. A ``partial``
+    score is that of a decision that stopped early, so it covers a part of the items.
     """
 
     number: int
@@ -41,6 +42,7 @@ class SkillVersion(FrozenModel):
     score: float | None = None
     inherited: bool = False
     deviation: float | None = Field(default=None, exclude_if=lambda value: value is None)
+    partial: bool = Field(default=False, exclude_if=lambda value: not value)
 
 
 class StepBufferEntry(FrozenModel):
@@ -357,10 +359,12 @@ class SkillScore(FrozenModel):
     ``n`` counts measured rollouts: items times ``trials``. The interval is Wilson's if there is a single trial
     with scores of 0 and 1, else a normal one over the means of items (see ``reflact.gate.intervals``).
     ``selected_on`` is true if the gate used the same trials, which biases the score upwards. ``buckets`` are
-    the task types in alphabetical order; empty if items have no type.
+    the task types in alphabetical order; empty if items have no type. A null answer, which is graded in place of
+    the target's, has an ``answer``; its ``skill_hash`` is that of a document which stands for it.
     """
 
     name: str
+    answer: str | None = Field(default=None, exclude_if=lambda value: value is None)
     skill_hash: str
     split: Split
     n: int
@@ -510,13 +514,15 @@ class RunSummary(FrozenModel):
     that a decision did not need. ``surplus`` and ``reuse`` describe the latest start. ``faults`` counts failed
     attempts of calls, even if a retry succeeded; calls of models passed as objects are not counted.
     ``critic`` is the critic that graded, ``annotated_by`` the critic that wrote notes for failure analysts; JSON
-    omits both if there is none. ``version`` is the version of reflact.
+    omits both if there is none. ``version`` is the version of reflact. ``verdict`` is the outcome in words.
+    ``warnings`` are in plain words too, such as on a task that a constant answer solves.
     """
 
     version: str | None = None
     run_id: str
     status: RunStatus
     reason: str | None = None
+    verdict: str = ""
     steps: int = 0
     accepts: int = 0
     rejects: int = 0
@@ -528,6 +534,7 @@ class RunSummary(FrozenModel):
     improvements: tuple[Improvement, ...] = ()
     claim: Claim | None = None
     missing: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
     epochs: tuple[EpochStats, ...] = ()
     spend: tuple[Spend, ...] = ()
     stages: tuple[StageTime, ...] = ()
@@ -542,7 +549,10 @@ class RunSummary(FrozenModel):
     annotated_by: CriticDescription | None = Field(default=None, exclude_if=lambda value: value is None)
 
     def score(self, name: str, split: Split) -> SkillScore | None:
-        """Return the score of ``baseline``, ``placebo``, ``best`` or ``final`` on a split, or None."""
+        """Return a score on a split by its name, or None.
+
+        Names are ``baseline``, ``placebo``, ``null_empty``, ``null_refusal``, ``null_frequent``, ``best``, ``final``.
+        """
         return next((s for s in self.scores if s.name == name and s.split is split), None)
 
 
@@ -584,6 +594,6 @@ def _summarize_epoch(records: Sequence[StepRecord], end: EpochRecord | None) -> 
         skips=sum(r.verdict.action in UNCHANGED for r in records),
         inconclusive=sum(r.verdict.action == "inconclusive" for r in records),
         slow_update=None if end is None or end.slow_update is None else end.slow_update.action,
-        current_score=None if last.current.inherited else last.current.score,
-        best_score=last.best.score,
+        current_score=None if last.current.inherited or last.current.partial else last.current.score,
+        best_score=None if last.best.partial else last.best.score,
     )

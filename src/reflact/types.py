@@ -426,6 +426,11 @@ class Verdict(FrozenModel):
         return self.action in {"accept_new_best", "accept", "force_accept"}
 
     @property
+    def partial(self) -> bool:
+        """Whether the decision stopped early, so that its scores cover a part of the items."""
+        return self.evidence is not None and self.evidence.bound
+
+    @property
     def refuted(self) -> bool:
         """Whether the candidate is shown not to help; one whose gain is only unproven is not."""
         is_futile = self.evidence is not None and self.evidence.futile

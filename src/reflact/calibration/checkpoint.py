@@ -141,6 +141,7 @@ class CalibrationState:
     n_left_out: int = 0
     tests: list[PromotionEvidence] = field(default_factory=list)
     not_tested_reason: str | None = None
+    end_reason: str | None = None
     metrics_by_round: list[CriticMetrics | None] = field(default_factory=list)
 
     @property

@@ -8,7 +8,7 @@ from typing import Literal
 from pydantic import Field
 
 from reflact.calibration.curriculum import CurriculumSettings
-from reflact.calibration.mistakes import ContrastSettings
+from reflact.calibration.mistakes import JUDGED_PAIRS_HELP, ContrastSettings, JudgedPairs
 from reflact.config.critic import CriticSettings
 from reflact.config.models import ConfigSection, ModelConfig
 from reflact.config.training import BudgetConfig, PromptsConfig, ReplayConfig
@@ -22,7 +22,10 @@ HoldoutBy = Literal["trace", "purpose"]
 class PairSettings(ContrastSettings):
     """How a calibrator makes contrast pairs."""
 
-    n_judges: int = Field(5, ge=0, description="Blind comparisons of each pair; 0: none, else at least 2.")
+    n_judges: int = Field(
+        5, ge=0, description="Blind comparisons of each judged pair; 0: none, else at least 2."
+    )
+    judged_pairs: JudgedPairs = Field("unproven", description=JUDGED_PAIRS_HELP)
     concurrency: int = Field(
         32,
         ge=1,

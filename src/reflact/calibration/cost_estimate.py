@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from reflact.calibration.checkpoint import CalibrationState, list_free_events
 from reflact.calibration.config import CalibratorSettings
 from reflact.calibration.contrast import select_events
+from reflact.calibration.curriculum import MAX_MEASURED_STEPS
 from reflact.calibration.metrics import pairwise_accuracy
 from reflact.calibration.perturbations import OTHER_PURPOSE_MISTAKE
 from reflact.calibration.replay import LabeledStep, list_labeled_steps, list_pair_steps
@@ -75,7 +76,7 @@ def estimate_cost(
         len(steps) * (2 + rounds)  # before, after, and after each round
         + len(steps) * 2 * rounds * testable  # both sides of each test
         + len(anchored) * 2
-        + candidates * (rounds > 1)  # which kinds the critic is weak on
+        + min(candidates, MAX_MEASURED_STEPS * (rounds - 1))  # which kinds the critic is weak on
         + (agreeing + elsewhere) * contrast.n_samples
     )
     written = candidates + elsewhere * contrast.write_other_purposes

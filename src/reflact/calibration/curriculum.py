@@ -24,6 +24,9 @@ MIN_BAND_WIDTH = 0.5
 EXPLORED_SHARE = 0.5
 """The part of a round that goes to all kinds equally, whatever was measured."""
 
+MAX_MEASURED_STEPS = 24
+"""On so many steps of a round's pairs at most, the critic's weak kinds of mistakes are measured: the first by hash."""
+
 
 class MistakeShare(FrozenModel):
     """The part of a round that goes to one kind of mistake."""

@@ -199,6 +199,14 @@ class GenerationResult(FrozenModel):
         return len(self.pairs) + len(self.dropped)
 
 
+JudgedPairs = Literal["all", "unproven"]
+
+JUDGED_PAIRS_HELP = (
+    "Which pairs judges compare: `all`, or only `unproven` pairs. A pair is unproven if a model wrote the mistake or the "
+    "other purpose, or if its label is an agreement of samples. Pairs that are not compared have no difficulty."
+)
+
+
 class ContrastSettings(ConfigSection):
     """How contrast pairs are made."""
 
@@ -212,12 +220,7 @@ class ContrastSettings(ConfigSection):
     )
     max_spread: float = Field(1.0, ge=0, le=10, description="Largest distance between agreeing samples.")
     n_judges: int = Field(0, ge=0, description="Blind comparisons of each pair; 0: none, else at least 2.")
-    judged_pairs: Literal["all", "unproven"] = Field(
-        "all",
-        description="Which pairs judges compare: `all`, or only `unproven` pairs. A pair is unproven if a model wrote "
-        "the mistake or the other purpose, or if its label is an agreement of samples. Pairs that are not compared "
-        "have no difficulty.",
-    )
+    judged_pairs: JudgedPairs = Field("all", description=JUDGED_PAIRS_HELP)
     min_agreement: float = Field(
         0.6, gt=0.5, le=1, description="Least share of comparisons that must find the right side."
     )

@@ -79,6 +79,7 @@ class CalibrationReport(ShortReprModel):
         n_left_out: Traces that a round made nothing of, since the memory was full; counted in each round.
         tests: The evidence of all tested batches, in order.
         not_tested_reason: Why a batch was not tested; None if all were.
+        end_reason: Why there was no further round although the curriculum had one; None if it had none.
         writer_stop_reason: Why the writer of mistakes was asked no more; None if it was not stopped.
         held_out: The change on held-out traces, which decided the promotions.
         anchors: The change on anchors, which decided nothing.
@@ -102,6 +103,7 @@ class CalibrationReport(ShortReprModel):
     n_left_out: int = 0
     tests: tuple[PromotionEvidence, ...]
     not_tested_reason: str | None
+    end_reason: str | None = None
     writer_stop_reason: str | None = None
     held_out: MetricsChange
     anchors: MetricsChange

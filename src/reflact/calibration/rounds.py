@@ -31,7 +31,7 @@ from reflact.calibration.checkpoint import (
 from reflact.calibration.config import CalibratorSettings
 from reflact.calibration.contrast import GenerationTask, PairModels, generate_contrast_pairs
 from reflact.calibration.critic import Critic
-from reflact.calibration.curriculum import RoundPlan, build_history, plan_next_round
+from reflact.calibration.curriculum import MAX_MEASURED_STEPS, RoundPlan, build_history, plan_next_round
 from reflact.calibration.events import (
     BatchTestPostponed,
     CalibrationEventCallback,
@@ -52,7 +52,14 @@ from reflact.calibration.promotion import (
 )
 from reflact.calibration.replay import LabeledStep, list_labeled_steps, list_pair_steps, load_recordings
 from reflact.calibration.report import CalibrationReport, count_drops, count_pairs
-from reflact.calibration.significance import NotEnoughTraces, ReplayTestUse, describe_test_power
+from reflact.calibration.significance import (
+    NotEnoughTraces,
+    ReplayTestUse,
+    UnscoredStep,
+    bound_unscored_error,
+    describe_test_power,
+    explain_nothing_to_learn,
+)
 from reflact.calibration.splits import CALLER_HOLDOUT_NAME
 from reflact.calibration.trace import Trace
 from reflact.concurrency import fan_out
@@ -223,13 +230,15 @@ class RoundRunner:
         if number is None:
             baseline = calibration.baseline.model_dump_json()
             number = (await self._store.start_calibration(calibration.identity, baseline)).number
-        report = await self._run(calibration, list_pair_steps(anchors))
+        report = await self._run(calibration, list_pair_steps(anchors), ignore_finished=ignore_finished)
         snapshot_hash = hash_snapshot(await self.tester.take_snapshot())
         result = CalibrationResult(report=report, snapshot_hash=snapshot_hash)
         await self._store.finish_calibration(number, result.model_dump_json())
         return report
 
-    async def _run(self, calibration: CalibrationState, anchors: Sequence[LabeledStep]) -> CalibrationReport:
+    async def _run(
+        self, calibration: CalibrationState, anchors: Sequence[LabeledStep], *, ignore_finished: bool
+    ) -> CalibrationReport:
         earlier_usage, split = self._usage_ledger.entries, calibration.split
         steps = list_labeled_steps(split.held_out)
         held_out_traces = {step.trace for step in steps}
@@ -246,7 +255,7 @@ class RoundRunner:
         anchors_before = await self.tester.score(anchors, calibration.promoted)
         self._emit_critic_measured("before", before, anchors_before)
         writer = self.make_writer()
-        await self._run_rounds(calibration, steps, before, writer)
+        await self._run_rounds(calibration, steps, before, writer, is_forced=ignore_finished)
         promoted = (await self.tester.take_snapshot()).promoted
         after = await self.tester.score(steps, promoted)
         anchors_after = await self.tester.score(anchors, promoted)
@@ -266,6 +275,7 @@ class RoundRunner:
             n_left_out=calibration.n_left_out,
             tests=tuple(calibration.tests),
             not_tested_reason=calibration.not_tested_reason,
+            end_reason=calibration.end_reason,
             writer_stop_reason=writer.stop_reason,
             held_out=await compare_metrics(before, after),
             anchors=await compare_metrics(anchors_before, anchors_after),
@@ -292,10 +302,17 @@ class RoundRunner:
         steps: Sequence[LabeledStep],
         before: Sequence[ScoredStep | None],
         writer: FailFastLLM,
+        *,
+        is_forced: bool,
     ) -> None:
+        """Make rounds until the curriculum ends or nothing is left to learn; the first one always if forced."""
         history, curriculum = build_history(before, ()), self._settings.curriculum
         calibration.metrics_by_round = [await measure_in_thread(before)]
+        after = before
         while (plan := plan_next_round(history, curriculum)) is not None:
+            calibration.end_reason = self._explain_nothing_to_learn(calibration, steps, after)
+            if calibration.end_reason is not None and not (is_forced and plan.number == 1):
+                break
             calibration.n_rounds = plan.number
             n_traces = len(calibration.split.training)
             self._on_event(
@@ -308,8 +325,25 @@ class RoundRunner:
             calibration.metrics_by_round.append(await measure_in_thread(after))
             if plan_next_round([*history, *build_history(after, ())], curriculum) is None:
                 break  # nothing would come of knowing which kinds the critic is weak on
-            invited = await self.tester.score(list_pair_steps(pairs), calibration.promoted)
-            history += build_history(after, invited)
+            sample = list_pair_steps(pairs)[:MAX_MEASURED_STEPS]
+            history += build_history(after, await self.tester.score(sample, calibration.promoted))
+
+    def _explain_nothing_to_learn(
+        self,
+        calibration: CalibrationState,
+        steps: Sequence[LabeledStep],
+        scored: Sequence[ScoredStep | None],
+    ) -> str | None:
+        return explain_nothing_to_learn(
+            [score for score in scored if score is not None],
+            unscored=[
+                UnscoredStep(step.trace_id, bound_unscored_error(step.label))
+                for step, score in zip(steps, scored, strict=True)
+                if score is None
+            ],
+            n_earlier_tests=calibration.n_earlier_tests + len(calibration.tests),
+            min_error_drop=self._settings.curriculum.min_error_drop,
+        )
 
     async def _run_round(
         self, calibration: CalibrationState, round_plan: RoundPlan, writer: FailFastLLM

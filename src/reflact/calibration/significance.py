@@ -17,7 +17,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from statistics import NormalDist
 from typing import Literal, NamedTuple
 
@@ -120,9 +120,14 @@ def is_level_used_up(n_traces: int, n_earlier_tests: int) -> bool:
     return compute_alpha(n_earlier_tests) < 0.5**n_traces
 
 
+def bound_unscored_error(label: Label) -> float:
+    """Return the largest error that is possible at a step."""
+    return max(label.progress_after, 10 - label.progress_after)
+
+
 def bound_unscored_effect(label: Label, without: ScoredStep | None, with_: ScoredStep | None) -> float:
     """Return by how much a batch lowers the error at a step that has no valid score on a side."""
-    farthest = max(label.progress_after, 10 - label.progress_after)
+    farthest = bound_unscored_error(label)
     old, new = (farthest if score is None else abs(score.error) for score in (without, with_))
     return old - new
 
@@ -178,12 +183,46 @@ def compute_trace_effects(
     without: Sequence[ScoredStep], with_: Sequence[ScoredStep], unscored: Sequence[UnscoredStep] = ()
 ) -> tuple[float, ...]:
     """Return by how much the batch lowers the mean error of each trace, in the order of their ids."""
-    gains: dict[str, list[float]] = defaultdict(list)
-    for old, new in zip(without, with_, strict=True):
-        gains[old.trace_id].append(abs(old.error) - abs(new.error))
-    for step in unscored:
-        gains[step.trace_id].append(step.effect)
-    return tuple(math.fsum(gains[trace]) / len(gains[trace]) for trace in sorted(gains))
+    changes = (
+        (old.trace_id, abs(old.error) - abs(new.error)) for old, new in zip(without, with_, strict=True)
+    )
+    return _average_by_trace([*changes, *unscored])
+
+
+def explain_nothing_to_learn(
+    scored: Sequence[ScoredStep],
+    *,
+    unscored: Sequence[UnscoredStep],
+    n_earlier_tests: int,
+    min_error_drop: float,
+) -> str | None:
+    """Return why no batch can lower the error of these scores by a gain that counts; None if one can.
+
+    The best possible batch removes all error. If not even that is a gain of ``min_error_drop``, or reaches the level of
+    the next test, then no batch does, so to end costs no power. ``unscored`` are the steps without a valid score, each
+    with the largest effect that it can count for. None if there are too few traces for a test.
+    """
+    ceilings = _average_by_trace([*((step.trace_id, abs(step.error)) for step in scored), *unscored])
+    if len(ceilings) < MIN_TRACES:
+        return None
+    error, alpha = math.fsum(ceilings) / len(ceilings), compute_alpha(n_earlier_tests)
+    about = f"there is nothing to learn: averaged within each trace, the error is {error:.2f} points"
+    if error < min_error_drop:
+        return f"{about}, and a gain counts from {min_error_drop:g} on (curriculum.min_error_drop)"
+    if sign_flip_p_value(ceilings) > alpha:
+        wrong = sum(ceiling > 0 for ceiling in ceilings)
+        return (
+            f"{about}, in {wrong} traces; if a batch removed all of it, its p would still exceed {alpha:.2g}"
+        )
+    return None
+
+
+def _average_by_trace(changes: Iterable[tuple[str, float]]) -> tuple[float, ...]:
+    """Return the mean of each trace's values, in the order of trace ids."""
+    values: dict[str, list[float]] = defaultdict(list)
+    for trace_id, change in changes:
+        values[trace_id].append(change)
+    return tuple(math.fsum(values[trace]) / len(values[trace]) for trace in sorted(values))
 
 
 def sign_flip_p_value(effects: Sequence[float]) -> float:

@@ -42,6 +42,8 @@ def print_calibration(console: Console, report: CalibrationReport) -> None:
         console.print(f"{describe_test(test)}.")
     if report.not_tested_reason is not None:
         console.print(f"Not tested: {report.not_tested_reason}.")
+    if report.end_reason is not None:
+        console.print(f"No further round: {report.end_reason}.", highlight=False)
     for name, change in (("held-out traces", report.held_out), ("anchors", report.anchors)):
         if change.before is not None and change.after is not None:
             console.print(_build_measures_table(name, change.before, change.after))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -65,30 +66,55 @@ async def _read_runs(path: Path) -> list[tuple[RunRow, RunSummary | None]]:
         return [(row, await store.summary(row.run_id)) for row in await store.runs()]
 
 
-def show(
-    folder: Annotated[
-        Path, typer.Argument(metavar="RUN_DIR", help="The out_dir of a run.", show_default=False)
-    ],
+RunArgument = Annotated[
+    Path, typer.Argument(metavar="RUN_DIR", help="The out_dir of a run, or its database.", show_default=False)
+]
+RunOption = Annotated[
+    str | None, typer.Option(metavar="RUN_ID", help="The run of the folder to show. Default: the newest.")
+]
+
+
+def show(  # noqa: PLR0917 - one for each option of the command
+    folder: RunArgument,
     step: Annotated[
         int | None, typer.Argument(metavar="STEP", help="The step to show in full.", show_default=False)
     ] = None,
-    run: Annotated[
-        str | None,
-        typer.Option(metavar="RUN_ID", help="The run of the folder to show. Default: the newest."),
+    run: RunOption = None,
+    items: Annotated[
+        bool, typer.Option("--items", help="List what the target answered to each item.")
+    ] = False,
+    wrong: Annotated[
+        bool, typer.Option("--wrong", help="Only items that the best skill gets wrong.")
+    ] = False,
+    changed: Annotated[bool, typer.Option("--changed", help="Only items whose score changed.")] = False,
+    item: Annotated[str | None, typer.Option(metavar="ID", help="Show one item in full.")] = None,
+    split: Annotated[
+        Literal["val", "test"] | None,
+        typer.Option(metavar="val|test", help="Which items. Default: test if it was opened, otherwise val."),
     ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON lines instead of tables.")] = False,
 ) -> None:
-    """Show a run, or one of its steps.
+    """Show a run, one of its steps, or its items.
 
-    A run is shown with its steps and scores, a step with its edits, its verdict and its diff.
+    A run is shown with its steps and scores, a step with its edits, its verdict and its diff. Items are
+    shown with the answers, scores and costs under the initial and the best skill.
     """
     import anyio
     from rich.console import Console
 
     from reflact.errors import UsageError
     from reflact.training.history import read_run
+    from reflact.types import Split
 
-    history = anyio.run(read_run, folder, run)
     console = Console()
+    if items or wrong or changed or item is not None:
+        if step is not None:
+            raise UsageError("a step has no items of its own; leave out the step, or --items")
+        chosen = None if split is None else Split(split)
+        history = anyio.run(partial(read_run, folder, run, items=True, split=chosen))
+        _print_items(console, history, wrong=wrong, changed=changed, item_id=item, as_json=as_json)
+        return
+    history = anyio.run(read_run, folder, run)
     if step is None:
         _print_run(console, history, folder)
         return
@@ -96,6 +122,40 @@ def show(
     if record is None:
         raise UsageError(f"run {history.run_id} has no step {step}; {len(history.steps)} steps are committed")
     anyio.run(_print_step, console, folder / "run.db", record)
+
+
+def _print_items(
+    console: Console,
+    history: RunHistory,
+    *,
+    wrong: bool,
+    changed: bool,
+    item_id: str | None,
+    as_json: bool,
+) -> None:
+    from reflact.errors import UsageError
+    from reflact.reporting.items import build_item_table, choose_items, list_item_lines, summarize_items
+    from reflact.reporting.lines import escape_line
+
+    chosen = choose_items(history.items, wrong=wrong, changed=changed)
+    split = history.items[0].split
+    if item_id is not None:
+        chosen = tuple(result for result in history.items if result.item_id == item_id)
+        if not chosen:
+            raise UsageError(f"the {split.value} split of run {history.run_id} has no item {item_id}")
+    if as_json:
+        for result in chosen:
+            typer.echo(result.model_dump_json(ensure_ascii=True))
+        return
+    if item_id is not None:
+        for line in list_item_lines(chosen[0]):
+            typer.echo(line)
+    else:
+        if chosen:
+            console.print(build_item_table(chosen, width=console.width))
+        typer.echo(summarize_items(history.items, split))
+    if history.items_note is not None:
+        typer.echo(f"note: {escape_line(history.items_note)}")
 
 
 def _print_run(console: Console, history: RunHistory, folder: Path) -> None:

@@ -355,13 +355,18 @@ class BudgetConfig(ConfigSection):
 
 
 class TestConfig(ConfigSection):
-    """The sealed test split."""
+    """The sealed test split, and the controls that are measured at the end of a run."""
 
     __test__ = False
 
     enabled: bool = changeable_field(True, description="Open the test split when the run has completed.")
     placebo: bool = changeable_field(
-        False, description="Also measure a document about something else, of the best skill's length."
+        True, description="Also measure a document about something else, of the best skill's length."
+    )
+    null_answers: bool = changeable_field(
+        True,
+        description="Also grade constant answers, without model calls: empty, a refusal, and the most frequent "
+        "right answer; before the training on train items, and at its end.",
     )
 
 

@@ -1,4 +1,4 @@
-"""Bases of layers around a model or an environment, and the function that composes layers."""
+"""Bases of layers around a model or an environment, and the functions that compose and remove layers."""
 
 from __future__ import annotations
 
@@ -43,6 +43,13 @@ class EnvironmentMiddleware:
     async def run(self, item: Item, session: Session, *, seed: int) -> Grade:
         """Run an item in the inner environment; see ``protocols.Environment.run``."""
         return await self.inner.run(item, session, seed=seed)
+
+
+def unwrap_environment(environment: Environment) -> Environment:
+    """Return the environment inside all layers; layers hide what it offers beside ``protocols.Environment``."""
+    while isinstance(environment, EnvironmentMiddleware):
+        environment = environment.inner
+    return environment
 
 
 def compose(inner: T, layers: Sequence[Callable[[T], T]]) -> T:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Iterable
-
-from rich.cells import cell_len
-from rich.console import Console
-from rich.text import Text
+from typing import TYPE_CHECKING
 
 from reflact import events
 from reflact.records import EpochRecord
 from reflact.types import EditResult, Fallback, Verdict
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.text import Text
 
 INDENT = 10
 """Cells of the label at the beginning of a line; the rest of a long line is indented by as many."""
@@ -81,7 +82,7 @@ class EventLines:
         verdict, rollouts = self._verdict, self._rollouts
         scores = ""
         if verdict is not None and verdict.current_score is not None:
-            scores = f"val {format_change(verdict.current_score, verdict.candidate_score)}"
+            scores = f"val {format_verdict_scores(verdict)}"
         words = [f"step {event.step:<4}", f"{event.action:<15} ", f"{scores:<18}"]
         if rollouts is not None:
             words.append(f" solved {rollouts.n - rollouts.failures}/{rollouts.n}")
@@ -100,6 +101,8 @@ def _format_single(event: events.Event) -> str | None:
             line = f"run {event.run_id}: {train} train, {val} val, {test} test items; {steps} steps per epoch"
         case events.GatePowerEstimated():
             line = f"gate      {event.description} A decision takes at most {event.rollouts} rollouts."
+        case events.NullAnswersGraded() if event.warning is not None:
+            line = f"warning   {event.warning}"
         case events.BaselineMeasured():
             line = f"baseline  val {event.score:.3f} on {event.n} items"
         case events.FallbackUsed():
@@ -126,7 +129,7 @@ def format_epoch(record: EpochRecord | events.EpochCommitted) -> str:
         verdict = record.slow_update.verdict
         words.append(f"slow update {record.slow_update.action}")
         if verdict is not None:
-            words.append(f"val {format_change(verdict.current_score, verdict.candidate_score)}")
+            words.append(f"val {format_verdict_scores(verdict)}")
     if record.meta_skill is not None:
         words.append("meta skill written")
     words.extend(f"fallback {format_fallback(fallback)}" for fallback in record.fallbacks)
@@ -146,6 +149,14 @@ def format_score(score: float | None) -> str:
 def format_change(before: float | None, after: float | None) -> str:
     """Return ``before -> after``, or only the first score if there is no second."""
     return format_score(before) if after is None else f"{format_score(before)} -> {format_score(after)}"
+
+
+def format_verdict_scores(verdict: Verdict) -> str:
+    """Return the scores that a gate compared; those of a decision that stopped early are labelled as partial."""
+    scores = format_change(verdict.current_score, verdict.candidate_score)
+    if verdict.evidence is None or not verdict.partial:
+        return scores
+    return f"{scores} (partial, {verdict.evidence.pairs} pairs)"
 
 
 def format_clock(seconds: float) -> str:
@@ -198,6 +209,9 @@ def _escape_character(character: str) -> str:
 
 def wrap_line(line: str, console: Console) -> Text:
     """Return a line that is wrapped at words if it is wider than the console, with the rest indented."""
+    from rich.cells import cell_len
+    from rich.text import Text
+
     width = console.width
     if cell_len(line) <= width or width < 3 * INDENT:
         return Text(line)

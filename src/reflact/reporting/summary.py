@@ -21,12 +21,14 @@ from reflact.records import (
     Usage,
 )
 from reflact.reporting.lines import escape_controls, format_change, format_fallback, format_score, wrap_line
-from reflact.types import EditResult, Split
+from reflact.reporting.verdict import describe_outcome
+from reflact.stages.null_answers import describe_constant
+from reflact.types import EditResult
 
 
 def build_score_table(scores: Sequence[SkillScore]) -> Table:
     """Return the scores of documents on splits, each with its count and 95% interval."""
-    table = Table("document", "split", box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table("document", "split", box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     for heading in ("n", "solved", "hard", "95% interval", "soft"):
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("sha-256", no_wrap=True)
@@ -42,7 +44,9 @@ def build_score_table(scores: Sequence[SkillScore]) -> Table:
 
 def build_step_table(records: Sequence[StepRecord]) -> Table:
     """Return a run's committed steps, one line each."""
-    table = Table("step", "epoch", box=box.SIMPLE_HEAD, pad_edge=False)
+    partial = any(record.verdict.partial for record in records)
+    note = "* partial: the decision was certain before all items were measured" if partial else None
+    table = Table("step", "epoch", box=box.SIMPLE_HEAD, pad_edge=False, caption=note, caption_justify="left")
     table.add_column("decision", no_wrap=True)
     for heading in ("val", "solved", "edits", "skill"):
         table.add_column(heading, justify="right", no_wrap=True)
@@ -53,7 +57,7 @@ def build_step_table(records: Sequence[StepRecord]) -> Table:
             str(record.step),
             str(record.epoch),
             verdict.action,
-            format_change(verdict.current_score, verdict.candidate_score),
+            format_change(verdict.current_score, verdict.candidate_score) + ("*" if verdict.partial else ""),
             f"{solved}/{record.rollout.n}",
             f"{sum(result.status == 'applied' for result in record.edits)}/{len(record.edits)}",
             f"v{record.current.number}",
@@ -133,6 +137,8 @@ def print_summary(console: Console, summary: RunSummary, folder: Path) -> None:
         else:
             console.print(Text(line), soft_wrap=True)
 
+    for line in describe_outcome(summary, folder):
+        say(line)
     others = {a.action: a.count for a in summary.actions}
     unproven = [("set_aside", "set aside"), ("return", "returned"), ("inconclusive", "inconclusive")]
     say(
@@ -145,21 +151,7 @@ def print_summary(console: Console, summary: RunSummary, folder: Path) -> None:
             say(f"{name}: {_describe_version(version)}")
     if summary.scores:
         console.print(build_score_table(summary.scores))
-    for line in (*describe_claim(summary), *_list_caveats(summary)):
-        say(line)
-    for score in summary.scores:
-        if score.buckets and score.name in {"baseline", "best"}:
-            types = ", ".join(f"{b.task_type} {b.hard:.3f} of {b.n}" for b in score.buckets)
-            say(f"{score.name} on {score.split.value} by task type: {types}")
-    for gain in summary.improvements:
-        low, high = 100 * gain.low, 100 * gain.high
-        say(
-            f"{gain.name} over baseline on {gain.split.value}: {100 * gain.mean:+.1f} points "
-            f"(95% interval {low:+.1f} to {high:+.1f}, {gain.n} items)"
-        )
-    for line in summary.missing:
-        say(f"not measured: {line}")
-    for line in format_spend(summary.spend):
+    for line in (*_list_caveats(summary), *_list_measurements(summary), *format_spend(summary.spend)):
         say(line)
     if summary.faults:
         kinds = ", ".join(f"{fault.count} x {fault.kind}" for fault in summary.faults)
@@ -169,21 +161,28 @@ def print_summary(console: Console, summary: RunSummary, folder: Path) -> None:
             say(f"{folder / name}  {what}")
 
 
-def describe_claim(summary: RunSummary) -> tuple[str, ...]:
-    """Return the run's claim in one line; none if it makes no claim."""
-    if summary.claim is None:
-        is_initial = summary.best is not None and summary.best.number == 0
-        done = summary.status == "completed" and is_initial
-        return ("no better document was found; best_skill.md is your initial one",) if done else ()
-    gain, verdict = summary.claim.improvement, "confirmed" if summary.claim.confirmed else "not confirmed"
-    where = "test items" if gain.split is Split.test else "val items, and on these only"
-    interval = f"95% interval {100 * gain.low:+.1f} to {100 * gain.high:+.1f}, {gain.n} {where}"
-    return (
-        f"{verdict}: the best skill scores {100 * gain.mean:+.1f} points beside the initial one ({interval})",
-    )
+def _list_measurements(summary: RunSummary) -> Iterator[str]:
+    for score in summary.scores:
+        if score.buckets and score.name in {"baseline", "best"}:
+            types = ", ".join(f"{b.task_type} {b.hard:.3f} of {b.n}" for b in score.buckets)
+            yield f"{score.name} on {score.split.value} by task type: {types}"
+    claimed = None if summary.claim is None else summary.claim.improvement
+    for gain in (gain for gain in summary.improvements if gain != claimed):
+        low, high = 100 * gain.low, 100 * gain.high
+        yield (
+            f"{gain.name} over baseline on {gain.split.value}: {100 * gain.mean:+.1f} points "
+            f"(95% interval {low:+.1f} to {high:+.1f}, {gain.n} items)"
+        )
+    for line in summary.missing:
+        yield f"not measured: {line}"
 
 
 def _list_caveats(summary: RunSummary) -> Iterator[str]:
+    yield from (f"warning: {warning}" for warning in summary.warnings)
+    frequent = next((score for score in summary.scores if score.name == "null_frequent"), None)
+    if frequent is not None:
+        words = "the most frequent right answer of the train items"
+        yield f"null_frequent: {describe_constant(frequent.answer or '')}, {words}"
     if summary.critic is not None:
         yield f"scores come from {_describe_critic(summary.critic)}"
     if summary.annotated_by is not None:
@@ -203,5 +202,6 @@ RUN_FILES = (
 def _describe_version(version: SkillVersion) -> str:
     score = "" if version.score is None else f", val {version.score:.3f}"
     score += "" if version.deviation is None else f" ± {version.deviation:.3f} (belief)"
+    score += " (partial: not all items were measured)" if version.partial else ""
     score += " (inherited from an earlier version; this text was not measured)" if version.inherited else ""
     return f"v{version.number} from {version.origin}{score}"

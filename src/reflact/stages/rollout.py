@@ -38,6 +38,33 @@ def derive_rollout_seed(item: Item, trial: int) -> int:
     return int(digest_json(["rollout", item.fingerprint, trial])[:8], 16)
 
 
+def build_rollout_key(
+    item: Item,
+    skill_hash: str,
+    *,
+    target: str,
+    environment: str,
+    feedback: bool,
+    trial: int,
+    phase: str | None,
+) -> str:
+    """Return the digest of everything that a rollout's score depends on, 64 hexadecimal digits.
+
+    ``target`` and ``environment`` are their identities; a phase is part of the key unless all phases share rollouts.
+    """
+    parts: dict[str, JsonValue] = {
+        "kind": "rollout",
+        "version": 1,
+        "skill": skill_hash,
+        "item": item.fingerprint,
+        "target": target,
+        "environment": environment,
+        "feedback": feedback,
+        "trial": trial,
+    }
+    return digest_json(parts if phase is None else {**parts, "phase": phase})
+
+
 async def log_unmeasured(rollouts: Sequence[Rollout], *, decision_log: DecisionLog, step: int) -> None:
     """Log the unmeasured rollouts among those that a decision of the step is about to use."""
     for lost in (r for r in rollouts if r.score is None):
@@ -165,17 +192,15 @@ class RolloutRunner:
 
         Its key is a digest of everything that the score depends on: 64 hexadecimal digits.
         """
-        parts: dict[str, JsonValue] = {
-            "kind": "rollout",
-            "version": 1,
-            "skill": skill.hash,
-            "item": item.fingerprint,
-            "target": self.target.identity,
-            "environment": self.environment.identity,
-            "feedback": self.feedback,
-            "trial": trial,
-        }
-        key = digest_json(parts if self.phase is None else {**parts, "phase": self.phase})
+        key = build_rollout_key(
+            item,
+            skill.hash,
+            target=self.target.identity,
+            environment=self.environment.identity,
+            feedback=self.feedback,
+            trial=trial,
+            phase=self.phase,
+        )
         return RolloutJob(item, skill, trial, key)
 
     def make_batch_jobs(self, batches: Sequence[Sequence[Item]], skill: Skill) -> list[list[RolloutJob]]:

@@ -34,6 +34,10 @@ SELECT
     sum(iif(state <> 'settled' OR uncounted > 0, worst_output_tokens, 0))
 FROM calls WHERE run_id = ? GROUP BY role, purpose ORDER BY role, purpose
 """
+USAGE_COLUMNS = ("calls", "input_tokens", "cached_tokens", "output_tokens", "usd", "uncounted")
+ROLLOUT_CALLS_QUERY = (
+    f"SELECT call_id, {', '.join(USAGE_COLUMNS)} FROM calls WHERE call_id LIKE '%/rollout=%' ORDER BY id"  # noqa: S608
+)
 PAID_QUERY = "SELECT role, purpose, usd FROM calls WHERE run_id = ? AND usd IS NOT NULL"
 UNSETTLED_QUERY = """
 SELECT role, purpose, worst_usd FROM calls
@@ -110,6 +114,36 @@ class SQLiteResponseStore:
         found = await self._database.read(lambda tables: _find_rollouts(tables, keys))
         self._reuse = self._reuse.add(rollouts=len(found))
         return {key: found[key] for key in keys if key in found}
+
+    async def list_rollouts(self, skill_hashes: Sequence[str]) -> tuple[Rollout, ...]:
+        """Return the stored rollouts of all runs under some documents, in the order of storing, without damaged ones."""
+        sql = (
+            "SELECT key FROM rollouts WHERE json_valid(rollout)"
+            " AND json_extract(rollout, '$.skill_hash') IN (SELECT value FROM json_each(?)) ORDER BY rowid"
+        )
+
+        def read(tables: Tables) -> tuple[Rollout, ...]:
+            keys = [key for (key,) in tables.execute(sql, (json.dumps(list(skill_hashes)),))]
+            found = _find_rollouts(tables, keys)
+            return tuple(found[key] for key in keys if key in found)
+
+        return await self._database.read(read)
+
+    async def rollout_usage(self) -> Mapping[str, Usage]:
+        """Return the usage of the calls that were made for each rollout, by its key."""
+        rows = await self._database.fetch_rows(ROLLOUT_CALLS_QUERY)
+        usage: dict[str, Usage] = {}
+        for call_id, *counts in rows:
+            key = call_id.partition("/rollout=")[2].partition("/")[0]
+            used = Usage(**dict(zip(USAGE_COLUMNS, counts, strict=True)))
+            usage[key] = usage[key] + used if key in usage else used
+        return usage
+
+    async def unmeasured(self, run_id: str) -> Mapping[str, str]:
+        """Return the logged error of each rollout of a run that could not be measured, by its key."""
+        sql = "SELECT label, value FROM decision_log WHERE run_id = ? AND label LIKE 'unmeasured/%' ORDER BY rowid"
+        rows = await self._database.fetch_rows(sql, (run_id,))
+        return {label.partition("/")[2]: str(JSON_ADAPTER.validate_json(value)) for label, value in rows}
 
     async def store_rollout(self, rollout: Rollout) -> None:
         """Store a measured rollout, unless its key has an undamaged one; StoreError if it is unmeasured."""

@@ -41,6 +41,7 @@ Record = TypeVar("Record", StepRecord, EpochRecord, PromotionRecord)
 RECORD_KINDS = {StepRecord: "step", EpochRecord: "epoch", PromotionRecord: "promotion"}
 MAX_SHOWN_CHARS = 60
 COMMIT_COLUMNS = "number, kind, step, record, state, checksum"
+LAST_COMMIT = f"SELECT {COMMIT_COLUMNS} FROM commits WHERE run_id = ? ORDER BY number DESC LIMIT 1"  # noqa: S608
 CHECKED_ROWS = {
     "commit": f"SELECT {COMMIT_COLUMNS} FROM commits WHERE run_id = ?",  # noqa: S608 - a constant
     "outcome of step": "SELECT step, label, value, checksum FROM decision_log WHERE run_id = ?",
@@ -142,12 +143,8 @@ class SQLiteRunStore(SQLiteResponseStore):
                 )
             check_rows(tables, run_id)
             mark_unsettled(tables, run_id)
-            sql = f"SELECT {COMMIT_COLUMNS} FROM commits WHERE run_id = ? ORDER BY number DESC LIMIT 1"  # noqa: S608
-            row = tables.execute(sql, (run_id,)).fetchone()
-            if row is None:
-                return None
-            valid = is_commit_valid(run_id, *row)
-            return parse_checked(RunState.model_validate_json, row[4], f"state of run {run_id}", valid=valid)
+            row = tables.execute(LAST_COMMIT, (run_id,)).fetchone()
+            return None if row is None else parse_state(run_id, row)
 
         state, epoch = await self._database.write(start)
         if epoch is not None:
@@ -164,6 +161,16 @@ class SQLiteRunStore(SQLiteResponseStore):
                 f"database {self._database.path}: run {run_id} was continued by "
                 f"{row[1] if row else 'another process'}, so this process stops; only one of them may own a run"
             )
+
+    async def identity(self, run_id: str) -> Mapping[str, JsonValue]:
+        """Return the identity of a run; StoreError if there is no such run."""
+        text = await self._database.read(lambda tables: read_column(tables, "identity", run_id))
+        return parse_stored(IDENTITY_ADAPTER.validate_json, text, f"identity of run {run_id}")
+
+    async def state(self, run_id: str) -> RunState | None:
+        """Return the run's state after its last commit; None before the first one."""
+        rows = await self._database.fetch_rows(LAST_COMMIT, (run_id,))
+        return parse_state(run_id, rows[0]) if rows else None
 
     async def refuse_other_runs(self, run_id: str, identity: Mapping[str, JsonValue]) -> None:
         """Check that the store is empty or contains the run.
@@ -415,6 +422,12 @@ def check_rows(tables: Tables, run_id: str) -> None:
                     f"the stored {what} {row[0]} of run {run_id} does not match its checksum, so the database is "
                     "damaged; put back a copy of it, or choose another out_dir"
                 )
+
+
+def parse_state(run_id: str, row: Sequence[Any]) -> RunState:
+    """Return the state of a commit's columns; StoreError if they are damaged."""
+    valid = is_commit_valid(run_id, *row)
+    return parse_checked(RunState.model_validate_json, row[4], f"state of run {run_id}", valid=valid)
 
 
 def is_commit_valid(run_id: str, *row: object) -> bool:

@@ -27,15 +27,7 @@ class ChatTarget:
     @property
     def identity(self) -> str:
         """The model's identity, the texts around the skill and ``CHAT_TARGET_VERSION``, as canonical JSON."""
-        return canonical_json(
-            {
-                "target": "chat",
-                "version": CHAT_TARGET_VERSION,
-                "llm": self._llm.identity,
-                "preamble": self._preamble,
-                "postamble": self._postamble,
-            }
-        )
+        return identify_chat_target(self._llm.identity, preamble=self._preamble, postamble=self._postamble)
 
     def session(self, skill: Skill, *, rollout: str) -> ChatSession:
         """Start a conversation under a skill; ``rollout`` is the rollout's key."""
@@ -73,6 +65,19 @@ class ChatSession:
         )
         self._messages = (*messages, Message(role="assistant", content=reply.value.text))
         return reply.value.text
+
+
+def identify_chat_target(llm: str, *, preamble: str, postamble: str) -> str:
+    """Return the identity of a chat target from its model's identity, as canonical JSON."""
+    return canonical_json(
+        {
+            "target": "chat",
+            "version": CHAT_TARGET_VERSION,
+            "llm": llm,
+            "preamble": preamble,
+            "postamble": postamble,
+        }
+    )
 
 
 def join_system_message(*parts: str) -> str:

@@ -157,9 +157,9 @@ class RunCostEstimator:
         claims_here = gate.policy == "ranked" and not self._config.test.enabled
         is_fresh = gate.enabled and (gate.policy == "paired" or claims_here)
         trials = gate.report_trials if is_fresh else 1
-        val = EstimateRange(low=n_val * extra, expected=n_val * extra, high=n_val * (3 + extra) * trials)
         if not self._config.test.enabled:
-            return val
+            return EstimateRange(expected=n_val * extra, high=n_val * (3 + extra) * trials)
+        val = EstimateRange(high=n_val * 3 * trials)
         return val + EstimateRange(low=n_test, expected=n_test * (2 + extra), high=n_test * (3 + extra))
 
     def _optimizer_calls(self) -> dict[tuple[str, str], EstimateRange]:
@@ -227,11 +227,18 @@ class RunCostEstimator:
         scores = EstimateRange(expected=anchors, high=anchors)
         if grades:
             scores += rollouts.model_copy(update={"low": 0 if self._done else len(self._data.val)})
+            scores += exact_range(self._count_null_answers())
         if own.annotate:
             dealt = sum(len(batch) for step in self._plan_steps() for batch in step)
             scores += EstimateRange(expected=0 if grades else dealt / 2, high=dealt)
         tries = EstimateRange(low=1, expected=1, high=1 + self._config.models.critic.reasks)
         return scores * tries * exact_range(own.n_samples)
+
+    def _count_null_answers(self) -> int:
+        """Return the null answers that a critic grades: the refusal, once for each item of the last split."""
+        if not self._config.test.null_answers:
+            return 0
+        return len(self._data.test if self._config.test.enabled else self._data.val)
 
     def _row(self, role: str, purpose: str, calls: EstimateRange) -> EstimateRow:
         cap, usage = getattr(self._config.models, role).max_tokens, self._spent.get((role, purpose))

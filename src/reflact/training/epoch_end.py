@@ -197,8 +197,13 @@ class EpochFinalizer:
         if slow.verdict is None:
             version = inherit_version(state.current, number=number, skill=skill, origin=origin)
         else:
-            score = slow.verdict.candidate_score
-            version = SkillVersion(number=number, skill_hash=skill.hash, origin=origin, score=score)
+            version = SkillVersion(
+                number=number,
+                skill_hash=skill.hash,
+                origin=origin,
+                score=slow.verdict.candidate_score,
+                partial=slow.verdict.partial,
+            )
             best = version if replaces_best(slow.verdict, best) else best
         record = record.model_copy(update={"created_versions": (version,), "current": version, "best": best})
         return CommitOutcome(record=record, skills=(skill,))

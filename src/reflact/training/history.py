@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING
 from reflact.errors import UsageError
 from reflact.events import Event
 from reflact.records import EpochRecord, RunStatus, RunSummary, SkillVersion, StepRecord
-from reflact.types import FrozenModel
+from reflact.training.items import ItemResult, read_items
+from reflact.types import FrozenModel, Split
 
 if TYPE_CHECKING:
+    from reflact.protocols import Environment
     from reflact.store.runs import RunRow
 
 
@@ -29,6 +31,8 @@ class RunHistory(FrozenModel):
         epochs: The committed ends of epochs, in order.
         versions: All skill versions by number, each with its latest score.
         events: All durable events, in order.
+        items: The items of one split with the target's answers, if they were asked for.
+        items_note: What is not known of the items, and why.
     """
 
     run_id: str
@@ -40,17 +44,30 @@ class RunHistory(FrozenModel):
     epochs: tuple[EpochRecord, ...]
     versions: tuple[SkillVersion, ...]
     events: tuple[Event, ...]
+    items: tuple[ItemResult, ...] = ()
+    items_note: str | None = None
 
 
-async def read_run(path: Path | str, run_id: str | None = None) -> RunHistory:
+async def read_run(
+    path: Path | str,
+    run_id: str | None = None,
+    *,
+    items: bool = False,
+    split: Split | None = None,
+    environment: Environment | None = None,
+) -> RunHistory:
     """Return the stored history of a run; the run may be under way.
 
     Args:
         path: The run's ``out_dir``, or its database file.
         run_id: The run to read; None: the newest.
+        items: Also read what the target answered to each item under the initial and the best document.
+        split: The split of these items; None: the test split if it was measured, otherwise the validation split.
+        environment: Has the items of a run that was given an environment or lists of items in Python. Without it,
+            their right answers are unknown.
 
     Raises:
-        UsageError: There is no store, or no such run in it.
+        UsageError: There is no store, or no such run in it, or nothing is measured on the split.
         StoreError: It cannot be read.
     """
     from reflact.store.runs import open_store
@@ -58,6 +75,7 @@ async def read_run(path: Path | str, run_id: str | None = None) -> RunHistory:
     database = _find_database(Path(path))
     async with open_store(database) as store:
         row = choose_run(await store.runs(), run_id, database)
+        table = await read_items(store, row, split=split, environment=environment) if items else None
         return RunHistory(
             run_id=row.run_id,
             status=row.status,
@@ -68,6 +86,8 @@ async def read_run(path: Path | str, run_id: str | None = None) -> RunHistory:
             epochs=await store.epochs(row.run_id),
             versions=await store.versions(row.run_id),
             events=await store.events(row.run_id),
+            items=() if table is None else table.results,
+            items_note=None if table is None else table.note,
         )
 
 

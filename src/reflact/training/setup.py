@@ -30,7 +30,7 @@ from reflact.errors import ConfigError, SkillError
 from reflact.events import BudgetUpdated, Event, RateLimited
 from reflact.jsonutil import parse_stored
 from reflact.llm.budget import Account, Budget, BudgetedEnvironment, require_caps, worst_rollout_cost
-from reflact.llm.middleware import compose
+from reflact.llm.middleware import compose, unwrap_environment
 from reflact.llm.pricing import usd_of
 from reflact.memory.models import ContrastPair
 from reflact.prompts import PromptBook, list_used_prompts, load_prompts
@@ -138,7 +138,10 @@ class RunPlan:
 
 @dataclass(frozen=True)
 class Runtime:
-    """The collaborators of one run, open."""
+    """The collaborators of one run, open.
+
+    ``control_environment`` grades null answers, which cost no calls of the target; None: that of the plan.
+    """
 
     plan: RunPlan
     store: RunStore
@@ -150,6 +153,7 @@ class Runtime:
     proposer: Proposer | None = None
     graceful_stop: GracefulStop = field(default_factory=GracefulStop)
     rejected: Sequence[str] = ()
+    control_environment: Environment | None = None
 
     @property
     def run_id(self) -> str:
@@ -168,7 +172,8 @@ class Runtime:
 
     def make_context(self, step: int) -> StageContext:
         """Return the collaborators of the optimizer's calls in a step."""
-        described = [d.description for d in (self.plan.environment, self.target) if isinstance(d, Described)]
+        sources = (unwrap_environment(self.plan.environment), self.target)
+        described = [source.description for source in sources if isinstance(source, Described)]
         return StageContext(
             llm=self.optimizer,
             prompts=self.plan.prompts,
@@ -409,10 +414,12 @@ async def connect_models(
             stop,
         )
         worst = None if overrides.target is None else worst_rollout_cost(config)
+        stoppable = partial(StoppableEnvironment, graceful_stop=stop)
+        control = compose(plan.environment, [stoppable, lambda inner: BudgetedEnvironment(inner, account)])
         environment = compose(
             plan.environment,
             [
-                partial(StoppableEnvironment, graceful_stop=stop),
+                stoppable,
                 lambda inner: TracedEnvironment(inner, tracing),
                 lambda inner: BudgetedEnvironment(inner, account, worst=worst),
             ],
@@ -421,7 +428,9 @@ async def connect_models(
         plan = replace(plan, environment=environment, annotator=annotator)
         budget, rejected = account.budget, account.rejected
         proposer = overrides.proposer or build_proposer(plan)
-        yield Runtime(plan, store, target, optimizer, budget, tracing, critic, proposer, stop, rejected)
+        yield Runtime(
+            plan, store, target, optimizer, budget, tracing, critic, proposer, stop, rejected, control
+        )
 
 
 def build_proposer(plan: RunPlan) -> Proposer | None:

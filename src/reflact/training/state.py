@@ -54,6 +54,7 @@ def create_versions(
             skill_hash=candidate.hash,
             origin=f"step {step}",
             score=verdict.candidate_score,
+            partial=verdict.partial,
         )
         created = (current,)
     if appended.hash == current.skill_hash:
@@ -88,7 +89,12 @@ def choose_best(state: RunState, record: CommitRecord) -> CommitRecord:
     def show_belief(version: SkillVersion) -> SkillVersion:
         belief = posterior.find_belief(version.skill_hash)
         return version.model_copy(
-            update={"score": belief.mean, "deviation": belief.deviation, "inherited": False}
+            update={
+                "score": belief.mean,
+                "deviation": belief.deviation,
+                "inherited": False,
+                "partial": False,
+            }
         )
 
     return record.model_copy(update={"current": show_belief(record.current), "best": show_belief(best)})
@@ -135,8 +141,14 @@ def replaces_best(verdict: Verdict, best: SkillVersion) -> bool:
 
 def inherit_version(parent: SkillVersion, *, number: int, skill: Skill, origin: str) -> SkillVersion:
     """Return the version of an unmeasured text, with its parent's score marked as inherited."""
-    return SkillVersion(
-        number=number, skill_hash=skill.hash, origin=origin, score=parent.score, inherited=True
+    return parent.model_copy(
+        update={
+            "number": number,
+            "skill_hash": skill.hash,
+            "origin": origin,
+            "inherited": True,
+            "deviation": None,
+        }
     )
 
 

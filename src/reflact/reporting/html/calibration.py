@@ -107,7 +107,8 @@ def render_calibration_page(report: CalibrationReport) -> str:
 def describe_result(report: CalibrationReport) -> str:
     """Return in a sentence what was promoted and what that changed, or why nothing was."""
     if not report.tests:
-        reason = "" if report.not_tested_reason is None else f": {escape_controls(report.not_tested_reason)}"
+        why = report.not_tested_reason or report.end_reason
+        reason = "" if why is None else f": {escape_controls(why)}"
         return f"No batch was tested, so nothing was promoted{reason}."
     if not report.n_promoted:
         best = max(report.tests, key=lambda test: test.effect)
@@ -136,6 +137,8 @@ def describe_context(report: CalibrationReport) -> list[str]:
         found.append(f"{passed} of {len(report.tests)} tested batches passed.")
     if report.tests and report.not_tested_reason is not None:
         found.append(f"A further batch was not tested: {escape_controls(report.not_tested_reason)}.")
+    if report.tests and report.end_reason is not None:
+        found.append(f"There was no further round: {escape_controls(report.end_reason)}.")
     gain, anchors, held_out = report.anchors.gain, report.anchors.before, report.held_out.gain
     if passed and gain is not None and anchors is not None:
         found.append(

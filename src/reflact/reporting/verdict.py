@@ -1,0 +1,189 @@
+"""The verdict on a run in words: what it achieved, what it cost, and what to do next."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+from reflact.gate.intervals import wilson_interval
+from reflact.records import Claim, Improvement, RunStatus, RunSummary, SkillScore, SkillVersion, Usage
+from reflact.reporting.lines import format_count, format_duration
+from reflact.stages.null_answers import describe_constant
+from reflact.types import Split
+
+SPLIT_WORDS = {Split.train: "train", Split.val: "validation", Split.test: "test"}
+STOP_WORDS: dict[RunStatus, str] = {
+    "budget": "Stopped by its budget",
+    "cancelled": "Stopped",
+    "failed": "Failed",
+}
+NO_BETTER = "No better document was found; best_skill.md is your initial one."
+
+
+def describe_outcome(summary: RunSummary, folder: Path) -> tuple[str, ...]:
+    """Return the closing lines of a run: its result, its cost and time, its skill, and the next step."""
+    improved = summary.best is not None and summary.best.number != 0
+    skill = (f"Skill: {folder / 'best_skill.md'}",) if improved else ()
+    return (
+        describe_result(summary),
+        f"Cost: {describe_cost(summary)}; {format_duration(summary.seconds)}.",
+        *skill,
+        f"Next: {describe_next(summary, folder)}",
+    )
+
+
+def describe_result(summary: RunSummary) -> str:
+    """Return what a run achieved, in sentences; it depends on the measurements alone, not on cost and time."""
+    best = summary.best
+    if summary.status != "completed":
+        return _describe_stop(summary)
+    if summary.claim is not None:
+        return " ".join((_describe_claim(summary, summary.claim), *describe_controls(summary)))
+    if best is None:
+        return "Nothing was measured."
+    if best.number == 0:
+        score = summary.score("baseline", Split.test) or summary.score("baseline", Split.val)
+        result = () if score is None else (f"Its result: {_describe_score(score)}.",)
+        return " ".join((NO_BETTER, *result, *describe_controls(summary)))
+    reason = f": {summary.missing[0]}" if summary.missing else ""
+    return f"The best document is {_describe_version(best)}. Its gain was not measured at the end{reason}."
+
+
+def describe_controls(summary: RunSummary) -> tuple[str, ...]:
+    """Return what the controls say against the best document, one sentence each."""
+    scores = {score.name: score for score in summary.scores if score.split is summary.scores[-1].split}
+    best, placebo, sentences = scores.get("best"), scores.get("placebo"), list[str]()
+    if best is None or best.hard is None:
+        return ()
+    constants = [score for score in scores.values() if score.answer is not None and score.hard is not None]
+    top = max(constants, key=lambda score: score.hard or 0.0, default=None)
+    if top is not None and _reaches(top, best):
+        always = describe_constant(top.answer or "")
+        sentences.append(f"The best document is not better than {always}: {_compare_scores(best, top)}.")
+    improved = summary.best is not None and summary.best.number != 0
+    if improved and placebo is not None and _reaches(placebo, best):
+        sentences.append(
+            f"A text about something else does as well as the best document: {_compare_scores(placebo, best)}. So "
+            "the gain may have nothing to do with what the document says."
+        )
+    return tuple(sentences)
+
+
+def _reaches(control: SkillScore, best: SkillScore) -> bool:
+    return control.hard is not None and best.hard is not None and control.hard >= best.hard
+
+
+def _compare_scores(one: SkillScore, other: SkillScore) -> str:
+    return f"{one.hard or 0:.2f} against {other.hard or 0:.2f} on {SPLIT_WORDS[one.split]} items"
+
+
+def describe_cost(summary: RunSummary) -> str:
+    """Return the money that a run's calls cost, as far as their prices are known."""
+    used = [entry for entry in summary.spend if entry.usage.calls or entry.unsettled]
+    if not used:
+        return "no calls were counted"
+    total = sum((entry.usage for entry in used), Usage())
+    unpriced = sorted({entry.role for entry in used if entry.usage.calls and entry.usage.usd is None})
+    tokens = format_count(total.input_tokens + total.output_tokens)
+    if total.usd is None:
+        return f"price unknown, {total.calls:,} calls, {tokens} tokens"
+    words = f"{format_usd(total.usd)}, {total.calls:,} calls"
+    if unpriced:
+        words += f", and calls of {' and '.join(unpriced)} with an unknown price"
+    worst = sum((entry.worst_case for entry in used), Usage()).usd
+    return words if not worst else f"{words}, at most {format_usd(worst)} more for unfinished calls"
+
+
+def describe_next(summary: RunSummary, folder: Path) -> str:
+    """Return the command or the change that helps most after a run."""
+    again = "then run the same command again to resume"
+    match summary.status:
+        case "budget":
+            return f"raise the limit, {again}"
+        case "failed":
+            return f"mend the cause, {again}"
+        case "cancelled":
+            return "run the same command again to resume"
+    improved = summary.best is not None and summary.best.number != 0
+    return f"reflact show {shlex.quote(str(folder))} --items {'--changed' if improved else '--wrong'}"
+
+
+def format_usd(usd: float) -> str:
+    """Return an amount in cents, or four digits after the point if it is smaller than a cent."""
+    return f"${usd:,.2f}" if usd >= 0.01 or not usd else f"${usd:.4f}"
+
+
+def _describe_stop(summary: RunSummary) -> str:
+    steps = f"{summary.steps} step{'' if summary.steps == 1 else 's'}"
+    reason = "" if summary.reason is None else f": {summary.reason.rstrip('.')}"
+    words = f"{STOP_WORDS.get(summary.status, 'Stopped')} after {steps}{reason}."
+    if summary.best is None:
+        return f"{words} Nothing was measured yet."
+    if summary.best.number == 0:
+        return f"{words} So far no better document was found."
+    return f"{words} So far the best document is {_describe_version(summary.best)}; it is not tested yet."
+
+
+def _describe_version(version: SkillVersion) -> str:
+    if version.score is None:
+        return f"v{version.number} from {version.origin}"
+    about = "about " if version.deviation is not None else ""
+    part = " on a part of the items" if version.partial else ""
+    return f"v{version.number} from {version.origin} (validation {about}{version.score:.2f}{part})"
+
+
+def _describe_claim(summary: RunSummary, claim: Claim) -> str:
+    gain = claim.improvement
+    before, after = (summary.score(name, gain.split) for name in ("baseline", "best"))
+    if before is None or after is None:
+        scores = f"on {gain.n} {SPLIT_WORDS[gain.split]} items"
+    elif _is_count(before) and _is_count(after):
+        old = f"{before.successes:.0f}" + ("" if before.n == after.n else f" of {before.n}")
+        scores = f"{_describe_score(after)} instead of {old}"
+    else:
+        scores = f"{_describe_score(after)} instead of {before.hard or 0:.2f}"
+    interval = f"{_format_points(gain)}; 95% interval {_format_bounds(gain)}"
+    words = f"{_judge(claim)}: {scores} ({interval})."
+    if gain.split is Split.val:
+        words += " There is no test split, so this holds for these items only; expect less on new ones."
+    return words
+
+
+def _judge(claim: Claim) -> str:
+    gain = claim.improvement
+    if claim.confirmed:
+        return "Better"
+    if gain.high < 0:
+        return "Worse than the initial document"
+    return "Perhaps better, not confirmed" if gain.mean > 0 else "Not better"
+
+
+def _describe_score(score: SkillScore) -> str:
+    split = SPLIT_WORDS[score.split]
+    if _is_count(score):
+        return f"{score.successes:.0f} of {score.n} {split} items solved"
+    trials = f", {score.trials} trials each" if score.trials > 1 else ""
+    hard = "no score" if score.hard is None else f"mean score {score.hard:.2f}"
+    return f"{hard} on {score.n // score.trials} {split} items{trials}"
+
+
+def _is_count(score: SkillScore) -> bool:
+    """Whether a score is a share of solved items: one trial of scores 0 and 1, whose interval is Wilson's."""
+    if score.trials > 1 or not score.n or score.successes != round(score.successes):
+        return False
+    return (score.low, score.high) == wilson_interval(round(score.successes), score.n)
+
+
+def _format_points(gain: Improvement) -> str:
+    return f"{_format_signed(gain, gain.mean)} points"
+
+
+def _format_bounds(gain: Improvement) -> str:
+    return f"{_format_signed(gain, gain.low)} to {_format_signed(gain, gain.high)}"
+
+
+def _format_signed(gain: Improvement, value: float) -> str:
+    """Return points with a sign; with one decimal if a whole number would show a small difference as 0."""
+    small = any(0 < abs(100 * each) < 1 for each in (gain.mean, gain.low, gain.high))
+    text = f"{100 * value:+.{1 if small else 0}f}"
+    return "0" if float(text) == 0 else text

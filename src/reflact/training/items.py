@@ -1,0 +1,260 @@
+"""What the target answered to each item under the initial and the best document, read from a run's store."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from pydantic import JsonValue, ValidationError
+
+from reflact.config.training import TrainerConfig
+from reflact.data import DataSet
+from reflact.errors import ReflactError, UsageError
+from reflact.records import ComparisonCategory, Usage
+from reflact.stages.rollout import build_rollout_key
+from reflact.training.rollouts import FIRST_REPORT_TRIAL, GATE_PHASE
+from reflact.types import FrozenModel, Item, Rollout, Split
+
+if TYPE_CHECKING:
+    from reflact.protocols import Environment
+    from reflact.store.runs import RunRow, SQLiteRunStore
+
+PHASES = (None, GATE_PHASE, "final")
+"""The phases of a document's rollouts on a split; the last one counts if there are several."""
+
+
+class DocumentResult(FrozenModel):
+    """What the target answered to an item under one document.
+
+    Args:
+        rollouts: The measured trials that the document's reported score covers, in order.
+        usage: The consumption of their calls; None if the calls were not seen, as with a target of your own.
+        error: The reason if a trial could not be measured.
+    """
+
+    rollouts: tuple[Rollout, ...] = ()
+    usage: Usage | None = None
+    error: str | None = None
+
+    @property
+    def answer(self) -> str | None:
+        """The answer of the first trial; None if the item is not measured."""
+        return self.rollouts[0].answer if self.rollouts else None
+
+    @property
+    def hard(self) -> float | None:
+        """The mean hard score of the trials; None if the item is not measured."""
+        scores = [rollout.score.hard for rollout in self.rollouts if rollout.score is not None]
+        return math.fsum(scores) / len(scores) if scores else None
+
+
+class ItemResult(FrozenModel):
+    """An item of a run with the answers under the initial document (``baseline``) and under the best one.
+
+    ``expected`` is the item's reference. ``wrong``: the best document's hard score is below 1, or below
+    ``train.success_threshold`` if that is set. ``category`` compares the hard scores of both documents; it is None
+    unless both are measured.
+    """
+
+    item_id: str
+    split: Split
+    task_type: str | None = None
+    input: JsonValue
+    expected: JsonValue = None
+    baseline: DocumentResult
+    best: DocumentResult
+    category: ComparisonCategory | None = None
+    wrong: bool = False
+
+
+class ItemTable(FrozenModel):
+    """All items of a split with their answers; ``note`` says what is not known of them, and why."""
+
+    split: Split
+    results: tuple[ItemResult, ...]
+    note: str | None = None
+
+
+async def read_items(
+    store: SQLiteRunStore, run: RunRow, *, split: Split | None = None, environment: Environment | None = None
+) -> ItemTable:
+    """Return the items of a split with their answers.
+
+    The items are read again, from the environment or from the run's data file, and count only if they are the items
+    of the run. Otherwise they are those of the stored rollouts, and the right answers are unknown.
+
+    Raises:
+        UsageError: Nothing is measured on the split, or the environment has other items.
+    """
+    state, summary = await store.state(run.run_id), await store.summary(run.run_id)
+    if state is None:
+        raise UsageError(f"run {run.run_id} has not measured its initial document yet; resume it first")
+    identity = await store.identity(run.run_id)
+    config, baseline, best = _parse_config(run.config), str(identity["skill"]), state.best.skill_hash
+    if split is None:
+        opened = summary is not None and summary.score("best", Split.test) is not None
+        split = Split.test if opened else Split.val
+    rollouts = await store.list_rollouts((baseline, best))
+    items, note = _load_items(config, identity, environment, split)
+    find_key: Callable[[Item, str, int, str | None], str | None] = _ignore_key
+    if items is None:
+        items = await _infer_items(store, run, split)
+    else:
+        find_key = _make_key_finder(config, identity)
+    usage, errors = await store.rollout_usage(), await store.unmeasured(run.run_id)
+    by_item: dict[tuple[str, str], list[Rollout]] = {}
+    for rollout in rollouts:
+        by_item.setdefault((rollout.item_id, rollout.skill_hash), []).append(rollout)
+    threshold = None if config is None else config.train.success_threshold
+
+    def find_result(item: Item, skill_hash: str) -> DocumentResult:
+        found = by_item.get((item.id, skill_hash), ())
+        return _choose_rollouts(found, usage, errors, lambda t, p: find_key(item, skill_hash, t, p))
+
+    results = tuple(
+        _compare(item, split, find_result(item, baseline), find_result(item, best), threshold)
+        for item in items
+    )
+    if not any(result.baseline.rollouts or result.best.rollouts for result in results):
+        raise UsageError(f"run {run.run_id} has measured nothing on the {split.value} split")
+    return ItemTable(split=split, results=results, note=note)
+
+
+def _parse_config(stored: JsonValue) -> TrainerConfig | None:
+    try:
+        return TrainerConfig.model_validate(stored)
+    except ValidationError:
+        return None
+
+
+def _load_items(
+    config: TrainerConfig | None,
+    identity: Mapping[str, JsonValue],
+    environment: Environment | None,
+    split: Split,
+) -> tuple[Sequence[Item] | None, str | None]:
+    """Return the items of a split, or None and the reason why they are unknown."""
+    from reflact.environments.dataset import build_environment
+
+    if environment is None and (config is None or config.data.path is None):
+        reason = (
+            "the items came from Python code; pass the environment to read_run() to see the right answers"
+        )
+        return None, reason
+    try:
+        source = build_environment(config) if environment is None and config is not None else environment
+        assert source is not None
+        data = DataSet.model_validate({each.value: tuple(source.items(each)) for each in Split})
+    except ReflactError as error:
+        return None, f"the right answers are unknown: {error}"
+    if data.fingerprint == identity.get("data"):
+        return data.items(split), None
+    if environment is not None:
+        raise UsageError("the items of this environment are not the items of the run")
+    assert config is not None
+    return None, f"the right answers are unknown: {config.data.path} has changed since the run"
+
+
+async def _infer_items(store: SQLiteRunStore, run: RunRow, split: Split) -> list[Item]:
+    """Return the items of a split as far as the stored rollouts tell them.
+
+    Items of steps are train items. Only validation items are rolled out more than once, or under a document that is
+    not measured at the end.
+    """
+    summary, records = await store.summary(run.run_id), await store.records(run.run_id)
+    versions = await store.versions(run.run_id)
+    hashes = {version.skill_hash for version in versions} | {record.candidate_hash for record in records}
+    rollouts = await store.list_rollouts(sorted(hashes))
+    train = {item_id for record in records for item_id in record.item_ids}
+    final = set() if summary is None else {score.skill_hash for score in summary.scores}
+    inputs = {r.item_id: _first_message(r) for r in rollouts if r.item_id not in train}
+    tested = summary is not None and summary.score("best", Split.test) is not None
+    val = {r.item_id for r in rollouts if r.trial or r.skill_hash not in final} if tested else set(inputs)
+    chosen = [item_id for item_id in inputs if (item_id in val) is (split is Split.val)]
+    return [Item(id=item_id, input=inputs[item_id]) for item_id in chosen]
+
+
+def _first_message(rollout: Rollout) -> str:
+    return next((turn.content for turn in rollout.turns if turn.role == "user"), "")
+
+
+def _ignore_key(item: Item, skill_hash: str, trial: int, phase: str | None) -> str | None:
+    return None
+
+
+def _make_key_finder(
+    config: TrainerConfig | None, identity: Mapping[str, JsonValue]
+) -> Callable[[Item, str, int, str | None], str | None]:
+    """Return a function for the key of a rollout of this run; it returns None if the key is not known."""
+    target = identity.get("target")
+    if config is None or config.environment.grader == "critic":
+        return _ignore_key
+    if target is None:
+        from reflact.llm.client import identify_model
+        from reflact.targets.chat import identify_chat_target
+
+        model = identify_model(config.models.target)
+        target = identify_chat_target(
+            model, preamble=config.target.preamble, postamble=config.target.postamble
+        )
+
+    def find(item: Item, skill_hash: str, trial: int, phase: str | None) -> str | None:
+        return build_rollout_key(
+            item,
+            skill_hash,
+            target=str(target),
+            environment=str(identity["environment"]),
+            feedback=False,
+            trial=trial,
+            phase=phase,
+        )
+
+    return find
+
+
+def _choose_rollouts(
+    rollouts: Iterable[Rollout],
+    usage: Mapping[str, Usage],
+    errors: Mapping[str, str],
+    find_key: Callable[[int, str | None], str | None],
+) -> DocumentResult:
+    """Return the trials that the reported score covers: fresh ones if there are any, otherwise the first."""
+    chosen: dict[int, Rollout] = {}
+    for phase in PHASES:
+        for rollout in rollouts:
+            if find_key(rollout.trial, phase) in {None, rollout.key}:
+                chosen[rollout.trial] = rollout
+    trials = sorted(trial for trial in chosen if trial >= FIRST_REPORT_TRIAL) or [0]
+    found = tuple(chosen[trial] for trial in trials if trial in chosen)
+    spent = [usage[rollout.key] for rollout in found if rollout.key in usage]
+    keys = (find_key(trial, phase) for trial in trials for phase in PHASES)
+    return DocumentResult(
+        rollouts=found,
+        usage=sum(spent[1:], spent[0]) if spent else None,
+        error=None
+        if found
+        else next((errors[key] for key in keys if key is not None and key in errors), None),
+    )
+
+
+def _compare(
+    item: Item, split: Split, baseline: DocumentResult, best: DocumentResult, threshold: float | None
+) -> ItemResult:
+    before, after = baseline.hard, best.hard
+    wrong = after is not None and after < (1 if threshold is None else threshold)
+    category: ComparisonCategory | None = None
+    if before is not None and after is not None:
+        category = "persistent_failure" if wrong else "stable_success"
+        category = "improved" if after > before else "regressed" if after < before else category
+    return ItemResult(
+        item_id=item.id,
+        split=split,
+        task_type=item.task_type,
+        input=item.input,
+        expected=item.reference,
+        baseline=baseline,
+        best=best,
+        category=category,
+        wrong=wrong,
+    )

@@ -1,0 +1,184 @@
+"""What the target answered to which item: read from a store, chosen, and shown."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from reflact import Trainer, read_run
+from reflact.errors import UsageError
+from reflact.protocols import Environment
+from reflact.testing import ScriptedLLM, ToyEnvironment, ToyTarget, toy_optimizer
+from reflact.types import Item, Split
+from served import configured, reflact, say_four, serving
+
+STEERING = "\x1b[2J\x1b]0;title\x07\r\u202e\u200b"
+WORLD = ToyEnvironment(train=8, val=4, test=4, rules=4)
+
+
+def write_items(folder: Path, world: ToyEnvironment = WORLD) -> Path:
+    """Write the items of a toy world as a data folder."""
+    for split in Split:
+        rows = "".join(item.model_dump_json() + "\n" for item in world.items(split))
+        path = folder / f"{split}.jsonl"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(rows, encoding="utf-8")
+    return folder
+
+
+def train(folder: Path, *, environment: Environment | None = None, **settings: Any) -> Path:
+    """Train in the toy world and return the run's folder; without an environment, on a data folder."""
+    config = {
+        "out_dir": folder / "run",
+        "train": {"num_epochs": 1, "batch_size": 2},
+        "select": {"max_edits": 1, "min_edits": 1},
+        **({} if environment else {"data": {"path": write_items(folder / "data")}}),
+        **settings,
+    }
+    optimizer = ScriptedLLM(toy_optimizer())
+    trainer = Trainer(config, environment=environment, target=ToyTarget(), optimizer=optimizer)
+    assert anyio.run(trainer.train).status == "completed"
+    return folder / "run"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a completed run on a data folder."""
+    return train(tmp_path_factory.mktemp("items"))
+
+
+def test_items_have_question_right_answer_and_both_answers(folder: Path) -> None:
+    """Each test item is read with its input, its reference, and answer and score under both documents."""
+    history = anyio.run(lambda: read_run(folder, items=True))
+    assert history.summary is not None
+    assert history.items_note is None
+    assert [i.item_id for i in history.items] == [i.id for i in WORLD.items(Split.test)]
+    for item, source in zip(history.items, WORLD.items(Split.test), strict=True):
+        assert (item.input, item.expected, item.split) == (source.input, source.reference, Split.test)
+        assert item.baseline.answer == "unknown"
+        assert (item.best.hard == 1) == (item.best.answer == source.reference) != item.wrong
+        assert (item.category == "improved") == (item.best.hard == 1)
+    best = history.summary.score("best", Split.test)
+    assert best is not None
+    assert sum(item.best.hard or 0 for item in history.items) == best.successes
+
+
+def test_without_a_measured_test_split_validation_items_are_read(tmp_path: Path) -> None:
+    """The validation split stands in for a test split that was not opened; a split without scores is refused."""
+    run = train(tmp_path, test={"enabled": False})
+    history = anyio.run(lambda: read_run(run, items=True))
+    assert {item.split for item in history.items} == {Split.val}
+    with pytest.raises(UsageError, match="has measured nothing on the test split"):
+        anyio.run(lambda: read_run(run, items=True, split=Split.test))
+
+
+@pytest.mark.parametrize("split", [Split.val, Split.test])
+def test_items_from_python_are_found_again(tmp_path: Path, split: Split) -> None:
+    """Items of an environment are told by their rollouts; passing the environment adds the right answers."""
+    run = train(tmp_path, environment=WORLD)
+    ids = [item.id for item in WORLD.items(split)]
+    alone = anyio.run(lambda: read_run(run, items=True, split=split))
+    assert sorted(item.item_id for item in alone.items) == ids
+    assert {item.expected for item in alone.items} == {None}
+    assert "pass the environment" in str(alone.items_note)
+    whole = anyio.run(lambda: read_run(run, items=True, split=split, environment=WORLD))
+    assert [item.expected for item in whole.items] == [item.reference for item in WORLD.items(split)]
+    assert {i.item_id: i.best.answer for i in alone.items} == {i.item_id: i.best.answer for i in whole.items}
+    with pytest.raises(UsageError, match="not the items of the run"):
+        anyio.run(lambda: read_run(run, items=True, environment=ToyEnvironment(train=2, val=2, test=2)))
+
+
+def test_changed_data_gives_no_wrong_references(tmp_path: Path) -> None:
+    """References of a data file that changed after the run are not shown as those of the run."""
+    run = train(tmp_path)
+    path = tmp_path / "data" / "test.jsonl"
+    path.write_text(path.read_text(encoding="utf-8").replace("square", "cube"), encoding="utf-8")
+    history = anyio.run(lambda: read_run(run, items=True))
+    assert "has changed since the run" in str(history.items_note)
+    assert {item.expected for item in history.items} == {None}
+    assert len(history.items) == len(WORLD.items(Split.test))
+
+
+def test_each_run_of_a_store_has_its_own_answers(tmp_path: Path) -> None:
+    """Answers of another target to the same items under the same document belong to the other run."""
+    store = tmp_path / "all.db"
+    data = {"path": write_items(tmp_path / "data")}
+    for name, noise in (("right", 0.0), ("noisy", 1.0)):
+        trainer = Trainer(
+            {"out_dir": tmp_path / name, "store": store, "train": {"num_epochs": 1}, "data": data},
+            target=ToyTarget(noise=noise),
+            optimizer=ScriptedLLM(toy_optimizer()),
+        )
+        anyio.run(trainer.train)
+        history = anyio.run(lambda run_id: read_run(store, run_id, items=True), trainer.run_id)
+        assert {item.baseline.hard for item in history.items} == {noise}
+
+
+def test_the_command_lists_items_in_80_columns(folder: Path) -> None:
+    """`show --items` has a line for each item; `--wrong` and `--changed` choose; the last line counts."""
+    shown = reflact("show", folder, "--items")
+    assert shown.exit_code == 0, shown.output
+    assert max(map(len, shown.stdout.splitlines())) <= 80
+    history = anyio.run(lambda: read_run(folder, items=True))
+    for option, chosen in (
+        ("--wrong", [i for i in history.items if i.wrong]),
+        ("--changed", [i for i in history.items if i.category == "improved"]),
+    ):
+        lines = reflact("show", folder, option).stdout.splitlines()
+        listed = [line.split()[0] for line in lines if line.strip().startswith("test-")]
+        assert listed == [item.item_id for item in chosen]
+        assert lines[-1].startswith(f"{len(history.items)} test items: ")
+    assert f"{len(chosen)} better, 0 worse" in lines[-1]
+
+
+def test_the_command_shows_one_item_in_full(folder: Path) -> None:
+    """`show --item` prints all texts of one item, and an unknown id is one sentence."""
+    item = WORLD.items(Split.val)[1]
+    shown = reflact("show", folder, "--item", item.id, "--split", "val").stdout
+    assert shown.startswith(f"{item.id} (val, {item.task_type}): ")
+    for text in (item.input, item.reference, "unknown"):
+        assert f"    {text}\n" in shown
+    refused = reflact("show", folder, "--item", "nobody")
+    assert refused.exit_code == 2
+    assert "has no item nobody" in refused.stderr
+
+
+def test_items_as_json_lines(folder: Path) -> None:
+    """With `--json` each line is one item, in ASCII."""
+    shown = reflact("show", folder, "--items", "--json").stdout
+    assert shown.isascii()
+    rows = [json.loads(line) for line in shown.splitlines()]
+    assert [row["item_id"] for row in rows] == [item.id for item in WORLD.items(Split.test)]
+
+
+def test_items_show_what_they_took(tmp_path: Path) -> None:
+    """Tokens of the calls behind an item's answers stand beside it."""
+    with serving(say_four) as url:
+        path = configured(tmp_path, url)
+        reflact("train", path, "--set", "train.num_epochs=1", "--show", "quiet")
+    history = anyio.run(lambda: read_run(tmp_path / "run", items=True))
+    usages = [result.usage for item in history.items for result in (item.baseline, item.best)]
+    assert [usage is not None and usage.input_tokens for usage in usages] == [5] * len(usages)
+    assert " tokens" in reflact("show", tmp_path / "run", "--items").stdout
+
+
+def test_items_steer_no_terminal(tmp_path: Path) -> None:
+    """Control characters of data and answers are printed as escapes, in the table, in full and as JSON."""
+
+    def spoil(item: Item) -> Item:
+        return item.model_copy(update={"id": f"{item.id}{STEERING}", "input": f"{STEERING}{item.input}"})
+
+    class Spoilt(ToyEnvironment):
+        def items(self, split: Split) -> list[Item]:
+            return [spoil(item) for item in WORLD.items(split)]
+
+    run = train(tmp_path, environment=Spoilt())
+    item_id = f"test-000{STEERING}"
+    for command in (("--items",), ("--item", item_id), ("--items", "--json"), ("--item", f"x{STEERING}")):
+        shown = reflact("show", run, *command)
+        assert not {"\x1b", "\x07", "\r", "\u202e", "\u200b"} & set(shown.output)
+        assert "\\x1b[2J" in shown.output or "\\u001b[2J" in shown.output

@@ -1,0 +1,234 @@
+"""The verdict on a run in words: one test for each wording."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from rich.console import Console
+
+from reflact import Trainer
+from reflact.gate.intervals import improvement_interval, mean_interval
+from reflact.records import Claim, Improvement, RunSummary, SkillScore, SkillVersion, Spend, Usage
+from reflact.reporting.lines import format_verdict_scores
+from reflact.reporting.summary import print_summary
+from reflact.reporting.verdict import describe_cost, describe_next, describe_outcome, describe_result
+from reflact.testing import ScriptedLLM, ToyEnvironment, ToyTarget, toy_optimizer
+from reflact.types import Evidence, Split, Verdict
+
+V0 = SkillVersion(number=0, skill_hash="a" * 64, origin="initial", score=0.2)
+V2 = SkillVersion(number=2, skill_hash="b" * 64, origin="step 2", score=0.58, deviation=0.03)
+
+
+def build_score(name: str, scores: list[float], split: Split, trials: int = 1) -> SkillScore:
+    """Return the score of a document that has these means of items."""
+    low, high = mean_interval(scores)
+    return SkillScore(
+        name=name,
+        skill_hash="a" * 64,
+        split=split,
+        n=len(scores) * trials,
+        trials=trials,
+        successes=sum(scores) * trials,
+        hard=sum(scores) / len(scores),
+        low=low,
+        high=high,
+    )
+
+
+def build_summary(
+    before: list[float], after: list[float], *, split: Split = Split.test, trials: int = 1, **values: Any
+) -> RunSummary:
+    """Return the summary of a completed run whose initial and best document have these scores of items."""
+    mean, low, high = improvement_interval(before, after)
+    gain = Improvement(name="best", split=split, n=len(before), mean=mean, low=low, high=high)
+    scores = (
+        build_score("baseline", before, split, trials),
+        build_score("best", after, split, trials),
+    )
+    claim = Claim(improvement=gain, confirmed=low > 0)
+    plain = {"run_id": "r1", "status": "completed", "best": V2, "scores": scores, "claim": claim}
+    return RunSummary.model_validate({**plain, **values})
+
+
+def solve(solved: int, n: int) -> list[float]:
+    """Return the scores of items of which the first ones are solved."""
+    return [1.0] * solved + [0.0] * (n - solved)
+
+
+@pytest.mark.parametrize(
+    ("summary", "words"),
+    [
+        (
+            build_summary(solve(10, 80), solve(45, 80)),
+            "Better: 45 of 80 test items solved instead of 10 (+44 points; 95% interval +32 to +54).",
+        ),
+        (
+            build_summary(solve(10, 20), solve(12, 20)),
+            "Perhaps better, not confirmed: 12 of 20 test items solved instead of 10 "
+            "(+10 points; 95% interval -6 to +24).",
+        ),
+        (
+            build_summary(solve(10, 20), solve(10, 20)),
+            "Not better: 10 of 20 test items solved instead of 10 (0 points; 95% interval -9 to +9).",
+        ),
+        (
+            build_summary(solve(30, 40), solve(10, 40)),
+            "Worse than the initial document: 10 of 40 test items solved instead of 30 "
+            "(-50 points; 95% interval -63 to -32).",
+        ),
+        (
+            build_summary([0.25, 0.5, 0.75] * 10, [0.5, 0.75, 0.8] * 10),
+            "Better: mean score 0.68 on 30 test items instead of 0.50 (+18 points; 95% interval +15 to +22).",
+        ),
+        (
+            build_summary(solve(5, 20), solve(15, 20), split=Split.val),
+            "Better: 15 of 20 validation items solved instead of 5 (+50 points; 95% interval +23 to +68). "
+            "There is no test split, so this holds for these items only; expect less on new ones.",
+        ),
+        (
+            build_summary([0.25, 0.5] * 10, [0.75, 1.0] * 10, split=Split.val, trials=4),
+            "Better: mean score 0.88 on 20 validation items, 4 trials each instead of 0.38 "
+            "(+50 points; 95% interval +50 to +50). "
+            "There is no test split, so this holds for these items only; expect less on new ones.",
+        ),
+        (
+            build_summary([0.5, 0.5, 0.5], [0.502, 0.503, 0.504]),
+            "Better: mean score 0.50 on 3 test items instead of 0.50 "
+            "(+0.3 points; 95% interval +0.1 to +0.5).",
+        ),
+    ],
+)
+def test_a_claim_is_a_sentence(summary: RunSummary, words: str) -> None:
+    """Solved items are counted, other scores are means; a claim says if it is confirmed, and for which items."""
+    assert describe_result(summary) == words
+
+
+def test_unmeasured_items_have_a_count_of_their_own() -> None:
+    """If the initial document was measured on fewer items, both counts name their items."""
+    summary = build_summary(solve(10, 80), solve(45, 80))
+    fewer = build_score("baseline", solve(10, 79), Split.test)
+    summary = summary.model_copy(update={"scores": (fewer, summary.scores[1])})
+    assert "45 of 80 test items solved instead of 10 of 79 (" in describe_result(summary)
+
+
+def test_no_better_document_is_said() -> None:
+    """If the initial document is the best one, the sentence says what best_skill.md is."""
+    scores = (build_score("baseline", solve(10, 80), Split.test),)
+    summary = RunSummary(run_id="r1", status="completed", best=V0, scores=scores)
+    words = "No better document was found; best_skill.md is your initial one."
+    assert describe_result(summary) == f"{words} Its result: 10 of 80 test items solved."
+    assert describe_result(summary.model_copy(update={"scores": ()})) == words
+
+
+def test_a_gain_that_was_not_measured_is_no_claim() -> None:
+    """If the final measurement failed, the sentence names the document and the reason."""
+    missing = ("best on test: the endpoint is down",)
+    summary = RunSummary(run_id="r1", status="completed", best=V2, missing=missing)
+    assert describe_result(summary) == (
+        "The best document is v2 from step 2 (validation about 0.58). Its gain was not measured at the end: "
+        "best on test: the endpoint is down."
+    )
+
+
+@pytest.mark.parametrize(
+    ("values", "words", "advice"),
+    [
+        (
+            {"status": "budget", "reason": "budget.max_calls is 9", "steps": 3, "best": V2},
+            "Stopped by its budget after 3 steps: budget.max_calls is 9. So far the best document is v2 from step 2 "
+            "(validation about 0.58); it is not tested yet.",
+            "raise the limit, then run the same command again to resume",
+        ),
+        (
+            {"status": "failed", "reason": "no key.", "best": None},
+            "Failed after 0 steps: no key. Nothing was measured yet.",
+            "mend the cause, then run the same command again to resume",
+        ),
+        (
+            {"status": "cancelled", "steps": 1, "best": V0},
+            "Stopped after 1 step. So far no better document was found.",
+            "run the same command again to resume",
+        ),
+    ],
+)
+def test_an_unfinished_run_says_how_far_it_came(values: dict[str, Any], words: str, advice: str) -> None:
+    """A run that stopped says why, what it has so far, and how to go on."""
+    summary = RunSummary(run_id="r1", **values)
+    assert describe_result(summary) == words
+    assert describe_next(summary, Path("runs/x")) == advice
+
+
+@pytest.mark.parametrize(
+    ("spend", "words"),
+    [
+        ((), "no calls were counted"),
+        (
+            (Usage(calls=800, input_tokens=100_000, output_tokens=17_000),),
+            "price unknown, 800 calls, 117k tokens",
+        ),
+        ((Usage(calls=3, usd=0.06), Usage(calls=2, usd=0.001)), "$0.06, 5 calls"),
+        ((Usage(calls=3, usd=0.0012),), "$0.0012, 3 calls"),
+        (
+            (Usage(calls=3, usd=0.06), Usage(calls=2)),
+            "$0.06, 5 calls, and calls of role1 with an unknown price",
+        ),
+    ],
+)
+def test_an_unknown_price_is_said(spend: tuple[Usage, ...], words: str) -> None:
+    """A price is a sum of known prices, and calls without one are named."""
+    entries = tuple(Spend(role=f"role{n}", purpose="p", usage=usage) for n, usage in enumerate(spend))
+    assert describe_cost(RunSummary(run_id="r1", status="completed", spend=entries)) == words
+
+
+def test_unfinished_calls_have_a_worst_case() -> None:
+    """Calls that were cut off are counted beside the known cost, at most."""
+    entry = Spend(
+        role="target", purpose="p", usage=Usage(calls=1, usd=0.5), unsettled=1, worst_case=Usage(usd=0.25)
+    )
+    summary = RunSummary(run_id="r1", status="completed", spend=(entry,))
+    assert describe_cost(summary) == "$0.50, 1 calls, at most $0.25 more for unfinished calls"
+
+
+def test_the_verdict_comes_before_the_tables(tmp_path: Path) -> None:
+    """The closing lines begin with result, cost and time, skill and next step; a folder with spaces is quoted."""
+    folder = tmp_path / "my run"
+    summary = build_summary(solve(10, 80), solve(45, 80), seconds=35.0)
+    lines = describe_outcome(summary, folder)
+    assert lines[1:] == (
+        "Cost: no calls were counted; 35 s.",
+        f"Skill: {folder / 'best_skill.md'}",
+        f"Next: reflact show '{folder}' --items --changed",
+    )
+    text = io.StringIO()
+    print_summary(Console(file=text, width=80), summary, folder)
+    assert text.getvalue().splitlines()[:4] == list(lines)
+
+
+def test_the_verdict_is_stored(tmp_path: Path) -> None:
+    """The summary of a run, and its file, have the sentence."""
+    trainer = Trainer(
+        {"out_dir": tmp_path, "train": {"num_epochs": 1}},
+        environment=ToyEnvironment(train=4, val=4, test=4),
+        target=ToyTarget(),
+        optimizer=ScriptedLLM(toy_optimizer()),
+    )
+    summary = anyio.run(trainer.train)
+    assert summary.verdict == describe_result(summary) != ""
+    stored = (tmp_path / "summary.json").read_text(encoding="utf-8")
+    assert RunSummary.model_validate_json(stored).verdict == summary.verdict
+
+
+def test_partial_means_are_labelled() -> None:
+    """The scores of a decision that stopped early are shown as partial, and those of a complete one are not."""
+    evidence = Evidence(policy="strict", deterministic=True, rounds=1, pairs=12, bound=True)
+    verdict = Verdict(action="reject", reason="r", candidate_score=0.25, current_score=0.5, evidence=evidence)
+    assert format_verdict_scores(verdict) == "0.500 -> 0.250 (partial, 12 pairs)"
+    whole = verdict.model_copy(update={"evidence": evidence.model_copy(update={"bound": False})})
+    assert format_verdict_scores(whole) == "0.500 -> 0.250"
+    partial = V2.model_copy(update={"partial": True, "deviation": None})
+    summary = RunSummary(run_id="r1", status="cancelled", steps=2, best=partial)
+    assert "(validation 0.58 on a part of the items)" in describe_result(summary)
