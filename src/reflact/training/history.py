@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from reflact.errors import UsageError
 from reflact.events import Event
-from reflact.records import EpochRecord, RunStatus, RunSummary, SkillVersion, StepRecord
+from reflact.jsonutil import parse_stored
+from reflact.records import EpochRecord, RunStatus, RunSummary, SkillVersion, StepRecord, Usage
+from reflact.skills.document import diff_texts
 from reflact.training.items import ItemResult, read_items
-from reflact.types import FrozenModel, Split
+from reflact.types import FrozenModel, Skill, Split
 
 if TYPE_CHECKING:
     from reflact.protocols import Environment
-    from reflact.store.runs import RunRow
+    from reflact.store.runs import RunRow, SQLiteRunStore
+
+LOCK_NAME = re.compile(r"(.+)-r[0-9a-f]{12}\.lock")
+"""The name of the lock file of a run beside its store."""
 
 
 class RunHistory(FrozenModel):
@@ -60,7 +67,7 @@ async def read_run(
 
     Args:
         path: The run's ``out_dir``, or its database file.
-        run_id: The run to read; None: the newest.
+        run_id: The run to read, or a prefix of its id that no other run has; None: the newest.
         items: Also read what the target answered to each item under the initial and the best document.
         split: The split of these items; None: the test split if it was measured, otherwise the validation split.
         environment: Has the items of a run that was given an environment or lists of items in Python. Without it,
@@ -70,11 +77,7 @@ async def read_run(
         UsageError: There is no store, or no such run in it, or nothing is measured on the split.
         StoreError: It cannot be read.
     """
-    from reflact.store.runs import open_store
-
-    database = _find_database(Path(path))
-    async with open_store(database) as store:
-        row = choose_run(await store.runs(), run_id, database)
+    async with open_run(path, run_id) as (store, row):
         table = await read_items(store, row, split=split, environment=environment) if items else None
         return RunHistory(
             run_id=row.run_id,
@@ -91,9 +94,148 @@ async def read_run(
         )
 
 
+class VersionText(FrozenModel):
+    """A skill version of a run with its text."""
+
+    version: SkillVersion
+    skill: Skill
+
+
+class StepDetails(FrozenModel):
+    """A committed step with what belongs to it.
+
+    ``epoch_end`` is the end of an epoch that followed the step. ``memory`` is the optimizer's memory that the prompts
+    of the step showed. ``diff`` is the unified diff from the skill before the step to the candidate.
+    """
+
+    record: StepRecord
+    epoch_end: EpochRecord | None = None
+    memory: str = ""
+    diff: str = ""
+
+
+class RunListing(FrozenModel):
+    """A run in a list of runs. Scores are mean hard scores over all items; None if they are not measured.
+
+    ``val`` and ``test`` are those of the best skill. ``baseline`` is that of the initial skill on the test split, or on
+    the validation split if the test split was not measured. ``usd`` is None if no price is known.
+    """
+
+    folder: str
+    run_id: str
+    status: RunStatus | None
+    steps: int
+    val: float | None
+    test: float | None
+    baseline: float | None
+    calls: int
+    usd: float | None
+    created: datetime
+
+
+async def list_runs(database: Path) -> tuple[RunListing, ...]:
+    """Return the runs of a database, oldest first; StoreError if it cannot be read."""
+    from reflact.store.runs import open_store
+
+    async with open_store(database, read_only=True) as store:
+        return tuple([await _list_run(store, row, database) for row in await store.runs()])
+
+
+async def _list_run(store: SQLiteRunStore, row: RunRow, database: Path) -> RunListing:
+    summary, state = await store.summary(row.run_id), await store.state(row.run_id)
+
+    def find(name: str, split: Split) -> float | None:
+        score = None if summary is None else summary.score(name, split)
+        return None if score is None else score.hard
+
+    val, test = find("best", Split.val), find("best", Split.test)
+    if val is None and state is not None and not state.best.partial:
+        val = state.best.score
+    baseline = find("baseline", Split.val if test is None else Split.test)
+    used = sum((entry.usage for entry in await store.spend(row.run_id)), Usage())
+    out_dir = row.config.get("out_dir") if isinstance(row.config, dict) else None
+    is_shared = database.name != "run.db" and out_dir is not None
+    return RunListing(
+        folder=str(out_dir if is_shared else database.parent),
+        run_id=row.run_id,
+        status=row.status,
+        steps=row.steps,
+        val=val,
+        test=test,
+        baseline=baseline,
+        calls=used.calls,
+        usd=used.usd,
+        created=row.created,
+    )
+
+
+@asynccontextmanager
+async def open_run(
+    path: Path | str, run_id: str | None = None
+) -> AsyncIterator[tuple[SQLiteRunStore, RunRow]]:
+    """Open the store of a run, which may be under way, and find the run; see ``read_run``."""
+    from reflact.store.runs import open_store
+
+    database, own = _find_database(Path(path))
+    async with open_store(database, read_only=True) as store:
+        yield store, choose_run(await store.runs(), run_id or own, database)
+
+
+async def read_versions(
+    path: Path | str, names: Sequence[str], run_id: str | None = None
+) -> tuple[VersionText, ...]:
+    """Return versions of a run by name: a number such as ``3`` or ``v3``, ``baseline``, ``best`` or ``final``.
+
+    Raises:
+        UsageError: There is no such run or version.
+        StoreError: The store cannot be read.
+    """
+    async with open_run(path, run_id) as (store, row):
+        state = await store.state(row.run_id)
+        if state is None:
+            raise UsageError(f"run {row.run_id} has no version yet: its initial document is not measured")
+        versions = {str(version.number): version for version in await store.versions(row.run_id)}
+        named = {"baseline": versions["0"], "best": state.best, "final": state.current}
+        known = {**{f"v{number}": version for number, version in versions.items()}, **versions, **named}
+        for name in names:
+            if name not in known:
+                raise UsageError(
+                    f"run {row.run_id} has no version {name}; it has v0 to v{max(map(int, versions))}, "
+                    f"and the names {', '.join(named)}"
+                )
+        found = [known[name] for name in names]
+        return tuple([VersionText(version=each, skill=await store.skill(each.skill_hash)) for each in found])
+
+
+async def read_step(path: Path | str, step: int, run_id: str | None = None) -> StepDetails:
+    """Return a committed step of a run; errors are those of ``read_run``."""
+    async with open_run(path, run_id) as (store, row):
+        records, epochs = await store.records(row.run_id), await store.epochs(row.run_id)
+        record = next((record for record in records if record.step == step), None)
+        if record is None:
+            raise UsageError(f"run {row.run_id} has no step {step}; {len(records)} steps are committed")
+        memories = [end.meta_skill for end in epochs if end.step < step and end.meta_skill is not None]
+        diff = ""
+        if record.candidate_hash != record.skill_before:
+            before = await store.skill(record.skill_before)
+            diff = diff_texts(before.text, (await store.skill(record.candidate_hash)).text)
+        return StepDetails(
+            record=record,
+            epoch_end=next((end for end in epochs if end.step == step), None),
+            memory=memories[-1] if memories else "",
+            diff=diff,
+        )
+
+
 def choose_run(rows: Sequence[RunRow], run_id: str | None, path: Path) -> RunRow:
-    """Return the run with an id, or the newest run; a UsageError lists the known ids."""
+    """Return the run with an id or with its unique prefix, or the newest run; a UsageError lists the known ids."""
     named = [row for row in rows if run_id is None or row.run_id == run_id]
+    if run_id and not named:
+        named = [row for row in rows if row.run_id.startswith(run_id)]
+        if len(named) > 1:
+            raise UsageError(
+                f"{path} holds several runs {run_id}...: {', '.join(row.run_id for row in named)}"
+            )
     if named:
         return named[-1]
     known = ", ".join(row.run_id for row in rows)
@@ -101,8 +243,24 @@ def choose_run(rows: Sequence[RunRow], run_id: str | None, path: Path) -> RunRow
     raise UsageError(words + (f"; it holds {known}" if known else ""))
 
 
-def _find_database(path: Path) -> Path:
-    database = path / "run.db" if path.is_dir() else path
-    if not database.is_file():
-        raise UsageError(f"there is no run at {path}; name the out_dir of a run, or its database")
-    return database
+def list_databases(folder: Path) -> tuple[Path, ...]:
+    """Return the databases of the runs in and below a folder; those of shared stores are known by their locks."""
+    own = set(folder.rglob("run.db"))
+    locks = (LOCK_NAME.fullmatch(path.name) for path in folder.rglob("*.lock"))
+    names = {found[1] for found in locks if found is not None}
+    shared = {path for name in names for path in folder.rglob(name) if path.is_file()}
+    return tuple(sorted(own | shared))
+
+
+def _find_database(path: Path) -> tuple[Path, str | None]:
+    """Return the database of a run, and the run's id if its folder names a store that runs share."""
+    if path.is_file():
+        return path, None
+    if (database := path / "run.db").is_file():
+        return database, None
+    if (file := path / "summary.json").is_file():
+        summary = parse_stored(RunSummary.model_validate_json, file.read_text(encoding="utf-8"), str(file))
+        store = summary.config.get("store") if isinstance(summary.config, dict) else None
+        if store is not None and Path(str(store)).is_file():
+            return Path(str(store)), summary.run_id
+    raise UsageError(f"there is no run at {path}; name the out_dir of a run, or its database")
