@@ -24,7 +24,6 @@ from reflact.llm.client import Client
 from reflact.memory.models import Action, ContrastPair, Evaluation, Label, ScoreEvent, Transition
 from reflact.messages import CallId, NoReply, RenderedPrompt, Reply, ReplyModel
 from reflact.prompts import load_prompts
-from reflact.proposers.rewriting import RewritingProposer
 from reflact.protocols import R, StepEvidence
 from reflact.records import StepBufferEntry
 from reflact.skills.document import replace_notes
@@ -39,6 +38,7 @@ from reflact.stages.select import choose_step_size, select
 from reflact.stages.slow_update import categorize_items, show_comparison, slow_update, update_meta_skill
 from reflact.stages.update import update
 from reflact.testing import InMemoryRunStore
+from reflact.training.proposing import RewritingProposer
 from reflact.types import (
     AggregateResult,
     AnalystReport,

@@ -1,4 +1,4 @@
-"""Proposers: how the evidence of a step becomes a candidate, and the values that an own proposer uses."""
+"""Own proposers: what they get in a step, what they may spend, and what they return."""
 
 from __future__ import annotations
 

@@ -1,41 +1,41 @@
-"""How a step's items become a candidate: the stages reflect to update, or a proposer."""
+"""Candidates of proposers: what a proposer gets in a step, what it returns, and those that rewrite documents."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
+from reflact.concurrency import fan_out
+from reflact.config.training import ReflectConfig
 from reflact.messages import NoReply, RenderedPrompt
-from reflact.protocols import Proposer, R, StepEvidence
-from reflact.records import RunState, StepBufferEntry, StepRecord
+from reflact.prompts import PromptBook
+from reflact.protocols import Proposer, R, StepBudget, StepEvidence
+from reflact.records import StepBufferEntry
 from reflact.skills.document import apply_edits, editable_text
-from reflact.skills.rejected_edits import (
-    RejectedEdit,
-    collect_rejected_edits,
-    deduplicate_edits,
-    select_relevant_edits,
-)
-from reflact.stages.aggregate import aggregate
+from reflact.skills.rejected_edits import RejectedEdit, select_relevant_edits
 from reflact.stages.context import StageContext
-from reflact.stages.execution_notes import LapseTriage
-from reflact.stages.overlap import roll_out_and_reflect
+from reflact.stages.evaluate import GateMetric, build_measurement
 from reflact.stages.prompt_sections import (
     join_sections,
     show_buffer,
-    show_cases,
-    show_figures,
     show_memory,
     show_meta,
+    show_skill,
     show_step_cases,
 )
-from reflact.stages.reflect import Analyst, Minibatch, annotate_failures, list_edit_kinds
+from reflact.stages.reflect import Minibatch, annotate_failures, build_pattern
+from reflact.stages.reply_models import (
+    ReasonedOneShotReply,
+    check_document_rules,
+    check_reply,
+    one_shot_reply_type,
+)
 from reflact.stages.rollout import RolloutRunner, log_unmeasured
-from reflact.stages.select import choose_step_size, edit_budget, select
-from reflact.stages.update import update
 from reflact.training.rollouts import RolloutScheduler
-from reflact.training.setup import Runtime
+from reflact.training.setup import RunPlan, Runtime
 from reflact.training.timing import StageTimer
 from reflact.types import (
     AggregateResult,
@@ -51,9 +51,13 @@ from reflact.types import (
     Rollout,
     SelectResult,
     Skill,
+    Split,
     Verdict,
     is_failure,
 )
+
+PURPOSE = "one_shot"
+"""The prompt of a rewrite, and the purpose of its calls."""
 
 
 class StepProposal(FrozenModel):
@@ -102,153 +106,6 @@ class CandidateSource(Protocol):
         """Return the candidate and what led to it."""
 
 
-def build_step_input(
-    runtime: Runtime,
-    *,
-    step: int,
-    epoch: int,
-    skill: Skill,
-    batches: tuple[tuple[Item, ...], ...],
-    state: RunState,
-    earlier: Sequence[StepRecord],
-    pinned: Sequence[RejectedEdit],
-) -> StepInput:
-    """Return what a step begins with; ``earlier`` are the records before it, ``pinned`` edits of other runs."""
-    reflect, sizes = runtime.config.reflect, runtime.config.select
-    cards = deduplicate_edits((*pinned, *collect_rejected_edits([r for r in earlier if r.epoch < epoch])))
-    most = None
-    if sizes.lr_control != "none":
-        most = edit_budget(
-            step,
-            runtime.plan.total_steps,
-            scheduler=sizes.scheduler,
-            max_edits=sizes.max_edits,
-            floor=sizes.floor,
-        )
-    return StepInput(
-        context=runtime.make_context(step),
-        skill=skill,
-        batches=batches,
-        attempts=state.step_buffer if reflect.step_buffer and state.epoch == epoch else (),
-        rejected_edits=() if reflect.memory == "off" else cards,
-        meta_skill=state.meta_skill,
-        max_edits=most,
-    )
-
-
-@dataclass(frozen=True)
-class StageProposer:
-    """Makes a candidate by the stages reflect, aggregate, select and update."""
-
-    runtime: Runtime
-    scheduler: RolloutScheduler
-    timer: StageTimer
-
-    async def propose(self, work: StepInput) -> StepProposal:
-        """Return the candidate of the stages."""
-        context, skill, step = work.context, work.skill, work.step
-        async with self.timer.stage("rollout", "reflect", step=step):
-            rollouts, reports = await self._roll_out_and_reflect(work)
-        notes = show_meta(work.meta_skill)
-        async with self.timer.stage("aggregate", step=step):
-            merged = await aggregate(
-                reports,
-                skill,
-                context=context,
-                config=self.runtime.config.aggregate,
-                operations=list_edit_kinds(self.runtime.config.update),
-                notes=notes,
-            )
-        async with self.timer.stage("select", step=step):
-            chosen = await self._select(work, merged, notes=notes, rollouts=rollouts)
-        async with self.timer.stage("update", step=step):
-            candidate = await update(skill, chosen, context=context, attempts=show_buffer(work.attempts))
-        return StepProposal(
-            rollouts=rollouts, candidate=candidate, reports=reports, merged=merged, chosen=chosen
-        )
-
-    async def _roll_out_and_reflect(
-        self, work: StepInput
-    ) -> tuple[tuple[Rollout, ...], tuple[AnalystReport, ...]]:
-        config, context = self.runtime.config, work.context
-        analyst = Analyst(
-            context=context,
-            skill=work.skill,
-            config=config.update,
-            max_edits=config.select.max_edits if work.max_edits is None else work.max_edits,
-            tokens=config.reflect.trajectory_tokens,
-            notes=self._make_notes(work),
-        )
-        analyse = analyst.report
-        if config.appendix.enabled:
-            analyse = LapseTriage(
-                context=context,
-                skill=work.skill,
-                analyse=analyse,
-                successes=config.appendix.source == "both",
-                tokens=config.reflect.trajectory_tokens,
-            ).report
-        annotator = self.runtime.plan.annotator
-
-        async def annotate_and_analyse(batch: Minibatch) -> AnalystReport:
-            return await analyse(
-                batch if annotator is None else await annotate_failures(batch, annotator, context)
-            )
-
-        return await roll_out_and_reflect(
-            work.batches,
-            work.skill,
-            runner=_make_train_runner(self.scheduler, work),
-            analyse=annotate_and_analyse,
-            config=config.reflect,
-            seed=config.seed,
-            threshold=config.train.success_threshold,
-        )
-
-    def _make_notes(self, work: StepInput) -> Callable[[Minibatch], str]:
-        """Return a function that builds an analyst's notes: attempts, rejected edits and the meta skill."""
-        tokens, cards = self.runtime.config.reflect.trajectory_tokens, work.rejected_edits
-        attempts, meta = show_buffer(work.attempts), show_meta(work.meta_skill)
-
-        def notes(batch: Minibatch) -> str:
-            text = show_cases(batch.rollouts, batch.items, failed=batch.source == "failure", tokens=tokens)
-            memory = show_memory(select_relevant_edits(cards, text)) if cards else ""
-            return join_sections(attempts, memory, meta)
-
-        return notes
-
-    async def _select(
-        self, work: StepInput, merged: AggregateResult, *, notes: str, rollouts: Sequence[Rollout]
-    ) -> SelectResult:
-        attempts = show_buffer(work.attempts)
-        most, decision = work.max_edits, None
-        fallbacks: tuple[Fallback, ...] = ()
-        if self.runtime.config.update.mode == "full_rewrite":
-            return SelectResult(patch=merged.patch, pool_size=len(merged.patch.edits))
-        if self.runtime.config.select.lr_control == "autonomous" and merged.patch.edits:
-            assert most is not None
-            size = await choose_step_size(
-                merged,
-                work.skill,
-                context=work.context,
-                notes=join_sections(attempts, notes),
-                figures=self._show_figures(work, rollouts),
-                default=most,
-            )
-            if isinstance(size, Fallback):
-                fallbacks = (size,)
-            else:
-                most, decision = size.count, size
-        chosen = await select(
-            merged, work.skill, context=work.context, budget=most, attempts=attempts, notes=notes
-        )
-        return chosen.model_copy(update={"decision": decision, "fallbacks": fallbacks + chosen.fallbacks})
-
-    def _show_figures(self, work: StepInput, rollouts: Sequence[Rollout]) -> str:
-        threshold = self.runtime.config.train.success_threshold
-        return show_figures(rollouts, work.items, [r.item_id for r in rollouts if is_failure(r, threshold)])
-
-
 @dataclass(frozen=True)
 class ProposerAdapter:
     """Makes a candidate by a proposer, which sees the finished rollouts of the step."""
@@ -262,7 +119,7 @@ class ProposerAdapter:
         """Return the first document of the proposer as the candidate."""
         step = work.step
         async with self.timer.stage("rollout", step=step):
-            runner = _make_train_runner(self.scheduler, work)
+            runner = make_train_runner(self.scheduler, work)
             (rollouts,) = await runner.roll_out_batches(work.batches, [work.skill])
         async with self.timer.stage("update", step=step):
             evidence = await self._collect_evidence(work, rollouts)
@@ -332,7 +189,7 @@ class StepAllowance:
     async def roll_out(self, documents: Sequence[str]) -> tuple[tuple[Rollout, ...], ...]:
         """Roll documents out on the step's items, with the protected regions of the current document."""
         skills = [_apply_document(self.work.skill, document).skill for document in documents]
-        runner = _make_train_runner(self.scheduler, self.work, times=len(documents))
+        runner = make_train_runner(self.scheduler, self.work, times=len(documents))
         rolled = await runner.roll_out_batches(self.work.batches, skills)
         for rollouts in rolled:
             await log_unmeasured(rollouts, decision_log=self.work.context.decision_log, step=self.work.step)
@@ -375,7 +232,8 @@ def _apply_document(skill: Skill, document: str, cases: int = 1) -> Candidate:
     return apply_edits(skill, [Edit(op="rewrite", content=editable_text(document), support_count=cases)])
 
 
-def _make_train_runner(scheduler: RolloutScheduler, work: StepInput, times: int = 1) -> RolloutRunner:
+def make_train_runner(scheduler: RolloutScheduler, work: StepInput, times: int = 1) -> RolloutRunner:
+    """Return the runner of a step's items, which counts the progress of ``times`` passes over them."""
     total = times * len(work.items)
     return scheduler.make_runner(
         work.step,
@@ -383,3 +241,103 @@ def _make_train_runner(scheduler: RolloutScheduler, work: StepInput, times: int 
         phase=f"step/{work.step}",
         on_rollout=scheduler.make_progress_counter("rollout", work.step, total),
     )
+
+
+@dataclass(frozen=True)
+class RewritingProposer:
+    """Asks for ``n`` documents in independent calls; several are rolled out on the step's items, the best first.
+
+    ``metric`` is the gate's. Documents are compared on the items that were measured under all of them; among
+    equals the earlier one comes first.
+    """
+
+    n: int
+    prompts: PromptBook
+    config: ReflectConfig
+    metric: GateMetric
+
+    @property
+    def identity(self) -> str:
+        """Its name; the configuration, which the run's identity holds, has the rest."""
+        return PURPOSE if self.n == 1 else f"best_of_{self.n}"
+
+    async def propose(self, skill: Skill, evidence: StepEvidence, budget: StepBudget) -> tuple[Rewrite, ...]:
+        """Return the documents, the best first, and then the calls without a valid reply."""
+        if not evidence.cases:
+            return (Rewrite(reason="there is no case to learn from"),)
+        write = partial(self._write, skill, evidence, budget)
+        rewrites = await fan_out(write, range(self.n), limit=self.config.concurrency)
+        written = [rewrite for rewrite in rewrites if rewrite.document is not None]
+        if len(written) > 1:
+            written = await self._rank(written, budget)
+        return (*written, *(rewrite for rewrite in rewrites if rewrite.document is None))
+
+    async def _write(self, skill: Skill, evidence: StepEvidence, budget: StepBudget, number: int) -> Rewrite:
+        failures = [case for case in evidence.cases if case.failed]
+        successes = [case for case in evidence.cases if not case.failed]
+        cases = (*failures, *successes)
+        tokens = self.config.trajectory_tokens * math.ceil(len(cases) / self.config.minibatch_size)
+
+        def render(tokens: int) -> RenderedPrompt:
+            attempts = join_sections(
+                show_buffer(evidence.attempts),
+                show_memory(evidence.rejected_edits),
+                show_meta(evidence.meta_skill),
+            )
+            values = {
+                "task": evidence.task,
+                "document": show_skill(skill),
+                "attempts": attempts,
+                "cases": show_step_cases(failures, successes, tokens=tokens),
+            }
+            return self.prompts.render(PURPOSE, values)
+
+        def check(reply: ReasonedOneShotReply) -> None:
+            check_reply(reply, skill=skill)
+            check_document_rules(reply.document, skill, [case.item for case in cases])
+
+        reply = await budget.ask(
+            render(tokens),
+            one_shot_reply_type(failures=len(failures)),
+            purpose=PURPOSE,
+            part=str(number),
+            check=check,
+            shorten=lambda: render(min(tokens // 2, self.config.trajectory_tokens)),
+        )
+        if isinstance(reply, NoReply):
+            return Rewrite(reason=reply.reason, number=number)
+        return Rewrite(
+            document=reply.document,
+            reasoning=reply.reasoning,
+            patterns=tuple(
+                build_pattern(pattern, [c.item.id for c in failures]) for pattern in reply.patterns
+            ),
+            number=number,
+        )
+
+    async def _rank(self, written: Sequence[Rewrite], budget: StepBudget) -> list[Rewrite]:
+        """Return the documents with their means on the step's items, the best first."""
+        rolled = await budget.roll_out([str(rewrite.document) for rewrite in written])
+        scores = [[self.metric.score_rollout(rollout) for rollout in rollouts] for rollouts in rolled]
+        common = [n for n, row in enumerate(zip(*scores, strict=True)) if None not in row]
+        means = [math.fsum(row[n] or 0.0 for n in common) for row in scores]
+        measured = [
+            rewrite.model_copy(
+                update={"measurement": build_measurement(rollouts[0].skill_hash, Split.train, rollouts)}
+            )
+            for rewrite, rollouts in zip(written, rolled, strict=True)
+        ]
+        return [measured[n] for n in sorted(range(len(measured)), key=lambda n: -means[n])]
+
+
+def build_proposer(plan: RunPlan) -> Proposer | None:
+    """Return the proposer that the configuration names; None: the stages."""
+    config = plan.config
+    if not config.proposer.rewrites:
+        return None
+    metric = GateMetric(
+        metric=config.gate.metric,
+        mixed_weight=config.gate.mixed_weight,
+        threshold=config.train.success_threshold,
+    )
+    return RewritingProposer(config.proposer.rewrites, plan.prompts, config.reflect, metric)

@@ -50,7 +50,6 @@ from reflact.protocols import (
 from reflact.records import CriticAccuracy, CriticDescription, Spend, Usage
 from reflact.skills.document import check_document
 from reflact.stages.context import StageContext
-from reflact.stages.evaluate import GateMetric
 from reflact.stages.prompt_sections import show_task
 from reflact.store.artifacts import resolve_inside
 from reflact.training.cost_estimate import RunCostEstimate, RunCostEstimator
@@ -427,25 +426,19 @@ async def connect_models(
         annotator = None if plan.annotator is None else StoppableAnnotator(plan.annotator, stop)
         plan = replace(plan, environment=environment, annotator=annotator)
         budget, rejected = account.budget, account.rejected
-        proposer = overrides.proposer or build_proposer(plan)
         yield Runtime(
-            plan, store, target, optimizer, budget, tracing, critic, proposer, stop, rejected, control
+            plan,
+            store,
+            target,
+            optimizer,
+            budget,
+            tracing,
+            critic,
+            overrides.proposer,
+            stop,
+            rejected,
+            control,
         )
-
-
-def build_proposer(plan: RunPlan) -> Proposer | None:
-    """Return the proposer that the configuration names; None: the stages."""
-    config = plan.config
-    if not config.proposer.rewrites:
-        return None
-    from reflact.proposers.rewriting import RewritingProposer
-
-    metric = GateMetric(
-        metric=config.gate.metric,
-        mixed_weight=config.gate.mixed_weight,
-        threshold=config.train.success_threshold,
-    )
-    return RewritingProposer(config.proposer.rewrites, plan.prompts, config.reflect, metric)
 
 
 def _open_account(plan: RunPlan, store: RunStore, post: Callable[[Event], None]) -> Account:

@@ -2,34 +2,56 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
 from reflact.data import plan_epoch
 from reflact.records import RunState, StepRecord
-from reflact.skills.rejected_edits import RejectedEdit
+from reflact.skills.rejected_edits import (
+    RejectedEdit,
+    collect_rejected_edits,
+    deduplicate_edits,
+    select_relevant_edits,
+)
+from reflact.stages.aggregate import aggregate
 from reflact.stages.context import StageContext
 from reflact.stages.evaluate import build_measurement, decide_without_evaluation
-from reflact.stages.execution_notes import update_appendix
-from reflact.stages.reflect import group_failures
+from reflact.stages.execution_notes import LapseTriage, update_appendix
+from reflact.stages.overlap import roll_out_and_reflect
+from reflact.stages.prompt_sections import (
+    join_sections,
+    show_buffer,
+    show_cases,
+    show_figures,
+    show_memory,
+    show_meta,
+)
+from reflact.stages.reflect import Analyst, Minibatch, annotate_failures, group_failures, list_edit_kinds
+from reflact.stages.select import choose_step_size, edit_budget, select
+from reflact.stages.update import update
 from reflact.training.gating import CommitOutcome, GateKeeper
 from reflact.training.proposing import (
     CandidateSource,
     ProposerAdapter,
-    StageProposer,
-    build_step_input,
+    StepInput,
+    StepProposal,
+    build_proposer,
+    make_train_runner,
 )
 from reflact.training.rollouts import RolloutScheduler
 from reflact.training.setup import Runtime
 from reflact.training.state import create_versions, find_current, replaces_best
 from reflact.training.timing import StageTimer
 from reflact.types import (
+    AggregateResult,
     AnalystReport,
     AppendixResult,
+    Fallback,
     Item,
     Measurement,
     Rollout,
+    SelectResult,
     Skill,
     Split,
     is_failure,
@@ -48,7 +70,7 @@ class StepRunner:
 
     @property
     def _candidate_source(self) -> CandidateSource:
-        proposer = self.runtime.proposer
+        proposer = self.runtime.proposer or build_proposer(self.runtime.plan)
         if proposer is None:
             return StageProposer(self.runtime, self.scheduler, self.timer)
         return ProposerAdapter(self.runtime, self.scheduler, self.timer, proposer)
@@ -145,6 +167,153 @@ class StepRunner:
             return await update_appendix(
                 skill, reports, context=context, threshold=self.runtime.config.appendix.consolidate_threshold
             )
+
+
+def build_step_input(
+    runtime: Runtime,
+    *,
+    step: int,
+    epoch: int,
+    skill: Skill,
+    batches: tuple[tuple[Item, ...], ...],
+    state: RunState,
+    earlier: Sequence[StepRecord],
+    pinned: Sequence[RejectedEdit],
+) -> StepInput:
+    """Return what a step begins with; ``earlier`` are the records before it, ``pinned`` edits of other runs."""
+    reflect, sizes = runtime.config.reflect, runtime.config.select
+    cards = deduplicate_edits((*pinned, *collect_rejected_edits([r for r in earlier if r.epoch < epoch])))
+    most = None
+    if sizes.lr_control != "none":
+        most = edit_budget(
+            step,
+            runtime.plan.total_steps,
+            scheduler=sizes.scheduler,
+            max_edits=sizes.max_edits,
+            floor=sizes.floor,
+        )
+    return StepInput(
+        context=runtime.make_context(step),
+        skill=skill,
+        batches=batches,
+        attempts=state.step_buffer if reflect.step_buffer and state.epoch == epoch else (),
+        rejected_edits=() if reflect.memory == "off" else cards,
+        meta_skill=state.meta_skill,
+        max_edits=most,
+    )
+
+
+@dataclass(frozen=True)
+class StageProposer:
+    """Makes a candidate by the stages reflect, aggregate, select and update."""
+
+    runtime: Runtime
+    scheduler: RolloutScheduler
+    timer: StageTimer
+
+    async def propose(self, work: StepInput) -> StepProposal:
+        """Return the candidate of the stages."""
+        context, skill, step = work.context, work.skill, work.step
+        async with self.timer.stage("rollout", "reflect", step=step):
+            rollouts, reports = await self._roll_out_and_reflect(work)
+        notes = show_meta(work.meta_skill)
+        async with self.timer.stage("aggregate", step=step):
+            merged = await aggregate(
+                reports,
+                skill,
+                context=context,
+                config=self.runtime.config.aggregate,
+                operations=list_edit_kinds(self.runtime.config.update),
+                notes=notes,
+            )
+        async with self.timer.stage("select", step=step):
+            chosen = await self._select(work, merged, notes=notes, rollouts=rollouts)
+        async with self.timer.stage("update", step=step):
+            candidate = await update(skill, chosen, context=context, attempts=show_buffer(work.attempts))
+        return StepProposal(
+            rollouts=rollouts, candidate=candidate, reports=reports, merged=merged, chosen=chosen
+        )
+
+    async def _roll_out_and_reflect(
+        self, work: StepInput
+    ) -> tuple[tuple[Rollout, ...], tuple[AnalystReport, ...]]:
+        config, context = self.runtime.config, work.context
+        analyst = Analyst(
+            context=context,
+            skill=work.skill,
+            config=config.update,
+            max_edits=config.select.max_edits if work.max_edits is None else work.max_edits,
+            tokens=config.reflect.trajectory_tokens,
+            notes=self._make_notes(work),
+        )
+        analyse = analyst.report
+        if config.appendix.enabled:
+            analyse = LapseTriage(
+                context=context,
+                skill=work.skill,
+                analyse=analyse,
+                successes=config.appendix.source == "both",
+                tokens=config.reflect.trajectory_tokens,
+            ).report
+        annotator = self.runtime.plan.annotator
+
+        async def annotate_and_analyse(batch: Minibatch) -> AnalystReport:
+            return await analyse(
+                batch if annotator is None else await annotate_failures(batch, annotator, context)
+            )
+
+        return await roll_out_and_reflect(
+            work.batches,
+            work.skill,
+            runner=make_train_runner(self.scheduler, work),
+            analyse=annotate_and_analyse,
+            config=config.reflect,
+            seed=config.seed,
+            threshold=config.train.success_threshold,
+        )
+
+    def _make_notes(self, work: StepInput) -> Callable[[Minibatch], str]:
+        """Return a function that builds an analyst's notes: attempts, rejected edits and the meta skill."""
+        tokens, cards = self.runtime.config.reflect.trajectory_tokens, work.rejected_edits
+        attempts, meta = show_buffer(work.attempts), show_meta(work.meta_skill)
+
+        def notes(batch: Minibatch) -> str:
+            text = show_cases(batch.rollouts, batch.items, failed=batch.source == "failure", tokens=tokens)
+            memory = show_memory(select_relevant_edits(cards, text)) if cards else ""
+            return join_sections(attempts, memory, meta)
+
+        return notes
+
+    async def _select(
+        self, work: StepInput, merged: AggregateResult, *, notes: str, rollouts: Sequence[Rollout]
+    ) -> SelectResult:
+        attempts = show_buffer(work.attempts)
+        most, decision = work.max_edits, None
+        fallbacks: tuple[Fallback, ...] = ()
+        if self.runtime.config.update.mode == "full_rewrite":
+            return SelectResult(patch=merged.patch, pool_size=len(merged.patch.edits))
+        if self.runtime.config.select.lr_control == "autonomous" and merged.patch.edits:
+            assert most is not None
+            size = await choose_step_size(
+                merged,
+                work.skill,
+                context=work.context,
+                notes=join_sections(attempts, notes),
+                figures=self._show_figures(work, rollouts),
+                default=most,
+            )
+            if isinstance(size, Fallback):
+                fallbacks = (size,)
+            else:
+                most, decision = size.count, size
+        chosen = await select(
+            merged, work.skill, context=work.context, budget=most, attempts=attempts, notes=notes
+        )
+        return chosen.model_copy(update={"decision": decision, "fallbacks": fallbacks + chosen.fallbacks})
+
+    def _show_figures(self, work: StepInput, rollouts: Sequence[Rollout]) -> str:
+        threshold = self.runtime.config.train.success_threshold
+        return show_figures(rollouts, work.items, [r.item_id for r in rollouts if is_failure(r, threshold)])
 
 
 def _measure_batches(
