@@ -8,8 +8,10 @@ from typing import Protocol, TypeVar, runtime_checkable
 
 from pydantic import JsonValue
 
+from reflact.config.models import ModelConfig
 from reflact.events import Event
 from reflact.messages import (
+    AgentAnswer,
     CallId,
     CallReservation,
     NoReply,
@@ -118,6 +120,48 @@ class Environment(Protocol):
 
         Do not catch a ``ModelError``. Any other exception leaves the item unmeasured.
         """
+
+
+@runtime_checkable
+class ItemTarget(Target, Protocol):
+    """A target whose sessions need the item and not only its messages, for example to prepare the agent's tools."""
+
+    def session_for(self, item: Item, skill: Skill, *, rollout: str) -> Session:
+        """Start a conversation about an item, instead of ``session``."""
+
+
+class RequestSender(Protocol):
+    """Makes the requests of an agent part of a run: stored, limited, charged, recorded and replayed."""
+
+    async def send(
+        self,
+        body: Mapping[str, JsonValue],
+        *,
+        call_id: CallId,
+        answer: Callable[[], Awaitable[AgentAnswer]],
+    ) -> str:
+        """Return the text of the stored answer, or of a new one.
+
+        Args:
+            body: All that the answer depends on, as the key of the request and as its record; without credentials.
+            call_id: The call's logical identity.
+            answer: Asks the agent's model once. It raises ConnectionError if the model cannot be reached.
+
+        Raises:
+            ModelError: There is no answer, after all retries.
+            BudgetSpent: A limit of the budget allows no further call.
+        """
+
+
+@runtime_checkable
+class ConnectedTarget(Target, Protocol):
+    """A target that asks its own model, and lets the run see these requests."""
+
+    def describe_model(self, config: ModelConfig) -> ModelConfig:
+        """Return the settings of ``models.target`` with the agent's model and endpoint."""
+
+    def connect(self, sender: RequestSender, config: ModelConfig) -> Target:
+        """Return the target with its requests going through a run, under the settings of ``models.target``."""
 
 
 @runtime_checkable

@@ -23,7 +23,7 @@ from reflact.errors import (
     RunFailed,
     StoreError,
 )
-from reflact.protocols import DecisionLog, Environment, RolloutStore, Target
+from reflact.protocols import DecisionLog, Environment, ItemTarget, RolloutStore, Session, Target
 from reflact.types import Grade, Item, Rollout, Score, Skill, digest_json
 
 RolloutCallback = Callable[[Rollout], Awaitable[None]]
@@ -82,6 +82,13 @@ def require_coverage(rollouts: Sequence[Rollout], coverage: float) -> None:
     if missing and (measured == 0 or measured < coverage * len(rollouts)):
         first = f"the first failure: {missing[0].error}"
         raise RunFailed(f"only {measured} of {len(rollouts)} rollouts could be measured; {first}")
+
+
+def start_session(target: Target, item: Item, skill: Skill, *, rollout: str) -> Session:
+    """Return a new session of a target about an item; ``rollout`` is the rollout's key."""
+    if isinstance(target, ItemTarget):
+        return target.session_for(item, skill, rollout=rollout)
+    return target.session(skill, rollout=rollout)
 
 
 class RolloutJob(NamedTuple):
@@ -257,7 +264,7 @@ class RolloutRunner:
         logged = await self.decision_log.get(self.step, f"unmeasured/{job.key}")
         if logged is not None:
             return blank.model_copy(update={"error": str(logged)})
-        session = self.target.session(job.skill, rollout=job.key)
+        session = start_session(self.target, job.item, job.skill, rollout=job.key)
         try:
             graded = await self.environment.run(
                 job.item, session, seed=derive_rollout_seed(job.item, job.trial)
