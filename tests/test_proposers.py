@@ -209,7 +209,7 @@ async def test_a_rewrite_uses_the_seed_and_the_reply_of_its_own_number(tmp_path:
     """The calls of a step differ in their part alone, so that per-call seeds and stored replies differ."""
     done = await run(tmp_path, proposer={"name": "best_of_n", "n": 3})
     ids = [call.call_id for call in done.asked("one_shot") if call.call_id.step == 1]
-    assert [call_id.part for call_id in ids] == ["0", "1", "2"]
+    assert sorted(call_id.part for call_id in ids) == ["0", "1", "2"]
     assert len({call.prompt for call in done.asked("one_shot") if call.call_id.step == 1}) == 1
 
 

@@ -110,6 +110,7 @@ class RunPlan:
     run_id: str
     critic: CriticDescription | None = None
     annotator: Annotator | None = None
+    proposer: Proposer | None = None
 
     @property
     def steps_per_epoch(self) -> int:
@@ -156,7 +157,6 @@ class Runtime:
     budget: Budget
     tracing: Tracing
     critic: Critic | None = None
-    proposer: Proposer | None = None
     graceful_stop: GracefulStop = field(default_factory=GracefulStop)
     rejected: Sequence[str] = ()
     control_environment: Environment | None = None
@@ -259,6 +259,7 @@ def prepare_run(config: TrainerConfig, overrides: Overrides) -> RunPlan:
         f"r{digest_json(identity)[:12]}",
         _find_critic(environment),
         overrides.annotator,
+        overrides.proposer,
     )
 
 
@@ -458,19 +459,7 @@ async def connect_models(
         annotator = None if plan.annotator is None else StoppableAnnotator(plan.annotator, stop)
         plan = replace(plan, environment=environment, annotator=annotator)
         budget, rejected = account.budget, account.rejected
-        yield Runtime(
-            plan,
-            store,
-            target,
-            optimizer,
-            budget,
-            tracing,
-            critic,
-            overrides.proposer,
-            stop,
-            rejected,
-            control,
-        )
+        yield Runtime(plan, store, target, optimizer, budget, tracing, critic, stop, rejected, control)
 
 
 def _open_account(plan: RunPlan, store: RunStore, post: Callable[[Event], None]) -> Account:

@@ -70,7 +70,7 @@ class StepRunner:
 
     @property
     def _candidate_source(self) -> CandidateSource:
-        proposer = self.runtime.proposer or build_proposer(self.runtime.plan)
+        proposer = self.runtime.plan.proposer or build_proposer(self.runtime.plan)
         if proposer is None:
             return StageProposer(self.runtime, self.scheduler, self.timer)
         return ProposerAdapter(self.runtime, self.scheduler, self.timer, proposer)
