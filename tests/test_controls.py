@@ -231,6 +231,22 @@ async def test_an_interactive_environment_is_driven_by_the_constant(tmp_path: Pa
     assert done.summary.warnings[0].startswith("always answering nothing scores 1.000 on 4 train items")
 
 
+async def test_a_conversation_that_a_constant_does_not_end_is_ended(tmp_path: Path) -> None:
+    """It has the score 0, as if a model's context were full."""
+
+    async def play(seed: int, session: Session) -> Grade:
+        while (answer := await session.reply("go on")) not in {"unknown", REFUSAL}:
+            pass
+        return Grade(score=Score.of(1), answer=answer)
+
+    done = await run(
+        tmp_path, environment=SimulatorEnvironment(play, name="talk", train=4, val=4, test=4), **ON
+    )
+    nulls = {score.name: score.hard for score in done.summary.scores if score.answer is not None}
+    assert nulls == {"null_empty": 0.0, "null_refusal": 1.0}
+    assert done.summary.missing == ()
+
+
 async def test_an_environment_that_cannot_take_a_constant_is_named(tmp_path: Path) -> None:
     """The run completes without null answers, and says what is missing and why."""
 

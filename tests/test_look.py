@@ -9,7 +9,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from reflact import Trainer, read_run
+from reflact import Trainer, compare_runs, read_run
 from reflact.errors import UsageError
 from reflact.records import EpochRecord, SkillVersion, SlowUpdate, Spend, StepRecord, Usage
 from reflact.reporting.summary import build_run_table, format_details
@@ -35,14 +35,14 @@ STEERING = "\x1b[2J\x1b]0;title\x07\u202e"
 V1 = SkillVersion(number=1, skill_hash="b" * 64, origin="step 1", score=0.5)
 
 
-def build_trainer(folder: Path, *, seed: int = 0, store: Path | None = None) -> Trainer:
+def build_trainer(folder: Path, *, seed: int = 0, store: Path | None = None, epochs: int = 2) -> Trainer:
     """Return a run of two epochs in the toy world."""
     return Trainer(
         {
             "out_dir": folder,
             "store": store,
             "seed": seed,
-            "train": {"num_epochs": 2, "batch_size": 4},
+            "train": {"num_epochs": epochs, "batch_size": 4},
             "select": {"max_edits": 1, "min_edits": 1},
         },
         environment=ToyEnvironment(train=8, val=4, test=4),
@@ -280,3 +280,58 @@ def test_steps_steer_no_terminal() -> None:
     lines = [escape_controls(line) for line in format_details(build_details(STEERING))]
     assert not {"\x1b", "\x07", "\u202e"} & set("".join(lines))
     assert sum("\\x1b[2J" in line for line in lines) >= 12
+
+
+def test_runs_are_compared_on_common_items(folder: Path, tmp_path: Path) -> None:
+    """A comparison has the settings that differ, paired gains on common items, and the diff of the best skills."""
+    short = tmp_path / "short"
+    anyio.run(build_trainer(short, epochs=1).train)
+    found = anyio.run(compare_runs, [folder, short])
+    assert [(each.key, each.values) for each in found.settings] == [("train.num_epochs", (2, 1))]
+    long_run, short_run = found.runs
+    assert (long_run.steps, short_run.steps) == (4, 2)
+    for gain in found.gains:
+        scores = [getattr(run, gain.split.value).hard for run in (long_run, short_run)]
+        assert gain.mean == pytest.approx(scores[1] - scores[0])
+        assert (gain.name, gain.n) == (str(short), 4)
+        assert gain.low <= gain.mean <= gain.high
+    assert [gain.split for gain in found.gains] == [Split.val, Split.test]
+    texts = [(path / "best_skill.md").read_text(encoding="utf-8") for path in (folder, short)]
+    removed = {line[1:] for line in found.diffs[0].splitlines() if line.startswith("-- ")}
+    assert removed == {line for line in texts[0].splitlines() if line and line not in texts[1]}
+
+
+def test_the_command_compares_runs(folder: Path, tmp_path: Path) -> None:
+    """`compare` prints runs, gains, settings and the diff; a store with several runs stands for all of them."""
+    store = tmp_path / "all.db"
+    for epochs, name in ((2, "a"), (1, "b")):
+        anyio.run(build_trainer(tmp_path / name, store=store, seed=epochs, epochs=epochs).train)
+    shown = reflact("compare", tmp_path / "a", tmp_path / "b")
+    assert shown.exit_code == 0, shown.output
+    assert "over" in shown.stdout
+    assert "4 common items" in shown.stdout
+    assert re.search(r"^train.num_epochs +2 +1 *$", shown.stdout, re.M)
+    assert "\n--- before\n" in shown.stdout
+    both, whole = (
+        json.loads(reflact("compare", *paths, "--json").stdout)
+        for paths in ((tmp_path / "a", tmp_path / "b"), (store,))
+    )
+    assert [run["run_id"] for run in whole["runs"]] == [run["run_id"] for run in both["runs"]]
+    assert whole["settings"] == both["settings"]
+    alone = reflact("compare", folder)
+    assert alone.exit_code == 2
+    assert "needs at least two runs" in alone.stderr
+
+
+def test_other_items_are_not_paired(folder: Path, tmp_path: Path) -> None:
+    """Items with the same id and another input are not compared."""
+    other = Trainer(
+        {"out_dir": tmp_path, "train": {"num_epochs": 1}},
+        environment=ToyEnvironment(train=6, val=4, test=4),
+        target=ToyTarget(),
+        optimizer=ScriptedLLM(toy_optimizer()),
+    )
+    anyio.run(other.train)
+    found = anyio.run(compare_runs, [folder, tmp_path])
+    assert found.gains == ()
+    assert "the runs have no measured items in common" in reflact("compare", folder, tmp_path).stdout

@@ -1,4 +1,4 @@
-"""The commands that look at runs: ``runs``, ``show``, ``skill`` and ``diff``."""
+"""The commands that look at runs: ``runs``, ``show``, ``skill``, ``diff`` and ``compare``."""
 
 from __future__ import annotations
 
@@ -252,3 +252,43 @@ def print_diff(
     else:
         names = (f"v{found.version.number} ({found.version.origin})" for found in (old, new))
         _print_diff(Console(), "\n".join((f"--- {next(names)}", f"+++ {next(names)}", *diff.split("\n")[2:])))
+
+
+def compare(
+    folders: Annotated[
+        list[Path],
+        typer.Argument(metavar="RUN_DIR...", help="The out_dirs of runs, or one with several runs."),
+    ],
+    as_json: JsonLinesOption = False,
+) -> None:
+    """Compare runs with the first of them.
+
+    The comparison has the settings that differ, the scores of the best skills, their paired differences on
+    the items that the runs have in common, cost, time, and the difference of the skills.
+    """
+    import anyio
+    from rich.console import Console
+
+    from reflact.reporting.lines import escape_line
+    from reflact.reporting.summary import build_comparison_table, build_settings_table, list_gain_lines
+    from reflact.training.history import compare_runs
+
+    comparison = anyio.run(compare_runs, folders)
+    if as_json:
+        typer.echo(comparison.model_dump_json(ensure_ascii=True))
+        return
+    console = Console()
+    console.print(build_comparison_table(comparison))
+    for line in list_gain_lines(comparison):
+        typer.echo(escape_line(line))
+    if comparison.settings:
+        typer.echo()
+        console.print(build_settings_table(comparison))
+    first, *others = comparison.runs
+    for run, diff in zip(others, comparison.diffs, strict=True):
+        if diff:
+            typer.echo()
+            typer.echo(escape_line(f"best skill of {first.name} (---) and of {run.name} (+++):"))
+            _print_diff(console, diff)
+        else:
+            typer.echo(escape_line(f"{run.name} has the same best skill"))

@@ -22,10 +22,13 @@ from reflact.records import (
     StepRecord,
     Usage,
 )
+from reflact.reporting.items import shorten_middle
 from reflact.reporting.lines import (
     escape_controls,
     escape_line,
     format_change,
+    format_count,
+    format_duration,
     format_epoch,
     format_fallback,
     format_score,
@@ -33,8 +36,11 @@ from reflact.reporting.lines import (
 )
 from reflact.reporting.verdict import describe_outcome, format_usd
 from reflact.stages.null_answers import describe_constant
-from reflact.training.history import RunListing, StepDetails
-from reflact.types import Belief, Edit, EditResult, SelectResult, Verdict
+from reflact.training.history import RunComparison, RunListing, StepDetails
+from reflact.types import Belief, Edit, EditResult, SelectResult, Verdict, canonical_json
+
+MAX_SETTING_CHARS = 40
+"""The most characters of a setting's value in a comparison."""
 
 
 def build_score_table(scores: Sequence[SkillScore]) -> Table:
@@ -69,6 +75,54 @@ def build_run_table(runs: Sequence[RunListing], folder: Path) -> Table:
         names = (Text(escape_line(shown)), run.run_id, run.status or "open", str(run.steps))
         table.add_row(*names, *scores, price, f"{run.created:%Y-%m-%d}")
     return table
+
+
+def build_comparison_table(comparison: RunComparison) -> Table:
+    """Return the runs of a comparison, one line each, with the scores of their best skills, cost and time."""
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=0)
+    table.add_column("run", overflow="fold")
+    table.add_column("status", no_wrap=True)
+    for heading in ("steps", "val", "test", "calls", "cost", "time", "letters"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for run in comparison.runs:
+        calls, usd = run.usage.calls, run.usage.usd
+        table.add_row(
+            Text(escape_line(run.name)),
+            run.status or "open",
+            str(run.steps),
+            *(format_score(None if score is None else score.hard) for score in (run.val, run.test)),
+            format_count(calls),
+            "-" if not calls else "unknown" if usd is None else format_usd(usd),
+            "-" if run.seconds is None else format_duration(run.seconds),
+            format_count(len(run.best.skill.text)),
+        )
+    return table
+
+
+def build_settings_table(comparison: RunComparison) -> Table:
+    """Return the settings that differ, one line each, with the value of each run."""
+    table = Table("setting", box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+    for run in comparison.runs:
+        table.add_column(Text(escape_line(run.name)), overflow="fold")
+    for setting in comparison.settings:
+        values = (
+            Text(shorten_middle(escape_line(canonical_json(v)), MAX_SETTING_CHARS)) for v in setting.values
+        )
+        table.add_row(Text(escape_line(setting.key)), *values)
+    return table
+
+
+def list_gain_lines(comparison: RunComparison) -> Iterator[str]:
+    """Yield the gain of each further run over the first one, with its paired interval."""
+    first = comparison.runs[0].name
+    for gain in comparison.gains:
+        low, high = 100 * gain.low, 100 * gain.high
+        yield (
+            f"{gain.split.value}: {gain.name} over {first} {100 * gain.mean:+.1f} points "
+            f"(95% interval {low:+.1f} to {high:+.1f}, {gain.n} common items)"
+        )
+    if not comparison.gains:
+        yield "the runs have no measured items in common"
 
 
 def build_step_table(records: Sequence[StepRecord]) -> Table:

@@ -9,6 +9,9 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from anyio.lowlevel import checkpoint
+
+from reflact.errors import ContextOverflow
 from reflact.protocols import Answerable, Environment
 from reflact.records import SkillScore
 from reflact.types import Item, Skill, Turn, canonical_json
@@ -20,6 +23,9 @@ MAX_CHECKED_ITEMS = 50
 
 WARNING_SHARE = 0.5
 """A constant with at least this mean hard score on train items is worth a warning."""
+
+MAX_REPLIES = 200
+"""The most replies of a constant in one conversation."""
 
 MAX_SHOWN_CHARS = 60
 """Constants are cut to this length in messages."""
@@ -117,6 +123,13 @@ class ConstantSession:
         return tuple(self._turns)
 
     async def reply(self, message: str) -> str:
-        """Return the text."""
+        """Return the text.
+
+        Raises:
+            ContextOverflow: The conversation does not end. A model's context would be full too, so the score is 0.
+        """
+        await checkpoint()
+        if len(self._turns) >= 2 * MAX_REPLIES:
+            raise ContextOverflow(f"the conversation did not end after {MAX_REPLIES} equal replies")
         self._turns += [Turn(role="user", content=message), Turn(role="assistant", content=self._text)]
         return self._text

@@ -3,23 +3,38 @@
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
+
+from pydantic import JsonValue
 
 from reflact.errors import UsageError
 from reflact.events import Event
+from reflact.gate.intervals import improvement_interval
 from reflact.jsonutil import parse_stored
-from reflact.records import EpochRecord, RunStatus, RunSummary, SkillVersion, StepRecord, Usage
+from reflact.records import (
+    EpochRecord,
+    Improvement,
+    RunStatus,
+    RunSummary,
+    SkillScore,
+    SkillVersion,
+    StepRecord,
+    Usage,
+)
 from reflact.skills.document import diff_texts
 from reflact.training.items import ItemResult, read_items
-from reflact.types import FrozenModel, Skill, Split
+from reflact.types import FrozenModel, Skill, Split, canonical_json
 
 if TYPE_CHECKING:
     from reflact.protocols import Environment
     from reflact.store.runs import RunRow, SQLiteRunStore
+
+LOCATIONS = {"out_dir", "store", "fork"}
+"""Settings that say where a run is, and nothing of what it does."""
 
 LOCK_NAME = re.compile(r"(.+)-r[0-9a-f]{12}\.lock")
 """The name of the lock file of a run beside its store."""
@@ -225,6 +240,139 @@ async def read_step(path: Path | str, step: int, run_id: str | None = None) -> S
             memory=memories[-1] if memories else "",
             diff=diff,
         )
+
+
+class SettingDifference(FrozenModel):
+    """A setting that differs, under its dotted key, with its value in each run; None if a run does not have it."""
+
+    key: str
+    values: tuple[JsonValue, ...]
+
+
+class ComparedRun(FrozenModel):
+    """A run in a comparison; ``val`` and ``test`` are the scores of its best skill at its end."""
+
+    name: str
+    run_id: str
+    status: RunStatus | None
+    steps: int
+    val: SkillScore | None
+    test: SkillScore | None
+    usage: Usage
+    seconds: float | None
+    best: VersionText
+
+
+class RunComparison(FrozenModel):
+    """Runs side by side.
+
+    ``gains`` are the improvements of the best skill of each further run over that of the first one, paired over the
+    items that both runs measured; ``name`` is the name of the further run. ``diffs`` are the unified diffs from the
+    best skill of the first run to that of each further run.
+    """
+
+    runs: tuple[ComparedRun, ...]
+    settings: tuple[SettingDifference, ...]
+    gains: tuple[Improvement, ...]
+    diffs: tuple[str, ...]
+
+
+class _ReadRun(NamedTuple):
+    run: ComparedRun
+    settings: Mapping[str, JsonValue]
+    scores: Mapping[Split, Mapping[str, float]]
+
+
+async def compare_runs(
+    paths: Sequence[Path | str], *, environment: Environment | None = None
+) -> RunComparison:
+    """Compare runs with the first of them; a single path means all runs of its store.
+
+    Args:
+        paths: The ``out_dir`` or the database of each run.
+        environment: Has the items of runs that were given an environment or lists of items in Python.
+
+    Raises:
+        UsageError: There are less than two runs, or one of them has not measured its initial document.
+        StoreError: A store cannot be read.
+    """
+    named: list[tuple[str, Path | str, str | None]] = [(str(path), path, None) for path in paths]
+    if len(named) == 1:
+        async with open_run(paths[0]) as (store, _):
+            named = [(row.run_id, paths[0], row.run_id) for row in await store.runs()]
+    if len(named) < 2:
+        raise UsageError("a comparison needs at least two runs; name the out_dir of each")
+    found = [await _read_for_comparison(*each, environment) for each in named]
+    first, others = found[0], found[1:]
+    gains = [
+        gain
+        for split in (Split.val, Split.test)
+        for other in others
+        if (gain := _measure_gain(other.run.name, split, first.scores[split], other.scores[split]))
+    ]
+    return RunComparison(
+        runs=tuple(each.run for each in found),
+        settings=tuple(_list_differences([each.settings for each in found])),
+        gains=tuple(gains),
+        diffs=tuple(diff_texts(first.run.best.skill.text, each.run.best.skill.text) for each in others),
+    )
+
+
+async def _read_for_comparison(
+    name: str, path: Path | str, run_id: str | None, environment: Environment | None
+) -> _ReadRun:
+    async with open_run(path, run_id) as (store, row):
+        summary, state = await store.summary(row.run_id), await store.state(row.run_id)
+        if state is None:
+            raise UsageError(f"run {row.run_id} has not measured its initial document yet; resume it first")
+        scores: dict[Split, Mapping[str, float]] = {Split.val: {}, Split.test: {}}
+        for split in scores:
+            with suppress(UsageError):  # the split is not measured
+                table = await read_items(store, row, split=split, environment=environment)
+                scores[split] = {
+                    canonical_json([item.item_id, item.input]): item.best.hard
+                    for item in table.results
+                    if item.best.hard is not None
+                }
+        skill = await store.skill(state.best.skill_hash)
+        run = ComparedRun(
+            name=name,
+            run_id=row.run_id,
+            status=row.status,
+            steps=row.steps,
+            val=None if summary is None else summary.score("best", Split.val),
+            test=None if summary is None else summary.score("best", Split.test),
+            usage=sum((entry.usage for entry in await store.spend(row.run_id)), Usage()),
+            seconds=None if summary is None else summary.seconds,
+            best=VersionText(version=state.best, skill=skill),
+        )
+        settings = {**dict(_flatten(row.config)), **await store.identity(row.run_id)}
+        return _ReadRun(run, settings, scores)
+
+
+def _flatten(value: JsonValue, prefix: str = "") -> Iterator[tuple[str, JsonValue]]:
+    for key, inner in (value if isinstance(value, dict) else {}).items():
+        if isinstance(inner, dict) and inner:
+            yield from _flatten(inner, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", inner
+
+
+def _list_differences(settings: Sequence[Mapping[str, JsonValue]]) -> Iterator[SettingDifference]:
+    for key in sorted({key for each in settings for key in each} - LOCATIONS):
+        values = tuple(each.get(key) for each in settings)
+        if len({canonical_json(value) for value in values}) > 1:
+            yield SettingDifference(key=key, values=values)
+
+
+def _measure_gain(
+    name: str, split: Split, before: Mapping[str, float], after: Mapping[str, float]
+) -> Improvement | None:
+    common = sorted(before.keys() & after.keys())
+    if not common:
+        return None
+    mean, low, high = improvement_interval([before[key] for key in common], [after[key] for key in common])
+    return Improvement(name=name, split=split, n=len(common), mean=mean, low=low, high=high)
 
 
 def choose_run(rows: Sequence[RunRow], run_id: str | None, path: Path) -> RunRow:
