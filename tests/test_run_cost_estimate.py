@@ -66,6 +66,8 @@ async def measured(
         (0.2, {**PLAIN, "update": {"mode": "full_rewrite"}, "appendix": {"enabled": True}}),
         (0.0, {**PLAIN, "slow_update": {"gated": False, "pair_policy": "changed", "samples": 3}}),
         (0.2, {**PLAIN, "gate": {"enabled": False}}),
+        (0.2, {**PLAIN, "proposer": {"name": "one_shot"}}),
+        (0.2, {**PLAIN, "proposer": {"name": "best_of_n", "n": 3}}),
     ],
 )
 async def test_a_run_takes_what_was_foreseen(tmp_path: Path, config: dict[str, Any], noise: float) -> None:

@@ -20,7 +20,7 @@ RANKS = (
     {"config", "events", "data", "prompts", "skills", "gate", "concurrency"},
     {"protocols"},
     {"stages", "llm", "store", "environments", "targets"},
-    {"memory"},
+    {"memory", "proposers"},
     {"calibration"},
     {"reporting", "integrations", "training"},
     {"trainer"},

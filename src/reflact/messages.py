@@ -75,6 +75,12 @@ class Reply(FrozenModel, Generic[R_co]):
     usage: Usage = Usage()
 
 
+class NoReply(FrozenModel):
+    """No valid reply to a model call, with the reason."""
+
+    reason: str
+
+
 class Draft(FrozenModel, Generic[R_co]):
     """The part of a streamed reply that has arrived.
 

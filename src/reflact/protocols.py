@@ -1,4 +1,4 @@
-"""Protocols of the collaborators of a run: models, targets, environments, annotators and stores."""
+"""Protocols of the collaborators of a run: models, targets, environments, proposers, annotators, stores."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from reflact.messages import (
     AgentAnswer,
     CallId,
     CallReservation,
+    NoReply,
     RenderedPrompt,
     Reply,
     ReplyModel,
@@ -31,10 +32,12 @@ from reflact.records import (
     RunStatus,
     Spend,
     StageTime,
+    StepBufferEntry,
     StepRecord,
     Usage,
 )
-from reflact.types import Grade, Item, Rollout, Skill, Split, Turn
+from reflact.skills.rejected_edits import RejectedEdit
+from reflact.types import Case, FrozenModel, Grade, Item, Rewrite, Rollout, Skill, Split, Turn
 
 R = TypeVar("R", bound=ReplyModel)
 
@@ -196,6 +199,81 @@ class Prompted(Protocol):
     @property
     def prompt_folder(self) -> Path:
         """A folder like ``prompts.folder``: ``NAME/vN.md``; prompts that it lacks come from the package."""
+
+
+class StepEvidence(FrozenModel):
+    """What a proposer learns from in a step; the texts of cases come from agents and environments.
+
+    Args:
+        step: The step.
+        cases: The measured rollouts, in the order of the step's items; without successes if
+            ``reflect.failure_only`` is on.
+        attempts: The earlier steps of the epoch with their verdicts, if ``reflect.step_buffer`` is on.
+        rejected_edits: Changes of earlier epochs that did not help and are relevant to the cases.
+        meta_skill: The optimizer's memory.
+        task: What is known of the tasks, the score and the agent, as a section of a prompt.
+    """
+
+    step: int
+    cases: tuple[Case, ...]
+    attempts: tuple[StepBufferEntry, ...] = ()
+    rejected_edits: tuple[RejectedEdit, ...] = ()
+    meta_skill: str = ""
+    task: str = ""
+
+
+class StepBudget(Protocol):
+    """What a proposer may spend in a step; the run's budget, its store and its records cover all of it."""
+
+    @property
+    def max_edits(self) -> int | None:
+        """The most changes that the step should make, by ``select``; None: any number."""
+
+    async def ask(
+        self,
+        prompt: RenderedPrompt,
+        reply_type: type[R],
+        *,
+        purpose: str = "proposal",
+        part: str = "",
+        check: Callable[[R], None] | None = None,
+        shorten: Callable[[], RenderedPrompt] | None = None,
+    ) -> R | NoReply:
+        """Ask the optimizer.
+
+        Args:
+            prompt: The messages.
+            reply_type: The type of the reply.
+            purpose: The calls' name in events and in the spend, of lower-case letters and underscores.
+            part: Distinguishes the calls of a purpose in a step; each has a reply and a seed of its own.
+            check: Raises ValueError if a reply cannot be used; it is then sent back with the reason.
+            shorten: Returns a shorter prompt, which is sent if the first does not fit the model's context.
+
+        Raises:
+            ProviderError: The endpoint refused, failed or could not be reached; do not catch it.
+        """
+
+    async def roll_out(self, documents: Sequence[str]) -> tuple[tuple[Rollout, ...], ...]:
+        """Roll documents out on the step's items, in the items' order; what is stored is not paid for again.
+
+        Raises:
+            RunFailed: No rollout of a document could be measured; do not catch it.
+        """
+
+
+class Proposer(Protocol):
+    """Turns the evidence of a step into a new document, which the gate then judges."""
+
+    @property
+    def identity(self) -> str:
+        """A name with the settings that its documents depend on; part of the run's identity."""
+
+    async def propose(self, skill: Skill, evidence: StepEvidence, budget: StepBudget) -> Sequence[Rewrite]:
+        """Return new documents, the best first; the first one that has a text becomes the candidate.
+
+        Protected regions of the skill stay as they are; a text may repeat them or leave them out. The result must
+        depend on the arguments and on what the budget returns alone, so that a resumed run repeats it.
+        """
 
 
 class Annotator(Protocol):

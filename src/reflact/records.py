@@ -19,6 +19,7 @@ from reflact.types import (
     GateAction,
     Measurement,
     PassResult,
+    Rewrite,
     Score,
     SelectResult,
     Skill,
@@ -65,6 +66,7 @@ class StepRecord(FrozenModel):
     ``fallbacks`` are model decisions that failed, other than those of merging and selection. ``batches`` are the
     measurements of the step's batches. ``fail_reasons`` are the failures grouped by the environment's feedback, if
     no analyst named a pattern. ``rewrite_summary`` is what the call that rewrote the document says it changed.
+    ``rewrites`` are the documents that a proposer wrote instead of the stages, the preferred one first.
     """
 
     step: int
@@ -88,11 +90,13 @@ class StepRecord(FrozenModel):
     best: SkillVersion
     fallbacks: tuple[Fallback, ...] = ()
     fail_reasons: tuple[FailurePattern, ...] = Field(default=(), exclude_if=lambda reasons: not reasons)
+    rewrites: tuple[Rewrite, ...] = Field(default=(), exclude_if=lambda rewrites: not rewrites)
 
     @property
     def patterns(self) -> tuple[FailurePattern, ...]:
-        """The patterns that analysts named; without any, the failures by their feedback."""
-        return tuple(p for report in self.reports for p in report.patterns) or self.fail_reasons
+        """The patterns that analysts or the proposer named; without any, the failures by their feedback."""
+        named = [report.patterns for report in self.reports] + [r.patterns for r in self.rewrites[:1]]
+        return tuple(pattern for patterns in named for pattern in patterns) or self.fail_reasons
 
 
 ComparisonCategory = Literal["improved", "regressed", "persistent_failure", "stable_success"]

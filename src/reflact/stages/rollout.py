@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from typing import NamedTuple
 
 import anyio
@@ -208,6 +209,31 @@ class RolloutRunner:
             phase=self.phase,
         )
         return RolloutJob(item, skill, trial, key)
+
+    def make_batch_jobs(self, batches: Sequence[Sequence[Item]], skill: Skill) -> list[list[RolloutJob]]:
+        """Return the jobs of a step's batches; an item that occurs in several has a trial for each."""
+        trials: defaultdict[str, Iterator[int]] = defaultdict(count)
+        return [[self.make_job(item, skill, next(trials[item.id])) for item in batch] for batch in batches]
+
+    async def roll_out_batches(
+        self, batches: Sequence[Sequence[Item]], skills: Sequence[Skill]
+    ) -> tuple[tuple[Rollout, ...], ...]:
+        """Return the rollouts of a step's batches under each skill, in the order of the items.
+
+        The caller logs unmeasured ones.
+
+        Raises:
+            RunFailed: No rollout of a skill could be measured.
+        """
+        rows = [[j for batch in self.make_batch_jobs(batches, skill) for j in batch] for skill in skills]
+        jobs = [job for row in rows for job in row]
+        await self.find_stored(jobs)
+        done = await fan_out(self.run, jobs, limit=self.limit)
+        size = len(rows[0])
+        rolled = tuple(done[start : start + size] for start in range(0, len(done), size))
+        for rollouts in rolled:
+            require_coverage(rollouts, 0.0)
+        return rolled
 
     async def find_stored(self, jobs: Sequence[RolloutJob]) -> None:
         """Read the stored rollouts of the jobs."""

@@ -93,6 +93,9 @@ class RunCostEstimator:
         rolled = EstimateRange(low=first_epoch, expected=sum(sizes), high=sum(sizes))
         rolled += self._baseline() + self._final()
         rolled += self._decision() * exact_range(self._left)
+        if self._config.proposer.rewrites > 1:
+            most = self._config.proposer.rewrites * sum(sizes)
+            rolled += EstimateRange(expected=most, high=most)
         rolled += self._epoch_end() * exact_range(self._count_epoch_ends())
         return rolled + self._decision(expected=0)
 
@@ -163,7 +166,11 @@ class RunCostEstimator:
         """Return the optimizer's calls by purpose; the high count includes re-asks."""
         calls: defaultdict[str, EstimateRange] = defaultdict(EstimateRange)
         appendix, slow = self._config.appendix, self._config.slow_update
-        for step in self._plan_steps():
+        rewrites = self._config.proposer.rewrites
+        if rewrites:
+            calls["one_shot"] = exact_range(rewrites * self._left)
+            calls["one_shot"] = calls["one_shot"].model_copy(update={"low": 0})
+        for step in () if rewrites else self._plan_steps():
             failure, success = self._minibatches([len(batch) for batch in step])
             calls["analyst_failure"] += failure
             calls["analyst_success"] += success
@@ -249,11 +256,16 @@ class RunCostEstimator:
             examples = 0 if self._config.critic.memory is None else self._config.critic.example_tokens
             return self._prompts["critic"] + 3 * item + examples * BYTES_PER_TOKEN
         own = self._prompts.get(purpose, max(self._prompts.values(), default=0))
+        reflect, train = self._config.reflect, self._config.train
+        size, most = fmean(map(_size, self._data.train)), 3 * reflect.trajectory_tokens
         if purpose.startswith(("analyst", "lapse")):
-            shown = fmean(map(_size, self._data.train)) * self._config.reflect.minibatch_size
+            shown = size * reflect.minibatch_size
+        elif purpose == "one_shot":
+            cases = train.batch_size * train.accumulation
+            shown, most = size * cases, most * math.ceil(cases / reflect.minibatch_size)
         else:
             shown = 2000.0
-        return own + self._skill + min(shown, 3 * self._config.reflect.trajectory_tokens)
+        return own + self._skill + min(shown, most)
 
 
 def _count_merges(patches: float, size: int) -> float:

@@ -44,6 +44,7 @@ from reflact.protocols import (
     Environment,
     EventCallback,
     Prompted,
+    Proposer,
     RunStore,
     Target,
 )
@@ -84,6 +85,7 @@ class Overrides:
     transport: httpx.AsyncBaseTransport | None = None
     telemetry: Telemetry | None = None
     annotator: Annotator | None = None
+    proposer: Proposer | None = None
 
     @property
     def brought_roles(self) -> frozenset[str]:
@@ -109,6 +111,7 @@ class RunPlan:
     run_id: str
     critic: CriticDescription | None = None
     annotator: Annotator | None = None
+    proposer: Proposer | None = None
     target: Target | None = None
 
     @property
@@ -201,6 +204,9 @@ def check_config(config: TrainerConfig, overrides: Overrides) -> None:
     _require_critic(config, overrides)
     if overrides.brought_roles >= named:
         require_caps(_add_agent_model(config, overrides), passed=overrides.unseen_roles)
+    if overrides.proposer is not None and (config.proposer.rewrites or config.appendix.enabled):
+        key = "proposer.name" if config.proposer.rewrites else "appendix.enabled"
+        raise ConfigError(f"{key} is set, and a proposer is passed in Python: choose one of them")
     if config.telemetry.mlflow is not None and find_spec("mlflow") is None:
         raise ConfigError("telemetry.mlflow needs MLflow's client: pip install 'reflact[mlflow]'")
 
@@ -247,7 +253,7 @@ def prepare_run(config: TrainerConfig, overrides: Overrides) -> RunPlan:
         "environment": environment.identity,
         "skill": initial.hash,
     }
-    for name in ("target", "optimizer", "annotator"):
+    for name in ("target", "optimizer", "annotator", "proposer"):
         if (collaborator := getattr(overrides, name)) is not None:
             identity[name] = collaborator.identity
     if config.uses_critic:
@@ -262,6 +268,7 @@ def prepare_run(config: TrainerConfig, overrides: Overrides) -> RunPlan:
         f"r{digest_json(identity)[:12]}",
         _find_critic(environment),
         overrides.annotator,
+        overrides.proposer,
         overrides.target,
     )
 
