@@ -16,19 +16,20 @@ from reflact.calibration.contrast import ContrastSettings, GenerationTask, PairM
 from reflact.calibration.critic import Critic
 from reflact.calibration.curriculum import MistakeShare, RoundPlan
 from reflact.config.models import ModelConfig
-from reflact.config.training import AggregateConfig, PromptsConfig, UpdateConfig
+from reflact.config.training import AggregateConfig, PromptsConfig, ReflectConfig, UpdateConfig
 from reflact.errors import ReplyError
 from reflact.llm.budget import Account
 from reflact.llm.cassettes import open_cassette
 from reflact.llm.client import Client
 from reflact.memory.models import Action, ContrastPair, Evaluation, Label, ScoreEvent, Transition
-from reflact.messages import CallId, RenderedPrompt, Reply, ReplyModel
+from reflact.messages import CallId, NoReply, RenderedPrompt, Reply, ReplyModel
 from reflact.prompts import load_prompts
-from reflact.protocols import R
+from reflact.protocols import R, StepEvidence
 from reflact.records import StepBufferEntry
 from reflact.skills.document import replace_notes
 from reflact.stages.aggregate import aggregate
 from reflact.stages.context import StageContext
+from reflact.stages.evaluate import GateMetric
 from reflact.stages.execution_notes import LapseTriage, update_appendix
 from reflact.stages.prompt_sections import show_buffer, show_edits, show_figures, show_meta, show_task
 from reflact.stages.reflect import Analyst, Minibatch
@@ -37,9 +38,11 @@ from reflact.stages.select import choose_step_size, select
 from reflact.stages.slow_update import categorize_items, show_comparison, slow_update, update_meta_skill
 from reflact.stages.update import update
 from reflact.testing import InMemoryRunStore
+from reflact.training.proposing import RewritingProposer
 from reflact.types import (
     AggregateResult,
     AnalystReport,
+    Case,
     Edit,
     EditKind,
     Item,
@@ -223,20 +226,25 @@ async def examples() -> dict[str, Example]:
     await _contrast(small)
     default = Listener()
     await _ask_stages(default, PromptsConfig())
+    await _rewrite(_context_of(default, PromptsConfig()))
     heard = default.heard | _older() | small.heard
     larger = (set(default.heard) - set(small.heard)) | UNANSWERED
     return {name: replace(e, model=LARGER if name in larger else MODEL) for name, e in heard.items()}
 
 
 async def _ask_stages(listener: Listener, config: PromptsConfig) -> None:
-    context = StageContext(
-        llm=listener, prompts=load_prompts(config), decision_log=listener, step=1, task=show_task(TASK)
-    )
+    context = _context_of(listener, config)
     await _reflect(context)
     await _merge(context, SKILL, "append", RULES)
     await _merge(context, LIST, "rewrite", DRAFTS)
     await _decide(context)
     await _close(context)
+
+
+def _context_of(listener: Listener, config: PromptsConfig) -> StageContext:
+    return StageContext(
+        llm=listener, prompts=load_prompts(config), decision_log=listener, step=1, task=show_task(TASK)
+    )
 
 
 def _older() -> dict[str, Example]:
@@ -274,6 +282,37 @@ async def _reflect(context: StageContext) -> None:
     triage = LapseTriage(context=context, skill=LATER, analyse=_unread, successes=True, tokens=1000)
     for batch in batches:
         await triage.report(batch)
+
+
+async def _rewrite(context: StageContext) -> None:
+    proposer = RewritingProposer(1, context.prompts, ReflectConfig(), GateMetric(metric="hard"))
+    rollouts = (*_rollouts(SKILL, WRONG[:1], hard=0), *_rollouts(SKILL, RIGHT, hard=1)[1:])
+    cases = (
+        Case(item=item, rollout=rollout, failed=rollout.answer in WRONG)
+        for item, rollout in zip(ITEMS, rollouts, strict=True)
+    )
+    evidence = StepEvidence(
+        step=1, cases=tuple(cases), attempts=ATTEMPTS, meta_skill=MEMORY, task=context.task
+    )
+    await proposer.propose(SKILL, evidence, Asker(context))
+
+
+@dataclass(frozen=True)
+class Asker:
+    """A proposer's budget for calls alone."""
+
+    context: StageContext
+    max_edits: int | None = None
+
+    async def ask(
+        self, prompt: RenderedPrompt, reply_type: type[R], *, purpose: str = "proposal", **options: Any
+    ) -> R | NoReply:
+        """Ask as a stage does."""
+        return await self.context.ask_rendered(prompt, reply_type, purpose=purpose, **options)
+
+    async def roll_out(self, documents: Sequence[str]) -> tuple[tuple[Rollout, ...], ...]:
+        """Refuse to roll out."""
+        raise NotImplementedError
 
 
 async def _merge(context: StageContext, skill: Skill, kind: EditKind, texts: Sequence[str]) -> None:

@@ -123,7 +123,7 @@ def test_the_demo_completes_and_leaves_its_files(demo: tuple[Path, str]) -> None
     summary = RunSummary.model_validate_json((folder / "summary.json").read_text(encoding="utf-8"))
     assert summary.status == "completed"
     assert len(re.findall(r"^step \d+", printed, re.MULTILINE)) == summary.steps
-    for name in ("baseline", "placebo", "best", "final"):
+    for name in ("baseline", "placebo", "null_empty", "null_refusal", "best", "final"):
         assert re.search(rf"^\s*{name}\s+test\s+\d+", printed, re.MULTILINE), name
     best = (folder / "best_skill.md").read_bytes()
     assert best == (folder / "skills" / f"v{summary.best.number:04d}.md").read_bytes()
@@ -144,7 +144,9 @@ def test_a_completed_run_is_not_run_again(demo: tuple[Path, str]) -> None:
 
 def table(printed: str) -> list[str]:
     """Return the lines of the table of scores."""
-    return re.findall(r"^\s*(?:baseline|placebo|best|final)\s+(?:val|test)\s+\d+\s.*$", printed, re.MULTILINE)
+    return re.findall(
+        r"^\s*(?:baseline|placebo|null_\w+|best|final)\s+(?:val|test)\s+\d+\s.*$", printed, re.MULTILINE
+    )
 
 
 def test_runs_lists_what_lies_below_a_folder(toy: Path) -> None:
@@ -190,8 +192,10 @@ def test_show_prints_a_run_and_its_steps(toy: Path) -> None:
     assert result.exit_code == 0, result.output
     assert re.search(r"^ *1 +1 +accept_new_best +0\.000 -> 0\.500 +0/4 +2/2 +v1", result.stdout, re.M)
     assert len(re.findall(r"^ *\d+ +\d+ +[a-z_]+ ", result.stdout, re.M)) == 4
+    controls = ("placebo", "null_empty", "null_refusal", "null_frequent")
     assert [line.split()[:2] for line in table(result.stdout)] == [
-        [name, split] for split in ("val", "test") for name in ("baseline", "best", "final")
+        *([name, "val"] for name in ("baseline", "best", "final")),
+        *([name, "test"] for name in ("baseline", *controls, "best", "final")),
     ]
     result = reflact("show", toy, "1")
     assert result.exit_code == 0, result.output

@@ -35,20 +35,28 @@ class Waits:
 
 
 def slow(script: Script, waits: Waits) -> Script:
-    """Return a script whose answers come in random order; those of some merges are of no use."""
+    """Return a script whose answers come in random order; those of some merges and rewrites are of no use.
+
+    The rewrites of a step differ: each leaves out another line.
+    """
 
     async def answer(prompt: RenderedPrompt, reply_type: type[ReplyModel], call_id: CallId) -> ScriptedAnswer:
         await waits.some()
-        if call_id.purpose == "merge" and call_id.step == 2:
+        is_rewrite = call_id.purpose == "one_shot"
+        if call_id.step == 2 and (call_id.purpose == "merge" or (is_rewrite and call_id.part == "0")):
             return "no list at all"
         said = script(prompt, reply_type, call_id)
-        return await said if isinstance(said, Awaitable) else said
+        said = await said if isinstance(said, Awaitable) else said
+        if is_rewrite and isinstance(said, dict):
+            lines = str(said["document"]).splitlines()
+            said["document"] = "\n".join(lines[: int(call_id.part)] + lines[int(call_id.part) + 1 :] or lines)
+        return said
 
     return answer
 
 
 async def history(
-    folder: Path, policy: str, *, concurrency: int, seed: int, overlap: bool
+    folder: Path, policy: str, proposer: str = "reflact", *, concurrency: int, seed: int, overlap: bool
 ) -> tuple[str, ...]:
     """Train in the toy world and return everything durable as text."""
     waits = Waits(seed)
@@ -65,6 +73,7 @@ async def history(
         "aggregate": {"merge_batch_size": 2},
         "select": {"max_edits": 2, "min_edits": 1},
         "gate": {"policy": policy},
+        "proposer": {"name": proposer, "n": 3},
     }
     trainer = Trainer(
         config,
@@ -88,8 +97,13 @@ async def history(
     )
 
 
-@pytest.mark.parametrize("policy", ["ranked", "paired"])
-async def test_order_of_completion_influences_nothing(tmp_path: Path, policy: str, thorough: bool) -> None:
+@pytest.mark.parametrize(
+    ("policy", "proposer"),
+    [("ranked", "reflact"), ("paired", "reflact"), ("ranked", "one_shot"), ("ranked", "best_of_n")],
+)
+async def test_order_of_completion_influences_nothing(
+    tmp_path: Path, policy: str, proposer: str, thorough: bool
+) -> None:
     """Events, records and skills are the same bytes at any concurrency, in any order of answers.
 
     They do not depend on whether analysts wait for all rollouts of their step, either.
@@ -97,7 +111,9 @@ async def test_order_of_completion_influences_nothing(tmp_path: Path, policy: st
     some = ((1, 0, False), (8, 1, True), (64, 2, True))
     cases = tuple(product((1, 8, 64), range(3), (False, True))) if thorough else some
     histories = [
-        await history(tmp_path / f"{n}", policy, concurrency=concurrency, seed=seed, overlap=overlap)
+        await history(
+            tmp_path / f"{n}", policy, proposer, concurrency=concurrency, seed=seed, overlap=overlap
+        )
         for n, (concurrency, seed, overlap) in enumerate(cases)
     ]
     assert len(set(histories)) == 1

@@ -42,6 +42,7 @@ FRONT_DOORS = {
     "reflact.memory",
     "reflact.reporting",
     "reflact.targets",
+    "reflact.proposers",
     "reflact.testing",
 }
 README = ROOT / "README.md"

@@ -231,9 +231,9 @@ async def test_every_version_of_the_skill_is_told(told: list[events.Event], fold
     assert [event.version.number for event in made] == [version.number for version in versions]
     assert [event.version.skill_hash for event in made] == [version.skill_hash for version in versions]
     order = [event.kind for event in told if event.durable]
-    assert order[2:5] == ["baseline_measured", "skill_version_created", "step_started"]
+    assert order[2:6] == ["null_answers_graded", "baseline_measured", "skill_version_created", "step_started"]
     assert {
-        order[place + 1] for place, kind in enumerate(order) if kind == "skill_version_created" and place > 3
+        order[place + 1] for place, kind in enumerate(order) if kind == "skill_version_created" and place > 4
     } <= {
         "skill_version_created",
         "step_committed",

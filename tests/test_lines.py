@@ -162,7 +162,7 @@ def test_commands_print_nothing_that_steers(tmp_path: Path) -> None:
     off = {part: {"enabled": False} for part in ("slow_update", "meta_skill", "appendix", "test")}
     plain = settings(world, tmp_path / "run", train={"num_epochs": 1, "batch_size": 4}, **off)
     assert anyio.run(Trainer(plain, transport=PureNetwork(answer)).train).status == "completed"
-    for command in (["show", tmp_path / "run"], ["show", tmp_path / "run", 1]):
+    for command in (["show", tmp_path / "run"], ["diff", tmp_path / "run"], ["show", tmp_path / "run", 1]):
         result = reflact(*command)
         assert result.exit_code == 0, result.output
         assert not {"\x1b", "\x07", "\r", "\u202e", "\u200b"} & set(result.output)

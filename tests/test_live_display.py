@@ -12,7 +12,7 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from reflact import events
-from reflact.records import SkillVersion, Usage
+from reflact.records import SkillScore, SkillVersion, Usage
 from reflact.reporting.live_display import (
     LiveDisplay,
     LiveState,
@@ -22,7 +22,7 @@ from reflact.reporting.live_display import (
     restore_state,
     update_state,
 )
-from reflact.types import GateAction
+from reflact.types import GateAction, Split
 
 RUN = "r1"
 V0 = SkillVersion(number=0, skill_hash="a" * 64, origin="initial", score=0.25)
@@ -69,6 +69,12 @@ def finish_call(call_id: str, outcome: str = "reply") -> events.Event:
     call = {"run_id": RUN, "role": "optimizer", "purpose": "merge", "call_id": call_id}
     end = {"outcome": outcome, "attempts": 1, "usage": Usage(), "seconds": 1.0}
     return events.ModelCallFinished(**call, **end)  # type: ignore[arg-type]
+
+
+def finish_score(name: str, split: Split, hard: float) -> events.Event:
+    """Return a score of the final report."""
+    measured = SkillScore(name=name, skill_hash="a" * 64, split=split, n=8, hard=hard)
+    return events.FinalScoreMeasured(run_id=RUN, step=14, score=measured)
 
 
 ACTIONS: tuple[GateAction, ...] = ("accept_new_best", "reject", "no_patches", "inconclusive")
@@ -448,3 +454,15 @@ def test_a_higher_score_is_never_drawn_lower(scores: list[float | None], ascii_o
     pairs = [(s, ramp.index(h)) for s, h in zip(scores, heights, strict=True) if s is not None]
     assert all(a[1] <= b[1] for a in pairs for b in pairs if a[0] <= b[0])
     assert all(h == " " for s, h in zip(scores, heights, strict=True) if s is None)
+
+
+def test_final_scores_and_controls_have_a_row() -> None:
+    """It shows those of the split that is measured last; a further step removes it."""
+    state = state_after(
+        *BEGINNING,
+        finish_score("best", Split.val, 0.75),
+        finish_score("best", Split.test, 0.5),
+        finish_score("null_empty", Split.test, 0.125),
+    )
+    assert find_row(state, "final") == "test   best 0.500   null_empty 0.125"
+    assert find_row(update_state(state, start_step(2), 1.0), "final") is None

@@ -12,11 +12,10 @@ from pydantic import Field
 from doubles import PROMPT, Endpoint, call_id, completion, config, connected, open_context, opened
 from reflact.config.training import AggregateConfig, ReflectConfig, UpdateConfig
 from reflact.errors import ContextOverflow, ProviderDown, ReplyError
-from reflact.messages import CallId, RenderedPrompt, ReplyModel
+from reflact.messages import CallId, NoReply, RenderedPrompt, ReplyModel
 from reflact.prompts import load_prompts
 from reflact.records import Usage
 from reflact.stages.aggregate import aggregate
-from reflact.stages.context import NoReply
 from reflact.stages.reflect import Analyst, Minibatch
 from reflact.stages.select import select
 from reflact.testing import InMemoryRunStore, ScriptedLLM

@@ -45,8 +45,11 @@ MODES: Mapping[str, Mapping[str, Any]] = {
     "rewrite": {"update": {"mode": "rewrite"}, "select": {"lr_control": "autonomous"}},
     "full_rewrite": {"update": {"mode": "full_rewrite"}},
     "ranked": {"gate": {"policy": "ranked"}},
+    "one_shot": {"proposer": {"name": "one_shot"}, "appendix": {"enabled": False}},
+    "best_of_n": {"proposer": {"name": "best_of_n", "n": 3}, "appendix": {"enabled": False}},
 }
-POINTS = {"patch": 21, "rewrite": 23, "full_rewrite": 19, "ranked": 21}
+POINTS = {"patch": 21, "rewrite": 23, "full_rewrite": 19, "ranked": 21, "one_shot": 17, "best_of_n": 17}
+STAGES = ("analyst_failure", "analyst_success", "lapse_failure", "consolidate", "commit promotion")
 EARLY_POINTS = 6
 SEEDS = (7, 4, 5)
 """Where a run is looked for in which everything happens: the first of them should do."""
@@ -351,13 +354,16 @@ def test_points_lie_everywhere(in_mode: Modes, mode: str) -> None:
     """The run has every stage, and the points at which it is killed lie in all of them."""
     killed = in_mode(mode)
     kinds = set(map(kind_of, killed.whole.writes))
-    assert kinds >= {"rollout", "event", "slow_update", "meta_skill", "consolidate", "lapse_failure"}
-    assert kinds >= {"commit first", "commit step", "commit epoch", "commit promotion"}
+    assert kinds >= {"rollout", "event", "slow_update", "meta_skill"}
+    assert kinds >= {"commit first", "commit step", "commit epoch"}
     assert kinds >= {"note mode", "note test_opening", "note approval"}
-    if mode == "full_rewrite":
-        assert kinds >= {"analyst_failure", "analyst_success", "draft_merge"}
+    if "proposer" in MODES[mode]:
+        assert "one_shot" in kinds
+        assert not kinds & {"analyst_failure", "analyst_success", "merge", "ranking"}
+    elif mode == "full_rewrite":
+        assert kinds >= {*STAGES, "draft_merge"}
     else:
-        assert kinds >= {"analyst_failure", "analyst_success", "merge", "ranking", "note no_reply"}
+        assert kinds >= {*STAGES, "merge", "ranking", "note no_reply"}
     assert ("step_size" in kinds, "rewrite" in kinds) == ((mode == "rewrite"),) * 2
     assert set(map(kind_of, killed.points)) == kinds
     assert sum(POINTS.values()) >= 50

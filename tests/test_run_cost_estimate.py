@@ -66,6 +66,8 @@ async def measured(
         (0.2, {**PLAIN, "update": {"mode": "full_rewrite"}, "appendix": {"enabled": True}}),
         (0.0, {**PLAIN, "slow_update": {"gated": False, "pair_policy": "changed", "samples": 3}}),
         (0.2, {**PLAIN, "gate": {"enabled": False}}),
+        (0.2, {**PLAIN, "proposer": {"name": "one_shot"}}),
+        (0.2, {**PLAIN, "proposer": {"name": "best_of_n", "n": 3}}),
     ],
 )
 async def test_a_run_takes_what_was_foreseen(tmp_path: Path, config: dict[str, Any], noise: float) -> None:
@@ -82,6 +84,9 @@ async def test_a_run_takes_what_was_foreseen(tmp_path: Path, config: dict[str, A
 async def test_the_expected_number_is_close(tmp_path: Path, epochs: int, learns: bool) -> None:
     """With the strict gate and no early stop a run with a candidate in each step takes what was expected."""
     config = {**PLAIN, **STRICT, "train": {"batch_size": 4, "num_epochs": epochs}}
+    config["test"] = {
+        "placebo": learns
+    }  # without a better skill it is as empty as the initial document, and stored
     script = toy_optimizer() if learns else always_proposing()
     foreseen, actual = await measured(tmp_path, config, script, rules=6)
     rollouts = next(row.calls.expected for row in foreseen.rows if row.purpose == "rollout")

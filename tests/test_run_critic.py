@@ -179,6 +179,22 @@ def test_a_critic_grades_and_the_summary_says_what_that_is_worth(world: Path) ->
     assert any("a critic scored it 0 of 10, 8 needed" in (r["feedback"] or "") for r in rolled)
 
 
+def test_constants_are_graded_by_a_critic_at_the_end_alone(world: Path) -> None:
+    """Its calls cost money, so none is made before the training; references are no answers where it grades."""
+    scored = []
+    with playing() as (model, url):
+        for name, value in (("run", "true"), ("without", "false")):
+            model.asked.clear()
+            path = configured(world, url, name=name)
+            assert reflact("train", path, "--set", f"test.null_answers={value}").exit_code == 0
+            scored.append(len(model.scored))
+    constants = [score.name for score in summary_of(world.parent / "run").scores if score.answer is not None]
+    assert constants == ["null_empty", "null_refusal"]
+    assert scored[0] - scored[1] == 2  # the refusal on two test items; an empty answer needs no critic
+    kinds = rows(world.parent / "run", "SELECT event FROM events")
+    assert not any("null_answers_graded" in text for (text,) in kinds)
+
+
 def test_failure_analysts_are_shown_what_it_makes_of_each_reply(world: Path) -> None:
     """With notes on, only they see it: no score changes, and the summary names who advised them."""
     environment, critic = NOTES

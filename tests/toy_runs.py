@@ -112,14 +112,17 @@ class Ran(NamedTuple):
 
 
 def settings(folder: Path, **sections: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the configuration of a short run without what happens at the ends of epochs and of the run."""
+    """Return the configuration of a short run without what happens at the ends of epochs and of the run.
+
+    Controls are off, because tests count what the target was asked, and the rollouts that are stored.
+    """
     plain: dict[str, Any] = {
         "train": {"batch_size": 4, "num_epochs": 1},
         "reflect": {"minibatch_size": 4},
         "select": {"max_edits": 1, "min_edits": 1},
         "slow_update": {"enabled": False},
         "meta_skill": {"enabled": False},
-        "test": {"enabled": False},
+        "test": {"enabled": False, "placebo": False, "null_answers": False},
     }
     for name, values in sections.items():
         plain[name] = {**plain.get(name, {}), **values}

@@ -1,7 +1,7 @@
 """reflact trains skill documents for frozen LLM agents and keeps the evidence.
 
-These names, and those in ``__all__`` of ``reflact.environments``, ``targets``, ``calibration``, ``memory``,
-``llm``, ``events``, ``errors``, ``reporting``, ``testing`` and ``integrations.*``, are public. All other modules are
+These names, and those in ``__all__`` of ``reflact.environments``, ``targets``, ``proposers``, ``calibration``,
+``memory``, ``llm``, ``events``, ``errors``, ``reporting``, ``testing`` and ``integrations.*``, are public. All other modules are
 private and may change with any release.
 """
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from reflact.protocols import LLM, Environment, Session, Target
     from reflact.records import CandidateReview, RunSummary
     from reflact.trainer import Trainer, evaluate_skill
-    from reflact.training.history import RunHistory, read_run
+    from reflact.training.history import RunComparison, RunHistory, compare_runs, read_run
     from reflact.training.items import ItemResult
     from reflact.types import Grade, Item, Rollout, Score, Skill, Split
 
@@ -42,6 +42,7 @@ __all__ = [
     "MemoryStore",
     "ReflactError",
     "Rollout",
+    "RunComparison",
     "RunHistory",
     "RunSummary",
     "Score",
@@ -54,6 +55,7 @@ __all__ = [
     "Trainer",
     "TrainerConfig",
     "__version__",
+    "compare_runs",
     "evaluate_skill",
     "read_run",
 ]
@@ -72,7 +74,7 @@ _load = load_exports(
         "protocols": ("LLM", "Environment", "Session", "Target"),
         "records": ("CandidateReview", "RunSummary"),
         "trainer": ("Trainer", "evaluate_skill"),
-        "training.history": ("RunHistory", "read_run"),
+        "training.history": ("RunComparison", "RunHistory", "compare_runs", "read_run"),
         "training.items": ("ItemResult",),
         "types": ("Grade", "Item", "Rollout", "Score", "Skill", "Split"),
     },

@@ -95,6 +95,17 @@ class GatePowerEstimated(_Event):
     rollouts: int
 
 
+class NullAnswersGraded(_Event):
+    """Constant answers were graded on train items, before anything is paid.
+
+    ``warning`` says in plain words if one has a high score; else it is None.
+    """
+
+    kind: Literal["null_answers_graded"] = "null_answers_graded"
+    scores: tuple[SkillScore, ...]
+    warning: str | None = None
+
+
 class BaselineMeasured(_Event):
     """The initial skill's score on the validation split, in the gate's metric."""
 
@@ -365,6 +376,7 @@ class RunFinished(_Event):
 Event = Annotated[
     RunStarted
     | GatePowerEstimated
+    | NullAnswersGraded
     | BaselineMeasured
     | StepStarted
     | RolloutsFinished

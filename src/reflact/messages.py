@@ -75,6 +75,12 @@ class Reply(FrozenModel, Generic[R_co]):
     usage: Usage = Usage()
 
 
+class NoReply(FrozenModel):
+    """No valid reply to a model call, with the reason."""
+
+    reason: str
+
+
 class Draft(FrozenModel, Generic[R_co]):
     """The part of a streamed reply that has arrived.
 
@@ -115,3 +121,19 @@ class StoredResponse(FrozenModel):
     content_type: str
     chunks: tuple[str, ...]
     usage: Usage = Usage()
+
+
+class AgentAnswer(FrozenModel):
+    """What an agent's own connection to its model brought: an answer, or the words of a refusal.
+
+    Args:
+        text: The answer as the agent needs it again, or the error's text.
+        usage: The tokens that the provider counted.
+        status: The HTTP status; 200 is an answer.
+        retry_after: The provider's ``Retry-After`` header.
+    """
+
+    text: str
+    usage: Usage = Usage(calls=1, uncounted=1)
+    status: int = Field(200, ge=100, le=599)
+    retry_after: str | None = None

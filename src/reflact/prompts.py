@@ -178,13 +178,7 @@ def load_prompts(config: PromptsConfig | None = None, *, folder: Path | None = N
 def list_used_prompts(config: TrainerConfig) -> frozenset[str]:
     """Return the names of the prompts whose text can influence the result of a run."""
     sources = ("failure",) if config.reflect.failure_only else ("failure", "success")
-    draft = config.update.mode == "full_rewrite"
-    names = {f"{ANALYST_PROMPTS[config.update.mode]}_{source}" for source in sources}
-    names |= {"draft_merge", "draft_merge_final"} if draft else {"merge", "merge_final"}
-    if config.select.lr_control != "none" and not draft:
-        names |= {"ranking"} | ({"step_size"} if config.select.lr_control == "autonomous" else set())
-    if config.update.mode == "rewrite":
-        names.add("rewrite")
+    names = {"one_shot"} if config.proposer.rewrites else _list_stage_prompts(config, sources)
     if config.slow_update.enabled:
         names.add("slow_update")
     if config.meta_skill.enabled:
@@ -194,6 +188,17 @@ def list_used_prompts(config: TrainerConfig) -> frozenset[str]:
     if config.uses_critic:
         names.add("critic")
     return frozenset(names)
+
+
+def _list_stage_prompts(config: TrainerConfig, sources: Iterable[str]) -> set[str]:
+    draft = config.update.mode == "full_rewrite"
+    names = {f"{ANALYST_PROMPTS[config.update.mode]}_{source}" for source in sources}
+    names |= {"draft_merge", "draft_merge_final"} if draft else {"merge", "merge_final"}
+    if config.select.lr_control != "none" and not draft:
+        names |= {"ranking"} | ({"step_size"} if config.select.lr_control == "autonomous" else set())
+    if config.update.mode == "rewrite":
+        names.add("rewrite")
+    return names
 
 
 def find_data_folder(name: str) -> Path:

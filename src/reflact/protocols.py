@@ -1,4 +1,4 @@
-"""Protocols of the collaborators of a run: models, targets, environments, annotators and stores."""
+"""Protocols of the collaborators of a run: models, targets, environments, proposers, annotators, stores."""
 
 from __future__ import annotations
 
@@ -8,8 +8,18 @@ from typing import Protocol, TypeVar, runtime_checkable
 
 from pydantic import JsonValue
 
+from reflact.config.models import ModelConfig
 from reflact.events import Event
-from reflact.messages import CallId, CallReservation, RenderedPrompt, Reply, ReplyModel, StoredResponse
+from reflact.messages import (
+    AgentAnswer,
+    CallId,
+    CallReservation,
+    NoReply,
+    RenderedPrompt,
+    Reply,
+    ReplyModel,
+    StoredResponse,
+)
 from reflact.records import (
     CandidateReview,
     CriticDescription,
@@ -22,10 +32,12 @@ from reflact.records import (
     RunStatus,
     Spend,
     StageTime,
+    StepBufferEntry,
     StepRecord,
     Usage,
 )
-from reflact.types import Grade, Item, Rollout, Skill, Split, Turn
+from reflact.skills.rejected_edits import RejectedEdit
+from reflact.types import Case, FrozenModel, Grade, Item, Rewrite, Rollout, Skill, Split, Turn
 
 R = TypeVar("R", bound=ReplyModel)
 
@@ -111,12 +123,62 @@ class Environment(Protocol):
 
 
 @runtime_checkable
+class ItemTarget(Target, Protocol):
+    """A target whose sessions need the item and not only its messages, for example to prepare the agent's tools."""
+
+    def session_for(self, item: Item, skill: Skill, *, rollout: str) -> Session:
+        """Start a conversation about an item, instead of ``session``."""
+
+
+class RequestSender(Protocol):
+    """Makes the requests of an agent part of a run: stored, limited, charged, recorded and replayed."""
+
+    async def send(
+        self,
+        body: Mapping[str, JsonValue],
+        *,
+        call_id: CallId,
+        answer: Callable[[], Awaitable[AgentAnswer]],
+    ) -> str:
+        """Return the text of the stored answer, or of a new one.
+
+        Args:
+            body: All that the answer depends on, as the key of the request and as its record; without credentials.
+            call_id: The call's logical identity.
+            answer: Asks the agent's model once. It raises ConnectionError if the model cannot be reached.
+
+        Raises:
+            ModelError: There is no answer, after all retries.
+            BudgetSpent: A limit of the budget allows no further call.
+        """
+
+
+@runtime_checkable
+class ConnectedTarget(Target, Protocol):
+    """A target that asks its own model, and lets the run see these requests."""
+
+    def describe_model(self, config: ModelConfig) -> ModelConfig:
+        """Return the settings of ``models.target`` with the agent's model and endpoint."""
+
+    def connect(self, sender: RequestSender, config: ModelConfig) -> Target:
+        """Return the target with its requests going through a run, under the settings of ``models.target``."""
+
+
+@runtime_checkable
 class Described(Protocol):
     """An environment or a target that tells the optimizer what it should know, in plain text."""
 
     @property
     def description(self) -> str:
         """What the tasks are and the score measures, or what the agent can do (its tools); never a reference."""
+
+
+@runtime_checkable
+class Answerable(Protocol):
+    """An environment that knows right answers; the most frequent one is then a control at the end of a run."""
+
+    def list_right_answers(self, item: Item) -> Sequence[str]:
+        """Return an item's right answers, equal ones as equal texts; empty if none can be written down."""
 
 
 @runtime_checkable
@@ -137,6 +199,81 @@ class Prompted(Protocol):
     @property
     def prompt_folder(self) -> Path:
         """A folder like ``prompts.folder``: ``NAME/vN.md``; prompts that it lacks come from the package."""
+
+
+class StepEvidence(FrozenModel):
+    """What a proposer learns from in a step; the texts of cases come from agents and environments.
+
+    Args:
+        step: The step.
+        cases: The measured rollouts, in the order of the step's items; without successes if
+            ``reflect.failure_only`` is on.
+        attempts: The earlier steps of the epoch with their verdicts, if ``reflect.step_buffer`` is on.
+        rejected_edits: Changes of earlier epochs that did not help and are relevant to the cases.
+        meta_skill: The optimizer's memory.
+        task: What is known of the tasks, the score and the agent, as a section of a prompt.
+    """
+
+    step: int
+    cases: tuple[Case, ...]
+    attempts: tuple[StepBufferEntry, ...] = ()
+    rejected_edits: tuple[RejectedEdit, ...] = ()
+    meta_skill: str = ""
+    task: str = ""
+
+
+class StepBudget(Protocol):
+    """What a proposer may spend in a step; the run's budget, its store and its records cover all of it."""
+
+    @property
+    def max_edits(self) -> int | None:
+        """The most changes that the step should make, by ``select``; None: any number."""
+
+    async def ask(
+        self,
+        prompt: RenderedPrompt,
+        reply_type: type[R],
+        *,
+        purpose: str = "proposal",
+        part: str = "",
+        check: Callable[[R], None] | None = None,
+        shorten: Callable[[], RenderedPrompt] | None = None,
+    ) -> R | NoReply:
+        """Ask the optimizer.
+
+        Args:
+            prompt: The messages.
+            reply_type: The type of the reply.
+            purpose: The calls' name in events and in the spend, of lower-case letters and underscores.
+            part: Distinguishes the calls of a purpose in a step; each has a reply and a seed of its own.
+            check: Raises ValueError if a reply cannot be used; it is then sent back with the reason.
+            shorten: Returns a shorter prompt, which is sent if the first does not fit the model's context.
+
+        Raises:
+            ProviderError: The endpoint refused, failed or could not be reached; do not catch it.
+        """
+
+    async def roll_out(self, documents: Sequence[str]) -> tuple[tuple[Rollout, ...], ...]:
+        """Roll documents out on the step's items, in the items' order; what is stored is not paid for again.
+
+        Raises:
+            RunFailed: No rollout of a document could be measured; do not catch it.
+        """
+
+
+class Proposer(Protocol):
+    """Turns the evidence of a step into a new document, which the gate then judges."""
+
+    @property
+    def identity(self) -> str:
+        """A name with the settings that its documents depend on; part of the run's identity."""
+
+    async def propose(self, skill: Skill, evidence: StepEvidence, budget: StepBudget) -> Sequence[Rewrite]:
+        """Return new documents, the best first; the first one that has a text becomes the candidate.
+
+        Protected regions of the skill stay as they are; a text may repeat them or leave them out. The result must
+        depend on the arguments and on what the budget returns alone, so that a resumed run repeats it.
+        """
 
 
 class Annotator(Protocol):

@@ -19,6 +19,7 @@ from reflact.types import (
     GateAction,
     Measurement,
     PassResult,
+    Rewrite,
     Score,
     SelectResult,
     Skill,
@@ -65,6 +66,7 @@ class StepRecord(FrozenModel):
     ``fallbacks`` are model decisions that failed, other than those of merging and selection. ``batches`` are the
     measurements of the step's batches. ``fail_reasons`` are the failures grouped by the environment's feedback, if
     no analyst named a pattern. ``rewrite_summary`` is what the call that rewrote the document says it changed.
+    ``rewrites`` are the documents that a proposer wrote instead of the stages, the preferred one first.
     """
 
     step: int
@@ -88,11 +90,13 @@ class StepRecord(FrozenModel):
     best: SkillVersion
     fallbacks: tuple[Fallback, ...] = ()
     fail_reasons: tuple[FailurePattern, ...] = Field(default=(), exclude_if=lambda reasons: not reasons)
+    rewrites: tuple[Rewrite, ...] = Field(default=(), exclude_if=lambda rewrites: not rewrites)
 
     @property
     def patterns(self) -> tuple[FailurePattern, ...]:
-        """The patterns that analysts named; without any, the failures by their feedback."""
-        return tuple(p for report in self.reports for p in report.patterns) or self.fail_reasons
+        """The patterns that analysts or the proposer named; without any, the failures by their feedback."""
+        named = [report.patterns for report in self.reports] + [r.patterns for r in self.rewrites[:1]]
+        return tuple(pattern for patterns in named for pattern in patterns) or self.fail_reasons
 
 
 ComparisonCategory = Literal["improved", "regressed", "persistent_failure", "stable_success"]
@@ -355,10 +359,12 @@ class SkillScore(FrozenModel):
     ``n`` counts measured rollouts: items times ``trials``. The interval is Wilson's if there is a single trial
     with scores of 0 and 1, else a normal one over the means of items (see ``reflact.gate.intervals``).
     ``selected_on`` is true if the gate used the same trials, which biases the score upwards. ``buckets`` are
-    the task types in alphabetical order; empty if items have no type.
+    the task types in alphabetical order; empty if items have no type. A null answer, which is graded in place of
+    the target's, has an ``answer``; its ``skill_hash`` is that of a document which stands for it.
     """
 
     name: str
+    answer: str | None = Field(default=None, exclude_if=lambda value: value is None)
     skill_hash: str
     split: Split
     n: int
@@ -509,6 +515,7 @@ class RunSummary(FrozenModel):
     attempts of calls, even if a retry succeeded; calls of models passed as objects are not counted.
     ``critic`` is the critic that graded, ``annotated_by`` the critic that wrote notes for failure analysts; JSON
     omits both if there is none. ``version`` is the version of reflact. ``verdict`` is the outcome in words.
+    ``warnings`` are in plain words too, such as on a task that a constant answer solves.
     """
 
     version: str | None = None
@@ -527,6 +534,7 @@ class RunSummary(FrozenModel):
     improvements: tuple[Improvement, ...] = ()
     claim: Claim | None = None
     missing: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
     epochs: tuple[EpochStats, ...] = ()
     spend: tuple[Spend, ...] = ()
     stages: tuple[StageTime, ...] = ()
@@ -541,7 +549,10 @@ class RunSummary(FrozenModel):
     annotated_by: CriticDescription | None = Field(default=None, exclude_if=lambda value: value is None)
 
     def score(self, name: str, split: Split) -> SkillScore | None:
-        """Return the score of ``baseline``, ``placebo``, ``best`` or ``final`` on a split, or None."""
+        """Return a score on a split by its name, or None.
+
+        Names are ``baseline``, ``placebo``, ``null_empty``, ``null_refusal``, ``null_frequent``, ``best``, ``final``.
+        """
         return next((s for s in self.scores if s.name == name and s.split is split), None)
 
 

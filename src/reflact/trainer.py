@@ -25,6 +25,7 @@ from reflact.protocols import (
     Environment,
     EventCallback,
     ManagedEnvironment,
+    Proposer,
     Target,
 )
 from reflact.records import CriticDescription, RunStatus, RunSummary, SkillScore
@@ -68,6 +69,7 @@ class Trainer:
         approve: Asked about each candidate that the gate would accept; it may veto (see ``protocols.Approver``).
         telemetry: Receives spans and metrics instead of the OpenTelemetry providers of this process.
         annotator: Adds notes to the trajectories in the prompts of failure analysts.
+        proposer: Writes the candidate of each step instead of the stages (see ``protocols.Proposer``).
 
     Raises:
         UsageError: The configuration is wrong.
@@ -84,9 +86,10 @@ class Trainer:
         approve: Approver | None = None,
         telemetry: Telemetry | None = None,
         annotator: Annotator | None = None,
+        proposer: Proposer | None = None,
     ) -> None:
         self._approve = approve
-        self._overrides = Overrides(environment, target, optimizer, transport, telemetry, annotator)
+        self._overrides = Overrides(environment, target, optimizer, transport, telemetry, annotator, proposer)
         self._config = loading.load_config(config)
         check_config(self._config, self._overrides)
         self._plan: RunPlan | None = None

@@ -132,6 +132,14 @@ def is_failure(rollout: Rollout, threshold: float | None) -> bool:
     return rollout.score.hard == 0 if threshold is None else rollout.score.hard < threshold
 
 
+class Case(FrozenModel):
+    """A measured rollout of a step with its item; ``failed`` is what ``train.success_threshold`` says."""
+
+    item: Item
+    rollout: Rollout
+    failed: bool
+
+
 # ---------------------------------------------------------------------------------------------- skills
 
 
@@ -288,6 +296,26 @@ class Measurement(FrozenModel):
     unmeasured: tuple[str, ...] = ()
     hard: float | None = None
     soft: float | None = None
+
+
+class Rewrite(FrozenModel):
+    """A whole document that a proposer wrote in a step, or the reason why it wrote none.
+
+    Args:
+        document: The document without its protected regions; None: there is none.
+        reasoning: The reasoning behind it.
+        patterns: The causes of failure that it answers.
+        reason: Why there is no document.
+        number: Its place in the order in which the proposer asked for its documents, from 0.
+        measurement: Its means on the items of the step, if it was rolled out.
+    """
+
+    document: str | None = None
+    reasoning: str = ""
+    patterns: tuple[FailurePattern, ...] = ()
+    reason: str | None = None
+    number: int = 0
+    measurement: Measurement | None = None
 
 
 GateAction = Literal[

@@ -1,7 +1,8 @@
-"""``reflact runs`` and ``reflact show``."""
+"""The commands that look at runs: ``runs``, ``show``, ``skill``, ``diff`` and ``compare``."""
 
 from __future__ import annotations
 
+import json
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -13,64 +14,60 @@ from reflact.cli.common import print_error
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from reflact.records import RunSummary, StepRecord
-    from reflact.store.runs import RunRow
-    from reflact.training.history import RunHistory
+    from reflact.training.history import RunHistory, RunListing, StepDetails
+
+
+JsonLinesOption = Annotated[bool, typer.Option("--json", help="Print JSON lines instead of tables.")]
 
 
 def runs(
     folder: Annotated[
-        Path, typer.Argument(metavar="DIR", help="A run's folder, or a folder above several.")
+        Path,
+        typer.Argument(metavar="DIR", help="A run's folder, a folder above several, or a database."),
     ] = Path("runs"),
+    as_json: JsonLinesOption = False,
 ) -> None:
     """List the runs below a folder.
 
-    A database that cannot be read is an error of its own, and the others are listed. The exit code is then 1.
+    Columns val and test are the scores of the best skill. The baseline is the score of the initial skill on
+    the test split, or on the validation split if there is no test score. A database that cannot be read is
+    an error of its own, and the others are listed. The exit code is then 1.
     """
     import anyio
-    from rich import box
     from rich.console import Console
-    from rich.table import Table
 
     from reflact.errors import StoreError, UsageError
-    from reflact.reporting.lines import format_score
+    from reflact.reporting.summary import build_run_table
+    from reflact.training.history import list_databases, list_runs
 
-    paths = sorted(folder.rglob("run.db")) if folder.is_dir() else []
-    unreadable = 0
+    paths = (folder,) if folder.is_file() else list_databases(folder)
     if not paths:
         raise UsageError(f"there is no run in {folder}; name the out_dir of a run, or a folder above it")
-    table = Table("folder", "run", "status", box=box.SIMPLE_HEAD, pad_edge=False)
-    for heading in ("steps", "best", "started"):
-        table.add_column(heading, justify="right", no_wrap=True)
+    found: list[RunListing] = []
+    unreadable = 0
     for path in paths:
         try:
-            found = anyio.run(_read_runs, path)
+            found += anyio.run(list_runs, path)
         except StoreError as error:
             print_error(str(error))
             unreadable += 1
-            continue
-        for row, summary in found:
-            best = summary.best.score if summary is not None and summary.best is not None else None
-            started, status = f"{row.created:%Y-%m-%d %H:%M}", row.status or "open"
-            table.add_row(str(path.parent), row.run_id, status, str(row.steps), format_score(best), started)
-    if table.row_count or not unreadable:
-        Console().print(table)
+    if as_json:
+        for listing in found:
+            typer.echo(listing.model_dump_json(ensure_ascii=True))
+    elif found or not unreadable:
+        Console().print(build_run_table(found, folder))
     if unreadable:
         raise typer.Exit(1)
-
-
-async def _read_runs(path: Path) -> list[tuple[RunRow, RunSummary | None]]:
-    from reflact.store.runs import open_store
-
-    async with open_store(path, read_only=True) as store:
-        return [(row, await store.summary(row.run_id)) for row in await store.runs()]
 
 
 RunArgument = Annotated[
     Path, typer.Argument(metavar="RUN_DIR", help="The out_dir of a run, or its database.", show_default=False)
 ]
 RunOption = Annotated[
-    str | None, typer.Option(metavar="RUN_ID", help="The run of the folder to show. Default: the newest.")
+    str | None,
+    typer.Option(
+        metavar="RUN_ID", help="The run of the folder, or the beginning of its id. Default: the newest."
+    ),
 ]
 
 
@@ -92,7 +89,7 @@ def show(  # noqa: PLR0917 - one for each option of the command
         Literal["val", "test"] | None,
         typer.Option(metavar="val|test", help="Which items. Default: test if it was opened, otherwise val."),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON lines instead of tables.")] = False,
+    as_json: JsonLinesOption = False,
 ) -> None:
     """Show a run, one of its steps, or its items.
 
@@ -103,7 +100,7 @@ def show(  # noqa: PLR0917 - one for each option of the command
     from rich.console import Console
 
     from reflact.errors import UsageError
-    from reflact.training.history import read_run
+    from reflact.training.history import read_run, read_step
     from reflact.types import Split
 
     console = Console()
@@ -114,14 +111,14 @@ def show(  # noqa: PLR0917 - one for each option of the command
         history = anyio.run(partial(read_run, folder, run, items=True, split=chosen))
         _print_items(console, history, wrong=wrong, changed=changed, item_id=item, as_json=as_json)
         return
-    history = anyio.run(read_run, folder, run)
-    if step is None:
-        _print_run(console, history, folder)
+    if step is not None:
+        _print_step(console, anyio.run(read_step, folder, step, run), as_json=as_json)
         return
-    record = next((record for record in history.steps if record.step == step), None)
-    if record is None:
-        raise UsageError(f"run {history.run_id} has no step {step}; {len(history.steps)} steps are committed")
-    anyio.run(_print_step, console, folder / "run.db", record)
+    history = anyio.run(read_run, folder, run)
+    if as_json:
+        typer.echo(history.model_dump_json(ensure_ascii=True, exclude={"events", "items", "items_note"}))
+    else:
+        _print_run(console, history, folder)
 
 
 def _print_items(
@@ -172,23 +169,126 @@ def _print_run(console: Console, history: RunHistory, folder: Path) -> None:
         print_summary(console, history.summary, folder)
 
 
-async def _print_step(console: Console, path: Path, record: StepRecord) -> None:
+def _print_step(console: Console, details: StepDetails, *, as_json: bool) -> None:
+    from reflact.reporting.lines import escape_controls
+    from reflact.reporting.summary import build_step_table, format_details
+
+    if as_json:
+        typer.echo(details.model_dump_json(ensure_ascii=True))
+        return
+    console.print(build_step_table([details.record]))
+    for line in format_details(details):
+        console.print(escape_controls(line), markup=False, highlight=False, soft_wrap=True)
+    if details.diff:
+        _print_diff(console, details.diff)
+
+
+def _print_diff(console: Console, diff: str) -> None:
     from rich.syntax import Syntax
 
     from reflact.reporting.lines import escape_controls
-    from reflact.reporting.summary import build_step_table, format_step
-    from reflact.skills.document import diff_texts
-    from reflact.store.runs import open_store
 
-    console.print(build_step_table([record]))
-    for line in format_step(record):
-        console.print(escape_controls(line), markup=False, highlight=False, soft_wrap=True)
-    if record.candidate_hash == record.skill_before:
-        return
-    async with open_store(path) as store:
-        before, after = await store.skill(record.skill_before), await store.skill(record.candidate_hash)
-    text = escape_controls(diff_texts(before.text, after.text))
+    text = escape_controls(diff)
     if console.is_terminal:
         console.print(Syntax(text, "diff", background_color="default", word_wrap=True))
     else:
         typer.echo(text)
+
+
+def print_skill(
+    folder: RunArgument,
+    version: Annotated[
+        str, typer.Argument(metavar="VERSION", help="A number, or baseline, best or final.")
+    ] = "best",
+    run: RunOption = None,
+    as_json: JsonLinesOption = False,
+) -> None:
+    """Print a version of the skill.
+
+    A pipe or a file gets the exact text. At a terminal, control characters are printed as escapes.
+    """
+    import sys
+
+    import anyio
+
+    from reflact.reporting.lines import escape_controls
+    from reflact.training.history import read_versions
+
+    (found,) = anyio.run(read_versions, folder, [version], run)
+    if as_json:
+        typer.echo(found.model_dump_json(ensure_ascii=True))
+    elif sys.stdout.isatty():
+        typer.echo(escape_controls(found.skill.text))
+    else:
+        typer.echo(found.skill.text.encode("utf-8"), nl=False)
+
+
+def print_diff(
+    folder: RunArgument,
+    before: Annotated[
+        str, typer.Argument(metavar="A", help="A number, or baseline, best or final.")
+    ] = "baseline",
+    after: Annotated[str, typer.Argument(metavar="B", help="The version to compare with it.")] = "best",
+    run: RunOption = None,
+    as_json: JsonLinesOption = False,
+) -> None:
+    """Print the difference between two versions.
+
+    The difference is a unified diff, by default from the initial skill to the best one.
+    """
+    import anyio
+    from rich.console import Console
+
+    from reflact.skills.document import diff_texts
+    from reflact.training.history import read_versions
+
+    old, new = anyio.run(read_versions, folder, [before, after], run)
+    diff = diff_texts(old.skill.text, new.skill.text)
+    if as_json:
+        versions = {name: found.version.model_dump(mode="json") for name, found in (("a", old), ("b", new))}
+        typer.echo(json.dumps({**versions, "diff": diff}))
+    elif not diff:
+        typer.echo(f"v{old.version.number} and v{new.version.number} have the same text")
+    else:
+        names = (f"v{found.version.number} ({found.version.origin})" for found in (old, new))
+        _print_diff(Console(), "\n".join((f"--- {next(names)}", f"+++ {next(names)}", *diff.split("\n")[2:])))
+
+
+def compare(
+    folders: Annotated[
+        list[Path],
+        typer.Argument(metavar="RUN_DIR...", help="The out_dirs of runs, or one with several runs."),
+    ],
+    as_json: JsonLinesOption = False,
+) -> None:
+    """Compare runs with the first of them.
+
+    The comparison has the settings that differ, the scores of the best skills, their paired differences on
+    the items that the runs have in common, cost, time, and the difference of the skills.
+    """
+    import anyio
+    from rich.console import Console
+
+    from reflact.reporting.lines import escape_line
+    from reflact.reporting.summary import build_comparison_table, build_settings_table, list_gain_lines
+    from reflact.training.history import compare_runs
+
+    comparison = anyio.run(compare_runs, folders)
+    if as_json:
+        typer.echo(comparison.model_dump_json(ensure_ascii=True))
+        return
+    console = Console()
+    console.print(build_comparison_table(comparison))
+    for line in list_gain_lines(comparison):
+        typer.echo(escape_line(line))
+    if comparison.settings:
+        typer.echo()
+        console.print(build_settings_table(comparison))
+    first, *others = comparison.runs
+    for run, diff in zip(others, comparison.diffs, strict=True):
+        if diff:
+            typer.echo()
+            typer.echo(escape_line(f"best skill of {first.name} (---) and of {run.name} (+++):"))
+            _print_diff(console, diff)
+        else:
+            typer.echo(escape_line(f"{run.name} has the same best skill"))

@@ -34,6 +34,9 @@ TYPE_NAMES: Mapping[Any, str] = {
 CRITIC_PREFIXES = ("critic.", "models.critic.")
 """Prefixes of the keys of a critic."""
 
+PROPOSER_PREFIX = "proposer."
+"""Prefix of the keys of a proposer."""
+
 PRESETS: Mapping[str, Mapping[str, Any]] = {
     "default": {},
     "skillopt": {
@@ -102,9 +105,11 @@ def load_keys(values: Mapping[str, Any]) -> TrainerConfig:
 def config_identity(config: TrainerConfig) -> dict[str, JsonValue]:
     """Return the values of a run's identity by dotted key: all keys that are not changeable.
 
-    The keys of a critic count only if one is used.
+    The keys of a critic count only if one is used, and those of a proposer only if it is not the default.
     """
-    unused = () if config.uses_critic else CRITIC_PREFIXES
+    unused = (() if config.uses_critic else CRITIC_PREFIXES) + (
+        () if config.proposer.rewrites else (PROPOSER_PREFIX,)
+    )
     values = config.model_dump(mode="json")
     return {
         key: reduce(getitem, key.split("."), values)

@@ -213,6 +213,22 @@ class UpdateConfig(ConfigSection):
     )
 
 
+class ProposerConfig(ConfigSection):
+    """How the evidence of a step becomes a candidate."""
+
+    name: Literal["reflact", "one_shot", "best_of_n"] = Field(
+        "reflact",
+        description="`reflact`: the stages reflect, aggregate, select and update; `one_shot`: one call rewrites the "
+        "document from all cases of the step; `best_of_n`: several such rewrites, and the best on the step's items.",
+    )
+    n: int = Field(4, ge=1, description="Number of rewrites of a step (`best_of_n`).")
+
+    @property
+    def rewrites(self) -> int:
+        """The number of whole documents that a step asks for; 0 with the stages."""
+        return {"reflact": 0, "one_shot": 1, "best_of_n": self.n}[self.name]
+
+
 class GateConfig(ConfigSection):
     """The test of a candidate on the validation split."""
 
@@ -339,13 +355,18 @@ class BudgetConfig(ConfigSection):
 
 
 class TestConfig(ConfigSection):
-    """The sealed test split."""
+    """The sealed test split, and the controls that are measured at the end of a run."""
 
     __test__ = False
 
     enabled: bool = changeable_field(True, description="Open the test split when the run has completed.")
     placebo: bool = changeable_field(
-        False, description="Also measure a document about something else, of the best skill's length."
+        True, description="Also measure a document about something else, of the best skill's length."
+    )
+    null_answers: bool = changeable_field(
+        True,
+        description="Also grade constant answers, without model calls: empty, a refusal, and the most frequent "
+        "right answer; before the training on train items, and at its end.",
     )
 
 
@@ -398,6 +419,9 @@ class TrainerConfig(ConfigSection):
     )
     models: ModelsConfig = Field(default_factory=ModelsConfig, description="Models by role.")
     train: TrainConfig = Field(default_factory=TrainConfig, description="Epochs and batches.")
+    proposer: ProposerConfig = Field(
+        default_factory=ProposerConfig, description="How the evidence of a step becomes a candidate."
+    )
     reflect: ReflectConfig = Field(default_factory=ReflectConfig, description="How analysts read rollouts.")
     aggregate: AggregateConfig = Field(
         default_factory=AggregateConfig, description="How proposals are merged."
@@ -432,6 +456,14 @@ class TrainerConfig(ConfigSection):
     telemetry: TelemetryConfig = Field(
         default_factory=TelemetryConfig, description="Spans, metrics and MLflow."
     )
+
+    @model_validator(mode="after")
+    def _check_appendix(self) -> TrainerConfig:
+        if self.appendix.enabled and self.proposer.rewrites:
+            raise ValueError(
+                "`appendix.enabled` needs `proposer.name: reflact`, whose analysts find the lapses"
+            )
+        return self
 
     @property
     def uses_critic(self) -> bool:

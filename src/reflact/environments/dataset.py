@@ -20,6 +20,7 @@ from reflact.environments.graders import (
     TokenF1Grader,
     apply_grader,
     identify_grader,
+    list_right_answers,
 )
 from reflact.environments.python_grader import build_python_grader
 from reflact.environments.sql_grader import SQLGrader, read_tables
@@ -109,6 +110,10 @@ class DatasetEnvironment:
     def items(self, split: Split) -> Sequence[Item]:
         """Return a split's items in the data set's order."""
         return self._data.items(split)
+
+    def list_right_answers(self, item: Item) -> Sequence[str]:
+        """Return the item's right answers; empty if its references are no answers, or a critic grades."""
+        return () if self.scored_by is not None else list_right_answers(self._grade, item)
 
     async def run(self, item: Item, session: Session, *, seed: int) -> Grade:
         """Ask the item's question and grade the answer; the seed is not used.

@@ -240,6 +240,10 @@ class CheckedGrader(FrozenModel, ABC, Generic[E]):
         """Raise DataError, which names the item, if this grader cannot use its reference."""
         self._list_accepted(item)
 
+    def list_right_answers(self, item: Item) -> tuple[str, ...]:
+        """Return the item's right answers, equal ones as equal texts; empty if its references are no answers."""
+        return ()
+
     def _list_accepted(self, item: Item) -> list[E]:
         try:
             accepted = [self._read(reference) for reference in _references(item)]
@@ -299,6 +303,10 @@ class ExactGrader(ReferenceGrader[str]):
 
     name = "exact"
 
+    def list_right_answers(self, item: Item) -> tuple[str, ...]:
+        """Return the references without white space at both ends."""
+        return tuple(self._list_accepted(item))
+
     def _read(self, reference: JsonValue) -> str:
         return _text(reference).strip()
 
@@ -313,6 +321,10 @@ class NormalizedGrader(ReferenceGrader[str]):
     """
 
     name = "normalized"
+
+    def list_right_answers(self, item: Item) -> tuple[str, ...]:
+        """Return the references after ``normalize``."""
+        return tuple(self._list_accepted(item))
 
     def _read(self, reference: JsonValue) -> str:
         text = normalize(_text(reference))
@@ -338,6 +350,10 @@ class TokenF1Grader(ReferenceGrader[Counter[str]]):
     def _pass_threshold(self) -> float:
         return self.threshold
 
+    def list_right_answers(self, item: Item) -> tuple[str, ...]:
+        """Return the references after ``normalize``."""
+        return tuple(normalize(_text(reference)) for reference in _references(item))
+
     def _read(self, reference: JsonValue) -> Counter[str]:
         words = Counter(_iter_words(_text(reference)))
         if not words:
@@ -361,6 +377,10 @@ class NumericGrader(ReferenceGrader[float]):
     name = "numeric"
     tolerance: float = Field(0.0, ge=0)
     relative_tolerance: float = Field(1e-6, ge=0)
+
+    def list_right_answers(self, item: Item) -> tuple[str, ...]:
+        """Return the references as decimal numbers."""
+        return tuple(repr(value).removesuffix(".0") for value in self._list_accepted(item))
 
     def _read(self, reference: JsonValue) -> float:
         value: float | None = None
@@ -423,6 +443,11 @@ class JsonFieldsGrader(ReferenceGrader[dict[str, JsonValue]]):
 
     name = "json_fields"
 
+    def list_right_answers(self, item: Item) -> tuple[str, ...]:
+        """Return the references as JSON with sorted keys."""
+        accepted = self._list_accepted(item)
+        return tuple(json.dumps(reference, sort_keys=True, ensure_ascii=False) for reference in accepted)
+
     def _read(self, reference: JsonValue) -> dict[str, JsonValue]:
         if not isinstance(reference, dict) or not reference:
             raise ValueError(f"the reference {quote_json(reference)} is not an object with fields")
@@ -472,6 +497,17 @@ def name_function(function: Callable[..., object]) -> str:
             "grader an `identity`"
         )
     return f"{function.__module__}.{name}"
+
+
+def list_right_answers(grade: Grader, item: Item) -> tuple[str, ...]:
+    """Return an item's right answers under a grader, equal ones as equal texts.
+
+    For your own function they are the references that are text or numbers. Patterns and tests are no answers.
+    """
+    if isinstance(grade, CheckedGrader):
+        return grade.list_right_answers(item)
+    plain = [reference for reference in _references(item) if not isinstance(reference, bool)]
+    return tuple(str(reference) for reference in plain if isinstance(reference, str | int | float))
 
 
 async def apply_grader(grade: Grader, item: Item, answer: str) -> Grade:

@@ -108,6 +108,10 @@ class SQLGrader(CheckedGrader[str]):
         self._idle.append(process)
         self._refuse_problem(item, verdict)
 
+    def list_right_answers(self, item: Item) -> tuple[str, ...]:
+        """Return the item's queries."""
+        return tuple(self._list_accepted(item))
+
     def _refuse_problem(self, item: Item, verdict: QueryVerdict) -> None:
         if verdict.problem:
             raise DataError(f"item {item.id!r} cannot be graded by {self.name}: {verdict.problem}")

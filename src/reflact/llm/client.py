@@ -6,7 +6,7 @@ the reason and asks again. The conversation then contains all earlier attempts.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
 from functools import partial
 from typing import Any, Generic, NamedTuple, Self, TypeVar
@@ -41,12 +41,16 @@ from reflact.llm.redaction import (
 )
 from reflact.llm.retry import RetryTransport
 from reflact.llm.structured import MODE_ORDER, Conversation, InvalidReply, Mode, refuses_format
-from reflact.messages import CallId, Draft, RenderedPrompt, Reply, ReplyModel, Text
+from reflact.messages import AgentAnswer, CallId, Draft, RenderedPrompt, Reply, ReplyModel, Text
 from reflact.protocols import EventCallback
 from reflact.records import Usage
 from reflact.types import canonical_json
 
 R = TypeVar("R", bound=ReplyModel)
+T = TypeVar("T")
+
+AGENT_PATH = "/agent"
+"""The path of an agent's requests below ``base_url``, in keys and recordings; nothing is sent there."""
 
 
 class _Question(NamedTuple, Generic[R]):
@@ -157,21 +161,46 @@ class Client:
         """
         return Stream(partial(self._call, _Question(prompt, reply_type, call_id, check)))
 
+    async def send(
+        self,
+        body: Mapping[str, JsonValue],
+        *,
+        call_id: CallId,
+        answer: Callable[[], Awaitable[AgentAnswer]],
+    ) -> str:
+        """Make a request of an agent part of the run; see ``reflact.protocols.RequestSender``."""
+        context = RequestContext(answer=answer, attempts=1)
+
+        async def work() -> str:
+            completion = await self._post(body, call_id)
+            context.usage = self._usage(completion)
+            return completion.choices[0].message.content or ""
+
+        return await self._report(call_id, context, work)
+
     async def _call(
         self, question: _Question[R], on_draft: Callable[[Draft[R]], Awaitable[None]] | None = None
     ) -> Reply[R]:
         reply_type, call_id = question.reply_type, question.call_id
-        fields: dict[str, Any] = {
+        context, drafts = RequestContext(), None
+        if self._on_event is not None or on_draft is not None:
+            drafts = DraftStream(reply_type, self._describe_call(call_id), self._on_event, on_draft)
+            context.drafts = drafts if self._config.stream and not issubclass(reply_type, Text) else None
+        work = partial(self._ask, question, context)
+        return await self._report(call_id, context, work if drafts is None else partial(drafts.follow, work))
+
+    def _describe_call(self, call_id: CallId) -> dict[str, Any]:
+        """Return a call as the fields of its events."""
+        return {
             "run_id": self._account.run_id,
             "step": call_id.step or 0,
             "role": call_id.role,
             "purpose": call_id.purpose,
             "call_id": call_id.label,
         }
-        context, drafts = RequestContext(), None
-        if self._on_event is not None or on_draft is not None:
-            drafts = DraftStream(reply_type, fields, self._on_event, on_draft)
-            context.drafts = drafts if self._config.stream and not issubclass(reply_type, Text) else None
+
+    async def _report(self, call_id: CallId, context: RequestContext, work: Callable[[], Awaitable[T]]) -> T:
+        """Do the work of a call in its context, and post an event when it ends."""
         started = anyio.current_time()
 
         async def report_end(error: ReflactError | None) -> None:
@@ -183,14 +212,13 @@ class Client:
                     usage=context.usage,
                     seconds=anyio.current_time() - started,
                     from_store=answered and not context.sent,
-                    **fields,
+                    **self._describe_call(call_id),
                 )
                 await self._on_event(event)
 
         token = CONTEXT.set(context)
         try:
-            work = partial(self._ask, question, context)
-            reply = await (work() if drafts is None else drafts.follow(work))
+            result = await work()
         except ReflactError as error:
             if isinstance(error, ModelError):
                 error.usage = context.usage
@@ -199,7 +227,7 @@ class Client:
         finally:
             CONTEXT.reset(token)
         await report_end(None)
-        return reply
+        return result
 
     async def _ask(self, question: _Question[R], context: RequestContext) -> Reply[R]:
         prompt, reply_type, call_id, check = question
@@ -249,6 +277,19 @@ class Client:
         except openai.OpenAIError as error:
             failure = translate_client_error(error, self._config, self._role, self._secret)
         raise failure  # outside the except block, so that its context has no error that may quote the key
+
+    async def _post(self, body: Mapping[str, JsonValue], call_id: CallId) -> ChatCompletion:
+        """Send one request of an agent."""
+        try:
+            return await self._openai.post(
+                AGENT_PATH,
+                cast_to=ChatCompletion,
+                body=body,
+                options={"headers": {CALL_ID_HEADER: call_id.label}},
+            )
+        except openai.OpenAIError as error:
+            failure = translate_client_error(error, self._config, self._role, self._secret)
+        raise failure  # as above
 
     async def _choose_mode(self, question: _Question[R]) -> Mode:
         """Return the first mode that the endpoint accepts; log it before its first use."""

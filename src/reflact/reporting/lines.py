@@ -101,6 +101,8 @@ def _format_single(event: events.Event) -> str | None:
             line = f"run {event.run_id}: {train} train, {val} val, {test} test items; {steps} steps per epoch"
         case events.GatePowerEstimated():
             line = f"gate      {event.description} A decision takes at most {event.rollouts} rollouts."
+        case events.NullAnswersGraded() if event.warning is not None:
+            line = f"warning   {event.warning}"
         case events.BaselineMeasured():
             line = f"baseline  val {event.score:.3f} on {event.n} items"
         case events.FallbackUsed():

@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from reflact import events
-from reflact.records import SkillVersion
+from reflact.records import SkillScore, SkillVersion
 from reflact.reporting.lines import escape_controls, format_clock, format_count, format_duration, format_score
 
 LABEL_WIDTH = 12
@@ -89,6 +89,7 @@ class LiveState:
     plan: events.RunStarted | None = None
     max_rollouts: int | None = None
     baseline: float | None = None
+    final_scores: tuple[SkillScore, ...] = ()
     current: SkillVersion | None = None
     best: SkillVersion | None = None
     epoch: int = 0
@@ -135,10 +136,11 @@ def update_state(state: LiveState, event: events.Event, at: float) -> LiveState:
             state = replace(state, plan=event)
         case events.GatePowerEstimated():
             state = replace(state, max_rollouts=event.rollouts)
-        case events.BaselineMeasured():
-            state = replace(_clear_step(state), baseline=event.score)
+        case events.BaselineMeasured() | events.FinalScoreMeasured():
+            state = _add_score(state, event)
         case events.StepStarted():
             state = replace(_clear_step(state), step=event.step, epoch=event.epoch, step_started_at=at)
+            state = replace(state, final_scores=())
         case events.StepCommitted():
             state = _add_result(state, event, at)
         case events.EpochCommitted() | events.PromotionJudged():
@@ -166,6 +168,12 @@ def restore_state(state: LiveState, earlier: Iterable[events.Event]) -> LiveStat
     for event in earlier:
         state = update_state(state, event, state.opened_at)
     return replace(state, step_seconds=(), step_started_at=None)
+
+
+def _add_score(state: LiveState, event: events.BaselineMeasured | events.FinalScoreMeasured) -> LiveState:
+    if isinstance(event, events.BaselineMeasured):
+        return replace(_clear_step(state), baseline=event.score)
+    return replace(state, final_scores=(*state.final_scores, event.score))
 
 
 def _clear_step(state: LiveState) -> LiveState:
@@ -306,6 +314,8 @@ def _list_rows(state: LiveState, now: float, options: ConsoleOptions) -> Iterato
         yield DisplayRow(1, "run", _build_line(place, bar, committed, items))
     if state.baseline is not None:
         yield DisplayRow(2, "val", _build_scores(state, state.baseline))
+    if state.final_scores:
+        yield DisplayRow(3, "final", _build_final_scores(state.final_scores))
     if state.results:
         yield from _list_results(state.results[-max(width, 1) :], width, options)
     if state.budget is not None:
@@ -325,6 +335,13 @@ def _list_rows(state: LiveState, now: float, options: ConsoleOptions) -> Iterato
         look = Text(f"{part}look {len(state.trials)}: {last.n} {sides} of trial {last.trial + 1}")
         yield DisplayRow(5, "gate", look.append(f"   {rollouts}{limit} rollouts", "dim"))
     yield from [row for at, pause in state.pauses for row in _list_pause(pause, now - at, options)][-2:]
+
+
+def _build_final_scores(scores: Sequence[SkillScore]) -> Text:
+    """Return the final scores on the split that was measured last."""
+    split = scores[-1].split
+    shown = [f"{score.name} {format_score(score.hard)}" for score in scores if score.split is split]
+    return Text("   ".join([split.value, *shown]))
 
 
 def _build_scores(state: LiveState, baseline: float) -> Text:

@@ -1,7 +1,8 @@
-"""The summary of a run for a terminal: tables, and lines around them."""
+"""A run for a terminal: lists of runs, its steps, a step in full, and the summary."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from rich.text import Text
 
 from reflact.records import (
     CriticDescription,
+    EpochRecord,
     IntervalEstimate,
     RunSummary,
     SkillScore,
@@ -20,14 +22,30 @@ from reflact.records import (
     StepRecord,
     Usage,
 )
-from reflact.reporting.lines import escape_controls, format_change, format_fallback, format_score, wrap_line
-from reflact.reporting.verdict import describe_outcome
-from reflact.types import EditResult
+from reflact.reporting.items import shorten_middle
+from reflact.reporting.lines import (
+    escape_controls,
+    escape_line,
+    format_change,
+    format_count,
+    format_duration,
+    format_epoch,
+    format_fallback,
+    format_score,
+    wrap_line,
+)
+from reflact.reporting.verdict import describe_outcome, format_usd
+from reflact.stages.null_answers import describe_constant
+from reflact.training.history import RunComparison, RunListing, StepDetails
+from reflact.types import Belief, Edit, EditResult, SelectResult, Verdict, canonical_json
+
+MAX_SETTING_CHARS = 40
+"""The most characters of a setting's value in a comparison."""
 
 
 def build_score_table(scores: Sequence[SkillScore]) -> Table:
     """Return the scores of documents on splits, each with its count and 95% interval."""
-    table = Table("document", "split", box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table("document", "split", box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     for heading in ("n", "solved", "hard", "95% interval", "soft"):
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("sha-256", no_wrap=True)
@@ -39,6 +57,72 @@ def build_score_table(scores: Sequence[SkillScore]) -> Table:
         name = Text(escape_controls(score.name))
         table.add_row(name, score.split.value, *measures, score.skill_hash[:8])
     return table
+
+
+def build_run_table(runs: Sequence[RunListing], folder: Path) -> Table:
+    """Return a list of runs, one line each; their folders are shown as below ``folder``."""
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=0)
+    table.add_column("folder", overflow="fold")
+    table.add_column("run", no_wrap=True)
+    table.add_column("status", no_wrap=True)
+    for heading in ("steps", "val", "baseline", "test", "cost", "date"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for run in runs:
+        path = Path(run.folder)
+        shown = str(path.relative_to(folder) if path.is_relative_to(folder) else path)
+        price = "-" if not run.calls else "unknown" if run.usd is None else format_usd(run.usd)
+        scores = (format_score(score) for score in (run.val, run.baseline, run.test))
+        names = (Text(escape_line(shown)), run.run_id, run.status or "open", str(run.steps))
+        table.add_row(*names, *scores, price, f"{run.created:%Y-%m-%d}")
+    return table
+
+
+def build_comparison_table(comparison: RunComparison) -> Table:
+    """Return the runs of a comparison, one line each, with the scores of their best skills, cost and time."""
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=0)
+    table.add_column("run", overflow="fold")
+    table.add_column("status", no_wrap=True)
+    for heading in ("steps", "val", "test", "calls", "cost", "time", "letters"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for run in comparison.runs:
+        calls, usd = run.usage.calls, run.usage.usd
+        table.add_row(
+            Text(escape_line(run.name)),
+            run.status or "open",
+            str(run.steps),
+            *(format_score(None if score is None else score.hard) for score in (run.val, run.test)),
+            format_count(calls),
+            "-" if not calls else "unknown" if usd is None else format_usd(usd),
+            "-" if run.seconds is None else format_duration(run.seconds),
+            format_count(len(run.best.skill.text)),
+        )
+    return table
+
+
+def build_settings_table(comparison: RunComparison) -> Table:
+    """Return the settings that differ, one line each, with the value of each run."""
+    table = Table("setting", box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+    for run in comparison.runs:
+        table.add_column(Text(escape_line(run.name)), overflow="fold")
+    for setting in comparison.settings:
+        values = (
+            Text(shorten_middle(escape_line(canonical_json(v)), MAX_SETTING_CHARS)) for v in setting.values
+        )
+        table.add_row(Text(escape_line(setting.key)), *values)
+    return table
+
+
+def list_gain_lines(comparison: RunComparison) -> Iterator[str]:
+    """Yield the gain of each further run over the first one, with its paired interval."""
+    first = comparison.runs[0].name
+    for gain in comparison.gains:
+        low, high = 100 * gain.low, 100 * gain.high
+        yield (
+            f"{gain.split.value}: {gain.name} over {first} {100 * gain.mean:+.1f} points "
+            f"(95% interval {low:+.1f} to {high:+.1f}, {gain.n} common items)"
+        )
+    if not comparison.gains:
+        yield "the runs have no measured items in common"
 
 
 def build_step_table(records: Sequence[StepRecord]) -> Table:
@@ -64,27 +148,107 @@ def build_step_table(records: Sequence[StepRecord]) -> Table:
     return table
 
 
+def format_details(details: StepDetails) -> tuple[str, ...]:
+    """Return a step with the memory that its prompts showed, and the end of the epoch if one followed."""
+    memory = () if not details.memory else (f"memory of the optimizer: {details.memory}",)
+    end = () if details.epoch_end is None else tuple(_list_epoch_lines(details.epoch_end))
+    return (*format_step(details.record), *memory, *end)
+
+
 def format_step(record: StepRecord) -> tuple[str, ...]:
-    """Return a step's verdict, failure patterns, fallbacks and edits, one line each."""
+    """Return a step's verdict, failure patterns, pool, choice, fallbacks and edits, one line each."""
     refusals = (r for r in record.reports if r.no_reply_reason is not None)
     untriaged = (r for r in record.reports if r.triage_no_reply_reason is not None)
     fallbacks = (*record.merged.fallbacks, *record.chosen.fallbacks, *record.fallbacks)
     return (
         f"verdict: {record.verdict.reason}",
+        *_list_belief_lines(record.verdict),
         *(f"pattern: {p.type} ({p.count}): {p.description}" for p in record.patterns),
         *(f"no report of {r.source_type} minibatch {r.index}: {r.no_reply_reason}" for r in refusals),
         *(f"no triage of {r.source_type} minibatch {r.index}: {r.triage_no_reply_reason}" for r in untriaged),
         *(f"reminder: {reminder}" for report in record.reports for reminder in report.reminders),
+        *_list_pool_lines(record),
+        *_list_choice_lines(record.chosen),
+        *((f"rewrite: {record.rewrite_summary}",) if record.rewrite_summary else ()),
         *(f"fallback: {format_fallback(fallback)}" for fallback in fallbacks),
-        *(_format_edit(result) for result in record.edits),
+        *(_format_edit_result(result) for result in record.edits),
     )
 
 
-def _format_edit(result: EditResult) -> str:
-    edit = result.edit
-    what = " ".join(repr(text) for text in (edit.target, edit.content) if text)
+def _list_belief_lines(verdict: Verdict) -> Iterator[str]:
+    if (ranked := verdict.ranked) is not None:
+        yield (
+            f"belief: candidate {_format_belief(ranked.candidate)}, current {_format_belief(ranked.current)}; the "
+            f"candidate is better with probability {ranked.p_better:.2f}, after {len(ranked.passes)} more passes"
+        )
+
+
+def _format_belief(belief: Belief) -> str:
+    return f"{belief.mean:.3f} ± {belief.deviation:.3f}"
+
+
+def _list_pool_lines(record: StepRecord) -> Iterator[str]:
+    proposals = sum(len(report.patch.edits) for report in record.reports)
+    pool, chosen = record.merged.patch.edits, record.chosen.patch.edits
+    if not proposals:
+        return
+    yield f"pool: {len(pool)} edits, merged from {proposals} proposals of {len(record.reports)} reports"
+    if record.merged.patch.reasoning:
+        label = "merge" if any(edit.merge_level for edit in pool) else "reasoning"
+        yield f"{label}: {record.merged.patch.reasoning}"
+    for number, edit in enumerate(pool, start=1):
+        source = "both sources" if edit.source_type is None else f"{edit.source_type} cases"
+        rank = chosen.index(edit) + 1 if edit in chosen else None
+        words = f"not chosen: {_format_edit(edit)}" if rank is None else f"chosen as number {rank}"
+        evidence = f"; evidence: {edit.evidence}" if edit.evidence else ""
+        yield f"pool {number}: support {edit.support_count} from {source}, {words}{evidence}"
+
+
+def _list_choice_lines(chosen: SelectResult) -> Iterator[str]:
+    if chosen.decision is not None:
+        size = chosen.decision
+        risks = f"; risks: {size.risks}" if size.risks else ""
+        yield (
+            f"step size: {size.count} of {chosen.pool_size} edits, confidence {size.confidence:.2f}: "
+            f"{size.reasoning}{risks}"
+        )
+    elif chosen.pool_size:
+        limit = "no limit" if chosen.budget is None else f"at most {chosen.budget}"
+        yield f"step size: {limit} of {chosen.pool_size} edits, by the schedule"
+    if chosen.ranked:
+        yield f"ranking: {chosen.patch.reasoning or 'without a reason'}"
+
+
+def _list_epoch_lines(end: EpochRecord) -> Iterator[str]:
+    yield format_epoch(end)
+    if end.comparisons:
+        counts = Counter(comparison.category for comparison in end.comparisons)
+        words = ", ".join(f"{count} {category.replace('_', ' ')}" for category, count in counts.items())
+        yield f"compared with the epoch before: {words}"
+    slow = end.slow_update
+    if slow is not None:
+        if slow.verdict is not None:
+            yield f"slow update verdict: {slow.verdict.reason}"
+        if slow.helped != "none":
+            yield f"earlier guidance: {slow.helped}"
+        if slow.reasoning:
+            yield f"slow update reasoning: {slow.reasoning}"
+        if slow.guidance:
+            yield f"guidance: {slow.guidance}"
+    if end.meta_skill_reasoning:
+        yield f"memory reasoning: {end.meta_skill_reasoning}"
+    if end.meta_skill:
+        yield f"new memory of the optimizer: {end.meta_skill}"
+
+
+def _format_edit_result(result: EditResult) -> str:
     reason = "" if result.reason is None else f" ({result.reason})"
-    return f"edit {result.status}{reason}: {edit.op} {what}"
+    return f"edit {result.status}{reason}: {_format_edit(result.edit)}"
+
+
+def _format_edit(edit: Edit) -> str:
+    texts = " ".join(repr(text) for text in (edit.target, edit.content) if text)
+    return f"{edit.op} {texts}"
 
 
 def format_spend(spend: Sequence[Spend]) -> tuple[str, ...]:
@@ -177,6 +341,11 @@ def _list_measurements(summary: RunSummary) -> Iterator[str]:
 
 
 def _list_caveats(summary: RunSummary) -> Iterator[str]:
+    yield from (f"warning: {warning}" for warning in summary.warnings)
+    frequent = next((score for score in summary.scores if score.name == "null_frequent"), None)
+    if frequent is not None:
+        words = "the most frequent right answer of the train items"
+        yield f"null_frequent: {describe_constant(frequent.answer or '')}, {words}"
     if summary.critic is not None:
         yield f"scores come from {_describe_critic(summary.critic)}"
     if summary.annotated_by is not None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from reflact.gate.intervals import wilson_interval
 from reflact.records import Claim, Improvement, RunStatus, RunSummary, SkillScore, SkillVersion, Usage
 from reflact.reporting.lines import format_count, format_duration
+from reflact.stages.null_answers import describe_constant
 from reflact.types import Split
 
 SPLIT_WORDS = {Split.train: "train", Split.val: "validation", Split.test: "test"}
@@ -37,14 +38,43 @@ def describe_result(summary: RunSummary) -> str:
     if summary.status != "completed":
         return _describe_stop(summary)
     if summary.claim is not None:
-        return _describe_claim(summary, summary.claim)
+        return " ".join((_describe_claim(summary, summary.claim), *describe_controls(summary)))
     if best is None:
         return "Nothing was measured."
     if best.number == 0:
         score = summary.score("baseline", Split.test) or summary.score("baseline", Split.val)
-        return NO_BETTER if score is None else f"{NO_BETTER} Its result: {_describe_score(score)}."
+        result = () if score is None else (f"Its result: {_describe_score(score)}.",)
+        return " ".join((NO_BETTER, *result, *describe_controls(summary)))
     reason = f": {summary.missing[0]}" if summary.missing else ""
     return f"The best document is {_describe_version(best)}. Its gain was not measured at the end{reason}."
+
+
+def describe_controls(summary: RunSummary) -> tuple[str, ...]:
+    """Return what the controls say against the best document, one sentence each."""
+    scores = {score.name: score for score in summary.scores if score.split is summary.scores[-1].split}
+    best, placebo, sentences = scores.get("best"), scores.get("placebo"), list[str]()
+    if best is None or best.hard is None:
+        return ()
+    constants = [score for score in scores.values() if score.answer is not None and score.hard is not None]
+    top = max(constants, key=lambda score: score.hard or 0.0, default=None)
+    if top is not None and _reaches(top, best):
+        always = describe_constant(top.answer or "")
+        sentences.append(f"The best document is not better than {always}: {_compare_scores(best, top)}.")
+    improved = summary.best is not None and summary.best.number != 0
+    if improved and placebo is not None and _reaches(placebo, best):
+        sentences.append(
+            f"A text about something else does as well as the best document: {_compare_scores(placebo, best)}. So "
+            "the gain may have nothing to do with what the document says."
+        )
+    return tuple(sentences)
+
+
+def _reaches(control: SkillScore, best: SkillScore) -> bool:
+    return control.hard is not None and best.hard is not None and control.hard >= best.hard
+
+
+def _compare_scores(one: SkillScore, other: SkillScore) -> str:
+    return f"{one.hard or 0:.2f} against {other.hard or 0:.2f} on {SPLIT_WORDS[one.split]} items"
 
 
 def describe_cost(summary: RunSummary) -> str:

@@ -8,7 +8,8 @@ from functools import partial
 
 from reflact.concurrency import fan_out
 from reflact.config.training import AggregateConfig
-from reflact.stages.context import NoReply, StageContext
+from reflact.messages import NoReply
+from reflact.stages.context import StageContext
 from reflact.stages.prompt_sections import show_edits, show_skill
 from reflact.stages.reply_models import (
     DraftMergeReply,

@@ -6,16 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from reflact.errors import ContextOverflow, ReplyError
-from reflact.messages import CallId
+from reflact.messages import CallId, NoReply, RenderedPrompt
 from reflact.prompts import PromptBook
 from reflact.protocols import LLM, DecisionLog, R
-from reflact.types import FrozenModel
-
-
-class NoReply(FrozenModel):
-    """No valid reply to a model call, with the reason."""
-
-    reason: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,21 +45,44 @@ class StageContext:
         Raises:
             ProviderError: The endpoint refused, failed or could not be reached; nothing is logged.
         """
-        call_id = CallId(role="optimizer", purpose=purpose or prompt, step=self.step, part=part)
+
+        def render(variables: Mapping[str, str]) -> RenderedPrompt:
+            return self.prompts.render(prompt, {"task": self.task, **variables})
+
+        return await self.ask_rendered(
+            render(variables),
+            reply_type,
+            purpose=purpose or prompt,
+            part=part,
+            check=check,
+            shorten=None if shorten is None else lambda: render(shorten()),
+        )
+
+    async def ask_rendered(
+        self,
+        prompt: RenderedPrompt,
+        reply_type: type[R],
+        *,
+        purpose: str,
+        part: str = "",
+        check: Callable[[R], None] | None = None,
+        shorten: Callable[[], RenderedPrompt] | None = None,
+    ) -> R | NoReply:
+        """Ask with a rendered prompt, and as ``ask_or_fallback`` does."""
+        call_id = CallId(role="optimizer", purpose=purpose, step=self.step, part=part)
         no_reply, shortened = f"no_reply/{call_id.label}", f"shortened_prompt/{call_id.label}"
         logged = await self.decision_log.get(self.step, no_reply)
         if logged is not None:
             return NoReply(reason=str(logged))
         if shorten is not None and await self.decision_log.get(self.step, shortened) is not None:
-            variables, shorten = shorten(), None
+            prompt, shorten = shorten(), None
 
-        async def ask(variables: Mapping[str, str]) -> R:
-            rendered = self.prompts.render(prompt, {"task": self.task, **variables})
-            return (await self.llm.ask(rendered, reply_type, call_id=call_id, check=check)).value
+        async def ask(prompt: RenderedPrompt) -> R:
+            return (await self.llm.ask(prompt, reply_type, call_id=call_id, check=check)).value
 
         try:
             try:
-                return await ask(variables)
+                return await ask(prompt)
             except ContextOverflow as error:
                 if shorten is None:
                     raise

@@ -13,7 +13,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from reflact.messages import ReplyModel
+from reflact.messages import NoReply, ReplyModel
 from reflact.prompts import fence
 from reflact.protocols import R
 from reflact.skills.document import (
@@ -24,7 +24,7 @@ from reflact.skills.document import (
     read_notes,
     replace_notes,
 )
-from reflact.stages.context import NoReply, StageContext
+from reflact.stages.context import StageContext
 from reflact.stages.prompt_sections import show_skill
 from reflact.stages.reflect import Minibatch, ask_about_minibatch
 from reflact.stages.reply_models import narrow_reply_type

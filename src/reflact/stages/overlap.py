@@ -8,9 +8,7 @@ outage stops the analyst as well, nothing is logged, and a resumed run rolls out
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from itertools import count
+from collections.abc import Awaitable, Callable, Sequence
 
 from reflact.concurrency import fan_out, fan_out_then
 from reflact.config.training import ReflectConfig
@@ -41,8 +39,7 @@ async def roll_out_and_reflect(
         RunFailed: No rollout could be measured; nothing is logged.
         ModelError: An endpoint serves no request of this kind, or an analyst's cannot be reached.
     """
-    trials: defaultdict[str, Iterator[int]] = defaultdict(count)
-    jobs = [[runner.make_job(item, skill, next(trials[item.id])) for item in batch] for batch in batches]
+    jobs = runner.make_batch_jobs(batches, skill)
     await runner.find_stored([job for row in jobs for job in row])
     ordered = [shuffle_batch(row, seed=seed, step=runner.step, batch=n) for n, row in enumerate(jobs)]
 

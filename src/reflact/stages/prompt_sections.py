@@ -13,7 +13,7 @@ from reflact.prompts import fence
 from reflact.records import StepBufferEntry
 from reflact.skills.document import editable_text
 from reflact.skills.rejected_edits import RejectedEdit
-from reflact.types import Edit, FrozenModel, Item, Rollout, Skill, Turn, canonical_json
+from reflact.types import Case, Edit, FrozenModel, Item, Rollout, Skill, Turn, canonical_json
 
 BYTES_PER_TOKEN = 3
 _MIN_TURN_BYTES = 400
@@ -181,11 +181,26 @@ def show_cases(rollouts: Sequence[Rollout], items: Sequence[Item], *, failed: bo
     ``tokens`` is the maximum of their estimated tokens. Short cases leave unused tokens to long ones.
     """
     cases = [_case_passages(rollout, item, failed) for rollout, item in zip(rollouts, items, strict=True)]
+    return "\n\n".join(_fence_cases(cases, tokens))
+
+
+def show_step_cases(failures: Sequence[Case], successes: Sequence[Case], *, tokens: int) -> str:
+    """Return all cases of a step, failures before successes, numbered throughout, in at most ``tokens``."""
+    cases = [_case_passages(c.rollout, c.item, c.failed) for c in (*failures, *successes)]
+    shown = _fence_cases(cases, tokens)
+    groups = (
+        ("Cases in which the agent failed:", shown[: len(failures)]),
+        ("Cases in which the agent succeeded:", shown[len(failures) :]),
+    )
+    return "\n\n".join("\n\n".join((heading, *group)) for heading, group in groups if group)
+
+
+def _fence_cases(cases: Sequence[Sequence[Passage]], tokens: int) -> list[str]:
     limits = share_bytes([count_bytes(_show_passages(case)) for case in cases], tokens * BYTES_PER_TOKEN)
-    return "\n\n".join(
+    return [
         fence(f"case_{n}", _show_passages(case, limit))
         for n, (case, limit) in enumerate(zip(cases, limits, strict=True), 1)
-    )
+    ]
 
 
 def show_case(rollout: Rollout, item: Item, *, failed: bool, tokens: int) -> str:
@@ -243,6 +258,11 @@ def show_memory(edits: Sequence[RejectedEdit]) -> str:
 def show_meta(meta: str) -> str:
     """Return the optimizer's memory from earlier epochs as a note; empty if there is none."""
     return _show_note("What earlier epochs taught about edits here", "advice", [meta.strip()])
+
+
+def join_sections(*sections: str) -> str:
+    """Return the sections that are not empty, with an empty line between them."""
+    return "\n\n".join(section for section in sections if section)
 
 
 def _show_note(heading: str, tag: str, lines: Iterable[str]) -> str:

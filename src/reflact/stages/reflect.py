@@ -12,10 +12,11 @@ from pydantic import TypeAdapter
 from reflact.concurrency import fan_out
 from reflact.config.training import UpdateConfig
 from reflact.data import shuffle
+from reflact.messages import NoReply
 from reflact.prompts import ANALYST_PROMPTS
 from reflact.protocols import Annotator, R
 from reflact.skills.document import is_same_body
-from reflact.stages.context import NoReply, StageContext
+from reflact.stages.context import StageContext
 from reflact.stages.prompt_sections import show_cases, show_skill, truncate
 from reflact.stages.reply_models import (
     AnalystReply,
@@ -183,7 +184,7 @@ def _build_report(blank: AnalystReport, skill: Skill, reply: Proposals) -> Analy
     """Return a report with the reply's edits; a draft that changes nothing is none."""
     patterns: tuple[FailurePattern, ...] = ()
     if isinstance(reply, AnalystReply | DraftReply):
-        patterns = tuple(_build_pattern(pattern, blank.item_ids) for pattern in reply.patterns)
+        patterns = tuple(build_pattern(pattern, blank.item_ids) for pattern in reply.patterns)
         reasoning = "; ".join(p.description for p in patterns)
     if isinstance(reply, Reasoned):
         reasoning = reply.reasoning
@@ -199,7 +200,8 @@ def _build_report(blank: AnalystReport, skill: Skill, reply: Proposals) -> Analy
     return blank.model_copy(update={"patch": patch, "patterns": patterns})
 
 
-def _build_pattern(pattern: PatternReply | ReasonedPattern, item_ids: Sequence[str]) -> FailurePattern:
+def build_pattern(pattern: PatternReply | ReasonedPattern, item_ids: Sequence[str]) -> FailurePattern:
+    """Return the pattern of a reply with the items of its cases, out of those that the prompt showed."""
     if isinstance(pattern, ReasonedPattern):
         item_ids = [item_ids[number - 1] for number in sorted(set(pattern.cases))]
     count = pattern.count if isinstance(pattern, PatternReply) else len(item_ids)

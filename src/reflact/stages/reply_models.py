@@ -277,6 +277,10 @@ class ReasonedDraftReply(DraftReply, Reasoned):
     """A whole new document, written from cases that went wrong, reasoning first."""
 
 
+class ReasonedOneShotReply(ReasonedDraftReply):
+    """A whole new document, written from all cases of a step, reasoning first."""
+
+
 class ReasonedSuccessDraftReply(Reasoned):
     """A whole new document, written from cases that went well, reasoning first."""
 
@@ -315,6 +319,14 @@ def draft_reply_type(*, cases: int, reasoned: bool = False) -> type[DraftReply]:
     """Return the reply type of a draft from ``cases`` failures."""
     base = ReasonedDraftReply if reasoned else DraftReply
     return narrow_reply_type(base, patterns=_pattern_field(cases, reasoned=reasoned))
+
+
+@lru_cache(maxsize=64)
+def one_shot_reply_type(*, failures: int) -> type[ReasonedOneShotReply]:
+    """Return the reply type of a document written from all cases, the first ``failures`` of which failed."""
+    kind, bounds = _pattern_field(max(1, failures), reasoned=True)
+    bounds = {"min_length": min(1, failures), "max_length": failures}
+    return narrow_reply_type(ReasonedOneShotReply, patterns=(kind, bounds))
 
 
 @lru_cache(maxsize=64)
@@ -433,17 +445,40 @@ def check_rules(edits: Sequence[Proposal | Merge], items: Sequence[Item]) -> Non
             )
 
 
+def check_document_rules(document: str, skill: Skill, items: Sequence[Item]) -> None:
+    """Refuse a document whose new lines only record answers.
+
+    Raises:
+        ValueError: The new lines quote references of items, and say too little beside them and the items' inputs.
+    """
+    known = {line.strip() for line in skill.text.splitlines()}
+    new = "\n".join(line for line in document.splitlines() if line.strip() not in known)
+    quoted = [number for number, item in enumerate(items, 1) if _quotes_answer(_flatten(new), item)]
+    material = "\n".join(show_json(value) for item in items for value in (item.input, item.reference))
+    rules = content_words(new) - content_words(material) - ANSWER_WORDS
+    if len(rules) < MIN_RULE_WORDS * len(quoted):
+        numbers = ", ".join(map(str, quoted))
+        raise ValueError(
+            f"the document records the answers of cases {numbers}, which will not come again; state the rules "
+            "that lead to such answers, in words that hold for other tasks too"
+        )
+
+
 def records_answer(content: str, item: Item) -> bool:
     """Whether a text quotes an item's reference and says hardly anything beside it and the item's input.
 
     A reference of few characters may be part of a rule, such as ``even``. So it counts as quoted only if the
     text holds the item's input as well.
     """
-    shown, given, right = map(_flatten, (content, show_json(item.input), show_json(item.reference)))
-    if not right or right not in shown or (len(right) < MIN_QUOTED_LENGTH and given not in shown):
+    if not _quotes_answer(_flatten(content), item):
         return False
-    said = content_words(content) - content_words(right) - content_words(given) - ANSWER_WORDS
-    return len(said) < MIN_RULE_WORDS
+    material = content_words(show_json(item.reference)) | content_words(show_json(item.input))
+    return len(content_words(content) - material - ANSWER_WORDS) < MIN_RULE_WORDS
+
+
+def _quotes_answer(shown: str, item: Item) -> bool:
+    given, right = map(_flatten, (show_json(item.input), show_json(item.reference)))
+    return bool(right) and right in shown and (len(right) >= MIN_QUOTED_LENGTH or given in shown)
 
 
 def _flatten(text: str) -> str:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from typing import NamedTuple
 
 import anyio
@@ -22,7 +23,7 @@ from reflact.errors import (
     RunFailed,
     StoreError,
 )
-from reflact.protocols import DecisionLog, Environment, RolloutStore, Target
+from reflact.protocols import DecisionLog, Environment, ItemTarget, RolloutStore, Session, Target
 from reflact.types import Grade, Item, Rollout, Score, Skill, digest_json
 
 RolloutCallback = Callable[[Rollout], Awaitable[None]]
@@ -81,6 +82,13 @@ def require_coverage(rollouts: Sequence[Rollout], coverage: float) -> None:
     if missing and (measured == 0 or measured < coverage * len(rollouts)):
         first = f"the first failure: {missing[0].error}"
         raise RunFailed(f"only {measured} of {len(rollouts)} rollouts could be measured; {first}")
+
+
+def start_session(target: Target, item: Item, skill: Skill, *, rollout: str) -> Session:
+    """Return a new session of a target about an item; ``rollout`` is the rollout's key."""
+    if isinstance(target, ItemTarget):
+        return target.session_for(item, skill, rollout=rollout)
+    return target.session(skill, rollout=rollout)
 
 
 class RolloutJob(NamedTuple):
@@ -202,6 +210,31 @@ class RolloutRunner:
         )
         return RolloutJob(item, skill, trial, key)
 
+    def make_batch_jobs(self, batches: Sequence[Sequence[Item]], skill: Skill) -> list[list[RolloutJob]]:
+        """Return the jobs of a step's batches; an item that occurs in several has a trial for each."""
+        trials: defaultdict[str, Iterator[int]] = defaultdict(count)
+        return [[self.make_job(item, skill, next(trials[item.id])) for item in batch] for batch in batches]
+
+    async def roll_out_batches(
+        self, batches: Sequence[Sequence[Item]], skills: Sequence[Skill]
+    ) -> tuple[tuple[Rollout, ...], ...]:
+        """Return the rollouts of a step's batches under each skill, in the order of the items.
+
+        The caller logs unmeasured ones.
+
+        Raises:
+            RunFailed: No rollout of a skill could be measured.
+        """
+        rows = [[j for batch in self.make_batch_jobs(batches, skill) for j in batch] for skill in skills]
+        jobs = [job for row in rows for job in row]
+        await self.find_stored(jobs)
+        done = await fan_out(self.run, jobs, limit=self.limit)
+        size = len(rows[0])
+        rolled = tuple(done[start : start + size] for start in range(0, len(done), size))
+        for rollouts in rolled:
+            require_coverage(rollouts, 0.0)
+        return rolled
+
     async def find_stored(self, jobs: Sequence[RolloutJob]) -> None:
         """Read the stored rollouts of the jobs."""
         self._known.update(await self.store.find_rollouts([job.key for job in jobs]))
@@ -231,7 +264,7 @@ class RolloutRunner:
         logged = await self.decision_log.get(self.step, f"unmeasured/{job.key}")
         if logged is not None:
             return blank.model_copy(update={"error": str(logged)})
-        session = self.target.session(job.skill, rollout=job.key)
+        session = start_session(self.target, job.item, job.skill, rollout=job.key)
         try:
             graded = await self.environment.run(
                 job.item, session, seed=derive_rollout_seed(job.item, job.trial)

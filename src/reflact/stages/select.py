@@ -9,8 +9,8 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from reflact.messages import ReplyModel
-from reflact.stages.context import NoReply, StageContext
+from reflact.messages import NoReply, ReplyModel
+from reflact.stages.context import StageContext
 from reflact.stages.prompt_sections import show_edits, show_skill
 from reflact.stages.reply_models import check_ranking, narrow_reply_type, rank_reply_type
 from reflact.types import AggregateResult, Edit, Fallback, Patch, SelectResult, Skill, StepSize

@@ -11,11 +11,11 @@ from pydantic import Field
 from reflact.config.training import SlowUpdateConfig
 from reflact.data import shuffle
 from reflact.errors import RunFailed
-from reflact.messages import ReplyModel
+from reflact.messages import NoReply, ReplyModel
 from reflact.prompts import fence
 from reflact.records import ComparisonCategory, ItemComparison
 from reflact.skills.document import check_region_text
-from reflact.stages.context import NoReply, StageContext
+from reflact.stages.context import StageContext
 from reflact.stages.prompt_sections import show_case, show_meta, show_skill
 from reflact.types import FrozenModel, Item, Rollout, Skill, is_failure
 

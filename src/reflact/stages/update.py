@@ -6,9 +6,9 @@ from typing import Annotated, ClassVar
 
 from pydantic import AfterValidator, Field
 
-from reflact.messages import ReplyModel
+from reflact.messages import NoReply, ReplyModel
 from reflact.skills.document import apply_edits
-from reflact.stages.context import NoReply, StageContext
+from reflact.stages.context import StageContext
 from reflact.stages.prompt_sections import show_edits, show_skill
 from reflact.stages.reply_models import check_whole_document, unwrap_document
 from reflact.types import Candidate, Edit, EditResult, Fallback, SelectResult, Skill

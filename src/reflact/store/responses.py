@@ -7,19 +7,23 @@ case. All runs of a store share responses and rollouts; the ledger names the run
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from typing import TypeVar
 
 from pydantic import JsonValue, TypeAdapter, ValidationError
 
 from reflact.errors import StoreError
+from reflact.jsonutil import parse_stored
 from reflact.messages import CallReservation, StoredResponse
 from reflact.records import FaultCount, FaultKind, Reuse, Spend, Usage
-from reflact.store.checksums import compute_checksum, parse_checked
 from reflact.store.database import Database, Tables
 from reflact.types import Rollout, canonical_json
+
+T = TypeVar("T")
 
 JSON_ADAPTER: TypeAdapter[JsonValue] = TypeAdapter(JsonValue)
 ROLLOUT_VALUES = "INTO rollouts (key, rollout, checksum) VALUES (?, ?, ?)"
@@ -43,6 +47,23 @@ UNSETTLED_QUERY = """
 SELECT role, purpose, worst_usd FROM calls
 WHERE run_id = ? AND worst_usd IS NOT NULL AND (state <> 'settled' OR uncounted > 0)
 """
+
+
+def compute_checksum(*parts: object) -> str:
+    """Return a checksum of a row's key and texts, as 16 hexadecimal digits; SQLite does not check contents."""
+    text = "\0".join("\1" if part is None else str(part) for part in parts)
+    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
+
+
+def parse_checked(validate: Callable[[str], T], text: str, what: str, *, valid: bool) -> T:
+    """Return the value of a stored text; StoreError if it does not validate or match its checksum."""
+    value = parse_stored(validate, text, what)
+    if not valid:
+        raise StoreError(
+            f"the stored {what} does not match its checksum, so the database is damaged; put back a copy of it, or "
+            "choose another out_dir"
+        )
+    return value
 
 
 class SQLiteResponseStore:

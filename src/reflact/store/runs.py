@@ -28,10 +28,16 @@ from reflact.records import (
     StageTime,
     StepRecord,
 )
-from reflact.store.checksums import compute_checksum, parse_checked
 from reflact.store.database import LOCK_TIMEOUT_SECONDS, Database, Tables
 from reflact.store.lock import Ownership, read_commit_counts
-from reflact.store.responses import JSON_ADAPTER, SQLiteDecisionLog, SQLiteResponseStore, mark_unsettled
+from reflact.store.responses import (
+    JSON_ADAPTER,
+    SQLiteDecisionLog,
+    SQLiteResponseStore,
+    compute_checksum,
+    mark_unsettled,
+    parse_checked,
+)
 from reflact.store.schema import SCHEMA
 from reflact.types import FrozenModel, Skill, canonical_json
 

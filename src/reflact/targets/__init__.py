@@ -2,8 +2,19 @@
 
 from __future__ import annotations
 
-from reflact.protocols import Session, Target
-from reflact.targets.chat import ChatTarget
-from reflact.types import Skill, Turn
+from typing import TYPE_CHECKING
 
-__all__ = ["ChatTarget", "Session", "Skill", "Target", "Turn"]
+from reflact.lazy import load_exports
+from reflact.protocols import Session, Target
+from reflact.types import Item, Skill, Turn
+
+if TYPE_CHECKING:
+    from reflact.targets.chat import ChatTarget
+    from reflact.targets.pydantic_ai import PydanticAITarget
+
+__all__ = ["ChatTarget", "Item", "PydanticAITarget", "Session", "Skill", "Target", "Turn"]
+
+__getattr__ = load_exports(
+    __name__,
+    {"targets.chat": ("ChatTarget",), "targets.pydantic_ai": ("PydanticAITarget",)},
+)

@@ -93,6 +93,9 @@ class RunCostEstimator:
         rolled = EstimateRange(low=first_epoch, expected=sum(sizes), high=sum(sizes))
         rolled += self._baseline() + self._final()
         rolled += self._decision() * exact_range(self._left)
+        if self._config.proposer.rewrites > 1:
+            most = self._config.proposer.rewrites * sum(sizes)
+            rolled += EstimateRange(expected=most, high=most)
         rolled += self._epoch_end() * exact_range(self._count_epoch_ends())
         return rolled + self._decision(expected=0)
 
@@ -154,16 +157,20 @@ class RunCostEstimator:
         claims_here = gate.policy == "ranked" and not self._config.test.enabled
         is_fresh = gate.enabled and (gate.policy == "paired" or claims_here)
         trials = gate.report_trials if is_fresh else 1
-        val = EstimateRange(low=n_val * extra, expected=n_val * extra, high=n_val * (3 + extra) * trials)
         if not self._config.test.enabled:
-            return val
+            return EstimateRange(expected=n_val * extra, high=n_val * (3 + extra) * trials)
+        val = EstimateRange(high=n_val * 3 * trials)
         return val + EstimateRange(low=n_test, expected=n_test * (2 + extra), high=n_test * (3 + extra))
 
     def _optimizer_calls(self) -> dict[tuple[str, str], EstimateRange]:
         """Return the optimizer's calls by purpose; the high count includes re-asks."""
         calls: defaultdict[str, EstimateRange] = defaultdict(EstimateRange)
         appendix, slow = self._config.appendix, self._config.slow_update
-        for step in self._plan_steps():
+        rewrites = self._config.proposer.rewrites
+        if rewrites:
+            calls["one_shot"] = exact_range(rewrites * self._left)
+            calls["one_shot"] = calls["one_shot"].model_copy(update={"low": 0})
+        for step in () if rewrites else self._plan_steps():
             failure, success = self._minibatches([len(batch) for batch in step])
             calls["analyst_failure"] += failure
             calls["analyst_success"] += success
@@ -220,11 +227,18 @@ class RunCostEstimator:
         scores = EstimateRange(expected=anchors, high=anchors)
         if grades:
             scores += rollouts.model_copy(update={"low": 0 if self._done else len(self._data.val)})
+            scores += exact_range(self._count_null_answers())
         if own.annotate:
             dealt = sum(len(batch) for step in self._plan_steps() for batch in step)
             scores += EstimateRange(expected=0 if grades else dealt / 2, high=dealt)
         tries = EstimateRange(low=1, expected=1, high=1 + self._config.models.critic.reasks)
         return scores * tries * exact_range(own.n_samples)
+
+    def _count_null_answers(self) -> int:
+        """Return the null answers that a critic grades: the refusal, once for each item of the last split."""
+        if not self._config.test.null_answers:
+            return 0
+        return len(self._data.test if self._config.test.enabled else self._data.val)
 
     def _row(self, role: str, purpose: str, calls: EstimateRange) -> EstimateRow:
         cap, usage = getattr(self._config.models, role).max_tokens, self._spent.get((role, purpose))
@@ -242,11 +256,16 @@ class RunCostEstimator:
             examples = 0 if self._config.critic.memory is None else self._config.critic.example_tokens
             return self._prompts["critic"] + 3 * item + examples * BYTES_PER_TOKEN
         own = self._prompts.get(purpose, max(self._prompts.values(), default=0))
+        reflect, train = self._config.reflect, self._config.train
+        size, most = fmean(map(_size, self._data.train)), 3 * reflect.trajectory_tokens
         if purpose.startswith(("analyst", "lapse")):
-            shown = fmean(map(_size, self._data.train)) * self._config.reflect.minibatch_size
+            shown = size * reflect.minibatch_size
+        elif purpose == "one_shot":
+            cases = train.batch_size * train.accumulation
+            shown, most = size * cases, most * math.ceil(cases / reflect.minibatch_size)
         else:
             shown = 2000.0
-        return own + self._skill + min(shown, 3 * self._config.reflect.trajectory_tokens)
+        return own + self._skill + min(shown, most)
 
 
 def _count_merges(patches: float, size: int) -> float:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from reflact.messages import NoReply
 from reflact.records import EpochRecord, RunState, SkillVersion, SlowUpdate
 from reflact.skills.document import read_guidance, replace_guidance, reserve_guidance_region
-from reflact.stages.context import NoReply
 from reflact.stages.prompt_sections import show_buffer
 from reflact.stages.rollout import log_unmeasured
 from reflact.stages.slow_update import (

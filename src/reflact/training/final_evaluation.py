@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from reflact import events
-from reflact.errors import EnvironmentFailure, ModelError, RunFailed
 from reflact.protocols import EventCallback
 from reflact.records import Claim, Improvement, PromotionRecord, RunState, SkillScore
 from reflact.stages.final_test import judge_claim, make_placebo, measure_improvement, score_skill
+from reflact.training.controls import UNMEASURABLE, NullAnswerGrader
 from reflact.training.gating import CommitOutcome, GateKeeper
 from reflact.training.rollouts import FIRST_REPORT_TRIAL, RolloutScheduler
 from reflact.training.setup import Runtime
 from reflact.training.state import find_current, replaces_best
 from reflact.types import FrozenModel, Rollout, Skill, Split
+
+SCORE_ORDER = ("baseline", "placebo", "null_empty", "null_refusal", "null_frequent", "best", "final")
+"""The names of final scores, in the order of reports."""
 
 
 class FinalMeasurements(FrozenModel):
@@ -28,12 +31,17 @@ class FinalMeasurements(FrozenModel):
 
 @dataclass
 class FinalEvaluator:
-    """Evaluates the skills at the end of a run; ``openings`` counts those of the sealed test split."""
+    """Evaluates the skills at the end of a run.
+
+    ``measured`` is what was measured so far; ``openings`` counts those of the sealed test split.
+    """
 
     runtime: Runtime
     scheduler: RolloutScheduler
     gate_keeper: GateKeeper
+    null_answers: NullAnswerGrader
     on_event: EventCallback
+    measured: FinalMeasurements = field(default_factory=FinalMeasurements)
     openings: int = 0
 
     async def judge_promotion(self, state: RunState) -> CommitOutcome | None:
@@ -67,51 +75,88 @@ class FinalEvaluator:
         record = PromotionRecord(step=state.step, verdict=verdict, current=current, best=best)
         return CommitOutcome(record=record, undecided=undecided)
 
-    async def measure(self, state: RunState) -> FinalMeasurements:
-        """Measure baseline, placebo, best and last skill on the validation and the test split.
+    async def measure(self, state: RunState) -> None:
+        """Measure baseline, best and last skill on the validation and the test split, then controls on the last one.
 
-        A failed measurement is recorded in ``missing`` and does not affect the others.
+        A failed measurement is recorded in ``missing`` and does not affect the others. ``measured`` has what was
+        measured also if an error ends the run.
         """
-        documents = await self._documents(state)
+        documents, controls = await self._documents(state)
         splits = [Split.val]
         if self.runtime.config.test.enabled:
-            shown = ", ".join(f"{name} {skill.hash}" for name, skill in documents.items())
-            await self.open_test_split(f"step {state.step}: {shown}")
+            shown = [f"{name} {skill.hash}" for name, skill in (documents | controls).items()]
+            shown += [answer.name for answer in self.null_answers.list_answers()]
+            await self.open_test_split(f"step {state.step}: {', '.join(shown)}")
             splits.append(Split.test)
-        scores: list[SkillScore] = []
-        improvements: list[Improvement] = []
-        missing: list[str] = []
-        claim: Claim | None = None
         for split in splits:
-            rollouts: dict[str, tuple[Rollout, ...]] = {}
-            for name, skill in documents.items():
-                try:
-                    rollouts[name] = await self._roll_out(split, skill, state)
-                except (ModelError, EnvironmentFailure, RunFailed) as error:
-                    missing.append(f"{name} on {split.value}: {error}")
-                    continue
-                scores.append(await self._score(name, skill, split, rollouts[name], state))
+            rollouts = await self._measure_documents(split, documents, state)
             for name in [name for name in ("best", "final") if name in rollouts]:
-                gain = measure_improvement(name, split, rollouts.get("baseline", ()), rollouts[name])
-                if gain is None:
-                    missing.append(
-                        f"improvement of {name} on {split.value}: the baseline has no score on its items"
-                    )
-                    continue
-                improvements.append(gain)
-                await self.on_event(
-                    events.ImprovementMeasured(run_id=self.runtime.run_id, step=state.step, improvement=gain)
-                )
-            if split is splits[-1] and state.best.skill_hash != self.runtime.plan.initial_skill.hash:
-                claim = judge_claim(
-                    split,
-                    rollouts.get("baseline", ()),
-                    rollouts.get("best", ()),
-                    on_these_items=split is Split.val and not state.deterministic,
-                )
-        return FinalMeasurements(
-            scores=tuple(scores), improvements=tuple(improvements), claim=claim, missing=tuple(missing)
+                await self._measure_improvement(name, split, rollouts, state)
+        if state.best.skill_hash != self.runtime.plan.initial_skill.hash:
+            claim = judge_claim(
+                splits[-1],
+                rollouts.get("baseline", ()),
+                rollouts.get("best", ()),
+                on_these_items=splits[-1] is Split.val and not state.deterministic,
+            )
+            self.measured = self.measured.model_copy(update={"claim": claim})
+        await self._grade_null_answers(splits[-1], state)
+        await self._measure_documents(splits[-1], controls, state)
+
+    async def _measure_documents(
+        self, split: Split, documents: Mapping[str, Skill], state: RunState
+    ) -> dict[str, tuple[Rollout, ...]]:
+        """Measure documents on a split, and return the rollouts of those that could be measured."""
+        rollouts: dict[str, tuple[Rollout, ...]] = {}
+        for name, skill in documents.items():
+            try:
+                rollouts[name] = await self._roll_out(split, skill, state)
+            except UNMEASURABLE as error:
+                self._add_missing(f"{name} on {split.value}: {error}")
+                continue
+            score = score_skill(name, skill, split, rollouts[name], self.runtime.plan.data.items(split))
+            is_selected = self._is_selected(name, skill, split, state)
+            await self._add_score(score.model_copy(update={"selected_on": is_selected}), state)
+        return rollouts
+
+    async def _measure_improvement(
+        self, name: str, split: Split, rollouts: Mapping[str, tuple[Rollout, ...]], state: RunState
+    ) -> None:
+        gain = measure_improvement(name, split, rollouts.get("baseline", ()), rollouts[name])
+        if gain is None:
+            self._add_missing(
+                f"improvement of {name} on {split.value}: the baseline has no score on its items"
+            )
+            return
+        improvements = (*self.measured.improvements, gain)
+        self.measured = self.measured.model_copy(update={"improvements": improvements})
+        await self.on_event(
+            events.ImprovementMeasured(run_id=self.runtime.run_id, step=state.step, improvement=gain)
         )
+
+    async def _grade_null_answers(self, split: Split, state: RunState) -> None:
+        items = self.runtime.plan.data.items(split)
+        for answer in self.null_answers.list_answers():
+            try:
+                score = await self.null_answers.grade(answer, split, items, step=state.step)
+            except UNMEASURABLE as error:
+                self._add_missing(f"{answer.name} on {split.value}: {error}")
+                continue
+            await self._add_score(score, state)
+
+    async def _add_score(self, score: SkillScore, state: RunState) -> None:
+        """Add a score in the order of reports, and emit it."""
+        splits = list(Split)
+        scores = sorted(
+            [*self.measured.scores, score], key=lambda s: (splits.index(s.split), SCORE_ORDER.index(s.name))
+        )
+        self.measured = self.measured.model_copy(update={"scores": tuple(scores)})
+        await self.on_event(
+            events.FinalScoreMeasured(run_id=self.runtime.run_id, step=state.step, score=score)
+        )
+
+    def _add_missing(self, reason: str) -> None:
+        self.measured = self.measured.model_copy(update={"missing": (*self.measured.missing, reason)})
 
     async def open_test_split(self, reason: str) -> None:
         """Count an opening of the sealed test split; the same reason counts once."""
@@ -126,14 +171,15 @@ class FinalEvaluator:
             events.TestSplitOpened(run_id=self.runtime.run_id, count=reasons.index(reason) + 1)
         )
 
-    async def _documents(self, state: RunState) -> dict[str, Skill]:
+    async def _documents(self, state: RunState) -> tuple[dict[str, Skill], dict[str, Skill]]:
+        """Return the documents by name, and those that are controls."""
         best = await self.runtime.store.skill(state.best.skill_hash)
         last = await self.runtime.store.skill(state.current.skill_hash)
-        documents = {"baseline": self.runtime.plan.initial_skill}
-        if self.runtime.config.test.placebo:
-            text = self.runtime.plan.prompts.prompts["placebo"].system
-            documents["placebo"] = make_placebo(text, best)
-        return {**documents, "best": best, "final": last}
+        documents = {"baseline": self.runtime.plan.initial_skill, "best": best, "final": last}
+        if not self.runtime.config.test.placebo:
+            return documents, {}
+        text = self.runtime.plan.prompts.prompts["placebo"].system
+        return documents, {"placebo": make_placebo(text, best)}
 
     async def _roll_out(self, split: Split, skill: Skill, state: RunState) -> tuple[Rollout, ...]:
         trials = [
@@ -141,16 +187,6 @@ class FinalEvaluator:
             for trial in self._trials(split, state)
         ]
         return tuple(rollout for trial in trials for rollout in trial)
-
-    async def _score(
-        self, name: str, skill: Skill, split: Split, rollouts: Sequence[Rollout], state: RunState
-    ) -> SkillScore:
-        score = score_skill(name, skill, split, rollouts, self.runtime.plan.data.items(split))
-        score = score.model_copy(update={"selected_on": self._is_selected(name, skill, split, state)})
-        await self.on_event(
-            events.FinalScoreMeasured(run_id=self.runtime.run_id, step=state.step, score=score)
-        )
-        return score
 
     def _trials(self, split: Split, state: RunState) -> tuple[int, ...]:
         gate = self.runtime.config.gate

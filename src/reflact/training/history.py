@@ -2,20 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
+
+from pydantic import JsonValue
 
 from reflact.errors import UsageError
 from reflact.events import Event
-from reflact.records import EpochRecord, RunStatus, RunSummary, SkillVersion, StepRecord
+from reflact.gate.intervals import improvement_interval
+from reflact.jsonutil import parse_stored
+from reflact.records import (
+    EpochRecord,
+    Improvement,
+    RunStatus,
+    RunSummary,
+    SkillScore,
+    SkillVersion,
+    StepRecord,
+    Usage,
+)
+from reflact.skills.document import diff_texts
 from reflact.training.items import ItemResult, read_items
-from reflact.types import FrozenModel, Split
+from reflact.types import FrozenModel, Skill, Split, canonical_json
 
 if TYPE_CHECKING:
     from reflact.protocols import Environment
-    from reflact.store.runs import RunRow
+    from reflact.store.runs import RunRow, SQLiteRunStore
+
+LOCATIONS = {"out_dir", "store", "fork"}
+"""Settings that say where a run is, and nothing of what it does."""
+
+LOCK_NAME = re.compile(r"(.+)-r[0-9a-f]{12}\.lock")
+"""The name of the lock file of a run beside its store."""
 
 
 class RunHistory(FrozenModel):
@@ -60,7 +82,7 @@ async def read_run(
 
     Args:
         path: The run's ``out_dir``, or its database file.
-        run_id: The run to read; None: the newest.
+        run_id: The run to read, or a prefix of its id that no other run has; None: the newest.
         items: Also read what the target answered to each item under the initial and the best document.
         split: The split of these items; None: the test split if it was measured, otherwise the validation split.
         environment: Has the items of a run that was given an environment or lists of items in Python. Without it,
@@ -70,11 +92,7 @@ async def read_run(
         UsageError: There is no store, or no such run in it, or nothing is measured on the split.
         StoreError: It cannot be read.
     """
-    from reflact.store.runs import open_store
-
-    database = _find_database(Path(path))
-    async with open_store(database) as store:
-        row = choose_run(await store.runs(), run_id, database)
+    async with open_run(path, run_id) as (store, row):
         table = await read_items(store, row, split=split, environment=environment) if items else None
         return RunHistory(
             run_id=row.run_id,
@@ -91,9 +109,281 @@ async def read_run(
         )
 
 
+class VersionText(FrozenModel):
+    """A skill version of a run with its text."""
+
+    version: SkillVersion
+    skill: Skill
+
+
+class StepDetails(FrozenModel):
+    """A committed step with what belongs to it.
+
+    ``epoch_end`` is the end of an epoch that followed the step. ``memory`` is the optimizer's memory that the prompts
+    of the step showed. ``diff`` is the unified diff from the skill before the step to the candidate.
+    """
+
+    record: StepRecord
+    epoch_end: EpochRecord | None = None
+    memory: str = ""
+    diff: str = ""
+
+
+class RunListing(FrozenModel):
+    """A run in a list of runs. Scores are mean hard scores over all items; None if they are not measured.
+
+    ``val`` and ``test`` are those of the best skill. ``baseline`` is that of the initial skill on the test split, or on
+    the validation split if the test split was not measured. ``usd`` is None if no price is known.
+    """
+
+    folder: str
+    run_id: str
+    status: RunStatus | None
+    steps: int
+    val: float | None
+    test: float | None
+    baseline: float | None
+    calls: int
+    usd: float | None
+    created: datetime
+
+
+async def list_runs(database: Path) -> tuple[RunListing, ...]:
+    """Return the runs of a database, oldest first; StoreError if it cannot be read."""
+    from reflact.store.runs import open_store
+
+    async with open_store(database, read_only=True) as store:
+        return tuple([await _list_run(store, row, database) for row in await store.runs()])
+
+
+async def _list_run(store: SQLiteRunStore, row: RunRow, database: Path) -> RunListing:
+    summary, state = await store.summary(row.run_id), await store.state(row.run_id)
+
+    def find(name: str, split: Split) -> float | None:
+        score = None if summary is None else summary.score(name, split)
+        return None if score is None else score.hard
+
+    val, test = find("best", Split.val), find("best", Split.test)
+    if val is None and state is not None and not state.best.partial:
+        val = state.best.score
+    baseline = find("baseline", Split.val if test is None else Split.test)
+    used = sum((entry.usage for entry in await store.spend(row.run_id)), Usage())
+    out_dir = row.config.get("out_dir") if isinstance(row.config, dict) else None
+    is_shared = database.name != "run.db" and out_dir is not None
+    return RunListing(
+        folder=str(out_dir if is_shared else database.parent),
+        run_id=row.run_id,
+        status=row.status,
+        steps=row.steps,
+        val=val,
+        test=test,
+        baseline=baseline,
+        calls=used.calls,
+        usd=used.usd,
+        created=row.created,
+    )
+
+
+@asynccontextmanager
+async def open_run(
+    path: Path | str, run_id: str | None = None
+) -> AsyncIterator[tuple[SQLiteRunStore, RunRow]]:
+    """Open the store of a run, which may be under way, and find the run; see ``read_run``."""
+    from reflact.store.runs import open_store
+
+    database, own = _find_database(Path(path))
+    async with open_store(database, read_only=True) as store:
+        yield store, choose_run(await store.runs(), run_id or own, database)
+
+
+async def read_versions(
+    path: Path | str, names: Sequence[str], run_id: str | None = None
+) -> tuple[VersionText, ...]:
+    """Return versions of a run by name: a number such as ``3`` or ``v3``, ``baseline``, ``best`` or ``final``.
+
+    Raises:
+        UsageError: There is no such run or version.
+        StoreError: The store cannot be read.
+    """
+    async with open_run(path, run_id) as (store, row):
+        state = await store.state(row.run_id)
+        if state is None:
+            raise UsageError(f"run {row.run_id} has no version yet: its initial document is not measured")
+        versions = {str(version.number): version for version in await store.versions(row.run_id)}
+        named = {"baseline": versions["0"], "best": state.best, "final": state.current}
+        known = {**{f"v{number}": version for number, version in versions.items()}, **versions, **named}
+        for name in names:
+            if name not in known:
+                raise UsageError(
+                    f"run {row.run_id} has no version {name}; it has v0 to v{max(map(int, versions))}, "
+                    f"and the names {', '.join(named)}"
+                )
+        found = [known[name] for name in names]
+        return tuple([VersionText(version=each, skill=await store.skill(each.skill_hash)) for each in found])
+
+
+async def read_step(path: Path | str, step: int, run_id: str | None = None) -> StepDetails:
+    """Return a committed step of a run; errors are those of ``read_run``."""
+    async with open_run(path, run_id) as (store, row):
+        records, epochs = await store.records(row.run_id), await store.epochs(row.run_id)
+        record = next((record for record in records if record.step == step), None)
+        if record is None:
+            raise UsageError(f"run {row.run_id} has no step {step}; {len(records)} steps are committed")
+        memories = [end.meta_skill for end in epochs if end.step < step and end.meta_skill is not None]
+        diff = ""
+        if record.candidate_hash != record.skill_before:
+            before = await store.skill(record.skill_before)
+            diff = diff_texts(before.text, (await store.skill(record.candidate_hash)).text)
+        return StepDetails(
+            record=record,
+            epoch_end=next((end for end in epochs if end.step == step), None),
+            memory=memories[-1] if memories else "",
+            diff=diff,
+        )
+
+
+class SettingDifference(FrozenModel):
+    """A setting that differs, under its dotted key, with its value in each run; None if a run does not have it."""
+
+    key: str
+    values: tuple[JsonValue, ...]
+
+
+class ComparedRun(FrozenModel):
+    """A run in a comparison; ``val`` and ``test`` are the scores of its best skill at its end."""
+
+    name: str
+    run_id: str
+    status: RunStatus | None
+    steps: int
+    val: SkillScore | None
+    test: SkillScore | None
+    usage: Usage
+    seconds: float | None
+    best: VersionText
+
+
+class RunComparison(FrozenModel):
+    """Runs side by side.
+
+    ``gains`` are the improvements of the best skill of each further run over that of the first one, paired over the
+    items that both runs measured; ``name`` is the name of the further run. ``diffs`` are the unified diffs from the
+    best skill of the first run to that of each further run.
+    """
+
+    runs: tuple[ComparedRun, ...]
+    settings: tuple[SettingDifference, ...]
+    gains: tuple[Improvement, ...]
+    diffs: tuple[str, ...]
+
+
+class _ReadRun(NamedTuple):
+    run: ComparedRun
+    settings: Mapping[str, JsonValue]
+    scores: Mapping[Split, Mapping[str, float]]
+
+
+async def compare_runs(
+    paths: Sequence[Path | str], *, environment: Environment | None = None
+) -> RunComparison:
+    """Compare runs with the first of them; a single path means all runs of its store.
+
+    Args:
+        paths: The ``out_dir`` or the database of each run.
+        environment: Has the items of runs that were given an environment or lists of items in Python.
+
+    Raises:
+        UsageError: There are less than two runs, or one of them has not measured its initial document.
+        StoreError: A store cannot be read.
+    """
+    named: list[tuple[str, Path | str, str | None]] = [(str(path), path, None) for path in paths]
+    if len(named) == 1:
+        async with open_run(paths[0]) as (store, _):
+            named = [(row.run_id, paths[0], row.run_id) for row in await store.runs()]
+    if len(named) < 2:
+        raise UsageError("a comparison needs at least two runs; name the out_dir of each")
+    found = [await _read_for_comparison(*each, environment) for each in named]
+    first, others = found[0], found[1:]
+    gains = [
+        gain
+        for split in (Split.val, Split.test)
+        for other in others
+        if (gain := _measure_gain(other.run.name, split, first.scores[split], other.scores[split]))
+    ]
+    return RunComparison(
+        runs=tuple(each.run for each in found),
+        settings=tuple(_list_differences([each.settings for each in found])),
+        gains=tuple(gains),
+        diffs=tuple(diff_texts(first.run.best.skill.text, each.run.best.skill.text) for each in others),
+    )
+
+
+async def _read_for_comparison(
+    name: str, path: Path | str, run_id: str | None, environment: Environment | None
+) -> _ReadRun:
+    async with open_run(path, run_id) as (store, row):
+        summary, state = await store.summary(row.run_id), await store.state(row.run_id)
+        if state is None:
+            raise UsageError(f"run {row.run_id} has not measured its initial document yet; resume it first")
+        scores: dict[Split, Mapping[str, float]] = {Split.val: {}, Split.test: {}}
+        for split in scores:
+            with suppress(UsageError):  # the split is not measured
+                table = await read_items(store, row, split=split, environment=environment)
+                scores[split] = {
+                    canonical_json([item.item_id, item.input]): item.best.hard
+                    for item in table.results
+                    if item.best.hard is not None
+                }
+        skill = await store.skill(state.best.skill_hash)
+        run = ComparedRun(
+            name=name,
+            run_id=row.run_id,
+            status=row.status,
+            steps=row.steps,
+            val=None if summary is None else summary.score("best", Split.val),
+            test=None if summary is None else summary.score("best", Split.test),
+            usage=sum((entry.usage for entry in await store.spend(row.run_id)), Usage()),
+            seconds=None if summary is None else summary.seconds,
+            best=VersionText(version=state.best, skill=skill),
+        )
+        settings = {**dict(_flatten(row.config)), **await store.identity(row.run_id)}
+        return _ReadRun(run, settings, scores)
+
+
+def _flatten(value: JsonValue, prefix: str = "") -> Iterator[tuple[str, JsonValue]]:
+    for key, inner in (value if isinstance(value, dict) else {}).items():
+        if isinstance(inner, dict) and inner:
+            yield from _flatten(inner, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", inner
+
+
+def _list_differences(settings: Sequence[Mapping[str, JsonValue]]) -> Iterator[SettingDifference]:
+    for key in sorted({key for each in settings for key in each} - LOCATIONS):
+        values = tuple(each.get(key) for each in settings)
+        if len({canonical_json(value) for value in values}) > 1:
+            yield SettingDifference(key=key, values=values)
+
+
+def _measure_gain(
+    name: str, split: Split, before: Mapping[str, float], after: Mapping[str, float]
+) -> Improvement | None:
+    common = sorted(before.keys() & after.keys())
+    if not common:
+        return None
+    mean, low, high = improvement_interval([before[key] for key in common], [after[key] for key in common])
+    return Improvement(name=name, split=split, n=len(common), mean=mean, low=low, high=high)
+
+
 def choose_run(rows: Sequence[RunRow], run_id: str | None, path: Path) -> RunRow:
-    """Return the run with an id, or the newest run; a UsageError lists the known ids."""
+    """Return the run with an id or with its unique prefix, or the newest run; a UsageError lists the known ids."""
     named = [row for row in rows if run_id is None or row.run_id == run_id]
+    if run_id and not named:
+        named = [row for row in rows if row.run_id.startswith(run_id)]
+        if len(named) > 1:
+            raise UsageError(
+                f"{path} holds several runs {run_id}...: {', '.join(row.run_id for row in named)}"
+            )
     if named:
         return named[-1]
     known = ", ".join(row.run_id for row in rows)
@@ -101,8 +391,24 @@ def choose_run(rows: Sequence[RunRow], run_id: str | None, path: Path) -> RunRow
     raise UsageError(words + (f"; it holds {known}" if known else ""))
 
 
-def _find_database(path: Path) -> Path:
-    database = path / "run.db" if path.is_dir() else path
-    if not database.is_file():
-        raise UsageError(f"there is no run at {path}; name the out_dir of a run, or its database")
-    return database
+def list_databases(folder: Path) -> tuple[Path, ...]:
+    """Return the databases of the runs in and below a folder; those of shared stores are known by their locks."""
+    own = set(folder.rglob("run.db"))
+    locks = (LOCK_NAME.fullmatch(path.name) for path in folder.rglob("*.lock"))
+    names = {found[1] for found in locks if found is not None}
+    shared = {path for name in names for path in folder.rglob(name) if path.is_file()}
+    return tuple(sorted(own | shared))
+
+
+def _find_database(path: Path) -> tuple[Path, str | None]:
+    """Return the database of a run, and the run's id if its folder names a store that runs share."""
+    if path.is_file():
+        return path, None
+    if (database := path / "run.db").is_file():
+        return database, None
+    if (file := path / "summary.json").is_file():
+        summary = parse_stored(RunSummary.model_validate_json, file.read_text(encoding="utf-8"), str(file))
+        store = summary.config.get("store") if isinstance(summary.config, dict) else None
+        if store is not None and Path(str(store)).is_file():
+            return Path(str(store)), summary.run_id
+    raise UsageError(f"there is no run at {path}; name the out_dir of a run, or its database")

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from reflact import events
 from reflact.gate.decision import TrialRequest
 from reflact.protocols import EventCallback
 from reflact.stages.evaluate import PairRunner, RolloutPairs, StopCondition
+from reflact.stages.null_answers import ConstantTarget, NullAnswer
 from reflact.stages.ranked_evaluation import PassRunner
 from reflact.stages.rollout import RolloutCallback, RolloutRunner
 from reflact.training.setup import Runtime
@@ -62,6 +63,24 @@ class RolloutScheduler:
         return await self._roll_out(
             items, skill, step=step, stage=stage, trial=trial, phase=phase, coverage=coverage
         )
+
+    async def roll_out_constant(
+        self, split: Split, items: Sequence[Item], answer: NullAnswer, *, step: int
+    ) -> tuple[Rollout, ...]:
+        """Grade a constant in place of the target's answers to items of a split; no call of the target is made.
+
+        Raises:
+            RunFailed: Too few items could be measured.
+        """
+        stage: events.Stage = "final_test" if split is Split.test else "evaluate"
+        counter = self.make_progress_counter(stage, step, len(items), note="null answers")
+        runner = replace(
+            self.make_runner(step, feedback=False, phase="null_answers", on_rollout=counter),
+            target=ConstantTarget(answer.text),
+            environment=self.runtime.control_environment or self.runtime.plan.environment,
+        )
+        coverage = self.runtime.config.gate.coverage
+        return await runner.roll_out(items, answer.document, coverage=coverage)
 
     async def roll_out_train_items(
         self, items: Sequence[Item], skill: Skill, *, step: int, phase: str

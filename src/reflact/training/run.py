@@ -25,8 +25,9 @@ from reflact.reporting.verdict import describe_result
 from reflact.skills.rejected_edits import RejectedEdit, collect_rejected_edits, deduplicate_edits
 from reflact.stages.evaluate import build_measurement
 from reflact.store import artifacts as exports
+from reflact.training.controls import NullAnswerGrader
 from reflact.training.epoch_end import EpochFinalizer
-from reflact.training.final_evaluation import FinalEvaluator, FinalMeasurements
+from reflact.training.final_evaluation import FinalEvaluator
 from reflact.training.gating import (
     CommitOutcome,
     GateKeeper,
@@ -64,14 +65,17 @@ class Run:
         self._store = runtime.store
         self._decision_log = runtime.decision_log
         self._timer = StageTimer(plan.run_id, on_event, runtime.tracing)
-        self._measured = FinalMeasurements()
+        self._warnings: tuple[str, ...] = ()
         self.id = plan.run_id
         self.state: RunState | None = None
         self._critic: CriticDescription | None = None
         self.scheduler = RolloutScheduler(runtime, on_event)
         self._gate_keeper = GateKeeper(runtime, self.scheduler, approve)
         self._epoch_end = EpochFinalizer(runtime, self.scheduler, self._gate_keeper, self._timer)
-        self.final_evaluator = FinalEvaluator(runtime, self.scheduler, self._gate_keeper, self._emit)
+        null_answers = NullAnswerGrader(runtime, self.scheduler)
+        self.final_evaluator = FinalEvaluator(
+            runtime, self.scheduler, self._gate_keeper, null_answers, self._emit
+        )
 
     async def start_or_resume(self, *, resume: bool = True) -> None:
         """Start the run in its store, or read its last committed state."""
@@ -99,6 +103,7 @@ class Run:
 
     async def _advance(self) -> None:
         await self._emit_start()
+        await self._check_null_answers()
         await self._measure_critic()
         state = self.state or await self._measure_baseline()
         records = list(await self._store.records(self.id))
@@ -113,7 +118,7 @@ class Run:
         state = await self._retry_once(self._finalize_epoch, state, state.step)
         state = await self._retry_once(self._judge_promotion, state, state.step)
         async with self._timer.stage("final_test", step=state.step, name="final test"):
-            self._measured = await self.final_evaluator.measure(state)
+            await self.final_evaluator.measure(state)
 
     async def store_summary(self, status: RunStatus, reason: str | None) -> RunSummary:
         """Store and return the summary of this start of the run.
@@ -123,15 +128,17 @@ class Run:
         if status == "failed":
             await self._store.forget_responses(self._runtime.rejected)
         seconds = await self._store.add_seconds(self.id, *self._timer.read_and_reset())
+        measured = self.final_evaluator.measured
         summary = RunSummary(
             version=metadata.version("reflact"),
             run_id=self.id,
             status=status,
             reason=reason,
-            scores=self._measured.scores,
-            improvements=self._measured.improvements,
-            claim=self._measured.claim,
-            missing=self._measured.missing,
+            scores=measured.scores,
+            improvements=measured.improvements,
+            claim=measured.claim,
+            missing=measured.missing,
+            warnings=self._warnings,
             spend=await self._store.spend(self.id),
             stages=await self._store.stage_times(self.id),
             faults=await self._store.faults(self.id),
@@ -163,6 +170,13 @@ class Run:
             )
         )
         await self._emit(estimate_gate_power(self._plan, self.state))
+
+    async def _check_null_answers(self) -> None:
+        """Warn if a constant answer has a high score on train items, before anything is paid."""
+        checked = await self.final_evaluator.null_answers.check_train_items()
+        if checked is not None:
+            self._warnings = () if checked.warning is None else (checked.warning,)
+            await self._emit(checked)
 
     async def _measure_critic(self) -> None:
         if self._runtime.critic is not None:

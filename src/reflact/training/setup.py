@@ -37,12 +37,14 @@ from reflact.prompts import PromptBook, list_used_prompts, load_prompts
 from reflact.protocols import (
     LLM,
     Annotator,
+    ConnectedTarget,
     CriticBacked,
     DecisionLog,
     Described,
     Environment,
     EventCallback,
     Prompted,
+    Proposer,
     RunStore,
     Target,
 )
@@ -59,6 +61,7 @@ if TYPE_CHECKING:
     import httpx
 
     from reflact.integrations.opentelemetry import Telemetry, Tracing
+    from reflact.llm.client import Client
     from reflact.llm.rate_limit import LimitChange
     from reflact.store.runs import SQLiteRunStore
 
@@ -81,11 +84,17 @@ class Overrides:
     transport: httpx.AsyncBaseTransport | None = None
     telemetry: Telemetry | None = None
     annotator: Annotator | None = None
+    proposer: Proposer | None = None
 
     @property
-    def roles(self) -> frozenset[str]:
-        """The roles whose calls are not seen."""
+    def brought_roles(self) -> frozenset[str]:
+        """The roles that the caller brings."""
         return frozenset(role for role in ROLES if getattr(self, role) is not None)
+
+    @property
+    def unseen_roles(self) -> frozenset[str]:
+        """The roles whose calls are not seen."""
+        return self.brought_roles - ({"target"} if isinstance(self.target, ConnectedTarget) else set())
 
 
 @dataclass(frozen=True)
@@ -101,6 +110,7 @@ class RunPlan:
     run_id: str
     critic: CriticDescription | None = None
     annotator: Annotator | None = None
+    proposer: Proposer | None = None
 
     @property
     def steps_per_epoch(self) -> int:
@@ -135,7 +145,10 @@ class RunPlan:
 
 @dataclass(frozen=True)
 class Runtime:
-    """The collaborators of one run, open."""
+    """The collaborators of one run, open.
+
+    ``control_environment`` grades null answers, which cost no calls of the target; None: that of the plan.
+    """
 
     plan: RunPlan
     store: RunStore
@@ -146,6 +159,7 @@ class Runtime:
     critic: Critic | None = None
     graceful_stop: GracefulStop = field(default_factory=GracefulStop)
     rejected: Sequence[str] = ()
+    control_environment: Environment | None = None
 
     @property
     def run_id(self) -> str:
@@ -182,10 +196,13 @@ def check_config(config: TrainerConfig, overrides: Overrides) -> None:
         ConfigError: A model, a cap or a package is missing, or two settings contradict each other.
     """
     for role in ROLES:
-        if role not in overrides.roles and not getattr(config.models, role).model:
+        if role not in overrides.brought_roles and not getattr(config.models, role).model:
             raise ConfigError(f"models.{role}.model is required: name the model that plays this role")
     _require_critic(config, overrides)
-    require_caps(config, passed=overrides.roles)
+    require_caps(_add_agent_model(config, overrides), passed=overrides.unseen_roles)
+    if overrides.proposer is not None and (config.proposer.rewrites or config.appendix.enabled):
+        key = "proposer.name" if config.proposer.rewrites else "appendix.enabled"
+        raise ConfigError(f"{key} is set, and a proposer is passed in Python: choose one of them")
     if config.telemetry.mlflow is not None and find_spec("mlflow") is None:
         raise ConfigError("telemetry.mlflow needs MLflow's client: pip install 'reflact[mlflow]'")
 
@@ -202,7 +219,7 @@ def import_collaborators(config: TrainerConfig, overrides: Overrides) -> None:
 
 
 def _sends_requests(config: TrainerConfig, overrides: Overrides) -> bool:
-    return config.uses_critic or len(overrides.roles) < len(ROLES)
+    return config.uses_critic or len(overrides.unseen_roles) < len(ROLES)
 
 
 def prepare_run(config: TrainerConfig, overrides: Overrides) -> RunPlan:
@@ -227,13 +244,13 @@ def prepare_run(config: TrainerConfig, overrides: Overrides) -> RunPlan:
         "environment": environment.identity,
         "skill": initial.hash,
     }
-    for name in ("target", "optimizer", "annotator"):
+    for name in ("target", "optimizer", "annotator", "proposer"):
         if (collaborator := getattr(overrides, name)) is not None:
             identity[name] = collaborator.identity
     if config.uses_critic:
         identity["critic.memory"] = config.critic.memory is not None
     return RunPlan(
-        config,
+        _add_agent_model(config, overrides),
         environment,
         data,
         prompts,
@@ -242,7 +259,18 @@ def prepare_run(config: TrainerConfig, overrides: Overrides) -> RunPlan:
         f"r{digest_json(identity)[:12]}",
         _find_critic(environment),
         overrides.annotator,
+        overrides.proposer,
     )
+
+
+def _add_agent_model(config: TrainerConfig, overrides: Overrides) -> TrainerConfig:
+    """Return the configuration with the model of an agent that brings its own."""
+    if not isinstance(overrides.target, ConnectedTarget):
+        return config
+    models = config.models.model_copy(
+        update={"target": overrides.target.describe_model(config.models.target)}
+    )
+    return config.model_copy(update={"models": models})
 
 
 def _require_critic(config: TrainerConfig, overrides: Overrides) -> None:
@@ -316,6 +344,8 @@ async def open_runtime(
     async with AsyncExitStack() as stack:
         path = config.store or resolve_inside(config.out_dir, "run.db")
         ownership = stack.enter_context(own_run(config.out_dir, path, plan.run_id))
+        if isinstance(overrides.target, ConnectedTarget):
+            overrides = replace(overrides, transport=await _open_agent_network(stack, overrides.transport))
         if config.replay.cassette is not None and _sends_requests(config, overrides):
             from reflact.llm.cassettes import open_cassette
 
@@ -330,6 +360,16 @@ async def open_runtime(
             await store.refuse_other_runs(plan.run_id, plan.identity)
         connecting = connect_models(plan, overrides, store, on_event, graceful_stop=graceful_stop)
         yield await stack.enter_async_context(connecting)
+
+
+async def _open_agent_network(
+    stack: AsyncExitStack, transport: httpx.AsyncBaseTransport | None
+) -> httpx.AsyncBaseTransport:
+    """Return a network in which an agent answers its own requests."""
+    from reflact.llm.agent_transport import AgentTransport
+    from reflact.llm.connection_pool import PooledTransport
+
+    return await stack.enter_async_context(AgentTransport(transport or PooledTransport()))
 
 
 async def _refuse_gaps(config: TrainerConfig, overrides: Overrides, store: SQLiteRunStore) -> None:
@@ -375,7 +415,7 @@ async def connect_models(
         def post_back_off(change: LimitChange) -> None:
             post(RateLimited(run_id=plan.run_id, **change._asdict()))
 
-        async def connect(role: str) -> LLM:
+        async def open_client(role: str) -> Client:
             from reflact.llm.client import Client
 
             settings = _model_settings(plan, role)
@@ -387,26 +427,31 @@ async def connect_models(
                 on_event=None if on_event is ignore_event else on_event,
                 on_limit=post_back_off,
             )
-            return TracedLLM(await stack.enter_async_context(client), tracing, settings)
+            return await stack.enter_async_context(client)
+
+        async def connect(role: str) -> LLM:
+            return TracedLLM(await open_client(role), tracing, _model_settings(plan, role))
 
         critic = None
         if config.uses_critic:
             critic = await _pin_critic(plan, store, await connect("critic"))
             plan = _add_critic(plan, critic)
-        target = overrides.target
-        if target is None:
-            target = _build_chat_target(config, await connect("target"))
+        target = overrides.target or _build_chat_target(config, await connect("target"))
+        if isinstance(target, ConnectedTarget):
+            target = target.connect(await open_client("target"), config.models.target)
         optimizer = StoppableLLM(
             await connect("optimizer")
             if overrides.optimizer is None
             else TracedLLM(overrides.optimizer, tracing, None),
             stop,
         )
-        worst = None if overrides.target is None else worst_rollout_cost(config)
+        worst = worst_rollout_cost(config) if "target" in overrides.unseen_roles else None
+        stoppable = partial(StoppableEnvironment, graceful_stop=stop)
+        control = compose(plan.environment, [stoppable, lambda inner: BudgetedEnvironment(inner, account)])
         environment = compose(
             plan.environment,
             [
-                partial(StoppableEnvironment, graceful_stop=stop),
+                stoppable,
                 lambda inner: TracedEnvironment(inner, tracing),
                 lambda inner: BudgetedEnvironment(inner, account, worst=worst),
             ],
@@ -414,7 +459,7 @@ async def connect_models(
         annotator = None if plan.annotator is None else StoppableAnnotator(plan.annotator, stop)
         plan = replace(plan, environment=environment, annotator=annotator)
         budget, rejected = account.budget, account.rejected
-        yield Runtime(plan, store, target, optimizer, budget, tracing, critic, stop, rejected)
+        yield Runtime(plan, store, target, optimizer, budget, tracing, critic, stop, rejected, control)
 
 
 def _open_account(plan: RunPlan, store: RunStore, post: Callable[[Event], None]) -> Account:
@@ -509,7 +554,7 @@ async def _make_redactor(plan: RunPlan, overrides: Overrides) -> Callable[[str],
     """Return a function that removes the keys of all roles from a text."""
     from reflact.llm.redaction import is_key, remove_keys, resolve_key
 
-    roles = sorted({*ROLES, *(["critic"] if plan.config.uses_critic else [])} - overrides.roles)
+    roles = sorted({*ROLES, *(["critic"] if plan.config.uses_critic else [])} - overrides.unseen_roles)
     keys = [await resolve_key(_model_settings(plan, role), role) for role in roles]
     return partial(remove_keys, [key for key in keys if key is not None and is_key(key)])
 

@@ -19,17 +19,26 @@ from reflact.stages.context import StageContext
 from reflact.stages.evaluate import build_measurement, decide_without_evaluation
 from reflact.stages.execution_notes import LapseTriage, update_appendix
 from reflact.stages.overlap import roll_out_and_reflect
-from reflact.stages.prompt_sections import show_buffer, show_cases, show_figures, show_memory, show_meta
-from reflact.stages.reflect import (
-    Analyst,
-    Minibatch,
-    annotate_failures,
-    group_failures,
-    list_edit_kinds,
+from reflact.stages.prompt_sections import (
+    join_sections,
+    show_buffer,
+    show_cases,
+    show_figures,
+    show_memory,
+    show_meta,
 )
+from reflact.stages.reflect import Analyst, Minibatch, annotate_failures, group_failures, list_edit_kinds
 from reflact.stages.select import choose_step_size, edit_budget, select
 from reflact.stages.update import update
 from reflact.training.gating import CommitOutcome, GateKeeper
+from reflact.training.proposing import (
+    CandidateSource,
+    ProposerAdapter,
+    StepInput,
+    StepProposal,
+    build_proposer,
+    make_train_runner,
+)
 from reflact.training.rollouts import RolloutScheduler
 from reflact.training.setup import Runtime
 from reflact.training.state import create_versions, find_current, replaces_best
@@ -59,6 +68,13 @@ class StepRunner:
     timer: StageTimer
     pinned_edits: tuple[RejectedEdit, ...]
 
+    @property
+    def _candidate_source(self) -> CandidateSource:
+        proposer = self.runtime.plan.proposer or build_proposer(self.runtime.plan)
+        if proposer is None:
+            return StageProposer(self.runtime, self.scheduler, self.timer)
+        return ProposerAdapter(self.runtime, self.scheduler, self.timer, proposer)
+
     def list_batches(self, step: int) -> tuple[tuple[Item, ...], ...]:
         """Return the batches of a step."""
         epoch, index = self.locate_step(step)
@@ -86,27 +102,24 @@ class StepRunner:
         """
         epoch, index = self.locate_step(step)
         skill = await self.runtime.store.skill(state.current.skill_hash)
-        context = self.runtime.make_context(step)
-        async with self.timer.stage("rollout", "reflect", step=step):
-            rollouts, reports = await self._roll_out_and_reflect(context, skill, state, earlier)
-        notes = show_meta(state.meta_skill)
-        async with self.timer.stage("aggregate", step=step):
-            merged = await aggregate(
-                reports,
-                skill,
-                context=context,
-                config=self.runtime.config.aggregate,
-                operations=list_edit_kinds(self.runtime.config.update),
-                notes=notes,
-            )
-        async with self.timer.stage("select", step=step):
-            chosen = await self._select(context, merged, skill, state, notes=notes, rollouts=rollouts)
-        async with self.timer.stage("update", step=step):
-            attempts = self._show_attempts(step, state)
-            candidate = await update(skill, chosen, context=context, attempts=attempts)
+        work = build_step_input(
+            self.runtime,
+            step=step,
+            epoch=epoch,
+            skill=skill,
+            batches=self.list_batches(step),
+            state=state,
+            earlier=earlier,
+            pinned=self.pinned_edits,
+        )
+        proposed = await self._candidate_source.propose(work)
+        rollouts, reports, candidate = proposed.rollouts, proposed.reports, proposed.candidate
         async with self.timer.stage("evaluate", step=step):
-            verdict = decide_without_evaluation(candidate, skill, merged=merged, known=state.seen_hashes)
-            undecided = None
+            verdict, undecided = proposed.verdict, None
+            if verdict is None:
+                verdict = decide_without_evaluation(
+                    candidate, skill, merged=proposed.merged, known=state.seen_hashes
+                )
             if verdict is None:
                 subject = f"step {step} is unmeasured"
                 verdict, undecided = await self.gate_keeper.judge(
@@ -115,7 +128,7 @@ class StepRunner:
         kept = candidate.skill
         if not verdict.accepted:
             kept = await self.runtime.store.skill(find_current(state, verdict).skill_hash)
-        appended = await self._update_appendix(context, kept, reports)
+        appended = await self._update_appendix(work.context, kept, reports)
         created = create_versions(state, step, candidate.skill, verdict, appended.skill)
         record = StepRecord(
             step=step,
@@ -124,11 +137,11 @@ class StepRunner:
             skill_before=skill.hash,
             item_ids=tuple(r.item_id for r in rollouts),
             rollout=build_measurement(skill.hash, Split.train, rollouts),
-            batches=self._measure_batches(step, skill, rollouts),
+            batches=_measure_batches(work.batches, skill, rollouts),
             n_failures=sum(is_failure(r, self.runtime.config.train.success_threshold) for r in rollouts),
             reports=reports,
-            merged=merged,
-            chosen=chosen,
+            merged=proposed.merged,
+            chosen=proposed.chosen,
             edits=candidate.results,
             rewrite_summary=candidate.summary,
             candidate_hash=candidate.skill.hash,
@@ -138,128 +151,12 @@ class StepRunner:
             current=created[-1] if created else find_current(state, verdict),
             best=created[0] if replaces_best(verdict, state.best) else state.best,
             fallbacks=(*candidate.fallbacks, *appended.fallbacks),
-            fail_reasons=()
-            if any(report.patterns for report in reports)
-            else group_failures(rollouts, self.runtime.config.train.success_threshold),
+            rewrites=proposed.rewrites,
         )
+        if not record.patterns:
+            reasons = group_failures(rollouts, self.runtime.config.train.success_threshold)
+            record = record.model_copy(update={"fail_reasons": reasons})
         return CommitOutcome(record=record, skills=(candidate.skill, appended.skill), undecided=undecided)
-
-    async def _roll_out_and_reflect(
-        self, context: StageContext, skill: Skill, state: RunState, earlier: Sequence[StepRecord]
-    ) -> tuple[tuple[Rollout, ...], tuple[AnalystReport, ...]]:
-        config, step = self.runtime.config, context.step
-        batches, most = self.list_batches(step), self._edit_budget(step)
-        analyst = Analyst(
-            context=context,
-            skill=skill,
-            config=config.update,
-            max_edits=config.select.max_edits if most is None else most,
-            tokens=config.reflect.trajectory_tokens,
-            notes=self._make_notes(step, state, earlier),
-        )
-        analyse = analyst.report
-        if config.appendix.enabled:
-            analyse = LapseTriage(
-                context=context,
-                skill=skill,
-                analyse=analyse,
-                successes=config.appendix.source == "both",
-                tokens=config.reflect.trajectory_tokens,
-            ).report
-        annotator = self.runtime.plan.annotator
-
-        async def annotate_and_analyse(batch: Minibatch) -> AnalystReport:
-            return await analyse(
-                batch if annotator is None else await annotate_failures(batch, annotator, context)
-            )
-
-        total = sum(len(batch) for batch in batches)
-        return await roll_out_and_reflect(
-            batches,
-            skill,
-            runner=self.scheduler.make_runner(
-                step,
-                feedback=True,
-                phase=f"step/{step}",
-                on_rollout=self.scheduler.make_progress_counter("rollout", step, total),
-            ),
-            analyse=annotate_and_analyse,
-            config=config.reflect,
-            seed=config.seed,
-            threshold=config.train.success_threshold,
-        )
-
-    def _make_notes(
-        self, step: int, state: RunState, earlier: Sequence[StepRecord]
-    ) -> Callable[[Minibatch], str]:
-        """Return a function that builds an analyst's notes: attempts, rejected edits and the meta skill."""
-        epoch, _ = self.locate_step(step)
-        config = self.runtime.config.reflect
-        own = [r for r in earlier if r.epoch < epoch]
-        cards = deduplicate_edits((*self.pinned_edits, *collect_rejected_edits(own)))
-        if config.memory == "off":
-            cards = ()
-        attempts, meta = self._show_attempts(step, state), show_meta(state.meta_skill)
-
-        def notes(batch: Minibatch) -> str:
-            text = show_cases(
-                batch.rollouts, batch.items, failed=batch.source == "failure", tokens=config.trajectory_tokens
-            )
-            return _join(attempts, show_memory(select_relevant_edits(cards, text)) if cards else "", meta)
-
-        return notes
-
-    def _show_attempts(self, step: int, state: RunState) -> str:
-        """Return the prompt section about the earlier steps of the epoch."""
-        is_shown = self.runtime.config.reflect.step_buffer and state.epoch == self.locate_step(step)[0]
-        return show_buffer(state.step_buffer if is_shown else ())
-
-    async def _select(
-        self,
-        context: StageContext,
-        merged: AggregateResult,
-        skill: Skill,
-        state: RunState,
-        *,
-        notes: str,
-        rollouts: Sequence[Rollout],
-    ) -> SelectResult:
-        attempts = self._show_attempts(context.step, state)
-        most, decision = self._edit_budget(context.step), None
-        fallbacks: tuple[Fallback, ...] = ()
-        if self.runtime.config.update.mode == "full_rewrite":
-            return SelectResult(patch=merged.patch, pool_size=len(merged.patch.edits))
-        if self.runtime.config.select.lr_control == "autonomous" and merged.patch.edits:
-            assert most is not None
-            size = await choose_step_size(
-                merged,
-                skill,
-                context=context,
-                notes=_join(attempts, notes),
-                figures=self._show_figures(context.step, rollouts),
-                default=most,
-            )
-            if isinstance(size, Fallback):
-                fallbacks = (size,)
-            else:
-                most, decision = size.count, size
-        chosen = await select(merged, skill, context=context, budget=most, attempts=attempts, notes=notes)
-        return chosen.model_copy(update={"decision": decision, "fallbacks": fallbacks + chosen.fallbacks})
-
-    def _measure_batches(
-        self, step: int, skill: Skill, rollouts: Sequence[Rollout]
-    ) -> tuple[Measurement, ...]:
-        sizes = [len(batch) for batch in self.list_batches(step)]
-        ends = list(accumulate(sizes))
-        return tuple(
-            build_measurement(skill.hash, Split.train, rollouts[end - size : end])
-            for size, end in zip(sizes, ends, strict=True)
-        )
-
-    def _show_figures(self, step: int, rollouts: Sequence[Rollout]) -> str:
-        items = [item for batch in self.list_batches(step) for item in batch]
-        threshold = self.runtime.config.train.success_threshold
-        return show_figures(rollouts, items, [r.item_id for r in rollouts if is_failure(r, threshold)])
 
     async def _update_appendix(
         self, context: StageContext, skill: Skill, reports: Sequence[AnalystReport]
@@ -271,18 +168,159 @@ class StepRunner:
                 skill, reports, context=context, threshold=self.runtime.config.appendix.consolidate_threshold
             )
 
-    def _edit_budget(self, step: int) -> int | None:
-        sizes = self.runtime.config.select
-        if sizes.lr_control == "none":
-            return None
-        return edit_budget(
+
+def build_step_input(
+    runtime: Runtime,
+    *,
+    step: int,
+    epoch: int,
+    skill: Skill,
+    batches: tuple[tuple[Item, ...], ...],
+    state: RunState,
+    earlier: Sequence[StepRecord],
+    pinned: Sequence[RejectedEdit],
+) -> StepInput:
+    """Return what a step begins with; ``earlier`` are the records before it, ``pinned`` edits of other runs."""
+    reflect, sizes = runtime.config.reflect, runtime.config.select
+    cards = deduplicate_edits((*pinned, *collect_rejected_edits([r for r in earlier if r.epoch < epoch])))
+    most = None
+    if sizes.lr_control != "none":
+        most = edit_budget(
             step,
-            self.runtime.plan.total_steps,
+            runtime.plan.total_steps,
             scheduler=sizes.scheduler,
             max_edits=sizes.max_edits,
             floor=sizes.floor,
         )
+    return StepInput(
+        context=runtime.make_context(step),
+        skill=skill,
+        batches=batches,
+        attempts=state.step_buffer if reflect.step_buffer and state.epoch == epoch else (),
+        rejected_edits=() if reflect.memory == "off" else cards,
+        meta_skill=state.meta_skill,
+        max_edits=most,
+    )
 
 
-def _join(*sections: str) -> str:
-    return "\n\n".join(section for section in sections if section)
+@dataclass(frozen=True)
+class StageProposer:
+    """Makes a candidate by the stages reflect, aggregate, select and update."""
+
+    runtime: Runtime
+    scheduler: RolloutScheduler
+    timer: StageTimer
+
+    async def propose(self, work: StepInput) -> StepProposal:
+        """Return the candidate of the stages."""
+        context, skill, step = work.context, work.skill, work.step
+        async with self.timer.stage("rollout", "reflect", step=step):
+            rollouts, reports = await self._roll_out_and_reflect(work)
+        notes = show_meta(work.meta_skill)
+        async with self.timer.stage("aggregate", step=step):
+            merged = await aggregate(
+                reports,
+                skill,
+                context=context,
+                config=self.runtime.config.aggregate,
+                operations=list_edit_kinds(self.runtime.config.update),
+                notes=notes,
+            )
+        async with self.timer.stage("select", step=step):
+            chosen = await self._select(work, merged, notes=notes, rollouts=rollouts)
+        async with self.timer.stage("update", step=step):
+            candidate = await update(skill, chosen, context=context, attempts=show_buffer(work.attempts))
+        return StepProposal(
+            rollouts=rollouts, candidate=candidate, reports=reports, merged=merged, chosen=chosen
+        )
+
+    async def _roll_out_and_reflect(
+        self, work: StepInput
+    ) -> tuple[tuple[Rollout, ...], tuple[AnalystReport, ...]]:
+        config, context = self.runtime.config, work.context
+        analyst = Analyst(
+            context=context,
+            skill=work.skill,
+            config=config.update,
+            max_edits=config.select.max_edits if work.max_edits is None else work.max_edits,
+            tokens=config.reflect.trajectory_tokens,
+            notes=self._make_notes(work),
+        )
+        analyse = analyst.report
+        if config.appendix.enabled:
+            analyse = LapseTriage(
+                context=context,
+                skill=work.skill,
+                analyse=analyse,
+                successes=config.appendix.source == "both",
+                tokens=config.reflect.trajectory_tokens,
+            ).report
+        annotator = self.runtime.plan.annotator
+
+        async def annotate_and_analyse(batch: Minibatch) -> AnalystReport:
+            return await analyse(
+                batch if annotator is None else await annotate_failures(batch, annotator, context)
+            )
+
+        return await roll_out_and_reflect(
+            work.batches,
+            work.skill,
+            runner=make_train_runner(self.scheduler, work),
+            analyse=annotate_and_analyse,
+            config=config.reflect,
+            seed=config.seed,
+            threshold=config.train.success_threshold,
+        )
+
+    def _make_notes(self, work: StepInput) -> Callable[[Minibatch], str]:
+        """Return a function that builds an analyst's notes: attempts, rejected edits and the meta skill."""
+        tokens, cards = self.runtime.config.reflect.trajectory_tokens, work.rejected_edits
+        attempts, meta = show_buffer(work.attempts), show_meta(work.meta_skill)
+
+        def notes(batch: Minibatch) -> str:
+            text = show_cases(batch.rollouts, batch.items, failed=batch.source == "failure", tokens=tokens)
+            memory = show_memory(select_relevant_edits(cards, text)) if cards else ""
+            return join_sections(attempts, memory, meta)
+
+        return notes
+
+    async def _select(
+        self, work: StepInput, merged: AggregateResult, *, notes: str, rollouts: Sequence[Rollout]
+    ) -> SelectResult:
+        attempts = show_buffer(work.attempts)
+        most, decision = work.max_edits, None
+        fallbacks: tuple[Fallback, ...] = ()
+        if self.runtime.config.update.mode == "full_rewrite":
+            return SelectResult(patch=merged.patch, pool_size=len(merged.patch.edits))
+        if self.runtime.config.select.lr_control == "autonomous" and merged.patch.edits:
+            assert most is not None
+            size = await choose_step_size(
+                merged,
+                work.skill,
+                context=work.context,
+                notes=join_sections(attempts, notes),
+                figures=self._show_figures(work, rollouts),
+                default=most,
+            )
+            if isinstance(size, Fallback):
+                fallbacks = (size,)
+            else:
+                most, decision = size.count, size
+        chosen = await select(
+            merged, work.skill, context=work.context, budget=most, attempts=attempts, notes=notes
+        )
+        return chosen.model_copy(update={"decision": decision, "fallbacks": fallbacks + chosen.fallbacks})
+
+    def _show_figures(self, work: StepInput, rollouts: Sequence[Rollout]) -> str:
+        threshold = self.runtime.config.train.success_threshold
+        return show_figures(rollouts, work.items, [r.item_id for r in rollouts if is_failure(r, threshold)])
+
+
+def _measure_batches(
+    batches: Sequence[Sequence[Item]], skill: Skill, rollouts: Sequence[Rollout]
+) -> tuple[Measurement, ...]:
+    sizes = [len(batch) for batch in batches]
+    return tuple(
+        build_measurement(skill.hash, Split.train, rollouts[end - size : end])
+        for size, end in zip(sizes, accumulate(sizes), strict=True)
+    )

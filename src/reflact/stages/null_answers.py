@@ -1,0 +1,135 @@
+"""Null answers: constants that are graded in place of the target's answers, as a control.
+
+No model is called: a target replies with the constant to every message, and the environment grades as always.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from anyio.lowlevel import checkpoint
+
+from reflact.errors import ContextOverflow
+from reflact.protocols import Answerable, Environment
+from reflact.records import SkillScore
+from reflact.types import Item, Skill, Turn, canonical_json
+
+REFUSAL = "I cannot help with that"
+
+MAX_CHECKED_ITEMS = 50
+"""The most train items on which each constant is graded before the training."""
+
+WARNING_SHARE = 0.5
+"""A constant with at least this mean hard score on train items is worth a warning."""
+
+MAX_REPLIES = 200
+"""The most replies of a constant in one conversation."""
+
+MAX_SHOWN_CHARS = 60
+"""Constants are cut to this length in messages."""
+
+
+class NullAnswer(NamedTuple):
+    """A constant answer, and its name among the scores of a run."""
+
+    name: str
+    text: str
+
+    @property
+    def document(self) -> Skill:
+        """A document that stands for the constant, so that its scores are nobody else's."""
+        return Skill(text=f"Null answer: {canonical_json(self.text)}")
+
+
+def list_null_answers(environment: Environment, train: Sequence[Item]) -> tuple[NullAnswer, ...]:
+    """Return the constants: empty, a refusal, and the most frequent right answer of the train items if there is one."""
+    constants = [NullAnswer("null_empty", ""), NullAnswer("null_refusal", REFUSAL)]
+    frequent = find_frequent_answer(environment, train)
+    if frequent is not None and all(frequent != constant.text for constant in constants):
+        constants.append(NullAnswer("null_frequent", frequent))
+    return tuple(constants)
+
+
+def find_frequent_answer(environment: Environment, items: Sequence[Item]) -> str | None:
+    """Return the answer that is right for most items, and for at least two; the first one of several.
+
+    None if no answer is right twice, or if the environment knows no right answers.
+    """
+    if not isinstance(environment, Answerable):
+        return None
+    counts = Counter(
+        answer for item in items for answer in dict.fromkeys(environment.list_right_answers(item))
+    )
+    answer, count = max(counts.items(), key=lambda entry: entry[1], default=("", 0))
+    return answer if count > 1 else None
+
+
+def choose_checked_items(items: Sequence[Item]) -> tuple[Item, ...]:
+    """Return at most ``MAX_CHECKED_ITEMS`` items, evenly spread, because data is often sorted."""
+    n = len(items)
+    most = min(n, MAX_CHECKED_ITEMS)
+    return tuple(items[number * n // most] for number in range(most))
+
+
+def describe_high_scores(scores: Sequence[SkillScore]) -> str | None:
+    """Return a warning if a constant has a high score on train items; it names the best constant."""
+    measured = [score for score in scores if score.hard is not None]
+    best = max(measured, key=lambda score: score.hard or 0.0, default=None)
+    if best is None or best.hard is None or best.hard < WARNING_SHARE:
+        return None
+    return (
+        f"{describe_constant(best.answer or '')} scores {best.hard:.3f} on {best.n} train items: a skill can gain "
+        "by making the target answer so, without learning the task"
+    )
+
+
+def describe_constant(text: str) -> str:
+    """Return a constant in words, such as ``always answering "42"``."""
+    if not text:
+        return "always answering nothing"
+    shown = " ".join(text.split())
+    shown = shown if len(shown) <= MAX_SHOWN_CHARS else f"{shown[:MAX_SHOWN_CHARS]}…"
+    return f'always answering "{shown}"'
+
+
+class ConstantTarget:
+    """Replies with the same text to every message, under any document; implements ``protocols.Target``."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    @property
+    def identity(self) -> str:
+        """The text, as canonical JSON."""
+        return canonical_json({"target": "constant", "version": 1, "text": self._text})
+
+    def session(self, skill: Skill, *, rollout: str) -> ConstantSession:
+        """Start a conversation in which every reply is the text."""
+        return ConstantSession(self._text)
+
+
+class ConstantSession:
+    """A conversation in which every reply is the same text."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._turns: list[Turn] = []
+
+    @property
+    def turns(self) -> tuple[Turn, ...]:
+        """The conversation so far."""
+        return tuple(self._turns)
+
+    async def reply(self, message: str) -> str:
+        """Return the text.
+
+        Raises:
+            ContextOverflow: The conversation does not end. A model's context would be full too, so the score is 0.
+        """
+        await checkpoint()
+        if len(self._turns) >= 2 * MAX_REPLIES:
+            raise ContextOverflow(f"the conversation did not end after {MAX_REPLIES} equal replies")
+        self._turns += [Turn(role="user", content=message), Turn(role="assistant", content=self._text)]
+        return self._text

@@ -1,0 +1,439 @@
+"""The target that is a pydantic-ai agent, as it is: the skill takes the place of its literal instructions.
+
+    target = PydanticAITarget(agent, deps=lambda item: Shop(customer=item.metadata["customer"]))
+    summary = await Trainer("run.yaml", target=target).train()
+
+Tools, dependencies, instruction functions, system prompts, toolsets and output types stay. In a run, each request of
+the agent to its model is stored, limited, charged, recorded and replayed like reflact's own calls.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
+from typing import Any, Generic, TypeVar, cast
+
+from pydantic import JsonValue, TypeAdapter
+from pydantic_ai.agent import AbstractAgent
+from pydantic_ai.capabilities import AbstractCapability, WrapModelRequestHandler
+from pydantic_ai.exceptions import (
+    ModelAPIError,
+    ModelHTTPError,
+    UnexpectedModelBehavior,
+    UsageLimitExceeded,
+    UserError,
+)
+from pydantic_ai.messages import (
+    AgentInstructionSource,
+    InstructionPart,
+    ModelMessage,
+    ModelMessagesTypeAdapter,
+    ModelResponse,
+    RetryPromptPart,
+    TextPart,
+    ToolCallPart,
+    ToolReturnPart,
+    UserPromptPart,
+)
+from pydantic_ai.models import Model, ModelRequestContext, ModelRequestParameters, infer_model
+from pydantic_ai.models.function import AgentInfo, FunctionModel
+from pydantic_ai.settings import ModelSettings
+from pydantic_ai.tools import RunContext, ToolDefinition
+from pydantic_ai.toolsets import AbstractToolset, FunctionToolset
+from pydantic_ai.usage import RequestUsage, UsageLimits
+
+from reflact.config.models import ModelConfig
+from reflact.errors import ConfigError, EnvironmentFailure, ReflactError, ReplyError
+from reflact.messages import AgentAnswer, CallId
+from reflact.protocols import RequestSender
+from reflact.records import Usage
+from reflact.types import Item, Skill, Turn, canonical_json
+
+D = TypeVar("D")
+Out = TypeVar("Out")
+
+MakeDeps = Callable[[Item], D | Awaitable[D]]
+"""Makes the dependencies of one rollout from its item."""
+
+REQUEST_VERSION = 1
+"""Version of the request format, part of every rollout's key; raise it if the format changes."""
+
+UNSTABLE_FIELDS = frozenset(
+    {
+        "timestamp",
+        "run_id",
+        "conversation_id",
+        "usage",
+        "provider_details",
+        "provider_response_id",
+        "metadata",
+    }
+)
+"""Fields of messages and parts that differ between equal runs, and that a model does not read."""
+
+PRIVATE_SETTINGS = frozenset({"extra_headers", "timeout"})
+"""Settings that may hold a key, or that no reply depends on."""
+
+ANYTHING: TypeAdapter[Any] = TypeAdapter(Any)
+
+
+class PydanticAITarget(Generic[D, Out]):
+    """A pydantic-ai agent under training.
+
+    Args:
+        agent: The agent. It is not changed; concurrent rollouts under different skills do not mix.
+        deps: A function of the item, async or not, that returns the dependencies of its rollout. It must not use the
+            item's reference.
+        usage_limits: Limits of one rollout. A rollout that reaches one scores 0.
+        version: Part of the target's identity. Change it if the code of a tool or of an instruction function changes
+            what the agent does, so that stored rollouts of the old agent are not reused.
+    """
+
+    def __init__(
+        self,
+        agent: AbstractAgent[D, Out],
+        *,
+        deps: MakeDeps[D] | None = None,
+        usage_limits: UsageLimits | None = None,
+        version: str = "1",
+    ) -> None:
+        self._agent = agent
+        self._deps = deps
+        self._limits = usage_limits
+        self._version = version
+        self._model = _resolve_model(agent.model)
+        self._name = agent.model if isinstance(agent.model, str) else self._model.model_id
+        self._settings: ModelSettings = {}
+        self._sender: RequestSender | None = None
+
+    @property
+    def identity(self) -> str:
+        """The agent's model, tools, system prompts, output, limits and version, as canonical JSON."""
+        agent = self._agent
+        return canonical_json(
+            {
+                "target": "pydantic_ai",
+                "version": [REQUEST_VERSION, self._version],
+                "agent": agent.name,
+                "model": self._name,
+                "settings": _dump_settings(self._model.settings),
+                "system_prompts": list(getattr(agent, "_system_prompts", ())),
+                "output": agent.output_json_schema(),
+                "toolsets": [_identify_toolset(toolset) for toolset in _list_toolsets(agent)],
+                "limits": None if self._limits is None else _dump(asdict(self._limits)),
+            }
+        )
+
+    @property
+    def description(self) -> str:
+        """The agent's tools and their parameters, for the optimizer."""
+        tools = [tool for toolset in _list_toolsets(self._agent) for tool in _list_tools(toolset)]
+        if not tools:
+            return ""
+        return "\n".join(["The agent has these tools:", *(_describe_tool(tool) for tool in tools)])
+
+    def describe_model(self, config: ModelConfig) -> ModelConfig:
+        """Return the settings of ``models.target`` with the agent's model and endpoint.
+
+        Raises:
+            ConfigError: The settings name a model.
+        """
+        if config.model:
+            raise ConfigError(
+                "models.target.model has no effect on a pydantic-ai agent, which brings its model: remove it, and give "
+                "the agent the model that it is to be trained with"
+            )
+        own = self._model.settings or {}
+        host = re.match(r"https?://[^/?#@\s]+", self._model.base_url or "")
+        url = host[0] if host else f"https://{re.sub('[^a-z0-9-]', '-', self._model.system.lower())}.invalid"
+        update = {"model": self._model.model_name, "base_url": url, "api_key_env": None, "key": None}
+        cap = config.max_tokens or own.get("max_tokens")
+        return config.model_copy(update={**update, "max_tokens": cap})
+
+    def connect(self, sender: RequestSender, config: ModelConfig) -> PydanticAITarget[D, Out]:
+        """Return the same target with its requests going through a run, under the settings of ``models.target``."""
+        connected = PydanticAITarget(
+            self._agent, deps=self._deps, usage_limits=self._limits, version=self._version
+        )
+        connected._sender = sender
+        chosen = {name: getattr(config, name) for name in ("temperature", "top_p", "max_tokens")}
+        connected._settings = cast("ModelSettings", {k: v for k, v in chosen.items() if v is not None})
+        return connected
+
+    def session(self, skill: Skill, *, rollout: str) -> AgentSession[D, Out]:
+        """Refuse to work without an item, which ``deps`` needs."""
+        raise NotImplementedError("a PydanticAITarget starts its sessions with session_for")
+
+    def session_for(self, item: Item, skill: Skill, *, rollout: str) -> AgentSession[D, Out]:
+        """Start a run of the agent on an item, under a skill; ``rollout`` is the rollout's key."""
+        capability = _RolloutCapability[D](skill.text, rollout, self._name, self._sender)
+        return AgentSession(self, item, capability)
+
+
+class AgentSession(Generic[D, Out]):
+    """A conversation with the agent about one item; the agent remembers it."""
+
+    def __init__(
+        self, target: PydanticAITarget[D, Out], item: Item, capability: _RolloutCapability[D]
+    ) -> None:
+        self._target = target
+        self._item = item
+        self._capability = capability
+        self._deps: list[D] = []
+        self._answers: dict[int, str] = {}
+
+    @property
+    def turns(self) -> tuple[Turn, ...]:
+        """The messages, tool calls, observations and answers so far, without instructions."""
+        return tuple(_list_turns(self._capability.messages))
+
+    async def reply(self, message: str) -> str:
+        """Run the agent on a message after all earlier ones and return its output, as text or else as JSON.
+
+        Raises:
+            ReplyError: The agent gave no valid output, or reached one of its limits; its rollout scores 0.
+            ModelError: Its model gave no answer.
+            EnvironmentFailure: A tool, an instruction function or ``deps`` raised an error.
+        """
+        target, capability = self._target, self._capability
+        try:
+            if not self._deps:
+                made: Any = None if target._deps is None else target._deps(self._item)
+                self._deps.append(await made if inspect.isawaitable(made) else made)
+            result = await target._agent.run(
+                message,
+                deps=self._deps[0],
+                model=target._model,
+                model_settings=target._settings or None,
+                message_history=list(capability.messages) or None,
+                usage_limits=target._limits,
+                capabilities=[capability],
+            )
+        except ReflactError:
+            raise
+        except (UsageLimitExceeded, UnexpectedModelBehavior) as error:
+            raise ReplyError(f"the agent gave up: {error}", reasons=(str(error),)) from error
+        except Exception as error:
+            raise EnvironmentFailure(
+                f"the agent failed on item {self._item.id}: {type(error).__name__}: {error}"
+            ) from error
+        capability.messages = list(result.all_messages())
+        return result.output if isinstance(result.output, str) else _write_json(result.output)
+
+
+class _RolloutCapability(AbstractCapability[D]):
+    """Puts the skill in place of the agent's literal instructions, and its requests through the run."""
+
+    def __init__(self, skill: str, rollout: str, model: str, sender: RequestSender | None) -> None:
+        self._skill = skill
+        self._rollout = rollout
+        self._model = model
+        self._sender = sender
+        self.messages: list[ModelMessage] = []
+
+    async def before_model_request(
+        self, ctx: RunContext[D], request_context: ModelRequestContext
+    ) -> ModelRequestContext:
+        """Replace the literal instructions of the agent; those of functions, toolsets and capabilities stay."""
+        self.messages = list(request_context.messages)
+        parameters = request_context.model_request_parameters
+        others = [part for part in parameters.instruction_parts or () if not _is_literal(part)]
+        skill = [InstructionPart(content=self._skill.strip("\n"))] if self._skill.strip() else []
+        return replace(
+            request_context,
+            model_request_parameters=replace(parameters, instruction_parts=[*skill, *others]),
+        )
+
+    async def wrap_model_request(
+        self,
+        ctx: RunContext[D],
+        *,
+        request_context: ModelRequestContext,
+        handler: WrapModelRequestHandler,
+    ) -> ModelResponse:
+        """Return the stored answer, or ask the model and store its answer."""
+        if self._sender is None:
+            response = await handler(request_context)
+        else:
+            answered = sum(isinstance(message, ModelResponse) for message in request_context.messages)
+            call_id = CallId(role="target", purpose="rollout", rollout=self._rollout, number=answered)
+
+            async def ask() -> AgentAnswer:
+                return await _ask_model(handler, request_context)
+
+            body = {"model": self._model, **_write_request(request_context)}
+            text = await self._sender.send(body, call_id=call_id, answer=ask)
+            (read,) = ModelMessagesTypeAdapter.validate_json(text)
+            assert isinstance(read, ModelResponse)
+            response = read
+        self.messages = [*request_context.messages, response]
+        return response
+
+
+async def _ask_model(handler: WrapModelRequestHandler, request_context: ModelRequestContext) -> AgentAnswer:
+    """Ask an agent's model once.
+
+    Raises:
+        ConnectionError: It cannot be reached.
+    """
+    try:
+        response = await handler(request_context)
+    except ModelHTTPError as error:
+        words = error.body if isinstance(error.body, str) else json.dumps(_dump(error.body))
+        return AgentAnswer(
+            text=words, status=error.status_code, retry_after=(error.headers or {}).get("retry-after")
+        )
+    except ModelAPIError as error:
+        raise ConnectionError(str(error)) from error
+    text = ModelMessagesTypeAdapter.dump_json([response]).decode("utf-8")
+    return AgentAnswer(text=text, usage=_read_usage(response.usage))
+
+
+def _read_usage(usage: RequestUsage) -> Usage:
+    if not usage.input_tokens and not usage.output_tokens:
+        return Usage(calls=1, uncounted=1)
+    cached = min(usage.cache_read_tokens, usage.input_tokens)
+    return Usage(
+        calls=1, input_tokens=usage.input_tokens, cached_tokens=cached, output_tokens=usage.output_tokens
+    )
+
+
+def _write_request(request_context: ModelRequestContext) -> dict[str, JsonValue]:
+    """Return all that an answer depends on, without what differs between equal runs."""
+    parameters, settings = (
+        request_context.model_request_parameters,
+        _dump_settings(request_context.model_settings),
+    )
+    cap = settings.get("max_tokens") if isinstance(settings, dict) else None
+    tools = [_dump_tool(tool) for tool in (*parameters.function_tools, *parameters.output_tools)]
+    return {
+        **({} if cap is None else {"max_tokens": cap}),
+        "settings": settings,
+        "instructions": InstructionPart.join(parameters.instruction_parts or ()),
+        "messages": _drop_unstable(
+            ModelMessagesTypeAdapter.dump_python(request_context.messages, mode="json")
+        ),
+        "tools": tools,
+        "output": _describe_output(parameters),
+    }
+
+
+def _describe_output(parameters: ModelRequestParameters) -> JsonValue:
+    wanted = parameters.output_object
+    return {
+        "mode": parameters.output_mode,
+        "text": parameters.allow_text_output,
+        "schema": None if wanted is None else _dump(wanted.json_schema),
+        "native_tools": [_dump(tool) for tool in parameters.native_tools],
+    }
+
+
+def _drop_unstable(value: Any) -> JsonValue:
+    """Return messages without unstable fields; the arguments and results of tools stay whole."""
+    if not isinstance(value, list):
+        return _dump(value)
+    return [
+        {
+            name: _drop_unstable(part) if name == "parts" else part
+            for name, part in entry.items()
+            if name not in UNSTABLE_FIELDS and name != "instructions"
+        }
+        for entry in value
+    ]
+
+
+def _dump_tool(tool: ToolDefinition) -> JsonValue:
+    return {
+        "name": tool.name,
+        "description": tool.description,
+        "parameters": _dump(tool.parameters_json_schema),
+        "strict": tool.strict,
+    }
+
+
+def _dump_settings(settings: Mapping[str, Any] | None) -> JsonValue:
+    return {
+        name: _dump(value) for name, value in sorted((settings or {}).items()) if name not in PRIVATE_SETTINGS
+    }
+
+
+def _dump(value: Any) -> JsonValue:
+    """Return a value as JSON; what JSON cannot express becomes its text."""
+    dumped: JsonValue = ANYTHING.dump_python(value, mode="json", fallback=str)
+    return dumped
+
+
+def _write_json(value: Any) -> str:
+    return ANYTHING.dump_json(value, fallback=str).decode("utf-8")
+
+
+def _is_literal(part: InstructionPart) -> bool:
+    """Whether an instruction is one of the texts that the agent was made with."""
+    return part.id is not None and isinstance(part.id.source, AgentInstructionSource) and not part.dynamic
+
+
+def _list_toolsets(agent: AbstractAgent[Any, Any]) -> Sequence[AbstractToolset[Any]]:
+    leaves: list[AbstractToolset[Any]] = []
+    for toolset in agent.toolsets:
+        toolset.apply(leaves.append)
+    return leaves
+
+
+def _list_tools(toolset: AbstractToolset[Any]) -> Sequence[ToolDefinition]:
+    """Return the tools of a toolset that are known before a run."""
+    if not isinstance(toolset, FunctionToolset):
+        return ()
+    return [tool.tool_def for tool in toolset.tools.values()]
+
+
+def _identify_toolset(toolset: AbstractToolset[Any]) -> JsonValue:
+    return [type(toolset).__name__, toolset.id, *map(_dump_tool, _list_tools(toolset))]
+
+
+def _describe_tool(tool: ToolDefinition) -> str:
+    names = ", ".join(tool.parameters_json_schema.get("properties", {}))
+    text = " ".join((tool.description or "no description").split())
+    return f"- {tool.name}({names}): {text}"
+
+
+def _list_turns(messages: Sequence[ModelMessage]) -> Iterator[Turn]:
+    """Yield a run's messages as turns; a tool call is a turn of the assistant, its result one of the tool."""
+    for message in messages:
+        for part in message.parts:
+            match part:
+                case UserPromptPart(content=str(text)):
+                    yield Turn(role="user", content=text)
+                case UserPromptPart():
+                    yield Turn(role="user", content=_write_json(part.content))
+                case TextPart(content=text) if text:
+                    yield Turn(role="assistant", content=text)
+                case ToolCallPart():
+                    yield Turn(role="assistant", content=f"calls {part.tool_name}({part.args_as_json_str()})")
+                case ToolReturnPart():
+                    yield Turn(role="tool", content=f"{part.tool_name}: {part.model_response_str()}")
+                case RetryPromptPart():
+                    yield Turn(role="tool", content=f"{part.tool_name or 'output'}: {part.model_response()}")
+
+
+def _resolve_model(model: Model | str | None) -> Model:
+    """Return an agent's model; one that cannot be connected yet raises its error when it is asked.
+
+    A replayed run asks no model, and so needs no key.
+
+    Raises:
+        ConfigError: The agent has no model.
+    """
+    if model is None:
+        raise ConfigError("the pydantic-ai agent has no model: give it the one that it is to be trained with")
+    try:
+        return infer_model(model)
+    except UserError as error:
+        reason = str(error)
+
+    def refuse(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
+        raise ConfigError(f"the agent's model {model} cannot be asked: {reason}")
+
+    return FunctionModel(refuse, model_name=str(model))

@@ -1,0 +1,385 @@
+"""Controls: a placebo document and null answers, before the training and at its end."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from rich.console import Console
+
+from pure_world import PureNetwork, differences, left_by, write_world
+from pure_world import settings as pure_settings
+from reflact import Trainer, events
+from reflact.config.training import TrainerConfig
+from reflact.data import DataSet
+from reflact.environments import (
+    DatasetEnvironment,
+    ExactGrader,
+    Grader,
+    Item,
+    JsonFieldsGrader,
+    NormalizedGrader,
+    NumericGrader,
+    RegexGrader,
+    SimulatorEnvironment,
+    TokenF1Grader,
+)
+from reflact.protocols import Session
+from reflact.records import Claim, Improvement, RunSummary, SkillScore, SkillVersion
+from reflact.reporting.lines import EventLines
+from reflact.reporting.summary import print_summary
+from reflact.reporting.verdict import describe_controls, describe_result
+from reflact.stages.null_answers import (
+    MAX_CHECKED_ITEMS,
+    REFUSAL,
+    ConstantTarget,
+    choose_checked_items,
+    describe_constant,
+    describe_high_scores,
+    find_frequent_answer,
+    list_null_answers,
+)
+from reflact.testing import ScriptedLLM, ToyEnvironment, toy_optimizer
+from reflact.training.history import read_run
+from reflact.types import Grade, Score, Skill, Split
+from test_run_cost_estimate import PLAIN, measured
+from toy_runs import Actor, run, settings
+
+pytestmark = pytest.mark.anyio
+
+ON: dict[str, Any] = {"test": {"enabled": True, "placebo": True, "null_answers": True}}
+NAMES = ["baseline", "placebo", "null_empty", "null_refusal", "null_frequent", "best", "final"]
+
+
+def items(split: str, references: Sequence[Any]) -> tuple[Item, ...]:
+    """Return items of a split with these references."""
+    return tuple(
+        Item(id=f"{split}-{number}", input=f"{split} {number}", reference=reference)
+        for number, reference in enumerate(references)
+    )
+
+
+def questions(references: Sequence[Any], grade: Grader | None = None) -> DatasetEnvironment:
+    """Return an environment whose splits have the same references."""
+    splits = {split.value: items(split.value, references) for split in Split}
+    return DatasetEnvironment(DataSet.model_validate(splits), grade=grade or ExactGrader())
+
+
+async def test_constants_are_graded_beside_baseline_and_best(tmp_path: Path) -> None:
+    """On the last split alone, by the environment and without the target; records, events and summary have them."""
+    done = await run(tmp_path, **ON)
+    test = [score for score in done.summary.scores if score.split is Split.test]
+    assert [score.name for score in test] == NAMES
+    assert [s.name for s in done.summary.scores if s.split is Split.val] == ["baseline", "best", "final"]
+    answers = {score.name: (score.answer, score.hard, score.n) for score in test if score.answer is not None}
+    assert answers == {
+        "null_empty": ("", 0.0, 4),
+        "null_refusal": (REFUSAL, 0.0, 4),
+        "null_frequent": ("odd", 0.25, 4),
+    }
+    assert all(score.low is not None and score.high is not None for score in test)
+    assert {text for text, _ in done.actor.asked}.isdisjoint({REFUSAL, "odd"})
+    told = [event.score for event in done.events if event.kind == "final_score_measured"]
+    assert sorted(told, key=str) == sorted(done.summary.scores, key=str)
+    read = await read_run(tmp_path)
+    assert read.summary is not None
+    assert read.summary.score("null_frequent", Split.test) == test[4]
+    assert "answer" not in json.loads(done.summary.model_dump_json())["scores"][0]
+
+
+async def test_without_a_test_split_controls_are_measured_on_validation(tmp_path: Path) -> None:
+    """The last split is the one that the claim is made on."""
+    done = await run(tmp_path, test={"enabled": False, "placebo": True, "null_answers": True})
+    assert [(score.name, score.split) for score in done.summary.scores] == [(n, Split.val) for n in NAMES]
+
+
+@pytest.mark.parametrize(
+    ("off", "left"),
+    [
+        ("placebo", [n for n in NAMES if n != "placebo"]),
+        ("null_answers", [NAMES[0], *NAMES[1:2], *NAMES[5:]]),
+    ],
+)
+async def test_each_control_can_be_switched_off(tmp_path: Path, off: str, left: list[str]) -> None:
+    """Neither changes the identity of the run."""
+    done = await run(tmp_path, test={**ON["test"], off: False})
+    assert [score.name for score in done.summary.scores if score.split is Split.test] == left
+    assert any(event.kind == "null_answers_graded" for event in done.events) == (off == "placebo")
+    more = await run(tmp_path, **ON)
+    assert [score.name for score in more.summary.scores if score.split is Split.test] == NAMES
+    assert more.records == done.records
+
+
+async def test_a_task_that_a_constant_solves_says_so_before_anything_is_asked(tmp_path: Path) -> None:
+    """One warning names the constant, its score and what it means: event, line and summary."""
+    asked_before: list[int] = []
+    actor = Actor(lambda *_: "no")
+    trainer = Trainer(
+        settings(tmp_path, **ON),
+        environment=questions(["yes", "yes", "no", "yes"]),
+        target=actor,
+        optimizer=ScriptedLLM(toy_optimizer()),
+    )
+    lines, printed = EventLines(), list[str | None]()
+    async with trainer.stream() as stream:
+        async for event in stream:
+            if isinstance(event, events.NullAnswersGraded):
+                asked_before.append(len(actor.asked))
+            printed.append(lines.format_event(event))
+            if isinstance(event, events.RunFinished):
+                summary = event.summary
+    warning = (
+        'always answering "yes" scores 0.750 on 4 train items: a skill can gain by making the target answer so, '
+        "without learning the task"
+    )
+    assert asked_before == [0]
+    assert printed.count(f"warning   {warning}") == 1
+    assert summary.warnings == (warning,)
+    text = io.StringIO()
+    print_summary(Console(file=text, width=80), summary, tmp_path)
+    assert f"warning: {warning}" in text.getvalue()
+    assert 'The best document is not better than always answering "yes": 0.25 against 0.75' in text.getvalue()
+    assert 'null_frequent: always answering "yes", the most frequent right answer' in text.getvalue()
+    again = await trainer.train()
+    assert again.warnings == (warning,)
+    assert again.scores == summary.scores
+
+
+def test_a_warning_needs_half_of_the_items() -> None:
+    """It names the best constant; below half there is none."""
+    low = SkillScore(name="null_empty", answer="", skill_hash="a", split=Split.train, n=50, hard=0.48)
+    half = low.model_copy(update={"hard": 0.5})
+    best = low.model_copy(update={"answer": "no", "hard": 0.6})
+    assert describe_high_scores([low]) is None
+    assert describe_high_scores([]) is None
+    assert (describe_high_scores([half]) or "").startswith("always answering nothing scores 0.500")
+    assert (describe_high_scores([half, best]) or "").startswith('always answering "no" scores 0.600')
+
+
+@pytest.mark.parametrize(
+    ("grade", "references", "frequent"),
+    [
+        (ExactGrader(), ["b", "a", " a ", "b", "c"], "b"),
+        (ExactGrader(), ["a", "b"], None),
+        (ExactGrader(), ["c", ["a", "b"], ["b", "a", "a"]], "a"),
+        (NormalizedGrader(), ["Yes.", "no", "yes", "No!", "YES"], "yes"),
+        (TokenF1Grader(), ["The end", "the end!", "x"], "the end"),
+        (NumericGrader(), ["2", 1, "1.0", 1.5], "1"),
+        (JsonFieldsGrader(), [{"b": 1, "a": "é"}, {"a": "é", "b": 1}], '{"a": "é", "b": 1}'),
+        (RegexGrader(), ["a+", "a+"], None),
+    ],
+    ids=["tie", "once", "lists", "normalized", "words", "numbers", "fields", "patterns"],
+)
+def test_the_most_frequent_right_answer(grade: Grader, references: list[Any], frequent: str | None) -> None:
+    """Answers that the grader takes as equal are counted together; the first of several equal counts is chosen."""
+    world = questions(references, grade)
+    assert find_frequent_answer(world, world.items(Split.train)) == frequent
+
+
+def test_an_own_function_has_its_plain_references_as_answers() -> None:
+    """Text and numbers are answers; objects and truth values are not."""
+
+    def own(item: Item, answer: str) -> bool:
+        return answer == str(item.reference)
+
+    for references, frequent in (([3, 3, "x"], "3"), ([True, True], None), ([{"a": 1}, {"a": 1}], None)):
+        world = questions(references, own)
+        assert find_frequent_answer(world, world.items(Split.train)) == frequent
+
+
+def test_equal_constants_are_graded_once() -> None:
+    """If most items want a refusal, it is not listed twice."""
+    world = questions([REFUSAL, REFUSAL])
+    names = [answer.name for answer in list_null_answers(world, world.items(Split.train))]
+    assert names == ["null_empty", "null_refusal"]
+
+
+def test_few_items_are_checked_before_a_training() -> None:
+    """They are spread evenly over the split, so sorted data does not mislead; fewer are all taken."""
+    many = items("train", range(10 * MAX_CHECKED_ITEMS))
+    assert [item.reference for item in choose_checked_items(many)] == [*range(0, 10 * MAX_CHECKED_ITEMS, 10)]
+    assert choose_checked_items(many[:7]) == many[:7]
+
+
+def test_a_constant_is_short_in_messages() -> None:
+    """It is cut, and line breaks are spaces."""
+    assert describe_constant("") == "always answering nothing"
+    assert describe_constant("a\n  b") == 'always answering "a b"'
+    assert describe_constant("x" * 100) == f'always answering "{"x" * 60}…"'
+
+
+async def test_an_interactive_environment_is_driven_by_the_constant(tmp_path: Path) -> None:
+    """Its rollout gets the constant for every message; without references there is no frequent answer."""
+    replies: list[str] = []
+
+    async def play(seed: int, session: Session) -> Grade:
+        said = [await session.reply("first"), await session.reply("second")]
+        replies.extend(said)
+        assert len(session.turns) == 4
+        return Grade(score=Score.of(said == ["", ""]), answer=said[-1])
+
+    world = SimulatorEnvironment(play, name="talk", train=4, val=4, test=4)
+    done = await run(tmp_path, environment=world, **ON)
+    nulls = {score.name: score.hard for score in done.summary.scores if score.answer is not None}
+    assert nulls == {"null_empty": 1.0, "null_refusal": 0.0}
+    assert replies[:2] == ["", ""]
+    assert done.summary.warnings[0].startswith("always answering nothing scores 1.000 on 4 train items")
+
+
+async def test_a_conversation_that_a_constant_does_not_end_is_ended(tmp_path: Path) -> None:
+    """It has the score 0, as if a model's context were full."""
+
+    async def play(seed: int, session: Session) -> Grade:
+        while (answer := await session.reply("go on")) not in {"unknown", REFUSAL}:
+            pass
+        return Grade(score=Score.of(1), answer=answer)
+
+    done = await run(
+        tmp_path, environment=SimulatorEnvironment(play, name="talk", train=4, val=4, test=4), **ON
+    )
+    nulls = {score.name: score.hard for score in done.summary.scores if score.answer is not None}
+    assert nulls == {"null_empty": 0.0, "null_refusal": 1.0}
+    assert done.summary.missing == ()
+
+
+async def test_an_environment_that_cannot_take_a_constant_is_named(tmp_path: Path) -> None:
+    """The run completes without null answers, and says what is missing and why."""
+
+    class Picky(ToyEnvironment):
+        async def run(self, item: Item, session: Session, *, seed: int) -> Grade:
+            if not hasattr(session, "_lines") and not hasattr(session, "_inner"):
+                raise TypeError("this is no session of mine")
+            return await super().run(item, session, seed=seed)
+
+    done = await run(tmp_path, environment=Picky(train=8, val=4, test=4), **ON)
+    assert done.summary.status == "completed"
+    assert [line.split(":")[0] for line in done.summary.missing] == [f"{name} on test" for name in NAMES[2:5]]
+    assert all("this is no session of mine" in line for line in done.summary.missing)
+    assert not any(event.kind == "null_answers_graded" for event in done.events)
+
+
+async def test_constants_are_not_graded_again_by_a_resumed_run(tmp_path: Path) -> None:
+    """What was graded is stored: a second start grades nothing, and ends with the same summary and events."""
+    graded: list[str] = []
+
+    def grade(item: Item, answer: str) -> float:
+        graded.append(answer)
+        return float(answer == item.reference)
+
+    world = questions(["a", "a", "b", "c"], grade)
+    first = await run(tmp_path, environment=world, **ON)
+    assert graded.count(REFUSAL) == 8
+    graded.clear()
+    second = await run(tmp_path, environment=world, **ON)
+    assert graded == []
+    assert second.events == first.events
+    assert (second.summary.scores, second.summary.warnings) == (first.summary.scores, first.summary.warnings)
+
+
+async def test_constants_take_nothing_from_the_budget(tmp_path: Path) -> None:
+    """The declared cost of a rollout is that of a target's calls, and a constant makes none."""
+    spends = []
+    for null_answers in (True, False):
+        done = await run(
+            tmp_path / str(null_answers),
+            target={"max_calls_per_rollout": 3},
+            test={**ON["test"], "null_answers": null_answers},
+        )
+        spends.append(done.summary.spend)
+    assert spends[0] == spends[1] != ()
+
+
+def test_a_budget_that_ends_at_the_placebo_leaves_the_other_scores(tmp_path: Path) -> None:
+    """What was measured is in the summary; with one more call the run completes as one that never stopped."""
+    world = write_world(tmp_path / "world", train=6, val=3, test=2)
+
+    def train(folder: str, calls: int | None) -> RunSummary:
+        short = {
+            "train": {"num_epochs": 1, "batch_size": 6, "accumulation": 1},
+            "budget": {"max_calls": calls},
+        }
+        plain = pure_settings(world, tmp_path / folder, **short)
+        return anyio.run(Trainer(plain, transport=PureNetwork()).train)
+
+    whole = train("whole", None)
+    calls = sum(entry.usage.calls for entry in whole.spend)
+    stopped = train("again", calls - 1)
+    assert stopped.status == "budget"
+    assert stopped.scores == tuple(s for s in whole.scores if s.name != "placebo")
+    assert (stopped.improvements, stopped.claim) == (whole.improvements, whole.claim)
+    assert train("again", calls).scores == whole.scores
+    assert differences(left_by(tmp_path / "again"), left_by(tmp_path / "whole")) == []
+
+
+async def test_the_estimate_counts_the_placebo(tmp_path: Path) -> None:
+    """One rollout for each test item, by default; null answers cost no call."""
+    on, actual = await measured(tmp_path / "on", {**PLAIN, "test": {"placebo": True}}, toy_optimizer())
+    off, without = await measured(tmp_path / "off", {**PLAIN, "test": {"placebo": False}}, toy_optimizer())
+    rollouts = [next(row.calls for row in e.rows if row.purpose == "rollout") for e in (on, off)]
+    assert rollouts[0].expected - rollouts[1].expected == 6
+    assert actual["rollout"] - without["rollout"] == 6
+
+
+async def test_a_constant_target_is_a_target() -> None:
+    """It says the same under every document, and notes the conversation."""
+    session = ConstantTarget("42").session(Skill(text="Say 43."), rollout="r")
+    assert await session.reply("what?") == "42"
+    assert [(turn.role, turn.content) for turn in session.turns] == [("user", "what?"), ("assistant", "42")]
+    assert ConstantTarget("42").identity != ConstantTarget("43").identity
+
+
+def score(name: str, hard: float, answer: str | None = None) -> SkillScore:
+    """Return a score on the test split."""
+    return SkillScore(name=name, answer=answer, skill_hash="a" * 64, split=Split.test, n=80, hard=hard)
+
+
+def ended(*scores: SkillScore, best: int = 1) -> RunSummary:
+    """Return the summary of a run with these scores."""
+    version = SkillVersion(number=best, skill_hash="a" * 64, origin="step 1")
+    return RunSummary(run_id="r1", status="completed", best=version, scores=scores)
+
+
+def test_the_closing_lines_say_what_controls_say_against_the_best_skill() -> None:
+    """One plain sentence each: a constant does as well, or a text about something else does."""
+    best, frequent = score("best", 0.5), score("null_frequent", 0.5, "no")
+    assert describe_controls(ended(best, score("placebo", 0.4), score("null_empty", 0.2, ""))) == ()
+    constant = 'The best document is not better than always answering "no": 0.50 against 0.50 on test items.'
+    assert describe_controls(ended(best, frequent)) == (constant,)
+    assert describe_controls(ended(best, score("placebo", 0.6))) == (
+        "A text about something else does as well as the best document: 0.60 against 0.50 on test items. So the "
+        "gain may have nothing to do with what the document says.",
+    )
+    assert describe_controls(ended(best, score("placebo", 0.6), best=0)) == ()
+    assert describe_controls(ended(frequent)) == ()
+    assert describe_controls(ended()) == ()
+    assert describe_result(ended(best, frequent, best=0)).endswith(constant)
+    gain = Improvement(name="best", split=Split.test, n=80, mean=0.1, low=0.05, high=0.2)
+    claimed = ended(best, frequent).model_copy(update={"claim": Claim(improvement=gain, confirmed=True)})
+    assert describe_result(claimed).startswith("Better: ")
+    assert describe_result(claimed).endswith(constant)
+
+
+def test_controls_fit_a_table_of_80_columns(tmp_path: Path) -> None:
+    """Baseline, placebo, null answers and best have one line each, with their intervals."""
+    scores = [
+        score(name, 0.5, "" if name.startswith("null") else None).model_copy(
+            update={"low": 0.4, "high": 0.6, "soft": 0.5, "successes": 40.0}
+        )
+        for name in NAMES
+    ]
+    text = io.StringIO()
+    print_summary(Console(file=text, width=80), ended(*scores), tmp_path)
+    rows = [line for line in text.getvalue().splitlines() if line.split()[:1] and line.split()[0] in NAMES]
+    assert [row.split()[0] for row in rows] == NAMES
+    assert all("0.400 to 0.600" in row and len(row) <= 80 for row in rows)
+
+
+def test_controls_are_on_by_default() -> None:
+    """A configuration that does not name them measures both."""
+    test = TrainerConfig().test
+    assert (test.placebo, test.null_answers) == (True, True)

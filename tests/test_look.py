@@ -1,0 +1,337 @@
+"""The commands that look at runs: lists, steps, versions and differences, and which run a name means."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import anyio
+import pytest
+
+from reflact import Trainer, compare_runs, read_run
+from reflact.errors import UsageError
+from reflact.records import EpochRecord, SkillVersion, SlowUpdate, Spend, StepRecord, Usage
+from reflact.reporting.summary import build_run_table, format_details
+from reflact.store.runs import RunRow
+from reflact.testing import ScriptedLLM, ToyEnvironment, ToyTarget, toy_optimizer
+from reflact.training.history import RunListing, StepDetails, choose_run
+from reflact.types import (
+    AggregateResult,
+    AnalystReport,
+    Edit,
+    EditResult,
+    Measurement,
+    Patch,
+    SelectResult,
+    Split,
+    StepSize,
+    Verdict,
+)
+from served import reflact
+from toy_runs import LINES
+
+STEERING = "\x1b[2J\x1b]0;title\x07\u202e"
+V1 = SkillVersion(number=1, skill_hash="b" * 64, origin="step 1", score=0.5)
+
+
+def build_trainer(folder: Path, *, seed: int = 0, store: Path | None = None, epochs: int = 2) -> Trainer:
+    """Return a run of two epochs in the toy world."""
+    return Trainer(
+        {
+            "out_dir": folder,
+            "store": store,
+            "seed": seed,
+            "train": {"num_epochs": epochs, "batch_size": 4},
+            "select": {"max_edits": 1, "min_edits": 1},
+        },
+        environment=ToyEnvironment(train=8, val=4, test=4),
+        target=ToyTarget(),
+        optimizer=ScriptedLLM(toy_optimizer(edits=2)),
+    )
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a completed run."""
+    out = tmp_path_factory.mktemp("look") / "run"
+    anyio.run(build_trainer(out).train)
+    return out
+
+
+def build_step(text: str = "") -> StepRecord:
+    """Return a step with all parts of a choice; the text stands in each of them."""
+    kept = Edit(op="append", content=f"one{text}", source_type="failure", support_count=3, merge_level=1)
+    dropped = Edit(op="append", content=f"two{text}", evidence=f"case 2{text}")
+    report = AnalystReport(
+        source_type="failure", index=0, item_ids=("a",), patch=Patch(edits=(kept, dropped))
+    )
+    return StepRecord(
+        step=2,
+        epoch=1,
+        step_in_epoch=2,
+        skill_before="a" * 64,
+        item_ids=("a",),
+        rollout=Measurement(skill_hash="a" * 64, split=Split.train, n=4, hard=0.5),
+        n_failures=2,
+        reports=(report,),
+        merged=AggregateResult(patch=Patch(reasoning=f"Both fit.{text}", edits=(kept, dropped))),
+        chosen=SelectResult(
+            patch=Patch(reasoning=f"The first helps more.{text}", edits=(kept,)),
+            pool_size=2,
+            budget=1,
+            ranked=True,
+            decision=StepSize(
+                count=1, reasoning=f"Small steps.{text}", confidence=0.75, risks=f"None.{text}"
+            ),
+        ),
+        edits=(EditResult(edit=kept, status="applied"),),
+        rewrite_summary=f"Joined.{text}",
+        candidate_hash="b" * 64,
+        verdict=Verdict(action="accept", reason=f"It is better.{text}"),
+        current=V1,
+        best=V1,
+    )
+
+
+def build_details(text: str = "") -> StepDetails:
+    """Return a step with memory and the end of its epoch."""
+    slow = SlowUpdate(
+        action="accepted", helped="helped", reasoning=f"It grew.{text}", guidance=f"Go on.{text}"
+    )
+    end = EpochRecord(
+        epoch=1,
+        step=2,
+        last_hash="b" * 64,
+        slow_update=slow,
+        meta_skill=f"Add lines.{text}",
+        meta_skill_reasoning=f"Lines helped.{text}",
+        current=V1,
+        best=V1,
+    )
+    return StepDetails(record=build_step(text), epoch_end=end, memory=f"Be brief.{text}")
+
+
+def test_a_step_shows_how_its_edits_were_chosen() -> None:
+    """A step has the pool with support, the merge, the step size, the ranking, the guidance and the memory."""
+    lines = format_details(build_details())
+    for line in (
+        "pool: 2 edits, merged from 2 proposals of 1 reports",
+        "merge: Both fit.",
+        "pool 1: support 3 from failure cases, chosen as number 1",
+        "pool 2: support 1 from both sources, not chosen: append 'two'; evidence: case 2",
+        "step size: 1 of 2 edits, confidence 0.75: Small steps.; risks: None.",
+        "ranking: The first helps more.",
+        "rewrite: Joined.",
+        "memory of the optimizer: Be brief.",
+        "earlier guidance: helped",
+        "slow update reasoning: It grew.",
+        "guidance: Go on.",
+        "memory reasoning: Lines helped.",
+        "new memory of the optimizer: Add lines.",
+    ):
+        assert line in lines
+
+
+def test_a_step_of_a_run_is_shown(folder: Path) -> None:
+    """`show STEP` prints pool and edits of a real step; with `--json` one line has the record and the diff."""
+    shown = reflact("show", folder, 2).stdout
+    assert "pool 1: support " in shown
+    assert "step size: at most 1 of " in shown
+    details = StepDetails.model_validate_json(reflact("show", folder, 1, "--json").stdout)
+    history = anyio.run(read_run, folder)
+    assert details.record == history.steps[0]
+    assert details.diff.startswith("--- before\n+++ after\n")
+    last = StepDetails.model_validate_json(reflact("show", folder, len(history.steps), "--json").stdout)
+    assert last.epoch_end == history.epochs[-1]
+
+
+def test_a_run_is_shown_as_json(folder: Path) -> None:
+    """`show --json` is one object with summary, steps, epochs and versions."""
+    shown = reflact("show", folder, "--json").stdout
+    history = anyio.run(read_run, folder)
+    found = json.loads(shown)
+    assert shown.isascii()
+    assert found["summary"] == json.loads(history.summary.model_dump_json())  # type: ignore[union-attr]
+    assert [len(found[name]) for name in ("steps", "epochs", "versions")] == [
+        len(values) for values in (history.steps, history.epochs, history.versions)
+    ]
+
+
+def test_each_version_is_printed_exactly(folder: Path) -> None:
+    """`skill` prints the best document, or the version that is named, with exactly its bytes in a pipe."""
+    assert reflact("skill", folder).stdout_bytes == (folder / "best_skill.md").read_bytes()
+    for path in sorted((folder / "skills").glob("v*.md")):
+        number = int(path.stem[1:])
+        for name in (number, f"v{number}"):
+            assert reflact("skill", folder, name).stdout_bytes == path.read_bytes()
+    assert reflact("skill", folder, "baseline").stdout_bytes == b""
+    found = json.loads(reflact("skill", folder, "1", "--json").stdout)
+    assert found["version"]["number"] == 1
+    assert found["skill"]["text"] == (folder / "skills" / "v0001.md").read_text(encoding="utf-8")
+    refused = reflact("skill", folder, "v99")
+    assert refused.exit_code == 2
+    assert "has no version v99; it has v0 to v" in refused.stderr
+
+
+def test_the_difference_of_versions_is_printed(folder: Path) -> None:
+    """`diff` goes from the initial to the best document, or between two versions that are named."""
+    shown = reflact("diff", folder).stdout.splitlines()
+    assert shown[0] == "--- v0 (initial)"
+    assert re.fullmatch(r"\+\+\+ v\d \(step \d\)", shown[1])
+    added = {line[1:] for line in shown[2:] if line.startswith("+")}
+    best = (folder / "best_skill.md").read_text(encoding="utf-8")
+    assert added == {line for line in best.splitlines() if line or "" in added}
+    assert added & set(LINES.values())
+    between = json.loads(reflact("diff", folder, "1", "0", "--json").stdout)
+    assert (between["a"]["number"], between["b"]["number"]) == (1, 0)
+    assert "\n-" in between["diff"]
+    assert reflact("diff", folder, "1", "1").stdout == "v1 and v1 have the same text\n"
+
+
+def test_runs_have_scores_cost_and_date(folder: Path) -> None:
+    """The list has validation, baseline, test, cost and date of each run, as a table in 80 columns and as JSON."""
+    history = anyio.run(read_run, folder)
+    assert history.summary is not None
+    listing = RunListing.model_validate_json(reflact("runs", folder, "--json").stdout)
+    for name, split, shown in (
+        ("best", Split.val, listing.val),
+        ("best", Split.test, listing.test),
+        ("baseline", Split.test, listing.baseline),
+    ):
+        score = history.summary.score(name, split)
+        assert score is not None
+        assert score.hard == shown
+    lines = reflact("runs", folder).stdout.splitlines()
+    assert lines[0].split() == ["folder", "run", "status", "steps", "val", "baseline", "test", "cost", "date"]
+    assert lines[2].split() == [
+        ".",
+        history.run_id,
+        "completed",
+        str(len(history.steps)),
+        f"{listing.val:.3f}",
+        "0.000",
+        f"{listing.test:.3f}",
+        "-",
+        f"{history.created:%Y-%m-%d}",
+    ]
+    assert max(map(len, lines)) <= 80
+
+
+@pytest.mark.parametrize(
+    ("usage", "shown"),
+    [(Usage(), "-"), (Usage(calls=3), "unknown"), (Usage(calls=3, usd=0.06), "$0.06")],
+)
+def test_the_cost_of_a_run_may_be_unknown(usage: Usage, shown: str, folder: Path) -> None:
+    """A run without counted calls has no cost, and calls without a price have an unknown one."""
+    spend = Spend(role="target", purpose="p", usage=usage)
+    history = anyio.run(read_run, folder)
+    listing = RunListing.model_validate_json(reflact("runs", folder, "--json").stdout)
+    listing = listing.model_copy(update={"calls": spend.usage.calls, "usd": spend.usage.usd})
+    assert history.run_id == listing.run_id
+    table = build_run_table([listing], folder)
+    assert list(table.columns[-2].cells) == [shown]
+
+
+def test_runs_of_a_shared_store_are_found(tmp_path: Path) -> None:
+    """Runs that share a store are listed with their folders, and each folder leads to its own run."""
+    store = tmp_path / "all.db"
+    trainers = [build_trainer(tmp_path / name, seed=seed, store=store) for seed, name in enumerate("ab")]
+    for trainer in trainers:
+        anyio.run(trainer.train)
+    rows = [json.loads(line) for line in reflact("runs", tmp_path, "--json").stdout.splitlines()]
+    assert [(row["folder"], row["run_id"]) for row in rows] == [
+        (str(tmp_path / name), trainer.run_id) for name, trainer in zip("ab", trainers, strict=True)
+    ]
+    assert reflact("runs", store, "--json").stdout == reflact("runs", tmp_path, "--json").stdout
+    for name, trainer in zip("ab", trainers, strict=True):
+        assert f"run {trainer.run_id}, " in reflact("show", tmp_path / name).stdout
+        assert reflact("show", tmp_path / name, 1).exit_code == 0
+
+
+def test_a_run_is_named_by_the_beginning_of_its_id(tmp_path: Path) -> None:
+    """A unique prefix is enough; an ambiguous one names the candidates, and an unknown one all runs."""
+    now = anyio.run(lambda: _read_created(tmp_path))
+    rows = [
+        now.model_copy(update={"run_id": run_id})
+        for run_id in ("rab111111111", "rab222222222", "rcd333333333")
+    ]
+    assert choose_run(rows, "rc", tmp_path).run_id == "rcd333333333"
+    assert choose_run(rows, "rab2", tmp_path).run_id == "rab222222222"
+    assert choose_run(rows, None, tmp_path).run_id == "rcd333333333"
+    with pytest.raises(UsageError, match=r"several runs rab\.\.\.: rab111111111, rab222222222$"):
+        choose_run(rows, "rab", tmp_path)
+    with pytest.raises(UsageError, match="no run rx; it holds rab111111111, rab222222222, rcd333333333"):
+        choose_run(rows, "rx", tmp_path)
+
+
+async def _read_created(folder: Path) -> RunRow:
+    from reflact.store.runs import open_store
+
+    await build_trainer(folder).train()
+    async with open_store(folder / "run.db") as store:
+        return (await store.runs())[0]
+
+
+def test_steps_steer_no_terminal() -> None:
+    """Texts of models in a step are lines of text whose control characters are escaped before printing."""
+    from reflact.reporting.lines import escape_controls
+
+    lines = [escape_controls(line) for line in format_details(build_details(STEERING))]
+    assert not {"\x1b", "\x07", "\u202e"} & set("".join(lines))
+    assert sum("\\x1b[2J" in line for line in lines) >= 12
+
+
+def test_runs_are_compared_on_common_items(folder: Path, tmp_path: Path) -> None:
+    """A comparison has the settings that differ, paired gains on common items, and the diff of the best skills."""
+    short = tmp_path / "short"
+    anyio.run(build_trainer(short, epochs=1).train)
+    found = anyio.run(compare_runs, [folder, short])
+    assert [(each.key, each.values) for each in found.settings] == [("train.num_epochs", (2, 1))]
+    long_run, short_run = found.runs
+    assert (long_run.steps, short_run.steps) == (4, 2)
+    for gain in found.gains:
+        scores = [getattr(run, gain.split.value).hard for run in (long_run, short_run)]
+        assert gain.mean == pytest.approx(scores[1] - scores[0])
+        assert (gain.name, gain.n) == (str(short), 4)
+        assert gain.low <= gain.mean <= gain.high
+    assert [gain.split for gain in found.gains] == [Split.val, Split.test]
+    texts = [(path / "best_skill.md").read_text(encoding="utf-8") for path in (folder, short)]
+    removed = {line[1:] for line in found.diffs[0].splitlines() if line.startswith("-- ")}
+    assert removed == {line for line in texts[0].splitlines() if line and line not in texts[1]}
+
+
+def test_the_command_compares_runs(folder: Path, tmp_path: Path) -> None:
+    """`compare` prints runs, gains, settings and the diff; a store with several runs stands for all of them."""
+    store = tmp_path / "all.db"
+    for epochs, name in ((2, "a"), (1, "b")):
+        anyio.run(build_trainer(tmp_path / name, store=store, seed=epochs, epochs=epochs).train)
+    shown = reflact("compare", tmp_path / "a", tmp_path / "b")
+    assert shown.exit_code == 0, shown.output
+    assert "over" in shown.stdout
+    assert "4 common items" in shown.stdout
+    assert re.search(r"^train.num_epochs +2 +1 *$", shown.stdout, re.M)
+    assert "\n--- before\n" in shown.stdout
+    both, whole = (
+        json.loads(reflact("compare", *paths, "--json").stdout)
+        for paths in ((tmp_path / "a", tmp_path / "b"), (store,))
+    )
+    assert [run["run_id"] for run in whole["runs"]] == [run["run_id"] for run in both["runs"]]
+    assert whole["settings"] == both["settings"]
+    alone = reflact("compare", folder)
+    assert alone.exit_code == 2
+    assert "needs at least two runs" in alone.stderr
+
+
+def test_other_items_are_not_paired(folder: Path, tmp_path: Path) -> None:
+    """Items with the same id and another input are not compared."""
+    other = Trainer(
+        {"out_dir": tmp_path, "train": {"num_epochs": 1}},
+        environment=ToyEnvironment(train=6, val=4, test=4),
+        target=ToyTarget(),
+        optimizer=ScriptedLLM(toy_optimizer()),
+    )
+    anyio.run(other.train)
+    found = anyio.run(compare_runs, [folder, tmp_path])
+    assert found.gains == ()
+    assert "the runs have no measured items in common" in reflact("compare", folder, tmp_path).stdout
