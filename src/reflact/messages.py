@@ -124,16 +124,14 @@ class StoredResponse(FrozenModel):
 
 
 class AgentAnswer(FrozenModel):
-    """What an agent's own connection to its model brought: an answer, or the words of a refusal.
+    """An answer that reflact's own client did not fetch, such as one of an agent's model.
 
     Args:
-        text: The answer as the agent needs it again, or the error's text.
+        text: The answer as its caller needs it again.
         usage: The tokens that the provider counted.
-        status: The HTTP status; 200 is an answer.
-        retry_after: The provider's ``Retry-After`` header.
+        truncated: Whether a cap on tokens cut the answer off.
     """
 
     text: str
     usage: Usage = Usage(calls=1, uncounted=1)
-    status: int = Field(200, ge=100, le=599)
-    retry_after: str | None = None
+    truncated: bool = False

@@ -145,7 +145,8 @@ class RequestSender(Protocol):
         Args:
             body: All that the answer depends on, as the key of the request and as its record; without credentials.
             call_id: The call's logical identity.
-            answer: Asks the agent's model once. It raises ConnectionError if the model cannot be reached.
+            answer: Asks the agent's model once. It raises ConnectionError if the model cannot be reached; any other
+                error with an HTTP status as ``status_code`` counts as the provider's refusal.
 
         Raises:
             ModelError: There is no answer, after all retries.
