@@ -418,6 +418,46 @@ class StageTime(FrozenModel):
     seconds: float
 
 
+class StageCost(FrozenModel):
+    """What a stage of a step took, over all starts of the run: active seconds, and spend by role and purpose.
+
+    Step 0 is the baseline; the ends of epochs and of the run count for the step before them. The spend holds the
+    calls that were sent in the stage, so it leaves out what was found in the store.
+    """
+
+    step: int
+    stage: str
+    seconds: float = 0.0
+    spend: tuple[Spend, ...] = ()
+
+
+class StepCost(FrozenModel):
+    """The sum of what a step's stages took; see ``StageCost`` and ``Spend``."""
+
+    step: int
+    seconds: float = 0.0
+    usage: Usage = Usage()
+    unsettled: int = 0
+    worst_case: Usage = Usage()
+
+
+def sum_step_costs(costs: Sequence[StageCost]) -> tuple[StepCost, ...]:
+    """Return the cost of each step, in order."""
+
+    def add(step: int) -> StepCost:
+        stages = [cost for cost in costs if cost.step == step]
+        spend = [entry for cost in stages for entry in cost.spend]
+        return StepCost(
+            step=step,
+            seconds=sum(cost.seconds for cost in stages),
+            usage=sum((entry.usage for entry in spend), Usage()),
+            unsettled=sum(entry.unsettled for entry in spend),
+            worst_case=sum((entry.worst_case for entry in spend), Usage()),
+        )
+
+    return tuple(add(step) for step in sorted({cost.step for cost in costs}))
+
+
 class Reuse(FrozenModel):
     """The number of stored results that the latest start of a run used again."""
 
@@ -538,6 +578,7 @@ class RunSummary(FrozenModel):
     epochs: tuple[EpochStats, ...] = ()
     spend: tuple[Spend, ...] = ()
     stages: tuple[StageTime, ...] = ()
+    step_costs: tuple[StepCost, ...] = ()
     faults: tuple[FaultCount, ...] = ()
     reuse: Reuse = Reuse()
     surplus: int = 0
