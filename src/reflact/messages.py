@@ -98,7 +98,10 @@ class Draft(FrozenModel, Generic[R_co]):
 
 
 class CallReservation(FrozenModel):
-    """A call before its response: its worst-case usage stays reserved until the actual usage is known."""
+    """A call before its response: its worst-case usage stays reserved until the actual usage is known.
+
+    ``step`` and ``stage`` are what the run worked on when the call was sent; no key depends on them.
+    """
 
     key: str
     run_id: str
@@ -108,6 +111,8 @@ class CallReservation(FrozenModel):
     endpoint: str
     model: str
     worst_case: Usage = Usage(calls=1)
+    step: int = 0
+    stage: str = ""
 
 
 class StoredResponse(FrozenModel):
