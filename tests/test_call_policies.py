@@ -166,7 +166,7 @@ Mute = Callable[[CallId], bool]
 def settings(*, judges: int = 0, places: int = 2, rounds: int = 1) -> CalibratorSettings:
     """Return settings of a calibration that needs a judge, or a writer for some of its pairs."""
     return CalibratorSettings(
-        contrast=PairSettings(n_judges=judges, candidates_per_event=8),
+        contrast=PairSettings(n_judges=judges, candidates_per_event=8, max_pairs=1000, max_unproven=1000),
         curriculum=CurriculumSettings(max_rounds=rounds, patience=rounds),
         concurrency=places,
     )

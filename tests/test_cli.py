@@ -204,7 +204,7 @@ def test_show_prints_a_run_and_its_steps(toy: Path) -> None:
     assert "edit applied: append '- square: " in result.stdout
     assert "\n+- square: " in result.stdout
     assert_refused(reflact("show", toy, "999"), "no step 999", "4 steps are committed")
-    assert_refused(reflact("show", toy, "--run", "r0"), "no run r0", "it holds r")
+    assert_refused(reflact("show", toy, "--run", "none"), "no run none", "it holds r")
 
 
 def test_a_recorded_run_replays_without_its_server(tmp_path: Path) -> None:

@@ -25,9 +25,9 @@ from reflact.calibration.contrast import (
     GenerationTask,
     PairModels,
     generate_contrast_pairs,
-    select_events,
 )
 from reflact.calibration.mistakes import Mistake
+from reflact.calibration.planning import select_events
 from reflact.concurrency import INLINE_LIMIT
 from reflact.errors import ConfigError, ProviderDown
 from reflact.memory.cards import compute_subject_hash

@@ -67,7 +67,7 @@ async def test_a_scope_sees_its_own(tmp_path: Path) -> None:
 
 SAID = Evaluation(progress_before=0, progress_after=9, reasoning="said", evidence=("filed",))
 SETTINGS = CalibratorSettings(
-    contrast=PairSettings(candidates_per_event=2, n_judges=0),
+    contrast=PairSettings(candidates_per_event=2, n_judges=0, max_pairs=1000),
     curriculum=CurriculumSettings(max_rounds=1),
     concurrency=1,
 )

@@ -15,7 +15,6 @@ from critic_world import PlainCritic, generate, mistaken
 from flattered_world import flattered, flattered_traces
 from profiles import cases
 from reflact import Calibrator, Trace
-from reflact.calibration.contrast import ContrastSettings, select_events
 from reflact.calibration.metrics import (
     MIN_LABEL_DIFFERENCE,
     CriticMetrics,
@@ -24,6 +23,8 @@ from reflact.calibration.metrics import (
     compute_metrics,
     pairwise_accuracy,
 )
+from reflact.calibration.mistakes import ContrastSettings
+from reflact.calibration.planning import select_events
 from reflact.data import make_rng
 from reflact.memory.models import Action, Evaluation, Label, ScoreEvent, Transition
 from reflact.testing import ScriptedLLM

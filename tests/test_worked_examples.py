@@ -138,6 +138,19 @@ def test_credit_and_no_credit_balance_each_other() -> None:
         assert max(kinds.values()) - min(kinds.values()) <= 1
 
 
+def test_staying_does_not_crowd_out_falling() -> None:
+    """Where many right sides stay and few rise or fall, of eight shown pairs four rise, two stay and two fall."""
+    random = Random(8)
+
+    def one(number: int, delta: float) -> ContrastPair:
+        right = Evaluation(progress_before=4, progress_after=4 + delta, reasoning=f"Example {number}.")
+        return pair(random).model_copy(update={"mistake": MISTAKE_KINDS[number % 4], "right": right})
+
+    pairs = [one(n, 2 if n < 8 else -2 if n < 16 else 0) for n in range(60)]
+    order = [*rank_pairs(pairs, TransitionView(transition(random)), purpose="p")]
+    assert Counter(pair.right.direction for pair in order[:8]) == {"rises": 4, "stays": 2, "falls": 2}
+
+
 def test_within_a_kind_the_more_relevant_comes_first() -> None:
     """A pair that speaks of the same things is shown before one that does not."""
     asked, purposes = TransitionView(transition(Random(1))), ("water the plants", "sort the mail by sender")

@@ -9,11 +9,12 @@ from reflact.lazy import load_exports
 if TYPE_CHECKING:
     from reflact.calibration.calibrator import Calibrator
     from reflact.calibration.config import CalibratorSettings
-    from reflact.calibration.contrast import GenerationTask, PairModels, generate_contrast_pairs
+    from reflact.calibration.contrast import PairModels, generate_contrast_pairs
     from reflact.calibration.critic import Critic
     from reflact.calibration.curriculum import CurriculumSettings, RoundPlan, plan_next_round
     from reflact.calibration.grading import CriticAnnotator, CriticGrader, measure_critic
     from reflact.calibration.mistakes import ContrastSettings, DroppedCandidate, GenerationResult
+    from reflact.calibration.planning import GenerationTask
     from reflact.calibration.report import CalibrationReport
     from reflact.calibration.setup import connect
     from reflact.calibration.trace import Trace
@@ -50,11 +51,12 @@ __getattr__ = load_exports(
     {
         "calibration.calibrator": ("Calibrator",),
         "calibration.config": ("CalibratorSettings",),
-        "calibration.contrast": ("GenerationTask", "PairModels", "generate_contrast_pairs"),
+        "calibration.contrast": ("PairModels", "generate_contrast_pairs"),
         "calibration.critic": ("Critic",),
         "calibration.curriculum": ("CurriculumSettings", "RoundPlan", "plan_next_round"),
         "calibration.grading": ("CriticAnnotator", "CriticGrader", "measure_critic"),
         "calibration.mistakes": ("ContrastSettings", "DroppedCandidate", "GenerationResult"),
+        "calibration.planning": ("GenerationTask",),
         "calibration.report": ("CalibrationReport",),
         "calibration.setup": ("connect",),
         "calibration.trace": ("Trace",),

@@ -26,6 +26,18 @@ class PairSettings(ContrastSettings):
         5, ge=0, description="Blind comparisons of each judged pair; 0: none, else at least 2."
     )
     judged_pairs: JudgedPairs = Field("unproven", description=JUDGED_PAIRS_HELP)
+    max_pairs: int | None = Field(
+        48,
+        ge=3,
+        description="Maximum number of pairs of a round and of a tested batch. In at most a third of them, the right side "
+        "rises; in a third it stays; in a third it falls. null: no limit, here and in `max_unproven`.",
+    )
+    max_unproven: int = Field(
+        8,
+        ge=0,
+        description="Maximum number of unproven candidates of a round; only these need calls. Raise it if your traces "
+        "have no labels.",
+    )
     concurrency: int = Field(
         32,
         ge=1,

@@ -6,7 +6,7 @@ drop with its reason.
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -15,11 +15,9 @@ from pydantic import JsonValue
 
 from reflact.calibration.call_policies import LimitedCritic, LimitedLLM
 from reflact.calibration.critic import Scorer
-from reflact.calibration.curriculum import RoundPlan, deal_mistakes
 from reflact.calibration.judges import compare_sides, plan_sides
 from reflact.calibration.mistakes import (
     DEFAULT_CONTRAST_SETTINGS,
-    KNOWN_MISTAKES,
     AskedMistakePlan,
     CandidateCallback,
     CandidatePlan,
@@ -28,21 +26,20 @@ from reflact.calibration.mistakes import (
     DropReason,
     GenerationResult,
     ImpossiblePlan,
-    Mistake,
     OtherPurposePlan,
     PurposeReply,
-    find_other_purpose,
     make_mistake_check,
     make_purpose_check,
     mistake_reply_type,
-    plan_candidates,
 )
-from reflact.calibration.perturbations import (
-    DistanceBand,
-    StepToContrast,
-    build_other_purpose_pair,
-    build_pairs,
-    find_reference,
+from reflact.calibration.perturbations import build_other_purpose_pair
+from reflact.calibration.planning import (
+    EventJob,
+    GenerationTask,
+    TracePlan,
+    collect_mistakes,
+    plan_jobs,
+    plan_ways,
 )
 from reflact.calibration.rendering import show_transition
 from reflact.calibration.state_diff import TransitionView, show_state
@@ -53,22 +50,6 @@ from reflact.messages import CallId, RenderedPrompt
 from reflact.prompts import PromptBook, fence, load_prompts
 from reflact.protocols import LLM
 from reflact.types import digest_json
-
-
-class GenerationTask(NamedTuple):
-    """What the pairs of a trace are to be in one round.
-
-    Args:
-        round_plan: Which mistakes are asked for, and how near to right; see ``curriculum.plan_next_round``.
-        known_pair_ids: Ids of pairs that were there before the round, which are not generated again.
-        other_purposes: The purposes of other traces.
-    """
-
-    purpose: str
-    trace_id: str
-    round_plan: RoundPlan
-    known_pair_ids: Container[str] = ()
-    other_purposes: Sequence[str] = ()
 
 
 class PairModels(NamedTuple):
@@ -109,55 +90,28 @@ async def generate_contrast_pairs(
         ProviderError: An endpoint refused, failed or could not be reached.
         BudgetSpent: The budget has no room for a call.
     """
+    plan = await plan_jobs(events, task, settings)
+    return await generate_planned_pairs(
+        plan, task, models, settings=settings, prompts=prompts, on_result=on_result
+    )
+
+
+async def generate_planned_pairs(
+    plan: TracePlan,
+    task: GenerationTask,
+    models: PairModels,
+    *,
+    settings: ContrastSettings,
+    prompts: PromptBook | None = None,
+    on_result: CandidateCallback | None = None,
+) -> GenerationResult:
+    """Generate the planned pairs of a trace; see ``generate_contrast_pairs``."""
     if settings.n_judges and models.judge is None:
         raise ConfigError("contrast.n_judges asks for comparisons; pass a judge, or set it to 0")
+    collect_mistakes(task.round_plan, settings)  # before any call
     generator = _PairGenerator(task, models, settings, prompts or load_prompts(), on_result)
-    states = [state for event in events for state in event.transition.payloads]
-    chosen, repeated = await run_in_thread(partial(_select_with_repeats, events, settings), *states)
-    n_each = settings.candidates_per_event
-    n_events, seed = len(chosen), settings.seed
-    hands = deal_mistakes(
-        task.round_plan, trace_id=task.trace_id, n_events=n_events, per_event=n_each, seed=seed
-    )
-    starts = range(0, n_events * n_each, n_each)
-    jobs = [_EventJob(*job) for job in zip(chosen, hands, starts, repeated, strict=True)]
-    results = await fan_out(generator.generate, jobs, limit=settings.concurrency)
-    return _build_result([one for each in results for one in each], n_skipped=len(events) - n_events)
-
-
-def select_events(events: Sequence[ScoreEvent], settings: ContrastSettings) -> tuple[ScoreEvent, ...]:
-    """Return the events to learn from: those that moved enough, by critic or label, and still ones.
-
-    If neither spoke, it counts whether the state changed: agreement has still to say by how much.
-    """
-    return tuple(event for event in events if _is_selected(event, settings))
-
-
-def _is_selected(event: ScoreEvent, settings: ContrastSettings) -> bool:
-    judged = (event.evaluation, event.label)
-    deltas = [one.delta for one in judged if one is not None and one.delta is not None]
-    changed = event.transition.changes_state
-    if settings.include_no_change and (deltas[:1] == [0] or not changed):
-        return True
-    return any(delta != 0 and abs(delta) >= settings.min_delta for delta in deltas) if deltas else changed
-
-
-def _select_with_repeats(
-    events: Sequence[ScoreEvent], settings: ContrastSettings
-) -> tuple[tuple[ScoreEvent, ...], tuple[bool, ...]]:
-    """Return the selected events, and for each whether an earlier one equals it but for its number."""
-    chosen = select_events(events, settings)
-    contents = [
-        digest_json(
-            {
-                **event.model_dump(mode="json", exclude={"step", "transition"}),
-                "transition": event.transition.json_object,
-            }
-        )
-        for event in chosen
-    ]
-    first = {content: n for n, content in reversed(list(enumerate(contents)))}
-    return chosen, tuple(first[content] != n for n, content in enumerate(contents))
+    results = await fan_out(generator.generate, plan.jobs, limit=settings.concurrency)
+    return _build_result([one for each in results for one in each], n_skipped=plan.n_skipped)
 
 
 def _build_result(results: Sequence[ContrastPair | DroppedCandidate], *, n_skipped: int) -> GenerationResult:
@@ -171,15 +125,6 @@ def _build_result(results: Sequence[ContrastPair | DroppedCandidate], *, n_skipp
         else:
             pairs[one.id] = one
     return GenerationResult(pairs=tuple(pairs.values()), dropped=tuple(drops), n_skipped=n_skipped)
-
-
-class _EventJob(NamedTuple):
-    """An event, the mistakes it was dealt, the number of its first candidate, whether an earlier event equals it."""
-
-    event: ScoreEvent
-    mistakes: tuple[str, ...]
-    first_candidate: int
-    is_repeated: bool
 
 
 class _CandidateFailed(Exception):
@@ -203,8 +148,6 @@ class _PairGenerator:
     ) -> None:
         limit = anyio.Semaphore(settings.concurrency)
         self._task = task
-        self._band = DistanceBand(task.round_plan.nearest, task.round_plan.farthest)
-        self._mistakes = _collect_mistakes(task.round_plan, settings)
         self._writer = LimitedLLM(models.writer, limit)
         self._judge = None if models.judge is None else LimitedLLM(models.judge, limit)
         self._critic = None if models.critic is None else LimitedCritic(models.critic, limit)
@@ -213,45 +156,24 @@ class _PairGenerator:
         self._on_result = on_result
         self._reported_ids: set[str] = set()
 
-    async def generate(self, job: _EventJob) -> tuple[ContrastPair | DroppedCandidate, ...]:
+    async def generate(self, job: EventJob) -> tuple[ContrastPair | DroppedCandidate, ...]:
         """Return what became of an event's candidates, in their order."""
-        event, plans = job.event, tuple[CandidatePlan, ...]()
-        try:
-            if job.is_repeated:
-                raise _CandidateFailed("duplicate", "an earlier step of this trace is equal")
-            agreed = (
-                None if event.label is not None else await self._find_agreement(event, self._task.purpose)
-            )
-            plans = await run_in_thread(
-                partial(self._plan_candidates, job, agreed), *event.transition.payloads
-            )
-        except _CandidateFailed as failed:
-            plans = (ImpossiblePlan(failed.reason, str(failed)),) * len(job.mistakes)
+        ways = await self._plan_ways(job) if None in job.plans else ()
+        plans = [ways[n] if plan is None else plan for n, plan in enumerate(job.plans)]
         return await fan_out(lambda n: self._generate_candidate(job, n, plans[n]), range(len(plans)))
 
-    def _plan_candidates(self, job: _EventJob, agreed: Evaluation | None) -> tuple[CandidatePlan, ...]:
-        right = agreed or find_reference(job.event)
-        if right is None:
-            raise _CandidateFailed(
-                "unverified", "the label has the progress after, and not the progress before"
-            )
-        step = StepToContrast(job.event, right, self._task.purpose, self._task.trace_id, self._band)
-        return plan_candidates(
-            [self._mistakes[name] for name in job.mistakes],
-            step,
-            ready_pairs=[pair for pair in build_pairs(step) if pair.id not in self._task.known_pair_ids],
-            other_purpose=self._plan_other_purpose(step),
-        )
-
-    def _plan_other_purpose(self, step: StepToContrast) -> OtherPurposePlan | None:
-        """Return the round's look at a step under another purpose, each purpose in one round only."""
-        index = self._task.round_plan.number - 1
-        purpose = find_other_purpose(step.purpose, self._task.other_purposes, index=index)
-        is_possible = purpose is not None or self._settings.write_other_purposes
-        return OtherPurposePlan(step, purpose) if self._critic is not None and is_possible else None
+    async def _plan_ways(self, job: EventJob) -> tuple[CandidatePlan, ...]:
+        event, can_sample, agreed = job.event, self._critic is not None, None
+        if event.label is None:
+            try:
+                agreed = await self._find_agreement(event, self._task.purpose)
+            except _CandidateFailed as failed:
+                return (ImpossiblePlan(failed.reason, str(failed)),) * len(job.mistakes)
+        work = partial(plan_ways, job, self._task, self._settings, can_sample=can_sample, agreed=agreed)
+        return await run_in_thread(work, *event.transition.payloads)
 
     async def _generate_candidate(
-        self, job: _EventJob, number: int, plan: CandidatePlan
+        self, job: EventJob, number: int, plan: CandidatePlan
     ) -> ContrastPair | DroppedCandidate:
         result: ContrastPair | DroppedCandidate
         try:
@@ -420,15 +342,3 @@ def _build_duplicate(pair: ContrastPair) -> DroppedCandidate:
         mistake=pair.mistake,
         construction=pair.construction,
     )
-
-
-def _collect_mistakes(round_plan: RoundPlan, settings: ContrastSettings) -> Mapping[str, Mistake]:
-    """Return all kinds of mistakes by name."""
-    known = {mistake.name: mistake for mistake in (*KNOWN_MISTAKES, *settings.mistakes)}
-    missing = sorted(kind.mistake for kind in round_plan.shares if kind.mistake not in known)
-    if missing:
-        raise ConfigError(
-            f"contrast.mistakes: the round asks for {', '.join(missing)}, which have no description; add "
-            "their names and descriptions"
-        )
-    return known

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from reflact.calibration.balance import DIRECTIONS, count_room
 from reflact.calibration.checkpoint import CalibrationState, list_free_events
 from reflact.calibration.config import CalibratorSettings
-from reflact.calibration.contrast import select_events
 from reflact.calibration.curriculum import MAX_MEASURED_STEPS
 from reflact.calibration.metrics import pairwise_accuracy
 from reflact.calibration.perturbations import OTHER_PURPOSE_MISTAKE
+from reflact.calibration.planning import select_events
 from reflact.calibration.replay import LabeledStep, list_labeled_steps, list_pair_steps
 from reflact.calibration.significance import describe_test_power, find_missing_traces
 from reflact.memory.cards import AnchorExclusions, compute_subject_hash
@@ -67,11 +68,16 @@ def estimate_cost(
         for trace in calibration.split.training
     ]
     chosen = [event for events in free for event in select_events(events, contrast)]
-    events, candidates = rounds * len(chosen), rounds * len(chosen) * contrast.candidates_per_event
-    agreeing = events * any(event.label is None for event in chosen)
+    candidates = rounds * len(chosen) * contrast.candidates_per_event
+    unproven = made = candidates
+    if contrast.max_pairs is not None:
+        unproven = min(candidates, rounds * contrast.max_unproven)
+        made = min(candidates, unproven + rounds * len(DIRECTIONS) * count_room(contrast.max_pairs))
+    compared = made if contrast.judged_pairs == "all" else unproven
+    agreeing = unproven * any(event.label is None for event in chosen)
     purposes = {trace.purpose for trace in calibration.split.training}
     able = contrast.write_other_purposes or len(purposes) > 1
-    elsewhere = events * (able and OTHER_PURPOSE_MISTAKE in settings.curriculum.mistakes)
+    elsewhere = unproven * (able and OTHER_PURPOSE_MISTAKE in settings.curriculum.mistakes)
     scores = (
         len(steps) * (2 + rounds)  # before, after, and after each round
         + len(steps) * 2 * rounds * testable  # both sides of each test
@@ -79,7 +85,7 @@ def estimate_cost(
         + min(candidates, MAX_MEASURED_STEPS * (rounds - 1))  # which kinds the critic is weak on
         + (agreeing + elsewhere) * contrast.n_samples
     )
-    written = candidates + elsewhere * contrast.write_other_purposes
+    written = unproven + elsewhere * contrast.write_other_purposes
     once = {compute_subject_hash(step.purpose, step.transition) for step in (*steps, *anchored)}
     return CalibrationCostEstimate(
         n_training_traces=len(calibration.split.training),
@@ -89,7 +95,7 @@ def estimate_cost(
         max_rounds=rounds,
         max_candidates=candidates,
         min_calls=len(once) * n_samples,
-        max_calls=(scores * n_samples + written + candidates * contrast.n_judges) * (1 + max_reasks),
+        max_calls=(scores * n_samples + written + compared * contrast.n_judges) * (1 + max_reasks),
         power_summary=describe_test_power(len(traces), n_earlier_tests=calibration.n_earlier_tests),
         missing_reason=missing,
         n_earlier_tests=calibration.n_earlier_tests,

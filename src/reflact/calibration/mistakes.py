@@ -156,6 +156,7 @@ def make_purpose_check(purpose: str) -> Callable[[PurposeReply], None]:
 
 
 DropReason = Literal[
+    "no_room",
     "unverified",
     "disagreement",
     "not_applicable",

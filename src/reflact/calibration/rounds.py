@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal
 
 import anyio
 from anyio import to_thread
 from anyio.lowlevel import checkpoint
 
+from reflact.calibration.balance import choose_batch, draw_candidates
 from reflact.calibration.call_policies import (
     FAIL_FAST_CALLS,
     FailFastLLM,
@@ -29,7 +30,7 @@ from reflact.calibration.checkpoint import (
     open_calibration,
 )
 from reflact.calibration.config import CalibratorSettings
-from reflact.calibration.contrast import GenerationTask, PairModels, generate_contrast_pairs
+from reflact.calibration.contrast import PairModels, generate_planned_pairs
 from reflact.calibration.critic import Critic
 from reflact.calibration.curriculum import MAX_MEASURED_STEPS, RoundPlan, build_history, plan_next_round
 from reflact.calibration.events import (
@@ -44,6 +45,7 @@ from reflact.calibration.events import (
 )
 from reflact.calibration.metrics import ScoredStep
 from reflact.calibration.mistakes import DroppedCandidate
+from reflact.calibration.planning import GenerationTask, TracePlan, plan_jobs, plan_labeled_jobs
 from reflact.calibration.promotion import (
     PromotionTester,
     compare_metrics,
@@ -111,17 +113,28 @@ class RoundRunner:
         *,
         writer: LLM,
         known_pair_ids: frozenset[str],
-        round_plan: RoundPlan | None = None,
-        other_purposes: Sequence[str] = (),
+        on_pair: PairCallback | None = None,
+    ) -> StoredGeneration:
+        """Make a trace's pairs by the plan of a first round, and store each when it is ready."""
+        round_plan = plan_next_round((), self._settings.curriculum)
+        assert round_plan is not None
+        task = GenerationTask(trace.purpose, trace.id, round_plan, known_pair_ids)
+        anchored = AnchorExclusions.from_anchors(await self._store.anchors())
+        plan = await plan_jobs(list_free_events(trace, anchored), task, self._settings.contrast)
+        return await self._generate_planned(plan, task, writer=writer, on_pair=on_pair)
+
+    async def _generate_planned(
+        self,
+        plan: TracePlan,
+        task: GenerationTask,
+        *,
+        writer: LLM,
         shown_pairs: Sequence[ContrastPair] | None = None,
         on_pair: PairCallback | None = None,
     ) -> StoredGeneration:
-        """Make a trace's pairs, by the plan of a first round if none is given, and store each when it is ready."""
-        plan = round_plan or plan_next_round((), self._settings.curriculum)
-        if plan is None or not await self._store.remaining_capacity():
+        if not await self._store.remaining_capacity():
             return StoredGeneration(is_memory_full=True)
         submissions: list[Submission] = []
-        anchored = AnchorExclusions.from_anchors(await self._store.anchors())
 
         async def report(one: ContrastPair | DroppedCandidate) -> None:
             if isinstance(one, DroppedCandidate):
@@ -131,9 +144,9 @@ class RoundRunner:
             if on_pair is not None:
                 await on_pair(one)
 
-        result = await generate_contrast_pairs(
-            list_free_events(trace, anchored),
-            GenerationTask(trace.purpose, trace.id, plan, known_pair_ids, other_purposes),
+        result = await generate_planned_pairs(
+            plan,
+            task,
             PairModels(
                 writer,
                 self._judge,
@@ -352,15 +365,15 @@ class RoundRunner:
         learn, shown = calibration.split.training, calibration.promoted
         known_ids = calibration.known_pair_ids.union(pair.id for pair in calibration.pairs)
         purposes = sorted({trace.purpose for trace in learn})
+        tasks = {
+            trace.id: GenerationTask(trace.purpose, trace.id, round_plan, known_ids, purposes)
+            for trace in learn
+        }
+        plans = await self._plan_traces(learn, tasks, round_plan)
 
         async def one(trace: Trace) -> StoredGeneration:
-            made = await self.generate_pairs(
-                trace,
-                round_plan=round_plan,
-                writer=writer,
-                known_pair_ids=known_ids,
-                other_purposes=purposes,
-                shown_pairs=shown,
+            made = await self._generate_planned(
+                plans[trace.id], tasks[trace.id], writer=writer, shown_pairs=shown
             )
             self.emit_pairs_generated(trace, made)
             return made
@@ -379,6 +392,28 @@ class RoundRunner:
         calibration.n_left_out += sum(one.is_memory_full for one in made)
         return pairs
 
+    async def _plan_traces(
+        self, traces: Sequence[Trace], tasks: Mapping[str, GenerationTask], round_plan: RoundPlan
+    ) -> Mapping[str, TracePlan]:
+        """Return the candidates of all traces, by their ids, as far as the round has room for them."""
+        settings = self._settings.contrast
+        anchored = AnchorExclusions.from_anchors(await self._store.anchors())
+        plans = {}
+        for trace in traces:
+            plan = await plan_jobs(list_free_events(trace, anchored), tasks[trace.id], settings)
+            if settings.max_pairs is not None:
+                plan = await plan_labeled_jobs(plan, tasks[trace.id], settings, can_sample=True)
+            plans[trace.id] = plan
+        if settings.max_pairs is None:
+            return plans
+        return draw_candidates(
+            plans,
+            seed=settings.seed,
+            max_pairs=settings.max_pairs,
+            max_unproven=settings.max_unproven,
+            label=f"contrast/room/{round_plan.number}",
+        )
+
     async def _test_waiting_pairs(
         self, calibration: CalibrationState, steps: Sequence[LabeledStep], pairs: Sequence[ContrastPair]
     ) -> bool:
@@ -388,7 +423,8 @@ class RoundRunner:
             await self._replay_finished_test(calibration, steps, ended.evidence)
             return True
         snapshot = await self.tester.take_snapshot()
-        batch = snapshot.list_testable_pairs(calibration.split.held_out)
+        waiting = snapshot.list_testable_pairs(calibration.split.held_out)
+        batch = choose_batch(waiting, max_pairs=self._settings.contrast.max_pairs)
         if not batch:
             calibration.not_tested_reason = calibration.not_tested_reason or explain_no_batch(calibration)
             return False

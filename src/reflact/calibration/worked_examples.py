@@ -8,14 +8,14 @@ from __future__ import annotations
 import math
 import re
 import unicodedata
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from reflact.calibration.cache import PairCache
 from reflact.calibration.rendering import show_action
 from reflact.calibration.state_diff import TransitionView
-from reflact.memory.models import ContrastPair
+from reflact.memory.models import ContrastPair, Direction
 
 _WORD = re.compile(r"[\u0e00-\U0010ffff]|[^\W_\u0e00-\U0010ffff]+")
 _MAX_INDEXED_CHARS = 4000
@@ -75,8 +75,8 @@ def rank_pairs(
     """Yield pairs, each once, the best example first.
 
     Kinds of mistakes take turns. Pairs whose right side gives credit and pairs whose right side gives none balance each
-    other: examples of one sort alone teach to say always the same. Beyond that the more relevant comes first; ties go
-    by id. Relevance is the cosine of the sets of words in purpose, action and change.
+    other, and among the latter those that stay and those that fall: examples of one sort alone teach to say always the
+    same. Beyond that the more relevant comes first; ties go by id. Relevance is the cosine of the sets of words in purpose, action and change.
 
     ``include_same`` keeps pairs of the same transition under the same purpose, which give the answer away.
     """
@@ -91,21 +91,26 @@ def rank_pairs(
 
 
 def _balance_mistakes(pairs: Sequence[ContrastPair]) -> Iterator[ContrastPair]:
-    """Yield pairs, given with the best first, so that kinds take turns and credit and no credit balance."""
-    queues: dict[tuple[str, bool], deque[tuple[int, ContrastPair]]] = defaultdict(deque)
+    """Yield pairs, given with the best first, so that kinds take turns and what the right sides say balances."""
+    queues: dict[tuple[str, Direction], deque[tuple[int, ContrastPair]]] = defaultdict(deque)
     for index, pair in enumerate(pairs):
-        queues[pair.mistake, pair.right.delta > 0].append((index, pair))
-    credited, shown = 0, 0
+        queues[pair.mistake, pair.right.direction].append((index, pair))
+    shown: Counter[Direction] = Counter()
     turn: set[str] = set()
     while queues:
         turn = turn or {kind for kind, _ in queues}
         heads = [(queue[0][0], key) for key, queue in queues.items() if key[0] in turn]
-        wanted = [head for head in heads if 2 * credited != shown and head[1][1] is (2 * credited < shown)]
-        _, key = min(wanted or heads)
+        lead = 2 * shown["rises"] - shown.total()
+        wanted = [head for head in heads if lead * ((head[1][1] == "rises") - 0.5) < 0]
+        if wanted or lead == 0:
+            still = [shown[direction] for _, (_, direction) in wanted or heads if direction != "rises"]
+            fewest = min(still, default=0)
+            heads = [head for head in wanted or heads if head[1][1] == "rises" or shown[head[1][1]] == fewest]
+        _, key = min(heads)
         _, pair = queues[key].popleft()
         if not queues[key]:
             del queues[key]
-        credited, shown = credited + key[1], shown + 1
+        shown[key[1]] += 1
         turn = {kind for kind in turn - {key[0]} if any(kind == left for left, _ in queues)}
         yield pair
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from reflact.calibration.balance import choose_batch
 from reflact.calibration.checkpoint import StoredGeneration
 from reflact.calibration.config import CalibratorSettings
 from reflact.calibration.promotion import MemorySnapshot
@@ -107,7 +108,7 @@ class TraceLearner:
     async def test_if_due(self) -> None:
         """Test the waiting pairs, if they are enough for a batch and the held-out traces for a test.
 
-        If scoring led to no test, it is paid for again only when another batch of pairs waits.
+        Pairs that had no room in a batch, or that no test followed for, wait until another batch of pairs is made.
         """
         if self._n_waiting < self._next_test_at or self._holdout is None:
             return
@@ -121,14 +122,13 @@ class TraceLearner:
             return
         self._reported_missing = False
         traces = await self._load_traces(holdout.trace_ids)
-        batch = snapshot.list_testable_pairs(traces)
-        self._next_test_at = self._settings.batch_size
+        waiting = snapshot.list_testable_pairs(traces)
+        batch = choose_batch(waiting, max_pairs=self._settings.contrast.max_pairs)
         if batch:
             name, steps = holdout.rule.held_out_name, list_labeled_steps(traces)
-            result = await self._rounds.test_batch(batch, steps, promoted=snapshot.promoted, name=name)
+            await self._rounds.test_batch(batch, steps, promoted=snapshot.promoted, name=name)
             snapshot = await self._rounds.tester.take_snapshot()
-            if isinstance(result, NotEnoughTraces):
-                self._next_test_at += len(snapshot.waiting_pairs)
+        self._next_test_at = self._settings.batch_size + len(snapshot.waiting_pairs)
         await self._refresh_holdout(snapshot)
 
     async def _update_holdout(self, purpose: str) -> HoldoutCollection:

@@ -171,10 +171,17 @@ OverrideOption = Annotated[
 
 
 def load_trainer_config(path: Path, overrides: Sequence[str] | None) -> TrainerConfig:
-    """Return the configuration of a file with overrides; errors are those of ``load_config``."""
+    """Return the configuration of a file with overrides; errors are those of ``load_config``.
+
+    Modules that it names as ``module:name`` are also looked for in the file's folder, after all installed ones.
+    """
     from reflact.config.loading import load_config
 
-    return load_config(path, overrides=overrides or ())
+    config = load_config(path, overrides=overrides or ())
+    folder = str(path.resolve().parent)
+    if ":" in config.target.kind + config.environment.name and folder not in sys.path:
+        sys.path.append(folder)
+    return config
 
 
 def train_and_show(

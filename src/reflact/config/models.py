@@ -170,13 +170,7 @@ class ModelConfig(ConfigSection):
     @field_validator("extra_body")
     @classmethod
     def _check_extra_body(cls, value: dict[str, JsonValue]) -> dict[str, JsonValue]:
-        secrets = sorted(find_secret_names(value))
-        if secrets:
-            raise ValueError(
-                f"{', '.join(secrets)} looks like the name of a secret, and settings are stored with the "
-                "run: keys come from the variable that api_key_env names"
-            )
-        return value
+        return refuse_secrets(value)
 
 
 def is_secret_name(name: str) -> bool:
@@ -191,6 +185,16 @@ def find_secret_names(value: JsonValue) -> set[str]:
     if not isinstance(value, dict):
         return set()
     return {name for name in value if is_secret_name(name)} | find_secret_names(list(value.values()))
+
+
+def refuse_secrets(value: dict[str, JsonValue]) -> dict[str, JsonValue]:
+    """Return settings; raise ValueError if one looks like a secret."""
+    if secrets := sorted(find_secret_names(value)):
+        raise ValueError(
+            f"{', '.join(secrets)} looks like the name of a secret, and settings are stored with the "
+            "run: keys come from environment variables"
+        )
+    return value
 
 
 CONNECTION_KEYS = ("model", "base_url", "api", "api_version", "api_key_env", "key", "mode")

@@ -74,6 +74,10 @@ class Transition(FrozenModel):
         return "".join(iter_json_chunks(self.json_object))
 
 
+Direction = Literal["rises", "stays", "falls"]
+"""What an evaluation says of progress."""
+
+
 class Evaluation(FrozenModel):
     """A judgement of a transition: the progress before and after it, from 0 to 10.
 
@@ -91,6 +95,11 @@ class Evaluation(FrozenModel):
     def delta(self) -> float:
         """The change, in -10..10."""
         return self.progress_after - self.progress_before
+
+    @property
+    def direction(self) -> Direction:
+        """Whether progress rises, stays or falls."""
+        return "stays" if self.delta == 0 else "rises" if self.delta > 0 else "falls"
 
     @property
     def hashed_fields(self) -> dict[str, JsonValue]:

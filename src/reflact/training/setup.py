@@ -54,6 +54,7 @@ from reflact.stages.context import StageContext
 from reflact.stages.prompt_sections import show_task
 from reflact.store.artifacts import choose_exports, resolve_inside
 from reflact.training.cost_estimate import RunCostEstimate, RunCostEstimator
+from reflact.training.named_objects import load_named_environment, load_named_target
 from reflact.training.shutdown import GracefulStop, StoppableAnnotator, StoppableEnvironment, StoppableLLM
 from reflact.types import Skill, Split, canonical_json, digest_json
 
@@ -111,6 +112,7 @@ class RunPlan:
     critic: CriticDescription | None = None
     annotator: Annotator | None = None
     proposer: Proposer | None = None
+    target: Target | None = None
 
     @property
     def steps_per_epoch(self) -> int:
@@ -201,11 +203,13 @@ def check_config(config: TrainerConfig, overrides: Overrides) -> None:
     Raises:
         ConfigError: A model, a cap or a package is missing, or two settings contradict each other.
     """
+    named = {"target"} if config.target.kind != "chat" else set()
     for role in ROLES:
-        if role not in overrides.brought_roles and not getattr(config.models, role).model:
+        if role not in overrides.brought_roles | named and not getattr(config.models, role).model:
             raise ConfigError(f"models.{role}.model is required: name the model that plays this role")
     _require_critic(config, overrides)
-    require_caps(_add_agent_model(config, overrides), passed=overrides.unseen_roles)
+    if overrides.brought_roles >= named:
+        require_caps(_add_agent_model(config, overrides), passed=overrides.unseen_roles)
     if overrides.proposer is not None and (config.proposer.rewrites or config.appendix.enabled):
         key = "proposer.name" if config.proposer.rewrites else "appendix.enabled"
         raise ConfigError(f"{key} is set, and a proposer is passed in Python: choose one of them")
@@ -236,6 +240,11 @@ def prepare_run(config: TrainerConfig, overrides: Overrides) -> RunPlan:
     """
     from reflact.environments.dataset import build_environment
 
+    overrides = replace(
+        overrides,
+        target=overrides.target or load_named_target(config),
+        environment=overrides.environment or load_named_environment(config),
+    )
     check_config(config, overrides)
     environment = overrides.environment or build_environment(config)
     data = DataSet.model_validate({split.value: tuple(environment.items(split)) for split in Split})
@@ -266,6 +275,7 @@ def prepare_run(config: TrainerConfig, overrides: Overrides) -> RunPlan:
         _find_critic(environment),
         overrides.annotator,
         overrides.proposer,
+        overrides.target,
     )
 
 
@@ -346,7 +356,7 @@ async def open_runtime(
     from reflact.store.lock import own_run
     from reflact.store.runs import open_store
 
-    config = plan.config
+    config, overrides = plan.config, replace(overrides, target=plan.target)
     async with AsyncExitStack() as stack:
         path = config.store or resolve_inside(config.out_dir, "run.db")
         ownership = stack.enter_context(own_run(config.out_dir, path, plan.run_id))
@@ -424,7 +434,7 @@ async def connect_models(
     """
     from reflact.integrations.opentelemetry import TracedEnvironment, TracedLLM, TracedResponseStore, Tracing
 
-    config = plan.config
+    config, overrides = plan.config, replace(overrides, target=plan.target)
     stop = graceful_stop or GracefulStop()
     async with AsyncExitStack() as stack:
         hide = await _make_redactor(plan, overrides) if config.telemetry.content else None

@@ -34,6 +34,7 @@ from reflact.reporting.html.page import (
 from reflact.reporting.lines import escape_controls
 
 DROP_MEANINGS = {
+    "no_room": "The round had enough other candidates whose right side says the same.",
     "unverified": "The step has no complete label, and there is no critic whose samples could agree.",
     "disagreement": "The critic's samples differ too much to be a label.",
     "not_applicable": "This mistake cannot be made in this step within the round's distances.",
