@@ -28,9 +28,8 @@ from reflact.protocols import (
     Proposer,
     Target,
 )
-from reflact.records import CriticDescription, RunStatus, RunSummary, SkillScore
+from reflact.records import EVALUATION_LABEL, CriticDescription, RunStatus, RunSummary, SkillScore
 from reflact.stages.final_test import score_skill
-from reflact.store.runs import EVALUATION_LABEL
 from reflact.training.run import Run
 from reflact.training.setup import (
     Overrides,

@@ -19,6 +19,7 @@ from reflact.events import EVENT_ADAPTER, Event
 from reflact.jsonutil import parse_stored
 from reflact.protocols import CommitRecord
 from reflact.records import (
+    EVALUATION_LABEL,
     EpochRecord,
     PromotionRecord,
     RunState,
@@ -60,9 +61,6 @@ RESTORE_ADVICE = {
 """How to undo a change of what is part of a run's identity and no key of the configuration."""
 
 PROMPT_ADVICE = "use the same prompts (a new version of reflact, or prompts.folder, has changed them)"
-
-EVALUATION_LABEL = "eval/"
-"""The beginning of the labels of measured documents in a decision log."""
 
 MAX_SHOWN_CHARS = 60
 COMMIT_COLUMNS = "number, kind, step, record, state, checksum"
