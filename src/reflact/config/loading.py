@@ -108,7 +108,7 @@ def config_identity(config: TrainerConfig) -> dict[str, JsonValue]:
     The keys of a critic count only if one is used, and those of a proposer only if it is not the default.
     """
     unused = (() if config.uses_critic else CRITIC_PREFIXES) + (
-        () if config.proposer.rewrites else (PROPOSER_PREFIX,)
+        (PROPOSER_PREFIX,) if config.proposer.name == "reflact" else ()
     )
     values = config.model_dump(mode="json")
     return {

@@ -6,22 +6,33 @@ Keys marked *changeable* may differ between two starts of a run. All others, and
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, JsonValue, field_validator, model_validator
 
 from reflact.config.critic import CriticConfig
-from reflact.config.models import ConfigSection, ModelsConfig, changeable_field
+from reflact.config.models import ConfigSection, ModelsConfig, changeable_field, refuse_secrets
 from reflact.types import GatePolicy, Operation
+
+OBJECT_NAME = r"^[A-Za-z_][\w.-]*(:[A-Za-z_][\w.]*)?$"
+"""A name, or an import path: module, colon, name."""
+
+
+Options = Annotated[dict[str, JsonValue], AfterValidator(refuse_secrets)]
+"""Arguments of a class or function; they are stored with the run."""
 
 
 class EnvironmentConfig(ConfigSection):
     """The environment that runs and grades items."""
 
-    name: Literal["dataset"] = Field(
-        "dataset", description="The environment; `dataset` asks one question for each item."
+    name: str = Field(
+        "dataset",
+        pattern=OBJECT_NAME,
+        description="`dataset` asks one question for each item. `module:name` imports an environment, or a class or "
+        "function that makes one. Any other name is an entry point of the group `reflact.environments`.",
     )
+    options: Options = Field(default_factory=dict, description="Arguments of that class or function.")
     grader: Literal[
         "exact", "normalized", "token_f1", "numeric", "regex", "json_fields", "sql", "python", "critic"
     ] = Field(
@@ -98,8 +109,15 @@ class DataConfig(ConfigSection):
 class TargetConfig(ConfigSection):
     """The target and its calls."""
 
-    kind: Literal["chat"] = Field(
-        "chat", description="`chat`: the skill is the system message, with one chat call for each turn."
+    kind: str = Field(
+        "chat",
+        pattern=OBJECT_NAME,
+        description="`chat`: the skill is the system message, with one chat call for each turn. `module:name` imports a "
+        "target, an agent of pydantic-ai, or a class or function that makes one. Any other name is an entry point of "
+        "the group `reflact.targets`.",
+    )
+    options: Options = Field(
+        default_factory=dict, description="Arguments of that class or function, or of `PydanticAITarget`."
     )
     preamble: str = Field("", description="Text before the skill in the system message.")
     postamble: str = Field("", description="Text after the skill in the system message.")
@@ -216,17 +234,26 @@ class UpdateConfig(ConfigSection):
 class ProposerConfig(ConfigSection):
     """How the evidence of a step becomes a candidate."""
 
-    name: Literal["reflact", "one_shot", "best_of_n"] = Field(
+    name: str = Field(
         "reflact",
+        pattern=OBJECT_NAME,
         description="`reflact`: the stages reflect, aggregate, select and update; `one_shot`: one call rewrites the "
-        "document from all cases of the step; `best_of_n`: several such rewrites, and the best on the step's items.",
+        "document from all cases of the step; `best_of_n`: several such rewrites, and the best on the step's items. "
+        "`module:name` imports a proposer, or a class or function that makes one. Any other name is an entry point of "
+        "the group `reflact.proposers`.",
     )
+    options: Options = Field(default_factory=dict, description="Arguments of that class or function.")
     n: int = Field(4, ge=1, description="Number of rewrites of a step (`best_of_n`).")
 
     @property
     def rewrites(self) -> int:
-        """The number of whole documents that a step asks for; 0 with the stages."""
-        return {"reflact": 0, "one_shot": 1, "best_of_n": self.n}[self.name]
+        """The number of whole documents that a step asks for; 0 with the stages and with an own proposer."""
+        return {"one_shot": 1, "best_of_n": self.n}.get(self.name, 0)
+
+    @property
+    def is_own(self) -> bool:
+        """Whether the name is that of an object outside of reflact."""
+        return self.name not in {"reflact", "one_shot", "best_of_n"}
 
 
 class GateConfig(ConfigSection):
@@ -459,7 +486,7 @@ class TrainerConfig(ConfigSection):
 
     @model_validator(mode="after")
     def _check_appendix(self) -> TrainerConfig:
-        if self.appendix.enabled and self.proposer.rewrites:
+        if self.appendix.enabled and self.proposer.name != "reflact":
             raise ValueError(
                 "`appendix.enabled` needs `proposer.name: reflact`, whose analysts find the lapses"
             )

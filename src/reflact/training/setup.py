@@ -52,8 +52,9 @@ from reflact.records import CriticAccuracy, CriticDescription, Spend, Usage
 from reflact.skills.document import check_document
 from reflact.stages.context import StageContext
 from reflact.stages.prompt_sections import show_task
-from reflact.store.artifacts import resolve_inside
+from reflact.store.artifacts import choose_exports, resolve_inside
 from reflact.training.cost_estimate import RunCostEstimate, RunCostEstimator
+from reflact.training.named_objects import load_named_environment, load_named_proposer, load_named_target
 from reflact.training.shutdown import GracefulStop, StoppableAnnotator, StoppableEnvironment, StoppableLLM
 from reflact.types import Skill, Split, canonical_json, digest_json
 
@@ -111,6 +112,7 @@ class RunPlan:
     critic: CriticDescription | None = None
     annotator: Annotator | None = None
     proposer: Proposer | None = None
+    target: Target | None = None
 
     @property
     def steps_per_epoch(self) -> int:
@@ -137,6 +139,7 @@ class RunPlan:
             skill=self.initial_skill.text if skill is None else skill,
             done=done,
             spent=spent,
+            own_proposer=self.proposer is not None,
         ).estimate()
         models = self.config.models
         rows = (row.with_price(partial(usd_of, config=getattr(models, row.role))) for row in predicted.rows)
@@ -160,6 +163,12 @@ class Runtime:
     graceful_stop: GracefulStop = field(default_factory=GracefulStop)
     rejected: Sequence[str] = ()
     control_environment: Environment | None = None
+    exports: Path | None = None
+
+    @property
+    def folder(self) -> Path:
+        """The folder of the run's exported files."""
+        return self.exports or self.config.out_dir
 
     @property
     def run_id(self) -> str:
@@ -195,13 +204,15 @@ def check_config(config: TrainerConfig, overrides: Overrides) -> None:
     Raises:
         ConfigError: A model, a cap or a package is missing, or two settings contradict each other.
     """
+    named = {"target"} if config.target.kind != "chat" else set()
     for role in ROLES:
-        if role not in overrides.brought_roles and not getattr(config.models, role).model:
+        if role not in overrides.brought_roles | named and not getattr(config.models, role).model:
             raise ConfigError(f"models.{role}.model is required: name the model that plays this role")
     _require_critic(config, overrides)
-    require_caps(_add_agent_model(config, overrides), passed=overrides.unseen_roles)
-    if overrides.proposer is not None and (config.proposer.rewrites or config.appendix.enabled):
-        key = "proposer.name" if config.proposer.rewrites else "appendix.enabled"
+    if overrides.brought_roles >= named:
+        require_caps(_add_agent_model(config, overrides), passed=overrides.unseen_roles)
+    if overrides.proposer is not None and (config.proposer.name != "reflact" or config.appendix.enabled):
+        key = "appendix.enabled" if config.appendix.enabled else "proposer.name"
         raise ConfigError(f"{key} is set, and a proposer is passed in Python: choose one of them")
     if config.telemetry.mlflow is not None and find_spec("mlflow") is None:
         raise ConfigError("telemetry.mlflow needs MLflow's client: pip install 'reflact[mlflow]'")
@@ -230,7 +241,13 @@ def prepare_run(config: TrainerConfig, overrides: Overrides) -> RunPlan:
     """
     from reflact.environments.dataset import build_environment
 
+    overrides = replace(
+        overrides,
+        target=overrides.target or load_named_target(config),
+        environment=overrides.environment or load_named_environment(config),
+    )
     check_config(config, overrides)
+    overrides = replace(overrides, proposer=overrides.proposer or load_named_proposer(config))
     environment = overrides.environment or build_environment(config)
     data = DataSet.model_validate({split.value: tuple(environment.items(split)) for split in Split})
     check_dataset(data, config.data.train_size)
@@ -260,6 +277,7 @@ def prepare_run(config: TrainerConfig, overrides: Overrides) -> RunPlan:
         _find_critic(environment),
         overrides.annotator,
         overrides.proposer,
+        overrides.target,
     )
 
 
@@ -340,12 +358,10 @@ async def open_runtime(
     from reflact.store.lock import own_run
     from reflact.store.runs import open_store
 
-    config = plan.config
+    config, overrides = plan.config, replace(overrides, target=plan.target)
     async with AsyncExitStack() as stack:
         path = config.store or resolve_inside(config.out_dir, "run.db")
         ownership = stack.enter_context(own_run(config.out_dir, path, plan.run_id))
-        if isinstance(overrides.target, ConnectedTarget):
-            overrides = replace(overrides, transport=await _open_agent_network(stack, overrides.transport))
         if config.replay.cassette is not None and _sends_requests(config, overrides):
             from reflact.llm.cassettes import open_cassette
 
@@ -359,17 +375,22 @@ async def open_runtime(
         if config.store is None and not config.fork:
             await store.refuse_other_runs(plan.run_id, plan.identity)
         connecting = connect_models(plan, overrides, store, on_event, graceful_stop=graceful_stop)
-        yield await stack.enter_async_context(connecting)
+        exports = await _choose_exports(plan, store)
+        yield replace(await stack.enter_async_context(connecting), exports=exports)
 
 
-async def _open_agent_network(
-    stack: AsyncExitStack, transport: httpx.AsyncBaseTransport | None
-) -> httpx.AsyncBaseTransport:
-    """Return a network in which an agent answers its own requests."""
-    from reflact.llm.agent_transport import AgentTransport
-    from reflact.llm.connection_pool import PooledTransport
-
-    return await stack.enter_async_context(AgentTransport(transport or PooledTransport()))
+async def _choose_exports(plan: RunPlan, store: SQLiteRunStore) -> Path:
+    """Return the folder for the files of a run, which replace those of no other run in the same ``out_dir``."""
+    config = plan.config
+    out_dir = config.model_dump(mode="json")["out_dir"]
+    others = [
+        row.run_id
+        for row in await store.runs()
+        if row.run_id != plan.run_id
+        and (row.steps or row.status)
+        and (config.store is None or (isinstance(row.config, dict) and row.config.get("out_dir") == out_dir))
+    ]
+    return choose_exports(config.out_dir, plan.run_id, others)
 
 
 async def _refuse_gaps(config: TrainerConfig, overrides: Overrides, store: SQLiteRunStore) -> None:
@@ -403,7 +424,7 @@ async def connect_models(
     """
     from reflact.integrations.opentelemetry import TracedEnvironment, TracedLLM, TracedResponseStore, Tracing
 
-    config = plan.config
+    config, overrides = plan.config, replace(overrides, target=plan.target)
     stop = graceful_stop or GracefulStop()
     async with AsyncExitStack() as stack:
         hide = await _make_redactor(plan, overrides) if config.telemetry.content else None

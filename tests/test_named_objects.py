@@ -1,0 +1,152 @@
+"""Targets and environments that a configuration names by an import path or an entry point."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from bank_agent import ITEMS, RULE
+from reflact import Trainer
+from reflact.cli.app import app
+from reflact.config.loading import load_config
+from reflact.errors import ConfigError, UsageError
+from reflact.testing import ScriptedLLM, ToyEnvironment, ToyTarget, append_reply
+from reflact.training.named_objects import load_named_environment, load_named_target
+
+pytestmark = pytest.mark.anyio
+
+SUPPORT = """
+from bank_agent import BankModel, make_agent, make_deps
+from reflact.testing import ToyEnvironment, ToyTarget
+
+agent = make_agent(BankModel())
+world = ToyEnvironment(train=4, val=2, test=2)
+number = 7
+
+def make_agent_again():
+    return agent
+
+def make_target(noise):
+    return ToyTarget(noise=noise)
+
+def explode():
+    raise RuntimeError("no such shop")
+"""
+
+CONFIG = """
+data: {path: data}
+environment: {grader: json_fields}
+target:
+  kind: my_support:agent
+  options: {deps: "bank_agent:make_deps"}
+models:
+  optimizer: {model: m, api_key_env: null}
+train: {num_epochs: 1}
+out_dir: out
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a module, data and a configuration."""
+    (tmp_path / "my_support.py").write_text(SUPPORT, encoding="utf-8")
+    (tmp_path / "run.yaml").write_text(CONFIG, encoding="utf-8")
+    for split, item in zip(("train", "val", "test"), ITEMS, strict=True):
+        entry = item.model_dump(exclude_none=True) | {"reference": {"support_advice": item.reference}}
+        (tmp_path / "data" / split).mkdir(parents=True)
+        (tmp_path / "data" / split / "items.json").write_text(json.dumps([entry]), encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "my_support", raising=False)
+    return tmp_path
+
+
+def name(key: str, value: Any, **options: Any) -> Any:
+    """Return a configuration that names an object."""
+    section, _, field = key.partition(".")
+    return load_config({"out_dir": "out", section: {field: value, "options": options}})
+
+
+async def test_an_agent_is_trained_from_a_file(folder: Path) -> None:
+    """A file that names an agent and the function of its dependencies is enough to train it."""
+    sys.path.append(str(folder))
+    optimizer = ScriptedLLM(lambda prompt, reply_type, call_id: append_reply(reply_type, RULE))
+    summary = await Trainer(folder / "run.yaml", optimizer=optimizer).train()
+    assert (summary.status, summary.best.score) == ("completed", 1.0)
+
+
+def test_commands_find_modules_beside_the_file(folder: Path) -> None:
+    """A command imports the module from the folder of the configuration."""
+    shown = CliRunner().invoke(app, ["train", str(folder / "run.yaml"), "--dry-run"])
+    assert (shown.exit_code, "steps to take" in shown.output) == (0, True)
+
+
+def test_objects_classes_and_functions_are_taken(folder: Path) -> None:
+    """An object is used as it is; a function gets the options; an agent that a function makes is a target."""
+    sys.path.append(str(folder))
+    assert isinstance(load_named_environment(name("environment.name", "my_support:world")), ToyEnvironment)
+    made = load_named_target(name("target.kind", "my_support:make_target", noise=0.5))
+    assert made is not None
+    assert made.identity == ToyTarget(noise=0.5).identity
+    agent = load_named_target(name("target.kind", "my_support:make_agent_again"))
+    assert '"pydantic_ai"' in getattr(agent, "identity", "")
+    assert load_named_target(name("target.kind", "chat")) is None
+
+
+def test_entry_points_are_taken(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A name without a colon is an entry point of an installed package."""
+    sys.path.append(str(folder))
+    entry = importlib.metadata.EntryPoint("shop", "my_support:world", "reflact.environments")
+
+    def find(*, group: str, name: str | None = None) -> Any:
+        return [entry] if group == entry.group and name in {None, entry.name} else []
+
+    monkeypatch.setattr("reflact.training.named_objects.entry_points", find)
+    assert isinstance(load_named_environment(name("environment.name", "shop")), ToyEnvironment)
+    with pytest.raises(ConfigError, match=r"no installed package offers 'shap'.*there are: shop"):
+        load_named_environment(name("environment.name", "shap"))
+
+
+@pytest.mark.parametrize(
+    ("path", "options", "words"),
+    [
+        (
+            "missing_module:agent",
+            {},
+            "target.kind: missing_module:agent cannot be imported: ModuleNotFoundError",
+        ),
+        ("my_support:agend", {}, "target.kind: my_support:agend cannot be imported: AttributeError"),
+        ("my_support:number", {}, "my_support:number, of type int, lacks `identity` or `session`"),
+        ("my_support:number", {"a": 1}, "target.options has no effect: my_support:number is an object"),
+        ("my_support:explode", {}, "my_support:explode failed with them: RuntimeError: no such shop"),
+        (
+            "my_support:make_target",
+            {"noise": 0, "b": 2},
+            "my_support:make_target failed with them: TypeError",
+        ),
+        (
+            "my_support:agent",
+            {"deps": "my_support:none"},
+            "target.options.deps: my_support:none cannot be imported",
+        ),
+    ],
+)
+def test_a_wrong_name_is_one_sentence(folder: Path, path: str, options: dict[str, Any], words: str) -> None:
+    """A path or an option that does not work names the key, the object and the reason."""
+    sys.path.append(str(folder))
+    with pytest.raises(UsageError) as caught:
+        load_named_target(name("target.kind", path, **options))
+    assert words in str(caught.value)
+
+
+def test_options_hold_no_keys() -> None:
+    """An option with the name of a secret is refused, since settings are stored with the run."""
+    with pytest.raises(ConfigError, match="api_key looks like the name of a secret"):
+        name("target.kind", "my_support:make_target", api_key="x")
