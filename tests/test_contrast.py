@@ -35,6 +35,7 @@ from reflact.memory.cards import compute_subject_hash
 from reflact.memory.models import ContrastPair, Label, ScoreEvent, Transition
 from reflact.messages import CallId, RenderedPrompt, ReplyModel
 from reflact.prompts import load_prompts
+from reflact.testing import ScriptedLLM
 from reflact.types import digest_json
 
 pytestmark = pytest.mark.anyio
