@@ -89,12 +89,13 @@ def show(  # noqa: PLR0917 - one for each option of the command
         Literal["val", "test"] | None,
         typer.Option(metavar="val|test", help="Which items. Default: test if it was opened, otherwise val."),
     ] = None,
+    costs: Annotated[bool, typer.Option("--costs", help="List calls, tokens and time of each step.")] = False,
     as_json: JsonLinesOption = False,
 ) -> None:
     """Show a run, one of its steps, or its items.
 
-    A run is shown with its steps and scores, a step with its edits, its verdict and its diff. Items are
-    shown with the answers, scores and costs under the initial and the best skill.
+    A run is shown with its steps and scores, a step with its edits, its verdict, its diff and what its stages
+    took. Items are shown with the answers, scores and costs under the initial and the best skill.
     """
     import anyio
     from rich.console import Console
@@ -117,6 +118,8 @@ def show(  # noqa: PLR0917 - one for each option of the command
     history = anyio.run(read_run, folder, run)
     if as_json:
         typer.echo(history.model_dump_json(ensure_ascii=True, exclude={"events", "items", "items_note"}))
+    elif costs:
+        _print_costs(console, history)
     else:
         _print_run(console, history, folder)
 
@@ -167,6 +170,12 @@ def _print_run(console: Console, history: RunHistory, folder: Path) -> None:
         console.print(f"open: {len(history.steps)} steps committed, not ended", highlight=False)
     else:
         print_summary(console, history.summary, folder)
+
+
+def _print_costs(console: Console, history: RunHistory) -> None:
+    from reflact.reporting.summary import build_cost_table
+
+    console.print(build_cost_table(history.costs))
 
 
 def _print_step(console: Console, details: StepDetails, *, as_json: bool) -> None:

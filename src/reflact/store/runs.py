@@ -25,6 +25,7 @@ from reflact.records import (
     RunStatus,
     RunSummary,
     SkillVersion,
+    StageCost,
     StageTime,
     StepRecord,
 )
@@ -37,6 +38,7 @@ from reflact.store.responses import (
     compute_checksum,
     mark_unsettled,
     parse_checked,
+    sum_spend_by_stage,
 )
 from reflact.store.schema import SCHEMA
 from reflact.types import FrozenModel, Skill, canonical_json
@@ -276,17 +278,17 @@ class SQLiteRunStore(SQLiteResponseStore):
         )
 
     async def add_seconds(
-        self, run_id: str, seconds: float, stages: Mapping[str, float] | None = None
+        self, run_id: str, seconds: float, stages: Mapping[tuple[int, str], float] | None = None
     ) -> float:
-        """Add active seconds, total and by stage, and return the run's total."""
+        """Add active seconds, total and by step and stage, and return the run's total."""
 
         def add(tables: Tables) -> float:
             tables.execute("UPDATE runs SET seconds = seconds + ? WHERE run_id = ?", (seconds, run_id))
-            for stage, spent in (stages or {}).items():
+            for (step, stage), spent in (stages or {}).items():
                 tables.execute(
-                    "INSERT INTO stage_times (run_id, stage, seconds) VALUES (?, ?, ?)"
-                    " ON CONFLICT (run_id, stage) DO UPDATE SET seconds = seconds + excluded.seconds",
-                    (run_id, stage, spent),
+                    "INSERT INTO stage_times (run_id, step, stage, seconds) VALUES (?, ?, ?, ?)"
+                    " ON CONFLICT (run_id, step, stage) DO UPDATE SET seconds = seconds + excluded.seconds",
+                    (run_id, step, stage, spent),
                 )
             total: float = read_column(tables, "seconds", run_id)
             return total
@@ -296,9 +298,30 @@ class SQLiteRunStore(SQLiteResponseStore):
     async def stage_times(self, run_id: str) -> tuple[StageTime, ...]:
         """Return the active time of each stage over all starts of the run."""
         rows = await self._database.fetch_rows(
-            "SELECT stage, seconds FROM stage_times WHERE run_id = ? ORDER BY stage", (run_id,)
+            "SELECT stage, sum(seconds) FROM stage_times WHERE run_id = ? GROUP BY stage ORDER BY stage",
+            (run_id,),
         )
         return tuple(StageTime(stage=stage, seconds=seconds) for stage, seconds in rows)
+
+    async def stage_costs(self, run_id: str) -> tuple[StageCost, ...]:
+        """Return what each stage of each step took over all starts: steps in order, stages as they ended first."""
+
+        def read(tables: Tables) -> tuple[StageCost, ...]:
+            sql = "SELECT step, stage, seconds FROM stage_times WHERE run_id = ? ORDER BY step, rowid"
+            seconds = {(step, stage): spent for step, stage, spent in tables.execute(sql, (run_id,))}
+            spend = sum_spend_by_stage(tables, run_id)
+            keys = sorted({**seconds, **spend}, key=lambda key: key[0])
+            return tuple(
+                StageCost(
+                    step=step,
+                    stage=stage,
+                    seconds=seconds.get((step, stage), 0.0),
+                    spend=spend.get((step, stage), ()),
+                )
+                for step, stage in keys
+            )
+
+        return await self._database.read(read)
 
     async def finish(self, run_id: str, status: RunStatus, reason: str | None, summary: str) -> None:
         """Store status, reason and summary (JSON text) of this start's end."""

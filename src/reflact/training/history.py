@@ -22,6 +22,7 @@ from reflact.records import (
     RunSummary,
     SkillScore,
     SkillVersion,
+    StageCost,
     StepRecord,
     Usage,
 )
@@ -53,6 +54,7 @@ class RunHistory(FrozenModel):
         epochs: The committed ends of epochs, in order.
         versions: All skill versions by number, each with its latest score.
         events: All durable events, in order.
+        costs: What each stage of each step took so far, calls and time, over all starts.
         items: The items of one split with the target's answers, if they were asked for.
         items_note: What is not known of the items, and why.
     """
@@ -66,6 +68,7 @@ class RunHistory(FrozenModel):
     epochs: tuple[EpochRecord, ...]
     versions: tuple[SkillVersion, ...]
     events: tuple[Event, ...]
+    costs: tuple[StageCost, ...] = ()
     items: tuple[ItemResult, ...] = ()
     items_note: str | None = None
 
@@ -104,6 +107,7 @@ async def read_run(
             epochs=await store.epochs(row.run_id),
             versions=await store.versions(row.run_id),
             events=await store.events(row.run_id),
+            costs=await store.stage_costs(row.run_id),
             items=() if table is None else table.results,
             items_note=None if table is None else table.note,
         )
@@ -120,13 +124,15 @@ class StepDetails(FrozenModel):
     """A committed step with what belongs to it.
 
     ``epoch_end`` is the end of an epoch that followed the step. ``memory`` is the optimizer's memory that the prompts
-    of the step showed. ``diff`` is the unified diff from the skill before the step to the candidate.
+    of the step showed. ``diff`` is the unified diff from the skill before the step to the candidate. ``costs`` are
+    what its stages took.
     """
 
     record: StepRecord
     epoch_end: EpochRecord | None = None
     memory: str = ""
     diff: str = ""
+    costs: tuple[StageCost, ...] = ()
 
 
 class RunListing(FrozenModel):
@@ -239,6 +245,7 @@ async def read_step(path: Path | str, step: int, run_id: str | None = None) -> S
             epoch_end=next((end for end in epochs if end.step == step), None),
             memory=memories[-1] if memories else "",
             diff=diff,
+            costs=tuple(cost for cost in await store.stage_costs(row.run_id) if cost.step == step),
         )
 
 

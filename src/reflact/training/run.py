@@ -19,6 +19,7 @@ from reflact.records import (
     RunStatus,
     RunSummary,
     StepRecord,
+    sum_step_costs,
     summarize_history,
 )
 from reflact.reporting.verdict import describe_result
@@ -64,7 +65,7 @@ class Run:
         self._on_event = on_event
         self._store = runtime.store
         self._decision_log = runtime.decision_log
-        self._timer = StageTimer(plan.run_id, on_event, runtime.tracing)
+        self._timer = StageTimer(plan.run_id, on_event, runtime.tracing, runtime.budget.current_stage)
         self._warnings: tuple[str, ...] = ()
         self.id = plan.run_id
         self.state: RunState | None = None
@@ -141,6 +142,7 @@ class Run:
             warnings=self._warnings,
             spend=await self._store.spend(self.id),
             stages=await self._store.stage_times(self.id),
+            step_costs=sum_step_costs(await self._store.stage_costs(self.id)),
             faults=await self._store.faults(self.id),
             reuse=self._store.reuse,
             surplus=self.scheduler.surplus,

@@ -356,8 +356,6 @@ async def open_runtime(
     async with AsyncExitStack() as stack:
         path = config.store or resolve_inside(config.out_dir, "run.db")
         ownership = stack.enter_context(own_run(config.out_dir, path, plan.run_id))
-        if isinstance(overrides.target, ConnectedTarget):
-            overrides = replace(overrides, transport=await _open_agent_network(stack, overrides.transport))
         if config.replay.cassette is not None and _sends_requests(config, overrides):
             from reflact.llm.cassettes import open_cassette
 
@@ -372,16 +370,6 @@ async def open_runtime(
             await store.refuse_other_runs(plan.run_id, plan.identity)
         connecting = connect_models(plan, overrides, store, on_event, graceful_stop=graceful_stop)
         yield await stack.enter_async_context(connecting)
-
-
-async def _open_agent_network(
-    stack: AsyncExitStack, transport: httpx.AsyncBaseTransport | None
-) -> httpx.AsyncBaseTransport:
-    """Return a network in which an agent answers its own requests."""
-    from reflact.llm.agent_transport import AgentTransport
-    from reflact.llm.connection_pool import PooledTransport
-
-    return await stack.enter_async_context(AgentTransport(transport or PooledTransport()))
 
 
 async def _refuse_gaps(config: TrainerConfig, overrides: Overrides, store: SQLiteRunStore) -> None:
