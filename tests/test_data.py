@@ -198,7 +198,9 @@ def test_task_types_are_spread_over_the_splits(tmp_path: Path) -> None:
 def test_repeated_ids_name_their_rows(tmp_path: Path, row: Row) -> None:
     """The error names both rows, whether their id is their own or made from their content."""
     path = _write(tmp_path / "all.jsonl", [*_rows(3), row, row])
-    with pytest.raises(DataError, match=r"all.jsonl row 4 and .*all.jsonl row 5 have the same"):
+    with pytest.raises(
+        DataError, match=r"is used 2 times: .*all.jsonl row 4, .*all.jsonl row 5; (ids must|it was made)"
+    ):
         load_dataset(path, "1:1:1", 42)
 
 

@@ -73,6 +73,9 @@ LIKELY_COLUMNS: Mapping[str, tuple[str, ...]] = {
 
 MAX_SHOWN_COLUMNS = 12
 
+MAX_SHOWN_ROWS = 4
+"""The number of rows with the same id that an error names."""
+
 _SUFFIXES = ((".json", ".jsonl"), (".csv",))
 """The endings of the files of a split; a file of the second group counts only if there is none of the first."""
 
@@ -173,17 +176,18 @@ def choose_shares(n: int) -> tuple[int, ...]:
 
 
 def _check_ids(rows: Sequence[FileItem]) -> None:
-    """Raise DataError, which names both rows, if two items have the same id."""
-    first: dict[str, FileItem] = {}
+    """Check that no id is repeated; the error names the rows, each with its file."""
+    places: dict[str, list[FileItem]] = {}
     for row in rows:
-        other = first.setdefault(row.item.id, row)
-        if other is row:
-            continue
-        if row.item.id == make_id(row.item.input, row.item.reference):
-            raise DataError(
-                f"{other.where} and {row.where} have the same input and reference, and no ids: delete one"
-            )
-        raise DataError(f"{other.where} and {row.where} have the same id {row.item.id!r}: ids must be unique")
+        places.setdefault(row.item.id, []).append(row)
+    for item_id, found in places.items():
+        if len(found) > 1:
+            shown = ", ".join(row.where for row in found[:MAX_SHOWN_ROWS])
+            more = f" and {len(found) - MAX_SHOWN_ROWS} more" if len(found) > MAX_SHOWN_ROWS else ""
+            advice = "ids must be unique"
+            if item_id == make_id(found[0].item.input, found[0].item.reference):
+                advice = "it was made from their input and reference, which are equal: keep one of them"
+            raise DataError(f"the item id {item_id!r} is used {len(found)} times: {shown}{more}; {advice}")
 
 
 def check_dataset(dataset: DataSet, train_size: int | None = None) -> None:

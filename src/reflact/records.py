@@ -304,6 +304,10 @@ class SkillScore(FrozenModel):
     high: float | None = None
 
 
+EVALUATION_LABEL = "eval/"
+"""The beginning of the labels under which a decision log has the scores of documents measured outside a training."""
+
+
 class Improvement(FrozenModel):
     """The mean difference between a skill and the baseline over the same items, with its 95% interval.
 

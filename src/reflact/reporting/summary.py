@@ -74,7 +74,8 @@ def build_run_table(runs: Sequence[RunListing], folder: Path) -> Table:
         shown = str(path.relative_to(folder) if path.is_relative_to(folder) else path)
         price = "-" if not run.calls else "unknown" if run.usd is None else format_usd(run.usd)
         scores = (format_score(score) for score in (run.val, run.baseline, run.test))
-        names = (Text(escape_line(shown)), run.run_id, run.status or "open", str(run.steps))
+        status = run.status or ("measured" if run.measured and not run.steps else "open")
+        names = (Text(escape_line(shown)), run.run_id, status, str(run.steps))
         table.add_row(*names, *scores, price, f"{run.created:%Y-%m-%d}")
     return table
 

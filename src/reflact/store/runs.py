@@ -19,11 +19,13 @@ from reflact.events import EVENT_ADAPTER, Event
 from reflact.jsonutil import parse_stored
 from reflact.protocols import CommitRecord
 from reflact.records import (
+    EVALUATION_LABEL,
     EpochRecord,
     PromotionRecord,
     RunState,
     RunStatus,
     RunSummary,
+    SkillScore,
     SkillVersion,
     StageCost,
     StageTime,
@@ -47,6 +49,19 @@ IDENTITY_ADAPTER: TypeAdapter[dict[str, JsonValue]] = TypeAdapter(dict[str, Json
 VERSIONS_ADAPTER: TypeAdapter[list[SkillVersion]] = TypeAdapter(list[SkillVersion])
 Record = TypeVar("Record", StepRecord, EpochRecord, PromotionRecord)
 RECORD_KINDS = {StepRecord: "step", EpochRecord: "epoch", PromotionRecord: "promotion"}
+RESTORE_ADVICE = {
+    "data": "restore the items of the data",
+    "environment": "use the same environment and grader",
+    "skill": "restore the initial skill document",
+    "target": "pass the same target",
+    "optimizer": "pass the same optimizer",
+    "annotator": "pass the same annotator",
+    "proposer": "pass the same proposer",
+}
+"""How to undo a change of what is part of a run's identity and no key of the configuration."""
+
+PROMPT_ADVICE = "use the same prompts (a new version of reflact, or prompts.folder, has changed them)"
+
 MAX_SHOWN_CHARS = 60
 COMMIT_COLUMNS = "number, kind, step, record, state, checksum"
 LAST_COMMIT = f"SELECT {COMMIT_COLUMNS} FROM commits WHERE run_id = ? ORDER BY number DESC LIMIT 1"  # noqa: S608
@@ -179,6 +194,15 @@ class SQLiteRunStore(SQLiteResponseStore):
         """Return the run's state after its last commit; None before the first one."""
         rows = await self._database.fetch_rows(LAST_COMMIT, (run_id,))
         return parse_state(run_id, rows[0]) if rows else None
+
+    async def evaluations(self, run_id: str) -> tuple[SkillScore, ...]:
+        """Return the scores of the documents that were measured outside a training, in order."""
+        rows = await self._database.fetch_rows(
+            "SELECT value FROM decision_log WHERE run_id = ? AND label LIKE ? ORDER BY rowid",
+            (run_id, f"{EVALUATION_LABEL}%"),
+        )
+        what = f"evaluation of run {run_id}"
+        return tuple(parse_stored(SkillScore.model_validate_json, text, what) for (text,) in rows)
 
     async def refuse_other_runs(self, run_id: str, identity: Mapping[str, JsonValue]) -> None:
         """Check that the store is empty or contains the run.
@@ -371,9 +395,15 @@ class SQLiteRunStore(SQLiteResponseStore):
 
 def build_conflict(run_id: str, path: Path, differences: Sequence[str]) -> RunConflict:
     """Return the error for a folder that contains a run with another identity."""
+    keys = {difference.partition(" ")[0] for difference in differences}
+    prompts = {key for key in keys if key.startswith("prompts.")}
+    settings = keys - RESTORE_ADVICE.keys() - prompts
+    advice = [words for key, words in RESTORE_ADVICE.items() if key in keys]
+    advice += [PROMPT_ADVICE] if prompts else []
+    advice += [f"put the old value of {', '.join(sorted(settings))} back"] if settings else []
     return RunConflict(
-        f"run {run_id} in {path} was started with other settings: {'; '.join(differences)}; "
-        "put the old values back, or start the changed run beside it with fork: true, or in another out_dir"
+        f"run {run_id} in {path} differs from this one: {'; '.join(differences)}; to resume it, "
+        f"{' and '.join(advice)}; or start another run in another out_dir, or beside it with fork: true"
     )
 
 

@@ -53,6 +53,7 @@ class RunHistory(FrozenModel):
         steps: All committed steps, in order.
         epochs: The committed ends of epochs, in order.
         versions: All skill versions by number, each with its latest score.
+        evaluations: The scores of documents that were measured with ``evaluate_skill`` or ``reflact eval``.
         events: All durable events, in order.
         costs: What each stage of each step took so far, calls and time, over all starts.
         items: The items of one split with the target's answers, if they were asked for.
@@ -71,6 +72,7 @@ class RunHistory(FrozenModel):
     costs: tuple[StageCost, ...] = ()
     items: tuple[ItemResult, ...] = ()
     items_note: str | None = None
+    evaluations: tuple[SkillScore, ...] = ()
 
 
 async def read_run(
@@ -110,6 +112,7 @@ async def read_run(
             costs=await store.stage_costs(row.run_id),
             items=() if table is None else table.results,
             items_note=None if table is None else table.note,
+            evaluations=await store.evaluations(row.run_id),
         )
 
 
@@ -139,7 +142,9 @@ class RunListing(FrozenModel):
     """A run in a list of runs. Scores are mean hard scores over all items; None if they are not measured.
 
     ``val`` and ``test`` are those of the best skill. ``baseline`` is that of the initial skill on the test split, or on
-    the validation split if the test split was not measured. ``usd`` is None if no price is known.
+    the validation split if the test split was not measured. ``usd`` is None if no price is known. ``measured`` is the
+    number of documents that were measured outside the training; without any training, ``val`` and ``test`` are the
+    scores of the latest of them.
     """
 
     folder: str
@@ -149,6 +154,7 @@ class RunListing(FrozenModel):
     val: float | None
     test: float | None
     baseline: float | None
+    measured: int = 0
     calls: int
     usd: float | None
     created: datetime
@@ -172,6 +178,10 @@ async def _list_run(store: SQLiteRunStore, row: RunRow, database: Path) -> RunLi
     val, test = find("best", Split.val), find("best", Split.test)
     if val is None and state is not None and not state.best.partial:
         val = state.best.score
+    evaluations = await store.evaluations(row.run_id)
+    if state is None:
+        latest = {score.split: score.hard for score in evaluations}
+        val, test = latest.get(Split.val), latest.get(Split.test)
     baseline = find("baseline", Split.val if test is None else Split.test)
     used = sum((entry.usage for entry in await store.spend(row.run_id)), Usage())
     out_dir = row.config.get("out_dir") if isinstance(row.config, dict) else None
@@ -184,6 +194,7 @@ async def _list_run(store: SQLiteRunStore, row: RunRow, database: Path) -> RunLi
         val=val,
         test=test,
         baseline=baseline,
+        measured=len(evaluations),
         calls=used.calls,
         usd=used.usd,
         created=row.created,
@@ -418,4 +429,6 @@ def _find_database(path: Path) -> tuple[Path, str | None]:
         store = summary.config.get("store") if isinstance(summary.config, dict) else None
         if store is not None and Path(str(store)).is_file():
             return Path(str(store)), summary.run_id
+    if path.is_dir() and (database := path.parent / "run.db").is_file():
+        return database, path.name  # the files of a forked run
     raise UsageError(f"there is no run at {path}; name the out_dir of a run, or its database")
