@@ -78,8 +78,8 @@ async def test_the_stages_are_the_default_and_leave_the_identity_as_it_was(tmp_p
     ]
     assert keys[:2] == [{}, {}]
     assert keys[2:] == [
-        {"proposer.name": "one_shot", "proposer.n": 4},
-        {"proposer.name": "best_of_n", "proposer.n": 2},
+        {"proposer.name": "one_shot", "proposer.options": {}, "proposer.n": 4},
+        {"proposer.name": "best_of_n", "proposer.options": {}, "proposer.n": 2},
     ]
     done = await run(tmp_path, gate=STRICT)
     assert "rewrites" not in done.records[0].model_dump_json()
@@ -272,6 +272,44 @@ async def test_an_own_proposer_takes_the_place_of_the_stages(tmp_path: Path) -> 
     again = Trainer(config, proposer=proposer, **collaborators)
     other = Trainer(config, proposer=LineProposer("lines/2"), **collaborators)
     assert len({trainer.run_id, again.run_id, other.run_id, Trainer(config, **collaborators).run_id}) == 3
+
+
+async def test_a_configuration_names_an_own_proposer(tmp_path: Path) -> None:
+    """An import path with options stands for the object; the estimate says that its calls are unknown."""
+    named = {"name": f"{__name__}:LineProposer", "options": {"identity": "lines/3"}}
+    config = load_config(settings(tmp_path, proposer=named, gate=STRICT))
+    trainer = Trainer(
+        config,
+        environment=ToyEnvironment(train=8, val=4, test=4),
+        target=ToyTarget(),
+        optimizer=ScriptedLLM(naming),
+    )
+    plan = trainer._prepare()
+    assert plan.identity["proposer"] == "lines/3"
+    assert "prompts.one_shot" not in plan.identity
+    foreseen = plan.estimate_cost(done=0, skill=None, spent=())
+    assert {row.purpose for row in foreseen.rows} == {"rollout"}
+    assert any("own proposer" in assumption for assumption in foreseen.assumptions)
+    assert (await trainer.train()).accepts == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("one_shott", "entry point of reflact.proposers"),
+        (f"{__name__}:LINES", "lacks `identity` or `propose`"),
+    ],
+)
+def test_a_name_that_is_no_proposer_is_refused(tmp_path: Path, name: str, words: str) -> None:
+    """A misspelt name, or another object, is named before anything is asked."""
+    trainer = Trainer(
+        settings(tmp_path, proposer={"name": name}),
+        environment=ToyEnvironment(train=8, val=4, test=4),
+        target=ToyTarget(),
+        optimizer=ScriptedLLM(naming),
+    )
+    with pytest.raises(ConfigError, match=words):
+        trainer._prepare()
 
 
 async def test_an_own_proposer_may_propose_nothing(tmp_path: Path) -> None:

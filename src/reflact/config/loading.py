@@ -113,7 +113,7 @@ def config_identity(config: TrainerConfig) -> dict[str, JsonValue]:
     ratio counts as the ratio of large files, because the splits themselves are part of the identity.
     """
     unused = (() if config.uses_critic else CRITIC_PREFIXES) + (
-        () if config.proposer.rewrites else (PROPOSER_PREFIX,)
+        (PROPOSER_PREFIX,) if config.proposer.name == "reflact" else ()
     )
     values = config.model_dump(mode="json")
     values["data"]["ratio"] = values["data"]["ratio"] or LARGE_RATIO

@@ -290,17 +290,26 @@ class UpdateConfig(ConfigSection):
 class ProposerConfig(ConfigSection):
     """How the evidence of a step becomes a candidate."""
 
-    name: Literal["reflact", "one_shot", "best_of_n"] = Field(
+    name: str = Field(
         "reflact",
+        pattern=OBJECT_NAME,
         description="`reflact`: the stages reflect, aggregate, select and update; `one_shot`: one call rewrites the "
-        "document from all cases of the step; `best_of_n`: several such rewrites, and the best on the step's items.",
+        "document from all cases of the step; `best_of_n`: several such rewrites, and the best on the step's items. "
+        "`module:name` imports a proposer, or a class or function that makes one. Any other name is an entry point of "
+        "the group `reflact.proposers`.",
     )
+    options: Options = Field(default_factory=dict, description="Arguments of that class or function.")
     n: int = Field(4, ge=1, description="Number of rewrites of a step (`best_of_n`).")
 
     @property
     def rewrites(self) -> int:
-        """The number of whole documents that a step asks for; 0 with the stages."""
-        return {"reflact": 0, "one_shot": 1, "best_of_n": self.n}[self.name]
+        """The number of whole documents that a step asks for; 0 with the stages and with an own proposer."""
+        return {"one_shot": 1, "best_of_n": self.n}.get(self.name, 0)
+
+    @property
+    def is_own(self) -> bool:
+        """Whether the name is that of an object outside of reflact."""
+        return self.name not in {"reflact", "one_shot", "best_of_n"}
 
 
 class GateConfig(ConfigSection):
@@ -533,7 +542,7 @@ class TrainerConfig(ConfigSection):
 
     @model_validator(mode="after")
     def _check_appendix(self) -> TrainerConfig:
-        if self.appendix.enabled and self.proposer.rewrites:
+        if self.appendix.enabled and self.proposer.name != "reflact":
             raise ValueError(
                 "`appendix.enabled` needs `proposer.name: reflact`, whose analysts find the lapses"
             )
