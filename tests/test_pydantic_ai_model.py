@@ -53,12 +53,12 @@ def make_model(
         if parameters.output_tools:
             (tool,) = parameters.output_tools
             return ModelResponse(
-                parts=[ToolCallPart(tool.name, fill_schema(tool.parameters_json_schema, "\n".join(LINES)))],
+                parts=[ToolCallPart(tool.name, fill_schema(tool.parameters_json_schema, LINES[0]))],
                 usage=usage,
             )
         if parameters.output_object is None:
             return ModelResponse(parts=[TextPart("7")], usage=usage)
-        text = json.dumps(fill_schema(parameters.output_object.json_schema, "\n".join(LINES)))
+        text = json.dumps(fill_schema(parameters.output_object.json_schema, LINES[0]))
         return ModelResponse(parts=[TextPart(text)], usage=usage)
 
     return FunctionModel(answer, model_name="f", profile={"supports_json_schema_output": native})

@@ -222,17 +222,7 @@ class CommandSession:
     async def _run(self, folder: Path, address: GatewayAddress) -> tuple[int | str, str, str]:
         """Return how the command ended, its output and its error output."""
         target = self._target
-        values = {
-            "task": self._task or "",
-            "folder": str(folder),
-            "base_url": address.base_url,
-            "token": address.token,
-            "model": self._model,
-        }
-        command = [_fill(part, values) for part in target.command]
-        variables = {name: os.environ[name] for name in KEPT_VARIABLES if name in os.environ}
-        variables |= {"HOME": str(folder.parent / "home"), "TMPDIR": str(folder.parent / "tmp")}
-        variables |= {name: _fill(value, values) for name, value in target.variables.items()}
+        command, variables = self._fill_command(folder, address)
         try:
             process = await anyio.open_process(command, cwd=folder, env=variables, start_new_session=True)
         except OSError as error:
@@ -282,6 +272,20 @@ class CommandSession:
             _kill_group(process)
         texts = [outputs.get(kind, b"").decode("utf-8", "replace") for kind in ("output", "errors")]
         return ended[0] if ended else "no end", texts[0], texts[1]
+
+    def _fill_command(self, folder: Path, address: GatewayAddress) -> tuple[list[str], dict[str, str]]:
+        """Return the command and the environment variables of this rollout."""
+        values = {
+            "task": self._task or "",
+            "folder": str(folder),
+            "base_url": address.base_url,
+            "token": address.token,
+            "model": self._model,
+        }
+        variables = {name: os.environ[name] for name in KEPT_VARIABLES if name in os.environ}
+        variables |= {"HOME": str(folder.parent / "home"), "TMPDIR": str(folder.parent / "tmp")}
+        variables |= {name: _fill(value, values) for name, value in self._target.variables.items()}
+        return [_fill(part, values) for part in self._target.command], variables
 
     async def _answer(self, body: dict[str, Any]) -> str:
         """Answer one request of the agent; a failure ends the command."""
