@@ -251,6 +251,8 @@ def prepare_run(config: TrainerConfig, overrides: Overrides) -> RunPlan:
     environment = overrides.environment or build_environment(config)
     data = DataSet.model_validate({split.value: tuple(environment.items(split)) for split in Split})
     check_dataset(data, config.data.train_size)
+    if not data.test:
+        config = config.model_copy(update={"test": config.test.model_copy(update={"enabled": False})})
     own = environment.prompt_folder if isinstance(environment, Prompted) else None
     prompts = load_prompts(config.prompts, folder=own)
     initial = Skill(text="") if config.skill is None else load_skill(config.skill)
