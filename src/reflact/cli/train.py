@@ -123,6 +123,9 @@ def print_cost_estimate(config: TrainerConfig) -> None:
     estimate = plan.estimate_cost(done=done, skill=text, spent=spent)
     console = Console()
     console.print(f"run {plan.run_id}: {estimate.steps} steps to take, {done} taken", highlight=False)
+    data = plan.data
+    sizes = f"{len(data.train)} train, {len(data.val)} validation, {len(data.test)} test"
+    console.print(f"items: {sizes}", highlight=False)
     console.print(build_estimate_table(estimate))
     for line in estimate.assumptions:
         typer.echo(line)
