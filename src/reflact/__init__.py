@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from reflact.memory.store import MemoryStore
     from reflact.protocols import LLM, Environment, Session, Target
     from reflact.records import CandidateReview, RunSummary
-    from reflact.trainer import Trainer, evaluate_skill
+    from reflact.trainer import Trainer, compare_skill, evaluate_skill
     from reflact.training.history import RunComparison, RunHistory, compare_runs, read_run
     from reflact.training.items import ItemResult
     from reflact.types import Grade, Item, Rollout, Score, Skill, Split
@@ -56,6 +56,7 @@ __all__ = [
     "TrainerConfig",
     "__version__",
     "compare_runs",
+    "compare_skill",
     "evaluate_skill",
     "read_run",
 ]
@@ -73,7 +74,7 @@ _load = load_exports(
         "memory.store": ("MemoryStore",),
         "protocols": ("LLM", "Environment", "Session", "Target"),
         "records": ("CandidateReview", "RunSummary"),
-        "trainer": ("Trainer", "evaluate_skill"),
+        "trainer": ("Trainer", "compare_skill", "evaluate_skill"),
         "training.history": ("RunComparison", "RunHistory", "compare_runs", "read_run"),
         "training.items": ("ItemResult",),
         "types": ("Grade", "Item", "Rollout", "Score", "Skill", "Split"),
