@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from pure_world import PureNetwork, differences, left_by, write_world
+from pure_world import settings as world_settings
 from reflact import Trainer, read_run
 from reflact.config.loading import config_identity, load_config
 from reflact.errors import ConfigError, ContextOverflow
 from reflact.llm import CallId, Message, RenderedPrompt, ReplyModel, Text
 from reflact.proposers import NoReply, Rewrite, StepBudget, StepEvidence
+from reflact.reporting.summary import format_step
 from reflact.stages.reply_models import check_document_rules
 from reflact.testing import ScriptedLLM, ToyEnvironment, ToyTarget, toy_optimizer
 from reflact.testing.llm import Script, ScriptedAnswer
@@ -181,6 +185,12 @@ async def test_the_best_of_several_rewrites_goes_to_the_gate(tmp_path: Path) -> 
     assert [rewrite.number for rewrite in record.rewrites] == [2, 3, 1, 0, 4]
     assert [r.measurement.hard for r in record.rewrites if r.measurement] == [0.5, 0.5, 0.25, 0.0]
     assert done.texts[record.candidate_hash] == texts[2]
+    shown = [line for line in format_step(record) if line.startswith("rewrite")]
+    assert shown[:2] == [
+        "rewrite 3: chosen, 0.500 on the items of the step",
+        "rewrite 4: not chosen, 0.500 on the items of the step",
+    ]
+    assert shown[-1].startswith("rewrite 5: none, because ")
     assert record.chosen.pool_size == 4
     assert [fallback.label for fallback in record.merged.fallbacks] == ["proposer/4"]
     train = [skill for skill, message in done.actor.asked if message in _messages("train")]
@@ -189,6 +199,24 @@ async def test_the_best_of_several_rewrites_goes_to_the_gate(tmp_path: Path) -> 
 
 def _messages(split: Any) -> set[str]:
     return {str(item.input) for item in ToyEnvironment(train=8, val=4, test=4).items(split)}
+
+
+async def test_a_budget_that_ends_within_a_step_is_continued(tmp_path: Path) -> None:
+    """Calls and rollouts of rewrites are reserved; a larger budget resumes the step and repeats no call."""
+    world = write_world(tmp_path / "world")
+    sections: dict[str, Any] = {"proposer": {"name": "best_of_n", "n": 3}, "appendix": {"enabled": False}}
+    whole = tmp_path / "whole"
+    await Trainer(world_settings(world, whole, **sections), transport=PureNetwork()).train()
+    out, asked, status = tmp_path / "out", Counter[str](), "budget"
+    for most in (12, 16, 22, 40, None):
+        assert status == "budget"
+        network = PureNetwork()
+        config = world_settings(world, out, **sections, budget={"max_calls": most})
+        status = (await Trainer(config, transport=network).train()).status
+        asked.update(network.samples)
+    assert status == "completed"
+    assert differences(left_by(out), left_by(whole)) == []
+    assert max(asked.values()) == 1
 
 
 async def test_equal_rewrites_are_rolled_out_once(tmp_path: Path) -> None:

@@ -518,12 +518,13 @@ def demo(
         bool, typer.Option("--calibrate", help="Replay a recorded round of calibration instead.")
     ] = False,
 ) -> None:
-    """Replay a recorded training run.
+    """Replay a recorded training run and show its best skill.
 
     The demo needs no key and no network.
     """
     from reflact.errors import ConfigError
     from reflact.prompts import find_data_folder
+    from reflact.reporting.lines import escape_controls
 
     if calibrate:
         memory = out / "memory.db"
@@ -542,3 +543,6 @@ def demo(
     place = [f"out_dir={json.dumps(str(out))}"]
     settings = _load_with_cassette(folder / "demo.yaml", place, folder / "cassette.jsonl", "replay")
     train_and_show(settings, show=show, times=times)
+    if show is not ShowMode.json:
+        best = out / "best_skill.md"
+        typer.echo(f"\n{best}:\n\n{escape_controls(best.read_text(encoding='utf-8').strip())}")
