@@ -26,7 +26,6 @@ from reflact.llm.pricing import (
 from reflact.records import Spend
 from reflact.types import Item, Split, canonical_json
 
-
 PREFLIGHT, PREFLIGHT_BYTES = "preflight", 70.0
 """The call that tests an optimizer with its own connection before the baseline, and its size."""
 
