@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import anyio
 from pydantic import Field, JsonValue
@@ -65,7 +65,7 @@ from reflact.training.setup import (
     track_with_mlflow,
 )
 from reflact.training.shutdown import GracefulStop, make_approver_stoppable
-from reflact.types import FrozenModel, Grade, Item, Rollout, Skill, Split
+from reflact.types import Control, FrozenModel, Grade, Item, Rollout, Skill, Split
 
 if TYPE_CHECKING:
     import httpx
@@ -404,7 +404,7 @@ async def evaluate_skill(
 async def compare_skill(
     config: TrainerConfig | Mapping[str, Any] | Path | str,
     skill: Skill,
-    against: Sequence[Skill | Literal["none", "placebo", "null"]],
+    against: Sequence[Skill | Control],
     split: Split,
     *,
     overrides: Overrides | None = None,

@@ -27,6 +27,7 @@ from reflact.cli.common import (
     resolve_show_mode,
     train_and_show,
 )
+from reflact.types import Control
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -39,11 +40,7 @@ if TYPE_CHECKING:
     from reflact.trainer import RoleCheck, SetupCheck
 
 
-CONTROLS: Mapping[str, Literal["none", "placebo", "null"]] = {
-    "none": "none",
-    "placebo": "placebo",
-    "null": "null",
-}
+CONTROLS: Mapping[str, Control] = {name: name for name in get_args(Control)}
 """What a document is compared with, apart from files."""
 
 OPENAI_URL = "https://api.openai.com/v1"
@@ -372,7 +369,7 @@ def evaluate(  # noqa: PLR0917 - one for each option of the command
     show: ShowOption = ShowMode.live,
     times: TimesOption = False,
 ) -> None:
-    """Measure one skill document on a split, alone or against others.
+    """Measure one skill document, alone or against others.
 
     The command uses the run's folder: it does not repeat stored rollouts, and it counts each opening of the
     test split there. With --show json the last line is the score, or with --against all scores and the
