@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from math import sqrt
+from math import ceil, floor, sqrt
 from typing import Literal, NamedTuple
 
 import htpy as h
@@ -21,6 +21,9 @@ MarkStyle = Literal["before", "after"]
 """How a mark looks: a hollow circle, or a filled diamond."""
 
 CHART_WIDTH = 340
+MAX_DESCRIBED = 60
+"""A description in words names at most this many points that were not accepted."""
+
 AXIS_TICKS = tuple(n / 10 for n in range(0, 11, 2))
 
 
@@ -127,11 +130,121 @@ def draw_rounds(
     )
 
 
+class ScorePoint(NamedTuple):
+    """A measured document in the chart of a run; ``at`` is its step."""
+
+    at: float
+    label: str
+    value: float
+    interval: tuple[float, float] | None
+    accepted: bool
+    partial: bool = False
+
+
+def draw_scores(
+    name: str,
+    title: str,
+    points: Sequence[ScorePoint],
+    current: Sequence[tuple[float, float | None]],
+    *,
+    width: int = CHART_WIDTH,
+) -> h.Element:
+    """Return scores by step with their intervals: accepted documents are filled, and a line is the current one.
+
+    ``current`` is the score of the current document after each step; None interrupts the line.
+    """
+    shown = [end for point in points for end in (point.value, *(point.interval or ()))]
+    low, high = floor(5 * min(shown, default=0)) / 5, ceil(5 * max(shown, default=1)) / 5
+    last = max([1.0, *(point.at for point in points), *(at for at, _ in current)])
+    across, up = AxisScale(0, last, 46, width - 12), AxisScale(low, max(high, low + 0.2), 202, 28)
+    gap = (width - 58) / last
+    size = 5.0 if gap > 14 else 3.5 if gap > 5 else 2.5
+    parts = round((5 if up.high - low > 0.5 else 10) * (up.high - low))
+    ticks = [low + n * (up.high - low) / parts for n in range(parts + 1)]
+    steps = range(0, int(last) + 1, max(1, ceil(last / (width / 34))))
+    return _build_svg(
+        name,
+        title,
+        "; ".join(point.label for point in points if point.accepted or len(points) <= MAX_DESCRIBED),
+        246,
+        _draw_text(46, 12, title, class_="name"),
+        [_draw_line(46, up(at), width - 12, up(at), "grid") for at in ticks],
+        [_draw_text(40, up(at) + 4, format_number(at, 1), "end") for at in ticks],
+        [
+            _draw_line(across(x), up(y), across(next_x), up(next_y), "link")
+            for (x, y), (next_x, next_y) in pairwise(current)
+            if y is not None and next_y is not None
+        ],
+        [
+            h.g(class_="partial" if point.partial else None)[
+                h.title[point.label],
+                point.interval is not None
+                and _draw_whisker(
+                    across(point.at),
+                    up,
+                    point.interval,
+                    _get_look(accepted=point.accepted),
+                    size if gap > 5 else 0,
+                ),
+                _draw_mark(across(point.at), up(point.value), size, _get_look(accepted=point.accepted)),
+            ]
+            for point in sorted(points, key=lambda point: point.accepted)
+        ],
+        [_draw_text(across(at), 220, str(at), anchor="middle") for at in steps],
+        _draw_text((34 + width) / 2, 238, "step", anchor="middle"),
+        width=width,
+    )
+
+
+def draw_estimates(
+    name: str, title: str, rows: Sequence[tuple[str, MarkStyle, IntervalEstimate]]
+) -> h.Element:
+    """Return figures between 0 and 1 below each other, each with its interval."""
+    across, height = AxisScale(0, 1, 104, 328), 30 * len(rows)
+    described = "; ".join(f"{row}: {format_number(one.value)} {format_interval(one)}" for row, _, one in rows)
+    return _build_svg(
+        name,
+        title,
+        described,
+        height + 44,
+        _draw_text(4, 12, title, class_="name"),
+        [
+            [
+                _draw_line(across(at), 22, across(at), height + 22, "grid"),
+                _draw_text(across(at), height + 38, format_number(at, 1), "middle"),
+            ]
+            for at in AXIS_TICKS
+        ],
+        [
+            [
+                _draw_text(96, y + 4, row, "end", "value"),
+                _draw_line(across(one.low), y, across(one.high), y, f"{look} whisker"),
+                [
+                    _draw_line(across(end), y - 4, across(end), y + 4, f"{look} whisker")
+                    for end in (one.low, one.high)
+                ],
+                _draw_mark(across(one.value), y, 5, look),
+            ]
+            for y, (row, look, one) in ((30 * n + 37, row) for n, row in enumerate(rows))
+        ],
+    )
+
+
+def _get_look(*, accepted: bool) -> MarkStyle:
+    return "after" if accepted else "before"
+
+
+def _draw_whisker(
+    x: float, up: AxisScale, interval: tuple[float, float], look: MarkStyle, size: float
+) -> list[h.Element]:
+    low, high = (up(end) for end in interval)
+    caps = (_draw_line(x - size, end, x + size, end, f"{look} whisker") for end in (low, high) if size)
+    return [_draw_line(x, low, x, high, f"{look} whisker"), *caps]
+
+
 def _draw_interval(x: float, up: AxisScale, estimate: IntervalEstimate, look: MarkStyle) -> list[h.Element]:
-    low, high, style = up(estimate.low), up(estimate.high), f"{look} whisker"
     return [
-        _draw_line(x, low, x, high, style),
-        *(_draw_line(x - 4, end, x + 4, end, style) for end in (low, high)),
+        *_draw_whisker(x, up, (estimate.low, estimate.high), look, 4),
         _draw_mark(x, up(estimate.value), 5, look),
     ]
 
@@ -158,9 +271,11 @@ def _draw_text(
     return h.text(place, text_anchor=anchor, class_=class_ or None)[text]
 
 
-def _build_svg(name: str, title: str, description: str, height: int, *parts: h.Node) -> h.Element:
+def _build_svg(
+    name: str, title: str, description: str, height: int, *parts: h.Node, width: int = CHART_WIDTH
+) -> h.Element:
     ids = f"{name}-title {name}-description"
-    return h.svg(viewBox=f"0 0 {CHART_WIDTH} {height}", role="img", aria_labelledby=ids)[
+    return h.svg(viewBox=f"0 0 {width} {height}", role="img", aria_labelledby=ids)[
         h.title(id=f"{name}-title")[title], h.desc(id=f"{name}-description")[description], parts
     ]
 
