@@ -43,7 +43,7 @@ from reflact.gate.ranking import (
     choose_version,
     start_ranking,
 )
-from reflact.records import Ranking
+from reflact.types import Ranking
 
 SEED, BATCH, ALPHA, EFFECT, WORTH = 2026, 40, 0.10, 0.15, 0.00005
 START, CEILING, FLOOR = 0.5, 0.865, 0.02

@@ -41,6 +41,7 @@ class Ended(FrozenModel):
         replies: Keys of all answers.
         rollouts: Keys of all rollouts.
         spend: What was settled.
+        costs: The step, the stage and the settled tokens of each call.
     """
 
     commits: Rows
@@ -52,6 +53,7 @@ class Ended(FrozenModel):
     replies: Rows
     rollouts: Rows
     spend: tuple[Spend, ...]
+    costs: Rows
 
 
 def differences(left: Ended, right: Ended, *, but: tuple[str, ...] = ()) -> list[str]:
@@ -65,7 +67,15 @@ def left_by(out_dir: Path) -> Ended:
     """Read what a run left."""
     summary = RunSummary.model_validate_json((out_dir / "summary.json").read_text(encoding="utf-8"))
     exported = [*sorted((out_dir / "skills").iterdir()), out_dir / "best_skill.md"]
-    unlike = {"seconds": 0.0, "config": None, "spend": (), "stages": (), "faults": (), "reuse": Reuse()}
+    unlike = {
+        "seconds": 0.0,
+        "config": None,
+        "spend": (),
+        "stages": (),
+        "step_costs": (),
+        "faults": (),
+        "reuse": Reuse(),
+    }
     return Ended(
         commits=rows(out_dir, "SELECT number, kind, step, record, state FROM commits ORDER BY number"),
         events=rows(out_dir, "SELECT event FROM events ORDER BY sequence"),
@@ -79,6 +89,10 @@ def left_by(out_dir: Path) -> Ended:
             s.model_copy(update={"unsettled": 0, "worst_case": Usage()})
             for s in summary.spend
             if s.usage.calls
+        ),
+        costs=rows(
+            out_dir,
+            "SELECT step, stage, call_id, input_tokens, output_tokens FROM calls WHERE state = 'settled' ORDER BY call_id",
         ),
     )
 

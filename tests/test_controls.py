@@ -44,15 +44,17 @@ from reflact.stages.null_answers import (
     find_frequent_answer,
     list_null_answers,
 )
-from reflact.testing import ScriptedLLM, ToyEnvironment, toy_optimizer
+from reflact.stages.reply_models import AnalystReply
+from reflact.testing import ScriptedLLM, ToyEnvironment, append_reply, toy_optimizer
 from reflact.training.history import read_run
 from reflact.types import Grade, Score, Skill, Split
 from test_run_cost_estimate import PLAIN, measured
-from toy_runs import Actor, run, settings
+from toy_runs import Actor, playing, run, settings
 
 pytestmark = pytest.mark.anyio
 
 ON: dict[str, Any] = {"test": {"enabled": True, "placebo": True, "null_answers": True}}
+APPENDING = playing((AnalystReply, lambda kind, _: append_reply(kind, "Answer.")))
 NAMES = ["baseline", "placebo", "null_empty", "null_refusal", "null_frequent", "best", "final"]
 
 
@@ -224,7 +226,7 @@ async def test_an_interactive_environment_is_driven_by_the_constant(tmp_path: Pa
         return Grade(score=Score.of(said == ["", ""]), answer=said[-1])
 
     world = SimulatorEnvironment(play, name="talk", train=4, val=4, test=4)
-    done = await run(tmp_path, environment=world, **ON)
+    done = await run(tmp_path, environment=world, script=APPENDING, **ON)
     nulls = {score.name: score.hard for score in done.summary.scores if score.answer is not None}
     assert nulls == {"null_empty": 1.0, "null_refusal": 0.0}
     assert replies[:2] == ["", ""]
@@ -272,10 +274,10 @@ async def test_constants_are_not_graded_again_by_a_resumed_run(tmp_path: Path) -
         return float(answer == item.reference)
 
     world = questions(["a", "a", "b", "c"], grade)
-    first = await run(tmp_path, environment=world, **ON)
+    first = await run(tmp_path, environment=world, script=APPENDING, **ON)
     assert graded.count(REFUSAL) == 8
     graded.clear()
-    second = await run(tmp_path, environment=world, **ON)
+    second = await run(tmp_path, environment=world, script=APPENDING, **ON)
     assert graded == []
     assert second.events == first.events
     assert (second.summary.scores, second.summary.warnings) == (first.summary.scores, first.summary.warnings)

@@ -67,7 +67,9 @@ def test_items_keep_all_their_fields(tmp_path: Path) -> None:
     """Inputs and references may be any JSON, and a byte order mark is no text."""
     row: Row = {"id": "ä", "input": {"q": [1, None]}, "task_type": "sum", "reference": [3.5]}
     for split in Split:
-        _write(tmp_path / f"{split.value}.json", [row])
+        _write(
+            tmp_path / f"{split.value}.json", [row if split is Split.train else {**row, "id": split.value}]
+        )
     (tmp_path / "train.json").write_bytes(b"\xef\xbb\xbf" + (tmp_path / "train.json").read_bytes())
     expected = Item(id="ä", input={"q": [1, None]}, task_type="sum", reference=[3.5])
     assert load_dataset(tmp_path, "2:1:7", 42).train == (expected,)

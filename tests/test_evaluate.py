@@ -37,8 +37,10 @@ from reflact.types import (
     Patch,
     Rollout,
     Score,
+    SelectResult,
     Skill,
     Split,
+    StepSize,
 )
 from toy_runs import Actor, Part, Ran, document, playing, right, run
 
@@ -137,10 +139,34 @@ def test_what_changes_nothing_is_not_evaluated(
     candidate: Candidate, merged: AggregateResult, action: str | None
 ) -> None:
     """No proposals, no rewrite, no change, and a document known before each have an outcome of their own."""
-    verdict = decide_without_evaluation(candidate, CURRENT, merged=merged, known=[BEST.hash])
+    chosen = SelectResult(patch=merged.patch, pool_size=len(merged.patch.edits))
+    verdict = decide_without_evaluation(candidate, CURRENT, merged=merged, chosen=chosen, known=[BEST.hash])
     assert (None if verdict is None else verdict.action) == action
     if verdict is not None:
         assert (verdict.candidate, verdict.candidate_score, verdict.accepted) == (None, None, False)
+
+
+@pytest.mark.parametrize(
+    ("decision", "reason"),
+    [
+        (
+            StepSize(count=0, reasoning="All are risky.", confidence=0.5),
+            "The optimizer chose to apply none of the 1 proposed edits: All are risky.",
+        ),
+        (None, "The schedule allows no edit in this step, so none of the 1 proposed edits was applied."),
+    ],
+)
+def test_a_step_size_of_0_is_the_reason(decision: StepSize | None, reason: str) -> None:
+    """If no edit of the pool was to be applied, the verdict says who decided that."""
+    verdict = decide_without_evaluation(
+        Candidate(skill=CURRENT),
+        CURRENT,
+        merged=PROPOSED,
+        chosen=SelectResult(pool_size=1, budget=0, decision=decision),
+        known=[],
+    )
+    assert verdict is not None
+    assert (verdict.action, verdict.reason) == ("no_change", reason)
 
 
 async def test_a_deterministic_gain_is_repeated_where_the_sides_differ() -> None:

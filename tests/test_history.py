@@ -4,12 +4,20 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import anyio
 import pytest
 
+from pure_world import PureNetwork, settings, write_world
 from reflact import Trainer, read_run
 from reflact.errors import UsageError
 from reflact.events import StepCommitted
+from reflact.integrations.opentelemetry import Tracing
+from reflact.llm.budget import CurrentStage
+from reflact.records import Usage, sum_step_costs
 from reflact.testing import ScriptedLLM, ToyEnvironment, ToyTarget, toy_optimizer
+from reflact.training.setup import ignore_event
+from reflact.training.timing import StageTimer
+from virtual_time import run as run_on_virtual_time
 
 pytestmark = pytest.mark.anyio
 
@@ -46,6 +54,53 @@ async def test_a_run_under_way_is_read_as_far_as_it_is(tmp_path: Path) -> None:
                 break
     assert found.steps[0].step == 1
     assert (found.status, found.summary) == (None, None)
+
+
+async def test_tokens_calls_and_time_are_known_by_step_and_stage(tmp_path: Path) -> None:
+    """A run under way has them so far; at the end the steps' sums are the run's spend, in the summary as well."""
+    config = settings(write_world(tmp_path / "world"), tmp_path / "run")
+    async with Trainer(config, transport=PureNetwork()).stream() as happenings:
+        async for event in happenings:
+            if isinstance(event, StepCommitted):
+                break
+    under_way = (await read_run(tmp_path / "run")).costs
+    assert {cost.step for cost in under_way} == {0, 1}
+    summary = await Trainer(config, transport=PureNetwork()).train()
+    found = await read_run(tmp_path / "run")
+    assert summary.step_costs == sum_step_costs(found.costs) == found.summary.step_costs
+    assert [cost.step for cost in summary.step_costs] == list(range(1 + summary.steps))
+    names = [cost.stage for cost in found.costs if cost.step == 2]
+    assert names[:6] == ["rollout and reflect", "aggregate", "select", "update", "evaluate", "appendix"]
+    stages = {(cost.step, cost.stage): cost for cost in found.costs}
+    assert set(stages) >= {(0, "baseline"), (2, "epoch end"), (summary.steps, "final test")}
+    purposes = {entry.purpose for entry in stages[1, "rollout and reflect"].spend}
+    assert purposes >= {"rollout", "analyst_failure"}
+    spent = sum((entry.usage for entry in summary.spend), Usage())
+    assert sum((cost.usage for cost in summary.step_costs), Usage()) == spent
+    assert spent.input_tokens > 0
+    assert 0 < sum(cost.seconds for cost in summary.step_costs) <= summary.seconds
+    kept = {(cost.step, cost.stage): cost for cost in under_way}
+    assert all(stages[key].seconds >= cost.seconds for key, cost in kept.items())
+    assert stages[0, "baseline"].spend == kept[0, "baseline"].spend
+
+
+def test_time_is_measured_while_a_stage_runs() -> None:
+    """A reading holds the time of the stage so far, so that a kill loses at most the time since the last one."""
+
+    async def main() -> None:
+        current = CurrentStage()
+        timer = StageTimer("r", ignore_event, Tracing("r", None), current)
+        async with timer.stage("rollout", "reflect", step=3):
+            await anyio.sleep(2)
+            assert timer.read_and_reset() == (2, {(3, "rollout and reflect"): 2})
+            assert (current.step, current.stage) == (3, "rollout and reflect")
+            await anyio.sleep(1)
+        await anyio.sleep(4)
+        async with timer.stage("evaluate", step=3):
+            await anyio.sleep(1)
+        assert timer.read_and_reset() == (6, {(3, "rollout and reflect"): 1, (3, "evaluate"): 1})
+
+    run_on_virtual_time(main)
 
 
 async def test_a_run_of_several_is_named(tmp_path: Path) -> None:

@@ -12,11 +12,16 @@ import pytest
 from reflact import Trainer, read_run
 from reflact.errors import UsageError
 from reflact.protocols import Environment
-from reflact.testing import ScriptedLLM, ToyEnvironment, ToyTarget, toy_optimizer
+from reflact.stages.reply_models import AnalystReply
+from reflact.testing import ScriptedLLM, ToyEnvironment, ToyTarget, append_reply
 from reflact.types import Item, Split
-from served import configured, reflact, say_four, serving
+from served import configured, reflact, say_four_and_append, serving
+from toy_runs import LINES, playing
 
 STEERING = "\x1b[2J\x1b]0;title\x07\r\u202e\u200b"
+LEARNING = playing((AnalystReply, lambda kind, _: append_reply(kind, LINES["double"])))
+"""An optimizer that adds one rule, whatever the feedback."""
+
 WORLD = ToyEnvironment(train=8, val=4, test=4, rules=4)
 
 
@@ -39,7 +44,7 @@ def train(folder: Path, *, environment: Environment | None = None, **settings: A
         **({} if environment else {"data": {"path": write_items(folder / "data")}}),
         **settings,
     }
-    optimizer = ScriptedLLM(toy_optimizer())
+    optimizer = ScriptedLLM(LEARNING)
     trainer = Trainer(config, environment=environment, target=ToyTarget(), optimizer=optimizer)
     assert anyio.run(trainer.train).status == "completed"
     return folder / "run"
@@ -62,6 +67,7 @@ def test_items_have_question_right_answer_and_both_answers(folder: Path) -> None
         assert item.baseline.answer == "unknown"
         assert (item.best.hard == 1) == (item.best.answer == source.reference) != item.wrong
         assert (item.category == "improved") == (item.best.hard == 1)
+    assert "improved" in {item.category for item in history.items}
     best = history.summary.score("best", Split.test)
     assert best is not None
     assert sum(item.best.hard or 0 for item in history.items) == best.successes
@@ -111,7 +117,7 @@ def test_each_run_of_a_store_has_its_own_answers(tmp_path: Path) -> None:
         trainer = Trainer(
             {"out_dir": tmp_path / name, "store": store, "train": {"num_epochs": 1}, "data": data},
             target=ToyTarget(noise=noise),
-            optimizer=ScriptedLLM(toy_optimizer()),
+            optimizer=ScriptedLLM(LEARNING),
         )
         anyio.run(trainer.train)
         history = anyio.run(lambda run_id: read_run(store, run_id, items=True), trainer.run_id)
@@ -157,7 +163,7 @@ def test_items_as_json_lines(folder: Path) -> None:
 
 def test_items_show_what_they_took(tmp_path: Path) -> None:
     """Tokens of the calls behind an item's answers stand beside it."""
-    with serving(say_four) as url:
+    with serving(say_four_and_append) as url:
         path = configured(tmp_path, url)
         reflact("train", path, "--set", "train.num_epochs=1", "--show", "quiet")
     history = anyio.run(lambda: read_run(tmp_path / "run", items=True))

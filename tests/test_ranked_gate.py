@@ -29,7 +29,6 @@ from reflact.gate.ranking import (
     choose_version,
     start_ranking,
 )
-from reflact.records import HARD_VARIANCE, MIN_VARIANCE, Ranking, VersionNode
 from reflact.skills.rejected_edits import collect_rejected_edits
 from reflact.stages.evaluate import EvaluationResult, GateMetric
 from reflact.stages.ranked_evaluation import RankedEvaluator, RankSettings, choose_action
@@ -37,7 +36,19 @@ from reflact.stages.reply_models import AnalystReply
 from reflact.stages.slow_update import GuidanceReply
 from reflact.testing import append_reply
 from reflact.training.state import UNPROVEN, apply_record, build_buffer_entry
-from reflact.types import Belief, PassResult, RankedDecision, Rollout, Score, Skill, Split
+from reflact.types import (
+    HARD_VARIANCE,
+    MIN_VARIANCE,
+    Belief,
+    PassResult,
+    RankedDecision,
+    Ranking,
+    Rollout,
+    Score,
+    Skill,
+    Split,
+    VersionNode,
+)
 from toy_runs import Actor, playing, right, run
 
 pytestmark = pytest.mark.anyio

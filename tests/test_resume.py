@@ -325,7 +325,7 @@ def steps_of(whole: Whole) -> list[StepRecord]:
 
 
 Modes = Callable[[str], Killed]
-TIMED = ("replies", "rollouts", "spend")
+TIMED = ("replies", "rollouts", "spend", "costs")
 """What is a matter of timing where evaluations stop early."""
 
 

@@ -13,16 +13,27 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from sqlite_utils import Migrations
 
 from reflact.errors import RunConflict, StoreError
 from reflact.events import CandidateJudged, Event, RunStarted, StepStarted
 from reflact.messages import CallReservation, StoredResponse
-from reflact.records import FaultCount, RunState, RunSummary, SkillVersion, Spend, StepRecord, Usage
-from reflact.store.database import Tables
+from reflact.records import (
+    FaultCount,
+    RunState,
+    RunSummary,
+    SkillVersion,
+    Spend,
+    StepCost,
+    StepRecord,
+    Usage,
+    sum_step_costs,
+)
+from reflact.store.database import Database, Tables
 from reflact.store.lock import own_run
 from reflact.store.responses import _settle, _sum_spend
 from reflact.store.runs import SQLiteRunStore, open_store
-from reflact.store.schema import SCHEMA
+from reflact.store.schema import SCHEMA, create_tables
 from reflact.types import (
     AggregateResult,
     Candidate,
@@ -156,6 +167,48 @@ async def test_spend_is_summed_by_role_and_purpose(store: SQLiteRunStore) -> Non
         Spend(role="target", purpose="rollout", usage=usage),
     )
     assert await store.spend("unknown") == ()
+
+
+async def test_costs_are_summed_by_step_and_stage(store: SQLiteRunStore) -> None:
+    """Each stage of a step has its seconds of all starts and the spend of the calls that it sent."""
+    await store.add_seconds("r", 1.0, {(0, "baseline"): 0.25, (1, "reflect"): 0.5})
+    await store.add_seconds("r", 1.0, {(1, "reflect"): 0.25, (1, "evaluate"): 0.125})
+    for key, step, stage in [("a", 1, "reflect"), ("b", 1, "reflect"), ("c", 2, "reflect")]:
+        booked = reserved_call(key).model_copy(update={"step": step, "stage": stage})
+        await store.reserve(booked)
+        if key != "b":
+            await store.store_response(reply(key), booked)
+    costs = await store.stage_costs("r")
+    assert [(c.step, c.stage, c.seconds, sum(s.usage.calls for s in c.spend)) for c in costs] == [
+        (0, "baseline", 0.25, 0),
+        (1, "reflect", 0.75, 1),
+        (1, "evaluate", 0.125, 0),
+        (2, "reflect", 0.0, 1),
+    ]
+    first, second, third = sum_step_costs(costs)
+    assert (first.seconds, first.usage) == (0.25, Usage())
+    assert (second.seconds, second.usage, second.unsettled) == (0.875, reply("a").usage, 1)
+    assert third.usage == reply("c").usage
+    assert [time.stage for time in await store.stage_times("r")] == ["baseline", "evaluate", "reflect"]
+
+
+async def test_a_run_of_an_earlier_schema_keeps_its_costs(path: Path) -> None:
+    """Calls and times from before steps were booked count for step 0."""
+    older = Migrations("reflact")
+    older(name="0001_schema")(create_tables)
+    async with Database(path, older) as database:
+        await database.execute("INSERT INTO runs (run_id, identity, config) VALUES ('r', '{}', '{}')")
+        await database.execute(
+            "INSERT INTO stage_times (run_id, stage, seconds) VALUES ('r', 'reflect', 2.0)"
+        )
+        await database.execute(
+            "INSERT INTO calls (run_id, key, call_id, role, purpose, endpoint, model, state, calls, input_tokens)"
+            " VALUES ('r', 'k', 's', 'target', 'rollout', 'x', 'm', 'settled', 1, 7)"
+        )
+    async with open_store(path) as store:
+        assert sum_step_costs(await store.stage_costs("r")) == (
+            StepCost(step=0, seconds=2.0, usage=Usage(calls=1, input_tokens=7)),
+        )
 
 
 @given(prices=st.lists(st.floats(0, 1e3), min_size=2, max_size=8), seed=st.integers(0, 1000))

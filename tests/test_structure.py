@@ -34,7 +34,7 @@ ADAPTERS = RANKS[3]
 THIRD_PARTY = {
     "openai": ("llm/", "targets/"),
     "instructor": ("llm/",),
-    "pydantic_ai": ("targets/", "integrations/pydantic_ai.py"),
+    "pydantic_ai": ("targets/", "integrations/pydantic_ai.py", "llm/pydantic_ai.py"),
     "httpx": ("llm/", "testing/"),
     "httpx2": ("llm/",),
     "htpy": ("reporting/html/",),

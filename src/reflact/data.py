@@ -37,6 +37,9 @@ SPLIT_NAMES: dict[Split, tuple[str, ...]] = {
 }
 """The names of each split; the first one is its own, the others are aliases."""
 
+MAX_SHOWN_ROWS = 4
+"""The number of rows with the same id that an error names."""
+
 _SUFFIXES = (".json", ".jsonl")
 
 
@@ -74,9 +77,13 @@ def load_dataset(path: Path, ratio: str, split_seed: int) -> DataSet:
     """
     try:
         if path.is_dir():
-            parts = {split: _read_items(_find_split(path, split)) for split in Split}
+            read = {split: _read_rows(_find_split(path, split)) for split in Split}
+            _check_ids([row for rows in read.values() for row in rows])
+            parts = {split: tuple(item for _, item in rows) for split, rows in read.items()}
         elif path.is_file():
-            parts = _split_items(_read_items(path), _parse_ratio(ratio), split_seed)
+            rows = _read_rows(path)
+            _check_ids(rows)
+            parts = _split_items([item for _, item in rows], _parse_ratio(ratio), split_seed)
         else:
             raise DataError(
                 f"there is no data at {path}: give a folder with train, val and test, or one file"
@@ -190,7 +197,22 @@ def _find_split(folder: Path, split: Split) -> Path:
     return files[0]
 
 
-def _read_items(path: Path) -> tuple[Item, ...]:
+def _check_ids(rows: Sequence[tuple[str, Item]]) -> None:
+    """Check that no id is repeated; the error names the rows, each given with its file."""
+    places: dict[str, list[str]] = {}
+    for where, item in rows:
+        places.setdefault(item.id, []).append(where)
+    for item_id, found in places.items():
+        if len(found) > 1:
+            shown = ", ".join(found[:MAX_SHOWN_ROWS])
+            more = f" and {len(found) - MAX_SHOWN_ROWS} more" if len(found) > MAX_SHOWN_ROWS else ""
+            raise DataError(
+                f"the item id {item_id!r} is used {len(found)} times: {shown}{more}; ids must be unique"
+            )
+
+
+def _read_rows(path: Path) -> tuple[tuple[str, Item], ...]:
+    """Return the items of a file, each with its file and row."""
     if path.suffix not in _SUFFIXES:
         raise DataError(f"{path}: a data file ends in .json or .jsonl")
     try:
@@ -199,11 +221,14 @@ def _read_items(path: Path) -> tuple[Item, ...]:
         raise DataError(f"the data file {path} is not UTF-8 text: {error.reason}") from None
     if path.suffix == ".jsonl":
         lines = {f"{path} row {n}": line for n, line in enumerate(text.split("\n"), start=1)}
-        return tuple(_parse_item(_parse(line, where), where) for where, line in lines.items() if line.strip())
+        return tuple(
+            (where, _parse_item(_parse(line, where), where)) for where, line in lines.items() if line.strip()
+        )
     rows = _parse(text, str(path))
     if not isinstance(rows, list):
         raise DataError(f"{path}: expected a list of items, found {_type_name(rows)}")
-    return tuple(_parse_item(row, f"{path} row {n}") for n, row in enumerate(rows, start=1))
+    places = {f"{path} row {n}": row for n, row in enumerate(rows, start=1)}
+    return tuple((where, _parse_item(row, where)) for where, row in places.items())
 
 
 def _parse(text: str, where: str) -> Any:

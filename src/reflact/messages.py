@@ -98,7 +98,10 @@ class Draft(FrozenModel, Generic[R_co]):
 
 
 class CallReservation(FrozenModel):
-    """A call before its response: its worst-case usage stays reserved until the actual usage is known."""
+    """A call before its response: its worst-case usage stays reserved until the actual usage is known.
+
+    ``step`` and ``stage`` are what the run worked on when the call was sent; no key depends on them.
+    """
 
     key: str
     run_id: str
@@ -108,6 +111,8 @@ class CallReservation(FrozenModel):
     endpoint: str
     model: str
     worst_case: Usage = Usage(calls=1)
+    step: int = 0
+    stage: str = ""
 
 
 class StoredResponse(FrozenModel):
@@ -124,16 +129,14 @@ class StoredResponse(FrozenModel):
 
 
 class AgentAnswer(FrozenModel):
-    """What an agent's own connection to its model brought: an answer, or the words of a refusal.
+    """An answer that reflact's own client did not fetch, such as one of an agent's model.
 
     Args:
-        text: The answer as the agent needs it again, or the error's text.
+        text: The answer as its caller needs it again.
         usage: The tokens that the provider counted.
-        status: The HTTP status; 200 is an answer.
-        retry_after: The provider's ``Retry-After`` header.
+        truncated: Whether a cap on tokens cut the answer off.
     """
 
     text: str
     usage: Usage = Usage(calls=1, uncounted=1)
-    status: int = Field(200, ge=100, le=599)
-    retry_after: str | None = None
+    truncated: bool = False

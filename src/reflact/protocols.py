@@ -31,6 +31,7 @@ from reflact.records import (
     RunState,
     RunStatus,
     Spend,
+    StageCost,
     StageTime,
     StepBufferEntry,
     StepRecord,
@@ -145,7 +146,8 @@ class RequestSender(Protocol):
         Args:
             body: All that the answer depends on, as the key of the request and as its record; without credentials.
             call_id: The call's logical identity.
-            answer: Asks the agent's model once. It raises ConnectionError if the model cannot be reached.
+            answer: Asks the agent's model once. It raises ConnectionError if the model cannot be reached; any other
+                error with an HTTP status as ``status_code`` counts as the provider's refusal.
 
         Raises:
             ModelError: There is no answer, after all retries.
@@ -395,12 +397,15 @@ class RunStore(RolloutStore, ResponseStore, Protocol):
         """Return the run's spend by role and purpose, sorted; calls in flight count as unsettled."""
 
     async def add_seconds(
-        self, run_id: str, seconds: float, stages: Mapping[str, float] | None = None
+        self, run_id: str, seconds: float, stages: Mapping[tuple[int, str], float] | None = None
     ) -> float:
-        """Add active seconds, in total and by stage, and return the run's total."""
+        """Add active seconds, in total and by step and stage, and return the run's total."""
 
     async def stage_times(self, run_id: str) -> tuple[StageTime, ...]:
         """Return the active time of each stage over all starts of the run."""
+
+    async def stage_costs(self, run_id: str) -> tuple[StageCost, ...]:
+        """Return what each stage of each step took, over all starts of the run, in the order of the steps."""
 
     async def faults(self, run_id: str) -> tuple[FaultCount, ...]:
         """Return the number of failed attempts of each kind over all starts of the run, sorted."""

@@ -18,7 +18,7 @@ from reflact.types import (
     FrozenModel,
     GateAction,
     Measurement,
-    PassResult,
+    Ranking,
     Rewrite,
     Score,
     SelectResult,
@@ -200,81 +200,6 @@ class OpenComparison(FrozenModel):
     level: float
 
 
-HARD_VARIANCE = 0.14
-"""The variance of hard scores within an item that is expected before any repeat."""
-
-PSEUDO_REPEATS, MIN_VARIANCE = 20, 1e-4
-"""The weight of that expectation in repeats, and the least variance that is used."""
-
-
-class VersionNode(FrozenModel):
-    """A document in the tree of a run's versions; ``parent`` is the hash of the one it was made from."""
-
-    skill_hash: str
-    parent: str | None = None
-
-
-class Ranking(FrozenModel):
-    """All that the ranked gate has observed, in the order of the commits: the input of all beliefs.
-
-    The first node is the baseline; a parent comes before its children. ``squares`` are the summed squared
-    deviations of repeated scores from their item's mean, ``repeats`` their degrees of freedom.
-    ``prior_variance`` is the variance within an item that is expected before any repeat.
-    """
-
-    nodes: tuple[VersionNode, ...]
-    passes: tuple[PassResult, ...] = ()
-    squares: float = 0.0
-    repeats: int = 0
-    prior_variance: float = HARD_VARIANCE
-
-    @property
-    def variance(self) -> float:
-        """The variance of a score within an item: of the repeats, shrunk towards the prior."""
-        pooled = PSEUDO_REPEATS * self.prior_variance + self.squares
-        return max(MIN_VARIANCE, pooled / (PSEUDO_REPEATS + self.repeats))
-
-    def add_version(self, skill_hash: str, parent: str) -> Ranking:
-        """Return the ranking with one more version; a known one keeps its place."""
-        if any(node.skill_hash == skill_hash for node in self.nodes):
-            return self
-        node = VersionNode(skill_hash=skill_hash, parent=parent)
-        return self.model_copy(update={"nodes": (*self.nodes, node)})
-
-    def add_pass(self, result: PassResult) -> Ranking:
-        """Return the ranking with one more pass, unless the same trial of the version is known."""
-        if any((known.skill_hash, known.trial) == (result.skill_hash, result.trial) for known in self.passes):
-            return self
-        return self.model_copy(
-            update={
-                "passes": (*self.passes, result),
-                "squares": self.squares + result.squares,
-                "repeats": self.repeats + result.repeats,
-            }
-        )
-
-    def count_passes(self, skill_hash: str) -> int:
-        """Return the number of passes of a version."""
-        return sum(known.skill_hash == skill_hash for known in self.passes)
-
-    def list_lineage(self, skill_hash: str) -> tuple[str, ...]:
-        """Return a version, and while it has no pass the one it was made from, and so on."""
-        parents = {node.skill_hash: node.parent for node in self.nodes}
-        measured = {result.skill_hash for result in self.passes}
-        lineage = [skill_hash]
-        while lineage[-1] not in measured and (parent := parents.get(lineage[-1])) is not None:
-            lineage.append(parent)
-        return tuple(lineage)
-
-    def list_contenders(self, kept: Sequence[str]) -> tuple[str, ...]:
-        """Return the kept versions that can become the current one.
-
-        A version without a pass stands for the one it was made from, which it would otherwise never beat.
-        """
-        replaced = {parent for skill_hash in kept for parent in self.list_lineage(skill_hash)[1:]}
-        return tuple(skill_hash for skill_hash in kept if skill_hash not in replaced)
-
-
 class RunState(FrozenModel):
     """The state of a run after its last commit: the input of the next step.
 
@@ -379,6 +304,10 @@ class SkillScore(FrozenModel):
     high: float | None = None
 
 
+EVALUATION_LABEL = "eval/"
+"""The beginning of the labels under which a decision log has the scores of documents measured outside a training."""
+
+
 class Improvement(FrozenModel):
     """The mean difference between a skill and the baseline over the same items, with its 95% interval.
 
@@ -416,6 +345,46 @@ class StageTime(FrozenModel):
 
     stage: str
     seconds: float
+
+
+class StageCost(FrozenModel):
+    """What a stage of a step took, over all starts of the run: active seconds, and spend by role and purpose.
+
+    Step 0 is the baseline; the ends of epochs and of the run count for the step before them. The spend holds the
+    calls that were sent in the stage, so it leaves out what was found in the store.
+    """
+
+    step: int
+    stage: str
+    seconds: float = 0.0
+    spend: tuple[Spend, ...] = ()
+
+
+class StepCost(FrozenModel):
+    """The sum of what a step's stages took; see ``StageCost`` and ``Spend``."""
+
+    step: int
+    seconds: float = 0.0
+    usage: Usage = Usage()
+    unsettled: int = 0
+    worst_case: Usage = Usage()
+
+
+def sum_step_costs(costs: Sequence[StageCost]) -> tuple[StepCost, ...]:
+    """Return the cost of each step, in order."""
+
+    def add(step: int) -> StepCost:
+        stages = [cost for cost in costs if cost.step == step]
+        spend = [entry for cost in stages for entry in cost.spend]
+        return StepCost(
+            step=step,
+            seconds=sum(cost.seconds for cost in stages),
+            usage=sum((entry.usage for entry in spend), Usage()),
+            unsettled=sum(entry.unsettled for entry in spend),
+            worst_case=sum((entry.worst_case for entry in spend), Usage()),
+        )
+
+    return tuple(add(step) for step in sorted({cost.step for cost in costs}))
 
 
 class Reuse(FrozenModel):
@@ -538,6 +507,7 @@ class RunSummary(FrozenModel):
     epochs: tuple[EpochStats, ...] = ()
     spend: tuple[Spend, ...] = ()
     stages: tuple[StageTime, ...] = ()
+    step_costs: tuple[StepCost, ...] = ()
     faults: tuple[FaultCount, ...] = ()
     reuse: Reuse = Reuse()
     surplus: int = 0

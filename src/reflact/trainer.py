@@ -28,7 +28,7 @@ from reflact.protocols import (
     Proposer,
     Target,
 )
-from reflact.records import CriticDescription, RunStatus, RunSummary, SkillScore
+from reflact.records import EVALUATION_LABEL, CriticDescription, RunStatus, RunSummary, SkillScore
 from reflact.stages.final_test import score_skill
 from reflact.store.artifacts import write_atomically
 from reflact.training.run import Run
@@ -358,6 +358,8 @@ async def evaluate_skill(
 ) -> SkillScore:
     """Measure one document on a split under a configuration; finished rollouts are reused.
 
+    The score is stored with the run, so that ``read_run`` and ``reflact show`` list it.
+
     Raises:
         UsageError: The configuration or the data is wrong, or the folder holds another run.
         ModelError, RunFailed: Too few items could be measured.
@@ -373,4 +375,7 @@ async def evaluate_skill(
                 await run.final_evaluator.open_test_split(f"eval {skill.hash}")
             async with _manage(plan.environment):
                 rollouts = await run.scheduler.roll_out_split(split, skill, step=0, phase="eval")
-        return score_skill("skill", skill, split, rollouts, plan.data.items(split))
+        score = score_skill("skill", skill, split, rollouts, plan.data.items(split))
+        label = f"{EVALUATION_LABEL}{split.value}/{skill.hash}/{score.n}"
+        await runtime.decision_log.put(0, label, score.model_dump(mode="json"))
+        return score

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import Any, Literal, Self
 
@@ -398,6 +398,81 @@ class RankedDecision(FrozenModel):
     p_better: float
     chosen: str
     passes: tuple[PassResult, ...] = ()
+
+
+HARD_VARIANCE = 0.14
+"""The variance of hard scores within an item that is expected before any repeat."""
+
+PSEUDO_REPEATS, MIN_VARIANCE = 20, 1e-4
+"""The weight of that expectation in repeats, and the least variance that is used."""
+
+
+class VersionNode(FrozenModel):
+    """A document in the tree of a run's versions; ``parent`` is the hash of the one it was made from."""
+
+    skill_hash: str
+    parent: str | None = None
+
+
+class Ranking(FrozenModel):
+    """All that the ranked gate has observed, in the order of the commits: the input of all beliefs.
+
+    The first node is the baseline; a parent comes before its children. ``squares`` are the summed squared
+    deviations of repeated scores from their item's mean, ``repeats`` their degrees of freedom.
+    ``prior_variance`` is the variance within an item that is expected before any repeat.
+    """
+
+    nodes: tuple[VersionNode, ...]
+    passes: tuple[PassResult, ...] = ()
+    squares: float = 0.0
+    repeats: int = 0
+    prior_variance: float = HARD_VARIANCE
+
+    @property
+    def variance(self) -> float:
+        """The variance of a score within an item: of the repeats, shrunk towards the prior."""
+        pooled = PSEUDO_REPEATS * self.prior_variance + self.squares
+        return max(MIN_VARIANCE, pooled / (PSEUDO_REPEATS + self.repeats))
+
+    def add_version(self, skill_hash: str, parent: str) -> Ranking:
+        """Return the ranking with one more version; a known one keeps its place."""
+        if any(node.skill_hash == skill_hash for node in self.nodes):
+            return self
+        node = VersionNode(skill_hash=skill_hash, parent=parent)
+        return self.model_copy(update={"nodes": (*self.nodes, node)})
+
+    def add_pass(self, result: PassResult) -> Ranking:
+        """Return the ranking with one more pass, unless the same trial of the version is known."""
+        if any((known.skill_hash, known.trial) == (result.skill_hash, result.trial) for known in self.passes):
+            return self
+        return self.model_copy(
+            update={
+                "passes": (*self.passes, result),
+                "squares": self.squares + result.squares,
+                "repeats": self.repeats + result.repeats,
+            }
+        )
+
+    def count_passes(self, skill_hash: str) -> int:
+        """Return the number of passes of a version."""
+        return sum(known.skill_hash == skill_hash for known in self.passes)
+
+    def list_lineage(self, skill_hash: str) -> tuple[str, ...]:
+        """Return a version, and while it has no pass the one it was made from, and so on."""
+        parents = {node.skill_hash: node.parent for node in self.nodes}
+        measured = {result.skill_hash for result in self.passes}
+        lineage = [skill_hash]
+        while lineage[-1] not in measured and (parent := parents.get(lineage[-1])) is not None:
+            lineage.append(parent)
+        return tuple(lineage)
+
+    def list_contenders(self, kept: Sequence[str]) -> tuple[str, ...]:
+        """Return the kept versions that can become the current one.
+
+        A version without a pass stands for the one it was made from, which it would otherwise never beat.
+        """
+        replaced = {parent for skill_hash in kept for parent in self.list_lineage(skill_hash)[1:]}
+        return tuple(skill_hash for skill_hash in kept if skill_hash not in replaced)
 
 
 class Verdict(FrozenModel):

@@ -39,7 +39,7 @@ class InterruptHandler:
 
     Work under way may finish for ``grace`` seconds. If the event loop does not end in time, a thread ends the
     process: the loop may hang in other code, or wait for a person. Stored results are safe. The view shows the
-    effect of the first signal; without one it is a line on standard error.
+    effects of the first and the second signal; without a view they are lines on standard error.
 
     Attributes:
         exit_code: The exit code of the first signal, 130 or 143; None before any signal.
@@ -47,6 +47,7 @@ class InterruptHandler:
 
     def __init__(self, grace: float, view: RunView | None = None) -> None:
         self.exit_code: int | None = None
+        self._was_repeated = False
         self._grace = grace
         self._view = view
         self._bound_run: _BoundRun | None = None
@@ -79,6 +80,9 @@ class InterruptHandler:
                 f"{name}: work under way may finish for at most {self._grace:g} s (a second {name} ends it at once); "
                 "run the same command again to resume"
             )
+        elif not self._was_repeated:
+            self._was_repeated = True
+            self._show(f"{name} again: the run ends at once; finished calls are stored")
         self._exit_after(self._grace + MARGIN_SECONDS if first else IMMEDIATE_SECONDS)
         if self._bound_run is None:
             raise KeyboardInterrupt
@@ -198,6 +202,7 @@ def train_and_show(
 
     from reflact.errors import RunFailed
     from reflact.reporting.summary import print_summary
+    from reflact.store.artifacts import find_exports
     from reflact.trainer import Trainer
 
     trainer = Trainer(config, approve=approve)
@@ -215,7 +220,7 @@ def train_and_show(
         if summary is None and interrupts.exit_code is None:
             raise RunFailed(f"run {trainer.run_id} stopped without a summary; start it again to resume")
         if summary is not None and show is not ShowMode.json:
-            print_summary(console, summary, config.out_dir)
+            print_summary(console, summary, find_exports(config.out_dir, summary.run_id))
         if summary is None or (summary.status == "cancelled" and interrupts.exit_code is not None):
             raise typer.Exit(interrupts.exit_code or 1)
     if summary.status != "completed":

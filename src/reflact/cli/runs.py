@@ -89,12 +89,13 @@ def show(  # noqa: PLR0917 - one for each option of the command
         Literal["val", "test"] | None,
         typer.Option(metavar="val|test", help="Which items. Default: test if it was opened, otherwise val."),
     ] = None,
+    costs: Annotated[bool, typer.Option("--costs", help="List calls, tokens and time of each step.")] = False,
     as_json: JsonLinesOption = False,
 ) -> None:
     """Show a run, one of its steps, or its items.
 
-    A run is shown with its steps and scores, a step with its edits, its verdict and its diff. Items are
-    shown with the answers, scores and costs under the initial and the best skill.
+    A run is shown with its steps and scores, a step with its edits, its verdict, its diff and what its stages
+    took. Items are shown with the answers, scores and costs under the initial and the best skill.
     """
     import anyio
     from rich.console import Console
@@ -117,6 +118,8 @@ def show(  # noqa: PLR0917 - one for each option of the command
     history = anyio.run(read_run, folder, run)
     if as_json:
         typer.echo(history.model_dump_json(ensure_ascii=True, exclude={"events", "items", "items_note"}))
+    elif costs:
+        _print_costs(console, history)
     else:
         _print_run(console, history, folder)
 
@@ -157,16 +160,39 @@ def _print_items(
 
 def _print_run(console: Console, history: RunHistory, folder: Path) -> None:
     from reflact.reporting.lines import escape_controls, format_epoch
-    from reflact.reporting.summary import build_step_table, print_summary
+    from reflact.reporting.summary import build_score_table, build_step_table, print_summary
 
     console.print(f"run {history.run_id}, started {history.created:%Y-%m-%d %H:%M}", highlight=False)
-    console.print(build_step_table(history.steps))
+    if history.steps:
+        console.print(build_step_table(history.steps))
     for end in history.epochs:
         console.print(escape_controls(format_epoch(end)), markup=False, highlight=False, soft_wrap=True)
-    if history.summary is None:
+    if history.evaluations:
+        console.print("documents that were measured with `reflact eval`:", markup=False, highlight=False)
+        console.print(build_score_table(history.evaluations))
+    if history.summary is None and not history.versions and history.evaluations:
+        console.print("no training was started", highlight=False)
+    elif history.summary is None:
         console.print(f"open: {len(history.steps)} steps committed, not ended", highlight=False)
     else:
-        print_summary(console, history.summary, folder)
+        print_summary(console, history.summary, _find_exports(folder, history))
+
+
+def _find_exports(path: Path, history: RunHistory) -> Path:
+    """Return the folder of a run's files, where ``path`` is the run's folder or its database."""
+    from reflact.store.artifacts import find_exports
+
+    config = None if history.summary is None else history.summary.config
+    if not path.is_dir():
+        is_shared = path.name != "run.db" and isinstance(config, dict)
+        path = Path(str(config["out_dir"])) if is_shared and isinstance(config, dict) else path.parent
+    return find_exports(path, history.run_id)
+
+
+def _print_costs(console: Console, history: RunHistory) -> None:
+    from reflact.reporting.summary import build_cost_table
+
+    console.print(build_cost_table(history.costs))
 
 
 def _print_step(console: Console, details: StepDetails, *, as_json: bool) -> None:

@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, field_validator, model_validator
 
 KeyProvider = Callable[[], Awaitable[str]]
+ModelOpener = Callable[[], object]
 CHANGEABLE: dict[str, JsonValue] = {"changeable": True}
 
 SECRET_NAME = re.compile(
@@ -46,19 +47,33 @@ class ModelConfig(ConfigSection):
     """The model of a role, its endpoint and its request settings."""
 
     model: str = Field(
-        "", description="Model name of the endpoint; required unless the role is passed in Python."
+        "",
+        description="Model name of the endpoint; required unless the role is passed in Python. With `api: pydantic_ai` "
+        "it has the form `provider:name`, such as `anthropic:claude-sonnet-4-5`.",
     )
     base_url: str = Field(
         "https://api.openai.com/v1",
         pattern=r"^https?://\S+$",
         description="Root of an OpenAI-compatible API.",
     )
-    api: Literal["openai", "azure"] = Field("openai", description="API flavour.")
+    api: Literal["openai", "azure", "pydantic_ai"] = Field(
+        "openai",
+        description="API flavour. `pydantic_ai` asks providers that are not OpenAI-compatible, through pydantic-ai; "
+        "`base_url` then only names the endpoint in limits and messages, and the key comes from the provider's own "
+        "environment variable unless `api_key_env` names one.",
+    )
     api_version: str | None = Field(None, description="Azure's API version; used by `api: azure` only.")
     api_key_env: str | None = changeable_field(
         "OPENAI_API_KEY",
         pattern=r"^[A-Za-z_][A-Za-z0-9_]*$",
         description="Name of the environment variable that holds the key; null for endpoints without keys.",
+    )
+    open_model: ModelOpener | None = changeable_field(
+        None,
+        exclude=True,
+        repr=False,
+        description="In Python only, with `api: pydantic_ai`: a function that returns the model object, in place of one "
+        "made from the name.",
     )
     key: KeyProvider | None = changeable_field(
         None,
@@ -143,6 +158,15 @@ class ModelConfig(ConfigSection):
     reasks: int = Field(
         2, ge=0, description="Maximum number of times that an invalid reply is sent back with the reason."
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_provider(cls, value: Any) -> Any:
+        """Give a model of pydantic-ai an endpoint of its own, and no key of OpenAI."""
+        if not isinstance(value, Mapping) or value.get("api") != "pydantic_ai":
+            return value
+        provider = re.sub("[^a-z0-9]+", "-", str(value.get("model", "")).partition(":")[0].lower()).strip("-")
+        return {"base_url": f"https://{provider or 'provider'}.invalid", "api_key_env": None, **value}
 
     @field_validator("base_url")
     @classmethod
@@ -237,6 +261,8 @@ def _select_inherited(
     target: Mapping[str, Any], own: Mapping[str, Any], names: Sequence[str]
 ) -> dict[str, Any]:
     """Return the settings that a role inherits from the target."""
+    if own.get("api", target.get("api")) != target.get("api"):
+        return {}
     same_endpoint, same_model = (
         own.get(key, target.get(key)) == target.get(key) for key in ("base_url", "model")
     )

@@ -14,8 +14,7 @@ from collections.abc import Mapping, Sequence
 from functools import reduce
 from statistics import NormalDist
 
-from reflact.records import Ranking, VersionNode
-from reflact.types import Belief, PassResult
+from reflact.types import Belief, PassResult, Ranking, VersionNode
 
 BASELINE_MEAN, BASELINE_VARIANCE = 0.5, 0.25
 """The prior of the baseline's true mean."""

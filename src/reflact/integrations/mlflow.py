@@ -24,7 +24,7 @@ from reflact import events
 from reflact.concurrency import open_outbox
 from reflact.protocols import EventCallback
 from reflact.records import RunSummary, SkillVersion, Usage
-from reflact.store.artifacts import resolve_inside
+from reflact.store.artifacts import find_exports, resolve_inside
 
 TIMEOUT_SECONDS = 20.0
 """Seconds that MLflow may take for one event, and for all that is left when the run has ended."""
@@ -187,16 +187,16 @@ class _RunReporter:
         if not isinstance(event, events.RunStarted | events.BaselineMeasured):
             self._upload_skills()
         if isinstance(event, events.RunFinished):
-            self._tracker.log_file(self._out_dir / "summary.json")
+            self._tracker.log_file(find_exports(self._out_dir, self._run_id) / "summary.json")
             self._tracker.set_status(MLFLOW_STATUSES[event.summary.status])
 
     def _upload_skills(self) -> None:
         """Upload the best document and the new versions."""
-        for path in sorted(resolve_inside(self._out_dir, "skills").glob("v*.md")):
+        for path in sorted(resolve_inside(find_exports(self._out_dir, self._run_id), "skills").glob("v*.md")):
             if path not in self._uploaded:
                 self._tracker.log_file(path, "skills")
                 self._uploaded.add(path)
-        self._tracker.log_file(self._out_dir / "best_skill.md")
+        self._tracker.log_file(find_exports(self._out_dir, self._run_id) / "best_skill.md")
 
 
 def _build_metrics(event: ReportedEvent, usage: Usage) -> dict[str, float]:

@@ -111,6 +111,18 @@ class Reservation:
             self.cost = usage
 
 
+@dataclass
+class CurrentStage:
+    """The step and the stage that a run works on; calls are booked under them when they are sent."""
+
+    step: int = 0
+    stage: str = ""
+
+    def book(self, call: CallReservation) -> CallReservation:
+        """Return a call with the step and the stage."""
+        return call.model_copy(update={"step": self.step, "stage": self.stage})
+
+
 class Budget:
     """The budget of a run, for one event loop.
 
@@ -122,6 +134,7 @@ class Budget:
             wait nor raise.
 
     Attributes:
+        current_stage: What the run works on; whoever measures the time of stages keeps it.
         deadline: The time on the event loop's clock at which calls in flight must end. It is infinite if the
             time was over at the start. Then no call is admitted, and stored results can still be read.
     """
@@ -130,6 +143,7 @@ class Budget:
         self, limits: BudgetConfig, *, on_usage: Callable[[Usage, float], None] | None = None
     ) -> None:
         self.deadline = math.inf
+        self.current_stage = CurrentStage()
         self._limits = limits
         self._on_usage = on_usage
         self._used = Usage()
@@ -319,7 +333,7 @@ class BudgetedEnvironment(EnvironmentMiddleware):
         )
         async with budget.reserve(worst) as reservation:
             reservation.mark_sent()
-            await responses.reserve(call)
+            await responses.reserve(budget.current_stage.book(call))
             graded = await self.inner.run(item, session, seed=seed)
             await responses.settle(call, Usage(calls=worst.calls, uncounted=worst.calls))
             return graded

@@ -23,6 +23,7 @@ import httpx
 from pydantic import Field, JsonValue, ValidationError
 
 from reflact.errors import CassetteError, CassetteMiss
+from reflact.llm.agent_transport import AgentTransport
 from reflact.llm.bodies import AnswerFault, BodyStream, select_headers
 from reflact.llm.cache_keys import drop_stream_fields
 from reflact.llm.completions import read_completion
@@ -239,7 +240,7 @@ class RecordTransport(ReplayTransport):
 
     def __init__(self, path: Path, inner: httpx.AsyncBaseTransport, file: _Recording) -> None:
         super().__init__(path, tuple(filter(_is_final, file.interactions)))
-        self._inner = RedactingTransport(inner)
+        self._inner = RedactingTransport(AgentTransport(inner))
         self._file = file
 
     @property

@@ -6,6 +6,7 @@ the reason and asks again. The conversation then contains all earlier attempts.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
 from functools import partial
@@ -22,9 +23,11 @@ from reflact.concurrency import Stream
 from reflact.config.models import ModelConfig
 from reflact.errors import ConfigError, ModelError, ProviderError, ReflactError, ReplyError
 from reflact.events import ModelCallFinished
+from reflact.llm.agent_transport import AgentTransport
 from reflact.llm.budget import Account
 from reflact.llm.cache import CALL_ID_HEADER, REPLY_TYPE_HEADER, ResponseCacheTransport
 from reflact.llm.cache_keys import derive_seed
+from reflact.llm.cassettes import ReplayTransport
 from reflact.llm.connection_pool import PooledTransport
 from reflact.llm.drafts import CONTEXT, DraftStream, RequestContext, StreamingTransport
 from reflact.llm.errors import translate_client_error
@@ -96,6 +99,9 @@ class Client:
         self._secret: str | None = None
         self._mode_lock = anyio.Lock()
         self._mode: Mode | None = None if config.mode == "auto" else config.mode
+        if config.api == "pydantic_ai":
+            self._mode = "json_schema"
+        self._answer: Callable[[bytes], Awaitable[AgentAnswer]] | None = None
 
     @property
     def identity(self) -> str:
@@ -111,6 +117,8 @@ class Client:
         if self._secret is not None:
             refuse_key_in(config, self._role, self._secret)
             self._stack.enter_context(redact_logs(keys.known))
+        if config.api == "pydantic_ai" and type(self._transport) is not ReplayTransport:
+            self._answer = _open_answerer(config, self._role, self._secret)
         network = self._transport
         if network is None:
             network = await self._stack.enter_async_context(PooledTransport())
@@ -121,6 +129,7 @@ class Client:
             lambda inner: RetryTransport(inner, endpoint),
             lambda inner: MeteredTransport(inner, config, account, endpoint),
             RedactingTransport,
+            *(() if isinstance(network, ReplayTransport) else (AgentTransport,)),
         )
         http = httpx.AsyncClient(
             transport=compose(network, layers),
@@ -169,7 +178,7 @@ class Client:
         answer: Callable[[], Awaitable[AgentAnswer]],
     ) -> str:
         """Make a request of an agent part of the run; see ``reflact.protocols.RequestSender``."""
-        context = RequestContext(answer=answer, attempts=1)
+        context = RequestContext(answer=lambda body: answer(), attempts=1)
 
         async def work() -> str:
             completion = await self._post(body, call_id)
@@ -182,7 +191,7 @@ class Client:
         self, question: _Question[R], on_draft: Callable[[Draft[R]], Awaitable[None]] | None = None
     ) -> Reply[R]:
         reply_type, call_id = question.reply_type, question.call_id
-        context, drafts = RequestContext(), None
+        context, drafts = RequestContext(answer=self._answer), None
         if self._on_event is not None or on_draft is not None:
             drafts = DraftStream(reply_type, self._describe_call(call_id), self._on_event, on_draft)
             context.drafts = drafts if self._config.stream and not issubclass(reply_type, Text) else None
@@ -322,7 +331,7 @@ class Client:
         """Return the openai client. Its types ask for httpx2; a test shows that it also takes httpx."""
         config = self._config
         shared: dict[str, Any] = {"api_key": self._secret or "none", "max_retries": 0, "http_client": http}
-        if config.api == "openai":
+        if config.api != "azure":
             return openai.AsyncOpenAI(base_url=config.base_url, **shared)
         return openai.AsyncAzureOpenAI(
             azure_endpoint=config.base_url,
@@ -330,6 +339,20 @@ class Client:
             api_version=config.api_version,
             **shared,
         )
+
+
+def _open_answerer(
+    config: ModelConfig, role: str, key: str | None
+) -> Callable[[bytes], Awaitable[AgentAnswer]]:
+    """Return what answers requests by a model of pydantic-ai; raises as ``PydanticAIModel``."""
+    from reflact.llm.pydantic_ai import PydanticAIModel
+
+    model = PydanticAIModel(config, role, key)
+
+    async def answer(body: bytes) -> AgentAnswer:
+        return await model.answer(json.loads(body))
+
+    return answer
 
 
 def identify_model(config: ModelConfig) -> str:

@@ -224,8 +224,8 @@ class RequestContext:
     """State of a call that the transports share with the client.
 
     ``drafts`` takes the answers while they arrive; None if no stream is wanted. ``sent`` is True if any answer
-    came from the endpoint rather than the store. ``keys`` are those of the requests. ``answer`` takes the place of
-    the network.
+    came from the endpoint rather than the store. ``keys`` are those of the requests. ``answer`` takes the
+    body of a request in place of the network.
     """
 
     drafts: DraftStream[Any] | None = None
@@ -233,7 +233,7 @@ class RequestContext:
     usage: Usage = field(default_factory=Usage)
     sent: bool = False
     keys: list[str] = field(default_factory=list)
-    answer: Callable[[], Awaitable[AgentAnswer]] | None = None
+    answer: Callable[[bytes], Awaitable[AgentAnswer]] | None = None
 
 
 CONTEXT: ContextVar[RequestContext | None] = ContextVar("reflact_request", default=None)

@@ -72,7 +72,7 @@ class MeteredTransport(httpx.AsyncBaseTransport):
         body = await request.aread()
         at = datetime.now(UTC)
         worst = worst_case(len(body), read_cap(json.loads(body)), self._config, at=at)
-        call = call.model_copy(update={"worst_case": worst})
+        call = self._budget.current_stage.book(call.model_copy(update={"worst_case": worst}))
         async with (
             self._budget.reserve(worst) as reservation,
             self._endpoint.admit(_count_tokens(worst)) as slot,

@@ -121,9 +121,12 @@ def _price_by_config(usage: Usage, price: Price) -> Decimal:
 
 def _price_by_list(usage: Usage, config: ModelConfig, at: datetime | None) -> Decimal | None:
     tier = config.extra_body.get("service_tier")
+    provider, _, name = (
+        config.model.rpartition(":") if config.api == "pydantic_ai" else ("", "", config.model)
+    )
     return _list_price(
-        config.model,
-        config.base_url,
+        name,
+        provider or config.base_url,
         tier if isinstance(tier, str) else None,
         (usage.input_tokens, usage.cached_tokens, usage.output_tokens),
         (at or datetime.now(UTC)).replace(second=0, microsecond=0),
@@ -143,7 +146,7 @@ def _list_price(
         found = calc_price(
             Tokens(input_tokens=given, cache_read_tokens=cached, output_tokens=written),
             model,
-            provider_api_url=address,
+            **{"provider_api_url" if "://" in address else "provider_id": address},
             genai_request_timestamp=minute,
             price_context=None if tier is None else {"service_tier": tier},
         )

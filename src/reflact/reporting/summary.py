@@ -19,8 +19,10 @@ from reflact.records import (
     SkillScore,
     SkillVersion,
     Spend,
+    StageCost,
     StepRecord,
     Usage,
+    sum_step_costs,
 )
 from reflact.reporting.items import shorten_middle
 from reflact.reporting.lines import (
@@ -72,7 +74,8 @@ def build_run_table(runs: Sequence[RunListing], folder: Path) -> Table:
         shown = str(path.relative_to(folder) if path.is_relative_to(folder) else path)
         price = "-" if not run.calls else "unknown" if run.usd is None else format_usd(run.usd)
         scores = (format_score(score) for score in (run.val, run.baseline, run.test))
-        names = (Text(escape_line(shown)), run.run_id, run.status or "open", str(run.steps))
+        status = run.status or ("measured" if run.measured and not run.steps else "open")
+        names = (Text(escape_line(shown)), run.run_id, status, str(run.steps))
         table.add_row(*names, *scores, price, f"{run.created:%Y-%m-%d}")
     return table
 
@@ -148,11 +151,41 @@ def build_step_table(records: Sequence[StepRecord]) -> Table:
     return table
 
 
+def build_cost_table(costs: Sequence[StageCost]) -> Table:
+    """Return the calls, tokens, dollars and time of each step, one line each; step 0 is the baseline."""
+    steps = sum_step_costs(costs)
+    priced, cut = any(cost.usage.usd is not None for cost in steps), any(cost.unsettled for cost in steps)
+    table = Table("step", box=box.SIMPLE_HEAD, pad_edge=False)
+    optional = (*(("interrupted",) if cut else ()), *(("dollars",) if priced else ()))
+    for heading in ("calls", "tokens in", "tokens out", *optional, "time"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for cost in steps:
+        usage = cost.usage
+        table.add_row(
+            str(cost.step) if cost.step else "baseline",
+            f"{usage.calls:,}",
+            f"{usage.input_tokens:,}",
+            f"{usage.output_tokens:,}",
+            *((f"{cost.unsettled:,}",) if cut else ()),
+            *(("-" if usage.usd is None else format_usd(usage.usd),) if priced else ()),
+            format_duration(cost.seconds),
+        )
+    return table
+
+
+def format_costs(costs: Sequence[StageCost]) -> tuple[str, ...]:
+    """Return the time and the spend of each stage, one line each."""
+    return tuple(
+        f"took: {'; '.join((f'{cost.stage} {format_duration(cost.seconds)}', *format_spend(cost.spend)))}"
+        for cost in costs
+    )
+
+
 def format_details(details: StepDetails) -> tuple[str, ...]:
     """Return a step with the memory that its prompts showed, and the end of the epoch if one followed."""
     memory = () if not details.memory else (f"memory of the optimizer: {details.memory}",)
     end = () if details.epoch_end is None else tuple(_list_epoch_lines(details.epoch_end))
-    return (*format_step(details.record), *memory, *end)
+    return (*format_step(details.record), *memory, *end, *format_costs(details.costs))
 
 
 def format_step(record: StepRecord) -> tuple[str, ...]:

@@ -22,6 +22,7 @@ from reflact.types import (
     FrozenModel,
     Measurement,
     Rollout,
+    SelectResult,
     Skill,
     Split,
     Verdict,
@@ -105,11 +106,16 @@ class EvaluationResult(FrozenModel):
 
 
 def decide_without_evaluation(
-    candidate: Candidate, current: Skill, *, merged: AggregateResult, known: Collection[str]
+    candidate: Candidate,
+    current: Skill,
+    *,
+    merged: AggregateResult,
+    chosen: SelectResult,
+    known: Collection[str],
 ) -> Verdict | None:
     """Return the verdict on a candidate that needs no evaluation; None if it needs one.
 
-    ``known`` are the hashes of all documents that this run uses or has rejected.
+    ``chosen`` are the edits of the pool ``merged`` that the candidate was made with. ``known`` are the hashes of all documents that this run uses or has rejected.
     """
     if not merged.patch.edits:
         return Verdict(action="no_patches", reason="No analyst proposed an edit.")
@@ -118,6 +124,13 @@ def decide_without_evaluation(
             action="no_rewrite",
             reason=f"The rewrite call gave no valid reply: {candidate.fallbacks[0].reason}",
         )
+    if chosen.pool_size and not chosen.patch.edits:
+        pool = f"{len(merged.patch.edits)} proposed edits"
+        if chosen.decision is not None:
+            reason = f"The optimizer chose to apply none of the {pool}: {chosen.decision.reasoning}"
+        else:
+            reason = f"The schedule allows no edit in this step, so none of the {pool} was applied."
+        return Verdict(action="no_change", reason=reason)
     if candidate.skill.hash == current.hash:
         return Verdict(action="no_change", reason="The edits leave the document as it is.")
     if candidate.skill.hash in known:

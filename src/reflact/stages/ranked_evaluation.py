@@ -15,13 +15,13 @@ from reflact.gate.ranking import (
     choose_pass,
     choose_version,
 )
-from reflact.records import Ranking
 from reflact.stages.evaluate import EvaluationResult, GateMetric, build_measurement
 from reflact.types import (
     Belief,
     FrozenModel,
     GateAction,
     RankedDecision,
+    Ranking,
     Rollout,
     Skill,
     Split,

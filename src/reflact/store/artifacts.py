@@ -40,6 +40,23 @@ def remove_versions(folder: Path, *, beyond: Collection[int]) -> None:
                 raise StoreError(f"cannot remove {path}: {error.strerror or error}") from None
 
 
+def find_exports(out_dir: Path, run_id: str) -> Path:
+    """Return the folder of a run's exported files: its own below ``out_dir`` if it has one, otherwise ``out_dir``."""
+    own = out_dir / run_id
+    return own if own.is_dir() else out_dir
+
+
+def choose_exports(out_dir: Path, run_id: str, others: Collection[str]) -> Path:
+    """Return the folder for a run's exported files.
+
+    It is ``out_dir``, unless the files of another run are there. ``others`` are the other runs of the folder that may
+    have exported files.
+    """
+    own = resolve_inside(out_dir, run_id)
+    is_taken = any(not (out_dir / other).is_dir() for other in others)
+    return own if own.is_dir() or is_taken else out_dir
+
+
 def resolve_inside(folder: Path, name: str) -> Path:
     """Return a path in a run's folder; StoreError if it is a link, which may lead out of the folder."""
     path = folder / name

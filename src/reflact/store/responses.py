@@ -10,9 +10,9 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from pydantic import JsonValue, TypeAdapter, ValidationError
 
@@ -29,24 +29,21 @@ JSON_ADAPTER: TypeAdapter[JsonValue] = TypeAdapter(JsonValue)
 ROLLOUT_VALUES = "INTO rollouts (key, rollout, checksum) VALUES (?, ?, ?)"
 NEWEST_OPEN_CALL = "(SELECT max(id) FROM calls WHERE run_id = ? AND key = ? AND state = 'open')"
 
-SPEND_QUERY = """
-SELECT
-    role, purpose, sum(state <> 'settled'),
+SPEND_SUMS = """
+    sum(state <> 'settled'),
     sum(calls), sum(input_tokens), sum(cached_tokens), sum(output_tokens), sum(uncounted),
     sum(iif(state <> 'settled', worst_calls, 0)),
     sum(iif(state <> 'settled' OR uncounted > 0, worst_input_tokens, 0)),
     sum(iif(state <> 'settled' OR uncounted > 0, worst_output_tokens, 0))
-FROM calls WHERE run_id = ? GROUP BY role, purpose ORDER BY role, purpose
 """
+SPEND_COLUMNS, STAGE_COLUMNS = "role, purpose", "step, stage, role, purpose"
+"""The columns by which spend is summed: over a run, and by stage."""
 USAGE_COLUMNS = ("calls", "input_tokens", "cached_tokens", "output_tokens", "usd", "uncounted")
 ROLLOUT_CALLS_QUERY = (
     f"SELECT call_id, {', '.join(USAGE_COLUMNS)} FROM calls WHERE call_id LIKE '%/rollout=%' ORDER BY id"  # noqa: S608
 )
-PAID_QUERY = "SELECT role, purpose, usd FROM calls WHERE run_id = ? AND usd IS NOT NULL"
-UNSETTLED_QUERY = """
-SELECT role, purpose, worst_usd FROM calls
-WHERE run_id = ? AND worst_usd IS NOT NULL AND (state <> 'settled' OR uncounted > 0)
-"""
+PAID, UNSETTLED = "usd IS NOT NULL", "worst_usd IS NOT NULL AND (state <> 'settled' OR uncounted > 0)"
+"""Calls with a price, and those whose worst case may have been charged."""
 
 
 def compute_checksum(*parts: object) -> str:
@@ -275,22 +272,40 @@ def _settle(tables: Tables, reservation: CallReservation, usage: Usage) -> None:
     tables.table("calls").update(call_id, {**usage.model_dump(), "state": "settled"})
 
 
+def sum_spend_by_stage(tables: Tables, run_id: str) -> dict[tuple[int, str], tuple[Spend, ...]]:
+    """Return the run's spend by step and stage, each sorted by role and purpose."""
+    spend: dict[tuple[int, str], tuple[Spend, ...]] = {}
+    for (step, stage, *_), entry in _sum_groups(tables, run_id, STAGE_COLUMNS):
+        spend[step, stage] = (*spend.get((step, stage), ()), entry)
+    return spend
+
+
 def _sum_spend(tables: Tables, run_id: str) -> tuple[Spend, ...]:
-    usd, worst_usd = _sum_prices(tables, PAID_QUERY, run_id), _sum_prices(tables, UNSETTLED_QUERY, run_id)
+    return tuple(entry for _, entry in _sum_groups(tables, run_id, SPEND_COLUMNS))
+
+
+def _sum_groups(tables: Tables, run_id: str, columns: str) -> Iterator[tuple[tuple[Any, ...], Spend]]:
+    """Yield the spend of each group of calls with equal columns, the last two of which are role and purpose."""
+    usd = _sum_prices(tables, run_id, columns, "usd", PAID)
+    worst_usd = _sum_prices(tables, run_id, columns, "worst_usd", UNSETTLED)
     names = ("calls", "input_tokens", "cached_tokens", "output_tokens", "uncounted")
     worst_names = ("calls", "input_tokens", "output_tokens")
-    spend = []
-    for role, purpose, unsettled, *sums in tables.execute(SPEND_QUERY, (run_id,)).fetchall():
-        group = (role, purpose)
+    sql = f"SELECT {columns}, {SPEND_SUMS} FROM calls WHERE run_id = ? GROUP BY {columns} ORDER BY {columns}"  # noqa: S608
+    for row in tables.execute(sql, (run_id,)).fetchall():
+        size = len(columns.split(", "))
+        group, (unsettled, *sums) = row[:size], row[size:]
         usage = Usage(**dict(zip(names, sums[:5], strict=True)), usd=usd.get(group))
         worst = Usage(**dict(zip(worst_names, sums[5:], strict=True)), usd=worst_usd.get(group))
-        spend.append(Spend(role=role, purpose=purpose, usage=usage, unsettled=unsettled, worst_case=worst))
-    return tuple(spend)
+        role, purpose = group[-2:]
+        yield group, Spend(role=role, purpose=purpose, usage=usage, unsettled=unsettled, worst_case=worst)
 
 
-def _sum_prices(tables: Tables, query: str, run_id: str) -> dict[tuple[str, str], float]:
-    """Return sums of prices by role and purpose, exact in any order."""
-    prices: dict[tuple[str, str], list[float]] = {}
-    for role, purpose, usd in tables.execute(query, (run_id,)):
-        prices.setdefault((role, purpose), []).append(usd)
+def _sum_prices(
+    tables: Tables, run_id: str, columns: str, price: str, condition: str
+) -> dict[tuple[Any, ...], float]:
+    """Return sums of prices by group, exact in any order."""
+    prices: dict[tuple[Any, ...], list[float]] = {}
+    sql = f"SELECT {columns}, {price} FROM calls WHERE run_id = ? AND {condition}"  # noqa: S608 - constants
+    for *group, usd in tables.execute(sql, (run_id,)):
+        prices.setdefault(tuple(group), []).append(usd)
     return {group: math.fsum(values) for group, values in prices.items()}

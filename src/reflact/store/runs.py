@@ -19,12 +19,15 @@ from reflact.events import EVENT_ADAPTER, Event
 from reflact.jsonutil import parse_stored
 from reflact.protocols import CommitRecord
 from reflact.records import (
+    EVALUATION_LABEL,
     EpochRecord,
     PromotionRecord,
     RunState,
     RunStatus,
     RunSummary,
+    SkillScore,
     SkillVersion,
+    StageCost,
     StageTime,
     StepRecord,
 )
@@ -37,6 +40,7 @@ from reflact.store.responses import (
     compute_checksum,
     mark_unsettled,
     parse_checked,
+    sum_spend_by_stage,
 )
 from reflact.store.schema import SCHEMA
 from reflact.types import FrozenModel, Skill, canonical_json
@@ -45,6 +49,19 @@ IDENTITY_ADAPTER: TypeAdapter[dict[str, JsonValue]] = TypeAdapter(dict[str, Json
 VERSIONS_ADAPTER: TypeAdapter[list[SkillVersion]] = TypeAdapter(list[SkillVersion])
 Record = TypeVar("Record", StepRecord, EpochRecord, PromotionRecord)
 RECORD_KINDS = {StepRecord: "step", EpochRecord: "epoch", PromotionRecord: "promotion"}
+RESTORE_ADVICE = {
+    "data": "restore the items of the data",
+    "environment": "use the same environment and grader",
+    "skill": "restore the initial skill document",
+    "target": "pass the same target",
+    "optimizer": "pass the same optimizer",
+    "annotator": "pass the same annotator",
+    "proposer": "pass the same proposer",
+}
+"""How to undo a change of what is part of a run's identity and no key of the configuration."""
+
+PROMPT_ADVICE = "use the same prompts (a new version of reflact, or prompts.folder, has changed them)"
+
 MAX_SHOWN_CHARS = 60
 COMMIT_COLUMNS = "number, kind, step, record, state, checksum"
 LAST_COMMIT = f"SELECT {COMMIT_COLUMNS} FROM commits WHERE run_id = ? ORDER BY number DESC LIMIT 1"  # noqa: S608
@@ -178,6 +195,15 @@ class SQLiteRunStore(SQLiteResponseStore):
         rows = await self._database.fetch_rows(LAST_COMMIT, (run_id,))
         return parse_state(run_id, rows[0]) if rows else None
 
+    async def evaluations(self, run_id: str) -> tuple[SkillScore, ...]:
+        """Return the scores of the documents that were measured outside a training, in order."""
+        rows = await self._database.fetch_rows(
+            "SELECT value FROM decision_log WHERE run_id = ? AND label LIKE ? ORDER BY rowid",
+            (run_id, f"{EVALUATION_LABEL}%"),
+        )
+        what = f"evaluation of run {run_id}"
+        return tuple(parse_stored(SkillScore.model_validate_json, text, what) for (text,) in rows)
+
     async def refuse_other_runs(self, run_id: str, identity: Mapping[str, JsonValue]) -> None:
         """Check that the store is empty or contains the run.
 
@@ -276,17 +302,17 @@ class SQLiteRunStore(SQLiteResponseStore):
         )
 
     async def add_seconds(
-        self, run_id: str, seconds: float, stages: Mapping[str, float] | None = None
+        self, run_id: str, seconds: float, stages: Mapping[tuple[int, str], float] | None = None
     ) -> float:
-        """Add active seconds, total and by stage, and return the run's total."""
+        """Add active seconds, total and by step and stage, and return the run's total."""
 
         def add(tables: Tables) -> float:
             tables.execute("UPDATE runs SET seconds = seconds + ? WHERE run_id = ?", (seconds, run_id))
-            for stage, spent in (stages or {}).items():
+            for (step, stage), spent in (stages or {}).items():
                 tables.execute(
-                    "INSERT INTO stage_times (run_id, stage, seconds) VALUES (?, ?, ?)"
-                    " ON CONFLICT (run_id, stage) DO UPDATE SET seconds = seconds + excluded.seconds",
-                    (run_id, stage, spent),
+                    "INSERT INTO stage_times (run_id, step, stage, seconds) VALUES (?, ?, ?, ?)"
+                    " ON CONFLICT (run_id, step, stage) DO UPDATE SET seconds = seconds + excluded.seconds",
+                    (run_id, step, stage, spent),
                 )
             total: float = read_column(tables, "seconds", run_id)
             return total
@@ -296,9 +322,30 @@ class SQLiteRunStore(SQLiteResponseStore):
     async def stage_times(self, run_id: str) -> tuple[StageTime, ...]:
         """Return the active time of each stage over all starts of the run."""
         rows = await self._database.fetch_rows(
-            "SELECT stage, seconds FROM stage_times WHERE run_id = ? ORDER BY stage", (run_id,)
+            "SELECT stage, sum(seconds) FROM stage_times WHERE run_id = ? GROUP BY stage ORDER BY stage",
+            (run_id,),
         )
         return tuple(StageTime(stage=stage, seconds=seconds) for stage, seconds in rows)
+
+    async def stage_costs(self, run_id: str) -> tuple[StageCost, ...]:
+        """Return what each stage of each step took over all starts: steps in order, stages as they ended first."""
+
+        def read(tables: Tables) -> tuple[StageCost, ...]:
+            sql = "SELECT step, stage, seconds FROM stage_times WHERE run_id = ? ORDER BY step, rowid"
+            seconds = {(step, stage): spent for step, stage, spent in tables.execute(sql, (run_id,))}
+            spend = sum_spend_by_stage(tables, run_id)
+            keys = sorted({**seconds, **spend}, key=lambda key: key[0])
+            return tuple(
+                StageCost(
+                    step=step,
+                    stage=stage,
+                    seconds=seconds.get((step, stage), 0.0),
+                    spend=spend.get((step, stage), ()),
+                )
+                for step, stage in keys
+            )
+
+        return await self._database.read(read)
 
     async def finish(self, run_id: str, status: RunStatus, reason: str | None, summary: str) -> None:
         """Store status, reason and summary (JSON text) of this start's end."""
@@ -348,9 +395,15 @@ class SQLiteRunStore(SQLiteResponseStore):
 
 def build_conflict(run_id: str, path: Path, differences: Sequence[str]) -> RunConflict:
     """Return the error for a folder that contains a run with another identity."""
+    keys = {difference.partition(" ")[0] for difference in differences}
+    prompts = {key for key in keys if key.startswith("prompts.")}
+    settings = keys - RESTORE_ADVICE.keys() - prompts
+    advice = [words for key, words in RESTORE_ADVICE.items() if key in keys]
+    advice += [PROMPT_ADVICE] if prompts else []
+    advice += [f"put the old value of {', '.join(sorted(settings))} back"] if settings else []
     return RunConflict(
-        f"run {run_id} in {path} was started with other settings: {'; '.join(differences)}; "
-        "put the old values back, or start the changed run beside it with fork: true, or in another out_dir"
+        f"run {run_id} in {path} differs from this one: {'; '.join(differences)}; to resume it, "
+        f"{' and '.join(advice)}; or start another run in another out_dir, or beside it with fork: true"
     )
 
 

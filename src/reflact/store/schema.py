@@ -241,6 +241,23 @@ CREATE TABLE calibrations (
 CREATE INDEX calibrations_by_identity ON calibrations (identity, number);
 """  # noqa: S608 - a constant
 
+COSTS_BY_STEP = """
+ALTER TABLE calls ADD COLUMN step INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE calls ADD COLUMN stage TEXT NOT NULL DEFAULT '';
+
+CREATE TABLE stage_times_by_step (
+    run_id TEXT NOT NULL REFERENCES runs (run_id),
+    step INTEGER NOT NULL,
+    stage TEXT NOT NULL,
+    seconds REAL NOT NULL,
+    PRIMARY KEY (run_id, step, stage)
+);
+
+INSERT INTO stage_times_by_step SELECT run_id, 0, stage, seconds FROM stage_times;
+DROP TABLE stage_times;
+ALTER TABLE stage_times_by_step RENAME TO stage_times;
+"""
+
 SCHEMA = Migrations("reflact")
 
 
@@ -252,3 +269,9 @@ def create_tables(tables: Database) -> None:
     tables.table("memory_units").enable_fts(
         ["tags", "words"], tokenize="ascii tokenchars '_'", create_triggers=True
     )
+
+
+@SCHEMA(name="0002_costs_by_step")
+def add_steps_to_costs(tables: Database) -> None:
+    """Give calls and times the step and the stage that they belong to; earlier ones count for step 0."""
+    tables.executescript(COSTS_BY_STEP)

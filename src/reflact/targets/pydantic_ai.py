@@ -10,7 +10,6 @@ the agent to its model is stored, limited, charged, recorded and replayed like r
 from __future__ import annotations
 
 import inspect
-import json
 import re
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
@@ -164,8 +163,14 @@ class PydanticAITarget(Generic[D, Out]):
         return connected
 
     def session(self, skill: Skill, *, rollout: str) -> AgentSession[D, Out]:
-        """Refuse to work without an item, which ``deps`` needs."""
-        raise NotImplementedError("a PydanticAITarget starts its sessions with session_for")
+        """Start a run of an agent without dependencies; ``rollout`` is the rollout's key.
+
+        Raises:
+            ConfigError: The target has ``deps``, which need an item.
+        """
+        if self._deps is not None:
+            raise ConfigError("the agent's deps need an item: start its sessions with session_for")
+        return self.session_for(Item(id=rollout, input=""), skill, rollout=rollout)
 
     def session_for(self, item: Item, skill: Skill, *, rollout: str) -> AgentSession[D, Out]:
         """Start a run of the agent on an item, under a skill; ``rollout`` is the rollout's key."""
@@ -281,11 +286,8 @@ async def _ask_model(handler: WrapModelRequestHandler, request_context: ModelReq
     """
     try:
         response = await handler(request_context)
-    except ModelHTTPError as error:
-        words = error.body if isinstance(error.body, str) else json.dumps(_dump(error.body))
-        return AgentAnswer(
-            text=words, status=error.status_code, retry_after=(error.headers or {}).get("retry-after")
-        )
+    except ModelHTTPError:
+        raise
     except ModelAPIError as error:
         raise ConnectionError(str(error)) from error
     text = ModelMessagesTypeAdapter.dump_json([response]).decode("utf-8")

@@ -14,7 +14,7 @@ from reflact.gate.decision import SCORE_TOLERANCE, GateSettings, TrialRequest
 from reflact.gate.intervals import describe_claim
 from reflact.gate.ranking import BASELINE_PASSES, MAX_PASSES, start_ranking
 from reflact.protocols import Approver, CommitRecord
-from reflact.records import AlphaBudget, CandidateReview, DecisionPoint, OpenComparison, Ranking, RunState
+from reflact.records import AlphaBudget, CandidateReview, DecisionPoint, OpenComparison, RunState
 from reflact.skills.document import diff_texts
 from reflact.stages.evaluate import EvaluationResult, GateMetric, evaluate, force_accept
 from reflact.stages.ranked_evaluation import RankedEvaluator, RankSettings
@@ -22,7 +22,7 @@ from reflact.stages.rollout import log_unmeasured
 from reflact.training.rollouts import RolloutScheduler
 from reflact.training.setup import RunPlan, Runtime
 from reflact.training.state import choose_best, plan_alpha_budget
-from reflact.types import FrozenModel, Rollout, Skill, Verdict
+from reflact.types import FrozenModel, Ranking, Rollout, Skill, Verdict
 
 DECISION_POINTS: tuple[DecisionPoint, ...] = get_args(DecisionPoint)
 

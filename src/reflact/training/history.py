@@ -22,6 +22,7 @@ from reflact.records import (
     RunSummary,
     SkillScore,
     SkillVersion,
+    StageCost,
     StepRecord,
     Usage,
 )
@@ -52,7 +53,9 @@ class RunHistory(FrozenModel):
         steps: All committed steps, in order.
         epochs: The committed ends of epochs, in order.
         versions: All skill versions by number, each with its latest score.
+        evaluations: The scores of documents that were measured with ``evaluate_skill`` or ``reflact eval``.
         events: All durable events, in order.
+        costs: What each stage of each step took so far, calls and time, over all starts.
         items: The items of one split with the target's answers, if they were asked for.
         items_note: What is not known of the items, and why.
     """
@@ -66,8 +69,10 @@ class RunHistory(FrozenModel):
     epochs: tuple[EpochRecord, ...]
     versions: tuple[SkillVersion, ...]
     events: tuple[Event, ...]
+    costs: tuple[StageCost, ...] = ()
     items: tuple[ItemResult, ...] = ()
     items_note: str | None = None
+    evaluations: tuple[SkillScore, ...] = ()
 
 
 async def read_run(
@@ -104,8 +109,10 @@ async def read_run(
             epochs=await store.epochs(row.run_id),
             versions=await store.versions(row.run_id),
             events=await store.events(row.run_id),
+            costs=await store.stage_costs(row.run_id),
             items=() if table is None else table.results,
             items_note=None if table is None else table.note,
+            evaluations=await store.evaluations(row.run_id),
         )
 
 
@@ -120,20 +127,24 @@ class StepDetails(FrozenModel):
     """A committed step with what belongs to it.
 
     ``epoch_end`` is the end of an epoch that followed the step. ``memory`` is the optimizer's memory that the prompts
-    of the step showed. ``diff`` is the unified diff from the skill before the step to the candidate.
+    of the step showed. ``diff`` is the unified diff from the skill before the step to the candidate. ``costs`` are
+    what its stages took.
     """
 
     record: StepRecord
     epoch_end: EpochRecord | None = None
     memory: str = ""
     diff: str = ""
+    costs: tuple[StageCost, ...] = ()
 
 
 class RunListing(FrozenModel):
     """A run in a list of runs. Scores are mean hard scores over all items; None if they are not measured.
 
     ``val`` and ``test`` are those of the best skill. ``baseline`` is that of the initial skill on the test split, or on
-    the validation split if the test split was not measured. ``usd`` is None if no price is known.
+    the validation split if the test split was not measured. ``usd`` is None if no price is known. ``measured`` is the
+    number of documents that were measured outside the training; without any training, ``val`` and ``test`` are the
+    scores of the latest of them.
     """
 
     folder: str
@@ -143,6 +154,7 @@ class RunListing(FrozenModel):
     val: float | None
     test: float | None
     baseline: float | None
+    measured: int = 0
     calls: int
     usd: float | None
     created: datetime
@@ -166,6 +178,10 @@ async def _list_run(store: SQLiteRunStore, row: RunRow, database: Path) -> RunLi
     val, test = find("best", Split.val), find("best", Split.test)
     if val is None and state is not None and not state.best.partial:
         val = state.best.score
+    evaluations = await store.evaluations(row.run_id)
+    if state is None:
+        latest = {score.split: score.hard for score in evaluations}
+        val, test = latest.get(Split.val), latest.get(Split.test)
     baseline = find("baseline", Split.val if test is None else Split.test)
     used = sum((entry.usage for entry in await store.spend(row.run_id)), Usage())
     out_dir = row.config.get("out_dir") if isinstance(row.config, dict) else None
@@ -178,6 +194,7 @@ async def _list_run(store: SQLiteRunStore, row: RunRow, database: Path) -> RunLi
         val=val,
         test=test,
         baseline=baseline,
+        measured=len(evaluations),
         calls=used.calls,
         usd=used.usd,
         created=row.created,
@@ -239,6 +256,7 @@ async def read_step(path: Path | str, step: int, run_id: str | None = None) -> S
             epoch_end=next((end for end in epochs if end.step == step), None),
             memory=memories[-1] if memories else "",
             diff=diff,
+            costs=tuple(cost for cost in await store.stage_costs(row.run_id) if cost.step == step),
         )
 
 
@@ -412,4 +430,6 @@ def _find_database(path: Path) -> tuple[Path, str | None]:
         store = summary.config.get("store") if isinstance(summary.config, dict) else None
         if store is not None and Path(str(store)).is_file():
             return Path(str(store)), summary.run_id
+    if path.is_dir() and (database := path.parent / "run.db").is_file():
+        return database, path.name  # the files of a forked run
     raise UsageError(f"there is no run at {path}; name the out_dir of a run, or its database")

@@ -19,6 +19,7 @@ from reflact.records import (
     RunStatus,
     RunSummary,
     StepRecord,
+    sum_step_costs,
     summarize_history,
 )
 from reflact.reporting.verdict import describe_result
@@ -64,7 +65,7 @@ class Run:
         self._on_event = on_event
         self._store = runtime.store
         self._decision_log = runtime.decision_log
-        self._timer = StageTimer(plan.run_id, on_event, runtime.tracing)
+        self._timer = StageTimer(plan.run_id, on_event, runtime.tracing, runtime.budget.current_stage)
         self._warnings: tuple[str, ...] = ()
         self.id = plan.run_id
         self.state: RunState | None = None
@@ -115,6 +116,7 @@ class Run:
             state = await self._retry_once(
                 lambda now: self._run_step(steps, now, records), state, state.step + 1
             )
+        require_reports(records)
         state = await self._retry_once(self._finalize_epoch, state, state.step)
         state = await self._retry_once(self._judge_promotion, state, state.step)
         async with self._timer.stage("final_test", step=state.step, name="final test"):
@@ -141,6 +143,7 @@ class Run:
             warnings=self._warnings,
             spend=await self._store.spend(self.id),
             stages=await self._store.stage_times(self.id),
+            step_costs=sum_step_costs(await self._store.stage_costs(self.id)),
             faults=await self._store.faults(self.id),
             reuse=self._store.reuse,
             surplus=self.scheduler.surplus,
@@ -155,7 +158,7 @@ class Run:
         )
         summary = summary.model_copy(update={"verdict": describe_result(summary)})
         await self._store.finish(self.id, status, reason, summary.model_dump_json())
-        exports.export_summary(self._config.out_dir, summary)
+        exports.export_summary(self._runtime.folder, summary)
         return summary
 
     async def _emit_start(self) -> None:
@@ -272,17 +275,17 @@ class Run:
     async def _export(self, record: CommitRecord, skills: Sequence[Skill]) -> None:
         texts = {skill.hash: skill for skill in skills}
         for version in () if isinstance(record, PromotionRecord) else record.created_versions:
-            exports.export_version(self._config.out_dir, version.number, texts[version.skill_hash])
-        exports.export_best(self._config.out_dir, await self._store.skill(record.best.skill_hash))
+            exports.export_version(self._runtime.folder, version.number, texts[version.skill_hash])
+        exports.export_best(self._runtime.folder, await self._store.skill(record.best.skill_hash))
 
     async def _emit_last_commit(self, state: RunState, records: Sequence[StepRecord]) -> None:
         """Export the versions of earlier starts, and emit the events of their last commit again."""
         epochs = await self._store.epochs(self.id)
         hashes = version_hashes(self._plan.initial_skill, records, epochs)
-        exports.remove_versions(self._config.out_dir, beyond=hashes)
+        exports.remove_versions(self._runtime.folder, beyond=hashes)
         for number, skill_hash in hashes.items():
-            exports.export_version(self._config.out_dir, number, await self._store.skill(skill_hash))
-        exports.export_best(self._config.out_dir, await self._store.skill(state.best.skill_hash))
+            exports.export_version(self._runtime.folder, number, await self._store.skill(skill_hash))
+        exports.export_best(self._runtime.folder, await self._store.skill(state.best.skill_hash))
         last: list[CommitRecord | None] = [*records[-1:]] or [None]
         last += [e for e in epochs[-1:] if e.step == state.step]
         last += [p for p in (await self._store.promotions(self.id))[-1:] if p.step == state.step]
@@ -311,3 +314,17 @@ class Run:
     async def _emit(self, event: events.Event) -> None:
         if await self._store.append_event(event):
             await self._on_event(event)
+
+
+def require_reports(records: Sequence[StepRecord]) -> None:
+    """Check that at least one analyst gave a valid reply, if any was asked.
+
+    Raises:
+        RunFailed: None did, so the run could not learn anything.
+    """
+    reasons = [report.no_reply_reason for record in records for report in record.reports]
+    if reasons and None not in reasons:
+        raise RunFailed(
+            f"no analyst gave a valid reply in {len(records)} steps, so nothing could be learned; the first reason: "
+            f"{reasons[0]}; choose another models.optimizer.model or mode, or prompts.profile: small"
+        )

@@ -52,7 +52,7 @@ from reflact.records import CriticAccuracy, CriticDescription, Spend, Usage
 from reflact.skills.document import check_document
 from reflact.stages.context import StageContext
 from reflact.stages.prompt_sections import show_task
-from reflact.store.artifacts import resolve_inside
+from reflact.store.artifacts import choose_exports, resolve_inside
 from reflact.training.cost_estimate import RunCostEstimate, RunCostEstimator
 from reflact.training.named_objects import load_named_environment, load_named_target
 from reflact.training.shutdown import GracefulStop, StoppableAnnotator, StoppableEnvironment, StoppableLLM
@@ -162,6 +162,12 @@ class Runtime:
     graceful_stop: GracefulStop = field(default_factory=GracefulStop)
     rejected: Sequence[str] = ()
     control_environment: Environment | None = None
+    exports: Path | None = None
+
+    @property
+    def folder(self) -> Path:
+        """The folder of the run's exported files."""
+        return self.exports or self.config.out_dir
 
     @property
     def run_id(self) -> str:
@@ -354,8 +360,6 @@ async def open_runtime(
     async with AsyncExitStack() as stack:
         path = config.store or resolve_inside(config.out_dir, "run.db")
         ownership = stack.enter_context(own_run(config.out_dir, path, plan.run_id))
-        if isinstance(overrides.target, ConnectedTarget):
-            overrides = replace(overrides, transport=await _open_agent_network(stack, overrides.transport))
         if config.replay.cassette is not None and _sends_requests(config, overrides):
             from reflact.llm.cassettes import open_cassette
 
@@ -369,17 +373,22 @@ async def open_runtime(
         if config.store is None and not config.fork:
             await store.refuse_other_runs(plan.run_id, plan.identity)
         connecting = connect_models(plan, overrides, store, on_event, graceful_stop=graceful_stop)
-        yield await stack.enter_async_context(connecting)
+        exports = await _choose_exports(plan, store)
+        yield replace(await stack.enter_async_context(connecting), exports=exports)
 
 
-async def _open_agent_network(
-    stack: AsyncExitStack, transport: httpx.AsyncBaseTransport | None
-) -> httpx.AsyncBaseTransport:
-    """Return a network in which an agent answers its own requests."""
-    from reflact.llm.agent_transport import AgentTransport
-    from reflact.llm.connection_pool import PooledTransport
-
-    return await stack.enter_async_context(AgentTransport(transport or PooledTransport()))
+async def _choose_exports(plan: RunPlan, store: SQLiteRunStore) -> Path:
+    """Return the folder for the files of a run, which replace those of no other run in the same ``out_dir``."""
+    config = plan.config
+    out_dir = config.model_dump(mode="json")["out_dir"]
+    others = [
+        row.run_id
+        for row in await store.runs()
+        if row.run_id != plan.run_id
+        and (row.steps or row.status)
+        and (config.store is None or (isinstance(row.config, dict) and row.config.get("out_dir") == out_dir))
+    ]
+    return choose_exports(config.out_dir, plan.run_id, others)
 
 
 async def _refuse_gaps(config: TrainerConfig, overrides: Overrides, store: SQLiteRunStore) -> None:

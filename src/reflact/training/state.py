@@ -12,13 +12,12 @@ from reflact.records import (
     EpochRecord,
     OpenComparison,
     PromotionRecord,
-    Ranking,
     RunState,
     SkillVersion,
     StepBufferEntry,
     StepRecord,
 )
-from reflact.types import GateAction, Skill, Verdict
+from reflact.types import GateAction, Ranking, Skill, Verdict
 
 UNPROVEN: tuple[GateAction, ...] = ("set_aside", "return")
 """Decisions after which the same document may be judged again."""

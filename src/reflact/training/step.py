@@ -118,7 +118,7 @@ class StepRunner:
             verdict, undecided = proposed.verdict, None
             if verdict is None:
                 verdict = decide_without_evaluation(
-                    candidate, skill, merged=proposed.merged, known=state.seen_hashes
+                    candidate, skill, merged=proposed.merged, chosen=proposed.chosen, known=state.seen_hashes
                 )
             if verdict is None:
                 subject = f"step {step} is unmeasured"

@@ -1,0 +1,141 @@
+"""Models of providers that are not OpenAI-compatible, through pydantic-ai.
+
+The client writes its requests as chat completions. This module passes them on as pydantic-ai's messages, and returns
+the answer's text. So every mode, cap and repeated reply works as with other endpoints.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+from pydantic_ai.exceptions import ModelAPIError, ModelHTTPError, UnexpectedModelBehavior, UserError
+from pydantic_ai.messages import (
+    ModelMessage,
+    ModelRequest,
+    ModelResponse,
+    SystemPromptPart,
+    TextPart,
+    ToolCallPart,
+    UserPromptPart,
+)
+from pydantic_ai.models import Model, ModelRequestParameters, infer_model
+from pydantic_ai.output import OutputObjectDefinition
+from pydantic_ai.providers import infer_provider_class
+from pydantic_ai.settings import ModelSettings
+from pydantic_ai.tools import ToolDefinition
+
+from reflact.config.models import ModelConfig
+from reflact.errors import ConfigError
+from reflact.llm.bodies import AnswerFault
+from reflact.messages import AgentAnswer
+from reflact.records import Usage
+
+SETTINGS = ("temperature", "top_p", "max_tokens", "seed")
+"""Fields of a chat completion's request that pydantic-ai has under the same name."""
+
+
+class PydanticAIModel:
+    """Answers requests of the client by a model of pydantic-ai.
+
+    Args:
+        config: The role's settings; ``model`` is ``provider:name``, unless ``open_model`` returns the model.
+        role: The role, for messages.
+        key: The provider's key; None leaves it to the provider's environment variable.
+
+    Raises:
+        ConfigError: The name is unknown, or the provider's package or key is missing.
+    """
+
+    def __init__(self, config: ModelConfig, role: str, key: str | None) -> None:
+        try:
+            self._model = _open_model(config, key)
+        except (UserError, ImportError, ValueError) as error:
+            raise ConfigError(f"models.{role}.model: {config.model} cannot be opened: {error}") from None
+
+    async def answer(self, body: Mapping[str, Any]) -> AgentAnswer:
+        """Answer one request, a chat completion's body.
+
+        Raises:
+            ConnectionError: The provider cannot be reached.
+            AnswerFault: Its answer cannot be read.
+        """
+        settings = cast("ModelSettings", {name: body[name] for name in SETTINGS if name in body})
+        parameters = _write_parameters(self._model, body.get("response_format"))
+        try:
+            response = await self._model.request(_write_messages(body["messages"]), settings, parameters)
+        except ModelHTTPError:
+            raise
+        except ModelAPIError as error:
+            raise ConnectionError(str(error)) from error
+        except UnexpectedModelBehavior as error:
+            raise AnswerFault(str(error), "unusable") from error
+        return AgentAnswer(
+            text=_read_text(response),
+            usage=read_agent_usage(response),
+            truncated=response.finish_reason == "length",
+        )
+
+
+def _open_model(config: ModelConfig, key: str | None) -> Model:
+    if config.open_model is not None:
+        opened = config.open_model()
+        if not isinstance(opened, Model):
+            raise ValueError(f"open_model returned a {type(opened).__name__}, and no model of pydantic-ai")
+        return opened
+    if key is None:
+        return infer_model(config.model)
+    return infer_model(config.model, lambda name: infer_provider_class(name)(api_key=key))  # type: ignore[call-arg]
+
+
+def _write_messages(messages: Sequence[Mapping[str, str]]) -> list[ModelMessage]:
+    """Return chat messages as pydantic-ai's; neighbours of one side are one message."""
+    written: list[ModelMessage] = []
+    for message in messages:
+        text = message.get("content") or ""
+        if message["role"] == "assistant":
+            written.append(ModelResponse(parts=[TextPart(text)]))
+            continue
+        part = SystemPromptPart(text) if message["role"] == "system" else UserPromptPart(text)
+        if written and isinstance(written[-1], ModelRequest):
+            written[-1] = ModelRequest(parts=[*written[-1].parts, part])
+        else:
+            written.append(ModelRequest(parts=[part]))
+    return written
+
+
+def _write_parameters(model: Model, wanted: Mapping[str, Any] | None) -> ModelRequestParameters:
+    """Return how a typed reply is asked for: by the provider's schema, or else by a tool that must be called."""
+    if wanted is None:
+        return ModelRequestParameters()
+    named = wanted["json_schema"]
+    if model.profile.get("supports_json_schema_output"):
+        return ModelRequestParameters(
+            output_mode="native",
+            output_object=OutputObjectDefinition(json_schema=named["schema"], name=named["name"]),
+        )
+    tool = ToolDefinition(
+        name=named["name"],
+        description="Gives the reply.",
+        parameters_json_schema=named["schema"],
+        kind="output",
+    )
+    return ModelRequestParameters(output_mode="tool", output_tools=[tool], allow_text_output=False)
+
+
+def _read_text(response: ModelResponse) -> str:
+    calls = [part.args_as_json_str() for part in response.parts if isinstance(part, ToolCallPart)]
+    return (
+        calls[0] if calls else "".join(part.content for part in response.parts if isinstance(part, TextPart))
+    )
+
+
+def read_agent_usage(response: ModelResponse) -> Usage:
+    """Return the tokens that a provider counted for a response; uncounted if it counted none."""
+    usage = response.usage
+    if not usage.input_tokens and not usage.output_tokens:
+        return Usage(calls=1, uncounted=1)
+    cached = min(usage.cache_read_tokens, usage.input_tokens)
+    return Usage(
+        calls=1, input_tokens=usage.input_tokens, cached_tokens=cached, output_tokens=usage.output_tokens
+    )

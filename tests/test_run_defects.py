@@ -1,0 +1,196 @@
+"""Defects that users met when they started and looked at runs: one test for each."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import signal
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from reflact import Trainer, evaluate_skill, read_run
+from reflact.cli import common
+from reflact.cli.common import InterruptHandler
+from reflact.errors import DataError, RunConflict
+from reflact.records import SkillScore
+from reflact.testing import ScriptedLLM, ToyEnvironment, ToyTarget, toy_optimizer
+from reflact.testing.llm import Script
+from reflact.training.setup import Overrides
+from reflact.types import Skill, Split
+from served import configured, reflact, say_four, serving
+
+
+def build_trainer(
+    folder: Path, *, target: ToyTarget | None = None, script: Script | None = None, **settings: Any
+) -> Trainer:
+    """Return a short run in the toy world."""
+    return Trainer(
+        {"out_dir": folder, "train": {"num_epochs": 1, "batch_size": 4}, **settings},
+        environment=ToyEnvironment(train=8, val=4, test=4),
+        target=target or ToyTarget(),
+        optimizer=ScriptedLLM(script or toy_optimizer()),
+    )
+
+
+def read_files(folder: Path) -> dict[str, bytes]:
+    """Return the exported files of a folder."""
+    paths = (folder / "best_skill.md", folder / "summary.json", *sorted((folder / "skills").glob("*.md")))
+    return {path.name: path.read_bytes() for path in paths}
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_fork_keeps_the_files_of_the_first_run(tmp_path: Path, shared: bool) -> None:
+    """A second run in a folder writes its files into a folder of its own; each run resumes with its own files."""
+    out = tmp_path / "run"
+    where = {"store": tmp_path / "all.db"} if shared else {"fork": True}
+    first = build_trainer(out, **where)
+    anyio.run(first.train)
+    before = read_files(out)
+    second = build_trainer(out, seed=1, select={"max_edits": 1, "min_edits": 1}, **where)
+    summary = anyio.run(second.train)
+    assert read_files(out) == before
+    own = read_files(out / second.run_id)
+    assert json.loads(own["summary.json"])["run_id"] == second.run_id
+    assert own["best_skill.md"] != b""
+    anyio.run(build_trainer(out, **where).train)
+    assert json.loads(read_files(out)["summary.json"])["run_id"] == first.run_id
+    assert read_files(out / second.run_id) == own
+    assert anyio.run(read_run, out / second.run_id).summary == summary
+    if not shared:
+        assert (
+            f"{out / second.run_id / 'best_skill.md'}" in reflact("show", out, "--run", second.run_id).stdout
+        )
+
+
+def test_a_measured_document_is_listed(tmp_path: Path) -> None:
+    """`eval` in a new folder leaves a run that is listed as measured, with its score, and not as open."""
+    skill = tmp_path / "s.md"
+    skill.write_text("Answer 4.\n", encoding="utf-8")
+    with serving(say_four) as url:
+        path = configured(tmp_path, url)
+        command = ("eval", path, "--skill", skill, "--show", "json")
+        score = SkillScore.model_validate_json(reflact(*command).stdout.splitlines()[-1])
+        assert SkillScore.model_validate_json(reflact(*command).stdout.splitlines()[-1]) == score
+    history = anyio.run(read_run, tmp_path / "run")
+    assert history.evaluations == (score,)
+    listed = reflact("runs", tmp_path / "run").stdout
+    assert re.search(rf"{history.run_id} measured +0 +{score.hard:.3f} ", listed)
+    assert "open" not in listed
+    shown = reflact("show", tmp_path / "run").stdout
+    assert re.search(rf"skill +val +{score.n} .* {Skill(text=skill.read_text()).hash[:8]}", shown)
+    assert "no training was started" in shown
+
+
+def test_documents_measured_beside_a_training_are_listed(tmp_path: Path) -> None:
+    """A document that is measured in a trained run's folder is listed beside the run's own scores."""
+    trainer = build_trainer(tmp_path)
+    anyio.run(trainer.train)
+    overrides = Overrides(ToyEnvironment(train=8, val=4, test=4), ToyTarget(), ScriptedLLM(toy_optimizer()))
+
+    async def measure() -> SkillScore:
+        return await evaluate_skill(trainer.config, Skill(text="mine"), Split.val, overrides=overrides)
+
+    score = anyio.run(measure)
+    history = anyio.run(read_run, tmp_path)
+    assert (history.status, history.evaluations) == ("completed", (score,))
+    assert score.skill_hash[:8] in reflact("show", tmp_path).stdout
+
+
+def test_repeated_ids_name_their_rows(tmp_path: Path) -> None:
+    """An id that is used twice is an error that names file and row of each use."""
+    rows = [{"id": f"q{n % 6}", "input": str(n)} for n in range(8)]
+    data = tmp_path / "items.jsonl"
+    data.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    trainer = Trainer(
+        {"out_dir": tmp_path / "run", "data": {"path": data}},
+        target=ToyTarget(),
+        optimizer=ScriptedLLM(toy_optimizer()),
+    )
+    with pytest.raises(DataError) as caught:
+        anyio.run(trainer.train)
+    assert f"the item id 'q0' is used 2 times: {data} row 1, {data} row 7; ids must be unique" == str(
+        caught.value
+    )
+
+
+def test_repeated_ids_in_two_files_name_both(tmp_path: Path) -> None:
+    """An id in two splits is an error that names both files."""
+    for split in ("train", "val", "test"):
+        (tmp_path / f"{split}.json").write_text(json.dumps([{"id": "q", "input": split}]), encoding="utf-8")
+    trainer = Trainer(
+        {"out_dir": tmp_path / "run", "data": {"path": tmp_path}},
+        target=ToyTarget(),
+        optimizer=ScriptedLLM(toy_optimizer()),
+    )
+    words = [rf"{split}\.json row 1" for split in ("train", "val", "test")]
+    with pytest.raises(DataError, match=".*".join(words)):
+        anyio.run(trainer.train)
+
+
+def test_a_conflict_advises_what_its_cause_needs(tmp_path: Path) -> None:
+    """The error of another run in the folder advises to undo what differs, and no more than that."""
+    anyio.run(build_trainer(tmp_path).train)
+    for trainer, advice in (
+        (build_trainer(tmp_path, seed=1), "to resume it, put the old value of seed back; or start"),
+        (
+            build_trainer(tmp_path, target=ToyTarget(noise=0.5)),
+            "to resume it, pass the same target; or start",
+        ),
+    ):
+        with pytest.raises(RunConflict) as caught:
+            anyio.run(trainer.train)
+        assert advice in str(caught.value)
+        assert "settings" not in str(caught.value)
+    other = Trainer(
+        trainer.config,
+        environment=ToyEnvironment(train=8, val=4, test=5),
+        target=ToyTarget(),
+        optimizer=ScriptedLLM(toy_optimizer()),
+    )
+    with pytest.raises(
+        RunConflict, match="to resume it, restore the items of the data; or start another run"
+    ):
+        anyio.run(other.train)
+
+
+def test_a_mute_optimizer_fails_the_run(tmp_path: Path) -> None:
+    """A run in which no analyst ever gave a valid reply has failed, with the first reason, and with exit code 1."""
+    with serving(say_four) as url:
+        path = configured(tmp_path, url)
+        result = reflact("train", path, "--set", "train.num_epochs=1", "--show", "quiet")
+    assert result.exit_code == 1, result.output
+    assert "no analyst gave a valid reply in 1 steps" in result.stderr
+    assert "models.optimizer.model" in result.stderr
+    history = anyio.run(read_run, tmp_path / "run")
+    assert (history.status, len(history.steps)) == ("failed", 1)
+
+
+def test_an_optimizer_that_replies_once_completes(tmp_path: Path) -> None:
+    """A single valid reply of an analyst is enough for a run to complete."""
+    usual, asked = toy_optimizer(), []
+
+    def answer(prompt: Any, reply_type: Any, call_id: Any) -> Any:
+        asked.append(call_id.purpose)
+        is_first = call_id.step == 1 or "analyst" not in call_id.purpose
+        return usual(prompt, reply_type, call_id) if is_first else {"nothing": 1}
+
+    assert anyio.run(build_trainer(tmp_path, script=answer).train).status == "completed"
+    assert asked
+
+
+def test_a_second_interrupt_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first signal says that work may finish, the second that the run ends at once, and a third nothing more."""
+    told = io.BytesIO()
+    monkeypatch.setattr(common.os, "write", lambda _, text: told.write(text))
+    monkeypatch.setattr(InterruptHandler, "_exit_after", lambda *_: None)
+    handler = InterruptHandler(5.0)
+    for _ in range(3):
+        with pytest.raises(KeyboardInterrupt):
+            handler._handle_signal(signal.SIGINT, None)
+    first, second = told.getvalue().decode().splitlines()
+    assert "work under way may finish" in first
+    assert second == "SIGINT again: the run ends at once; finished calls are stored"
