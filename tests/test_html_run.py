@@ -6,8 +6,9 @@ import base64
 import hashlib
 import re
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import anyio
 import pytest
@@ -17,17 +18,19 @@ from reflact import Trainer, events
 from reflact.records import EpochRecord, SkillVersion, StepRecord
 from reflact.reporting import RunReport, read_report, render_run_page
 from reflact.reporting.html.page import TextLimit
-from reflact.reporting.html.run import list_lineage
-from reflact.reporting.html.run_items import MAX_ITEMS
+from reflact.reporting.html.run_details import MAX_ITEMS, list_lineage
 from reflact.testing import ScriptedLLM, ToyEnvironment, ToyTarget, toy_optimizer
 from reflact.types import Belief, FrozenModel, RankedDecision
 from served import reflact
 from test_look import build_step
 
+pytestmark = pytest.mark.anyio
+
 MARKUP = (
     "</script></style></title><script>alert(1)</script><img src=x onerror=alert(2)>"
     "\"'&amp;{{7*7}}\x1b[31m\u202ehttps://example.com/"
 )
+Model = TypeVar("Model", bound=FrozenModel)
 ENVIRONMENT = ToyEnvironment(train=8, val=4, test=4)
 SECTIONS = ["scores", "changes", "items", "memory", "cost", "test", "settings"]
 MOST_BYTES = 10_000_000
@@ -60,13 +63,13 @@ def find_section(root: Node, name: str) -> Node:
     return next(node for node in root.all("section") if node.attributes["id"] == name)
 
 
-def poison[Model: FrozenModel](model: Model, text: str) -> Model:
+def poison(model: Model, text: str) -> Model:
     """Return a value with a text behind each free text in it; hashes and closed sets of words stay."""
 
     def change(value: Any) -> Any:
+        if type(value) is str:
+            return value + text
         match value:
-            case str():
-                return value + text
             case FrozenModel():
                 return poison(value, text)
             case tuple() | list():
@@ -92,7 +95,21 @@ def enlarge(report: RunReport, *, steps: int, items: int, text: str = "") -> Run
         history.items[n % len(history.items)].model_copy(update={"item_id": f"item-{n}"})
         for n in range(items)
     ]
-    records = [history.steps[n % len(history.steps)].model_copy(update={"step": n + 1}) for n in range(steps)]
+    assert report.baseline is not None
+    assert report.best is not None
+    hashes = [report.baseline.skill.hash, *(str(n) for n in range(1, steps)), report.best.skill.hash]
+    source = next(record for record in history.steps if record.verdict.accepted)
+    version = source.created_versions[0]
+    records = [
+        source.model_copy(
+            update={
+                "step": n + 1,
+                "skill_before": before,
+                "created_versions": (version.model_copy(update={"skill_hash": after}),),
+            }
+        )
+        for n, (before, after) in enumerate(pairwise(hashes))
+    ]
     ends = [history.epochs[0].model_copy(update={"epoch": n + 1, "step": n + 1}) for n in range(steps)]
     update = {"items": tuple(copies), "steps": tuple(records), "epochs": tuple(ends)}
     return report.model_copy(update={"history": history.model_copy(update=update)})
@@ -187,9 +204,9 @@ def test_equal_runs_are_equal_pages(folder: Path, report: RunReport) -> None:
 def test_the_command_writes_the_page(folder: Path, tmp_path: Path) -> None:
     """The command writes the page to a file, and says what is not known of the items."""
     result = reflact("report", folder, "--out", tmp_path / "page.html")
-    assert result.returncode == 0
-    assert f"wrote {tmp_path / 'page.html'}" in result.stdout.replace("\n", "")
-    assert "the items came from Python code" in result.stdout
+    assert result.exit_code == 0
+    assert f"wrote {tmp_path / 'page.html'}" in result.output.replace("\n", "")
+    assert "the items came from Python code" in result.output
     assert read((tmp_path / "page.html").read_text(encoding="utf-8"))
 
 
@@ -240,7 +257,7 @@ def test_texts_share_the_room_of_a_section() -> None:
     """A text that fits stays; when the room is used up, only the ends of a text are shown."""
     limit = TextLimit(300)
     assert limit.fit("a" * 200) == "a" * 200
-    assert limit.fit("b" * 200) == f"{'b' * 40} [120 characters left out] {'b' * 40}"
+    assert limit.fit("b" * 200) == f"{'b' * 30} [140 characters left out] {'b' * 30}"
     assert limit.fit("c") == "c"
     assert limit.shortened == 1
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,34 +13,38 @@ from reflact import events
 from reflact.config.training import TrainerConfig
 from reflact.errors import UsageError
 from reflact.gate.intervals import Z_95, wilson_interval
-from reflact.records import EpochRecord, IntervalEstimate, RunSummary, SkillScore, StepRecord, Usage
-from reflact.reporting.html.charts import MarkStyle, ScorePoint, draw_estimates, draw_scores
+from reflact.records import IntervalEstimate, RunSummary, SkillScore, StepRecord, Usage
 from reflact.reporting.html.page import (
+    MarkStyle,
     PageSection,
+    ScorePoint,
     TextLimit,
     build_document,
     build_figure,
     build_table,
+    draw_estimates,
+    draw_scores,
     format_count,
     format_estimate,
 )
-from reflact.reporting.html.run_items import SCRIPT, build_items_section
+from reflact.reporting.html.run_details import (
+    ACTION_WORDS,
+    SCRIPT,
+    build_changes_section,
+    build_items_section,
+    build_memory_section,
+    format_verdict,
+)
+from reflact.reporting.items import shorten_middle
 from reflact.reporting.lines import (
-    escape_controls,
     escape_line,
-    format_change,
     format_duration,
-    format_fallback,
     format_score,
 )
 from reflact.reporting.verdict import SPLIT_WORDS, describe_cost, describe_result, format_usd
-from reflact.skills.document import diff_texts
 from reflact.stages.null_answers import describe_constant
 from reflact.training.history import RunHistory, VersionText, flatten_settings, read_run, read_versions
 from reflact.types import (
-    AnalystReport,
-    EditResult,
-    FailurePattern,
     FrozenModel,
     Split,
     Verdict,
@@ -51,25 +54,10 @@ from reflact.types import (
 if TYPE_CHECKING:
     from reflact.protocols import Environment
 
-DIFF_BYTES, EDIT_BYTES, EPOCH_BYTES, OTHER_BYTES = 750_000, 1_500_000, 750_000, 300_000
-"""The room for texts of models and data in a section; that of items is in ``run_items``."""
+OTHER_BYTES = 300_000
+"""The room for texts in a section without one of its own."""
 
-MAX_DIFF_LINES, MAX_EDITS, MAX_STEPS, MAX_POINTS, MAX_EPOCHS, MAX_ROWS = 4_000, 300, 1_000, 400, 100, 60
-MAX_NAMED_ITEMS = 12
-
-ACTION_WORDS = {
-    "accept_new_best": "accepted, new best",
-    "accept": "accepted",
-    "reject": "rejected",
-    "force_accept": "accepted without a test",
-    "no_change": "no change",
-    "no_patches": "no edit was proposed",
-    "no_rewrite": "no document was written",
-    "set_aside": "set aside",
-    "return": "returned to an earlier version",
-    "inconclusive": "inconclusive",
-    "unmeasured": "not measured",
-}
+MAX_STEPS, MAX_POINTS, MAX_ROWS, MAX_NAME_CHARS = 1_000, 400, 60, 60
 
 
 class RunReport(FrozenModel):
@@ -101,14 +89,15 @@ def render_run_page(report: RunReport) -> str:
     Equal reports are equal documents. The page stays below 10 MB: it says what it leaves out.
     """
     history = report.history
+    run_id = escape_line(history.run_id)
     return build_document(
-        f"Run {history.run_id}",
+        f"Run {run_id}",
         [h.h1["Training of a skill"], _build_verdict(history)],
         (
             _build_scores_section(history),
-            _build_changes_section(report),
+            build_changes_section(history, report.baseline, report.best),
             build_items_section(history.items, history.items_note),
-            _build_memory_section(history),
+            build_memory_section(history.epochs),
             _build_cost_section(history.summary),
             _build_test_section(history.summary),
             _build_settings_section(history),
@@ -119,13 +108,14 @@ def render_run_page(report: RunReport) -> str:
 
 def _build_verdict(history: RunHistory) -> h.Element:
     summary = history.summary
-    steps = format_count(len(history.steps), "step")
+    steps, run_id = format_count(len(history.steps), "step"), escape_line(history.run_id)
     if summary is None:
-        note = f"Run {history.run_id}, started {history.created:%Y-%m-%d %H:%M} UTC"
+        note = f"Run {run_id}, started {history.created:%Y-%m-%d %H:%M} UTC"
         return h.div(".verdict")[
             h.p(".headline")[f"The run is under way: {steps} so far."],
             h.p[f"{note}."],
         ]
+    limit = TextLimit(OTHER_BYTES)
     others = {each.action: each.count for each in summary.actions}
     counts = [
         f"{summary.accepts} accepted",
@@ -138,13 +128,13 @@ def _build_verdict(history: RunHistory) -> h.Element:
         if action in others
     ]
     return h.div(class_=["verdict", _choose_tone(summary)])[
-        h.p(".headline")[TextLimit(OTHER_BYTES).fit(summary.verdict or describe_result(summary), 2_000)],
+        h.p(".headline")[limit.fit(summary.verdict or describe_result(summary), 2_000)],
         h.p[f"Cost: {describe_cost(summary)}; {format_duration(summary.seconds)}."],
         h.p[
-            f"Run {history.run_id}, started {history.created:%Y-%m-%d %H:%M} UTC, {summary.status}: "
+            f"Run {run_id}, started {history.created:%Y-%m-%d %H:%M} UTC, {summary.status}: "
             f"{steps}, {', '.join(counts)}."
         ],
-        [h.p[f"Warning: {escape_controls(warning)}."] for warning in summary.warnings[:MAX_ROWS]],
+        [h.p[f"Warning: {limit.fit(warning, 1_000)}."] for warning in summary.warnings[:MAX_ROWS]],
     ]
 
 
@@ -270,7 +260,7 @@ def _build_step_table(records: Sequence[StepRecord]) -> h.Node:
             str(record.step),
             str(record.epoch),
             ACTION_WORDS[record.verdict.action],
-            _format_verdict(record.verdict),
+            format_verdict(record.verdict),
             f"{record.rollout.n - record.n_failures}/{record.rollout.n}",
             f"{sum(each.status == 'applied' for each in record.edits)}/{len(record.edits)}",
             f"v{record.current.number}",
@@ -287,222 +277,6 @@ def _build_step_table(records: Sequence[StepRecord]) -> h.Node:
     ]
 
 
-def _format_verdict(verdict: Verdict) -> str:
-    scores = format_change(verdict.current_score, verdict.candidate_score).replace("->", "→")
-    return f"{scores} (partial)" if verdict.partial else scores
-
-
-# ------------------------------------------------------------------------------------------- the edits
-
-
-def list_lineage(history: RunHistory, *, baseline: str, best: str) -> tuple[StepRecord | EpochRecord, ...]:
-    """Return the steps and ends of epochs that made the best document out of the initial one (hashes), in order."""
-    origins: dict[str, tuple[str, StepRecord | EpochRecord]] = {}
-    records: list[StepRecord | EpochRecord] = sorted(
-        (*history.steps, *history.epochs), key=lambda record: (record.step, isinstance(record, EpochRecord))
-    )
-    for record in records:
-        parent = record.skill_before if isinstance(record, StepRecord) else record.last_hash
-        if isinstance(record, StepRecord) and record.verdict.action == "return" and record.verdict.ranked:
-            parent = record.verdict.ranked.chosen
-        for version in record.created_versions:
-            origins.setdefault(version.skill_hash, (parent, record))
-            parent = version.skill_hash
-    found: list[StepRecord | EpochRecord] = []
-    while best != baseline and best in origins:
-        best, record = origins.pop(best)
-        if not found or found[-1] is not record:
-            found.append(record)
-    return tuple(reversed(found))
-
-
-def _build_changes_section(report: RunReport) -> PageSection:
-    name, heading, best = "changes", "What changed in the skill", report.best
-    if best is None or report.baseline is None:
-        return PageSection(name, heading, (h.p["There is no document yet."],))
-    if best.skill == report.baseline.skill:
-        return PageSection(
-            name, heading, (h.p["No better document was found; the best one is the initial one."],)
-        )
-    lineage = list_lineage(report.history, baseline=report.baseline.skill.hash, best=best.skill.hash)
-    sizes = [format_count(len(each.skill.text), "character") for each in (report.baseline, best)]
-    limit, room = TextLimit(EDIT_BYTES), MAX_EDITS
-    blocks: list[h.Node] = []
-    for record in reversed(lineage):  # newest first get the room
-        count = len(record.edits) if isinstance(record, StepRecord) else 1
-        room -= count
-        if room >= 0:
-            blocks.append(
-                _build_step(record, limit) if isinstance(record, StepRecord) else _build_slow_update(record)
-            )
-    left_out = len(lineage) - len(blocks)
-    return PageSection(
-        name,
-        heading,
-        (
-            h.p[
-                f"From the initial document ({sizes[0]}) to the best one, v{best.version.number} ({sizes[1]}), in "
-                f"{format_count(len(lineage), 'accepted change')}."
-            ],
-            _build_diff(diff_texts(report.baseline.skill.text, best.skill.text)),
-            h.h3["Where each change came from"],
-            left_out > 0
-            and h.p(".note")[
-                f"The first {format_count(left_out, 'change')} are left out, to keep the page small."
-            ],
-            _build_limit_note(limit),
-            blocks[::-1],
-        ),
-    )
-
-
-def _build_diff(diff: str) -> list[h.Node]:
-    lines = diff.split("\n")[2:]
-    limit = TextLimit(DIFF_BYTES)
-    kinds = {"+": h.ins, "-": h.del_}
-    shown: list[h.Node] = []
-    for line in lines[:MAX_DIFF_LINES]:
-        element = kinds.get(line[:1], h.span(".at" if line.startswith("@@") else ".same"))
-        shown.append(element[limit.fit(line, 2_000), "\n"])
-    left_out = len(lines) - len(shown)
-    return [
-        h.pre(".diff", tabindex="0", role="region", aria_label="Difference of the documents")[shown],
-        left_out > 0 and h.p(".note")[f"{left_out:,} more lines are left out. reflact diff prints all."],
-        _build_limit_note(limit),
-    ]
-
-
-def _build_limit_note(limit: TextLimit) -> h.Node:
-    return (
-        limit.shortened > 0 and h.p(".note")[f"{format_count(limit.shortened, 'long text')} lost the middle."]
-    )
-
-
-def _build_step(record: StepRecord, limit: TextLimit) -> h.Element:
-    versions = ", ".join(f"v{version.number}" for version in record.created_versions)
-    verdict = record.verdict
-    notes = [] if not record.notes else [h.p[f"Notes of the appendix: {limit.fit(' / '.join(record.notes))}"]]
-    rewrites = [
-        h.p[f"A proposer wrote the document: {limit.fit(rewrite.reasoning) or 'without a reason'}"]
-        for rewrite in record.rewrites[:1]
-    ]
-    return h.article(f"#step-{record.step}")[
-        h.h4[f"Step {record.step} made {versions}: {ACTION_WORDS[verdict.action]}"],
-        h.p[f"Gate: {limit.fit(verdict.reason, 600)} Validation {_format_verdict(verdict)}."],
-        record.rewrite_summary and h.p[f"Rewritten as a whole: {limit.fit(record.rewrite_summary)}"],
-        rewrites,
-        [_build_patterns(record.patterns, limit)] if record.rewrites or not record.edits else None,
-        h.ol(".edits")[[_build_edit(result, record, limit) for result in record.edits]],
-        notes,
-    ]
-
-
-def _build_edit(result: EditResult, record: StepRecord, limit: TextLimit) -> h.Element:
-    edit, chosen, pool = result.edit, record.chosen.patch.edits, record.merged.patch.edits
-    sources = [report for report in record.reports if edit in report.patch.edits]
-    merged = not sources
-    if merged:
-        sources = [
-            report
-            for report in record.reports
-            if report.patch.edits and edit.source_type in {None, report.source_type}
-        ]
-    rank = f"number {chosen.index(edit) + 1} of {len(pool)} in the pool" if edit in chosen else ""
-    by = f"{rank}, ranked by the optimizer" if rank and record.chosen.ranked else rank
-    support = format_count(edit.support_count, "case")
-    facts = [
-        (
-            "outcome",
-            result.status if result.reason is None else f"{result.status}: {limit.fit(result.reason, 300)}",
-        ),
-        ("support", f"{support}{'' if edit.source_type is None else f' ({edit.source_type})'}"),
-        ("rank", by),
-        ("asked for by", _describe_sources(sources, merged=merged, limit=limit)),
-        ("evidence", limit.fit(edit.evidence, 1_000)),
-    ]
-    patterns = {pattern: None for report in sources for pattern in report.patterns}
-    return h.li(".edit")[
-        h.p[h.strong[edit.op]],
-        edit.target and h.pre[h.del_[limit.fit(edit.target)]]
-        if edit.op != "insert_after"
-        else h.p(".note")["after: ", limit.fit(edit.target, 300)],
-        edit.content and h.pre[h.ins[limit.fit(edit.content)]],
-        h.dl(".facts")[[h.div[h.dt[name], h.dd[text]] for name, text in facts if text]],
-        _build_patterns([*patterns], limit),
-    ]
-
-
-def _describe_sources(sources: Sequence[AnalystReport], *, merged: bool, limit: TextLimit) -> str:
-    ids = list(dict.fromkeys(item_id for report in sources for item_id in report.item_ids))
-    if not ids:
-        return ""
-    kinds = " and ".join(dict.fromkeys(report.source_type for report in sources))
-    named = ", ".join(limit.fit(item_id, 100) for item_id in ids[:MAX_NAMED_ITEMS])
-    more = f" and {len(ids) - MAX_NAMED_ITEMS} more" if len(ids) > MAX_NAMED_ITEMS else ""
-    how = f", merged from {format_count(len(sources), 'report')}" if merged else ""
-    return f"an analysis of {kinds} cases: {named}{more}{how}"
-
-
-def _build_patterns(patterns: Sequence[FailurePattern], limit: TextLimit) -> h.Node:
-    if not patterns:
-        return None
-    rows = [
-        h.li[f"{limit.fit(one.type, 200)} ({one.count}): {limit.fit(one.description, 600)}"]
-        for one in patterns[:MAX_NAMED_ITEMS]
-    ]
-    return [h.p["Failures that were seen:"], h.ul[rows]]
-
-
-def _build_slow_update(record: EpochRecord) -> h.Element:
-    return h.article[
-        h.h4[f"The end of epoch {record.epoch} made v{record.current.number}: slow update"],
-        h.p["See ", h.a(href=f"#epoch-{record.epoch}")[f"epoch {record.epoch}"], "."],
-    ]
-
-
-# -------------------------------------------------------------------------------- guidance and memory
-
-
-def _build_memory_section(history: RunHistory) -> PageSection:
-    limit = TextLimit(EPOCH_BYTES)
-    shown = history.epochs[-MAX_EPOCHS:]
-    blocks = [_build_epoch(end, limit, is_open=end is shown[-1]) for end in shown]
-    left_out = len(history.epochs) - len(shown)
-    return PageSection(
-        "memory",
-        "Slow guidance and memory by epoch",
-        (
-            not shown and h.p["No epoch ended with a slow update or a note to the optimizer."],
-            left_out > 0 and h.p(".note")[f"The first {format_count(left_out, 'epoch')} are left out."],
-            _build_limit_note(limit),
-            blocks,
-        ),
-    )
-
-
-def _build_epoch(end: EpochRecord, limit: TextLimit, *, is_open: bool) -> h.Element:
-    slow, counts = end.slow_update, Counter(each.category for each in end.comparisons)
-    words = "" if slow is None else f": slow update {slow.action.replace('_', ' ')}"
-    compared = ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in counts.items())
-    parts: list[tuple[str, str]] = [("items compared with the epoch before", compared)]
-    if slow is not None:
-        parts += [
-            ("guidance", limit.fit(slow.guidance or "")),
-            ("reasons of the guidance", limit.fit(slow.reasoning)),
-            ("did earlier guidance help?", "" if slow.helped == "none" else slow.helped),
-            ("gate", "" if slow.verdict is None else limit.fit(slow.verdict.reason, 600)),
-        ]
-    parts += [
-        ("memory of the optimizer", limit.fit(end.meta_skill or "")),
-        ("reasons of the memory", limit.fit(end.meta_skill_reasoning)),
-        *(("fallback", limit.fit(format_fallback(fallback), 600)) for fallback in end.fallbacks[:MAX_ROWS]),
-    ]
-    return h.details(id=f"epoch-{end.epoch}", open=is_open)[
-        h.summary[f"Epoch {end.epoch}{words}, then v{end.current.number}"],
-        h.dl[[h.div[h.dt[name], h.dd[h.pre[text]]] for name, text in parts if text]],
-    ]
-
-
 # -------------------------------------------------------------------------------------- cost and time
 
 
@@ -511,7 +285,10 @@ def _build_cost_section(summary: RunSummary | None) -> PageSection:
     if summary is None:
         return PageSection(name, heading, (h.p["The run has not ended yet."],))
     rows = [
-        (f"{spend.role}: {spend.purpose}", *_list_usage(spend.usage))
+        (
+            shorten_middle(escape_line(f"{spend.role}: {spend.purpose}"), MAX_NAME_CHARS),
+            *_list_usage(spend.usage),
+        )
         for spend in summary.spend
         if spend.usage.calls or spend.unsettled
     ]
@@ -522,7 +299,7 @@ def _build_cost_section(summary: RunSummary | None) -> PageSection:
     seconds = sum(stage.seconds for stage in summary.stages)
     stages = [
         [
-            stage.stage.replace("_", " "),
+            escape_line(stage.stage).replace("_", " "),
             format_duration(stage.seconds),
             f"{100 * stage.seconds / seconds:.0f}%" if seconds else "–",
         ]
@@ -564,7 +341,7 @@ def _build_test_section(summary: RunSummary | None) -> PageSection:
     claim = summary.claim
     gains = [
         h.li[
-            f"{gain.name} over the initial document, {SPLIT_WORDS[gain.split]}: {100 * gain.mean:+.1f} points "
+            f"{shorten_middle(escape_line(gain.name), MAX_NAME_CHARS)} over the initial document, {SPLIT_WORDS[gain.split]}: {100 * gain.mean:+.1f} points "
             f"(95% interval {100 * gain.low:+.1f} to {100 * gain.high:+.1f}, {format_count(gain.n, 'item')})"
         ]
         for gain in summary.improvements
@@ -574,6 +351,7 @@ def _build_test_section(summary: RunSummary | None) -> PageSection:
         f"{'confirmed' if claim.confirmed else 'not confirmed'}: its 95% interval "
         f"{'lies' if claim.confirmed else 'does not lie'} above 0."
     )
+    limit = TextLimit(OTHER_BYTES)
     critics = [critic for critic in (summary.critic, summary.annotated_by) if critic is not None]
     return PageSection(
         name,
@@ -588,7 +366,7 @@ def _build_test_section(summary: RunSummary | None) -> PageSection:
                 "Best and final were selected on the validation items: expect less on new ones."
             ],
             _build_task_types(test or val),
-            [h.p[f"Not measured: {escape_controls(line)}."] for line in summary.missing[:MAX_ROWS]],
+            [h.p[f"Not measured: {limit.fit(line, 1_000)}."] for line in summary.missing[:MAX_ROWS]],
             [h.p[f"A critic with {format_count(critic.pairs, 'pair')} was used."] for critic in critics],
         ),
     )
@@ -598,13 +376,13 @@ def _build_scores(scores: Sequence[SkillScore]) -> h.Node:
     split = SPLIT_WORDS[scores[0].split].capitalize()
     looks: dict[str, MarkStyle] = {"best": "after", "final": "after"}
     marks = [
-        (score.name.replace("_", " "), looks.get(score.name, "before"), estimate)
+        (_format_name(score), looks.get(score.name, "before"), estimate)
         for score in scores
         if (estimate := _estimate_score(score)) is not None
     ]
     rows: list[list[h.Node]] = [
         [
-            [score.name.replace("_", " "), h.small[_explain_score(score)]],
+            [_format_name(score), h.small[_explain_score(score)]],
             f"{score.n:,}" + (f" (+{score.unmeasured} unmeasured)" if score.unmeasured else ""),
             f"{score.successes:g}",
             format_estimate(_estimate_score(score)),
@@ -629,6 +407,10 @@ def _estimate_score(score: SkillScore) -> IntervalEstimate | None:
     return IntervalEstimate(value=score.hard, low=score.low, high=score.high)
 
 
+def _format_name(score: SkillScore) -> str:
+    return shorten_middle(escape_line(score.name).replace("_", " "), MAX_NAME_CHARS)
+
+
 def _explain_score(score: SkillScore) -> str:
     if score.answer is not None:
         return escape_line(describe_constant(score.answer))
@@ -646,10 +428,11 @@ def _build_task_types(scores: Sequence[SkillScore]) -> h.Node:
         {bucket.task_type: bucket for score in scores if score.name == name for bucket in score.buckets}
         for name in ("baseline", "best")
     )
+    limit = TextLimit(OTHER_BYTES)
     types = [task_type for task_type in after if task_type in before]
     rows = [
         [
-            escape_line(task_type),
+            limit.fit(task_type, 100),
             f"{after[task_type].n:,}",
             f"{before[task_type].hard:.2f}",
             f"{after[task_type].hard:.2f}",
@@ -680,7 +463,7 @@ def _build_settings_section(history: RunHistory) -> PageSection:
         "settings",
         "Settings",
         (
-            version is not None and h.p[f"Trained with reflact {version}."],
+            version is not None and h.p[f"Trained with reflact {escape_line(version)}."],
             _build_settings("Settings that differ from the defaults", chosen) if chosen else None,
             h.details[h.summary["All other settings"], _build_settings("Default settings", rest)],
         ),
@@ -690,7 +473,7 @@ def _build_settings_section(history: RunHistory) -> PageSection:
 def _build_settings(caption: str, settings: Mapping[str, JsonValue]) -> h.Element:
     limit = TextLimit(OTHER_BYTES)
     rows = [
-        [escape_line(key), limit.fit(value if isinstance(value, str) else canonical_json(value), 1_000)]
+        [limit.fit(key, 200), limit.fit(value if isinstance(value, str) else canonical_json(value), 1_000)]
         for key, value in settings.items()
     ]
     return build_table(caption, ("setting", "value"), rows, prose={1})
