@@ -23,7 +23,7 @@ from reflact.llm.cassettes import open_cassette
 from reflact.llm.client import Client
 from reflact.memory.models import Action, ContrastPair, Evaluation, Label, ScoreEvent, Transition
 from reflact.messages import CallId, NoReply, RenderedPrompt, Reply, ReplyModel
-from reflact.prompts import load_prompts
+from reflact.prompts import PromptBook, load_prompts
 from reflact.protocols import R, StepEvidence
 from reflact.records import StepBufferEntry
 from reflact.skills.document import replace_notes
@@ -223,7 +223,8 @@ async def examples() -> dict[str, Example]:
     small = Listener()
     await _ask_stages(small, PromptsConfig(profile="small"))
     await _judge(small)
-    await _contrast(small)
+    for version in (1, 2):
+        await _contrast(small, load_prompts(PromptsConfig(versions={"contrast": version})))
     default = Listener()
     await _ask_stages(default, PromptsConfig())
     await _rewrite(_context_of(default, PromptsConfig()))
@@ -371,7 +372,7 @@ async def _judge(listener: Listener) -> None:
         await Critic(listener).score(SHIPPED, purpose=PURPOSE, pairs=[CLAIMED])
 
 
-async def _contrast(listener: Listener) -> None:
+async def _contrast(listener: Listener, prompts: PromptBook) -> None:
     """Ask for two mistakes, which a look under another purpose precedes, compare a pair and judge a judge."""
     said = Evaluation(
         progress_before=4,
@@ -391,6 +392,7 @@ async def _contrast(listener: Listener) -> None:
         GenerationTask(PURPOSE, "t", RoundPlan(number=1, shares=shares, nearest=1, farthest=10)),
         PairModels(listener, listener, Critic(listener)),
         settings=ContrastSettings(n_judges=2),
+        prompts=prompts,
     )
 
 

@@ -23,7 +23,7 @@ MOST_CALLS = 600
 
 
 @pytest.mark.parametrize(
-    ("flaw", "before", "after"), [("flattered", 1.76, 0.0), ("exact", 0.0, 0.0), ("inflated", 4.0, 2.0)]
+    ("flaw", "before", "after"), [("flattered", 1.76, 0.0), ("exact", 0.0, 0.0), ("inflated", 4.0, 1.0)]
 )
 async def test_forty_traces_take_at_most_600_calls(flaw: Flaw, before: float, after: float) -> None:
     """At the defaults, whatever the critic does; what it can learn is learned, and without error it is only measured."""
@@ -31,7 +31,7 @@ async def test_forty_traces_take_at_most_600_calls(flaw: Flaw, before: float, af
     memory = ListMemory()
     report, calls = await count_calls(make_flaw(flaw), memory)
     assert calls.total() == report.usage.calls <= MOST_CALLS
-    assert report.n_candidates == 320 * report.n_rounds
+    assert report.n_candidates >= 320 * report.n_rounds  # pairs of measured mistakes come on top
     assert report.n_candidates == report.n_pairs + sum(drop.n_candidates for drop in report.dropped)
     assert report.held_out.before.error.value == pytest.approx(before, abs=0.01)
     assert report.held_out.after.error.value <= after
@@ -41,8 +41,8 @@ async def test_forty_traces_take_at_most_600_calls(flaw: Flaw, before: float, af
     for test in report.tests:
         pairs = [one.pair for one in await memory.pairs(test.pair_ids)]
         directions = Counter(pair.right.direction for pair in pairs)
-        assert len(pairs) <= 48
-        assert max(directions.values()) <= 16
+        assert len(pairs) <= 120
+        assert max(directions.values()) <= 40
 
 
 def moved(number: int, delta: float) -> ContrastPair:

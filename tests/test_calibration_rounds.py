@@ -9,6 +9,7 @@ from typing import Literal
 import pytest
 
 from calibration_memory import ListMemory
+from critic_flaws import INFLATION, count_calls, make_flaw
 from flattered_world import (
     CLAIM,
     EXAMPLE,
@@ -108,6 +109,21 @@ async def test_held_out_traces_are_never_learned_from() -> None:
     sources = {one.pair.provenance.trace_id or "" for one in memory.stored.values()}
     assert not any(rule.is_held_out(name, PURPOSE) for name in sources)
     assert report.n_promoted > 0
+
+
+async def test_later_rounds_learn_from_what_the_critic_still_gets_wrong() -> None:
+    """The second round has the critic's present mistakes, which are smaller than the recorded ones, as its pairs."""
+    flaw, memory = make_flaw("inflated"), ListMemory()
+    report = (await count_calls(flaw, memory)).report
+    first, second, *_ = report.tests
+    gaps = []
+    for test in (first, second):
+        pairs = [one.pair for one in await memory.pairs(test.pair_ids)]
+        observed = [pair for pair in pairs if pair.construction == "observed"]
+        gaps.append(min(pair.wrong.progress_after - pair.right.progress_after for pair in observed))
+        assert {pair.provenance.trace_id for pair in observed} <= {trace.id for trace in flaw.learn}
+    assert gaps[0] == INFLATION > gaps[1] > 0
+    assert [test.outcome for test in (first, second)] == ["better", "better"]
 
 
 def anchor(number: int) -> ContrastPair:

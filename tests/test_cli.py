@@ -118,7 +118,7 @@ def test_wrong_usage_has_code_2(command: str) -> None:
 
 
 def test_the_demo_completes_and_leaves_its_files(demo: tuple[Path, str]) -> None:
-    """The recorded run prints its steps and scores, and leaves what the documents promise."""
+    """The recorded run prints its steps, scores and best skill, and leaves what the documents promise."""
     folder, printed = demo
     summary = RunSummary.model_validate_json((folder / "summary.json").read_text(encoding="utf-8"))
     assert summary.status == "completed"
@@ -127,6 +127,7 @@ def test_the_demo_completes_and_leaves_its_files(demo: tuple[Path, str]) -> None
         assert re.search(rf"^\s*{name}\s+test\s+\d+", printed, re.MULTILINE), name
     best = (folder / "best_skill.md").read_bytes()
     assert best == (folder / "skills" / f"v{summary.best.number:04d}.md").read_bytes()
+    assert printed.endswith(f"{folder / 'best_skill.md'}:\n\n{best.decode().strip()}\n")
     assert (folder / "run.db").is_file()
 
 

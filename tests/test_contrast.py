@@ -29,10 +29,13 @@ from reflact.calibration.contrast import (
 from reflact.calibration.mistakes import Mistake
 from reflact.calibration.planning import select_events
 from reflact.concurrency import INLINE_LIMIT
+from reflact.config.training import PromptsConfig
 from reflact.errors import ConfigError, ProviderDown
 from reflact.memory.cards import compute_subject_hash
 from reflact.memory.models import ContrastPair, Label, ScoreEvent, Transition
 from reflact.messages import CallId, RenderedPrompt, ReplyModel
+from reflact.prompts import load_prompts
+from reflact.testing import ScriptedLLM
 from reflact.types import digest_json
 
 pytestmark = pytest.mark.anyio
@@ -290,6 +293,23 @@ async def test_comparisons_without_a_judge_are_refused() -> None:
         await made(event(), settings=ContrastSettings(n_judges=2))
     with pytest.raises(ValidationError, match="at least 2"):
         ContrastSettings(n_judges=1)
+
+
+async def test_the_writer_is_told_what_is_right() -> None:
+    """The question names the right progress before and after; version 1, which recordings use, names the latter."""
+    cases: tuple[tuple[dict[str, int], str | None], ...] = (
+        ({}, "Right before the action: 2."),
+        ({"contrast": 1}, None),
+    )
+    for versions, words in cases:
+        writer = ScriptedLLM(mistaken)
+        prompts = load_prompts(PromptsConfig(versions=versions))
+        await made(event(before=2, after=6), write=writer, prompts=prompts, plan=INFLATED)
+        (call,) = writer.calls[:1]
+        text = call.prompt.messages[1].content
+        assert "<right>\n6: " in text
+        assert (words is None) is ("Right before" not in text)
+        assert words is None or words in text
 
 
 async def test_what_is_proven_can_be_kept_without_judges() -> None:

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from reflact.config.training import FieldsConfig
 from reflact.data import (
     DataSet,
     check_dataset,
@@ -20,7 +21,7 @@ from reflact.data import (
     shuffle,
 )
 from reflact.errors import DataError
-from reflact.types import Item, Split
+from reflact.types import Item, Split, digest_json
 
 ids = st.sets(st.text(min_size=1, max_size=4), min_size=1, max_size=40).map(sorted)
 sizes = st.integers(1, 12)
@@ -88,25 +89,32 @@ def test_blank_lines_are_no_items(tmp_path: Path) -> None:
         ("a.jsonl", '{"id": "a", "input": 1}\n\nnope', r"a.jsonl row 3 is not valid JSON"),
         ("a.json", "[", r"a.json is not valid JSON"),
         ("a.json", '{"id": "a"}', "expected a list of items, found an object"),
-        ("a.json", "[3]", r"row 1: expected an object with id and input, found a number"),
+        ("a.json", "[3]", r"row 1: expected an object with an input, found a number"),
+        ("a.json", "[]", "a.json has no items"),
         (
             "a.json",
             '[{"id": "a", "input": 1, "refrence": 2}]',
-            "unknown field 'refrence'; did you mean 'reference'",
+            "row 1: there is no column 'reference'; did you mean 'refrence'\\? .*data.fields.reference: refrence",
         ),
         (
             "a.json",
-            '[{"id": "a", "input": 1, "zzz": 2}]',
-            "'zzz'; the fields are id, input, task_type, reference",
+            '[{"id": "a", "input": 1}, {"prompt": 2, "x": 3}]',
+            r"row 2: there is no column 'input'; write data.fields.input: prompt \(its columns are prompt, x\)",
         ),
-        ("a.json", '[{"id": "a", "input": 1}, {"id": "b"}]', "row 2: the field 'input' is missing"),
-        ("a.json", '[{"id": 7, "input": 1}]', "row 1: the field 'id' is wrong: .*valid string"),
+        ("a.json", '[{"id": "a", "input": null}]', "row 1: the column 'input', which is the input, is empty"),
+        ("a.json", '[{"id": 7.5, "input": 1}]', "row 1: the field 'id' is wrong: .*valid string"),
+        ("a.json", '[{"id": true, "input": 1}]', "row 1: the field 'id' is wrong: .*valid string"),
         ("a.json", '[{"id": "", "input": 1}]', "row 1: the field 'id' is wrong"),
         ("a.json", '[{"id": "a", "input": NaN}]', "NaN is not a JSON number"),
         ("a.json", '[{"id": "a", "input": 1e999}]', "row 1: the field 'input' is wrong: .*finite"),
         ("a.json", '[{"id": "a", "input": "\\ud800"}]', "row 1: half of a surrogate pair"),
         ("a.json", "[" * 100_000, "nested too deeply"),
-        ("a.csv", "id,input", "ends in .json or .jsonl"),
+        ("a.csv", "id,input\n", "a.csv has no items"),
+        ("a.csv", "id,input\na\n", r"a.csv row 2: it has 1 cells, and the header has 2"),
+        ("a.csv", 'id,input\na,"b', r"a.csv row 2 is not valid CSV"),
+        ("a.csv", "id,input,id\na,b,c\n", r"a.csv row 1: the header has 'id' more than once"),
+        ("a.csv", "id,input\na,b\nc,\n", r"a.csv row 3: the column 'input', which is the input, is empty"),
+        ("a.txt", "id,input", "ends in .csv, .json or .jsonl"),
     ],
 )
 def test_malformed_files_are_one_sentence(tmp_path: Path, name: str, content: str, words: str) -> None:
@@ -138,7 +146,7 @@ def test_missing_and_ambiguous_splits_are_errors(tmp_path: Path) -> None:
         load_dataset(tmp_path, "2:1:7", 42)
     (tmp_path / "selection.json").unlink()
     (tmp_path / "test").mkdir()
-    with pytest.raises(DataError, match=r"exactly one .json or .jsonl file; it contains none"):
+    with pytest.raises(DataError, match=r"exactly one .json, .jsonl or .csv file; it contains none"):
         load_dataset(tmp_path, "2:1:7", 42)
     _write(tmp_path / "test" / "a.json", _rows(1))
     _write(tmp_path / "test" / "b.json", _rows(1))
@@ -182,6 +190,87 @@ def test_task_types_are_spread_over_the_splits(tmp_path: Path) -> None:
     dataset = load_dataset(_write(tmp_path / "all.json", rows), "2:1:2", 7)
     assert _counts(dataset) == (20, 10, 20)
     assert [Counter(i.task_type for i in dataset.items(s))["sum"] for s in Split] == [12, 6, 12]
+
+
+@pytest.mark.parametrize(
+    "row", [{"id": "a", "input": "x", "reference": "y"}, {"input": "x", "reference": "y"}]
+)
+def test_repeated_ids_name_their_rows(tmp_path: Path, row: Row) -> None:
+    """The error names both rows, whether their id is their own or made from their content."""
+    path = _write(tmp_path / "all.jsonl", [*_rows(3), row, row])
+    with pytest.raises(
+        DataError, match=r"is used 2 times: .*all.jsonl row 4, .*all.jsonl row 5; (ids must|it was made)"
+    ):
+        load_dataset(path, "1:1:1", 42)
+
+
+def test_fields_name_the_columns_and_others_are_metadata(tmp_path: Path) -> None:
+    """`data.fields` names columns, integers become ids, and every other column is kept as metadata."""
+    fields = FieldsConfig(id="nr", input="ask", reference="gold", task_type="level")
+    row: Row = {"nr": 7, "ask": "x", "gold": [1], "level": 3, "source": {"page": 2}}
+    path = _write(tmp_path / "all.jsonl", [row])
+    (item,) = load_dataset(path, "1:0:0", 42, fields=fields).train
+    expected = Item(id="7", input="x", reference=[1], task_type="3", metadata={"source": {"page": 2}})
+    assert item == expected
+    with pytest.raises(DataError, match=r"row 1: there is no column 'q', which data.fields.input names; its"):
+        load_dataset(path, "1:0:0", 42, fields=FieldsConfig(input="q"))
+
+
+def test_csv_rows_are_items(tmp_path: Path) -> None:
+    """A CSV file may have semicolons, line breaks in quotes, an unnamed index column and empty cells."""
+    path = tmp_path / "all.csv"
+    path.write_text(';question;answer;level\r\n0;"a;\r\nb";1;\r\n\r\n1;c;2;hard\r\n', encoding="utf-8-sig")
+    first, second = load_dataset(path, "1:0:0", 42).train
+    assert (first.input, first.reference, first.metadata) == ("a;\r\nb", "1", {"level": None})
+    assert (second.input, second.reference, second.metadata) == ("c", "2", {"level": "hard"})
+    assert len({first.id, second.id}) == 2
+
+
+def test_questions_with_context_and_answers_are_recognised(tmp_path: Path) -> None:
+    """Rows of SkillOpt's question answering need no `data.fields`."""
+    row: Row = {"id": 1, "question": "Who?", "context": "Ann came.", "answers": ["Ann", "ann"]}
+    (item,) = load_dataset(_write(tmp_path / "all.json", [row]), "1:0:0", 42).train
+    assert item == Item(id="1", input="Ann came.\n\nQuestion: Who?", reference=["Ann", "ann"])
+
+
+def test_ids_from_content_are_stable(tmp_path: Path) -> None:
+    """An item without an id has the same one in every order and format, and other columns do not change it."""
+    rows: list[Row] = [{"input": f"{n}", "reference": "r"} for n in range(5)]
+    first = load_dataset(_write(tmp_path / "a.jsonl", rows), "1:0:0", 42).train
+    more = [{**row, "note": "n"} for row in rows[::-1]]
+    second = load_dataset(_write(tmp_path / "b.json", more), "1:0:0", 42).train
+    assert {item.id for item in first} == {item.id for item in second}
+    assert all(len(item.id) == 12 for item in first)
+
+
+def test_an_item_without_metadata_keeps_its_fingerprint() -> None:
+    """Stored rollouts and recordings of items without metadata stay valid."""
+    digest = digest_json({"id": "a", "input": "x", "task_type": None, "reference": 1})
+    assert Item(id="a", input="x", reference=1).fingerprint == digest
+    assert Item(id="a", input="x", reference=1, metadata={"k": 1}).fingerprint != digest
+
+
+@pytest.mark.parametrize(
+    ("n", "counts"),
+    [
+        *[(3, (1, 1, 1)), (10, (3, 3, 4)), (60, (20, 20, 20)), (120, (40, 40, 40))],
+        *[(200, (40, 40, 120)), (399, (79, 40, 280)), (400, (80, 40, 280)), (1000, (200, 100, 700))],
+    ],
+)
+def test_without_a_ratio_the_size_decides(tmp_path: Path, n: int, counts: tuple[int, ...]) -> None:
+    """A small file gets a useful validation split; a large one is split 2:1:7."""
+    assert _counts(load_dataset(_write(tmp_path / "all.jsonl", _rows(n)), None, 42)) == counts
+
+
+def test_a_test_split_may_be_absent(tmp_path: Path) -> None:
+    """A folder without a test split loads only if none is needed, and the error says how to do without."""
+    _write(tmp_path / "train.json", _rows(2))
+    _write(tmp_path / "val.json", _rows(2, "v"))
+    with pytest.raises(DataError, match=r"has no test split: .*set test.enabled: false"):
+        load_dataset(tmp_path, None, 42)
+    dataset = load_dataset(tmp_path, None, 42, needs_test=False)
+    check_dataset(dataset)
+    assert _counts(dataset) == (2, 2, 0)
 
 
 @given(st.lists(st.sampled_from("abc"), min_size=1, max_size=60), st.tuples(*[st.integers(1, 9)] * 3))

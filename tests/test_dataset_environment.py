@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from pydantic import JsonValue
 
-from reflact.config.training import DataConfig, EnvironmentConfig, TrainerConfig
+from reflact.config.training import DataConfig, EnvironmentConfig, FieldsConfig, TrainerConfig
 from reflact.data import DataSet
 from reflact.environments.dataset import DatasetEnvironment, build_environment, build_grader
 from reflact.environments.graders import (
@@ -57,6 +57,25 @@ def _message(template: str, given_: JsonValue) -> str:
 def test_holes_are_filled_in_one_pass(template: str, given_: JsonValue, message: str) -> None:
     """Every hole is filled, and none that came in with the data; other inputs are JSON with sorted keys."""
     assert _message(template, given_) == message
+
+
+def test_metadata_is_shown_only_if_the_template_names_it() -> None:
+    """A template may name columns; text in a value is no variable, and unnamed columns stay away."""
+    item = Item(id="q", input="{level}", metadata={"level": 3, "source": "secret"})
+    for template, message in (("{input}", "{level}"), ("{level}: {input} {other}", "3: {level} {other}")):
+        environment = DatasetEnvironment(_data(), grade=ExactGrader(), template=template)
+        assert environment.render_message(item) == message
+
+
+def test_data_without_references_names_the_line_that_mends_it(tmp_path: Path) -> None:
+    """If no row has a reference, the error guesses its column before anything is asked."""
+    path = tmp_path / "all.csv"
+    path.write_text("question,label,note\n" + "".join(f"q{n},{n},x\n" for n in range(6)), encoding="utf-8")
+    config = TrainerConfig(data=DataConfig(path=path))
+    with pytest.raises(DataError, match=r"all.csv: no item has a reference.* data.fields.reference: label"):
+        build_environment(config)
+    mended = DataConfig(path=path, fields=FieldsConfig(reference="label"))
+    assert len(build_environment(TrainerConfig(data=mended)).items(Split.val)) == 2
 
 
 def test_a_template_without_a_hole_is_refused() -> None:

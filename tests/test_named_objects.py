@@ -61,8 +61,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         entry = item.model_dump(exclude_none=True) | {"reference": {"support_advice": item.reference}}
         (tmp_path / "data" / split).mkdir(parents=True)
         (tmp_path / "data" / split / "items.json").write_text(json.dumps([entry]), encoding="utf-8")
-    monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.delitem(sys.modules, "my_support", raising=False)
     return tmp_path
 

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from pure_world import PureNetwork, differences, left_by, write_world
+from pure_world import settings as world_settings
 from reflact import Trainer, read_run
 from reflact.config.loading import config_identity, load_config
 from reflact.errors import ConfigError, ContextOverflow
 from reflact.llm import CallId, Message, RenderedPrompt, ReplyModel, Text
 from reflact.proposers import NoReply, Rewrite, StepBudget, StepEvidence
+from reflact.reporting.summary import format_step
 from reflact.stages.reply_models import check_document_rules
 from reflact.testing import ScriptedLLM, ToyEnvironment, ToyTarget, toy_optimizer
 from reflact.testing.llm import Script, ScriptedAnswer
@@ -78,8 +82,8 @@ async def test_the_stages_are_the_default_and_leave_the_identity_as_it_was(tmp_p
     ]
     assert keys[:2] == [{}, {}]
     assert keys[2:] == [
-        {"proposer.name": "one_shot", "proposer.n": 4},
-        {"proposer.name": "best_of_n", "proposer.n": 2},
+        {"proposer.name": "one_shot", "proposer.options": {}, "proposer.n": 4},
+        {"proposer.name": "best_of_n", "proposer.options": {}, "proposer.n": 2},
     ]
     done = await run(tmp_path, gate=STRICT)
     assert "rewrites" not in done.records[0].model_dump_json()
@@ -181,6 +185,12 @@ async def test_the_best_of_several_rewrites_goes_to_the_gate(tmp_path: Path) -> 
     assert [rewrite.number for rewrite in record.rewrites] == [2, 3, 1, 0, 4]
     assert [r.measurement.hard for r in record.rewrites if r.measurement] == [0.5, 0.5, 0.25, 0.0]
     assert done.texts[record.candidate_hash] == texts[2]
+    shown = [line for line in format_step(record) if line.startswith("rewrite")]
+    assert shown[:2] == [
+        "rewrite 3: chosen, 0.500 on the items of the step",
+        "rewrite 4: not chosen, 0.500 on the items of the step",
+    ]
+    assert shown[-1].startswith("rewrite 5: none, because ")
     assert record.chosen.pool_size == 4
     assert [fallback.label for fallback in record.merged.fallbacks] == ["proposer/4"]
     train = [skill for skill, message in done.actor.asked if message in _messages("train")]
@@ -189,6 +199,24 @@ async def test_the_best_of_several_rewrites_goes_to_the_gate(tmp_path: Path) -> 
 
 def _messages(split: Any) -> set[str]:
     return {str(item.input) for item in ToyEnvironment(train=8, val=4, test=4).items(split)}
+
+
+async def test_a_budget_that_ends_within_a_step_is_continued(tmp_path: Path) -> None:
+    """Calls and rollouts of rewrites are reserved; a larger budget resumes the step and repeats no call."""
+    world = write_world(tmp_path / "world")
+    sections: dict[str, Any] = {"proposer": {"name": "best_of_n", "n": 3}, "appendix": {"enabled": False}}
+    whole = tmp_path / "whole"
+    await Trainer(world_settings(world, whole, **sections), transport=PureNetwork()).train()
+    out, asked, status = tmp_path / "out", Counter[str](), "budget"
+    for most in (12, 16, 22, 40, None):
+        assert status == "budget"
+        network = PureNetwork()
+        config = world_settings(world, out, **sections, budget={"max_calls": most})
+        status = (await Trainer(config, transport=network).train()).status
+        asked.update(network.samples)
+    assert status == "completed"
+    assert differences(left_by(out), left_by(whole)) == []
+    assert max(asked.values()) == 1
 
 
 async def test_equal_rewrites_are_rolled_out_once(tmp_path: Path) -> None:
@@ -272,6 +300,44 @@ async def test_an_own_proposer_takes_the_place_of_the_stages(tmp_path: Path) -> 
     again = Trainer(config, proposer=proposer, **collaborators)
     other = Trainer(config, proposer=LineProposer("lines/2"), **collaborators)
     assert len({trainer.run_id, again.run_id, other.run_id, Trainer(config, **collaborators).run_id}) == 3
+
+
+async def test_a_configuration_names_an_own_proposer(tmp_path: Path) -> None:
+    """An import path with options stands for the object; the estimate says that its calls are unknown."""
+    named = {"name": f"{__name__}:LineProposer", "options": {"identity": "lines/3"}}
+    config = load_config(settings(tmp_path, proposer=named, gate=STRICT))
+    trainer = Trainer(
+        config,
+        environment=ToyEnvironment(train=8, val=4, test=4),
+        target=ToyTarget(),
+        optimizer=ScriptedLLM(naming),
+    )
+    plan = trainer._prepare()
+    assert plan.identity["proposer"] == "lines/3"
+    assert "prompts.one_shot" not in plan.identity
+    foreseen = plan.estimate_cost(done=0, skill=None, spent=())
+    assert {row.purpose for row in foreseen.rows} == {"rollout"}
+    assert any("own proposer" in assumption for assumption in foreseen.assumptions)
+    assert (await trainer.train()).accepts == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("one_shott", "entry point of reflact.proposers"),
+        (f"{__name__}:LINES", "lacks `identity` or `propose`"),
+    ],
+)
+def test_a_name_that_is_no_proposer_is_refused(tmp_path: Path, name: str, words: str) -> None:
+    """A misspelt name, or another object, is named before anything is asked."""
+    trainer = Trainer(
+        settings(tmp_path, proposer={"name": name}),
+        environment=ToyEnvironment(train=8, val=4, test=4),
+        target=ToyTarget(),
+        optimizer=ScriptedLLM(naming),
+    )
+    with pytest.raises(ConfigError, match=words):
+        trainer._prepare()
 
 
 async def test_an_own_proposer_may_propose_nothing(tmp_path: Path) -> None:

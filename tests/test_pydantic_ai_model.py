@@ -20,6 +20,7 @@ from pydantic_ai.messages import (
 from pydantic_ai.models.function import AgentInfo, FunctionModel
 from pydantic_ai.usage import RequestUsage
 
+from filled_schema import fill_schema
 from reflact import Trainer
 from reflact.config.models import ModelConfig, ModelsConfig
 from reflact.errors import ConfigError
@@ -32,20 +33,6 @@ pytestmark = pytest.mark.anyio
 
 Say = Callable[[list[ModelMessage], AgentInfo], str]
 LINES = [rule.line for rule in TOY_RULES.values()]
-
-
-def fill_schema(schema: dict[str, Any]) -> Any:
-    """Return a value of a schema whose texts are a rule of the toy world."""
-    match schema:
-        case {"enum": [first, *_]} | {"const": first}:
-            return first
-        case {"properties": properties}:
-            return {name: fill_schema(part) for name, part in properties.items()}
-        case {"items": items}:
-            return [fill_schema(items)]
-        case {"type": "integer"}:
-            return 1
-    return "\n".join(LINES)
 
 
 def make_model(
@@ -66,11 +53,12 @@ def make_model(
         if parameters.output_tools:
             (tool,) = parameters.output_tools
             return ModelResponse(
-                parts=[ToolCallPart(tool.name, fill_schema(tool.parameters_json_schema))], usage=usage
+                parts=[ToolCallPart(tool.name, fill_schema(tool.parameters_json_schema, LINES[0]))],
+                usage=usage,
             )
         if parameters.output_object is None:
             return ModelResponse(parts=[TextPart("7")], usage=usage)
-        text = json.dumps(fill_schema(parameters.output_object.json_schema))
+        text = json.dumps(fill_schema(parameters.output_object.json_schema, LINES[0]))
         return ModelResponse(parts=[TextPart(text)], usage=usage)
 
     return FunctionModel(answer, model_name="f", profile={"supports_json_schema_output": native})

@@ -15,6 +15,7 @@ from pydantic_ai.models.function import FunctionModel
 from pydantic_ai.usage import UsageLimits
 
 from bank_agent import ITEMS, RULE, BankModel, grade, make_agent, make_deps, make_trainer
+from filled_schema import fill_schema
 from pure_world import PureNetwork
 from reflact import Trainer
 from reflact.data import DataSet
@@ -32,20 +33,6 @@ pytestmark = pytest.mark.anyio
 def make_target(model: BankModel, **arguments: Any) -> PydanticAITarget[Any, Any]:
     """Return the bank's agent as a target."""
     return PydanticAITarget(make_agent(model), deps=make_deps, **arguments)
-
-
-def fill_schema(schema: dict[str, Any]) -> Any:
-    """Return a value of a schema whose texts are the rule."""
-    match schema:
-        case {"enum": [first, *_]} | {"const": first}:
-            return first
-        case {"properties": properties}:
-            return {name: fill_schema(part) for name, part in properties.items()}
-        case {"items": items}:
-            return [fill_schema(items)]
-        case {"type": "integer"}:
-            return 1
-    return RULE
 
 
 async def test_an_agent_is_trained_without_a_change(tmp_path: Path) -> None:
@@ -79,7 +66,7 @@ async def test_a_limit_on_calls_holds(tmp_path: Path) -> None:
     """The budget ends the run before the agent's model is asked more often; a larger one completes it."""
 
     def optimize(body: dict[str, Any], call_id: str) -> str:
-        return json.dumps(fill_schema(body["response_format"]["json_schema"]["schema"]))
+        return json.dumps(fill_schema(body["response_format"]["json_schema"]["schema"], RULE))
 
     model, network = BankModel(), PureNetwork(optimize)
     splits = {"train": tuple(ITEMS[:1]), "val": tuple(ITEMS[1:2]), "test": tuple(ITEMS[2:])}

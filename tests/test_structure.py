@@ -35,6 +35,7 @@ THIRD_PARTY = {
     "openai": ("llm/", "targets/"),
     "instructor": ("llm/",),
     "pydantic_ai": ("targets/", "integrations/pydantic_ai.py", "llm/pydantic_ai.py"),
+    "h11": ("targets/gateway.py",),
     "httpx": ("llm/", "testing/"),
     "httpx2": ("llm/",),
     "htpy": ("reporting/html/",),

@@ -248,6 +248,19 @@ async def test_the_test_split_may_stay_closed(tmp_path: Path) -> None:
     assert {s.split for s in summary.scores} == {Split.val}
 
 
+async def test_a_run_needs_no_test_split(tmp_path: Path) -> None:
+    """Without test items a run closes with a claim on validation items, and measuring on test is an error."""
+    environment = ToyEnvironment(train=8, val=4, test=0)
+    models: dict[str, Any] = {"target": ToyTarget(), "optimizer": ScriptedLLM(toy_optimizer())}
+    summary = await Trainer(settings(tmp_path), environment=environment, **models).train()
+    assert summary.status == "completed"
+    assert summary.test_openings == 0
+    assert {s.split for s in summary.scores} == {Split.val}
+    passed = Overrides(environment, ToyTarget(), ScriptedLLM(toy_optimizer()))
+    with pytest.raises(DataError, match="no test split"):
+        await evaluate_skill(settings(tmp_path), Skill(text=""), Split.test, overrides=passed)
+
+
 async def test_measuring_a_document_leaves_the_run_as_it_ended(tmp_path: Path) -> None:
     """An evaluation in a completed run's folder changes neither its status nor its configuration."""
     config = settings(tmp_path)

@@ -1,27 +1,31 @@
 """Data sets: reading, splitting and checking them, and the plan of an epoch.
 
-A data set is a folder or a file. A folder contains ``train``, ``val`` and ``test``, each as a ``.json`` or
-``.jsonl`` file, or as a folder with exactly one such file. A single file is split by a ratio. A ``.json`` file
-is a list of items, a ``.jsonl`` file has one item a line. Items have the fields of ``Item``.
+A data set is a folder or a file. A folder contains ``train``, ``val`` and ``test``, each as a ``.json``, ``.jsonl`` or
+``.csv`` file, or as a folder with exactly one such file. A single file is split by a ratio, or by its size.
+``build_item`` says how rows become items. A data set may have no test split.
 
 All randomness derives from a seed and a label, and is the same in every Python version.
 """
 
 from __future__ import annotations
 
+import csv
 import difflib
 import hashlib
+import io
 import json
 import random
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
-from pydantic import ValidationError
+from pydantic import JsonValue, ValidationError
 
+from reflact.config.loading import LARGE_RATIO
+from reflact.config.training import FieldsConfig
 from reflact.errors import DataError
 from reflact.types import FrozenModel, Item, Split, digest_json
 
@@ -37,10 +41,60 @@ SPLIT_NAMES: dict[Split, tuple[str, ...]] = {
 }
 """The names of each split; the first one is its own, the others are aliases."""
 
+SUFFIXES = (".json", ".jsonl", ".csv")
+"""The endings of data files."""
+
+FIELD_NAMES = ("id", "input", "reference", "task_type")
+"""The fields of an item that a column can fill."""
+
+LIKELY_COLUMNS: Mapping[str, tuple[str, ...]] = {
+    "id": ("id", "uid", "uuid", "qid", "question_id", "item_id", "task_id", "key"),
+    "input": (
+        *("input", "question", "prompt", "problem", "instruction", "query", "task", "text", "sentence"),
+        *("request", "message", "content", "source", "q"),
+    ),
+    "reference": (
+        *(
+            "reference",
+            "references",
+            "answers",
+            "answer",
+            "expected",
+            "expected_output",
+            "gold",
+            "label",
+            "target",
+        ),
+        *("solution", "output", "completion", "response", "ground_truth", "correct_answer", "result", "a"),
+    ),
+    "task_type": ("task_type", "type", "category", "topic", "subject", "kind", "domain"),
+}
+"""Usual names of the columns of each field, the likeliest first."""
+
+MAX_SHOWN_COLUMNS = 12
+
 MAX_SHOWN_ROWS = 4
 """The number of rows with the same id that an error names."""
 
-_SUFFIXES = (".json", ".jsonl")
+_SUFFIXES = ((".json", ".jsonl"), (".csv",))
+"""The endings of the files of a split; a file of the second group counts only if there is none of the first."""
+
+USEFUL_SIZE = 40
+"""The items that train and validation split get, if the file has enough, before the test split gets most."""
+
+
+class FileItem(NamedTuple):
+    """An item, and the file and row that it was read from."""
+
+    item: Item
+    where: str
+
+
+class FileRow(NamedTuple):
+    """A row of a data file, and the file and row in words."""
+
+    value: Any
+    where: str
 
 
 class DataSet(FrozenModel):
@@ -60,30 +114,45 @@ class DataSet(FrozenModel):
         return digest_json({split.value: [item.fingerprint for item in self.items(split)] for split in Split})
 
 
-def load_dataset(path: Path, ratio: str, split_seed: int) -> DataSet:
+def load_dataset(
+    path: Path,
+    ratio: str | None,
+    split_seed: int,
+    *,
+    fields: FieldsConfig | None = None,
+    needs_test: bool = True,
+) -> DataSet:
     """Read a data set; ``check_dataset`` checks that it is fit for a run.
 
-    A single file is split by ``ratio``, rounded by largest remainders. Each ``task_type`` is spread over the
-    splits in the same proportion, within one or two items. The assignment depends on the items and the seed,
-    not on the order of the rows. Within a split, items keep the file's order.
+    A single file is split by ``ratio``, rounded by largest remainders, or by ``choose_shares``. Each ``task_type``
+    is spread over the splits in the same proportion, within one or two items. The assignment depends on the items
+    and the seed, not on the order of the rows. Within a split, items keep the file's order.
 
     Args:
         path: The folder or file.
-        ratio: train:val:test for a single file, such as ``2:1:7``; ignored for a folder.
+        ratio: train:val:test for a single file, such as ``2:1:7``; None: by its size. Ignored for a folder.
         split_seed: Seed of the split of a single file.
+        fields: The columns of the fields of items.
+        needs_test: Whether a folder must have a test split.
 
     Raises:
-        DataError: Something is missing, ambiguous or malformed; names the file and the row.
+        DataError: Something is missing, ambiguous, repeated or malformed; names the file and the row.
     """
+    fields = fields or FieldsConfig()
     try:
         if path.is_dir():
-            read = {split: _read_rows(_find_split(path, split)) for split in Split}
-            _check_ids([row for rows in read.values() for row in rows])
-            parts = {split: tuple(item for _, item in rows) for split, rows in read.items()}
+            sources = {split: _find_split(path, split, optional=not needs_test) for split in Split}
+            found = {
+                split: () if source is None else read_items(source, fields)
+                for split, source in sources.items()
+            }
+            _check_ids([row for rows in found.values() for row in rows])
+            parts = {split: tuple(row.item for row in rows) for split, rows in found.items()}
         elif path.is_file():
-            rows = _read_rows(path)
+            rows = read_items(path, fields)
             _check_ids(rows)
-            parts = _split_items([item for _, item in rows], _parse_ratio(ratio), split_seed)
+            shares = choose_shares(len(rows)) if ratio is None else _parse_ratio(ratio)
+            parts = _split_items([row.item for row in rows], shares, split_seed)
         else:
             raise DataError(
                 f"there is no data at {path}: give a folder with train, val and test, or one file"
@@ -91,6 +160,34 @@ def load_dataset(path: Path, ratio: str, split_seed: int) -> DataSet:
     except OSError as error:
         raise DataError(f"cannot read the data {error.filename or path}: {error.strerror or error}") from None
     return DataSet(train=parts[Split.train], val=parts[Split.val], test=parts[Split.test])
+
+
+def choose_shares(n: int) -> tuple[int, ...]:
+    """Return the sizes of train, validation and test for a single file without a ratio.
+
+    Train and validation get ``USEFUL_SIZE`` items each, or a third of the file if that is less; the test split gets
+    the rest. From 400 items on, the ratio is 2:1:7, which gives validation at least as many.
+    """
+    least = min(USEFUL_SIZE, n // 3)
+    if n >= 10 * USEFUL_SIZE:
+        return _parse_ratio(LARGE_RATIO)
+    train = max(least, n // 5)
+    return train, least, n - train - least
+
+
+def _check_ids(rows: Sequence[FileItem]) -> None:
+    """Check that no id is repeated; the error names the rows, each with its file."""
+    places: dict[str, list[FileItem]] = {}
+    for row in rows:
+        places.setdefault(row.item.id, []).append(row)
+    for item_id, found in places.items():
+        if len(found) > 1:
+            shown = ", ".join(row.where for row in found[:MAX_SHOWN_ROWS])
+            more = f" and {len(found) - MAX_SHOWN_ROWS} more" if len(found) > MAX_SHOWN_ROWS else ""
+            advice = "ids must be unique"
+            if item_id == make_id(found[0].item.input, found[0].item.reference):
+                advice = "it was made from their input and reference, which are equal: keep one of them"
+            raise DataError(f"the item id {item_id!r} is used {len(found)} times: {shown}{more}; {advice}")
 
 
 def check_dataset(dataset: DataSet, train_size: int | None = None) -> None:
@@ -101,9 +198,10 @@ def check_dataset(dataset: DataSet, train_size: int | None = None) -> None:
         train_size: Expected number of train items; None: any number.
 
     Raises:
-        DataError: A split is empty, an id is repeated, two splits have the same input, or the train size differs.
+        DataError: The train or validation split is empty, an id is repeated, two splits have the same input, or the
+            train size differs.
     """
-    for split in Split:
+    for split in (Split.train, Split.val):
         if not dataset.items(split):
             sizes = ", ".join(f"{s.value} {len(dataset.items(s))}" for s in Split)
             raise DataError(f"the {split.value} split is empty ({sizes}): add items or change data.ratio")
@@ -125,6 +223,100 @@ def check_dataset(dataset: DataSet, train_size: int | None = None) -> None:
             f"data.train_size is {train_size}, but the train split has {len(dataset.train)} items: "
             "correct the number or leave it out"
         )
+
+
+def read_items(path: Path, fields: FieldsConfig) -> tuple[FileItem, ...]:
+    """Return the items of a data file in its order.
+
+    Raises:
+        DataError: The file is malformed or empty; names the file and the row.
+        OSError: The file cannot be read.
+    """
+    items = tuple(FileItem(build_item(row.value, fields, row.where), row.where) for row in read_rows(path))
+    if not items:
+        raise DataError(f"{path} has no items")
+    return items
+
+
+def read_rows(path: Path) -> tuple[FileRow, ...]:
+    """Return the rows of a data file.
+
+    Rows count from 1. In a ``.csv`` file, the header is row 1, and empty cells are null.
+
+    Raises:
+        DataError: The file is malformed.
+        OSError: The file cannot be read.
+    """
+    if path.suffix not in SUFFIXES:
+        raise DataError(f"{path}: a data file ends in .csv, .json or .jsonl")
+    try:
+        with path.open(encoding="utf-8-sig", newline="" if path.suffix == ".csv" else None) as file:
+            text = file.read()
+    except UnicodeDecodeError as error:
+        raise DataError(f"the data file {path} is not UTF-8 text: {error.reason}") from None
+    if path.suffix == ".csv":
+        return tuple(_read_csv_rows(text, path))
+    if path.suffix == ".jsonl":
+        lines = {f"{path} row {n}": line for n, line in enumerate(text.split("\n"), start=1)}
+        return tuple(FileRow(_parse(line, where), where) for where, line in lines.items() if line.strip())
+    rows = _parse(text, str(path))
+    if not isinstance(rows, list):
+        raise DataError(f"{path}: expected a list of items, found {_type_name(rows)}")
+    return tuple(FileRow(row, f"{path} row {n}") for n, row in enumerate(rows, start=1))
+
+
+def guess_column(name: str, columns: Sequence[str]) -> str | None:
+    """Return the column that probably fills a field of an item; None if none has a usual name."""
+    by_name = {column.strip().lower().replace(" ", "_").replace("-", "_"): column for column in columns}
+    return next((by_name[likely] for likely in LIKELY_COLUMNS[name] if likely in by_name), None)
+
+
+def build_item(row: Any, fields: FieldsConfig, where: str) -> Item:
+    """Return the item of a row.
+
+    A field of the item is the column that ``fields`` names, or else the column of its own name. Without ``input``,
+    a column ``question`` and, if there is one, its ``context`` are the input. Without ``reference``, a column
+    ``answers`` or ``answer`` is the reference. A row without an id gets a digest of its input and reference. All
+    other columns are metadata.
+
+    Raises:
+        DataError: A field is missing or wrong.
+    """
+    if not isinstance(row, dict):
+        raise DataError(f"{where}: expected an object with an input, found {_type_name(row)}")
+    if _has_lone_surrogate(row):
+        raise DataError(f"{where}: half of a surrogate pair (\\ud800 to \\udfff) is not text")
+    columns = _find_columns(row, fields, where)
+    values: dict[str, Any] = {name: row[column] for name, column in columns.items()}
+    used = set(columns.values())
+    if columns["input"] == "question" and fields.input is None and row.get("context") is not None:
+        values["input"] = _join_context(row["context"], row["question"])
+        used.add("context")
+    for name in ("id", "task_type"):
+        if isinstance(values.get(name), int) and not isinstance(values[name], bool):
+            values[name] = str(values[name])
+    if values["input"] is None:
+        raise DataError(f"{where}: the column {columns['input']!r}, which is the input, is empty")
+    if values.get("task_type") == "":
+        del values["task_type"]
+    has_id = values.get("id") is not None
+    values["metadata"] = {name: value for name, value in row.items() if name not in used}
+    if isinstance(own := values["metadata"].get("metadata"), dict):
+        del values["metadata"]["metadata"]
+        values["metadata"] |= own
+    try:
+        item = Item.model_validate(values if has_id else {**values, "id": "-"})
+    except ValidationError as error:
+        problem = error.errors()[0]
+        field = str(problem["loc"][0])
+        column = "" if columns.get(field, field) == field else f" (column {columns[field]!r})"
+        raise DataError(f"{where}: the field {field!r}{column} is wrong: {problem['msg']}") from None
+    return item if has_id else item.model_copy(update={"id": make_id(item.input, item.reference)})
+
+
+def make_id(task: JsonValue, reference: JsonValue) -> str:
+    """Return the id of an item that has none, from its content."""
+    return digest_json([task, reference])[:12]
 
 
 def make_rng(seed: int, label: str) -> random.Random:
@@ -178,103 +370,33 @@ def plan_epoch(
     return tuple(tuple(batches[step * accumulation : (step + 1) * accumulation]) for step in range(steps))
 
 
-def _find_split(folder: Path, split: Split) -> Path:
+def _find_split(folder: Path, split: Split, *, optional: bool) -> Path | None:
     names = SPLIT_NAMES[split]
     paths = [folder / name for name in names if (folder / name).is_dir()]
-    paths += [p for name in names for end in _SUFFIXES if (p := folder / f"{name}{end}").is_file()]
+    files = [
+        [p for name in names for end in ends if (p := folder / f"{name}{end}").is_file()]
+        for ends in _SUFFIXES
+    ]
+    paths += files[0] or ([] if paths else files[1])
     if not paths:
-        wanted = " or ".join(f"{name}, {name}.json, {name}.jsonl" for name in names)
-        raise DataError(f"{folder} has no {split.value} split: looked for {wanted}")
+        if optional and split is Split.test:
+            return None
+        wanted = " or ".join(f"{name}, {name}.json, {name}.jsonl, {name}.csv" for name in names)
+        spare = "; to train without one, set test.enabled: false" if split is Split.test else ""
+        raise DataError(f"{folder} has no {split.value} split: looked for {wanted}{spare}")
     if len(paths) > 1:
         listed = ", ".join(path.name for path in paths)
         raise DataError(f"{folder} has more than one {split.value} split: {listed}; keep one")
     if paths[0].is_file():
         return paths[0]
-    files = sorted(path for path in paths[0].iterdir() if path.suffix in _SUFFIXES and path.is_file())
-    if len(files) != 1:
-        listed = ", ".join(path.name for path in files) or "none"
-        raise DataError(f"{paths[0]} must contain exactly one .json or .jsonl file; it contains {listed}")
-    return files[0]
-
-
-def _check_ids(rows: Sequence[tuple[str, Item]]) -> None:
-    """Check that no id is repeated; the error names the rows, each given with its file."""
-    places: dict[str, list[str]] = {}
-    for where, item in rows:
-        places.setdefault(item.id, []).append(where)
-    for item_id, found in places.items():
-        if len(found) > 1:
-            shown = ", ".join(found[:MAX_SHOWN_ROWS])
-            more = f" and {len(found) - MAX_SHOWN_ROWS} more" if len(found) > MAX_SHOWN_ROWS else ""
-            raise DataError(
-                f"the item id {item_id!r} is used {len(found)} times: {shown}{more}; ids must be unique"
-            )
-
-
-def _read_rows(path: Path) -> tuple[tuple[str, Item], ...]:
-    """Return the items of a file, each with its file and row."""
-    if path.suffix not in _SUFFIXES:
-        raise DataError(f"{path}: a data file ends in .json or .jsonl")
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise DataError(f"the data file {path} is not UTF-8 text: {error.reason}") from None
-    if path.suffix == ".jsonl":
-        lines = {f"{path} row {n}": line for n, line in enumerate(text.split("\n"), start=1)}
-        return tuple(
-            (where, _parse_item(_parse(line, where), where)) for where, line in lines.items() if line.strip()
+    inside = sorted(path for path in paths[0].iterdir() if path.is_file())
+    found = next((of for ends in _SUFFIXES if (of := [path for path in inside if path.suffix in ends])), [])
+    if len(found) != 1:
+        listed = ", ".join(path.name for path in found) or "none"
+        raise DataError(
+            f"{paths[0]} must contain exactly one .json, .jsonl or .csv file; it contains {listed}"
         )
-    rows = _parse(text, str(path))
-    if not isinstance(rows, list):
-        raise DataError(f"{path}: expected a list of items, found {_type_name(rows)}")
-    places = {f"{path} row {n}": row for n, row in enumerate(rows, start=1)}
-    return tuple((where, _parse_item(row, where)) for where, row in places.items())
-
-
-def _parse(text: str, where: str) -> Any:
-    try:
-        return json.loads(text, parse_constant=_refuse_constant)
-    except RecursionError:
-        raise DataError(f"{where} is not readable JSON: it is nested too deeply") from None
-    except ValueError as error:
-        raise DataError(f"{where} is not valid JSON: {error}") from None
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not a JSON number")
-
-
-def _parse_item(row: Any, where: str) -> Item:
-    if not isinstance(row, dict):
-        raise DataError(f"{where}: expected an object with id and input, found {_type_name(row)}")
-    fields = list(Item.model_fields)
-    for name in row:
-        if name not in fields:
-            hint = _nearest(name, fields)
-            raise DataError(f"{where}: unknown field {name!r}{hint}; the fields are {', '.join(fields)}")
-    if _has_lone_surrogate(row):
-        raise DataError(f"{where}: half of a surrogate pair (\\ud800 to \\udfff) is not text")
-    try:
-        return Item.model_validate(row)
-    except ValidationError as error:
-        problem = error.errors()[0]
-        field = ".".join(str(part) for part in problem["loc"][:1])
-        message = "is missing" if problem["type"] == "missing" else f"is wrong: {problem['msg']}"
-        raise DataError(f"{where}: the field {field!r} {message}") from None
-
-
-def _has_lone_surrogate(value: Any) -> bool:
-    return any("\ud800" <= character <= "\udfff" for character in json.dumps(value, ensure_ascii=False))
-
-
-def _nearest(name: str, known: Sequence[str]) -> str:
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    return f"; did you mean {near[0]!r}?" if near else ""
-
-
-def _type_name(value: Any) -> str:
-    names = {dict: "an object", list: "a list", str: "text", bool: "true or false", type(None): "null"}
-    return names.get(type(value), "a number")
+    return found[0]
 
 
 def _parse_ratio(ratio: str) -> tuple[int, ...]:
@@ -302,3 +424,88 @@ def _deal_splits(n: int, shares: Sequence[int]) -> Iterator[Split]:
         sizes[k] += 1
     positions = [(Fraction(2 * j + 1, 2 * size), k) for k, size in enumerate(sizes) for j in range(size)]
     return (list(Split)[k] for _, k in sorted(positions))
+
+
+def _find_columns(row: Mapping[str, Any], fields: FieldsConfig, where: str) -> dict[str, str]:
+    """Return the columns of the fields of an item; those of optional fields may be missing."""
+    columns: dict[str, str] = {}
+    for name in FIELD_NAMES:
+        column = getattr(fields, name)
+        if column is not None and column not in row:
+            raise DataError(
+                f"{where}: there is no column {column!r}, which data.fields.{name} names; {_list_columns(row)}"
+            )
+        known = {"input": ("question",), "reference": ("answers", "answer")}.get(name, ())
+        usual = next((usual for usual in (name, *known) if usual in row), None)
+        if column is not None or usual is not None:
+            columns[name] = column if column is not None else str(usual)
+    free = [name for name in row if name not in columns.values() and name != "metadata"]
+    for name in FIELD_NAMES[1:]:
+        near = next(iter(difflib.get_close_matches(name, free, n=1, cutoff=0.8)), None)
+        if name in columns or (near is None and name != "input"):
+            continue
+        mend = f"data.fields.{name}: {near or guess_column(name, free) or 'COLUMN'}"
+        question = "" if near is None else f" did you mean {near!r}? Rename it, or"
+        raise DataError(
+            f"{where}: there is no column {name!r};{question} write {mend} ({_list_columns(row)})"
+        )
+    return columns
+
+
+def _list_columns(row: Mapping[str, Any]) -> str:
+    names = list(row)
+    shown = ", ".join(names[:MAX_SHOWN_COLUMNS]) or "none"
+    return f"its columns are {shown}{', ...' if len(names) > MAX_SHOWN_COLUMNS else ''}"
+
+
+def _join_context(context: Any, question: Any) -> JsonValue:
+    if isinstance(context, list) and all(isinstance(part, str) for part in context):
+        context = "\n\n".join(context)
+    if isinstance(context, str) and isinstance(question, str):
+        return f"{context}\n\nQuestion: {question}" if context.strip() else question
+    return {"context": context, "question": question}
+
+
+def _read_csv_rows(text: str, path: Path) -> Iterator[FileRow]:
+    first = text.partition("\n")[0]
+    delimiter = max(",;\t", key=first.count)
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
+    header: list[str] | None = None
+    row = 0
+    try:
+        for row, cells in enumerate(reader, start=1):
+            where = f"{path} row {row}"
+            if not any(cells):
+                continue
+            if header is None:
+                header = [cell.strip() for cell in cells]
+                if repeated := sorted({name for name in header if name and header.count(name) > 1}):
+                    raise DataError(f"{where}: the header has {repeated[0]!r} more than once")
+            elif len(cells) != len(header):
+                raise DataError(f"{where}: it has {len(cells)} cells, and the header has {len(header)}")
+            else:
+                yield FileRow({n: c or None for n, c in zip(header, cells, strict=True) if n}, where)
+    except csv.Error as error:
+        raise DataError(f"{path} row {row + 1} is not valid CSV: {error}") from None
+
+
+def _parse(text: str, where: str) -> Any:
+    try:
+        return json.loads(text, parse_constant=_refuse_constant)
+    except RecursionError:
+        raise DataError(f"{where} is not readable JSON: it is nested too deeply") from None
+    except ValueError as error:
+        raise DataError(f"{where} is not valid JSON: {error}") from None
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not a JSON number")
+
+
+def _has_lone_surrogate(value: Any) -> bool:
+    return any("\ud800" <= character <= "\udfff" for character in json.dumps(value, ensure_ascii=False))
+
+
+def _type_name(value: Any) -> str:
+    names = {dict: "an object", list: "a list", str: "text", bool: "true or false", type(None): "null"}
+    return names.get(type(value), "a number")

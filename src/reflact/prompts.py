@@ -178,7 +178,9 @@ def load_prompts(config: PromptsConfig | None = None, *, folder: Path | None = N
 def list_used_prompts(config: TrainerConfig) -> frozenset[str]:
     """Return the names of the prompts whose text can influence the result of a run."""
     sources = ("failure",) if config.reflect.failure_only else ("failure", "success")
-    names = {"one_shot"} if config.proposer.rewrites else _list_stage_prompts(config, sources)
+    names = _list_stage_prompts(config, sources)
+    if config.proposer.name != "reflact":
+        names = set() if config.proposer.is_own else {"one_shot"}
     if config.slow_update.enabled:
         names.add("slow_update")
     if config.meta_skill.enabled:

@@ -134,6 +134,16 @@ class ItemTarget(Target, Protocol):
 class RequestSender(Protocol):
     """Makes the requests of an agent part of a run: stored, limited, charged, recorded and replayed."""
 
+    @property
+    def identity(self) -> str:
+        """The endpoint, model and settings that influence answers; never credentials."""
+
+    async def forward(self, body: Mapping[str, JsonValue], *, call_id: CallId) -> str:
+        """Send a request of a chat completion to the run's endpoint and return the completion, in JSON.
+
+        The run's model and settings win over those of ``body``. Raises as ``send``.
+        """
+
     async def send(
         self,
         body: Mapping[str, JsonValue],

@@ -15,8 +15,16 @@ from reflact import events
 from reflact.concurrency import Stream, require_asyncio
 from reflact.config import loading
 from reflact.config.training import TrainerConfig
-from reflact.data import DataSet
-from reflact.errors import BudgetSpent, EnvironmentFailure, ModelError, ReflactError, RunFailed, StoreError
+from reflact.data import DataSet, make_id
+from reflact.errors import (
+    BudgetSpent,
+    DataError,
+    EnvironmentFailure,
+    ModelError,
+    ReflactError,
+    RunFailed,
+    StoreError,
+)
 from reflact.llm.middleware import EnvironmentMiddleware
 from reflact.protocols import (
     LLM,
@@ -43,7 +51,7 @@ from reflact.training.setup import (
     track_with_mlflow,
 )
 from reflact.training.shutdown import GracefulStop, make_approver_stoppable
-from reflact.types import Item, Skill, Split, digest_json
+from reflact.types import Item, Skill, Split
 
 if TYPE_CHECKING:
     import httpx
@@ -102,7 +110,7 @@ class Trainer:
         *,
         train: Sequence[Item | Example],
         val: Sequence[Item | Example],
-        test: Sequence[Item | Example],
+        test: Sequence[Item | Example] = (),
         grade: Grader,
         target: Target | str,
         optimizer: LLM | str,
@@ -114,7 +122,7 @@ class Trainer:
             train: Items to learn from: ``Item`` objects, or pairs of an input and its right answer. A pair
                 gets an id made from its content.
             val: Items on which candidates are judged.
-            test: Items that stay sealed until the run is complete.
+            test: Items that stay sealed until the run is complete; without any, the closing claim rests on ``val``.
             grade: A function of an item and an answer, async or not. It returns a ``Grade``, a ``Score``,
                 a number from 0 to 1, or a bool. Its name is part of the run's identity; pass a
                 ``DatasetEnvironment`` with a ``version`` to ``Trainer`` if its meaning changes.
@@ -345,7 +353,7 @@ def _build_item(item: Item | Example) -> Item:
     """Return an item; a pair of an input and its right answer gets a digest of its content as id."""
     if isinstance(item, Item):
         return item
-    return Item(id=digest_json(list(item))[:12], input=item[0], reference=item[1])
+    return Item(id=make_id(*item), input=item[0], reference=item[1])
 
 
 async def evaluate_skill(
@@ -367,6 +375,8 @@ async def evaluate_skill(
     """
     overrides = overrides or Overrides()
     plan = prepare_run(loading.load_config(config), overrides)
+    if not plan.data.items(split):
+        raise DataError(f"there is no {split.value} split, so no document can be measured on it")
     async with open_runtime(plan, overrides, on_event) as runtime:
         run = Run(runtime, on_event)
         await run.start_or_resume(resume=False)

@@ -64,12 +64,17 @@ class Item(FrozenModel):
         input: The task for the agent; text for most environments.
         task_type: Groups items for stratified splits and for reporting.
         reference: The reference for the grader; the agent does not see it.
+        metadata: Other columns of the data; the agent sees only those that ``environment.template`` names.
     """
 
     id: str = Field(min_length=1)
     input: JsonValue
     task_type: str | None = None
     reference: JsonValue = None
+    metadata: dict[str, JsonValue] = Field(default_factory=dict, exclude_if=lambda value: not value)
+
+    def __hash__(self) -> int:
+        return hash(self.id)
 
     @property
     def fingerprint(self) -> str:

@@ -77,18 +77,27 @@ class _Candidate(NamedTuple):
 
 
 def draw_candidates(
-    plans: Mapping[str, TracePlan], *, max_pairs: int, max_unproven: int, seed: int, label: str
+    plans: Mapping[str, TracePlan],
+    *,
+    max_pairs: int,
+    max_unproven: int,
+    seed: int,
+    label: str,
+    taken: Sequence[ContrastPair] = (),
 ) -> dict[str, TracePlan]:
     """Return the plans of a round by trace id, in which candidates without room are impossible.
 
     Candidates are drawn by chance, whatever the order of traces. Those that models take part in go to the direction that
     has the fewest proven ones first, and to steps without a label last. If a direction has too few candidates, mistakes
-    on true inputs replace perturbed inputs there. Proven candidates fill the room that is left.
+    on true inputs replace perturbed inputs there. Proven candidates fill the room that is left. Pairs that are in the batch
+    already have ``taken`` some of it.
     """
     candidates = shuffle(
         [one for name in sorted(plans) for one in _list_candidates(name, plans[name])], seed, label
     )
-    drawn = _draw(candidates, room=count_room(max_pairs), max_unproven=max_unproven)
+    used = Counter(pair.right.direction for pair in taken)
+    room = {direction: count_room(max_pairs) - used[direction] for direction in DIRECTIONS}
+    drawn = _draw(candidates, room=room, max_unproven=max_unproven)
     return {trace_id: _keep_drawn(plan, trace_id, drawn) for trace_id, plan in plans.items()}
 
 
@@ -103,14 +112,16 @@ def _list_candidates(trace_id: str, plan: TracePlan) -> Iterator[_Candidate]:
 
 
 def _draw(
-    candidates: Sequence[_Candidate], *, room: int, max_unproven: int
+    candidates: Sequence[_Candidate], *, room: Mapping[Direction, int], max_unproven: int
 ) -> dict[tuple[str, int, int], _Candidate]:
     n_proven = Counter(one.direction for one in candidates if one.is_proven)
     drawn: dict[tuple[str, int, int], _Candidate] = {}
     for direction in (*sorted(DIRECTIONS, key=lambda direction: n_proven[direction]), None):
+        n_left = max_unproven - len(drawn)
         unproven = [one for one in candidates if not one.is_proven and one.direction == direction]
         unproven.sort(key=lambda one: one.replaces_proven)
-        for one in _skip_replacements_of_one_step(unproven)[: min(max_unproven - len(drawn), room)]:
+        n_most = n_left if direction is None else min(n_left, room[direction])
+        for one in _skip_replacements_of_one_step(unproven)[:n_most]:
             drawn[one.position] = one
     n_drawn = Counter(one.direction for one in drawn.values())
     for direction in DIRECTIONS:
@@ -119,7 +130,7 @@ def _draw(
             for one in candidates
             if one.is_proven and one.direction == direction and one.position not in drawn
         ]
-        drawn |= {one.position: one for one in proven[: room - n_drawn[direction]]}
+        drawn |= {one.position: one for one in proven[: room[direction] - n_drawn[direction]]}
     return drawn
 
 

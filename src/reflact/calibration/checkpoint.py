@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 from pydantic import JsonValue, ValidationError
 
 from reflact.calibration.config import CalibratorSettings
-from reflact.calibration.metrics import CriticMetrics
+from reflact.calibration.metrics import CriticMetrics, ScoredStep
 from reflact.calibration.mistakes import DroppedCandidate, GenerationResult
 from reflact.calibration.planning import select_events
 from reflact.calibration.promotion import MemorySnapshot
+from reflact.calibration.replay import LabeledStep
 from reflact.calibration.report import CalibrationReport
 from reflact.calibration.significance import find_missing_traces
 from reflact.calibration.splits import (
@@ -120,6 +121,7 @@ class StoredGeneration(GenerationResult):
 class CalibrationState:
     """A calibration from its beginning to its end; the fields from ``n_rounds`` on say what it made.
 
+    ``measured`` are steps of the last round's pairs, as the critic scored them after it.
     ``promoted`` are the pairs that are promoted so far, by id, and ``finished_tests`` its tests that had ended when
     it was stopped and are not replayed yet. ``number`` is None while it is not begun. ``report`` is its earlier
     report, if nothing has changed since.
@@ -143,6 +145,7 @@ class CalibrationState:
     not_tested_reason: str | None = None
     end_reason: str | None = None
     metrics_by_round: list[CriticMetrics | None] = field(default_factory=list)
+    measured: tuple[tuple[LabeledStep, ScoredStep | None], ...] = ()
 
     @property
     def baseline(self) -> CalibrationBaseline:

@@ -27,7 +27,7 @@ class PairSettings(ContrastSettings):
     )
     judged_pairs: JudgedPairs = Field("unproven", description=JUDGED_PAIRS_HELP)
     max_pairs: int | None = Field(
-        48,
+        120,
         ge=3,
         description="Maximum number of pairs of a round and of a tested batch. In at most a third of them, the right side "
         "rises; in a third it stays; in a third it falls. null: no limit, here and in `max_unproven`.",

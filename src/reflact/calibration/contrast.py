@@ -300,6 +300,8 @@ class _PairGenerator:
         }
         part = digest_json(about)[:32]
         call_id = CallId(role="contrast", purpose="mistake", part=part, trial=plan.variant)
+        if "before" in self._prompts.prompts["contrast"].header.variables:  # from version 2 on
+            variables["before"] = f"{right.progress_before:g}"
         return self._prompts.render("contrast", variables), call_id
 
     async def _judge_pair(self, pair: ContrastPair, candidate_index: int) -> ContrastPair:

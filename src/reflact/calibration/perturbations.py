@@ -111,7 +111,7 @@ def find_reference(event: ScoreEvent) -> Evaluation | None:
 
 def build_pairs(step: StepToContrast) -> tuple[ContrastPair, ...]:
     """Return all pairs that need no model, the best first; each within the band."""
-    observed = _build_observed(step)
+    observed = build_observed_pair(step)
     return (*([] if observed is None else [observed]), *_build_perturbed(step))
 
 
@@ -164,7 +164,8 @@ def _is_quotable(quote: str, text: str, action: Action) -> bool:
     return not QuotableTexts(view).find_invented([quote])
 
 
-def _build_observed(step: StepToContrast) -> ContrastPair | None:
+def build_observed_pair(step: StepToContrast) -> ContrastPair | None:
+    """Return the pair that the critic's own evaluation of a step makes; None if it is no contrast."""
     wrong, right = step.event.evaluation, step.right
     if wrong is None or not step.band.contains(wrong, right):
         return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -11,12 +11,13 @@ from pydantic import JsonValue
 
 from reflact.calibration.critic import Scorer
 from reflact.calibration.metrics import ScoredStep
+from reflact.calibration.perturbations import DistanceBand, StepToContrast
 from reflact.calibration.splits import deduplicate_traces, list_labeled_events
 from reflact.calibration.trace import Trace
 from reflact.concurrency import fan_out, run_in_thread
 from reflact.errors import ContextOverflow, ReplyError
 from reflact.memory.cards import TraceIdentity
-from reflact.memory.models import ContrastPair, Evaluation, Label, Transition
+from reflact.memory.models import ContrastPair, Evaluation, Label, ScoreEvent, Transition
 from reflact.types import digest_json
 
 
@@ -79,6 +80,18 @@ def _build_pair_step(name: str, pairs: Sequence[ContrastPair]) -> LabeledStep:
     return LabeledStep(
         TraceIdentity(trace_id, (name,)), number, first.purpose, first.transition, label, tuple(pairs)
     )
+
+
+def list_steps_to_contrast(
+    measured: Iterable[tuple[LabeledStep, ScoredStep | None]], band: DistanceBand
+) -> Iterator[StepToContrast]:
+    """Yield steps of pairs with the critic's present evaluation, if their label comes from outside the critic."""
+    for step, score in measured:
+        if score is not None and step.label.source != "agreement":
+            event = ScoreEvent(
+                step=step.number, transition=step.transition, evaluation=score.evaluation, label=step.label
+            )
+            yield StepToContrast(event, step.pairs[0].right, step.purpose, step.trace_id, band)
 
 
 async def score_steps(

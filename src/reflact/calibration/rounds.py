@@ -45,6 +45,7 @@ from reflact.calibration.events import (
 )
 from reflact.calibration.metrics import ScoredStep
 from reflact.calibration.mistakes import DroppedCandidate
+from reflact.calibration.perturbations import DistanceBand, build_observed_pair
 from reflact.calibration.planning import GenerationTask, TracePlan, plan_jobs, plan_labeled_jobs
 from reflact.calibration.promotion import (
     PromotionTester,
@@ -52,7 +53,13 @@ from reflact.calibration.promotion import (
     group_by_test,
     measure_in_thread,
 )
-from reflact.calibration.replay import LabeledStep, list_labeled_steps, list_pair_steps, load_recordings
+from reflact.calibration.replay import (
+    LabeledStep,
+    list_labeled_steps,
+    list_pair_steps,
+    list_steps_to_contrast,
+    load_recordings,
+)
 from reflact.calibration.report import CalibrationReport, count_drops, count_pairs
 from reflact.calibration.significance import (
     NotEnoughTraces,
@@ -129,6 +136,7 @@ class RoundRunner:
         task: GenerationTask,
         *,
         writer: LLM,
+        observed: Sequence[ContrastPair] = (),
         shown_pairs: Sequence[ContrastPair] | None = None,
         on_pair: PairCallback | None = None,
     ) -> StoredGeneration:
@@ -144,6 +152,8 @@ class RoundRunner:
             if on_pair is not None:
                 await on_pair(one)
 
+        for pair in observed:
+            await report(pair)
         result = await generate_planned_pairs(
             plan,
             task,
@@ -161,6 +171,7 @@ class RoundRunner:
             one.status == "rejected" or (one.status == "quarantined" and one.reason is not None)
             for one in submissions
         )
+        result = result.model_copy(update={"pairs": (*observed, *result.pairs)})
         return StoredGeneration(**dict(result), n_quarantined=n_quarantined, n_new=n_new)
 
     def emit_pairs_generated(self, trace: Trace, generation: StoredGeneration) -> None:
@@ -339,7 +350,9 @@ class RoundRunner:
             if plan_next_round([*history, *build_history(after, ())], curriculum) is None:
                 break  # nothing would come of knowing which kinds the critic is weak on
             sample = list_pair_steps(pairs)[:MAX_MEASURED_STEPS]
-            history += build_history(after, await self.tester.score(sample, calibration.promoted))
+            scored = await self.tester.score(sample, calibration.promoted)
+            calibration.measured = tuple(zip(sample, scored, strict=True))
+            history += build_history(after, scored)
 
     def _explain_nothing_to_learn(
         self,
@@ -364,16 +377,22 @@ class RoundRunner:
         """Make the pairs of all traces; the first ones alone until the writer gave a valid reply."""
         learn, shown = calibration.split.training, calibration.promoted
         known_ids = calibration.known_pair_ids.union(pair.id for pair in calibration.pairs)
+        observed = self._choose_observed(calibration, round_plan, known_ids)
+        known_ids = known_ids.union(pair.id for pair in observed)
         purposes = sorted({trace.purpose for trace in learn})
         tasks = {
             trace.id: GenerationTask(trace.purpose, trace.id, round_plan, known_ids, purposes)
             for trace in learn
         }
-        plans = await self._plan_traces(learn, tasks, round_plan)
+        plans = await self._plan_traces(learn, tasks, round_plan, taken=observed)
 
         async def one(trace: Trace) -> StoredGeneration:
             made = await self._generate_planned(
-                plans[trace.id], tasks[trace.id], writer=writer, shown_pairs=shown
+                plans[trace.id],
+                tasks[trace.id],
+                observed=[pair for pair in observed if pair.provenance.trace_id == trace.id],
+                writer=writer,
+                shown_pairs=shown,
             )
             self.emit_pairs_generated(trace, made)
             return made
@@ -392,10 +411,24 @@ class RoundRunner:
         calibration.n_left_out += sum(one.is_memory_full for one in made)
         return pairs
 
+    def _choose_observed(
+        self, calibration: CalibrationState, round_plan: RoundPlan, known_pair_ids: frozenset[str]
+    ) -> tuple[ContrastPair, ...]:
+        """Return the mistakes that the critic still makes on steps of the last round's pairs, as pairs."""
+        band = DistanceBand(round_plan.nearest, round_plan.farthest)
+        found = (build_observed_pair(step) for step in list_steps_to_contrast(calibration.measured, band))
+        new = [pair for pair in found if pair is not None and pair.id not in known_pair_ids]
+        return choose_batch(new, max_pairs=self._settings.contrast.max_pairs)
+
     async def _plan_traces(
-        self, traces: Sequence[Trace], tasks: Mapping[str, GenerationTask], round_plan: RoundPlan
+        self,
+        traces: Sequence[Trace],
+        tasks: Mapping[str, GenerationTask],
+        round_plan: RoundPlan,
+        *,
+        taken: Sequence[ContrastPair],
     ) -> Mapping[str, TracePlan]:
-        """Return the candidates of all traces, by their ids, as far as the round has room for them."""
+        """Return the candidates of all traces, by their ids, as far as there is room beside the pairs that took some."""
         settings = self._settings.contrast
         anchored = AnchorExclusions.from_anchors(await self._store.anchors())
         plans = {}
@@ -411,6 +444,7 @@ class RoundRunner:
             seed=settings.seed,
             max_pairs=settings.max_pairs,
             max_unproven=settings.max_unproven,
+            taken=taken,
             label=f"contrast/room/{round_plan.number}",
         )
 

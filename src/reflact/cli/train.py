@@ -123,6 +123,9 @@ def print_cost_estimate(config: TrainerConfig) -> None:
     estimate = plan.estimate_cost(done=done, skill=text, spent=spent)
     console = Console()
     console.print(f"run {plan.run_id}: {estimate.steps} steps to take, {done} taken", highlight=False)
+    data = plan.data
+    sizes = f"{len(data.train)} train, {len(data.val)} validation, {len(data.test)} test"
+    console.print(f"items: {sizes}", highlight=False)
     console.print(build_estimate_table(estimate))
     for line in estimate.assumptions:
         typer.echo(line)
@@ -242,12 +245,13 @@ def demo(
         bool, typer.Option("--calibrate", help="Replay a recorded round of calibration instead.")
     ] = False,
 ) -> None:
-    """Replay a recorded training run.
+    """Replay a recorded training run and show its best skill.
 
     The demo needs no key and no network.
     """
     from reflact.errors import ConfigError
     from reflact.prompts import find_data_folder
+    from reflact.reporting.lines import escape_controls
 
     if calibrate:
         memory = out / "memory.db"
@@ -266,3 +270,6 @@ def demo(
     place = [f"out_dir={json.dumps(str(out))}"]
     settings = _load_with_cassette(folder / "demo.yaml", place, folder / "cassette.jsonl", "replay")
     train_and_show(settings, show=show, times=times)
+    if show is not ShowMode.json:
+        best = out / "best_skill.md"
+        typer.echo(f"\n{best}:\n\n{escape_controls(best.read_text(encoding='utf-8').strip())}")

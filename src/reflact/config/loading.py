@@ -34,6 +34,9 @@ TYPE_NAMES: Mapping[Any, str] = {
 CRITIC_PREFIXES = ("critic.", "models.critic.")
 """Prefixes of the keys of a critic."""
 
+LARGE_RATIO = "2:1:7"
+"""The ratio of a large file without ``data.ratio``."""
+
 PROPOSER_PREFIX = "proposer."
 """Prefix of the keys of a proposer."""
 
@@ -41,6 +44,7 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
     "default": {},
     "skillopt": {
         "train": {"num_epochs": 4, "batch_size": 40},
+        "data": {"ratio": LARGE_RATIO},
         "reflect": {"minibatch_size": 8, "memory": "off"},
         "select": {"scheduler": "cosine", "max_edits": 4},
         "gate": {"policy": "strict", "metric": "hard", "early_stop": False},
@@ -105,12 +109,14 @@ def load_keys(values: Mapping[str, Any]) -> TrainerConfig:
 def config_identity(config: TrainerConfig) -> dict[str, JsonValue]:
     """Return the values of a run's identity by dotted key: all keys that are not changeable.
 
-    The keys of a critic count only if one is used, and those of a proposer only if it is not the default.
+    The keys of a critic count only if one is used, and those of a proposer only if it is not the default. A missing
+    ratio counts as the ratio of large files, because the splits themselves are part of the identity.
     """
     unused = (() if config.uses_critic else CRITIC_PREFIXES) + (
-        () if config.proposer.rewrites else (PROPOSER_PREFIX,)
+        (PROPOSER_PREFIX,) if config.proposer.name == "reflact" else ()
     )
     values = config.model_dump(mode="json")
+    values["data"]["ratio"] = values["data"]["ratio"] or LARGE_RATIO
     return {
         key: reduce(getitem, key.split("."), values)
         for key, field in _list_fields(TrainerConfig)

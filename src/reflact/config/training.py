@@ -5,11 +5,14 @@ Keys marked *changeable* may differ between two starts of a run. All others, and
 
 from __future__ import annotations
 
+import math
+import re
+from fractions import Fraction
 from pathlib import Path
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, Field, JsonValue, field_validator, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, JsonValue, field_validator, model_validator
 
 from reflact.config.critic import CriticConfig
 from reflact.config.models import ConfigSection, ModelsConfig, changeable_field, refuse_secrets
@@ -62,7 +65,7 @@ class EnvironmentConfig(ConfigSection):
     )
     template: str = Field(
         "{input}",
-        description="The message to the target; `{input}` is its only variable.",
+        description="The message to the target; `{input}` is the item's input, and `{NAME}` another column of the data.",
         pattern=r"\{input\}",
     )
 
@@ -93,14 +96,67 @@ class TelemetryConfig(ConfigSection):
         return value
 
 
+class FieldsConfig(ConfigSection):
+    """The columns of a data file that fill the fields of its items; all others are kept as metadata."""
+
+    id: str | None = changeable_field(
+        None,
+        min_length=1,
+        description="Column of the id; null: `id`, or a digest of the content without one.",
+    )
+    input: str | None = changeable_field(
+        None,
+        min_length=1,
+        description="Column of the task; null: `input`, or `question` after its `context`, if there is one.",
+    )
+    reference: str | None = changeable_field(
+        None,
+        min_length=1,
+        description="Column of the right answer, or of a list of them; null: `reference`, `answers` or `answer`.",
+    )
+    task_type: str | None = changeable_field(
+        None,
+        min_length=1,
+        description="Column of the kind of task, for stratified splits; null: `task_type`.",
+    )
+
+
+def normalize_ratio(value: object) -> object:
+    """Return a ratio as ``train:val:test`` in whole numbers; a value in no known form is returned as it is.
+
+    Known are ``2:1:7``, a list of three numbers, and shares such as ``0.2:0.1:0.7``. YAML reads an unquoted ``2:1:7``
+    as the number 7267, in base 60.
+    """
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 3600:
+        return f"{value // 3600}:{value // 60 % 60}:{value % 60}"
+    parts = value.split(":") if isinstance(value, str) else value
+    if not isinstance(parts, list | tuple) or len(parts) != 3 or any(isinstance(p, bool) for p in parts):
+        return value
+    texts = [str(part).strip() for part in parts]
+    if not all(re.fullmatch(r"[0-9]+|[0-9]*\.[0-9]+|[0-9]+\.", text, re.ASCII) for text in texts):
+        return value
+    if all(text.isdecimal() for text in texts):
+        return ":".join(texts)
+    exact = [Fraction(text) for text in texts]
+    whole = [int(part * math.lcm(*(part.denominator for part in exact))) for part in exact]
+    common = math.gcd(*whole) or 1
+    return ":".join(str(part // common) for part in whole)
+
+
 class DataConfig(ConfigSection):
     """The items and their splits."""
 
     path: Path | None = changeable_field(
-        None, description="A folder with train/, val/ and test/, or one .json or .jsonl file to split."
+        None, description="A folder with train/, val/ and test/, or one .csv, .json or .jsonl file to split."
     )
-    ratio: str = Field(
-        "2:1:7", pattern=r"^[0-9]+:[0-9]+:[0-9]+$", description="train:val:test for a single file."
+    ratio: Annotated[str | None, BeforeValidator(normalize_ratio)] = Field(
+        None,
+        pattern=r"^[0-9]+:[0-9]+:[0-9]+$",
+        description="train:val:test for a single file: `2:1:7`, `[2, 1, 7]` or shares; the last may be 0. null: "
+        "`2:1:7` from 400 items on, and more validation items for a smaller file.",
+    )
+    fields: FieldsConfig = Field(
+        default_factory=FieldsConfig, description="Which columns fill the fields of an item."
     )
     split_seed: int = Field(42, description="Seed of the split of a single file.")
     train_size: int | None = Field(None, ge=1, description="Required size of the train split; null: any.")
@@ -234,17 +290,26 @@ class UpdateConfig(ConfigSection):
 class ProposerConfig(ConfigSection):
     """How the evidence of a step becomes a candidate."""
 
-    name: Literal["reflact", "one_shot", "best_of_n"] = Field(
+    name: str = Field(
         "reflact",
+        pattern=OBJECT_NAME,
         description="`reflact`: the stages reflect, aggregate, select and update; `one_shot`: one call rewrites the "
-        "document from all cases of the step; `best_of_n`: several such rewrites, and the best on the step's items.",
+        "document from all cases of the step; `best_of_n`: several such rewrites, and the best on the step's items. "
+        "`module:name` imports a proposer, or a class or function that makes one. Any other name is an entry point of "
+        "the group `reflact.proposers`.",
     )
+    options: Options = Field(default_factory=dict, description="Arguments of that class or function.")
     n: int = Field(4, ge=1, description="Number of rewrites of a step (`best_of_n`).")
 
     @property
     def rewrites(self) -> int:
-        """The number of whole documents that a step asks for; 0 with the stages."""
-        return {"reflact": 0, "one_shot": 1, "best_of_n": self.n}[self.name]
+        """The number of whole documents that a step asks for; 0 with the stages and with an own proposer."""
+        return {"one_shot": 1, "best_of_n": self.n}.get(self.name, 0)
+
+    @property
+    def is_own(self) -> bool:
+        """Whether the name is that of an object outside of reflact."""
+        return self.name not in {"reflact", "one_shot", "best_of_n"}
 
 
 class GateConfig(ConfigSection):
@@ -480,7 +545,7 @@ class TrainerConfig(ConfigSection):
 
     @model_validator(mode="after")
     def _check_appendix(self) -> TrainerConfig:
-        if self.appendix.enabled and self.proposer.rewrites:
+        if self.appendix.enabled and self.proposer.name != "reflact":
             raise ValueError(
                 "`appendix.enabled` needs `proposer.name: reflact`, whose analysts find the lapses"
             )

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from pydantic import JsonValue
 
 from reflact.config.training import TrainerConfig
-from reflact.data import DataSet, check_dataset, load_dataset
+from reflact.data import DataSet, check_dataset, guess_column, load_dataset
 from reflact.environments.graders import (
     CheckedGrader,
     ExactGrader,
@@ -24,7 +26,7 @@ from reflact.environments.graders import (
 )
 from reflact.environments.python_grader import build_python_grader
 from reflact.environments.sql_grader import SQLGrader, read_tables
-from reflact.errors import ConfigError
+from reflact.errors import ConfigError, DataError
 from reflact.protocols import CriticBacked, Session
 from reflact.records import CriticDescription
 from reflact.types import Grade, Item, Split, canonical_json
@@ -51,8 +53,8 @@ class DatasetEnvironment:
     Args:
         data: The items.
         grade: A grader of ``reflact.environments.graders``, or any function of an item and an answer.
-        template: The message to the target; ``{input}`` is its only variable. Text is inserted as it is, any
-            other input as indented JSON with sorted keys.
+        template: The message to the target. ``{input}`` is the item's input, and ``{NAME}`` the metadata of that name,
+            if the item has it. Text is inserted as it is, any other value as indented JSON with sorted keys.
         name: The environment's name; part of its identity.
         version: Raise it if ``grade`` is your own function and its scores change, so that older scores are
             not reused.
@@ -127,10 +129,29 @@ class DatasetEnvironment:
 
     def render_message(self, item: Item) -> str:
         """Return the message to the target: the template with the item's input."""
-        text = item.input
-        if not isinstance(text, str):
-            text = json.dumps(text, sort_keys=True, indent=2, ensure_ascii=False, allow_nan=False)
-        return self._template.replace(INPUT_VARIABLE, text)
+        values = {**item.metadata, "input": item.input}
+        # one pass, so that variables in a value are text
+        names = "|".join(map(re.escape, sorted(values, key=len, reverse=True)))
+        return re.sub(rf"\{{({names})\}}", lambda match: _show(values[match[1]]), self._template)
+
+
+def _show(value: JsonValue) -> str:
+    if isinstance(value, str):
+        return value
+    return json.dumps(value, sort_keys=True, indent=2, ensure_ascii=False, allow_nan=False)
+
+
+def _require_references(dataset: DataSet, path: Path) -> None:
+    """Raise DataError, with the line that mends it, if no item has a reference."""
+    items = [item for split in Split for item in dataset.items(split)]
+    if any(item.reference is not None for item in items):
+        return
+    columns = list(items[0].metadata)
+    listed = f"; the other columns are {', '.join(columns)}" if columns else ""
+    raise DataError(
+        f"{path}: no item has a reference, so no answer can be graded; name the column of right answers: "
+        f"data.fields.reference: {guess_column('reference', columns) or 'COLUMN'}{listed}"
+    )
 
 
 def build_environment(config: TrainerConfig) -> DatasetEnvironment:
@@ -142,8 +163,16 @@ def build_environment(config: TrainerConfig) -> DatasetEnvironment:
     """
     if config.data.path is None:
         raise ConfigError("data.path is required: a folder with train, val and test, or one file")
-    dataset = load_dataset(config.data.path, config.data.ratio, config.data.split_seed)
+    dataset = load_dataset(
+        config.data.path,
+        config.data.ratio,
+        config.data.split_seed,
+        fields=config.data.fields,
+        needs_test=config.test.enabled,
+    )
     check_dataset(dataset, config.data.train_size)
+    if config.environment.grader != "critic":
+        _require_references(dataset, config.data.path)
     return DatasetEnvironment(dataset, grade=build_grader(config), template=config.environment.template)
 
 

@@ -181,9 +181,21 @@ class Client:
         context = RequestContext(answer=lambda body: answer(), attempts=1)
 
         async def work() -> str:
-            completion = await self._post(body, call_id)
+            completion = await self._post(AGENT_PATH, body, call_id)
             context.usage = self._usage(completion)
             return completion.choices[0].message.content or ""
+
+        return await self._report(call_id, context, work)
+
+    async def forward(self, body: Mapping[str, JsonValue], *, call_id: CallId) -> str:
+        """Send a chat completion of an agent; see ``reflact.protocols.RequestSender``."""
+        context = RequestContext(answer=self._answer, attempts=1)
+
+        async def work() -> str:
+            own = {"model": self._config.model, **build_settings(self._config, call_id)}
+            completion = await self._post("/chat/completions", {**body, **own}, call_id)
+            context.usage = self._usage(completion)
+            return completion.model_dump_json(exclude_none=True)
 
         return await self._report(call_id, context, work)
 
@@ -287,11 +299,11 @@ class Client:
             failure = translate_client_error(error, self._config, self._role, self._secret)
         raise failure  # outside the except block, so that its context has no error that may quote the key
 
-    async def _post(self, body: Mapping[str, JsonValue], call_id: CallId) -> ChatCompletion:
+    async def _post(self, path: str, body: Mapping[str, JsonValue], call_id: CallId) -> ChatCompletion:
         """Send one request of an agent."""
         try:
             return await self._openai.post(
-                AGENT_PATH,
+                path,
                 cast_to=ChatCompletion,
                 body=body,
                 options={"headers": {CALL_ID_HEADER: call_id.label}},

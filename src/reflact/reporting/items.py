@@ -70,7 +70,7 @@ def _build_stacked_table(
     cells = max(width - max(map(len, TEXTS)) - INDENT_CELLS - 2, MIN_TEXT_CELLS)
     table.add_column(overflow="fold")
     for item, texts in rows:
-        cost = f"{'' if priced else 'tokens '}{_format_cost(item, priced=priced)}"
+        cost = f"{_format_cost(item, priced=priced)}{'' if priced else ' tokens'}"
         word = "not measured under both" if item.category is None else CATEGORY_WORDS[item.category]
         heading = f"{escape_line(item.item_id)}  {format_scores(item)}, {word}, {cost}"
         table.add_row(Text("item"), Text(heading, style="bold"))

@@ -39,7 +39,7 @@ from reflact.reporting.lines import (
 from reflact.reporting.verdict import describe_outcome, format_usd
 from reflact.stages.null_answers import describe_constant
 from reflact.training.history import RunComparison, RunListing, StepDetails
-from reflact.types import Belief, Edit, EditResult, SelectResult, Verdict, canonical_json
+from reflact.types import Belief, Edit, EditResult, Rewrite, SelectResult, Verdict, canonical_json
 
 MAX_SETTING_CHARS = 40
 """The most characters of a setting's value in a comparison."""
@@ -200,8 +200,9 @@ def format_step(record: StepRecord) -> tuple[str, ...]:
         *(f"no report of {r.source_type} minibatch {r.index}: {r.no_reply_reason}" for r in refusals),
         *(f"no triage of {r.source_type} minibatch {r.index}: {r.triage_no_reply_reason}" for r in untriaged),
         *(f"reminder: {reminder}" for report in record.reports for reminder in report.reminders),
+        *_list_rewrite_lines(record.rewrites),
         *_list_pool_lines(record),
-        *_list_choice_lines(record.chosen),
+        *(() if record.rewrites else _list_choice_lines(record.chosen)),
         *((f"rewrite: {record.rewrite_summary}",) if record.rewrite_summary else ()),
         *(f"fallback: {format_fallback(fallback)}" for fallback in fallbacks),
         *(_format_edit_result(result) for result in record.edits),
@@ -218,6 +219,18 @@ def _list_belief_lines(verdict: Verdict) -> Iterator[str]:
 
 def _format_belief(belief: Belief) -> str:
     return f"{belief.mean:.3f} ± {belief.deviation:.3f}"
+
+
+def _list_rewrite_lines(rewrites: Sequence[Rewrite]) -> Iterator[str]:
+    for rank, rewrite in enumerate(rewrites):
+        if rewrite.document is None:
+            yield f"rewrite {rewrite.number + 1}: none, because {rewrite.reason}"
+            continue
+        measured = rewrite.measurement
+        score = "" if measured is None else f", {format_score(measured.hard)} on the items of the step"
+        yield f"rewrite {rewrite.number + 1}: {'not ' if rank else ''}chosen{score}"
+        if rewrite.reasoning and not rank:
+            yield f"reasoning: {rewrite.reasoning}"
 
 
 def _list_pool_lines(record: StepRecord) -> Iterator[str]:

@@ -10,11 +10,16 @@ from reflact.types import Item, Skill, Turn
 
 if TYPE_CHECKING:
     from reflact.targets.chat import ChatTarget
+    from reflact.targets.command import CommandTarget
     from reflact.targets.pydantic_ai import PydanticAITarget
 
-__all__ = ["ChatTarget", "Item", "PydanticAITarget", "Session", "Skill", "Target", "Turn"]
+__all__ = ["ChatTarget", "CommandTarget", "Item", "PydanticAITarget", "Session", "Skill", "Target", "Turn"]
 
 __getattr__ = load_exports(
     __name__,
-    {"targets.chat": ("ChatTarget",), "targets.pydantic_ai": ("PydanticAITarget",)},
+    {
+        "targets.chat": ("ChatTarget",),
+        "targets.command": ("CommandTarget",),
+        "targets.pydantic_ai": ("PydanticAITarget",),
+    },
 )

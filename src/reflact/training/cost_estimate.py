@@ -43,6 +43,7 @@ class RunCostEstimator:
         skill: The current document.
         done: Number of committed steps.
         spent: Consumption of earlier calls, in this run or a similar one.
+        own_proposer: Whether the candidates come from an object of the caller, whose calls are unknown.
     """
 
     def __init__(
@@ -54,7 +55,9 @@ class RunCostEstimator:
         skill: str,
         done: int,
         spent: Sequence[Spend],
+        own_proposer: bool = False,
     ) -> None:
+        self._own_proposer = own_proposer
         self._config = config
         self._data = data
         self._prompts = prompts
@@ -76,13 +79,15 @@ class RunCostEstimator:
             self._row(role, purpose, amount) for (role, purpose), amount in calls.items() if amount.high
         )
         known = sorted(purpose for _, purpose in self._spent)
-        assumptions = (
+        assumptions: tuple[str, ...] = (
             "expected: half of the rollouts fail, every step gives a candidate, no reply is re-asked",
             "a rollout is one call; in an environment with several turns it is one call per turn",
             f"mean consumption of earlier calls: {', '.join(known)}"
             if known
             else f"a token is {BYTES_PER_TOKEN:g} bytes of text, and a reply takes a quarter of its limit",
         )
+        if self._own_proposer:
+            assumptions += ("calls and rollouts of your own proposer are unknown and left out",)
         return RunCostEstimate(steps=self._left, rows=rows, assumptions=assumptions)
 
     def _count_rollouts(self) -> EstimateRange:
@@ -170,7 +175,7 @@ class RunCostEstimator:
         if rewrites:
             calls["one_shot"] = exact_range(rewrites * self._left)
             calls["one_shot"] = calls["one_shot"].model_copy(update={"low": 0})
-        for step in () if rewrites else self._plan_steps():
+        for step in () if rewrites or self._own_proposer else self._plan_steps():
             failure, success = self._minibatches([len(batch) for batch in step])
             calls["analyst_failure"] += failure
             calls["analyst_success"] += success

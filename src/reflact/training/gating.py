@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import get_args
 
 from reflact.config.training import GateConfig
-from reflact.data import shuffle
+from reflact.data import USEFUL_SIZE, shuffle
 from reflact.errors import Unmeasured
 from reflact.events import GatePowerEstimated
 from reflact.gate.betting import choose_trials, describe_power, detectable_effect
@@ -23,6 +24,9 @@ from reflact.training.rollouts import RolloutScheduler
 from reflact.training.setup import RunPlan, Runtime
 from reflact.training.state import choose_best, plan_alpha_budget
 from reflact.types import FrozenModel, Ranking, Rollout, Skill, Verdict
+
+FEW_ITEMS = 20
+"""A run with fewer validation items begins with a warning."""
 
 DECISION_POINTS: tuple[DecisionPoint, ...] = get_args(DecisionPoint)
 
@@ -225,6 +229,15 @@ def find_alpha_budget(plan: RunPlan, state: RunState | None, *, step: int) -> Al
     )
 
 
+def describe_few_items(n: int) -> str:
+    """Return a warning about a small validation split, with the standard deviation of a difference of two means."""
+    points = 100 * math.sqrt(0.5 / n)
+    return (
+        f"Only {n} validation items: by chance alone, two equally good skills often differ by {points:.0f} points. "
+        f"Use at least {FEW_ITEMS}, better {USEFUL_SIZE}."
+    )
+
+
 def estimate_gate_power(plan: RunPlan, state: RunState | None = None) -> GatePowerEstimated:
     """Return the gate's power in the next step; ``state`` is None before the first one."""
     gate, n = plan.config.gate, len(plan.data.val)
@@ -232,7 +245,8 @@ def estimate_gate_power(plan: RunPlan, state: RunState | None = None) -> GatePow
     if not gate.enabled:
         words = "The gate is off: every candidate is accepted."
     elif gate.policy == "ranked":
-        words = f"The ranked gate chooses by belief, on passes of {n} items. {describe_claim(len(plan.data.test))}"
+        claim = describe_claim(len(plan.data.test) if plan.config.test.enabled else 0)
+        words = f"The ranked gate chooses by belief, on passes of {n} items. {claim}"
         trials = gate.max_trials or MAX_PASSES
     elif gate.policy == "strict":
         words = (
@@ -246,6 +260,8 @@ def estimate_gate_power(plan: RunPlan, state: RunState | None = None) -> GatePow
         trials = count_trials(gate, n, alpha)
         effect = detectable_effect(n, trials, level=alpha.level)
         words = describe_power(n, trials, decisions=alpha.decisions, alpha=alpha.alpha, effect=gate.effect)
+    if n < FEW_ITEMS:
+        words = f"{describe_few_items(n)} {words}"
     return GatePowerEstimated(
         run_id=plan.run_id, description=words, effect=effect, trials=trials, rollouts=2 * n * trials
     )

@@ -1,4 +1,4 @@
-"""Targets and environments that the configuration names by an import path or an entry point."""
+"""Targets, environments and proposers that the configuration names by an import path or an entry point."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pydantic import JsonValue
 
 from reflact.config.training import TrainerConfig
 from reflact.errors import ConfigError, ReflactError
-from reflact.protocols import Environment, Target
+from reflact.protocols import Environment, Proposer, Target
 
 
 def load_named_target(config: TrainerConfig) -> Target | None:
@@ -53,6 +53,20 @@ def load_named_environment(config: TrainerConfig) -> Environment | None:
     found = _load("environment.name", name, "reflact.environments")
     environment: Environment = _call("environment", name, found, config.environment.options, needs="run")
     return environment
+
+
+def load_named_proposer(config: TrainerConfig) -> Proposer | None:
+    """Return the proposer that ``proposer.name`` names; None for one of reflact.
+
+    Raises:
+        ConfigError: There is no such object, it raises an error, or it is no proposer.
+    """
+    name = config.proposer.name
+    if not config.proposer.is_own:
+        return None
+    found = _load("proposer.name", name, "reflact.proposers")
+    proposer: Proposer = _call("proposer", name, found, config.proposer.options, needs="propose")
+    return proposer
 
 
 def _load(key: str, name: str, group: str) -> Any:

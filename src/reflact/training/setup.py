@@ -54,7 +54,7 @@ from reflact.stages.context import StageContext
 from reflact.stages.prompt_sections import show_task
 from reflact.store.artifacts import choose_exports, resolve_inside
 from reflact.training.cost_estimate import RunCostEstimate, RunCostEstimator
-from reflact.training.named_objects import load_named_environment, load_named_target
+from reflact.training.named_objects import load_named_environment, load_named_proposer, load_named_target
 from reflact.training.shutdown import GracefulStop, StoppableAnnotator, StoppableEnvironment, StoppableLLM
 from reflact.types import Skill, Split, canonical_json, digest_json
 
@@ -139,6 +139,7 @@ class RunPlan:
             skill=self.initial_skill.text if skill is None else skill,
             done=done,
             spent=spent,
+            own_proposer=self.proposer is not None,
         ).estimate()
         models = self.config.models
         rows = (row.with_price(partial(usd_of, config=getattr(models, row.role))) for row in predicted.rows)
@@ -210,8 +211,8 @@ def check_config(config: TrainerConfig, overrides: Overrides) -> None:
     _require_critic(config, overrides)
     if overrides.brought_roles >= named:
         require_caps(_add_agent_model(config, overrides), passed=overrides.unseen_roles)
-    if overrides.proposer is not None and (config.proposer.rewrites or config.appendix.enabled):
-        key = "proposer.name" if config.proposer.rewrites else "appendix.enabled"
+    if overrides.proposer is not None and (config.proposer.name != "reflact" or config.appendix.enabled):
+        key = "appendix.enabled" if config.appendix.enabled else "proposer.name"
         raise ConfigError(f"{key} is set, and a proposer is passed in Python: choose one of them")
     if config.telemetry.mlflow is not None and find_spec("mlflow") is None:
         raise ConfigError("telemetry.mlflow needs MLflow's client: pip install 'reflact[mlflow]'")
@@ -246,9 +247,12 @@ def prepare_run(config: TrainerConfig, overrides: Overrides) -> RunPlan:
         environment=overrides.environment or load_named_environment(config),
     )
     check_config(config, overrides)
+    overrides = replace(overrides, proposer=overrides.proposer or load_named_proposer(config))
     environment = overrides.environment or build_environment(config)
     data = DataSet.model_validate({split.value: tuple(environment.items(split)) for split in Split})
     check_dataset(data, config.data.train_size)
+    if not data.test:
+        config = config.model_copy(update={"test": config.test.model_copy(update={"enabled": False})})
     own = environment.prompt_folder if isinstance(environment, Prompted) else None
     prompts = load_prompts(config.prompts, folder=own)
     initial = Skill(text="") if config.skill is None else load_skill(config.skill)

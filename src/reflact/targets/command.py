@@ -1,0 +1,362 @@
+"""The target that is a command: an agent in a process of its own, which asks its model through a gateway.
+
+target = CommandTarget(["my-agent", "--task", "{task}"], skill_file="SKILL.md")
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import anyio
+from anyio.abc import ByteReceiveStream, Process
+from pydantic import JsonValue
+
+from reflact.concurrency import open_task_group
+from reflact.config.models import ModelConfig
+from reflact.errors import ConfigError, EnvironmentFailure, ReflactError, ReplyError
+from reflact.messages import CallId
+from reflact.protocols import RequestSender
+from reflact.targets.gateway import GatewayAddress, open_gateway
+from reflact.types import Skill, Turn, canonical_json, digest_json
+
+COMMAND_TARGET_VERSION = 1
+"""Version of what a command gets, part of every rollout's key; raise it if that changes."""
+
+PLACEHOLDER = re.compile(r"\{(task|folder|base_url|token|model)\}")
+DEFAULT_VARIABLES: Mapping[str, str] = {"OPENAI_BASE_URL": "{base_url}", "OPENAI_API_KEY": "{token}"}
+KEPT_VARIABLES = ("PATH", "LANG", "LC_ALL", "SYSTEMROOT")
+UNSTABLE_FIELDS = frozenset(
+    {"model", "stream", "stream_options", "user", "prompt_cache_key", "safety_identifier"}
+)
+"""Fields of a request that the run sets itself, or that differ between equal rollouts."""
+
+END_SECONDS = 5.0
+"""How long a killed process may take to end."""
+
+WORDS_OF_ERROR = 500
+"""The most characters of a command's error output that a message quotes."""
+
+
+class CommandTarget:
+    """An agent that is run as a command, once for each rollout, in a folder and a HOME of its own.
+
+    Its requests to a model go to a gateway on 127.0.0.1, which speaks Chat Completions and forwards them to
+    ``models.target``. The process gets the gateway's address and a token, and no key. The process group is killed
+    at a limit and at the end. A command is not confined otherwise: it can read and write what its user can.
+
+    Args:
+        command: The program and its arguments; ``{task}``, ``{folder}``, ``{base_url}``, ``{token}`` and
+            ``{model}`` are replaced. Without ``{task}`` the task goes to standard input.
+        skill_file: Where the skill is written, below the folder; None if ``seed`` is given.
+        seed: The instructions in the agent's requests that the skill replaces. A request must have them exactly once,
+            or else the rollout is unmeasured.
+        workspace: A folder that is copied for each rollout.
+        answer_file: The file, below the folder, with the answer; None for standard output.
+        variables: Environment variables beside PATH, HOME and TMPDIR; placeholders as in ``command``.
+        seconds: The most time of a rollout.
+        output_bytes: The most bytes of its output.
+        version: Part of the target's identity; change it with the command's program.
+
+    Raises:
+        ConfigError: Neither or both of ``skill_file`` and ``seed`` are given, or a path leaves the folder.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        *,
+        skill_file: str | None = None,
+        seed: str | None = None,
+        workspace: str | None = None,
+        answer_file: str | None = None,
+        variables: Mapping[str, str] = DEFAULT_VARIABLES,
+        seconds: float = 300.0,
+        output_bytes: int = 2**22,
+        version: str = "1",
+    ) -> None:
+        if (skill_file is None) == (seed is None):
+            raise ConfigError(
+                "a command needs either skill_file, where it reads the skill, or seed, which it replaces"
+            )
+        for path in filter(None, (skill_file, answer_file)):
+            if Path(path).is_absolute() or ".." in Path(path).parts:
+                raise ConfigError(f"{path} leaves the rollout's folder; name a path below it")
+        self.command = tuple(command)
+        self.skill_file, self.seed, self.workspace, self.answer_file = (
+            skill_file,
+            seed,
+            workspace,
+            answer_file,
+        )
+        self.variables, self.seconds, self.output_bytes = dict(variables), seconds, output_bytes
+        self._version = version
+        self._sender: RequestSender | None = None
+        self._model = ""
+
+    @property
+    def identity(self) -> str:
+        """The command, its files, variables, limits, version and, in a run, its model, as canonical JSON."""
+        settings: dict[str, JsonValue] = {
+            "target": "command",
+            "version": [COMMAND_TARGET_VERSION, self._version],
+            "command": list(self.command),
+            "skill_file": self.skill_file,
+            "seed": self.seed,
+            "workspace": None if self.workspace is None else _digest_folder(Path(self.workspace)),
+            "answer_file": self.answer_file,
+            "variables": dict(self.variables),
+            "limits": [self.seconds, self.output_bytes],
+            "llm": None if self._sender is None else self._sender.identity,
+        }
+        return canonical_json(settings)
+
+    def describe_model(self, config: ModelConfig) -> ModelConfig:
+        """Return the settings of ``models.target``, which must name the model behind the gateway."""
+        if not config.model:
+            raise ConfigError("models.target.model is required: name the model that the command's agent asks")
+        return config
+
+    def connect(self, sender: RequestSender, config: ModelConfig) -> CommandTarget:
+        """Return the same target with its requests going through a run."""
+        connected = CommandTarget(
+            self.command,
+            skill_file=self.skill_file,
+            seed=self.seed,
+            workspace=self.workspace,
+            answer_file=self.answer_file,
+            variables=self.variables,
+            seconds=self.seconds,
+            output_bytes=self.output_bytes,
+            version=self._version,
+        )
+        connected._sender, connected._model = sender, config.model
+        return connected
+
+    def session(self, skill: Skill, *, rollout: str) -> CommandSession:
+        """Start a rollout; ``rollout`` is its key.
+
+        Raises:
+            ConfigError: The target is not part of a run.
+        """
+        if self._sender is None:
+            raise ConfigError("a CommandTarget works in a run, which has the model behind its gateway")
+        return CommandSession(self, self._sender, self._model, skill, rollout)
+
+
+class CommandSession:
+    """One run of the command."""
+
+    def __init__(
+        self, target: CommandTarget, sender: RequestSender, model: str, skill: Skill, rollout: str
+    ) -> None:
+        self._target = target
+        self._sender = sender
+        self._model = model
+        self._skill = skill
+        self._rollout = rollout
+        self._asked: Counter[str] = Counter()
+        self._last: list[Mapping[str, Any]] = []
+        self._failure: ReflactError | None = None
+        self._stop: Callable[[], None] = lambda: None
+        self._task: str | None = None
+
+    @property
+    def turns(self) -> tuple[Turn, ...]:
+        """The agent's longest conversation with its model, without instructions."""
+        task = () if self._task is None else (Turn(role="user", content=self._task),)
+        spoken = [turn for message in self._last for turn in _read_turns(message)]
+        return (*task, *spoken[1:]) if spoken and spoken[0].content == self._task else (*task, *spoken)
+
+    async def reply(self, message: str) -> str:
+        """Run the command on a task and return its answer.
+
+        Raises:
+            ReplyError: It failed, or reached a limit; its rollout scores 0.
+            ModelError, BudgetSpent: Its model gave no answer.
+            EnvironmentFailure: It cannot be started, its seed was not replaced, or it got a second message.
+        """
+        if self._task is not None:
+            raise EnvironmentFailure("a command answers one message; use an environment with one turn")
+        self._task = message
+        with tempfile.TemporaryDirectory(prefix="reflact-", ignore_cleanup_errors=True) as name:
+            folder = Path(name) / "work"
+            await anyio.to_thread.run_sync(self._write_folder, folder)
+            async with open_gateway(self._answer, model=self._model) as address:
+                code, output, errors = await self._run(folder, address)
+            if self._failure is not None:
+                raise self._failure
+            if code != 0:
+                raise ReplyError(
+                    f"the command ended with {code}: {errors[-WORDS_OF_ERROR:].strip()}", reasons=()
+                )
+            return await anyio.to_thread.run_sync(self._read_answer, folder, output)
+
+    def _write_folder(self, folder: Path) -> None:
+        target = self._target
+        if target.workspace is not None:
+            shutil.copytree(target.workspace, folder, symlinks=True)
+        for path in (folder, folder.parent / "home", folder.parent / "tmp"):
+            path.mkdir(exist_ok=True)
+        if target.skill_file is not None:
+            path = folder / target.skill_file
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(self._skill.text, encoding="utf-8")
+
+    def _read_answer(self, folder: Path, output: str) -> str:
+        if self._target.answer_file is None:
+            return output.strip()
+        path = folder / self._target.answer_file
+        if path.is_symlink() or not path.is_file():
+            raise ReplyError(f"the command wrote no file {self._target.answer_file}", reasons=())
+        with path.open("rb") as file:
+            return file.read(self._target.output_bytes).decode("utf-8", "replace").strip()
+
+    async def _run(self, folder: Path, address: GatewayAddress) -> tuple[int | str, str, str]:
+        """Return how the command ended, its output and its error output."""
+        target = self._target
+        command, variables = self._fill_command(folder, address)
+        try:
+            process = await anyio.open_process(command, cwd=folder, env=variables, start_new_session=True)
+        except OSError as error:
+            raise EnvironmentFailure(
+                f"the command {command[0]} cannot be started: {error.strerror}"
+            ) from error
+        outputs: dict[str, bytes] = {}
+        ended: list[int | str] = []
+        try:
+            async with process, open_task_group() as group:
+                self._stop = group.cancel_scope.cancel
+
+                async def read(kind: str, stream: ByteReceiveStream) -> None:
+                    pieces, size = [], 0
+                    async for piece in stream:
+                        pieces.append(piece)
+                        size += len(piece)
+                        if size > target.output_bytes:
+                            ended.append(f"more than {target.output_bytes:,} bytes of output")
+                            group.cancel_scope.cancel()
+                    outputs[kind] = b"".join(pieces)
+
+                async def feed() -> None:
+                    assert process.stdin is not None
+                    try:
+                        if not any("{task}" in part for part in target.command):
+                            await process.stdin.send((self._task or "").encode("utf-8"))
+                    except (anyio.BrokenResourceError, anyio.ClosedResourceError):
+                        pass
+                    await process.stdin.aclose()
+
+                async def watch() -> None:
+                    with anyio.move_on_after(target.seconds) as limit:
+                        code = await process.wait()
+                        ended.append(code)
+                    if limit.cancelled_caught:
+                        ended.append(f"a time of more than {target.seconds:g} seconds")
+                    _kill_group(process)
+
+                assert process.stdout is not None
+                assert process.stderr is not None
+                group.start_soon(read, "output", process.stdout)
+                group.start_soon(read, "errors", process.stderr)
+                group.start_soon(feed)
+                group.start_soon(watch)
+        finally:
+            _kill_group(process)
+        texts = [outputs.get(kind, b"").decode("utf-8", "replace") for kind in ("output", "errors")]
+        return ended[0] if ended else "no end", texts[0], texts[1]
+
+    def _fill_command(self, folder: Path, address: GatewayAddress) -> tuple[list[str], dict[str, str]]:
+        """Return the command and the environment variables of this rollout."""
+        values = {
+            "task": self._task or "",
+            "folder": str(folder),
+            "base_url": address.base_url,
+            "token": address.token,
+            "model": self._model,
+        }
+        variables = {name: os.environ[name] for name in KEPT_VARIABLES if name in os.environ}
+        variables |= {"HOME": str(folder.parent / "home"), "TMPDIR": str(folder.parent / "tmp")}
+        variables |= {name: _fill(value, values) for name, value in self._target.variables.items()}
+        return [_fill(part, values) for part in self._target.command], variables
+
+    async def _answer(self, body: dict[str, Any]) -> str:
+        """Answer one request of the agent; a failure ends the command."""
+        try:
+            request = {name: value for name, value in body.items() if name not in UNSTABLE_FIELDS}
+            if self._target.seed is not None:
+                request["messages"] = self._replace_seed(request["messages"])
+            self._last = max(self._last, [m for m in request["messages"] if isinstance(m, dict)], key=len)
+            digest = digest_json(request)
+            number, self._asked[digest] = self._asked[digest], self._asked[digest] + 1
+            part = digest[:16]
+            call_id = CallId(
+                role="target", purpose="rollout", rollout=self._rollout, number=number, part=part
+            )
+            completion = await self._sender.forward(request, call_id=call_id)
+        except ReflactError as error:
+            self._failure = self._failure or error
+            self._stop()
+            raise
+        return completion
+
+    def _replace_seed(self, messages: Any) -> list[Any]:
+        seed = self._target.seed or ""
+        count = 0
+
+        def replace_in(value: Any) -> Any:
+            nonlocal count
+            if isinstance(value, str):
+                count += value.count(seed)
+                return value.replace(seed, self._skill.text)
+            if isinstance(value, list):
+                return [replace_in(part) for part in value]
+            if isinstance(value, dict):
+                return {name: replace_in(part) for name, part in value.items()}
+            return value
+
+        replaced = [replace_in(message) for message in messages]
+        if count != 1:
+            raise EnvironmentFailure(
+                f"a request of the command has the seed {count} times instead of once, so the skill is not in force"
+            )
+        return replaced
+
+
+def _kill_group(process: Process) -> None:
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except (ProcessLookupError, PermissionError):
+        return
+
+
+def _fill(text: str, values: Mapping[str, str]) -> str:
+    return PLACEHOLDER.sub(lambda match: values[match[1]], text)
+
+
+def _digest_folder(folder: Path) -> str:
+    files = sorted(path for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
+    return digest_json([[str(path.relative_to(folder)), path.read_bytes().hex()] for path in files])
+
+
+def _read_turns(message: Mapping[str, Any]) -> list[Turn]:
+    """Return a chat message as turns; instructions are none."""
+    role, content = message.get("role"), message.get("content")
+    if isinstance(content, list):
+        content = "".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
+    turns = []
+    if content and role in {"user", "assistant", "tool"}:
+        turns.append(Turn(role=role, content=str(content)))
+    for call in message.get("tool_calls") or ():
+        function = call.get("function", {}) if isinstance(call, dict) else {}
+        turns.append(
+            Turn(role="assistant", content=f"calls {function.get('name')}({function.get('arguments')})")
+        )
+    return turns

@@ -1,0 +1,184 @@
+"""A gateway on this machine between an agent in a process of its own and the run's model.
+
+Each rollout has its own address and token. The agent's requests (Chat Completions) go through the run: stored, limited,
+charged, recorded and replayed. The agent never sees the provider's key.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any, NamedTuple
+
+import anyio
+import h11
+from anyio.abc import SocketAttribute, SocketStream
+
+from reflact.concurrency import open_task_group
+from reflact.errors import ReflactError
+
+MAX_REQUEST_BYTES = 2**26
+"""The most bytes of an agent's request."""
+
+READ_BYTES = 2**16
+
+
+class GatewayAddress(NamedTuple):
+    """Where an agent asks its model during one rollout."""
+
+    base_url: str
+    token: str
+
+
+Answer = Callable[[dict[str, Any]], Awaitable[str]]
+"""Answers the body of a chat completion's request with a chat completion, in JSON."""
+
+
+@asynccontextmanager
+async def open_gateway(answer: Answer, *, model: str) -> AsyncIterator[GatewayAddress]:
+    """Listen on 127.0.0.1 until the block ends, for whoever has the token.
+
+    Args:
+        answer: Answers each request; its ``ReflactError`` becomes an error status.
+        model: The name of the only model that is listed.
+    """
+    token = secrets.token_urlsafe(24)
+    listener = await anyio.create_tcp_listener(local_host="127.0.0.1", local_port=0)
+    port = listener.extra(SocketAttribute.local_port)  # noqa: S610 - no Django
+
+    async def serve(stream: SocketStream) -> None:
+        async with stream:
+            await _Connection(stream, answer, token, model).serve()
+
+    async with listener, open_task_group() as group:
+        group.start_soon(listener.serve, serve)
+        try:
+            yield GatewayAddress(f"http://127.0.0.1:{port}/v1", token)
+        finally:
+            group.cancel_scope.cancel()
+
+
+class _Connection:
+    """One connection of an agent."""
+
+    def __init__(self, stream: SocketStream, answer: Answer, token: str, model: str) -> None:
+        self._stream = stream
+        self._answer = answer
+        self._token = token
+        self._model = model
+        self._protocol = h11.Connection(h11.SERVER)
+
+    async def serve(self) -> None:
+        """Answer requests until the agent closes the connection or breaks the protocol."""
+        try:
+            while (request := await self._read_request()) is not None:
+                await self._respond(*request)
+                if self._protocol.our_state is not h11.DONE:
+                    return
+                self._protocol.start_next_cycle()
+        except (
+            h11.RemoteProtocolError,
+            anyio.BrokenResourceError,
+            anyio.EndOfStream,
+            anyio.ClosedResourceError,
+        ):
+            return
+
+    async def _read_request(self) -> tuple[h11.Request, bytes] | None:
+        request: h11.Request | None = None
+        pieces: list[bytes] = []
+        size = 0
+        while True:
+            event = self._protocol.next_event()
+            if event is h11.NEED_DATA:
+                if self._protocol.they_are_waiting_for_100_continue:
+                    await self._send(h11.InformationalResponse(status_code=100, headers=[]))
+                try:
+                    self._protocol.receive_data(await self._stream.receive(READ_BYTES))
+                except anyio.EndOfStream:
+                    self._protocol.receive_data(b"")
+            elif isinstance(event, h11.Request):
+                request = event
+            elif isinstance(event, h11.Data):
+                pieces.append(bytes(event.data))
+                size += len(event.data)
+                if size > MAX_REQUEST_BYTES:
+                    await self._send_json(413, _describe_error(f"more than {MAX_REQUEST_BYTES:,} bytes"))
+                    return None
+            elif isinstance(event, h11.EndOfMessage) and request is not None:
+                return request, b"".join(pieces)
+            else:
+                return None
+
+    async def _respond(self, request: h11.Request, content: bytes) -> None:
+        path = request.target.decode("ascii", "replace").partition("?")[0]
+        sent = dict(request.headers).get(b"authorization", b"").removeprefix(b"Bearer ")
+        if not hmac.compare_digest(sent, self._token.encode("ascii")):
+            await self._send_json(401, _describe_error("the token of this rollout is missing"))
+        elif path == "/v1/models" and request.method == b"GET":
+            listed = {"id": self._model, "object": "model", "created": 0, "owned_by": "reflact"}
+            await self._send_json(200, {"object": "list", "data": [listed]})
+        elif path == "/v1/chat/completions" and request.method == b"POST":
+            await self._complete(content)
+        else:
+            await self._send_json(
+                404, _describe_error(f"the gateway has no {path}; it speaks chat completions")
+            )
+
+    async def _complete(self, content: bytes) -> None:
+        try:
+            body = json.loads(content)
+        except ValueError:
+            body = None
+        if not isinstance(body, dict) or not isinstance(body.get("messages"), list):
+            await self._send_json(400, _describe_error("the body is no request of a chat completion"))
+            return
+        try:
+            completion = json.loads(await self._answer(body))
+        except ReflactError as error:
+            await self._send_json(500, _describe_error(str(error)))
+            return
+        if not body.get("stream"):
+            await self._send_json(200, completion)
+            return
+        data = "".join(f"data: {json.dumps(chunk)}\n\n" for chunk in _split_completion(completion))
+        await self._send_body(200, b"text/event-stream", f"{data}data: [DONE]\n\n".encode())
+
+    async def _send_json(self, status: int, value: object) -> None:
+        await self._send_body(status, b"application/json", json.dumps(value).encode())
+
+    async def _send_body(self, status: int, kind: bytes, body: bytes) -> None:
+        headers = [(b"content-type", kind), (b"content-length", str(len(body)).encode("ascii"))]
+        await self._send(h11.Response(status_code=status, headers=headers))
+        await self._send(h11.Data(data=body))
+        await self._send(h11.EndOfMessage())
+
+    async def _send(self, event: h11.Event) -> None:
+        data = self._protocol.send(event)
+        if data:
+            await self._stream.send(data)
+
+
+def _describe_error(message: str) -> dict[str, Any]:
+    return {"error": {"message": message, "type": "gateway_error"}}
+
+
+def _split_completion(completion: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield a whole completion as the chunks of a stream."""
+    choice = completion["choices"][0]
+    message = {name: value for name, value in choice["message"].items() if value is not None}
+    calls = [{"index": n, **call} for n, call in enumerate(message.pop("tool_calls", ()))]
+    delta = {**message, **({"tool_calls": calls} if calls else {})}
+    frame = {
+        "id": completion.get("id", ""),
+        "object": "chat.completion.chunk",
+        "created": 0,
+        "model": completion["model"],
+    }
+    yield {**frame, "choices": [{"index": 0, "delta": delta, "finish_reason": None}]}
+    yield {**frame, "choices": [{"index": 0, "delta": {}, "finish_reason": choice["finish_reason"]}]}
+    if "usage" in completion:
+        yield {**frame, "choices": [], "usage": completion["usage"]}

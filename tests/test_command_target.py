@@ -1,0 +1,207 @@
+"""Commands as targets: agents in processes of their own, whose model calls go through the run's gateway."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import anyio
+import httpx
+import pytest
+
+from filled_schema import fill_schema
+from reflact import Trainer
+from reflact.data import DataSet
+from reflact.environments import DatasetEnvironment
+from reflact.errors import ConfigError, EnvironmentFailure, ReplyError
+from reflact.messages import CallId
+from reflact.records import RunSummary
+from reflact.targets import CommandTarget
+from reflact.targets.gateway import open_gateway
+from reflact.types import Item, Skill
+
+pytestmark = pytest.mark.anyio
+
+RULE = "Answer in capitals."
+AGENT = [sys.executable, str(Path(__file__).parent / "command_agent.py"), "{task}"]
+WORDS = ("red", "green", "blue")
+ITEMS = tuple(Item(id=word, input=f"Say {word}", reference=word.upper()) for word in WORDS)
+
+
+def complete(content: str) -> str:
+    """Return a chat completion."""
+    message = {"role": "assistant", "content": content}
+    usage = {"prompt_tokens": 20, "completion_tokens": 2, "total_tokens": 22}
+    return json.dumps(
+        {"model": "m", "choices": [{"finish_reason": "stop", "message": message}], "usage": usage}
+    )
+
+
+def answer(body: dict[str, Any]) -> str:
+    """Play both models: the target obeys the rule if its instructions hold it, the optimizer proposes it."""
+    if "response_format" in body:
+        return json.dumps(fill_schema(body["response_format"]["json_schema"]["schema"], RULE))
+    system, user = (message["content"] for message in body["messages"])
+    word = str(user).rpartition(" ")[2]
+    return word.upper() if RULE in system else word
+
+
+class Endpoint(httpx.AsyncBaseTransport):
+    """A provider in this process; notes the bodies of its requests."""
+
+    def __init__(self) -> None:
+        self.bodies: list[dict[str, Any]] = []
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        """Answer a chat completion."""
+        body = json.loads(await request.aread())
+        self.bodies.append(body)
+        return httpx.Response(200, text=complete(answer(body)), headers={"content-type": "application/json"})
+
+
+class Sender:
+    """The run of a session outside a run."""
+
+    identity = "sender"
+
+    async def forward(self, body: Any, *, call_id: CallId) -> str:
+        """Answer a chat completion."""
+        return complete(answer(body))
+
+    async def send(self, body: Any, *, call_id: CallId, answer: Any) -> str:
+        """Refuse; a command only forwards."""
+        raise AssertionError
+
+
+async def train(
+    folder: Path, endpoint: httpx.AsyncBaseTransport | None, target: CommandTarget, **config: Any
+) -> RunSummary:
+    """Return the summary of a run on three words."""
+    splits = {name: (item,) for name, item in zip(("train", "val", "test"), ITEMS, strict=True)}
+    model = {"model": "m", "base_url": "http://127.0.0.1:9/v1", "api_key_env": None, "mode": "json_schema"}
+    settings = {
+        "out_dir": str(folder),
+        "models": {"target": model},
+        "prompts": {"profile": "small"},
+        "train": {"num_epochs": 1},
+        **config,
+    }
+    environment = DatasetEnvironment(DataSet(**splits), grade=lambda item, answer: answer == item.reference)
+    return await Trainer(settings, environment=environment, target=target, transport=endpoint).train()
+
+
+def start(target: CommandTarget, skill: str = RULE) -> Any:
+    """Return a session outside a run."""
+    from reflact.config.models import ModelConfig
+
+    return target.connect(Sender(), ModelConfig(model="m")).session(Skill(text=skill), rollout="r")
+
+
+async def test_a_command_is_trained_and_resumed(tmp_path: Path) -> None:
+    """A command that reads its skill from a file is trained; its requests are counted once, also over restarts."""
+    endpoint, target = Endpoint(), CommandTarget(AGENT, skill_file="SKILL.md")
+    stopped = await train(tmp_path, endpoint, target, budget={"max_calls": 3})
+    assert (stopped.status, len(endpoint.bodies)) == ("budget", 3)
+    summary = await train(tmp_path, endpoint, target)
+    assert (summary.status, summary.best.score) == ("completed", 1.0)
+    assert sum(spend.usage.calls for spend in summary.spend) == len(endpoint.bodies)
+    asked = len(endpoint.bodies)
+    assert (await train(tmp_path, endpoint, target)).best == summary.best
+    assert len(endpoint.bodies) == asked
+
+
+async def test_a_command_is_recorded_and_replayed(tmp_path: Path) -> None:
+    """A recording replays without the provider, although the agent's requests hold the time."""
+    cassette, target = str(tmp_path / "cassette.jsonl"), CommandTarget(AGENT, skill_file="SKILL.md")
+    recorded = await train(
+        tmp_path / "a", Endpoint(), target, replay={"cassette": cassette, "mode": "record"}
+    )
+    replayed = await train(tmp_path / "b", None, target, replay={"cassette": cassette})
+    assert (replayed.best, replayed.status) == (recorded.best, "completed")
+
+
+async def test_a_skill_replaces_the_seed() -> None:
+    """The skill takes the place of the agent's instructions; if they are not there once, the rollout is unmeasured."""
+    replaced = start(CommandTarget(AGENT, seed="Be helpful."))
+    assert await replaced.reply("Say red") == "RED"
+    assert [turn.content for turn in replaced.turns] == ["Say red"]
+    with pytest.raises(EnvironmentFailure, match="has the seed 0 times instead of once"):
+        await start(CommandTarget(AGENT, seed="Be rude.")).reply("Say red")
+
+
+async def test_answers_come_from_a_file_and_streams_are_answered() -> None:
+    """The answer may be a file of the agent, and the agent may ask for a stream."""
+    target = CommandTarget([*AGENT, "stream"], skill_file="SKILL.md", answer_file="answer.txt")
+    assert await start(target).reply("Say red") == "RED"
+    with pytest.raises(ReplyError, match=r"wrote no file other\.txt"):
+        await start(CommandTarget(AGENT, skill_file="SKILL.md", answer_file="other.txt")).reply("Say red")
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ("hang", "a time of more than 1 seconds"),
+        ("flood", "more than 100,000 bytes of output"),
+        ("fail", "the command ended with 1: no such tool"),
+    ],
+)
+async def test_a_command_that_misbehaves_scores_nothing(how: str, words: str) -> None:
+    """A command that hangs, floods or fails is ended and counts as a failure of the agent."""
+    target = CommandTarget(
+        [*AGENT, how], skill_file="SKILL.md", seconds=1 if how == "hang" else 60, output_bytes=100_000
+    )
+    with pytest.raises(ReplyError, match=words):
+        await start(target).reply("Say red")
+
+
+async def test_children_end_with_the_command() -> None:
+    """A child that keeps the output open does not keep the rollout."""
+    with anyio.fail_after(60):
+        assert await start(CommandTarget([*AGENT, "fork"], skill_file="SKILL.md")).reply("Say red") == "RED"
+
+
+async def test_a_command_sees_no_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process has a folder, a HOME and a token of its own, and none of the caller's variables."""
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-canary-1234567890")
+    monkeypatch.setenv("AWS_SECRET", "canary")
+    shown = await start(CommandTarget([*AGENT, "environment"], skill_file="SKILL.md")).reply("Say red")
+    seen = json.loads(shown)
+    assert "canary" not in shown
+    assert seen["OPENAI_BASE_URL"].startswith("http://127.0.0.1:")
+    assert seen["HOME"].endswith("/home")
+
+
+async def test_the_gateway_answers_nobody_without_its_token() -> None:
+    """A request without the rollout's token gets 401, and never reaches the provider; strange ones get an error."""
+
+    async def refuse(body: dict[str, Any]) -> str:
+        raise AssertionError
+
+    async with (
+        open_gateway(refuse, model="m") as address,
+        httpx.AsyncClient(base_url=address.base_url) as client,
+    ):
+        token = {"Authorization": f"Bearer {address.token}"}
+        for headers in ({}, {"Authorization": "Bearer wrong"}):
+            assert (await client.post("/chat/completions", json={}, headers=headers)).status_code == 401
+        assert (await client.get("/models", headers=token)).json()["data"][0]["id"] == "m"
+        assert (await client.post("/chat/completions", content=b"[]", headers=token)).status_code == 400
+        assert (await client.post("/responses", json={}, headers=token)).status_code == 404
+
+
+def test_a_command_needs_a_place_for_its_skill() -> None:
+    """Without a file or a seed, with both, or with a path out of the folder, the target is refused."""
+    for arguments in ({}, {"skill_file": "a", "seed": "b"}, {"skill_file": "../a"}, {"skill_file": "/a"}):
+        with pytest.raises(ConfigError):
+            CommandTarget(AGENT, **arguments)
+
+
+def test_what_a_command_is_decides_its_identity(tmp_path: Path) -> None:
+    """Another command, workspace or limit makes another target."""
+    (tmp_path / "notes.md").write_text("a", encoding="utf-8")
+    first = CommandTarget(AGENT, skill_file="a", workspace=str(tmp_path)).identity
+    (tmp_path / "notes.md").write_text("b", encoding="utf-8")
+    second = CommandTarget(AGENT, skill_file="a", workspace=str(tmp_path)).identity
+    assert len({first, second, CommandTarget(AGENT, skill_file="a", seconds=1).identity}) == 3
