@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 OTHER_BYTES = 300_000
 """The room for texts in a section without one of its own."""
 
-MAX_STEPS, MAX_POINTS, MAX_ROWS, MAX_NAME_CHARS = 1_000, 400, 60, 60
+MAX_STEPS, MAX_POINTS, MAX_ROWS, MAX_NAME_CHARS = 1_000, 400, 60, 200
 
 
 class RunReport(FrozenModel):
