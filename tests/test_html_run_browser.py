@@ -40,14 +40,15 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chrome]:
 
 @pytest.fixture(scope="module")
 def reports(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, RunReport]:
-    """The report of a run, of one with hostile texts, and of one with 200 steps and 20,000 rollouts."""
+    """The report of a run, of one with hostile texts, of one with 20,000 rollouts, and of one with long ones."""
     folder = tmp_path_factory.mktemp("reports") / "run"
     anyio.run(build_trainer(folder).train)
     report = anyio.run(partial(read_report, folder, environment=ENVIRONMENT))
     return {
         "toy": report,
         "hostile": poison(report, OWNED),
-        "large": enlarge(report, steps=200, items=10_000, text=" and so on" * 20),
+        "large": enlarge(report, steps=200, items=10_000),
+        "long": enlarge(report, steps=200, items=10_000, text="<" * 3_000),
     }
 
 
@@ -77,11 +78,12 @@ def test_a_page_is_quiet(
     assert browser.title != "owned"
 
 
+@pytest.mark.parametrize("name", ["large", "long"])
 def test_a_large_page_opens_at_once(
-    browser: Chrome, tmp_path: Path, reports: Mapping[str, RunReport]
+    browser: Chrome, tmp_path: Path, reports: Mapping[str, RunReport], name: str
 ) -> None:
-    """A page of 200 steps and 20,000 rollouts is loaded within three seconds."""
-    show(browser, tmp_path, reports["large"], width=1280)
+    """A page of 200 steps and 20,000 rollouts is loaded within three seconds, with long texts too."""
+    show(browser, tmp_path, reports[name], width=1280)
     assert 0 < browser.execute_script(LOADED) < MOST_MILLISECONDS
 
 

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import anyio
-from pydantic import JsonValue
+from pydantic import Field, JsonValue
 
 from reflact import events
 from reflact.concurrency import Stream, require_asyncio
 from reflact.config import loading
-from reflact.config.training import TrainerConfig
+from reflact.config.models import CONNECTION_KEYS, ModelConfig, ModelsConfig
+from reflact.config.training import ReplayConfig, TrainerConfig
 from reflact.data import DataSet, make_id
 from reflact.errors import (
     BudgetSpent,
@@ -26,24 +28,29 @@ from reflact.errors import (
     StoreError,
 )
 from reflact.llm.middleware import EnvironmentMiddleware
+from reflact.llm.pricing import usd_of
+from reflact.messages import CallId, Message, RenderedPrompt, ReplyModel
 from reflact.protocols import (
     LLM,
     Annotator,
     Approver,
     Environment,
     EventCallback,
+    ItemTarget,
     ManagedEnvironment,
     Proposer,
     Target,
 )
-from reflact.records import EVALUATION_LABEL, CriticDescription, RunStatus, RunSummary, SkillScore
+from reflact.records import EVALUATION_LABEL, CriticDescription, RunStatus, RunSummary, SkillScore, Usage
 from reflact.stages.final_test import score_skill
 from reflact.store.artifacts import write_atomically
 from reflact.training.run import Run
 from reflact.training.setup import (
     Overrides,
     RunPlan,
+    Runtime,
     check_config,
+    connect_models,
     ignore_event,
     import_collaborators,
     open_runtime,
@@ -51,7 +58,7 @@ from reflact.training.setup import (
     track_with_mlflow,
 )
 from reflact.training.shutdown import GracefulStop, make_approver_stoppable
-from reflact.types import Item, Skill, Split
+from reflact.types import FrozenModel, Grade, Item, Rollout, Skill, Split
 
 if TYPE_CHECKING:
     import httpx
@@ -61,6 +68,20 @@ if TYPE_CHECKING:
     from reflact.integrations.opentelemetry import Telemetry
 
 FINISH_SECONDS, CLOSE_SECONDS = 0.4, 0.4
+
+CHECK_PROMPT = RenderedPrompt(
+    name="check",
+    version=1,
+    messages=(
+        Message(
+            role="user",
+            content='This is a test of the connection. Reply with this JSON object: {"word": "ready"}',
+        ),
+    ),
+)
+
+CHECK_RETRIES = 1
+"""Retries during a check, since a person waits for it."""
 
 Example = tuple[JsonValue, JsonValue]
 """An input and its right answer."""
@@ -221,7 +242,12 @@ class Trainer:
             try:
                 async with open_runtime(plan, self._overrides, emit, graceful_stop=stop) as runtime:
                     with runtime.tracing.run():
-                        run = Run(runtime, runtime.tracing.count_events(emit), approve)
+                        run = Run(
+                            runtime,
+                            runtime.tracing.count_events(emit),
+                            approve,
+                            tests_optimizer=must_test_optimizer(plan, self._overrides),
+                        )
                         summary = await _run(run, plan.environment, stop)
                         runtime.tracing.record_outcome(summary)
                     if self._config.report:
@@ -230,6 +256,20 @@ class Trainer:
                 self._graceful_stop = GracefulStop(self._config.train.grace_seconds)
             await tracked(events.RunFinished(run_id=plan.run_id, step=summary.steps, summary=summary))
         return summary
+
+
+def must_test_optimizer(plan: RunPlan, overrides: Overrides) -> bool:
+    """Whether a run makes one small call to its optimizer before it pays for the baseline.
+
+    It does not if a recording or a transport of the caller answers, if the caller brings the optimizer, or if the
+    optimizer has the connection of the target, which the baseline tests.
+    """
+    models, brought = plan.config.models, overrides.brought_roles
+    if overrides.transport is not None or plan.config.replay.cassette is not None or "optimizer" in brought:
+        return False
+    keys = [key for key in CONNECTION_KEYS if key != "mode"]
+    is_same = all(getattr(models.optimizer, key) == getattr(models.target, key) for key in keys)
+    return plan.target is not None or not is_same
 
 
 async def _run(run: Run, environment: Environment, graceful_stop: GracefulStop) -> RunSummary:
@@ -389,3 +429,137 @@ async def evaluate_skill(
         label = f"{EVALUATION_LABEL}{split.value}/{skill.hash}/{score.n}"
         await runtime.decision_log.put(0, label, score.model_dump(mode="json"))
         return score
+
+
+class ReadyReply(ReplyModel):
+    """The reply of the optimizer."""
+
+    word: str = Field(min_length=1, description="The word ready.")
+
+
+class RoleCheck(FrozenModel):
+    """The answers of one role.
+
+    ``seconds`` is the mean time of a call, with its retries. ``usage.usd`` is None if no price is known. ``mode`` is
+    the format of typed replies; None if the role gave none.
+    """
+
+    role: str
+    model: str
+    address: str
+    seconds: float
+    usage: Usage
+    mode: str | None = None
+
+
+class SetupCheck(FrozenModel):
+    """What a check of a configuration found; ``grade`` is that of the target's answer to ``item``."""
+
+    n_train: int
+    n_val: int
+    n_test: int
+    roles: tuple[RoleCheck, ...]
+    item: Item
+    grade: Grade
+
+
+async def check_setup(config: TrainerConfig, overrides: Overrides | None = None) -> SetupCheck:
+    """Let the target answer one train item, and make one small call to each other role.
+
+    The calls have a temporary store: nothing is written to the run's folder. Recordings are ignored.
+
+    Raises:
+        UsageError: The configuration, the data, a prompt or a key is wrong.
+        ModelError: A role gave no usable reply.
+        EnvironmentFailure: The item could not be graded.
+    """
+    from reflact.store.runs import open_store
+
+    overrides = overrides or Overrides()
+    models = _limit_retries(config.models)
+    plan = prepare_run(config.model_copy(update={"replay": ReplayConfig(), "models": models}), overrides)
+    finished = list[events.ModelCallFinished]()
+
+    async def collect(event: events.Event) -> None:
+        if isinstance(event, events.ModelCallFinished):
+            finished.append(event)
+
+    async with AsyncExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="reflact-check-"))
+        store = await stack.enter_async_context(open_store(Path(folder) / "run.db"))
+        runtime = await stack.enter_async_context(connect_models(plan, overrides, store, collect))
+        await store.open_run(plan.run_id, plan.identity, plan.config.model_dump(mode="json"))
+        runtime.budget.begin((), 0.0)
+        item = plan.data.train[0]
+        grade = await _grade_item(item, runtime)
+        if "optimizer" not in overrides.brought_roles:
+            call_id = CallId(role="optimizer", purpose="check", step=0)
+            await runtime.optimizer.ask(CHECK_PROMPT, ReadyReply, call_id=call_id)
+        roles = [
+            await _describe_role(role, getattr(plan.config.models, role), finished, runtime)
+            for role in dict.fromkeys(event.role for event in finished)
+        ]
+    data = plan.data
+    return SetupCheck(
+        n_train=len(data.train),
+        n_val=len(data.val),
+        n_test=len(data.test),
+        roles=tuple(roles),
+        item=item,
+        grade=grade,
+    )
+
+
+async def _grade_item(item: Item, runtime: Runtime) -> Grade:
+    """Return the grade of the target's answer, after the annotator has seen it, if there is one."""
+    target, skill, plan = runtime.target, runtime.plan.initial_skill, runtime.plan
+    if isinstance(target, ItemTarget):
+        session = target.session_for(item, skill, rollout="check")
+    else:
+        session = target.session(skill, rollout="check")
+    try:
+        grade = await plan.environment.run(item, session, seed=0)
+        if plan.annotator is not None:
+            rollout = Rollout(
+                key="check",
+                item_id=item.id,
+                skill_hash=skill.hash,
+                turns=session.turns,
+                answer=grade.answer,
+                score=grade.score,
+            )
+            await plan.annotator.annotate(item, rollout)
+    except ReflactError:
+        raise
+    except Exception as error:
+        raise EnvironmentFailure(
+            f"item {item.id!r} could not be graded: {type(error).__name__}: {error}"
+        ) from error
+    return grade
+
+
+async def _describe_role(
+    role: str, settings: ModelConfig, finished: list[events.ModelCallFinished], runtime: Runtime
+) -> RoleCheck:
+    calls = [event for event in finished if event.role == role]
+    usage = sum((event.usage for event in calls), Usage())
+    if usd_of(Usage(calls=1, input_tokens=1, output_tokens=1), settings) is None:
+        usage = usage.model_copy(update={"usd": None})
+    mode = await runtime.decision_log.get(0, f"mode/{role}") if settings.mode == "auto" else settings.mode
+    return RoleCheck(
+        role=role,
+        model=settings.model,
+        address=settings.base_url,
+        seconds=sum(event.seconds for event in calls) / len(calls),
+        usage=usage,
+        mode=None if role == "target" or mode is None else str(mode),
+    )
+
+
+def _limit_retries(models: ModelsConfig) -> ModelsConfig:
+    limited = {
+        role: settings.model_copy(update={"max_retries": min(CHECK_RETRIES, settings.max_retries)})
+        for role in ModelsConfig.model_fields
+        if isinstance(settings := getattr(models, role), ModelConfig)
+    }
+    return models.model_copy(update=limited)

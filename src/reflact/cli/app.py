@@ -17,7 +17,7 @@ from reflact.cli.calibrate import calibrate
 from reflact.cli.common import print_error
 from reflact.cli.memory import memory_app
 from reflact.cli.runs import compare, print_diff, print_skill, report, runs, show
-from reflact.cli.train import demo, evaluate, record, replay, train
+from reflact.cli.train import check, demo, evaluate, init, record, replay, train
 from reflact.errors import CassetteError, ReflactError, StoreError, UsageError
 
 
@@ -117,6 +117,8 @@ def import_skillopt(
     typer.echo(f"wrote {target}")
 
 
+app.command("init")(init)
+app.command("check")(check)
 app.command("train")(train)
 app.command("eval")(evaluate)
 app.command("demo")(demo)

@@ -1,13 +1,15 @@
-"""The commands ``train``, ``eval``, ``record``, ``replay`` and ``demo``."""
+"""The commands ``init``, ``check``, ``train``, ``eval``, ``record``, ``replay`` and ``demo``."""
 
 from __future__ import annotations
 
 import json
+import os
+import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -21,6 +23,7 @@ from reflact.cli.common import (
     TimesOption,
     build_view,
     load_trainer_config,
+    print_error,
     resolve_show_mode,
     train_and_show,
 )
@@ -28,14 +31,284 @@ from reflact.cli.common import (
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from reflact.config.training import TrainerConfig
+    from reflact.config.training import FieldsConfig, TrainerConfig
     from reflact.events import Event
     from reflact.llm.pricing import CostEstimate, EstimateRange
     from reflact.protocols import Approver
     from reflact.records import CandidateReview, Spend
+    from reflact.trainer import RoleCheck, SetupCheck
 
+
+OPENAI_URL = "https://api.openai.com/v1"
+LONG_ANSWER_WORDS = 6
+MAX_SHOWN_CHARS = 300
+
+PROGRAM_WORDS = "The references are tests or expected outputs of programs."
+OBJECT_WORDS = "The references are objects: an answer needs their fields and values."
+LONG_WORDS = "The references are long: the score is the overlap of words."
+SHORT_WORDS = "The references are short texts: case, spaces and punctuation at both ends do not count."
+
+TEMPLATE = """\
+# A training of reflact on {data}. Next:
+#   reflact check {name}             one small call to each model and one graded item
+#   reflact train {name} --dry-run   the plan and its cost; sends nothing
+#   reflact train {name}
+out_dir: {out_dir}
+
+data:
+  path: {path}
+{fields}  # {sizes}
+  # To choose another split (train:val:test; the last may be 0):
+  # ratio: [1, 1, 1]
+
+environment:
+  # {why}
+  # Others: exact, normalized, token_f1, numeric, regex, json_fields, sql, python, critic.
+  grader: {grader}
+{extra}  # What the tasks are and what a good answer is; the optimizer reads it.
+  description: ""
+  # The message to the target. Other columns of the data may be used too: {columns}.
+  template: "{{input}}"
+
+models:
+  # The model that answers, and whose instructions are trained.
+  target:
+    model: {model}
+    base_url: {base_url}
+    # The environment variable that holds the key; null for an endpoint without keys.
+    api_key_env: {key}
+    max_tokens: 1024
+  # The model that writes the instructions. It uses the target's model, address and key unless it has its own.
+  optimizer:
+    {optimizer}
+
+train:
+  num_epochs: 2
+  batch_size: {batch}
+
+# The run stops before it exceeds a limit. max_usd needs a known price.
+budget:
+  max_calls: null
+  max_usd: null
+"""
 
 CassetteOption = Annotated[Path, typer.Option(metavar="FILE", help="The recording.", show_default=False)]
+
+
+def init(  # noqa: PLR0917 - one for each option of the command
+    data: Annotated[
+        Path,
+        typer.Argument(metavar="DATA", help="A .csv, .json or .jsonl file, or a folder.", show_default=False),
+    ],
+    out: Annotated[
+        Path, typer.Option(metavar="FILE", help="The new configuration; never overwritten.")
+    ] = Path("run.yaml"),
+    model: Annotated[
+        str | None, typer.Option(metavar="NAME", help="The target's model.", show_default=False)
+    ] = None,
+    optimizer: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", help="The optimizer's model. Default: the target's.", show_default=False
+        ),
+    ] = None,
+    base_url: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help=f"Root of the API. Default: {OPENAI_URL}.", show_default=False),
+    ] = None,
+    api_key_env: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Variable that holds the key, or null. Default: OPENAI_API_KEY, or null for a local address.",
+            show_default=False,
+        ),
+    ] = None,
+) -> None:
+    """Write a first configuration for your data.
+
+    The command reads DATA and guesses its columns and the grader. At a terminal it asks for the model and
+    its address if you do not give them as options. Edit the file as you like.
+    """
+    from reflact.errors import ConfigError
+    from reflact.reporting.lines import escape_line
+    from reflact.store.artifacts import write_atomically
+
+    if out.exists():
+        raise ConfigError(f"{out} exists already; choose another file with --out")
+    if out.suffix not in {".yaml", ".yml"}:
+        raise ConfigError(f"{out} does not end in .yaml; choose another file with --out")
+    draft = describe_data(data, out)
+    if model is None:
+        if not sys.stdin.isatty():
+            raise ConfigError("which model answers? Name it with --model, or run this command at a terminal")
+        model = str(typer.prompt("Model that answers (the target)"))
+        base_url = base_url or str(typer.prompt("Address of its API", default=OPENAI_URL))
+    base_url = base_url or OPENAI_URL
+    is_local = any(f"//{host}" in base_url for host in ("localhost", "127.0.0.1", "[::1]"))
+    key = api_key_env or ("null" if is_local else "OPENAI_API_KEY")
+    text = TEMPLATE.format(
+        **draft,
+        model=quote_yaml(model),
+        base_url=quote_yaml(base_url),
+        key="null" if key == "null" else quote_yaml(key),
+        optimizer="max_tokens: 4096"
+        if optimizer is None
+        else f"model: {quote_yaml(optimizer)}\n    max_tokens: 4096",
+    )
+    write_atomically(out, text)
+    load_trainer_config(out, None)
+    for line in (
+        draft["sizes"],
+        f"grader {draft['grader']}: {draft['why']}",
+        f"wrote {out}; next: reflact check {out}",
+    ):
+        typer.echo(escape_line(line))
+
+
+def describe_data(data: Path, out: Path) -> dict[str, str]:
+    """Return what a data file says about its configuration, as values of the template.
+
+    Raises:
+        DataError: The data cannot be read, or has no column that could be the input.
+    """
+    from reflact.data import load_dataset, read_rows
+    from reflact.reporting.lines import escape_line
+    from reflact.types import Split
+
+    sample = data
+    if data.is_dir():
+        files = (p for p in sorted(data.rglob("*")) if p.suffix in {".json", ".jsonl", ".csv"})
+        sample = next((p for p in files if "train" in p.relative_to(data).parts[0]), data)
+    rows = [row.value for row in read_rows(sample)] if sample.is_file() else []
+    fields, names = guess_fields([row for row in rows if isinstance(row, dict)])
+    has_test = not data.is_dir() or any(
+        (data / f"test{end}").exists() for end in ("", ".json", ".jsonl", ".csv")
+    )
+    dataset = load_dataset(data, None, 42, fields=fields, needs_test=has_test)
+    items = [item for split in Split for item in dataset.items(split)]
+    grader, why = guess_grader([item.reference for item in items])
+    n_train, n_val, n_test = (len(dataset.items(split)) for split in Split)
+    columns = ", ".join(f"{{{name}}}" for name in items[0].metadata) or "there are none"
+    lines = [f"    {name}: {quote_yaml(column)}\n" for name, column in names.items()]
+    return {
+        "data": escape_line(str(data)),
+        "name": out.name,
+        "out_dir": quote_yaml(f"runs/{out.stem}"),
+        "path": quote_yaml(os.path.relpath(data.resolve(), out.resolve().parent)),
+        "fields": "  fields:\n" + "".join(lines) if lines else "",
+        "sizes": f"{len(items)} items: {n_train} train, {n_val} validation, {n_test} test",
+        "grader": grader,
+        "why": why,
+        "extra": "  tables: tables  # folder of .csv tables\n" if grader == "sql" else "",
+        "columns": escape_line(columns),
+        "batch": str(max(1, min(16, n_train))),
+    }
+
+
+def guess_fields(rows: Sequence[Mapping[str, Any]]) -> tuple[FieldsConfig, dict[str, str]]:
+    """Return the columns of the fields that need a line in ``data.fields``, also by name."""
+    from reflact.config.training import FieldsConfig
+    from reflact.data import FIELD_NAMES, guess_column
+
+    known = {"input": ("input", "question"), "reference": ("reference", "answers", "answer")}
+    columns = [name for name in (rows[0] if rows else ()) if all(name in row for row in rows)]
+    names: dict[str, str] = {}
+    for field in FIELD_NAMES:
+        if any(name in columns for name in known.get(field, (field,))):
+            continue
+        free = [name for name in columns if name not in names.values()]
+        column = guess_column(field, free)
+        if column is None or (field == "id" and len({json.dumps(row[column]) for row in rows}) < len(rows)):
+            continue
+        names[field] = column
+    return FieldsConfig.model_validate(names), names
+
+
+def guess_grader(references: Sequence[Any]) -> tuple[str, str]:
+    """Return a grader that fits the references, and the reason."""
+    from reflact.environments.graders import parse_number
+
+    answers = [
+        one for ref in references for one in (ref if isinstance(ref, list) else [ref]) if one is not None
+    ]
+    if not answers:
+        return (
+            "critic",
+            "The items have no right answers, so a critic must grade; it needs models.critic.model.",
+        )
+    if all(isinstance(one, dict) for one in answers):
+        is_program = all({"tests", "stdout"} & one.keys() for one in answers)
+        return ("python", PROGRAM_WORDS) if is_program else ("json_fields", OBJECT_WORDS)
+    texts = [str(one) for one in answers]
+    if all(type(one) is not bool and parse_number(str(one)) is not None for one in answers):
+        return "numeric", "The references are numbers: an answer must be that number and nothing else."
+    if all(text.lstrip().lower().startswith(("select ", "with ")) for text in texts):
+        return "sql", "The references are queries: an answer must return the same rows."
+    is_long = sum(len(text.split()) for text in texts) > LONG_ANSWER_WORDS * len(texts)
+    return ("token_f1", LONG_WORDS) if is_long else ("normalized", SHORT_WORDS)
+
+
+def quote_yaml(text: str) -> str:
+    """Return a text as a scalar of YAML on one line; a plain word stays as it is."""
+    import yaml
+
+    is_plain = re.fullmatch(r"[A-Za-z][\w.-]*", text, re.ASCII) is not None and yaml.safe_load(text) == text
+    return text if is_plain else json.dumps(text)
+
+
+def check(config: ConfigArgument, overrides: OverrideOption = None) -> None:
+    """Test the models and grade one item.
+
+    The command makes one small call to each model, and lets the target answer one train item. It writes
+    nothing to the run's folder. If a key, a model, an address or the data is wrong, it ends with exit code 2.
+    """
+    import anyio
+
+    from reflact.errors import BudgetSpent, EnvironmentFailure, ModelError
+    from reflact.reporting.lines import escape_line
+    from reflact.trainer import check_setup
+    from reflact.training.gating import FEW_ITEMS, describe_few_items
+
+    settings = load_trainer_config(config, overrides)
+    try:
+        found = anyio.run(check_setup, settings)
+    except (ModelError, EnvironmentFailure, BudgetSpent) as error:
+        print_error(str(error))
+        raise typer.Exit(2) from None
+    lines = [
+        f"data: {found.n_train} train, {found.n_val} validation, {found.n_test} test items",
+        *(describe_role(role) for role in found.roles),
+        *describe_item(found),
+    ]
+    if found.n_val < FEW_ITEMS:
+        lines.append(f"warning: {describe_few_items(found.n_val)}")
+    for line in (*lines, f"next: reflact train {config} --dry-run"):
+        typer.echo(escape_line(line))
+
+
+def describe_role(role: RoleCheck) -> str:
+    """Return what one role answered, as a line."""
+    usage = role.usage
+    price = "price unknown" if usage.usd is None else f"${usage.usd:.6f}"
+    mode = "" if role.mode is None else f", typed replies by {role.mode}"
+    tokens = f"{usage.input_tokens:,} tokens in and {usage.output_tokens:,} out"
+    return f"{role.role}: {role.model} at {role.address}: {role.seconds:.1f} s{mode}, {tokens}, {price}"
+
+
+def describe_item(found: SetupCheck) -> list[str]:
+    """Return the graded item, as lines."""
+    item, grade = found.item, found.grade
+    shown = {"input": item.input, "answer": grade.answer, "expected": item.reference}
+    texts = {
+        name: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        for name, value in shown.items()
+    }
+    lines = [
+        f"  {name}: {text[:MAX_SHOWN_CHARS]}{'...' if len(text) > MAX_SHOWN_CHARS else ''}"
+        for name, text in texts.items()
+    ]
+    return [f"item {item.id}: score {grade.score.hard:g}", *lines]
 
 
 def evaluate(  # noqa: PLR0917 - one for each option of the command

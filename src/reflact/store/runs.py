@@ -205,13 +205,18 @@ class SQLiteRunStore(SQLiteResponseStore):
         return tuple(parse_stored(SkillScore.model_validate_json, text, what) for (text,) in rows)
 
     async def refuse_other_runs(self, run_id: str, identity: Mapping[str, JsonValue]) -> None:
-        """Check that the store is empty or contains the run.
+        """Check that the store is empty or contains the run, after it removed other runs that left no work.
 
         Raises:
             RunConflict: It contains only other runs; names each key that differs from the latest.
         """
-        rows = await self._database.fetch_rows("SELECT run_id, identity FROM runs ORDER BY rowid")
+        sql = "SELECT run_id, identity FROM runs ORDER BY rowid"
+        rows = await self._database.fetch_rows(sql)
         if not rows or run_id in {known for known, _ in rows}:
+            return
+        await self._database.write(delete_idle_runs)
+        rows = await self._database.fetch_rows(sql)
+        if not rows:
             return
         known, text = rows[-1]
         before = parse_stored(IDENTITY_ADAPTER.validate_json, text, f"identity of run {known}")
@@ -391,6 +396,21 @@ class SQLiteRunStore(SQLiteResponseStore):
         if text is None:
             return None
         return parse_stored(RunSummary.model_validate_json, text, f"summary of run {run_id}")
+
+
+def delete_idle_runs(tables: Tables) -> None:
+    """Delete runs that committed nothing and paid nothing.
+
+    The calls of a target from Python are not seen, so its run counts as paid if the store has a rollout.
+    """
+    sql = (
+        "SELECT run_id FROM runs WHERE run_id NOT IN (SELECT run_id FROM commits) AND run_id NOT IN"
+        " (SELECT run_id FROM calls WHERE calls > 0 OR uncounted > 0 OR state <> 'settled') AND"
+        " (json_extract(identity, '$.target') IS NULL OR NOT EXISTS (SELECT 1 FROM rollouts))"
+    )
+    for (run_id,) in tables.execute(sql).fetchall():
+        for name in ("calls", "faults", "stage_times", "events", "decision_log", "runs"):
+            tables.execute(f"DELETE FROM {name} WHERE run_id = ?", (run_id,))  # noqa: S608 - own names
 
 
 def build_conflict(run_id: str, path: Path, differences: Sequence[str]) -> RunConflict:

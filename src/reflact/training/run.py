@@ -11,6 +11,7 @@ from pydantic import TypeAdapter
 from reflact import events
 from reflact.concurrency import finish_if_cancelled, run_beside
 from reflact.errors import RunFailed, Unmeasured
+from reflact.messages import CallId, Message, RenderedPrompt, Text
 from reflact.protocols import Approver, CommitRecord, EventCallback
 from reflact.records import (
     CriticDescription,
@@ -54,14 +55,25 @@ REJECTED_EDITS_ADAPTER: TypeAdapter[tuple[RejectedEdit, ...]] = TypeAdapter(tupl
 
 
 class Run:
-    """One start of a run; ``on_event`` receives all events."""
+    """One start of a run; ``on_event`` receives all events.
 
-    def __init__(self, runtime: Runtime, on_event: EventCallback, approve: Approver | None = None) -> None:
+    ``tests_optimizer``: a small call tests the optimizer before the baseline is paid.
+    """
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        on_event: EventCallback,
+        approve: Approver | None = None,
+        *,
+        tests_optimizer: bool = False,
+    ) -> None:
         plan = runtime.plan
         self._runtime = runtime
         self._plan = plan
         self._config = plan.config
         self._on_event = on_event
+        self._tests_optimizer = tests_optimizer
         self._store = runtime.store
         self._decision_log = runtime.decision_log
         self._timer = StageTimer(plan.run_id, on_event, runtime.tracing, runtime.budget.current_stage)
@@ -104,6 +116,7 @@ class Run:
     async def _advance(self) -> None:
         await self._emit_start()
         await self._check_null_answers()
+        await self._test_optimizer()
         await self._measure_critic()
         state = self.state or await self._measure_baseline()
         records = list(await self._store.records(self.id))
@@ -179,6 +192,16 @@ class Run:
         if checked is not None:
             self._warnings = () if checked.warning is None else (checked.warning,)
             await self._emit(checked)
+
+    async def _test_optimizer(self) -> None:
+        """Find a wrong key, model or address of the optimizer before the baseline is paid; its reply is stored."""
+        if self.state is None and self._tests_optimizer:
+            message = Message(
+                role="user", content="This is a test of the connection. Reply with the word ready."
+            )
+            prompt = RenderedPrompt(name="preflight", version=1, messages=(message,))
+            call_id = CallId(role="optimizer", purpose="preflight", step=0)
+            await self._runtime.optimizer.ask(prompt, Text, call_id=call_id)
 
     async def _measure_critic(self) -> None:
         if self._runtime.critic is not None:

@@ -1,0 +1,204 @@
+"""The first steps of a new user: `reflact init`, `reflact check`, and a first start that fails for free."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from reflact.config.loading import load_config
+from reflact.config.training import TrainerConfig
+from served import asked_of, completion, configured, reflact, send, serving
+
+ANSWERS = {"big": '{"word": "ready"}', "small": "4"}
+
+
+class ModelServer:
+    """Serves the models `small` and `big`, refuses others, and lists the models of all requests."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    def answer(self, handler: BaseHTTPRequestHandler) -> None:
+        """Answer a request."""
+        body: dict[str, Any] = asked_of(handler)
+        model = body["model"]
+        self.asked.append(model)
+        if model in ANSWERS:
+            send(handler, completion(ANSWERS[model]))
+        else:
+            send(
+                handler,
+                {"error": {"message": f"The model {model} does not exist", "code": "model_not_found"}},
+                404,
+            )
+
+
+def write_questions(path: Path, n: int = 60) -> Path:
+    """Write a CSV file of sums with columns of other names."""
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(["nr", "prompt", "gold", "level"])
+        writer.writerows([k, f"What is {k} + {k}?", 2 * k, "easy"] for k in range(n))
+    return path
+
+
+def optimizer_of(name: str) -> tuple[str, str]:
+    """Return the options that name the optimizer's model."""
+    return "--set", f"models.optimizer.model={name}"
+
+
+def test_init_writes_a_configuration_that_works(tmp_path: Path) -> None:
+    """It guesses columns and grader, and the file checks and plans without a change."""
+    data, config = write_questions(tmp_path / "sums.csv"), tmp_path / "run.yaml"
+    server = ModelServer()
+    with serving(server.answer) as url:
+        options = ("--model", "small", "--optimizer", "big", "--base-url", url)
+        result = reflact("init", data, "--out", config, *options)
+        assert result.exit_code == 0, result.output
+        assert "60 items: 20 train, 20 validation, 20 test" in result.stdout
+        checked = reflact("check", config)
+        assert checked.exit_code == 0, checked.output
+    loaded = load_config(config)
+    assert loaded.data.fields.input == "prompt"
+    assert loaded.data.fields.reference == "gold"
+    assert loaded.environment.grader == "numeric"
+    planned = reflact("train", config, "--dry-run")
+    assert "items: 20 train, 20 validation, 20 test" in planned.stdout
+
+
+def test_init_never_overwrites_and_asks_only_at_a_terminal(tmp_path: Path) -> None:
+    """An existing file stays as it is, and a missing model is one sentence."""
+    data, config = write_questions(tmp_path / "sums.csv"), tmp_path / "run.yaml"
+    result = reflact("init", data, "--out", config)
+    assert result.exit_code == 2
+    assert "--model" in result.stderr
+    config.write_text("mine", encoding="utf-8")
+    result = reflact("init", data, "--out", config, "--model", "m")
+    assert result.exit_code == 2
+    assert "exists already" in result.stderr
+    assert config.read_text(encoding="utf-8") == "mine"
+
+
+@pytest.mark.parametrize(
+    ("rows", "grader"),
+    [
+        (["Paris", "Rome"], "normalized"),
+        (["1,000", "-3.5"], "numeric"),
+        (["a long answer that has rather many words", "another one of the same kind and length"], "token_f1"),
+        (["SELECT 1", "select 2"], "sql"),
+    ],
+)
+def test_init_guesses_the_grader(tmp_path: Path, rows: list[str], grader: str) -> None:
+    """The references decide; hostile column names and texts stay inert."""
+    path, config = tmp_path / "a.csv", tmp_path / "run.yaml"
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(["question", "answer", "x\nbudget: {max_calls: 0}"])
+        writer.writerows([f"q{k}", rows[k % 2], "\x1b[31m"] for k in range(9))
+    result = reflact("init", path, "--out", config, "--model", "m: {a}\n")
+    assert result.exit_code == 0, result.output
+    loaded = load_config(config)
+    assert loaded.environment.grader == grader
+    assert loaded.models.target.model == "m: {a}\n"
+    assert loaded.budget.max_calls is None
+
+
+def test_check_grades_an_item_and_writes_nothing(tmp_path: Path) -> None:
+    """It tells the mode, the price and the graded item, and leaves no run behind."""
+    server = ModelServer()
+    with serving(server.answer) as url:
+        result = reflact("check", configured(tmp_path, url), *optimizer_of("big"))
+    assert result.exit_code == 0, result.output
+    for words in (
+        "typed replies by json_schema",
+        "price unknown",
+        "answer: 4",
+        "4 train, 3 validation, 3 test",
+    ):
+        assert words in result.stdout
+    assert "warning: Only 3 validation items" in result.stdout
+    assert set(server.asked) == {"small", "big"}
+    assert len(server.asked) <= 3
+    assert not (tmp_path / "run").exists()
+
+
+def refuse_key(handler: BaseHTTPRequestHandler) -> None:
+    """Refuse every key."""
+    asked_of(handler)
+    send(handler, {"error": {"message": "wrong key"}}, 401)
+
+
+@pytest.mark.parametrize(
+    ("answer", "change", "words"),
+    [
+        (refuse_key, "models.target.model=small", "refused the key"),
+        (ModelServer().answer, "models.target.model=none", "models.target.model"),
+        (ModelServer().answer, "models.optimizer.model=none", "models.optimizer.model"),
+        (ModelServer().answer, "models.target.api_key_env=REFLACT_TEST_NO_KEY", "REFLACT_TEST_NO_KEY"),
+        (ModelServer().answer, "data.path=nowhere.jsonl", "there is no data at"),
+        (ModelServer().answer, "data.fields.input=ask", "row 1: there is no column 'ask'"),
+    ],
+)
+def test_check_says_what_is_wrong(
+    tmp_path: Path, answer: Callable[[BaseHTTPRequestHandler], None], change: str, words: str
+) -> None:
+    """A wrong key, model or file is exit code 2 and one sentence."""
+    with serving(answer) as url:
+        result = reflact("check", configured(tmp_path, url), *optimizer_of("big"), "--set", change)
+    assert result.exit_code == 2, result.output
+    assert words in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+def test_a_wrong_optimizer_is_found_before_the_baseline(tmp_path: Path) -> None:
+    """A run whose optimizer has its own connection asks it first, so that nothing is paid in vain."""
+    server = ModelServer()
+    with serving(server.answer) as url:
+        result = reflact("train", configured(tmp_path, url), *optimizer_of("none"), "--show", "quiet")
+    assert result.exit_code == 2, result.output
+    assert "models.optimizer.model" in result.stderr
+    assert server.asked == ["none"]
+
+
+def test_an_optimizer_like_the_target_is_not_asked_first(tmp_path: Path) -> None:
+    """If both roles share model, address and key, the baseline tests the optimizer too."""
+    server = ModelServer()
+    with serving(server.answer) as url:
+        reflact("train", configured(tmp_path, url), "--set", "budget.max_calls=1", "--show", "quiet")
+        first = list(server.asked)
+        reflact(
+            "train", configured(tmp_path, url), "--set", f"out_dir={tmp_path / 'b'}", *optimizer_of("big")
+        )
+    assert first[:1] == ["small"]
+    assert server.asked[len(first)] == "big"
+
+
+def test_a_start_that_paid_nothing_does_not_lock_its_folder(tmp_path: Path) -> None:
+    """After a start that failed for free, another configuration may use the folder; after a paid one it may not."""
+    server = ModelServer()
+    with serving(server.answer) as url:
+        config = configured(tmp_path, url)
+        failed = reflact("train", config, *optimizer_of("none"), "--show", "quiet")
+        assert failed.exit_code == 2
+        paid = reflact(
+            "train", config, *optimizer_of("big"), "--set", "budget.max_calls=4", "--show", "quiet"
+        )
+        assert "max_calls" in paid.stderr
+        other = reflact("train", config, *optimizer_of("big"), "--set", "seed=7", "--show", "quiet")
+    assert other.exit_code == 2
+    assert "seed was 42 and is now 7" in other.stderr
+
+
+def test_the_templates_keys_are_those_of_the_configuration(tmp_path: Path) -> None:
+    """A written configuration differs from the defaults only in what it shows."""
+    config = tmp_path / "run.yaml"
+    reflact("init", write_questions(tmp_path / "sums.csv"), "--out", config, "--model", "gpt-4o")
+    loaded = load_config(config)
+    assert loaded.models.target.base_url == TrainerConfig().models.target.base_url
+    assert loaded.models.target.api_key_env == "OPENAI_API_KEY"
+    assert loaded.models.optimizer.model == "gpt-4o"
