@@ -275,7 +275,7 @@ def settings(world: Path, out_dir: Path, url: str, size: Size) -> dict[str, Any]
 
 def alike(summary: RunSummary) -> str:
     """Return all of a summary that must not depend on faults."""
-    differing = {"seconds", "stages", "faults", "spend", "reused", "surplus", "config"}
+    differing = {"seconds", "stages", "step_costs", "faults", "spend", "reused", "surplus", "config"}
     return summary.model_dump_json(exclude=differing)
 
 

@@ -17,12 +17,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from doubles import PROMPT, Endpoint, call_id, completion, config, connected
-from prompt_examples import Listener
+from prompt_examples import Asker, Listener
 from reflact.calibration.contrast import ContrastSettings, GenerationTask, PairModels, generate_contrast_pairs
 from reflact.calibration.critic import Critic
 from reflact.calibration.curriculum import MistakeShare, RoundPlan
 from reflact.config.critic import CriticSettings
-from reflact.config.training import AggregateConfig, UpdateConfig
+from reflact.config.training import AggregateConfig, ReflectConfig, UpdateConfig
 from reflact.data import DataSet
 from reflact.environments.dataset import DatasetEnvironment
 from reflact.environments.graders import ExactGrader
@@ -30,11 +30,13 @@ from reflact.errors import ReplyError
 from reflact.memory.models import Action, ContrastPair, Evaluation, Label, ScoreEvent, Transition
 from reflact.messages import Message, RenderedPrompt, ReplyModel, Text
 from reflact.prompts import fence, load_prompts
+from reflact.protocols import StepEvidence
 from reflact.records import StepBufferEntry
 from reflact.skills.document import replace_notes
 from reflact.skills.rejected_edits import RejectedEdit
 from reflact.stages.aggregate import aggregate
 from reflact.stages.context import StageContext
+from reflact.stages.evaluate import GateMetric
 from reflact.stages.execution_notes import LapseTriage, update_appendix
 from reflact.stages.prompt_sections import show_buffer, show_figures, show_memory, show_meta, show_task
 from reflact.stages.reflect import Analyst, Minibatch
@@ -42,9 +44,11 @@ from reflact.stages.select import choose_step_size, select
 from reflact.stages.slow_update import categorize_items, show_comparison, slow_update, update_meta_skill
 from reflact.stages.update import update
 from reflact.targets.chat import ChatTarget
+from reflact.training.proposing import RewritingProposer
 from reflact.types import (
     AggregateResult,
     AnalystReport,
+    Case,
     Edit,
     EditKind,
     FailurePattern,
@@ -128,6 +132,7 @@ async def asked(says: Says) -> list[RenderedPrompt]:
     context = StageContext(llm=listener, prompts=load_prompts(), decision_log=listener, step=1, task=task)
     skill, later = Skill(text=f"{says('document')}\n"), Skill(text=f"{says('later document')}\n")
     await _reflect(context, says, skill)
+    await _rewrite(context, says, skill)
     await _merge(context, says, skill, "append")
     await _merge(context, says, skill, "rewrite")
     await _decide(context, says, skill)
@@ -142,14 +147,21 @@ def figures_of(says: Says) -> str:
     return show_figures([], items, ["0"])
 
 
-def notes_of(says: Says) -> str:
+def attempt_of(says: Says) -> StepBufferEntry:
     edits = (_edit("replace", says("tried"), "failure", target=says("tried target")),)
     pattern = FailurePattern(type=says("pattern"), count=1, description=says("pattern in words"))
-    entry = StepBufferEntry(
+    return StepBufferEntry(
         step=1, action="reject", n_failures=1, n_total=2, patterns=(pattern,), rejected_edits=edits
     )
-    card = RejectedEdit(op="replace", target=says("card target"), content=says("card"), origin="step 1")
-    return "\n\n".join([show_buffer([entry]), show_memory([card]), show_meta(says("memory"))])
+
+
+def card_of(says: Says) -> RejectedEdit:
+    return RejectedEdit(op="replace", target=says("card target"), content=says("card"), origin="step 1")
+
+
+def notes_of(says: Says) -> str:
+    shown = (show_buffer([attempt_of(says)]), show_memory([card_of(says)]), show_meta(says("memory")))
+    return "\n\n".join(shown)
 
 
 async def _reflect(context: StageContext, says: Says, skill: Skill) -> None:
@@ -168,6 +180,25 @@ async def _reflect(context: StageContext, says: Says, skill: Skill) -> None:
     triage = LapseTriage(context=context, skill=skill, analyse=_blank, successes=True, tokens=TOKENS)
     for source in sources:
         await triage.report(_batch(says, skill, source))
+
+
+async def _rewrite(context: StageContext, says: Says, skill: Skill) -> None:
+    batches = [(_batch(says, skill, source), source == "failure") for source in ("failure", "success")]
+    evidence = StepEvidence(
+        step=1,
+        cases=tuple(
+            Case(item=item, rollout=rollout, failed=failed)
+            for batch, failed in batches
+            for item, rollout in zip(batch.items, batch.rollouts, strict=True)
+        ),
+        attempts=(attempt_of(says),),
+        rejected_edits=(card_of(says),),
+        meta_skill=says("memory"),
+        task=context.task,
+    )
+    config, metric = ReflectConfig(trajectory_tokens=TOKENS), GateMetric(metric="hard")
+    proposer = RewritingProposer(1, context.prompts, config, metric)
+    await proposer.propose(skill, evidence, Asker(context))
 
 
 async def _blank(batch: Minibatch) -> AnalystReport:
