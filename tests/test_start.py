@@ -69,6 +69,42 @@ def test_init_writes_a_configuration_that_works(tmp_path: Path) -> None:
     assert loaded.environment.grader == "numeric"
     planned = reflact("train", config, "--dry-run")
     assert "items: 20 train, 20 validation, 20 test" in planned.stdout
+    assert "preflight" in planned.stdout
+
+
+def test_init_asks_for_the_column_that_it_cannot_guess(tmp_path: Path) -> None:
+    """Columns of unusual names are chosen by options, and a file that is too small is refused."""
+    path, config = tmp_path / "odd.jsonl", tmp_path / "run.yaml"
+    path.write_text("".join(f'{{"foo": "x{k}", "bar": "y"}}\n' for k in range(6)), encoding="utf-8")
+    result = reflact("init", path, "--out", config, "--model", "m")
+    assert result.exit_code == 2
+    assert "name it with --input (foo, bar)" in result.stderr
+    result = reflact("init", path, "--out", config, "--model", "m", "--input", "foo", "--reference", "bar")
+    assert result.exit_code == 0, result.output
+    assert load_config(config).data.fields.reference == "bar"
+    path.write_text('{"input": "x", "reference": "y"}\n', encoding="utf-8")
+    result = reflact("init", path, "--out", tmp_path / "other.yaml", "--model", "m")
+    assert result.exit_code == 2
+    assert "the train split is empty" in result.stderr
+
+
+@pytest.mark.parametrize(("column", "grader"), [("answer", "numeric"), ("note", "critic")])
+def test_init_plans_a_folder_without_a_test_split(tmp_path: Path, column: str, grader: str) -> None:
+    """The written file switches the test off, names a critic if nothing else can grade, and plans a run."""
+    config = tmp_path / "run.yaml"
+    for split in ("train", "val"):
+        (tmp_path / "data" / split).mkdir(parents=True)
+        rows = [f"{split} {k},{k}" for k in range(5)]
+        text = "\n".join([f"question,{column}", *rows])
+        (tmp_path / "data" / split / "items.csv").write_text(text, encoding="utf-8")
+    result = reflact("init", tmp_path / "data", "--out", config, "--model", "m", "--optimizer", "o")
+    assert result.exit_code == 0, result.output
+    loaded = load_config(config)
+    assert not loaded.test.enabled
+    assert loaded.environment.grader == grader
+    planned = reflact("train", config, "--dry-run")
+    assert planned.exit_code == 0, planned.output
+    assert "items: 5 train, 5 validation, 0 test" in planned.stdout
 
 
 def test_init_never_overwrites_and_asks_only_at_a_terminal(tmp_path: Path) -> None:

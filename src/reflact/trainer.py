@@ -15,7 +15,7 @@ from pydantic import Field, JsonValue
 from reflact import events
 from reflact.concurrency import Stream, require_asyncio
 from reflact.config import loading
-from reflact.config.models import CONNECTION_KEYS, ModelConfig, ModelsConfig
+from reflact.config.models import ModelConfig, ModelsConfig
 from reflact.config.training import ReplayConfig, TrainerConfig
 from reflact.data import DataSet, make_id
 from reflact.errors import (
@@ -261,12 +261,10 @@ def must_test_optimizer(plan: RunPlan, overrides: Overrides) -> bool:
     It does not if a recording or a transport of the caller answers, if the caller brings the optimizer, or if the
     optimizer has the connection of the target, which the baseline tests.
     """
-    models, brought = plan.config.models, overrides.brought_roles
-    if overrides.transport is not None or plan.config.replay.cassette is not None or "optimizer" in brought:
+    config = plan.config
+    if overrides.transport is not None or config.replay.cassette is not None:
         return False
-    keys = [key for key in CONNECTION_KEYS if key != "mode"]
-    is_same = all(getattr(models.optimizer, key) == getattr(models.target, key) for key in keys)
-    return plan.target is not None or not is_same
+    return overrides.optimizer is None and (plan.target is not None or config.models.is_optimizer_separate)
 
 
 async def _run(run: Run, environment: Environment, graceful_stop: GracefulStop) -> RunSummary:

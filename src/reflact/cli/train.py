@@ -41,6 +41,16 @@ if TYPE_CHECKING:
 
 OPENAI_URL = "https://api.openai.com/v1"
 LONG_ANSWER_WORDS = 6
+
+RATIO_LINES = """\
+  # To choose another split (train:val:test; the last may be 0):
+  # ratio: [1, 1, 1]
+"""
+TEST_LINES = """
+# The folder has no test split, so the claim at the end rests on the validation items.
+test:
+  enabled: false
+"""
 MAX_SHOWN_CHARS = 300
 
 PROGRAM_WORDS = "The references are tests or expected outputs of programs."
@@ -58,9 +68,7 @@ out_dir: {out_dir}
 data:
   path: {path}
 {fields}  # {sizes}
-  # To choose another split (train:val:test; the last may be 0):
-  # ratio: [1, 1, 1]
-
+{ratio}
 environment:
   # {why}
   # Others: exact, normalized, token_f1, numeric, regex, json_fields, sql, python, critic.
@@ -81,11 +89,11 @@ models:
   # The model that writes the instructions. It uses the target's model, address and key unless it has its own.
   optimizer:
     {optimizer}
-
+{critic}
 train:
   num_epochs: 2
   batch_size: {batch}
-
+{test}
 # The run stops before it exceeds a limit. max_usd needs a known price.
 budget:
   max_calls: null
@@ -116,6 +124,14 @@ def init(  # noqa: PLR0917 - one for each option of the command
         str | None,
         typer.Option(metavar="URL", help=f"Root of the API. Default: {OPENAI_URL}.", show_default=False),
     ] = None,
+    input_column: Annotated[
+        str | None,
+        typer.Option("--input", metavar="COLUMN", help="Column of the task.", show_default=False),
+    ] = None,
+    reference: Annotated[
+        str | None,
+        typer.Option(metavar="COLUMN", help="Column of the right answer.", show_default=False),
+    ] = None,
     api_key_env: Annotated[
         str | None,
         typer.Option(
@@ -138,7 +154,8 @@ def init(  # noqa: PLR0917 - one for each option of the command
         raise ConfigError(f"{out} exists already; choose another file with --out")
     if out.suffix not in {".yaml", ".yml"}:
         raise ConfigError(f"{out} does not end in .yaml; choose another file with --out")
-    draft = describe_data(data, out)
+    columns = {"input": input_column, "reference": reference}
+    draft = describe_data(data, out, {name: column for name, column in columns.items() if column is not None})
     if model is None:
         if not sys.stdin.isatty():
             raise ConfigError("which model answers? Name it with --model, or run this command at a terminal")
@@ -147,8 +164,10 @@ def init(  # noqa: PLR0917 - one for each option of the command
     base_url = base_url or OPENAI_URL
     is_local = any(f"//{host}" in base_url for host in ("localhost", "127.0.0.1", "[::1]"))
     key = api_key_env or ("null" if is_local else "OPENAI_API_KEY")
+    critic = f"  # The model that grades.\n  critic:\n    model: {quote_yaml(optimizer or model)}\n"
     text = TEMPLATE.format(
         **draft,
+        critic=critic if draft["grader"] == "critic" else "",
         model=quote_yaml(model),
         base_url=quote_yaml(base_url),
         key="null" if key == "null" else quote_yaml(key),
@@ -166,13 +185,18 @@ def init(  # noqa: PLR0917 - one for each option of the command
         typer.echo(escape_line(line))
 
 
-def describe_data(data: Path, out: Path) -> dict[str, str]:
+def describe_data(data: Path, out: Path, columns: Mapping[str, str]) -> dict[str, str]:
     """Return what a data file says about its configuration, as values of the template.
 
+    Args:
+        data: The file or folder.
+        out: The configuration.
+        columns: The columns of fields that the caller knows.
+
     Raises:
-        DataError: The data cannot be read, or has no column that could be the input.
+        DataError: The data cannot be read, is not fit for a run, or has no column that could be the input.
     """
-    from reflact.data import load_dataset, read_rows
+    from reflact.data import check_dataset, load_dataset, read_rows
     from reflact.reporting.lines import escape_line
     from reflact.types import Split
 
@@ -181,15 +205,16 @@ def describe_data(data: Path, out: Path) -> dict[str, str]:
         files = (p for p in sorted(data.rglob("*")) if p.suffix in {".json", ".jsonl", ".csv"})
         sample = next((p for p in files if "train" in p.relative_to(data).parts[0]), data)
     rows = [row.value for row in read_rows(sample)] if sample.is_file() else []
-    fields, names = guess_fields([row for row in rows if isinstance(row, dict)])
+    fields, names = guess_fields([row for row in rows if isinstance(row, dict)], columns, str(sample))
     has_test = not data.is_dir() or any(
         (data / f"test{end}").exists() for end in ("", ".json", ".jsonl", ".csv")
     )
     dataset = load_dataset(data, None, 42, fields=fields, needs_test=has_test)
+    check_dataset(dataset)
     items = [item for split in Split for item in dataset.items(split)]
     grader, why = guess_grader([item.reference for item in items])
     n_train, n_val, n_test = (len(dataset.items(split)) for split in Split)
-    columns = ", ".join(f"{{{name}}}" for name in items[0].metadata) or "there are none"
+    others = ", ".join(f"{{{name}}}" for name in items[0].metadata) or "there are none"
     lines = [f"    {name}: {quote_yaml(column)}\n" for name, column in names.items()]
     return {
         "data": escape_line(str(data)),
@@ -197,31 +222,41 @@ def describe_data(data: Path, out: Path) -> dict[str, str]:
         "out_dir": quote_yaml(f"runs/{out.stem}"),
         "path": quote_yaml(os.path.relpath(data.resolve(), out.resolve().parent)),
         "fields": "  fields:\n" + "".join(lines) if lines else "",
+        "ratio": "" if data.is_dir() else RATIO_LINES,
+        "test": "" if n_test else TEST_LINES,
         "sizes": f"{len(items)} items: {n_train} train, {n_val} validation, {n_test} test",
         "grader": grader,
         "why": why,
         "extra": "  tables: tables  # folder of .csv tables\n" if grader == "sql" else "",
-        "columns": escape_line(columns),
+        "columns": escape_line(others),
         "batch": str(max(1, min(16, n_train))),
     }
 
 
-def guess_fields(rows: Sequence[Mapping[str, Any]]) -> tuple[FieldsConfig, dict[str, str]]:
-    """Return the columns of the fields that need a line in ``data.fields``, also by name."""
+def guess_fields(
+    rows: Sequence[Mapping[str, Any]], chosen: Mapping[str, str], where: str
+) -> tuple[FieldsConfig, dict[str, str]]:
+    """Return the columns of the fields that need a line in ``data.fields``, also by name.
+
+    Raises:
+        DataError: No column could be the input.
+    """
     from reflact.config.training import FieldsConfig
     from reflact.data import FIELD_NAMES, guess_column
+    from reflact.errors import DataError
 
     known = {"input": ("input", "question"), "reference": ("reference", "answers", "answer")}
     columns = [name for name in (rows[0] if rows else ()) if all(name in row for row in rows)]
-    names: dict[str, str] = {}
+    names = dict(chosen)
     for field in FIELD_NAMES:
-        if any(name in columns for name in known.get(field, (field,))):
+        if field in names or any(name in columns for name in known.get(field, (field,))):
             continue
-        free = [name for name in columns if name not in names.values()]
-        column = guess_column(field, free)
-        if column is None or (field == "id" and len({json.dumps(row[column]) for row in rows}) < len(rows)):
-            continue
-        names[field] = column
+        column = guess_column(field, [name for name in columns if name not in names.values()])
+        if column is not None and not (field == "id" and len({str(row[column]) for row in rows}) < len(rows)):
+            names[field] = column
+        elif field == "input" and rows:
+            listed = ", ".join(rows[0]) or "none"
+            raise DataError(f"{where}: no column looks like the task; name it with --input ({listed})")
     return FieldsConfig.model_validate(names), names
 
 

@@ -244,6 +244,12 @@ class ModelsConfig(ConfigSection):
         default_factory=ModelConfig, description="The model that scores, if a critic is used."
     )
 
+    @property
+    def is_optimizer_separate(self) -> bool:
+        """Whether the optimizer has another model, address or key than the target."""
+        keys = [key for key in CONNECTION_KEYS if key != "mode"]
+        return any(getattr(self.optimizer, key) != getattr(self.target, key) for key in keys)
+
     @model_validator(mode="before")
     @classmethod
     def _inherit(cls, value: Any) -> Any:

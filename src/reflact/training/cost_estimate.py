@@ -26,6 +26,9 @@ from reflact.llm.pricing import (
 from reflact.records import Spend
 from reflact.types import Item, Split, canonical_json
 
+PREFLIGHT, PREFLIGHT_BYTES = "preflight", 70.0
+"""The call that tests an optimizer with its own connection before the baseline, and its size."""
+
 
 class RunCostEstimate(CostEstimate):
     """The estimate for the remaining ``steps`` of a run."""
@@ -190,6 +193,12 @@ class RunCostEstimator:
             calls["slow_update"] = once
         if self._config.meta_skill.enabled:
             calls["meta_skill"] = once
+        if (
+            self._config.models.is_optimizer_separate
+            and self._config.replay.cassette is None
+            and not self._done
+        ):
+            calls[PREFLIGHT] = exact_range(1)
         tries = EstimateRange(low=1, expected=1, high=1 + self._config.models.optimizer.reasks)
         return {("optimizer", purpose): amount * tries for purpose, amount in calls.items()}
 
@@ -260,6 +269,8 @@ class RunCostEstimator:
         if role == "critic":
             examples = 0 if self._config.critic.memory is None else self._config.critic.example_tokens
             return self._prompts["critic"] + 3 * item + examples * BYTES_PER_TOKEN
+        if purpose == PREFLIGHT:
+            return PREFLIGHT_BYTES
         own = self._prompts.get(purpose, max(self._prompts.values(), default=0))
         reflect, train = self._config.reflect, self._config.train
         size, most = fmean(map(_size, self._data.train)), 3 * reflect.trajectory_tokens

@@ -28,6 +28,7 @@ from reflact.skills.rejected_edits import RejectedEdit, collect_rejected_edits, 
 from reflact.stages.evaluate import build_measurement
 from reflact.store import artifacts as exports
 from reflact.training.controls import NullAnswerGrader
+from reflact.training.cost_estimate import PREFLIGHT
 from reflact.training.epoch_end import EpochFinalizer
 from reflact.training.final_evaluation import FinalEvaluator
 from reflact.training.gating import (
@@ -201,7 +202,7 @@ class Run:
                 role="user", content="This is a test of the connection. Reply with the word ready."
             )
             prompt = RenderedPrompt(name="preflight", version=1, messages=(message,))
-            call_id = CallId(role="optimizer", purpose="preflight", step=0)
+            call_id = CallId(role="optimizer", purpose=PREFLIGHT, step=0)
             await self._runtime.optimizer.ask(prompt, Text, call_id=call_id)
 
     async def _measure_critic(self) -> None:
