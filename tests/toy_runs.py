@@ -117,6 +117,7 @@ def settings(folder: Path, **sections: Mapping[str, Any]) -> dict[str, Any]:
     Controls are off, because tests count what the target was asked, and the rollouts that are stored.
     """
     plain: dict[str, Any] = {
+        "report": False,
         "train": {"batch_size": 4, "num_epochs": 1},
         "reflect": {"minibatch_size": 4},
         "select": {"max_edits": 1, "min_edits": 1},

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -51,6 +51,7 @@ from reflact.records import (
     Usage,
 )
 from reflact.stages.final_test import make_placebo, measure_improvement, score_skill
+from reflact.store.artifacts import write_atomically
 from reflact.training.run import Run
 from reflact.training.setup import (
     Overrides,
@@ -257,6 +258,8 @@ class Trainer:
                         )
                         summary = await _run(run, plan.environment, stop)
                         runtime.tracing.record_outcome(summary)
+                    if self._config.report:
+                        await _write_report(plan, emit)
             finally:
                 self._graceful_stop = GracefulStop(self._config.train.grace_seconds)
             await tracked(events.RunFinished(run_id=plan.run_id, step=summary.steps, summary=summary))
@@ -294,6 +297,25 @@ async def _run(run: Run, environment: Environment, graceful_stop: GracefulStop) 
         await _store_summary_after_error(run, "cancelled", graceful_stop.reason or "cancelled by its caller")
         raise
     return summary
+
+
+async def _write_report(plan: RunPlan, on_event: EventCallback) -> None:
+    """Write the page of a run; a failure is a warning, because all that the page shows is in the store."""
+
+    def render() -> str:
+        from reflact.reporting.html.run import read_report, render_run_page
+
+        path = plan.config.store or plan.config.out_dir
+        return render_run_page(
+            anyio.run(partial(read_report, path, plan.run_id, environment=plan.environment))
+        )
+
+    try:
+        page = await anyio.to_thread.run_sync(render, abandon_on_cancel=True)
+        write_atomically(plan.config.out_dir / "report.html", page)
+    except Exception as error:  # noqa: BLE001 - whatever it is, the run is complete without its page
+        reason = f"the page of the run could not be written: {type(error).__name__}: {error}"
+        await on_event(events.WarningIssued(run_id=plan.run_id, message=reason))
 
 
 @asynccontextmanager

@@ -1,4 +1,4 @@
-"""The commands that look at runs: ``runs``, ``show``, ``skill``, ``diff`` and ``compare``."""
+"""The commands that look at runs: ``runs``, ``show``, ``report``, ``skill``, ``diff`` and ``compare``."""
 
 from __future__ import annotations
 
@@ -219,6 +219,33 @@ def _print_diff(console: Console, diff: str) -> None:
         console.print(Syntax(text, "diff", background_color="default", word_wrap=True))
     else:
         typer.echo(text)
+
+
+def report(
+    folder: RunArgument,
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="The page. Default: report.html in the run's folder."),
+    ] = None,
+    run: RunOption = None,
+) -> None:
+    """Write a page on a run.
+
+    The page is one HTML file, which needs no network. It shows the scores, the edits with their reasons, the
+    items with the target's answers, the cost, the sealed test and the settings. The run may be under way.
+    """
+    import anyio
+
+    from reflact.reporting.html.run import read_report, render_run_page
+    from reflact.reporting.lines import escape_line
+    from reflact.store.artifacts import write_atomically
+
+    found = anyio.run(read_report, folder, run)
+    path = out or (folder if folder.is_dir() else folder.parent) / "report.html"
+    write_atomically(path, render_run_page(found))
+    typer.echo(f"wrote {escape_line(str(path))}")
+    if found.history.items_note is not None:
+        typer.echo(f"note: {escape_line(found.history.items_note)}")
 
 
 def print_skill(

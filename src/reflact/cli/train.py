@@ -9,7 +9,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 import typer
 
@@ -27,7 +27,6 @@ from reflact.cli.common import (
     resolve_show_mode,
     train_and_show,
 )
-from reflact.types import Control
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -39,9 +38,6 @@ if TYPE_CHECKING:
     from reflact.records import CandidateReview, Spend
     from reflact.trainer import RoleCheck, SetupCheck
 
-
-CONTROLS: Mapping[str, Control] = {name: name for name in get_args(Control)}
-"""What a document is compared with, apart from files."""
 
 OPENAI_URL = "https://api.openai.com/v1"
 LONG_ANSWER_WORDS = 6
@@ -382,11 +378,12 @@ def evaluate(  # noqa: PLR0917 - one for each option of the command
     from reflact.reporting.summary import build_score_table, describe_gain
     from reflact.trainer import compare_skill
     from reflact.training.setup import load_skill
-    from reflact.types import Split
+    from reflact.types import Control, Split
 
     settings = load_trainer_config(config, overrides)
     document, named = load_skill(skill), against or []
-    others = [CONTROLS.get(name) or load_skill(Path(name)) for name in named]
+    controls: dict[str, Control] = {name: name for name in get_args(Control)}
+    others = [controls.get(name) or load_skill(Path(name)) for name in named]
     console = Console()
     with build_view(show, console, name=settings.out_dir.name, times=times) as view:
 

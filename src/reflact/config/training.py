@@ -492,6 +492,9 @@ class TrainerConfig(ConfigSection):
     fork: bool = changeable_field(
         False, description="Let a changed run start beside the one in `out_dir`; matching results are reused."
     )
+    report: bool = changeable_field(
+        True, description="Write a page on the run, report.html, into `out_dir` at its end."
+    )
     skill: Path | None = changeable_field(None, description="The initial skill document; null: an empty one.")
     data: DataConfig = Field(default_factory=DataConfig, description="The items and their splits.")
     environment: EnvironmentConfig = Field(

@@ -20,8 +20,10 @@ _T_95 = (12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622
 """The 97.5% quantiles of Student's t for 1 to 9 degrees of freedom."""
 
 
-def wilson_interval(successes: int, n: int) -> tuple[float, float]:
+def wilson_interval(successes: float, n: int) -> tuple[float, float]:
     """Return the 95% interval of a share of successes, by Wilson's score method.
+
+    A sum of scores in 0..1 counts as that many successes: no scores with the same mean vary more.
 
     Source: E. B. Wilson, Journal of the American Statistical Association 22 (1927), 209-212.
 

@@ -8,7 +8,14 @@ from reflact.lazy import load_exports
 
 if TYPE_CHECKING:
     from reflact.reporting.html.calibration import render_calibration_page
+    from reflact.reporting.html.run import RunReport, read_report, render_run_page
 
-__all__ = ["render_calibration_page"]
+__all__ = ["RunReport", "read_report", "render_calibration_page", "render_run_page"]
 
-__getattr__ = load_exports(__name__, {"reporting.html.calibration": ("render_calibration_page",)})
+__getattr__ = load_exports(
+    __name__,
+    {
+        "reporting.html.calibration": ("render_calibration_page",),
+        "reporting.html.run": ("RunReport", "read_report", "render_run_page"),
+    },
+)

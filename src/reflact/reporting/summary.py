@@ -410,6 +410,7 @@ RUN_FILES = (
     ("best_skill.md", "the best skill"),
     ("skills", "every version"),
     ("summary.json", "this summary"),
+    ("report.html", "a page on the run"),
     ("run.db", "everything"),
 )
 

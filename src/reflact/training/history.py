@@ -364,14 +364,15 @@ async def _read_for_comparison(
             seconds=None if summary is None else summary.seconds,
             best=VersionText(version=state.best, skill=skill),
         )
-        settings = {**dict(_flatten(row.config)), **await store.identity(row.run_id)}
+        settings = {**dict(flatten_settings(row.config)), **await store.identity(row.run_id)}
         return _ReadRun(run, settings, scores)
 
 
-def _flatten(value: JsonValue, prefix: str = "") -> Iterator[tuple[str, JsonValue]]:
+def flatten_settings(value: JsonValue, prefix: str = "") -> Iterator[tuple[str, JsonValue]]:
+    """Yield the settings of a configuration with their dotted keys."""
     for key, inner in (value if isinstance(value, dict) else {}).items():
         if isinstance(inner, dict) and inner:
-            yield from _flatten(inner, f"{prefix}{key}.")
+            yield from flatten_settings(inner, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", inner
 

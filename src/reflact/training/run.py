@@ -27,10 +27,9 @@ from reflact.reporting.verdict import describe_result
 from reflact.skills.rejected_edits import RejectedEdit, collect_rejected_edits, deduplicate_edits
 from reflact.stages.evaluate import build_measurement
 from reflact.store import artifacts as exports
-from reflact.training.controls import NullAnswerGrader
 from reflact.training.cost_estimate import PREFLIGHT
 from reflact.training.epoch_end import EpochFinalizer
-from reflact.training.final_evaluation import FinalEvaluator
+from reflact.training.final_evaluation import FinalEvaluator, NullAnswerGrader
 from reflact.training.gating import (
     CommitOutcome,
     GateKeeper,

@@ -22,12 +22,13 @@ from reflact.calibration.splits import CALLER_HOLDOUT_NAME
 from reflact.memory.cards import TOTAL_ALPHA
 from reflact.memory.models import PromotionEvidence
 from reflact.records import Usage
-from reflact.reporting.html.charts import draw_reliability, draw_rounds
 from reflact.reporting.html.page import (
     PageSection,
     build_document,
     build_figure,
     build_table,
+    draw_reliability,
+    draw_rounds,
     format_count,
     format_estimate,
 )

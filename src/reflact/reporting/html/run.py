@@ -1,0 +1,479 @@
+"""The page of a training run: what it achieved, which edits did it, and what the target answered."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import htpy as h
+from pydantic import JsonValue
+
+from reflact import events
+from reflact.config.training import TrainerConfig
+from reflact.errors import UsageError
+from reflact.gate.intervals import Z_95, wilson_interval
+from reflact.records import IntervalEstimate, RunSummary, SkillScore, StepRecord, Usage
+from reflact.reporting.html.page import (
+    MarkStyle,
+    PageSection,
+    ScorePoint,
+    TextLimit,
+    build_document,
+    build_figure,
+    build_table,
+    draw_estimates,
+    draw_scores,
+    format_count,
+    format_estimate,
+)
+from reflact.reporting.html.run_details import (
+    ACTION_WORDS,
+    SCRIPT,
+    build_changes_section,
+    build_items_section,
+    build_memory_section,
+    format_verdict,
+)
+from reflact.reporting.items import shorten_middle
+from reflact.reporting.lines import (
+    escape_line,
+    format_duration,
+    format_score,
+)
+from reflact.reporting.verdict import SPLIT_WORDS, describe_cost, describe_result, format_usd
+from reflact.stages.null_answers import describe_constant
+from reflact.training.history import RunHistory, VersionText, flatten_settings, read_run, read_versions
+from reflact.types import (
+    FrozenModel,
+    Split,
+    Verdict,
+    canonical_json,
+)
+
+if TYPE_CHECKING:
+    from reflact.protocols import Environment
+
+OTHER_BYTES = 300_000
+"""The room for texts in a section without one of its own."""
+
+MAX_STEPS, MAX_POINTS, MAX_ROWS, MAX_NAME_CHARS = 1_000, 400, 60, 200
+
+
+class RunReport(FrozenModel):
+    """What the page of a run shows: its history with items, and its initial and best document, if it has any."""
+
+    history: RunHistory
+    baseline: VersionText | None = None
+    best: VersionText | None = None
+
+
+async def read_report(
+    path: Path | str, run_id: str | None = None, *, environment: Environment | None = None
+) -> RunReport:
+    """Read the report of a run, which may be under way; arguments and errors are those of ``read_run``."""
+    try:
+        history = await read_run(path, run_id, items=True, environment=environment)
+    except UsageError as error:  # nothing is measured yet; another reason is raised again
+        history = await read_run(path, run_id)
+        history = history.model_copy(update={"items_note": str(error)})
+    if not history.versions:
+        return RunReport(history=history)
+    baseline, best = await read_versions(path, ("baseline", "best"), history.run_id)
+    return RunReport(history=history, baseline=baseline, best=best)
+
+
+def render_run_page(report: RunReport) -> str:
+    """Return a run as one HTML document that needs no network and can be read without a script.
+
+    Equal reports are equal documents. The page stays below 10 MB: it says what it leaves out.
+    """
+    history = report.history
+    run_id = escape_line(history.run_id)
+    return build_document(
+        f"Run {run_id}",
+        [h.h1["Training of a skill"], _build_verdict(history)],
+        (
+            _build_scores_section(history),
+            build_changes_section(history, report.baseline, report.best),
+            build_items_section(history.items, history.items_note),
+            build_memory_section(history.epochs),
+            _build_cost_section(history.summary),
+            _build_test_section(history.summary),
+            _build_settings_section(history),
+        ),
+        script=SCRIPT,
+    )
+
+
+def _build_verdict(history: RunHistory) -> h.Element:
+    summary = history.summary
+    steps, run_id = format_count(len(history.steps), "step"), escape_line(history.run_id)
+    if summary is None:
+        note = f"Run {run_id}, started {history.created:%Y-%m-%d %H:%M} UTC"
+        return h.div(".verdict")[
+            h.p(".headline")[f"The run is under way: {steps} so far."],
+            h.p[f"{note}."],
+        ]
+    limit = TextLimit(OTHER_BYTES)
+    others = {each.action: each.count for each in summary.actions}
+    counts = [
+        f"{summary.accepts} accepted",
+        f"{summary.rejects} rejected",
+        f"{summary.skips} without a change",
+    ]
+    counts += [
+        f"{others[action]} {ACTION_WORDS[action]}"
+        for action in ("set_aside", "return", "inconclusive")
+        if action in others
+    ]
+    return h.div(class_=["verdict", _choose_tone(summary)])[
+        h.p(".headline")[limit.fit(summary.verdict or describe_result(summary), 2_000)],
+        h.p[f"Cost: {describe_cost(summary)}; {format_duration(summary.seconds)}."],
+        h.p[
+            f"Run {run_id}, started {history.created:%Y-%m-%d %H:%M} UTC, {summary.status}: "
+            f"{steps}, {', '.join(counts)}."
+        ],
+        [h.p[f"Warning: {limit.fit(warning, 1_000)}."] for warning in summary.warnings[:MAX_ROWS]],
+    ]
+
+
+def _choose_tone(summary: RunSummary) -> str | None:
+    claim = summary.claim
+    if summary.status == "failed" or (claim is not None and claim.improvement.high < 0):
+        return "worse"
+    return "better" if summary.status == "completed" and claim is not None and claim.confirmed else None
+
+
+# ---------------------------------------------------------------------------------------- score by step
+
+
+def _build_scores_section(history: RunHistory) -> PageSection:
+    name, heading = "scores", "Score by step"
+    points = [*_list_points(history)]
+    if not points:
+        return PageSection(name, heading, (h.p["Nothing is measured yet."],))
+    others = [point for point in points if not point.accepted]
+    every = -(-len(others) // MAX_POINTS)
+    kept = {id(point) for point in others[:: max(every, 1)]}
+    drawn = [point for point in points if point.accepted or id(point) in kept]
+    current = _list_current_scores(history)
+    charts = [
+        draw_scores(f"scores-{size}", "Validation score", drawn, current, width=width)
+        for size, width in (("narrow", 340), ("wide", 760))
+    ]
+    thinned = f" Of the documents that were not accepted, 1 of {every} is drawn." if every > 1 else ""
+    partial = (
+        " Faint marks are decisions that stopped early, over a part of the items."
+        if any(point.partial for point in points)
+        else ""
+    )
+    caption = (
+        "Filled diamonds are accepted documents, hollow circles others; vertical lines are 95% intervals. The line "
+        f"is the current document. Best and final were selected by these scores.{partial}{thinned}"
+    )
+    return PageSection(
+        name,
+        heading,
+        (
+            h.figure[
+                h.div(".narrow")[charts[0]],
+                h.div(".wide")[charts[1]],
+                h.figcaption[caption],
+            ],
+            _build_step_table(history.steps),
+        ),
+    )
+
+
+def _list_points(history: RunHistory) -> Iterator[ScorePoint]:
+    baseline = next((e for e in history.events if isinstance(e, events.BaselineMeasured)), None)
+    if baseline is not None:
+        interval = wilson_interval(baseline.score * baseline.n, baseline.n) if baseline.n else None
+        yield _build_point(0, "initial document", baseline.score, interval, accepted=True)
+    decisions: list[tuple[float, str, Verdict]] = [
+        (record.step, f"step {record.step}", record.verdict) for record in history.steps
+    ]
+    decisions += [
+        (end.step + 0.5, f"slow update of epoch {end.epoch}", end.slow_update.verdict)
+        for end in history.epochs
+        if end.slow_update is not None and end.slow_update.verdict is not None
+    ]
+    for at, label, verdict in sorted(decisions, key=lambda decision: decision[0]):
+        if verdict.candidate_score is not None:
+            words = f"{label}, {ACTION_WORDS[verdict.action]}{', partial' if verdict.partial else ''}"
+            yield _build_point(
+                at,
+                words,
+                verdict.candidate_score,
+                _estimate_interval(verdict),
+                accepted=verdict.accepted,
+                partial=verdict.partial,
+            )
+
+
+def _build_point(
+    at: float,
+    label: str,
+    value: float,
+    interval: tuple[float, float] | None,
+    *,
+    accepted: bool,
+    partial: bool = False,
+) -> ScorePoint:
+    shown = "" if interval is None else f" [{interval[0]:.2f}, {interval[1]:.2f}]"
+    return ScorePoint(at, f"{label}: {value:.2f}{shown}", value, interval, accepted, partial)
+
+
+def _estimate_interval(verdict: Verdict) -> tuple[float, float] | None:
+    """Return the interval of a candidate's score: of the gate's belief, or Wilson's for the measured items."""
+    if verdict.ranked is not None:
+        belief = verdict.ranked.candidate
+        spread = Z_95 * belief.deviation
+        return max(0.0, belief.mean - spread), min(1.0, belief.mean + spread)
+    score, measured = verdict.candidate_score, verdict.candidate
+    if score is None or measured is None or not measured.n:
+        return None
+    trials = 1 if verdict.evidence is None else max(verdict.evidence.rounds, 1)
+    n = max(measured.n // trials, 1)
+    return wilson_interval(min(max(score, 0.0), 1.0) * n, n)
+
+
+def _list_current_scores(history: RunHistory) -> list[tuple[float, float | None]]:
+    ends = {end.step: end for end in history.epochs}
+    baseline = next((e for e in history.events if isinstance(e, events.BaselineMeasured)), None)
+    scores: list[tuple[float, float | None]] = [] if baseline is None else [(0, baseline.score)]
+    for record in history.steps:
+        for at, found in ((record.step, record), (record.step + 0.5, ends.get(record.step))):
+            if found is not None:
+                version = found.current
+                scores.append((at, None if version.partial else version.score))
+    return scores
+
+
+def _build_step_table(records: Sequence[StepRecord]) -> h.Node:
+    if not records:
+        return None
+    limit = TextLimit(OTHER_BYTES)
+    rows = [
+        [
+            str(record.step),
+            str(record.epoch),
+            ACTION_WORDS[record.verdict.action],
+            format_verdict(record.verdict),
+            f"{record.rollout.n - record.n_failures}/{record.rollout.n}",
+            f"{sum(each.status == 'applied' for each in record.edits)}/{len(record.edits)}",
+            f"v{record.current.number}",
+            limit.fit(record.verdict.veto or record.verdict.reason, 300),
+        ]
+        for record in records[-MAX_STEPS:]
+    ]
+    columns = ("step", "epoch", "decision", "validation", "solved", "edits", "skill", "reason")
+    left_out = len(records) - len(rows)
+    return h.details[
+        h.summary[f"All {len(records):,} steps as a table"],
+        left_out > 0 and h.p(".note")[f"The first {left_out:,} steps are left out."],
+        build_table("Steps", columns, rows, prose={2, 3, 7}),
+    ]
+
+
+# -------------------------------------------------------------------------------------- cost and time
+
+
+def _build_cost_section(summary: RunSummary | None) -> PageSection:
+    name, heading = "cost", "Cost and time"
+    if summary is None:
+        return PageSection(name, heading, (h.p["The run has not ended yet."],))
+    rows = [
+        (
+            shorten_middle(escape_line(f"{spend.role}: {spend.purpose}"), MAX_NAME_CHARS),
+            *_list_usage(spend.usage),
+        )
+        for spend in summary.spend
+        if spend.usage.calls or spend.unsettled
+    ]
+    total = sum((spend.usage for spend in summary.spend), Usage())
+    worst = sum((spend.worst_case for spend in summary.spend), Usage())
+    tokens = worst.input_tokens + worst.output_tokens
+    columns = ("role and purpose", "calls", "tokens in", "of them cached", "tokens out", "cost")
+    seconds = sum(stage.seconds for stage in summary.stages)
+    stages = [
+        [
+            escape_line(stage.stage).replace("_", " "),
+            format_duration(stage.seconds),
+            f"{100 * stage.seconds / seconds:.0f}%" if seconds else "–",
+        ]
+        for stage in summary.stages
+    ]
+    faults = ", ".join(f"{fault.count:,} x {fault.kind}" for fault in summary.faults)
+    return PageSection(
+        name,
+        heading,
+        (
+            h.p[f"In total: {describe_cost(summary)}; {format_duration(summary.seconds)}."],
+            build_table("Calls by role", columns, [*rows, ("total", *_list_usage(total))])
+            if rows
+            else h.p(".note")["Calls of models that were passed as objects are not counted."],
+            tokens > 0
+            and h.p(".note")[f"Unfinished or uncounted calls may have used {tokens:,} more tokens."],
+            bool(faults) and h.p[f"Failed attempts of calls: {escape_line(faults)}."],
+            bool(stages) and build_table("Time by stage", ("stage", "time", "share of all stages"), stages),
+            bool(stages) and h.p(".note")["Stages may overlap."],
+        ),
+    )
+
+
+def _list_usage(usage: Usage) -> tuple[str, ...]:
+    counts = (usage.calls, usage.input_tokens, usage.cached_tokens, usage.output_tokens)
+    price = "unknown" if usage.usd is None else format_usd(usage.usd)
+    return (*(f"{count:,}" for count in counts), price)
+
+
+# ------------------------------------------------------------------------------------- the sealed test
+
+
+def _build_test_section(summary: RunSummary | None) -> PageSection:
+    name, heading = "test", "The sealed test"
+    if summary is None or not summary.scores:
+        return PageSection(name, heading, (h.p["Nothing was measured at the end."],))
+    test = [score for score in summary.scores if score.split is Split.test]
+    val = [score for score in summary.scores if score.split is not Split.test]
+    claim = summary.claim
+    gains = [
+        h.li[
+            f"{shorten_middle(escape_line(gain.name), MAX_NAME_CHARS)} over the initial document, {SPLIT_WORDS[gain.split]}: {100 * gain.mean:+.1f} points "
+            f"(95% interval {100 * gain.low:+.1f} to {100 * gain.high:+.1f}, {format_count(gain.n, 'item')})"
+        ]
+        for gain in summary.improvements
+    ]
+    confirmed = claim is not None and (
+        "The claim that the best document is better than the initial one is "
+        f"{'confirmed' if claim.confirmed else 'not confirmed'}: its 95% interval "
+        f"{'lies' if claim.confirmed else 'does not lie'} above 0."
+    )
+    limit = TextLimit(OTHER_BYTES)
+    critics = [critic for critic in (summary.critic, summary.annotated_by) if critic is not None]
+    return PageSection(
+        name,
+        heading,
+        (
+            not test and h.p["There was no sealed test, so these scores are those of the validation items."],
+            confirmed and h.p[confirmed],
+            [_build_scores(scores) for scores in (test, val) if scores],
+            bool(gains) and h.ul[gains],
+            any(score.selected_on for score in val)
+            and h.p(".note")[
+                "Best and final were selected on the validation items: expect less on new ones."
+            ],
+            _build_task_types(test or val),
+            [h.p[f"Not measured: {limit.fit(line, 1_000)}."] for line in summary.missing[:MAX_ROWS]],
+            [h.p[f"A critic with {format_count(critic.pairs, 'pair')} was used."] for critic in critics],
+        ),
+    )
+
+
+def _build_scores(scores: Sequence[SkillScore]) -> h.Node:
+    split = SPLIT_WORDS[scores[0].split].capitalize()
+    looks: dict[str, MarkStyle] = {"best": "after", "final": "after"}
+    marks = [
+        (_format_name(score), looks.get(score.name, "before"), estimate)
+        for score in scores
+        if (estimate := _estimate_score(score)) is not None
+    ]
+    rows: list[list[h.Node]] = [
+        [
+            [_format_name(score), h.small[_explain_score(score)]],
+            f"{score.n:,}" + (f" (+{score.unmeasured} unmeasured)" if score.unmeasured else ""),
+            f"{score.successes:g}",
+            format_estimate(_estimate_score(score)),
+            format_score(score.soft),
+        ]
+        for score in scores
+    ]
+    return [
+        build_figure(
+            f"{split} items: the share that is solved, with 95% intervals.",
+            draw_estimates(f"estimates-{scores[0].split.value}", f"{split} score", marks),
+        )
+        if marks
+        else None,
+        build_table(f"{split} scores", ("document", "rollouts", "solved", "score", "soft"), rows),
+    ]
+
+
+def _estimate_score(score: SkillScore) -> IntervalEstimate | None:
+    if score.hard is None or score.low is None or score.high is None:
+        return None
+    return IntervalEstimate(value=score.hard, low=score.low, high=score.high)
+
+
+def _format_name(score: SkillScore) -> str:
+    return shorten_middle(escape_line(score.name).replace("_", " "), MAX_NAME_CHARS)
+
+
+def _explain_score(score: SkillScore) -> str:
+    if score.answer is not None:
+        return escape_line(describe_constant(score.answer))
+    meanings = {
+        "baseline": "the initial document",
+        "placebo": "a text about something else",
+        "best": "the best document",
+        "final": "the last document",
+    }
+    return meanings.get(score.name, "")
+
+
+def _build_task_types(scores: Sequence[SkillScore]) -> h.Node:
+    before, after = (
+        {bucket.task_type: bucket for score in scores if score.name == name for bucket in score.buckets}
+        for name in ("baseline", "best")
+    )
+    limit = TextLimit(OTHER_BYTES)
+    types = [task_type for task_type in after if task_type in before]
+    rows = [
+        [
+            limit.fit(task_type, 100),
+            f"{after[task_type].n:,}",
+            f"{before[task_type].hard:.2f}",
+            f"{after[task_type].hard:.2f}",
+        ]
+        for task_type in types[:MAX_ROWS]
+    ]
+    left_out = len(types) - len(rows)
+    return rows and [
+        build_table("Scores by task type", ("task type", "rollouts", "baseline", "best"), rows),
+        left_out > 0 and h.p(".note")[f"{left_out:,} more task types are left out."],
+    ]
+
+
+# -------------------------------------------------------------------------------------------- settings
+
+
+def _build_settings_section(history: RunHistory) -> PageSection:
+    summary = history.summary
+    config = None if summary is None else summary.config
+    if not isinstance(config, dict):
+        return PageSection("settings", "Settings", (h.p["The settings are stored when the run ends."],))
+    usual = dict(flatten_settings(TrainerConfig().model_dump(mode="json")))
+    settings = dict(flatten_settings(config))
+    chosen = {key: value for key, value in settings.items() if key not in usual or usual[key] != value}
+    rest = {key: value for key, value in settings.items() if key not in chosen}
+    version = None if summary is None else summary.version
+    return PageSection(
+        "settings",
+        "Settings",
+        (
+            version is not None and h.p[f"Trained with reflact {escape_line(version)}."],
+            _build_settings("Settings that differ from the defaults", chosen) if chosen else None,
+            h.details[h.summary["All other settings"], _build_settings("Default settings", rest)],
+        ),
+    )
+
+
+def _build_settings(caption: str, settings: Mapping[str, JsonValue]) -> h.Element:
+    limit = TextLimit(OTHER_BYTES)
+    rows = [
+        [limit.fit(key, 200), limit.fit(value if isinstance(value, str) else canonical_json(value), 1_000)]
+        for key, value in settings.items()
+    ]
+    return build_table(caption, ("setting", "value"), rows, prose={1})

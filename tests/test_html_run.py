@@ -1,0 +1,291 @@
+"""The page of a run: whole, self-contained, safe, bounded, and with what the run found."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, TypeVar
+
+import anyio
+import pytest
+
+from html_page import Node, read, tables
+from reflact import Trainer, events
+from reflact.records import EpochRecord, SkillVersion, StepRecord
+from reflact.reporting import RunReport, read_report, render_run_page
+from reflact.reporting.html.page import TextLimit
+from reflact.reporting.html.run_details import MAX_ITEMS, list_lineage
+from reflact.testing import ScriptedLLM, ToyEnvironment, ToyTarget, toy_optimizer
+from reflact.types import Belief, FrozenModel, RankedDecision
+from served import reflact
+from test_look import build_step
+
+pytestmark = pytest.mark.anyio
+
+MARKUP = (
+    "</script></style></title><script>alert(1)</script><img src=x onerror=alert(2)>"
+    "\"'&amp;{{7*7}}\x1b[31m\u202ehttps://example.com/"
+)
+Model = TypeVar("Model", bound=FrozenModel)
+ENVIRONMENT = ToyEnvironment(train=8, val=4, test=4)
+SECTIONS = ["scores", "changes", "items", "memory", "cost", "test", "settings"]
+MOST_BYTES = 10_000_000
+
+
+def build_trainer(folder: Path, **settings: Any) -> Trainer:
+    """Return a run of two epochs in the toy world."""
+    config = {"out_dir": folder, "train": {"num_epochs": 2, "batch_size": 4}, **settings}
+    config["select"] = {"max_edits": 1, "min_edits": 1}
+    optimizer = ScriptedLLM(toy_optimizer(edits=2))
+    return Trainer(config, environment=ENVIRONMENT, target=ToyTarget(), optimizer=optimizer)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a completed run."""
+    out = tmp_path_factory.mktemp("report") / "run"
+    anyio.run(build_trainer(out).train)
+    return out
+
+
+@pytest.fixture(scope="module")
+def report(folder: Path) -> RunReport:
+    """The report of that run."""
+    return anyio.run(partial(read_report, folder, environment=ENVIRONMENT))
+
+
+def find_section(root: Node, name: str) -> Node:
+    """Return a section of a page."""
+    return next(node for node in root.all("section") if node.attributes["id"] == name)
+
+
+def poison(model: Model, text: str) -> Model:
+    """Return a value with a text behind each free text in it; hashes and closed sets of words stay."""
+
+    def change(value: Any) -> Any:
+        if type(value) is str:
+            return value + text
+        match value:
+            case FrozenModel():
+                return poison(value, text)
+            case tuple() | list():
+                return type(value)(map(change, value))
+            case dict():
+                return {change(key): change(inner) for key, inner in value.items()}
+        return value
+
+    free = {
+        name: getattr(model, name)
+        for name, field in type(model).model_fields.items()
+        if not name.endswith(("hash", "skill_before", "chosen")) or not isinstance(getattr(model, name), str)
+        if not (isinstance(getattr(model, name), str) and "Literal" in repr(field.annotation))
+    }
+    return model.model_copy(update={name: change(value) for name, value in free.items()})
+
+
+def enlarge(report: RunReport, *, steps: int, items: int, text: str = "") -> RunReport:
+    """Return a report with so many steps and items, by repeating its own with a text behind each text."""
+    report = poison(report, text) if text else report
+    history = report.history
+    copies = [
+        history.items[n % len(history.items)].model_copy(update={"item_id": f"item-{n}"})
+        for n in range(items)
+    ]
+    assert report.baseline is not None
+    assert report.best is not None
+    hashes = [report.baseline.skill.hash, *(str(n) for n in range(1, steps)), report.best.skill.hash]
+    source = next(record for record in history.steps if record.verdict.accepted)
+    version = source.created_versions[0]
+    records = [
+        source.model_copy(
+            update={
+                "step": n + 1,
+                "skill_before": before,
+                "created_versions": (version.model_copy(update={"skill_hash": after}),),
+            }
+        )
+        for n, (before, after) in enumerate(pairwise(hashes))
+    ]
+    ends = [history.epochs[0].model_copy(update={"epoch": n + 1, "step": n + 1}) for n in range(steps)]
+    update = {"items": tuple(copies), "steps": tuple(records), "epochs": tuple(ends)}
+    return report.model_copy(update={"history": history.model_copy(update=update)})
+
+
+def test_a_page_is_whole_and_named_for_those_who_do_not_see_it(report: RunReport) -> None:
+    """Elements are closed, ids unique, references find them; tables and charts have names and descriptions."""
+    root = read(render_run_page(report))
+    ids = [node.attributes["id"] for node in root.all() if "id" in node.attributes]
+    assert len(ids) == len(set(ids))
+    references = [name for node in root.all() for name in node.attributes.get("aria-labelledby", "").split()]
+    references += [node.attributes["href"].removeprefix("#") for node in root.all("a")]
+    assert set(references) <= set(ids)
+    assert [node.attributes["id"] for node in root.all("section")] == SECTIONS
+    assert len([*root.all("table")]) == len(tables(root)), "two tables have one caption"
+    for svg in root.all("svg"):
+        assert next(svg.all("title")).text
+        assert next(svg.all("desc")).text
+
+
+def test_a_page_has_what_the_run_found(report: RunReport) -> None:
+    """Each section has its content: verdict, scores, edits with provenance, items, memory, test, settings."""
+    root = read(render_run_page(report))
+    summary = report.history.summary
+    assert summary is not None
+    assert summary.verdict in next(root.all("header")).text
+    steps = tables(root)["Steps"][1:]
+    assert [row[0] for row in steps] == [str(record.step) for record in report.history.steps]
+    changes = find_section(root, "changes").text
+    assert report.best is not None
+    assert all(f"+{line}" in changes for line in report.best.skill.text.splitlines())
+    for words in ("support", "rank", "asked for by", "an analysis of failure cases: train-", "Gate: "):
+        assert words in changes
+    items = find_section(root, "items")
+    rows = [row for row in items.all("li") if "data-outcome" in row.attributes]
+    assert {
+        next(row.all("details")).text.count(text) > 0 for row in rows for text in ("input", "expected")
+    } == {True}
+    assert len(rows) == len(report.history.items) == 4
+    assert report.history.items_note is None
+    assert "guidance" in find_section(root, "memory").text
+    scores = {row[0]: row[3] for row in tables(root)["Test scores"][1:]}
+    assert [name.split("the")[0].split("a text")[0].split("always")[0] for name in scores][:2] == [
+        "baseline",
+        "placebo",
+    ]
+    assert summary.claim is not None
+    assert "The claim that the best document is better" in find_section(root, "test").text
+    settings = dict(tables(root)["Settings that differ from the defaults"][1:])
+    assert settings["train.num_epochs"] == "2"
+
+
+def test_a_page_asks_for_nothing_and_runs_one_script(report: RunReport) -> None:
+    """It loads nothing; its policy allows one script, a file of the package with nothing from the run."""
+    for shown in (report, poison(report, MARKUP)):
+        root = read(render_run_page(shown))
+        assert not {"iframe", "object", "img", "form", "base", "embed"} & {node.name for node in root.all()}
+        for node in root.all():
+            assert not [name for name in node.attributes if name.startswith("on") or name == "style"]
+            for name in {"src", "href", "action", "xlink:href"} & node.attributes.keys():
+                assert re.match(r"#|data:", node.attributes[name])
+        (style,) = root.all("style")
+        assert not re.search(r"https?:|url\(|@import", style.text)
+        (script,) = root.all("script")
+        assert "alert" not in script.text
+        assert not re.search(r"https?:|innerHTML|eval|fetch", script.text)
+        (policy,) = (meta for meta in root.all("meta") if meta.attributes.get("http-equiv"))
+        digest = base64.b64encode(hashlib.sha256(script.text.encode()).digest()).decode()
+        assert policy.attributes["content"].startswith("default-src 'none'; ")
+        assert policy.attributes["content"].endswith(f"; script-src 'sha256-{digest}'")
+
+
+def test_hostile_text_stays_text(report: RunReport) -> None:
+    """Markup in every free text of a run appears as it was written, its unseen characters as escapes."""
+    page = render_run_page(poison(report, MARKUP))
+    assert not re.search("[\x00-\x09\x0b-\x1f\u202e]", page)
+    root = read(page)
+    for section in SECTIONS:
+        assert "<img src=x onerror=alert(2)>" in find_section(root, section).text, section
+    clean = read(render_run_page(report))
+    kinds = [{node.name for node in one.all()} for one in (root, clean)]
+    assert kinds[0] <= kinds[1] | {"small", "ul"}
+
+
+def test_equal_runs_are_equal_pages(folder: Path, report: RunReport) -> None:
+    """The page that a run wrote at its end is the one that its store gives later, byte for byte."""
+    page = render_run_page(report)
+    assert page == render_run_page(report.model_copy(deep=True))
+    assert page.encode() == (folder / "report.html").read_bytes()
+
+
+def test_the_command_writes_the_page(folder: Path, tmp_path: Path) -> None:
+    """The command writes the page to a file, and says what is not known of the items."""
+    result = reflact("report", folder, "--out", tmp_path / "page.html")
+    assert result.exit_code == 0
+    assert f"wrote {tmp_path / 'page.html'}" in result.output.replace("\n", "")
+    assert "the items came from Python code" in result.output
+    assert read((tmp_path / "page.html").read_text(encoding="utf-8"))
+
+
+async def test_a_page_that_cannot_be_written_is_a_warning(tmp_path: Path) -> None:
+    """A run whose page cannot be written completes, and an event says why there is none."""
+    (tmp_path / "run" / "report.html").mkdir(parents=True)
+    async with build_trainer(tmp_path / "run").stream() as stream:
+        seen = [event async for event in stream]
+    warnings = [event.message for event in seen if isinstance(event, events.WarningIssued)]
+    assert [message for message in warnings if "the page of the run could not be written" in message]
+    assert isinstance(seen[-1], events.RunFinished)
+    assert seen[-1].summary.status == "completed"
+
+
+async def test_the_page_can_be_turned_off(tmp_path: Path) -> None:
+    """With ``report: false`` a run writes no page."""
+    await build_trainer(tmp_path / "run", report=False).train()
+    assert (tmp_path / "run" / "summary.json").exists()
+    assert not (tmp_path / "run" / "report.html").exists()
+
+
+def test_a_run_without_measurements_has_a_page(report: RunReport) -> None:
+    """A run that has measured nothing yet has a page which says so."""
+    empty = {"steps": (), "epochs": (), "versions": (), "events": (), "items": (), "summary": None}
+    history = report.history.model_copy(update={**empty, "items_note": "nothing is measured"})
+    page = render_run_page(RunReport(history=history))
+    assert "The run is under way: 0 steps so far." in page
+    assert "nothing is measured" in page
+
+
+def test_a_large_run_has_a_small_page(report: RunReport) -> None:
+    """A page of 200 steps and 20,000 rollouts stays below 10 MB and says which items it leaves out."""
+    page = render_run_page(enlarge(report, steps=200, items=10_000))
+    assert len(page.encode()) < MOST_BYTES
+    root = read(page)
+    assert f"{10_000 - MAX_ITEMS:,} items are not on this page" in find_section(root, "items").text
+    assert len(tables(root)["Steps"]) == 201
+
+
+def test_long_texts_do_not_enlarge_a_page(report: RunReport) -> None:
+    """Long texts that take five bytes for each character lose their middle, and the page says so."""
+    page = render_run_page(enlarge(report, steps=200, items=5_000, text='"' * 9_000))
+    assert len(page.encode()) < MOST_BYTES
+    assert "long texts lost the middle" in page
+
+
+def test_texts_share_the_room_of_a_section() -> None:
+    """A text that fits stays; when the room is used up, only the ends of a text are shown."""
+    limit = TextLimit(300)
+    assert limit.fit("a" * 200) == "a" * 200
+    assert limit.fit("b" * 200) == f"{'b' * 30} [140 characters left out] {'b' * 30}"
+    assert limit.fit("c") == "c"
+    assert limit.shortened == 1
+
+
+def test_the_best_document_has_a_lineage(report: RunReport) -> None:
+    """The steps that made the best document are found, through notes, ends of epochs and returns."""
+
+    def version(number: int) -> SkillVersion:
+        return SkillVersion(number=number, skill_hash=f"{number}", origin="")
+
+    def step(number: int, before: int, *created: int) -> StepRecord:
+        update = {
+            "step": number,
+            "skill_before": str(before),
+            "created_versions": tuple(map(version, created)),
+        }
+        return build_step().model_copy(update=update)
+
+    belief = Belief(skill_hash="", mean=0.5, deviation=0.1)
+    returned = RankedDecision(candidate=belief, current=belief, p_better=0.5, chosen="2")
+    back = step(4, 4, 5)
+    verdict = back.verdict.model_copy(update={"action": "return", "ranked": returned})
+    back = back.model_copy(update={"verdict": verdict})
+    end = EpochRecord(
+        epoch=1, step=2, last_hash="2", created_versions=(version(3),), current=version(3), best=version(3)
+    )
+    steps = (step(1, 0, 1, 2), step(2, 2), step(3, 3, 4), back, step(5, 5, 6))
+    history = report.history.model_copy(update={"steps": steps, "epochs": (end,)})
+    assert list_lineage(history, baseline="0", best="4") == (steps[0], end, steps[2])
+    assert list_lineage(history, baseline="0", best="6") == (steps[0], back, steps[4])
+    assert list_lineage(history, baseline="0", best="0") == ()
