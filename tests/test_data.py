@@ -262,6 +262,17 @@ def test_without_a_ratio_the_size_decides(tmp_path: Path, n: int, counts: tuple[
     assert _counts(load_dataset(_write(tmp_path / "all.jsonl", _rows(n)), None, 42)) == counts
 
 
+def test_items_with_the_same_input_stay_together(tmp_path: Path) -> None:
+    """A question that a file has twice, with other answers, is in one split, whatever the order of the rows."""
+    rows: list[Row] = [{"question": f"q{n % 20}", "answer": n} for n in range(60)]
+    path = _write(tmp_path / "all.jsonl", rows)
+    dataset = load_dataset(path, None, 42)
+    check_dataset(dataset)
+    turned = load_dataset(_write(path, rows[::-1]), None, 42)
+    assert [set(turned.items(s)) for s in Split] == [set(dataset.items(s)) for s in Split]
+    assert sum(_counts(dataset)) == 60
+
+
 def test_a_test_split_may_be_absent(tmp_path: Path) -> None:
     """A folder without a test split loads only if none is needed, and the error says how to do without."""
     _write(tmp_path / "train.json", _rows(2))

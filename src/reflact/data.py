@@ -125,8 +125,9 @@ def load_dataset(
     """Read a data set; ``check_dataset`` checks that it is fit for a run.
 
     A single file is split by ``ratio``, rounded by largest remainders, or by ``choose_shares``. Each ``task_type``
-    is spread over the splits in the same proportion, within one or two items. The assignment depends on the items
-    and the seed, not on the order of the rows. Within a split, items keep the file's order.
+    is spread over the splits in the same proportion, within one or two items, but items with the same input stay in
+    one split. The assignment depends on the items and the seed, not on the order of the rows. Within a split, items
+    keep the file's order.
 
     Args:
         path: The folder or file.
@@ -412,6 +413,9 @@ def _split_items(items: Sequence[Item], shares: Sequence[int], seed: int) -> dic
         groups.setdefault(items[n].task_type or "", []).append(n)
     order = [n for name in sorted(groups) for n in shuffle(groups[name], seed, f"split/{name}")]
     split_of = dict(zip(order, _deal_splits(len(items), shares), strict=True))
+    first: dict[str, Split] = {}
+    for n in order:
+        split_of[n] = first.setdefault(digest_json(items[n].input), split_of[n])
     return {split: tuple(item for n, item in enumerate(items) if split_of[n] is split) for split in Split}
 
 

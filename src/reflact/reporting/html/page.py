@@ -12,7 +12,7 @@ import hashlib
 from collections.abc import Collection, Sequence
 from importlib.resources import files
 from itertools import pairwise
-from math import ceil, floor, sqrt
+from math import ceil, floor, log10, sqrt
 from typing import Literal, NamedTuple
 
 import htpy as h
@@ -301,7 +301,9 @@ def draw_scores(
     size = 5.0 if gap > 14 else 3.5 if gap > 5 else 2.5
     parts = round((5 if up.high - low > 0.5 else 10) * (up.high - low))
     ticks = [low + n * (up.high - low) / parts for n in range(parts + 1)]
-    steps = range(0, int(last) + 1, max(1, ceil(last / (width / 34))))
+    every = ceil(34 * last / width)
+    scale = 10 ** floor(log10(every))
+    steps = range(0, int(last) + 1, next(n * scale for n in (1, 2, 5, 10) if n * scale >= every))
     return _build_svg(
         name,
         title,
@@ -316,7 +318,7 @@ def draw_scores(
             if y is not None and next_y is not None
         ],
         [
-            h.g(class_="partial" if point.partial else None)[
+            h.g(class_="partial" if point.partial else "dense" if gap <= 5 else None)[
                 h.title[point.label],
                 point.interval is not None
                 and _draw_whisker(
