@@ -13,7 +13,7 @@ from reflact.stages.reply_models import AnalystReply
 from reflact.stages.slow_update import GuidanceReply
 from reflact.store.runs import open_store
 from reflact.testing import ScriptedLLM, ToyEnvironment, append_reply, toy_optimizer
-from reflact.trainer import evaluate_skill
+from reflact.training.evaluation import evaluate_skill
 from reflact.training.rollouts import FIRST_REPORT_TRIAL
 from reflact.training.setup import Overrides
 from reflact.types import Rollout, Skill, Split

@@ -16,7 +16,7 @@ from reflact import Trainer, evaluate_skill, read_run
 from reflact.cli import common
 from reflact.cli.common import InterruptHandler
 from reflact.errors import DataError, RunConflict
-from reflact.records import SkillScore
+from reflact.records import SkillComparison, SkillScore
 from reflact.testing import ScriptedLLM, ToyEnvironment, ToyTarget, toy_optimizer
 from reflact.testing.llm import Script
 from reflact.training.setup import Overrides
@@ -83,6 +83,37 @@ def test_a_measured_document_is_listed(tmp_path: Path) -> None:
     shown = reflact("show", tmp_path / "run").stdout
     assert re.search(rf"skill +val +{score.n} .* {Skill(text=skill.read_text()).hash[:8]}", shown)
     assert "no training was started" in shown
+
+
+def test_a_document_is_compared_with_others_which_are_paid_once(tmp_path: Path) -> None:
+    """`eval --against` pairs a document with none, a placebo, constants and a file, and pays for each answer once."""
+    for name, text in (("s.md", "Answer 4.\n"), ("t.md", "Answer 5.\n")):
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    asked: list[object] = []
+
+    def say(*arguments: Any) -> Any:
+        asked.append(arguments)
+        return say_four(*arguments)
+
+    others = ("none", "placebo", "null", tmp_path / "t.md")
+    with serving(say) as url:
+        path = configured(tmp_path, url)
+        against = [word for other in others for word in ("--against", other)]
+        command = ("eval", path, "--skill", tmp_path / "s.md", *against)
+        shown = reflact(*command, "--show", "json")
+        paid = len(asked)
+        compared = SkillComparison.model_validate_json(shown.stdout.splitlines()[-1])
+        lines = reflact(*command, "--show", "lines").stdout
+    assert len(asked) == paid
+    assert [score.name for score in compared.others] == [
+        "none",
+        "placebo",
+        "other_4",
+        "null_empty",
+        "null_refusal",
+    ]
+    assert {gain.mean for gain in compared.improvements[:3]} == {0.0}
+    assert f"s.md over {tmp_path / 't.md'} on val: +0.0 points" in " ".join(lines.split())
 
 
 def test_documents_measured_beside_a_training_are_listed(tmp_path: Path) -> None:

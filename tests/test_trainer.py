@@ -25,7 +25,7 @@ from reflact.stages.reply_models import AnalystReply, MergeReply
 from reflact.store.runs import open_store
 from reflact.testing import TOY_RULES, ScriptedLLM, ToyEnvironment, ToyTarget, append_reply, toy_optimizer
 from reflact.testing.llm import Script, ScriptedAnswer
-from reflact.trainer import evaluate_skill
+from reflact.training.evaluation import evaluate_skill
 from reflact.training.setup import Overrides
 from reflact.types import FrozenModel, Skill, Split
 from toy_runs import Actor, playing

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from reflact.memory.store import MemoryStore
     from reflact.protocols import LLM, Environment, Session, Target
     from reflact.records import CandidateReview, RunSummary
-    from reflact.trainer import Trainer, evaluate_skill
+    from reflact.trainer import Trainer
+    from reflact.training.evaluation import compare_skill, evaluate_skill
     from reflact.training.history import RunComparison, RunHistory, compare_runs, read_run
     from reflact.training.items import ItemResult
     from reflact.types import Grade, Item, Rollout, Score, Skill, Split
@@ -56,6 +57,7 @@ __all__ = [
     "TrainerConfig",
     "__version__",
     "compare_runs",
+    "compare_skill",
     "evaluate_skill",
     "read_run",
 ]
@@ -73,7 +75,8 @@ _load = load_exports(
         "memory.store": ("MemoryStore",),
         "protocols": ("LLM", "Environment", "Session", "Target"),
         "records": ("CandidateReview", "RunSummary"),
-        "trainer": ("Trainer", "evaluate_skill"),
+        "trainer": ("Trainer",),
+        "training.evaluation": ("compare_skill", "evaluate_skill"),
         "training.history": ("RunComparison", "RunHistory", "compare_runs", "read_run"),
         "training.items": ("ItemResult",),
         "types": ("Grade", "Item", "Rollout", "Score", "Skill", "Split"),

@@ -322,6 +322,20 @@ class Improvement(FrozenModel):
     high: float
 
 
+class SkillComparison(FrozenModel):
+    """A document beside others on one split.
+
+    Args:
+        skill: The document's score.
+        others: The scores of the others; their names say what they are.
+        improvements: What the document gains over each of them, under the other's name, paired by item.
+    """
+
+    skill: SkillScore
+    others: tuple[SkillScore, ...]
+    improvements: tuple[Improvement, ...]
+
+
 class Claim(FrozenModel):
     """The claim at the end of a run: its best skill is better than the initial one.
 

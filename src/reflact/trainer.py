@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack, suppress
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +20,6 @@ from reflact.config.training import ReplayConfig, TrainerConfig
 from reflact.data import DataSet, make_id
 from reflact.errors import (
     BudgetSpent,
-    DataError,
     EnvironmentFailure,
     ModelError,
     ReflactError,
@@ -37,13 +36,17 @@ from reflact.protocols import (
     Environment,
     EventCallback,
     ItemTarget,
-    ManagedEnvironment,
     Proposer,
     Target,
 )
-from reflact.records import EVALUATION_LABEL, CriticDescription, RunStatus, RunSummary, SkillScore, Usage
-from reflact.stages.final_test import score_skill
+from reflact.records import (
+    CriticDescription,
+    RunStatus,
+    RunSummary,
+    Usage,
+)
 from reflact.store.artifacts import write_atomically
+from reflact.training.rollouts import manage_environment
 from reflact.training.run import Run
 from reflact.training.setup import (
     Overrides,
@@ -58,7 +61,7 @@ from reflact.training.setup import (
     track_with_mlflow,
 )
 from reflact.training.shutdown import GracefulStop, make_approver_stoppable
-from reflact.types import FrozenModel, Grade, Item, Rollout, Skill, Split
+from reflact.types import FrozenModel, Grade, Item, Rollout, Split
 
 if TYPE_CHECKING:
     import httpx
@@ -67,7 +70,7 @@ if TYPE_CHECKING:
     from reflact.environments.graders import Grader
     from reflact.integrations.opentelemetry import Telemetry
 
-FINISH_SECONDS, CLOSE_SECONDS = 0.4, 0.4
+FINISH_SECONDS = 0.4
 
 CHECK_PROMPT = RenderedPrompt(
     name="check",
@@ -274,7 +277,7 @@ async def _run(run: Run, environment: Environment, graceful_stop: GracefulStop) 
     try:
         await run.start_or_resume()
         with graceful_stop.cancel_scope():
-            async with _manage(environment):
+            async with manage_environment(environment):
                 summary = await run.run_to_end()
         if graceful_stop.was_stopped:
             summary = await run.store_summary("cancelled", graceful_stop.reason)
@@ -308,42 +311,6 @@ async def _write_report(plan: RunPlan, on_event: EventCallback) -> None:
     except Exception as error:  # noqa: BLE001 - whatever it is, the run is complete without its page
         reason = f"the page of the run could not be written: {type(error).__name__}: {error}"
         await on_event(events.WarningIssued(run_id=plan.run_id, message=reason))
-
-
-@asynccontextmanager
-async def _manage(environment: Environment) -> AsyncIterator[None]:
-    """Set an environment up and close it, if it asks for that; cancelled runs give it ``CLOSE_SECONDS``.
-
-    Raises:
-        EnvironmentFailure: It could not be set up, or not be closed after work without an error.
-    """
-    while isinstance(environment, EnvironmentMiddleware) and not isinstance(environment, ManagedEnvironment):
-        environment = environment.inner
-    if not isinstance(environment, ManagedEnvironment):
-        yield
-        return
-    with _explain("set up"):
-        await environment.set_up()
-    try:
-        yield
-    except BaseException:
-        with anyio.move_on_after(CLOSE_SECONDS, shield=True), suppress(Exception):
-            await environment.close()
-        raise
-    with _explain("closed"):
-        await environment.close()
-
-
-@contextmanager
-def _explain(action: str) -> Iterator[None]:
-    try:
-        yield
-    except ReflactError:
-        raise
-    except Exception as error:
-        raise EnvironmentFailure(
-            f"the environment could not be {action}: {type(error).__name__}: {error}"
-        ) from error
 
 
 async def _store_summary_after_error(run: Run, status: RunStatus, reason: str) -> None:
@@ -392,41 +359,6 @@ def _build_item(item: Item | Example) -> Item:
     if isinstance(item, Item):
         return item
     return Item(id=make_id(*item), input=item[0], reference=item[1])
-
-
-async def evaluate_skill(
-    config: TrainerConfig | Mapping[str, Any] | Path | str,
-    skill: Skill,
-    split: Split,
-    *,
-    overrides: Overrides | None = None,
-    on_event: EventCallback = ignore_event,
-) -> SkillScore:
-    """Measure one document on a split under a configuration; finished rollouts are reused.
-
-    The score is stored with the run, so that ``read_run`` and ``reflact show`` list it.
-
-    Raises:
-        UsageError: The configuration or the data is wrong, or the folder holds another run.
-        ModelError, RunFailed: Too few items could be measured.
-        BudgetSpent: The run's budget has no room for a call.
-    """
-    overrides = overrides or Overrides()
-    plan = prepare_run(loading.load_config(config), overrides)
-    if not plan.data.items(split):
-        raise DataError(f"there is no {split.value} split, so no document can be measured on it")
-    async with open_runtime(plan, overrides, on_event) as runtime:
-        run = Run(runtime, on_event)
-        await run.start_or_resume(resume=False)
-        with runtime.tracing.run("reflact.eval"):
-            if split is Split.test:
-                await run.final_evaluator.open_test_split(f"eval {skill.hash}")
-            async with _manage(plan.environment):
-                rollouts = await run.scheduler.roll_out_split(split, skill, step=0, phase="eval")
-        score = score_skill("skill", skill, split, rollouts, plan.data.items(split))
-        label = f"{EVALUATION_LABEL}{split.value}/{skill.hash}/{score.n}"
-        await runtime.decision_log.put(0, label, score.model_dump(mode="json"))
-        return score
 
 
 class ReadyReply(ReplyModel):

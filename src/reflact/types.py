@@ -159,6 +159,9 @@ class Skill(FrozenModel):
         return hashlib.sha256(self.text.encode("utf-8")).hexdigest()
 
 
+Control = Literal["none", "placebo", "null"]
+"""What a document is compared with apart from documents: an empty one, a text about something else, constants."""
+
 RolloutSource = Literal["failure", "success"]
 Operation = Literal["append", "insert_after", "replace", "delete"]
 EditKind = Literal["append", "insert_after", "replace", "delete", "suggest", "rewrite"]

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 import typer
 
@@ -352,36 +352,52 @@ def evaluate(  # noqa: PLR0917 - one for each option of the command
     split: Annotated[
         Literal["val", "test"], typer.Option(metavar="val|test", help="Where to measure it.")
     ] = "val",
+    against: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="none|placebo|null|FILE",
+            help="Compare it with no document, a text about something else, constant answers, or a document; "
+            "may be repeated.",
+            show_default=False,
+        ),
+    ] = None,
     overrides: OverrideOption = None,
     show: ShowOption = ShowMode.live,
     times: TimesOption = False,
 ) -> None:
-    """Measure one skill document on a split.
+    """Measure one skill document, alone or against others.
 
     The command uses the run's folder: it does not repeat stored rollouts, and it counts each opening of the
-    test split there. With --show json the last line is the score.
+    test split there. With --show json the last line is the score, or with --against all scores and the
+    differences.
     """
     import anyio
     from rich.console import Console
 
-    from reflact.reporting.summary import build_score_table
-    from reflact.trainer import evaluate_skill
+    from reflact.reporting.lines import escape_line
+    from reflact.reporting.summary import build_score_table, describe_gain
+    from reflact.training.evaluation import compare_skill
     from reflact.training.setup import load_skill
-    from reflact.types import Split
+    from reflact.types import Control, Split
 
     settings = load_trainer_config(config, overrides)
-    document = load_skill(skill)
+    document, named = load_skill(skill), against or []
+    controls: dict[str, Control] = {name: name for name in get_args(Control)}
+    others = [controls.get(name) or load_skill(Path(name)) for name in named]
     console = Console()
     with build_view(show, console, name=settings.out_dir.name, times=times) as view:
 
         async def emit(event: Event) -> None:
             view.show_event(event)
 
-        scored = anyio.run(partial(evaluate_skill, settings, document, Split(split), on_event=emit))
+        compared = anyio.run(partial(compare_skill, settings, document, others, Split(split), on_event=emit))
     if show is ShowMode.json:
-        typer.echo(scored.model_dump_json(ensure_ascii=True))
-    else:
-        console.print(build_score_table([scored]))
+        typer.echo((compared if named else compared.skill).model_dump_json(ensure_ascii=True))
+        return
+    console.print(build_score_table([compared.skill, *compared.others]))
+    files = {f"other_{number}": name for number, name in enumerate(named, 1)}
+    for gain in compared.improvements:
+        typer.echo(escape_line(describe_gain(str(skill), files.get(gain.name, gain.name), gain)))
 
 
 def create_approver() -> Approver:

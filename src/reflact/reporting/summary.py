@@ -14,6 +14,7 @@ from rich.text import Text
 from reflact.records import (
     CriticDescription,
     EpochRecord,
+    Improvement,
     IntervalEstimate,
     RunSummary,
     SkillScore,
@@ -370,6 +371,15 @@ def print_summary(console: Console, summary: RunSummary, folder: Path) -> None:
             say(f"{folder / name}  {what}")
 
 
+def describe_gain(skill: str, other: str, gain: Improvement) -> str:
+    """Return a line about what a document gains over another one."""
+    low, high = 100 * gain.low, 100 * gain.high
+    return (
+        f"{skill} over {other} on {gain.split.value}: {100 * gain.mean:+.1f} points "
+        f"(95% interval {low:+.1f} to {high:+.1f}, {gain.n} items)"
+    )
+
+
 def _list_measurements(summary: RunSummary) -> Iterator[str]:
     for score in summary.scores:
         if score.buckets and score.name in {"baseline", "best"}:
@@ -377,11 +387,7 @@ def _list_measurements(summary: RunSummary) -> Iterator[str]:
             yield f"{score.name} on {score.split.value} by task type: {types}"
     claimed = None if summary.claim is None else summary.claim.improvement
     for gain in (gain for gain in summary.improvements if gain != claimed):
-        low, high = 100 * gain.low, 100 * gain.high
-        yield (
-            f"{gain.name} over baseline on {gain.split.value}: {100 * gain.mean:+.1f} points "
-            f"(95% interval {low:+.1f} to {high:+.1f}, {gain.n} items)"
-        )
+        yield describe_gain(gain.name, "baseline", gain)
     for line in summary.missing:
         yield f"not measured: {line}"
 

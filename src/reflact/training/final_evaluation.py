@@ -45,9 +45,11 @@ class NullAnswerGrader:
 
     def list_answers(self) -> tuple[NullAnswer, ...]:
         """Return the constants of the run; none if its configuration switches them off."""
+        return self.list_all() if self.runtime.plan.config.test.null_answers else ()
+
+    def list_all(self) -> tuple[NullAnswer, ...]:
+        """Return the constants of the run, also if its configuration switches them off."""
         plan = self.runtime.plan
-        if not plan.config.test.null_answers:
-            return ()
         return list_null_answers(unwrap_environment(plan.environment), plan.data.train)
 
     async def check_train_items(self) -> events.NullAnswersGraded | None:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 
+import anyio
+
 from reflact import events
+from reflact.errors import EnvironmentFailure, ReflactError
 from reflact.gate.decision import TrialRequest
-from reflact.protocols import EventCallback
+from reflact.llm.middleware import EnvironmentMiddleware
+from reflact.protocols import Environment, EventCallback, ManagedEnvironment
 from reflact.stages.evaluate import PairRunner, RolloutPairs, StopCondition
 from reflact.stages.null_answers import ConstantTarget, NullAnswer
 from reflact.stages.ranked_evaluation import PassRunner
@@ -172,3 +177,43 @@ class RolloutScheduler:
         counter = self.make_progress_counter(stage, step, len(items))
         runner = self.make_runner(step, feedback=stage == "slow_update", phase=phase, on_rollout=counter)
         return await runner.roll_out(items, skill, coverage=coverage, trial=trial)
+
+
+CLOSE_SECONDS = 0.4
+"""How long the environment of a cancelled run may take to close."""
+
+
+@asynccontextmanager
+async def manage_environment(environment: Environment) -> AsyncIterator[None]:
+    """Set an environment up and close it, if it asks for that; cancelled runs give it ``CLOSE_SECONDS``.
+
+    Raises:
+        EnvironmentFailure: It could not be set up, or not be closed after work without an error.
+    """
+    while isinstance(environment, EnvironmentMiddleware) and not isinstance(environment, ManagedEnvironment):
+        environment = environment.inner
+    if not isinstance(environment, ManagedEnvironment):
+        yield
+        return
+    with _explain("set up"):
+        await environment.set_up()
+    try:
+        yield
+    except BaseException:
+        with anyio.move_on_after(CLOSE_SECONDS, shield=True), suppress(Exception):
+            await environment.close()
+        raise
+    with _explain("closed"):
+        await environment.close()
+
+
+@contextmanager
+def _explain(action: str) -> Iterator[None]:
+    try:
+        yield
+    except ReflactError:
+        raise
+    except Exception as error:
+        raise EnvironmentFailure(
+            f"the environment could not be {action}: {type(error).__name__}: {error}"
+        ) from error
