@@ -144,7 +144,7 @@ async def test_ids_never_become_paths(tmp_path: Path) -> None:
     made = {path.name for path in (tmp_path / "run").iterdir()}
     assert beside_the_run(tmp_path) == before
     locks = {"run.lock", f"run.db-{summary.run_id}.lock"}
-    assert made == {*locks, "run.db", "summary.json", "best_skill.md", "skills"}
+    assert made == {*locks, "run.db", "summary.json", "report.html", "best_skill.md", "skills"}
     assert all(re.fullmatch(r"v\d{4}\.md", path.name) for path in (tmp_path / "run" / "skills").iterdir())
 
 

@@ -253,7 +253,7 @@ class Trainer:
                         )
                         summary = await _run(run, plan.environment, stop)
                         runtime.tracing.record_outcome(summary)
-                    if self._config.report:
+                    if self._config.report and summary.status != "cancelled":
                         await _write_report(plan, emit)
             finally:
                 self._graceful_stop = GracefulStop(self._config.train.grace_seconds)
