@@ -28,9 +28,11 @@ settings.register_profile("thorough", max_examples=300, deadline=None, suppress_
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Let the thorough tests, and the number of random kills, be chosen."""
+    """Let the thorough tests, and the numbers of random kills and hostile replies, be chosen."""
     parser.addoption("--thorough", action="store_true", help="run slow tests too, and more cases of others")
     parser.addoption("--kills", type=int, default=6, help="random kills of a run (tests/test_kills.py)")
+    words = "one in so many hostile replies is played to whole runs (tests/test_hostile_runs.py)"
+    parser.addoption("--hostile", type=int, default=2, help=words)
 
 
 def pytest_configure(config: pytest.Config) -> None:

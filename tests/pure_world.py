@@ -126,6 +126,7 @@ def settings(world: Path, out_dir: Path, *, url: str = URL, **sections: Any) -> 
     """
     plain: dict[str, Any] = {
         "out_dir": str(out_dir),
+        "report": False,
         "skill": str(world / "skill.md"),
         "data": {"path": str(world)},
         "environment": {"grader": "exact"},

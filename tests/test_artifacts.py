@@ -137,7 +137,7 @@ async def test_ids_never_become_paths(tmp_path: Path) -> None:
         rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
         named = [json.dumps(row | {"id": next(names)}) + "\n" for row in rows]
         path.write_text("".join(named), encoding="utf-8")
-    plain = settings(world, tmp_path / "run", train={"num_epochs": 1, "batch_size": 4})
+    plain = settings(world, tmp_path / "run", train={"num_epochs": 1, "batch_size": 4}, report=True)
     before = beside_the_run(tmp_path)
     summary = await Trainer(plain, transport=PureNetwork()).train()
     assert summary.status == "completed"
