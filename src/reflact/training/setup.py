@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -438,9 +438,7 @@ async def connect_models(
         hide = await _make_redactor(plan, overrides) if config.telemetry.content else None
         tracing = Tracing(plan.run_id, overrides.telemetry, hide=hide)
         post = await stack.enter_async_context(open_outbox(on_event))
-        roles = [role for role in _list_roles(config) if role not in overrides.unseen_roles]
-        watch = RunWatch(plan.run_id, post, {role: getattr(config.models, role) for role in roles})
-        account = replace(_open_account(plan, store, post), on_attempt=watch.observe_attempt)
+        account, watch = _open_account(plan, store, post, overrides.unseen_roles)
 
         # One callback for all roles, so that an endpoint that they share calls it once.
         def post_back_off(change: LimitChange) -> None:
@@ -494,14 +492,25 @@ async def connect_models(
         yield replace(runtime, watch=watch)
 
 
-def _open_account(plan: RunPlan, store: RunStore, post: Callable[[Event], None]) -> Account:
-    """Return the account of a run's calls, which posts each change of the budget."""
-    limits = plan.config.budget
+def _open_account(
+    plan: RunPlan, store: RunStore, post: Callable[[Event], None], unseen: Collection[str]
+) -> tuple[Account, RunWatch]:
+    """Return the account of a run's calls, which posts each change of the budget, and what watches the calls."""
+    limits, models = plan.config.budget, plan.config.models
+    seen = {role: getattr(models, role) for role in _list_roles(plan.config) if role not in unseen}
+    watch = RunWatch(plan.run_id, post, seen)
 
     def post_usage(usage: Usage, seconds: float) -> None:
         post(BudgetUpdated(run_id=plan.run_id, usage=usage, seconds=seconds, **limits.model_dump()))
 
-    return Account(plan.run_id, store, store.decision_log(plan.run_id), Budget(limits, on_usage=post_usage))
+    account = Account(
+        plan.run_id,
+        store,
+        store.decision_log(plan.run_id),
+        Budget(limits, on_usage=post_usage),
+        on_attempt=watch.observe_attempt,
+    )
+    return account, watch
 
 
 def _build_chat_target(config: TrainerConfig, llm: LLM) -> Target:

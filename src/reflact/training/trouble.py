@@ -11,7 +11,6 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING
 
 from reflact import events
 from reflact.config.models import SECRET_NAME, ModelConfig
@@ -20,14 +19,11 @@ from reflact.errors import ConfigError, EnvironmentFailure, ReflactError, RunFai
 from reflact.llm.budget import Budget
 from reflact.llm.pricing import read_cap, worst_case
 from reflact.messages import CallReservation
-from reflact.protocols import EventCallback
+from reflact.protocols import EventCallback, RunStore
 from reflact.records import CodeFailure, FaultKind, Usage
 from reflact.reporting.lines import escape_controls, format_count
 from reflact.stages.rollout import RolloutJob, describe_exception
 from reflact.types import Rollout
-
-if TYPE_CHECKING:
-    from reflact.training.setup import Runtime
 
 LOGGER = logging.getLogger("reflact")
 
@@ -154,8 +150,10 @@ class FailureLog:
     ``train.raise_on_exception`` the first exception is raised.
     """
 
-    def __init__(self, runtime: Runtime, on_event: EventCallback) -> None:
-        self._runtime = runtime
+    def __init__(self, run_id: str, config: TrainerConfig, store: RunStore, on_event: EventCallback) -> None:
+        self._run_id = run_id
+        self._config = config
+        self._store = store
         self._on_event = on_event
         self._keys: Sequence[str] | None = None
         self._known: set[str] = set()
@@ -187,23 +185,21 @@ class FailureLog:
         self, error: Exception, reason: str, *, step: int, key: str, item_id: str | None = None
     ) -> str:
         """Log, store and report an exception, and return the reason without keys; see the class."""
-        if self._runtime.config.train.raise_on_exception:
+        if self._config.train.raise_on_exception:
             raise error
         if self._keys is None:
-            self._keys = await find_keys(self._runtime.config)
+            self._keys = await find_keys(self._config)
         reason, text = (self._remove_keys(part) for part in (reason, format_exception(error)))
         failure = CodeFailure(step=step, item_id=item_id, reason=reason, traceback=text)
-        await self._runtime.store.store_failure(self._runtime.run_id, key, failure)
+        await self._store.store_failure(self._run_id, key, failure)
         place = find_place(error)
         is_new = place not in self._known
         self._known.add(place)
         LOGGER.log(logging.ERROR if is_new else logging.DEBUG, "%s", escape_controls(f"{reason}\n{text}"))
         if is_new and item_id is not None:
-            command = shlex.join(("reflact", "show", str(self._runtime.config.out_dir), "--item", item_id))
+            command = shlex.join(("reflact", "show", str(self._config.out_dir), "--item", item_id))
             message = f"{reason}; for the traceback: {command}"
-            await self._on_event(
-                events.WarningIssued(run_id=self._runtime.run_id, step=step, message=message)
-            )
+            await self._on_event(events.WarningIssued(run_id=self._run_id, step=step, message=message))
         return reason
 
     def _remove_keys(self, text: str) -> str:
