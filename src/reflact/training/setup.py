@@ -26,7 +26,7 @@ from reflact.config.loading import config_identity
 from reflact.config.models import ModelConfig
 from reflact.config.training import TrainerConfig
 from reflact.data import DataSet, check_dataset, count_steps_per_epoch
-from reflact.errors import ConfigError, SkillError
+from reflact.errors import ConfigError
 from reflact.events import BudgetUpdated, Event, RateLimited
 from reflact.jsonutil import parse_stored
 from reflact.llm.budget import Account, Budget, BudgetedEnvironment, require_caps, worst_rollout_cost
@@ -49,7 +49,7 @@ from reflact.protocols import (
     Target,
 )
 from reflact.records import CriticAccuracy, CriticDescription, Spend, Usage
-from reflact.skills.document import check_document
+from reflact.skills.package import load_skill
 from reflact.stages.context import StageContext
 from reflact.stages.prompt_sections import show_task
 from reflact.store.artifacts import choose_exports, resolve_inside
@@ -580,19 +580,3 @@ async def _make_redactor(plan: RunPlan, overrides: Overrides) -> Callable[[str],
     roles = sorted({*ROLES, *(["critic"] if plan.config.uses_critic else [])} - overrides.unseen_roles)
     keys = [await resolve_key(_model_settings(plan, role), role) for role in roles]
     return partial(remove_keys, [key for key in keys if key is not None and is_key(key)])
-
-
-def load_skill(path: Path) -> Skill:
-    """Return the skill document in a file.
-
-    Raises:
-        SkillError: The file cannot be read, or the document is malformed.
-    """
-    try:
-        text = path.read_bytes().decode("utf-8")
-    except OSError as error:
-        raise SkillError(f"cannot read the skill {path}: {error.strerror or error}") from None
-    except UnicodeDecodeError as error:
-        raise SkillError(f"the skill {path} is not UTF-8 text: {error.reason}") from None
-    check_document(text)
-    return Skill(text=text)
