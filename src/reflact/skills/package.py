@@ -222,6 +222,7 @@ def _set_front_matter(text: str, key: str, value: str) -> str:
     """Return a document whose front matter has a value; its other bytes stay."""
     newline = detect_newline(text)
     scalar = yaml.safe_dump(value, default_style='"', allow_unicode=True, width=2**31).rstrip("\n")
+    scalar = scalar.replace("--", r"-\x2d")  # some readers end front matter at any ---
     parts = _FRONT_MATTER.fullmatch(text[: _front_matter_end(text)])
     if parts is None:
         return f"---{newline}{key}: {scalar}{newline}---{newline * 2}" + text.removeprefix("\ufeff")
