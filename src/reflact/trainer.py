@@ -277,7 +277,7 @@ async def _run(run: Run, environment: Environment, graceful_stop: GracefulStop) 
     try:
         await run.start_or_resume()
         with graceful_stop.cancel_scope():
-            async with manage_environment(environment):
+            async with manage_environment(environment, run.failures):
                 summary = await run.run_to_end()
         if graceful_stop.was_stopped:
             summary = await run.store_summary("cancelled", graceful_stop.reason)
@@ -287,6 +287,9 @@ async def _run(run: Run, environment: Environment, graceful_stop: GracefulStop) 
         summary = await run.store_summary("failed", str(error))
     except ReflactError as error:
         await _store_summary_after_error(run, "failed", str(error))
+        raise
+    except Exception as error:
+        await _store_summary_after_error(run, "failed", f"{type(error).__name__} was raised")
         raise
     except anyio.get_cancelled_exc_class():
         await _store_summary_after_error(run, "cancelled", graceful_stop.reason or "cancelled by its caller")

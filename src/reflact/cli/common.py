@@ -198,6 +198,8 @@ def train_and_show(
         typer.Exit: The run did not complete. The code is 1; 2 if no call was booked, for example because a
             key, model or port is wrong; 128 plus the signal's number if a signal stopped it.
     """
+    import logging
+
     import anyio
     from rich.console import Console
 
@@ -206,6 +208,7 @@ def train_and_show(
     from reflact.store.artifacts import find_exports
     from reflact.trainer import Trainer
 
+    logging.getLogger("reflact").addHandler(logging.NullHandler())  # the view shows what matters
     trainer = Trainer(config, approve=approve)
     console = Console()
     if approve is not None and show is ShowMode.live:

@@ -258,6 +258,27 @@ DROP TABLE stage_times;
 ALTER TABLE stage_times_by_step RENAME TO stage_times;
 """
 
+ITEMS_AND_FAILURES = f"""
+CREATE TABLE items (
+    data TEXT NOT NULL,
+    split TEXT NOT NULL,
+    number INTEGER NOT NULL,
+    item TEXT NOT NULL,
+    PRIMARY KEY (data, split, number)
+);
+
+CREATE TABLE failures (
+    run_id TEXT NOT NULL,
+    key TEXT NOT NULL,
+    step INTEGER NOT NULL,
+    item_id TEXT,
+    reason TEXT NOT NULL,
+    traceback TEXT NOT NULL,
+    at TEXT NOT NULL DEFAULT {CURRENT_TIME},
+    PRIMARY KEY (run_id, key)
+);
+"""
+
 SCHEMA = Migrations("reflact")
 
 
@@ -275,3 +296,9 @@ def create_tables(tables: Database) -> None:
 def add_steps_to_costs(tables: Database) -> None:
     """Give calls and times the step and the stage that they belong to; earlier ones count for step 0."""
     tables.executescript(COSTS_BY_STEP)
+
+
+@SCHEMA(name="0003_items_and_failures")
+def add_items_and_failures(tables: Database) -> None:
+    """Add the items by the fingerprint of their data, and the exceptions of the caller's own code."""
+    tables.executescript(ITEMS_AND_FAILURES)

@@ -47,6 +47,7 @@ from reflact.training.state import (
 )
 from reflact.training.step import StepRunner
 from reflact.training.timing import StageTimer
+from reflact.training.trouble import FailureLog
 from reflact.types import Skill, Split
 
 TIME_RECORD_SECONDS = 1.0
@@ -82,7 +83,8 @@ class Run:
         self.id = plan.run_id
         self.state: RunState | None = None
         self._critic: CriticDescription | None = None
-        self.scheduler = RolloutScheduler(runtime, on_event)
+        self.failures = FailureLog(runtime, on_event)
+        self.scheduler = RolloutScheduler(runtime, on_event, self.failures)
         self._gate_keeper = GateKeeper(runtime, self.scheduler, approve)
         self._epoch_end = EpochFinalizer(runtime, self.scheduler, self._gate_keeper, self._timer)
         null_answers = NullAnswerGrader(runtime, self.scheduler)
@@ -94,6 +96,7 @@ class Run:
         """Start the run in its store, or read its last committed state."""
         config = self._config.model_dump(mode="json")
         self.state = await self._store.open_run(self.id, self._plan.identity, config, resume=resume)
+        await self._store.store_items(self._plan.data)
         seconds = await self._store.add_seconds(self.id, 0.0)
         self._runtime.budget.begin(await self._store.spend(self.id), seconds)
 
