@@ -242,14 +242,6 @@ class Usage(FrozenModel):
     usd: float | None = None
     uncounted: int = 0
 
-    @classmethod
-    def of_call(cls, input_tokens: int, output_tokens: int, *, cached_tokens: int = 0) -> Usage:
-        """Return the usage of one answered call; without any token, it is uncounted."""
-        if not input_tokens and not output_tokens:
-            return cls(calls=1, uncounted=1)
-        cached = min(cached_tokens, input_tokens)
-        return cls(calls=1, input_tokens=input_tokens, cached_tokens=cached, output_tokens=output_tokens)
-
     def __add__(self, other: Usage) -> Usage:
         usd = None if self.usd is None and other.usd is None else (self.usd or 0.0) + (other.usd or 0.0)
         return Usage(

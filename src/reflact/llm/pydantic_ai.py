@@ -28,8 +28,8 @@ from pydantic_ai.tools import ToolDefinition
 from reflact.config.models import ModelConfig
 from reflact.errors import ConfigError
 from reflact.llm.bodies import AnswerFault
+from reflact.llm.pricing import build_call_usage
 from reflact.messages import AgentAnswer
-from reflact.records import Usage
 
 SETTINGS = ("temperature", "top_p", "max_tokens", "seed")
 """Fields of a chat completion's request that pydantic-ai has under the same name."""
@@ -73,7 +73,7 @@ class PydanticAIModel:
         counts = response.usage
         return AgentAnswer(
             text=_read_text(response),
-            usage=Usage.of_call(
+            usage=build_call_usage(
                 counts.input_tokens, counts.output_tokens, cached_tokens=counts.cache_read_tokens
             ),
             truncated=response.finish_reason == "length",

@@ -47,9 +47,9 @@ from pydantic_ai.usage import UsageLimits
 
 from reflact.config.models import ModelConfig
 from reflact.errors import ConfigError, EnvironmentFailure, ReflactError, ReplyError
+from reflact.llm.pricing import build_call_usage
 from reflact.messages import AgentAnswer, CallId
 from reflact.protocols import RequestSender
-from reflact.records import Usage
 from reflact.types import Item, Skill, Turn, canonical_json
 
 D = TypeVar("D")
@@ -311,7 +311,9 @@ async def _ask_model(handler: WrapModelRequestHandler, request_context: ModelReq
         raise ConnectionError(str(error)) from error
     text = ModelMessagesTypeAdapter.dump_json([response]).decode("utf-8")
     counts = response.usage
-    usage = Usage.of_call(counts.input_tokens, counts.output_tokens, cached_tokens=counts.cache_read_tokens)
+    usage = build_call_usage(
+        counts.input_tokens, counts.output_tokens, cached_tokens=counts.cache_read_tokens
+    )
     return AgentAnswer(text=text, usage=usage)
 
 
