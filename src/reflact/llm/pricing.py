@@ -60,14 +60,6 @@ def read_counts(counts: Any) -> Usage:
     )
 
 
-def build_call_usage(input_tokens: int, output_tokens: int, *, cached_tokens: int) -> Usage:
-    """Return the usage of one call, as pydantic-ai counted it; without any token, it is uncounted."""
-    if not input_tokens and not output_tokens:
-        return Usage(calls=1, uncounted=1)
-    cached = min(cached_tokens, input_tokens)
-    return Usage(calls=1, input_tokens=input_tokens, cached_tokens=cached, output_tokens=output_tokens)
-
-
 def bound_usage(usage: Usage, worst: Usage) -> Usage:
     """Return a usage without counts that its request cannot have; they become those of the worst case.
 

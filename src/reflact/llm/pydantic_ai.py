@@ -28,7 +28,6 @@ from pydantic_ai.tools import ToolDefinition
 from reflact.config.models import ModelConfig
 from reflact.errors import ConfigError
 from reflact.llm.bodies import AnswerFault
-from reflact.llm.pricing import build_call_usage
 from reflact.messages import AgentAnswer
 
 SETTINGS = ("temperature", "top_p", "max_tokens", "seed")
@@ -70,13 +69,10 @@ class PydanticAIModel:
             raise ConnectionError(str(error)) from error
         except UnexpectedModelBehavior as error:
             raise AnswerFault(str(error), "unusable") from error
-        counts = response.usage
-        return AgentAnswer(
-            text=_read_text(response),
-            usage=build_call_usage(
-                counts.input_tokens, counts.output_tokens, cached_tokens=counts.cache_read_tokens
-            ),
-            truncated=response.finish_reason == "length",
+        counts, truncated = response.usage, response.finish_reason == "length"
+        text = _read_text(response)
+        return AgentAnswer.from_counts(
+            text, counts.input_tokens, counts.output_tokens, counts.cache_read_tokens, truncated=truncated
         )
 
 

@@ -47,7 +47,6 @@ from pydantic_ai.usage import UsageLimits
 
 from reflact.config.models import ModelConfig
 from reflact.errors import ConfigError, EnvironmentFailure, ReflactError, ReplyError
-from reflact.llm.pricing import build_call_usage
 from reflact.messages import AgentAnswer, CallId
 from reflact.protocols import RequestSender
 from reflact.types import Item, Skill, Turn, canonical_json
@@ -311,10 +310,7 @@ async def _ask_model(handler: WrapModelRequestHandler, request_context: ModelReq
         raise ConnectionError(str(error)) from error
     text = ModelMessagesTypeAdapter.dump_json([response]).decode("utf-8")
     counts = response.usage
-    usage = build_call_usage(
-        counts.input_tokens, counts.output_tokens, cached_tokens=counts.cache_read_tokens
-    )
-    return AgentAnswer(text=text, usage=usage)
+    return AgentAnswer.from_counts(text, counts.input_tokens, counts.output_tokens, counts.cache_read_tokens)
 
 
 def _write_request(request_context: ModelRequestContext) -> dict[str, JsonValue]:
