@@ -328,7 +328,7 @@ def describe_role(role: RoleCheck) -> str:
     price = "price unknown" if usage.usd is None else f"${usage.usd:.6f}"
     mode = "" if role.mode is None else f", typed replies by {role.mode}"
     tokens = f"{usage.input_tokens:,} tokens in and {usage.output_tokens:,} out"
-    return f"{role.role}: {role.model} at {role.address}: {role.seconds:.1f} s{mode}, {tokens}, {price}"
+    return f"{role.role}: {role.title}: {role.seconds:.1f} s{mode}, {tokens}, {price}"
 
 
 def describe_item(found: SetupCheck) -> list[str]:

@@ -83,7 +83,7 @@ class Run:
         self.id = plan.run_id
         self.state: RunState | None = None
         self._critic: CriticDescription | None = None
-        self.failures = FailureLog(runtime, on_event)
+        self.failures = FailureLog(plan.run_id, plan.config, runtime.store, on_event)
         self.scheduler = RolloutScheduler(runtime, on_event, self.failures)
         self._gate_keeper = GateKeeper(runtime, self.scheduler, approve)
         self._epoch_end = EpochFinalizer(runtime, self.scheduler, self._gate_keeper, self._timer)
@@ -119,6 +119,10 @@ class Run:
 
     async def _advance(self) -> None:
         await self._emit_start()
+        if self._runtime.watch is not None and (
+            self.state is None or self.state.step < self._plan.total_steps
+        ):
+            self._runtime.watch.check_budget(self._runtime.budget)
         await self._check_null_answers()
         await self._test_optimizer()
         await self._measure_critic()
