@@ -511,7 +511,9 @@ class TrainerConfig(ConfigSection):
     report: bool = changeable_field(
         True, description="Write a page on the run, report.html, into `out_dir` at its end."
     )
-    skill: Path | None = changeable_field(None, description="The initial skill document; null: an empty one.")
+    skill: Path | None = changeable_field(
+        None, description="The initial skill document, or the folder of a skill; null: an empty document."
+    )
     data: DataConfig = Field(default_factory=DataConfig, description="The items and their splits.")
     environment: EnvironmentConfig = Field(
         default_factory=EnvironmentConfig, description="How tasks are asked and graded."

@@ -18,7 +18,6 @@ import anyio
 from reflact.config.models import ModelConfig
 from reflact.config.training import BudgetConfig, TrainerConfig
 from reflact.errors import BudgetSpent, ConfigError
-from reflact.llm.cache_keys import strip_credentials
 from reflact.llm.middleware import EnvironmentMiddleware
 from reflact.llm.pricing import BILLION, read_cap, usd_of
 from reflact.messages import CallReservation
@@ -301,9 +300,8 @@ def require_cap(limits: BudgetConfig, model: ModelConfig, *, role: str, seen: bo
         raise ConfigError(f"budget.{limited[0]} needs models.{role}.max_tokens: a cap on each reply")
     if limits.max_usd is not None and not model.unpriced and usd_of(Usage(calls=1), model) is None:
         raise ConfigError(
-            f"budget.max_usd needs models.{role}.price: no list price is known of {model.model!r} at "
-            f"{strip_credentials(model.base_url)}; give one, or set models.{role}.unpriced to true, so that its "
-            "calls cost nothing"
+            f"budget.max_usd needs models.{role}.price: no list price is known of {model.title}; give "
+            f"one, or set models.{role}.unpriced to true, so that its calls cost nothing"
         )
 
 
