@@ -45,7 +45,7 @@ from reflact.records import (
     Usage,
 )
 from reflact.stages.rollout import start_session
-from reflact.store.artifacts import write_atomically
+from reflact.store.artifacts import find_exports, write_atomically
 from reflact.training.rollouts import manage_environment
 from reflact.training.run import Run
 from reflact.training.setup import (
@@ -187,8 +187,11 @@ class Trainer:
         """
         return self._prepare().run_id
 
-    async def train(self) -> RunSummary:
+    async def train(self, *, show: bool = False) -> RunSummary:
         """Run to the end, or resume where an earlier start stopped, and return the summary.
+
+        With ``show``, standard output shows the run as ``reflact train`` does: a live view at a terminal, a line for
+        each important event otherwise, such as in a notebook, and closing lines.
 
         If a provider or the environment fails, the status is ``failed`` with a reason. If a limit of
         ``budget`` is reached, it is ``budget``. Both runs can be started again. Cancelling ends the run
@@ -202,7 +205,23 @@ class Trainer:
             CassetteError: A recording is missing, malformed, or lacks a request.
             StoreError: The database cannot be opened, read or written.
         """
-        return await self._train(ignore_event)
+        return await (self._train_and_show() if show else self._train(ignore_event))
+
+    async def _train_and_show(self) -> RunSummary:
+        from rich.console import Console
+
+        from reflact.reporting.live import choose_view, show_events
+        from reflact.reporting.summary import print_summary
+
+        config, console = self._config, Console(force_jupyter=False)
+        store = config.store or config.out_dir / "run.db"
+        with choose_view(console, name=config.out_dir.name, epochs=config.train.num_epochs) as view:
+            async with self.stream() as stream:
+                async for event in show_events(stream, view, store):
+                    last = event
+        assert isinstance(last, events.RunFinished)
+        print_summary(console, last.summary, find_exports(config.out_dir, last.run_id))
+        return last.summary
 
     def stream(self) -> Stream[events.Event]:
         """Run as ``train`` does and iterate over the events; ``RunFinished`` comes last.
