@@ -10,7 +10,7 @@ PYTHON := $(shell for p in python3.14 python3.13 python3.12 python3.11 python3; 
 endif
 BIN := $(VENV)/bin
 
-.PHONY: help demo test chaos attack check lint types format docs wheel-test clean
+.PHONY: help demo test chaos attack check lint types format docs site wheel-test clean
 
 help:
 	@echo 'make demo        a recorded training run, into $(OUT)'
@@ -21,7 +21,8 @@ help:
 	@echo 'make lint        ruff, check only'
 	@echo 'make types       mypy, strict'
 	@echo 'make format      fix lint and formatting'
-	@echo 'make docs        update the generated pages of docs/'
+	@echo 'make docs        update the generated pages of docs/, and build the site'
+	@echo 'make site        build the site in build/site; a broken link is an error'
 	@echo 'make wheel-test  install the built wheel alone and run the demo there'
 	@echo 'make clean       remove the virtual environment and build products'
 
@@ -38,7 +39,7 @@ attack: $(VENV)/.installed-dev
 	$(BIN)/python benchmarks/attack.py
 
 check: PYTEST = --thorough
-check: lint types wheel-test test
+check: lint types wheel-test site test
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
@@ -53,6 +54,10 @@ format: $(VENV)/.installed-dev
 
 docs: $(VENV)/.installed-dev
 	$(BIN)/python scripts/generate_docs.py
+	$(MAKE) --no-print-directory site
+
+site: $(VENV)/.installed-docs
+	$(BIN)/python scripts/build_site.py
 
 wheel-test: $(VENV)/.installed-dev
 	bash scripts/wheel_test.sh $(abspath $(BIN)/python)
@@ -73,3 +78,7 @@ $(VENV)/.installed: $(VENV)/.pip pyproject.toml
 $(VENV)/.installed-dev: $(VENV)/.pip pyproject.toml
 	$(BIN)/python -m pip install --quiet --editable . --group dev
 	@touch $(VENV)/.installed $@
+
+$(VENV)/.installed-docs: $(VENV)/.installed-dev
+	$(BIN)/python -m pip install --quiet --group docs
+	@touch $@

@@ -180,6 +180,7 @@ def dependencies() -> str:
         ("At run time", "run", project["project"]["dependencies"]),
         ("Extras", "extras", [text for extra in extras for text in extra]),
         ("For development", "dev", project["dependency-groups"]["dev"]),
+        ("For the documentation", "docs", project["dependency-groups"]["docs"]),
     ):
         difference = set(reasons[group]) ^ {_name(text) for text in wanted}
         if difference:

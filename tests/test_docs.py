@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import typer
+from build_site import list_doors
 from typer.testing import CliRunner
 
 from reflact.cli.app import app
@@ -31,20 +32,7 @@ IMPORT = re.compile(
     r"^\s*(?:from (reflact[\w.]*) import (\([^)]*\)|[^\n#]+)|import (reflact[\w.]*))", re.MULTILINE
 )
 PROMISE = re.compile(r"^\| .* \|$", re.MULTILINE)
-FRONT_DOORS = {
-    "reflact",
-    "reflact.calibration",
-    "reflact.calibration.events",
-    "reflact.environments",
-    "reflact.errors",
-    "reflact.events",
-    "reflact.llm",
-    "reflact.memory",
-    "reflact.reporting",
-    "reflact.targets",
-    "reflact.proposers",
-    "reflact.testing",
-}
+FRONT_DOORS = {*list_doors()}
 README = ROOT / "README.md"
 COMING = ROOT / "docs" / "coming-from-skillopt.md"
 FEATURES = ROOT / "docs" / "features.md"
@@ -168,9 +156,7 @@ def test_examples_import_from_public_places_only() -> None:
     private = []
     for where, text in code:
         for module, names, plain in IMPORT.findall(text):
-            if (module or plain) not in FRONT_DOORS and not (module or plain).startswith(
-                "reflact.integrations."
-            ):
+            if (module or plain) not in FRONT_DOORS:
                 private.append(f"{where}: {module or plain}")
                 continue
             door = importlib.import_module(module or plain)

@@ -10,7 +10,7 @@ from selenium.webdriver import Chrome
 from selenium.webdriver.common.by import By
 
 from calibration_reports import NOTHING, everything, hostile
-from chromium import asked, needs_chromium, opened
+from chromium import asked, needs_chromium, opened, resize, violations
 from reflact.calibration.report import CalibrationReport
 from reflact.reporting.html.calibration import render_calibration_page
 
@@ -95,10 +95,7 @@ def show(browser: Chrome, folder: Path, report: CalibrationReport, *, width: int
     """Open a report's page and return its address."""
     path = folder / "calibration.html"
     path.write_text(render_calibration_page(report), encoding="utf-8")
-    metrics = {"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": False}
-    scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
-    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
-    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [scheme]})
+    resize(browser, width, dark=dark)
     browser.get(path.as_uri())
     return path.as_uri()
 
@@ -131,6 +128,7 @@ def test_a_page_keeps_to_its_width(browser: Chrome, tmp_path: Path, name: str, w
 def test_everything_can_be_read(browser: Chrome, tmp_path: Path, dark: bool) -> None:
     """In both schemes texts and marks have the contrast of WCAG's level AA."""
     show(browser, tmp_path, everything(), width=1280, dark=dark)
+    assert violations(browser) == []
     paper, faint = browser.execute_script(FAINT)
     assert faint == []
     red = int(paper.removeprefix("rgb(").split(",")[0])

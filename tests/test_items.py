@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -82,27 +84,41 @@ def test_without_a_measured_test_split_validation_items_are_read(tmp_path: Path)
         anyio.run(lambda: read_run(run, items=True, split=Split.test))
 
 
+def remove_stored_items(run: Path) -> None:
+    """Make the store of a run one of an earlier version, which had no items."""
+    with closing(sqlite3.connect(run / "run.db", isolation_level=None)) as database:
+        database.execute("DELETE FROM items")
+
+
 @pytest.mark.parametrize("split", [Split.val, Split.test])
 def test_items_from_python_are_found_again(tmp_path: Path, split: Split) -> None:
-    """Items of an environment are told by their rollouts; passing the environment adds the right answers."""
+    """The store has the items of an environment; an older one tells them by their rollouts, without right answers."""
     run = train(tmp_path, environment=WORLD)
-    ids = [item.id for item in WORLD.items(split)]
+    stored = anyio.run(lambda: read_run(run, items=True, split=split))
+    assert [(i.item_id, i.expected) for i in stored.items] == [
+        (i.id, i.reference) for i in WORLD.items(split)
+    ]
+    assert stored.items_note is None
+    with pytest.raises(UsageError, match="not the items of the run"):
+        anyio.run(lambda: read_run(run, items=True, environment=ToyEnvironment(train=2, val=2, test=2)))
+    remove_stored_items(run)
     alone = anyio.run(lambda: read_run(run, items=True, split=split))
-    assert sorted(item.item_id for item in alone.items) == ids
+    assert sorted(i.item_id for i in alone.items) == [i.item_id for i in stored.items]
     assert {item.expected for item in alone.items} == {None}
     assert "pass the environment" in str(alone.items_note)
     whole = anyio.run(lambda: read_run(run, items=True, split=split, environment=WORLD))
-    assert [item.expected for item in whole.items] == [item.reference for item in WORLD.items(split)]
+    assert whole.items == stored.items
     assert {i.item_id: i.best.answer for i in alone.items} == {i.item_id: i.best.answer for i in whole.items}
-    with pytest.raises(UsageError, match="not the items of the run"):
-        anyio.run(lambda: read_run(run, items=True, environment=ToyEnvironment(train=2, val=2, test=2)))
 
 
 def test_changed_data_gives_no_wrong_references(tmp_path: Path) -> None:
-    """References of a data file that changed after the run are not shown as those of the run."""
+    """The items of a run stay those of its start; an older store refuses those of a file that changed."""
     run = train(tmp_path)
+    before = anyio.run(lambda: read_run(run, items=True))
     path = tmp_path / "data" / "test.jsonl"
     path.write_text(path.read_text(encoding="utf-8").replace("square", "cube"), encoding="utf-8")
+    assert anyio.run(lambda: read_run(run, items=True)).items == before.items
+    remove_stored_items(run)
     history = anyio.run(lambda: read_run(run, items=True))
     assert "has changed since the run" in str(history.items_note)
     assert {item.expected for item in history.items} == {None}

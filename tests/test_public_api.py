@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+from build_site import list_doors, list_undocumented, render_reference
 
 import reflact
 
@@ -68,3 +69,18 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
     """Asking the package for a name that it lacks says so."""
     with pytest.raises(AttributeError, match="Trainr"):
         reflact.Trainr  # noqa: B018
+
+
+def test_every_public_name_is_documented() -> None:
+    """Each name of a public module has a docstring, and the reference of the site shows its signature."""
+    assert list_undocumented() == []
+    page = render_reference("reflact")
+    assert "# reflact" in page
+    assert "### Trainer.from_items" in page
+    assert "- `train`: " in page
+
+
+def test_the_public_modules_are_those_that_the_package_names() -> None:
+    """The docstring of the package names each module of the reference."""
+    named = str(reflact.__doc__)
+    assert [door for door in list_doors() if door.split(".")[1:2] and door.split(".")[1] not in named] == []

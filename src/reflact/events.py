@@ -406,6 +406,7 @@ Event = Annotated[
     | RunFinished,
     Field(discriminator="kind"),
 ]
+"""Any event of a run; its ``kind`` tells which. All kinds and their fields are on the page of events."""
 
 EVENT_ADAPTER: TypeAdapter[Event] = TypeAdapter(Event)
 """Reads an event from JSON: ``EVENT_ADAPTER.validate_json(text)``."""

@@ -9,6 +9,7 @@ from typing import Protocol, TypeVar, runtime_checkable
 from pydantic import JsonValue
 
 from reflact.config.models import ModelConfig
+from reflact.data import DataSet
 from reflact.events import Event
 from reflact.messages import (
     AgentAnswer,
@@ -22,6 +23,7 @@ from reflact.messages import (
 )
 from reflact.records import (
     CandidateReview,
+    CodeFailure,
     CriticDescription,
     EpochRecord,
     FaultCount,
@@ -419,6 +421,12 @@ class RunStore(RolloutStore, ResponseStore, Protocol):
 
     async def faults(self, run_id: str) -> tuple[FaultCount, ...]:
         """Return the number of failed attempts of each kind over all starts of the run, sorted."""
+
+    async def store_items(self, data: DataSet) -> None:
+        """Store all items, unless a run with the same items has stored them."""
+
+    async def store_failure(self, run_id: str, key: str, failure: CodeFailure) -> None:
+        """Store an exception of the caller's code under a key, in place of an earlier one."""
 
     async def finish(self, run_id: str, status: RunStatus, reason: str | None, summary: str) -> None:
         """Store the end of this start of the run, with its summary as JSON text."""

@@ -472,6 +472,18 @@ class CriticAccuracy(FrozenModel):
     accuracy: IntervalEstimate | None = None
 
 
+class CodeFailure(FrozenModel):
+    """An exception of the caller's own code, such as an environment, a target, a grader or a proposer.
+
+    ``item_id`` is None outside of rollouts. ``traceback`` has no keys, and loses its middle if it is long.
+    """
+
+    step: int
+    item_id: str | None
+    reason: str
+    traceback: str
+
+
 class CriticDescription(FrozenModel):
     """A critic whose scores or notes a run used.
 

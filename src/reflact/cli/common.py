@@ -179,7 +179,8 @@ def load_trainer_config(path: Path, overrides: Sequence[str] | None) -> TrainerC
 
     config = load_config(path, overrides=overrides or ())
     folder = str(path.resolve().parent)
-    if ":" in config.target.kind + config.environment.name and folder not in sys.path:
+    names = (config.target.kind, config.environment.name, config.proposer.name)
+    if any(":" in name for name in names) and folder not in sys.path:
         sys.path.append(folder)
     return config
 
@@ -197,6 +198,8 @@ def train_and_show(
         typer.Exit: The run did not complete. The code is 1; 2 if no call was booked, for example because a
             key, model or port is wrong; 128 plus the signal's number if a signal stopped it.
     """
+    import logging
+
     import anyio
     from rich.console import Console
 
@@ -205,6 +208,7 @@ def train_and_show(
     from reflact.store.artifacts import find_exports
     from reflact.trainer import Trainer
 
+    logging.getLogger("reflact").addHandler(logging.NullHandler())  # the view shows what matters
     trainer = Trainer(config, approve=approve)
     console = Console()
     if approve is not None and show is ShowMode.live:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from reflact.training.history import RunHistory, RunListing, StepDetails
+    from reflact.types import Split
 
 
 JsonLinesOption = Annotated[bool, typer.Option("--json", help="Print JSON lines instead of tables.")]
@@ -109,8 +110,11 @@ def show(  # noqa: PLR0917 - one for each option of the command
         if step is not None:
             raise UsageError("a step has no items of its own; leave out the step, or --items")
         chosen = None if split is None else Split(split)
+        if item is not None:
+            _print_item(anyio.run(_read_item, folder, run, chosen, item), item, as_json=as_json)
+            return
         history = anyio.run(partial(read_run, folder, run, items=True, split=chosen))
-        _print_items(console, history, wrong=wrong, changed=changed, item_id=item, as_json=as_json)
+        _print_items(console, history, wrong=wrong, changed=changed, as_json=as_json)
         return
     if step is not None:
         _print_step(console, anyio.run(read_step, folder, step, run), as_json=as_json)
@@ -130,35 +134,63 @@ def _print_items(
     *,
     wrong: bool,
     changed: bool,
-    item_id: str | None,
     as_json: bool,
 ) -> None:
-    from reflact.errors import UsageError
-    from reflact.reporting.items import build_item_table, choose_items, list_item_lines, summarize_items
+    from reflact.reporting.items import build_item_table, choose_items, summarize_items
     from reflact.reporting.lines import escape_line
 
     chosen = choose_items(history.items, wrong=wrong, changed=changed)
-    split = history.items[0].split
-    if item_id is not None:
-        chosen = tuple(result for result in history.items if result.item_id == item_id)
-        if not chosen:
-            raise UsageError(f"the {split.value} split of run {history.run_id} has no item {item_id}")
     if as_json:
         for result in chosen:
             typer.echo(result.model_dump_json(ensure_ascii=True))
         return
-    if item_id is not None:
-        for line in list_item_lines(chosen[0]):
-            typer.echo(line)
-    else:
-        if chosen:
-            console.print(build_item_table(chosen, width=console.width))
-        typer.echo(summarize_items(history.items, split))
+    if chosen:
+        console.print(build_item_table(chosen, width=console.width))
+    typer.echo(summarize_items(history.items, history.items[0].split))
     if history.items_note is not None:
         typer.echo(f"note: {escape_line(history.items_note)}")
 
 
+async def _read_item(folder: Path, run: str | None, split: Split | None, item_id: str) -> RunHistory:
+    """Return a run with one item and its exceptions; an item that raised one need not be measured."""
+    from reflact.errors import UsageError
+    from reflact.training.history import read_run
+
+    history = await read_run(folder, run)
+    failures = tuple(failure for failure in history.failures if failure.item_id == item_id)
+    try:
+        history = await read_run(folder, history.run_id, items=True, split=split)
+    except UsageError:
+        if not failures:
+            raise
+    items = tuple(result for result in history.items if result.item_id == item_id)
+    if not items and not failures:
+        where = history.items[0].split.value
+        raise UsageError(f"the {where} split of run {history.run_id} has no item {item_id}")
+    return history.model_copy(update={"items": items, "failures": failures})
+
+
+def _print_item(history: RunHistory, item_id: str, *, as_json: bool) -> None:
+    """Print one item in full, and the exceptions that it raised."""
+    from reflact.reporting.items import list_failure_lines, list_item_lines
+    from reflact.reporting.lines import escape_line
+
+    if as_json:
+        for entry in (*history.items, *history.failures):
+            typer.echo(entry.model_dump_json(ensure_ascii=True))
+        return
+    for item in history.items:
+        for line in list_item_lines(item):
+            typer.echo(line)
+    for failure in history.failures:
+        for line in list_failure_lines(failure):
+            typer.echo(line)
+    if history.items and history.items_note is not None:
+        typer.echo(f"note: {escape_line(history.items_note)}")
+
+
 def _print_run(console: Console, history: RunHistory, folder: Path) -> None:
+    from reflact.reporting.items import list_failure_lines
     from reflact.reporting.lines import escape_controls, format_epoch
     from reflact.reporting.summary import build_score_table, build_step_table, print_summary
 
@@ -176,6 +208,11 @@ def _print_run(console: Console, history: RunHistory, folder: Path) -> None:
         console.print(f"open: {len(history.steps)} steps committed, not ended", highlight=False)
     else:
         print_summary(console, history.summary, _find_exports(folder, history))
+    if history.failures:
+        count = len(history.failures)
+        typer.echo(f"{count} exception{'s' if count > 1 else ''} in your own code; the last one:")
+        for line in list_failure_lines(history.failures[-1]):
+            typer.echo(line)
 
 
 def _find_exports(path: Path, history: RunHistory) -> Path:

@@ -210,6 +210,11 @@ class TrainConfig(ConfigSection):
         True, description="Reuse a skill's finished rollouts in other steps and phases."
     )
     rollout_concurrency: int = changeable_field(32, ge=1, description="Maximum of rollouts in flight.")
+    raise_on_exception: bool = changeable_field(
+        False,
+        description="Raise an exception of your own environment, target, grader, annotator or proposer, which ends the "
+        "run; false: the item stays unmeasured and the traceback is stored.",
+    )
     grace_seconds: float = changeable_field(
         5.0,
         ge=0,

@@ -11,7 +11,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from reflact.records import ComparisonCategory, Usage
+from reflact.records import CodeFailure, ComparisonCategory, Usage
 from reflact.reporting.lines import escape_controls, escape_line, format_count
 from reflact.training.items import DocumentResult, ItemResult
 from reflact.types import Split
@@ -106,6 +106,12 @@ def list_item_lines(item: ItemResult) -> Iterator[str]:
             if len(rollout.turns) > 2:
                 for turn in rollout.turns:
                     yield from _list_block(f"  {turn.role}", turn.content)
+
+
+def list_failure_lines(failure: CodeFailure) -> Iterator[str]:
+    """Yield an exception of the caller's own code with its traceback."""
+    where = f"step {failure.step}" + ("" if failure.item_id is None else f", item {failure.item_id}")
+    yield from _list_block(escape_line(f"exception in {where}"), failure.traceback)
 
 
 def summarize_items(items: Sequence[ItemResult], split: Split) -> str:

@@ -18,6 +18,7 @@ from reflact.errors import (
     BudgetSpent,
     CassetteError,
     ContextOverflow,
+    EnvironmentFailure,
     ReflactError,
     ReplyError,
     RunFailed,
@@ -100,13 +101,25 @@ class RolloutJob(NamedTuple):
     key: str
 
 
+ExceptionCallback = Callable[[RolloutJob, Exception], Awaitable[str]]
+"""Keeps an exception of the caller's code in a rollout, and returns why the rollout is unmeasured; it may raise."""
+
+
+async def describe_exception(job: RolloutJob, error: Exception) -> str:
+    """Return why a rollout is unmeasured after an exception of the caller's code."""
+    if isinstance(error, EnvironmentFailure):
+        return str(error)
+    return f"the environment failed on item {job.item.id}: {type(error).__name__}: {error}"
+
+
 @dataclass(frozen=True, kw_only=True)
 class RolloutRunner:
     """Rolls items out; stored rollouts and logged unmeasured ones are not run again, equal keys run once.
 
     ``feedback``: rollouts carry the environment's feedback for the analysts. ``limit`` is the maximum of
     rollouts in flight. Rollouts are reused within a ``phase`` only, or among all phases that are None.
-    ``on_rollout`` is called with each rollout when it first finishes, in any order.
+    ``on_rollout`` is called with each rollout when it first finishes, in any order, and ``on_exception`` with each
+    exception of the environment's or the target's own code.
     """
 
     target: Target
@@ -118,6 +131,7 @@ class RolloutRunner:
     limit: int
     phase: str | None = None
     on_rollout: RolloutCallback | None = None
+    on_exception: ExceptionCallback = describe_exception
     _known: dict[str, Rollout] = field(default_factory=dict, init=False)
     _locks: defaultdict[str, anyio.Lock] = field(default_factory=lambda: defaultdict(anyio.Lock), init=False)
 
@@ -273,12 +287,11 @@ class RolloutRunner:
             raise
         except (ContextOverflow, ReplyError) as error:
             graded = Grade(score=Score.of(0), answer="", feedback=str(error))
-        except ReflactError as error:
+        except Exception as error:
             if isinstance(error, BadRequest) and error.status == FATAL_STATUS:
                 raise
-            return blank.model_copy(update={"error": str(error), "turns": session.turns})
-        except Exception as error:  # noqa: BLE001 - the user's code; its error leaves one item unmeasured
-            reason = f"the environment failed on item {job.item.id}: {type(error).__name__}: {error}"
+            is_own = isinstance(error, ReflactError) and not isinstance(error, EnvironmentFailure)
+            reason = str(error) if is_own else await self.on_exception(job, error)
             return blank.model_copy(update={"error": reason, "turns": session.turns})
         finished = blank.model_copy(
             update={

@@ -12,14 +12,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pydantic import JsonValue, TypeAdapter
+from pydantic import JsonValue, TypeAdapter, ValidationError
 
+from reflact.data import DataSet
 from reflact.errors import RunConflict, StoreError
 from reflact.events import EVENT_ADAPTER, Event
 from reflact.jsonutil import parse_stored
 from reflact.protocols import CommitRecord
 from reflact.records import (
     EVALUATION_LABEL,
+    CodeFailure,
     EpochRecord,
     PromotionRecord,
     RunState,
@@ -43,7 +45,7 @@ from reflact.store.responses import (
     sum_spend_by_stage,
 )
 from reflact.store.schema import SCHEMA
-from reflact.types import FrozenModel, Skill, canonical_json
+from reflact.types import FrozenModel, Item, Skill, Split, canonical_json
 
 IDENTITY_ADAPTER: TypeAdapter[dict[str, JsonValue]] = TypeAdapter(dict[str, JsonValue])
 VERSIONS_ADAPTER: TypeAdapter[list[SkillVersion]] = TypeAdapter(list[SkillVersion])
@@ -61,6 +63,9 @@ RESTORE_ADVICE = {
 """How to undo a change of what is part of a run's identity and no key of the configuration."""
 
 PROMPT_ADVICE = "use the same prompts (a new version of reflact, or prompts.folder, has changed them)"
+
+MAX_FAILURES = 1_000
+"""The most exceptions of the caller's code that are stored of a run."""
 
 MAX_SHOWN_CHARS = 60
 COMMIT_COLUMNS = "number, kind, step, record, state, checksum"
@@ -352,6 +357,54 @@ class SQLiteRunStore(SQLiteResponseStore):
 
         return await self._database.read(read)
 
+    async def store_items(self, data: DataSet) -> None:
+        """Store all items under the fingerprint of their data, unless they are stored."""
+
+        def store(tables: Tables) -> None:
+            if tables.execute("SELECT 1 FROM items WHERE data = ?", (data.fingerprint,)).fetchone():
+                return
+            tables.conn.executemany(
+                "INSERT INTO items (data, split, number, item) VALUES (?, ?, ?, ?)",
+                (
+                    (data.fingerprint, split.value, number, item.model_dump_json())
+                    for split in Split
+                    for number, item in enumerate(data.items(split))
+                ),
+            )
+
+        await self._database.write(store)
+
+    async def items(self, fingerprint: str) -> DataSet | None:
+        """Return the items under a fingerprint; None if they are not stored, or damaged."""
+        sql = "SELECT split, item FROM items WHERE data = ? ORDER BY split, number"
+        rows = await self._database.fetch_rows(sql, (fingerprint,))
+        texts = {split: [text for name, text in rows if name == split.value] for split in Split}
+        try:
+            data = DataSet.model_validate(
+                {split.value: tuple(map(Item.model_validate_json, found)) for split, found in texts.items()}
+            )
+        except ValidationError:
+            return None
+        return data if data.fingerprint == fingerprint else None
+
+    async def store_failure(self, run_id: str, key: str, failure: CodeFailure) -> None:
+        """Store an exception of the caller's code in place of an earlier one; beyond ``MAX_FAILURES`` none is added."""
+        sql = (
+            "INSERT OR REPLACE INTO failures (run_id, key, step, item_id, reason, traceback)"
+            " SELECT ?, ?, ?, ?, ?, ? WHERE (SELECT count(*) FROM failures WHERE run_id = ?) < ?"
+        )
+        texts = (failure.item_id, failure.reason, failure.traceback)
+        await self._database.execute(sql, (run_id, key, failure.step, *texts, run_id, MAX_FAILURES))
+
+    async def failures(self, run_id: str) -> tuple[CodeFailure, ...]:
+        """Return the exceptions of the caller's code by step and item."""
+        rows = await self._database.fetch_rows(
+            "SELECT step, item_id, reason, traceback FROM failures WHERE run_id = ?"
+            " ORDER BY step, item_id, key",
+            (run_id,),
+        )
+        return tuple(CodeFailure(step=s, item_id=i, reason=r, traceback=t) for s, i, r, t in rows)
+
     async def finish(self, run_id: str, status: RunStatus, reason: str | None, summary: str) -> None:
         """Store status, reason and summary (JSON text) of this start's end."""
 
@@ -409,7 +462,7 @@ def delete_idle_runs(tables: Tables) -> None:
         " (json_extract(identity, '$.target') IS NULL OR NOT EXISTS (SELECT 1 FROM rollouts))"
     )
     for (run_id,) in tables.execute(sql).fetchall():
-        for name in ("calls", "faults", "stage_times", "events", "decision_log", "runs"):
+        for name in ("calls", "faults", "stage_times", "events", "decision_log", "failures", "runs"):
             tables.execute(f"DELETE FROM {name} WHERE run_id = ?", (run_id,))  # noqa: S608 - own names
 
 

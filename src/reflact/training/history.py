@@ -16,6 +16,7 @@ from reflact.events import Event
 from reflact.gate.intervals import improvement_interval
 from reflact.jsonutil import parse_stored
 from reflact.records import (
+    CodeFailure,
     EpochRecord,
     Improvement,
     RunStatus,
@@ -58,6 +59,7 @@ class RunHistory(FrozenModel):
         costs: What each stage of each step took so far, calls and time, over all starts.
         items: The items of one split with the target's answers, if they were asked for.
         items_note: What is not known of the items, and why.
+        failures: The exceptions of your own environment, target, grader, annotator or proposer, with tracebacks.
     """
 
     run_id: str
@@ -73,6 +75,7 @@ class RunHistory(FrozenModel):
     items: tuple[ItemResult, ...] = ()
     items_note: str | None = None
     evaluations: tuple[SkillScore, ...] = ()
+    failures: tuple[CodeFailure, ...] = ()
 
 
 async def read_run(
@@ -90,8 +93,7 @@ async def read_run(
         run_id: The run to read, or a prefix of its id that no other run has; None: the newest.
         items: Also read what the target answered to each item under the initial and the best document.
         split: The split of these items; None: the test split if it was measured, otherwise the validation split.
-        environment: Has the items of a run that was given an environment or lists of items in Python. Without it,
-            their right answers are unknown.
+        environment: Has the items of a run in Python. Only a store of an earlier version needs it, which has none.
 
     Raises:
         UsageError: There is no store, or no such run in it, or nothing is measured on the split.
@@ -113,6 +115,7 @@ async def read_run(
             items=() if table is None else table.results,
             items_note=None if table is None else table.note,
             evaluations=await store.evaluations(row.run_id),
+            failures=await store.failures(row.run_id),
         )
 
 

@@ -81,8 +81,9 @@ async def read_items(
 ) -> ItemTable:
     """Return the items of a split with their answers.
 
-    The items are read again, from the environment or from the run's data file, and count only if they are the items
-    of the run. Otherwise they are those of the stored rollouts, and the right answers are unknown.
+    A store of an earlier version has no items. Then they are read from the environment or from the run's data file,
+    and count only if they are the items of the run. Otherwise they are those of the stored rollouts, and the right
+    answers are unknown.
 
     Raises:
         UsageError: Nothing is measured on the split, or the environment has other items.
@@ -96,7 +97,10 @@ async def read_items(
         opened = summary is not None and summary.score("best", Split.test) is not None
         split = Split.test if opened else Split.val
     rollouts = await store.list_rollouts((baseline, best))
-    items, note = _load_items(config, identity, environment, split)
+    data, note = await store.items(str(identity["data"])), None
+    items: Sequence[Item] | None = None if data is None else data.items(split)
+    if items is None or environment is not None:
+        items, note = _load_items(config, identity, environment, split)
     find_key: Callable[[Item, str, int, str | None], str | None] = _ignore_key
     if items is None:
         items = await _infer_items(store, run, split)

@@ -124,7 +124,8 @@ class ProposerAdapter:
         async with self.timer.stage("update", step=step):
             evidence = await self._collect_evidence(work, rollouts)
             budget = StepAllowance(work, self.scheduler)
-            rewrites = tuple(await self.proposer.propose(work.skill, evidence, budget))
+            async with self.scheduler.failures.explain(f"the proposer failed in step {step}", step=step):
+                rewrites = tuple(await self.proposer.propose(work.skill, evidence, budget))
             await log_unmeasured(rollouts, decision_log=work.context.decision_log, step=step)
         return build_proposal(work.skill, rollouts, rewrites, cases=max(1, len(evidence.cases)))
 
@@ -155,7 +156,10 @@ class ProposerAdapter:
             return [*failed]
         items, rollouts = tuple(item for item, _ in failed), tuple(rollout for _, rollout in failed)
         batch = Minibatch(source="failure", index=0, items=items, rollouts=rollouts)
-        batch = await annotate_failures(batch, annotator, work.context)
+        async with self.scheduler.failures.explain(
+            f"the annotator failed in step {work.step}", step=work.step
+        ):
+            batch = await annotate_failures(batch, annotator, work.context)
         return [*zip(batch.items, batch.rollouts, strict=True)]
 
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 
 import anyio
 
 from reflact import events
-from reflact.errors import EnvironmentFailure, ReflactError
 from reflact.gate.decision import TrialRequest
 from reflact.llm.middleware import EnvironmentMiddleware
 from reflact.protocols import Environment, EventCallback, ManagedEnvironment
@@ -19,6 +18,7 @@ from reflact.stages.null_answers import ConstantTarget, NullAnswer
 from reflact.stages.ranked_evaluation import PassRunner
 from reflact.stages.rollout import RolloutCallback, RolloutRunner
 from reflact.training.setup import Runtime
+from reflact.training.trouble import FailureLog
 from reflact.types import Item, Rollout, Skill, Split
 
 FIRST_REPORT_TRIAL = 1_000_000_000
@@ -37,6 +37,7 @@ class RolloutScheduler:
 
     runtime: Runtime
     on_event: EventCallback
+    failures: FailureLog
     surplus: int = 0
 
     def make_runner(
@@ -52,8 +53,22 @@ class RolloutScheduler:
             feedback=feedback,
             limit=self.runtime.config.train.rollout_concurrency,
             phase=None if self.runtime.config.train.reuse_rollouts else phase,
-            on_rollout=on_rollout,
+            on_rollout=self._follow_rollouts(on_rollout),
+            on_exception=partial(self.failures.record_rollout, step=step),
         )
+
+    def _follow_rollouts(self, on_rollout: RolloutCallback | None) -> RolloutCallback | None:
+        """Return a callback that also shows each rollout to the watch of the run."""
+        watch = self.runtime.watch
+        if watch is None:
+            return on_rollout
+
+        async def follow(rollout: Rollout) -> None:
+            watch.observe_rollout(rollout)
+            if on_rollout is not None:
+                await on_rollout(rollout)
+
+        return follow
 
     async def roll_out_split(
         self, split: Split, skill: Skill, *, step: int, phase: str, trial: int = 0
@@ -184,18 +199,18 @@ CLOSE_SECONDS = 0.4
 
 
 @asynccontextmanager
-async def manage_environment(environment: Environment) -> AsyncIterator[None]:
+async def manage_environment(environment: Environment, failures: FailureLog) -> AsyncIterator[None]:
     """Set an environment up and close it, if it asks for that; cancelled runs give it ``CLOSE_SECONDS``.
 
     Raises:
-        EnvironmentFailure: It could not be set up, or not be closed after work without an error.
+        RunFailed: It could not be set up, or not be closed after work without an error.
     """
     while isinstance(environment, EnvironmentMiddleware) and not isinstance(environment, ManagedEnvironment):
         environment = environment.inner
     if not isinstance(environment, ManagedEnvironment):
         yield
         return
-    with _explain("set up"):
+    async with failures.explain("the environment could not be set up"):
         await environment.set_up()
     try:
         yield
@@ -203,17 +218,5 @@ async def manage_environment(environment: Environment) -> AsyncIterator[None]:
         with anyio.move_on_after(CLOSE_SECONDS, shield=True), suppress(Exception):
             await environment.close()
         raise
-    with _explain("closed"):
+    async with failures.explain("the environment could not be closed"):
         await environment.close()
-
-
-@contextmanager
-def _explain(action: str) -> Iterator[None]:
-    try:
-        yield
-    except ReflactError:
-        raise
-    except Exception as error:
-        raise EnvironmentFailure(
-            f"the environment could not be {action}: {type(error).__name__}: {error}"
-        ) from error

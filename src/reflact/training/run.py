@@ -47,6 +47,7 @@ from reflact.training.state import (
 )
 from reflact.training.step import StepRunner
 from reflact.training.timing import StageTimer
+from reflact.training.trouble import FailureLog
 from reflact.types import Skill, Split
 
 TIME_RECORD_SECONDS = 1.0
@@ -82,7 +83,8 @@ class Run:
         self.id = plan.run_id
         self.state: RunState | None = None
         self._critic: CriticDescription | None = None
-        self.scheduler = RolloutScheduler(runtime, on_event)
+        self.failures = FailureLog(plan.run_id, plan.config, runtime.store, on_event)
+        self.scheduler = RolloutScheduler(runtime, on_event, self.failures)
         self._gate_keeper = GateKeeper(runtime, self.scheduler, approve)
         self._epoch_end = EpochFinalizer(runtime, self.scheduler, self._gate_keeper, self._timer)
         null_answers = NullAnswerGrader(runtime, self.scheduler)
@@ -94,6 +96,7 @@ class Run:
         """Start the run in its store, or read its last committed state."""
         config = self._config.model_dump(mode="json")
         self.state = await self._store.open_run(self.id, self._plan.identity, config, resume=resume)
+        await self._store.store_items(self._plan.data)
         seconds = await self._store.add_seconds(self.id, 0.0)
         self._runtime.budget.begin(await self._store.spend(self.id), seconds)
 
@@ -116,6 +119,10 @@ class Run:
 
     async def _advance(self) -> None:
         await self._emit_start()
+        if self._runtime.watch is not None and (
+            self.state is None or self.state.step < self._plan.total_steps
+        ):
+            self._runtime.watch.check_budget(self._runtime.budget)
         await self._check_null_answers()
         await self._test_optimizer()
         await self._measure_critic()

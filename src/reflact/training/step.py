@@ -258,9 +258,11 @@ class StageProposer:
         annotator = self.runtime.plan.annotator
 
         async def annotate_and_analyse(batch: Minibatch) -> AnalystReport:
-            return await analyse(
-                batch if annotator is None else await annotate_failures(batch, annotator, context)
-            )
+            if annotator is not None:
+                words = f"the annotator failed in step {work.step}"
+                async with self.scheduler.failures.explain(words, step=work.step):
+                    batch = await annotate_failures(batch, annotator, context)
+            return await analyse(batch)
 
         return await roll_out_and_reflect(
             work.batches,

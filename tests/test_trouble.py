@@ -1,0 +1,225 @@
+"""Trouble of a run is told once while it happens, and exceptions of the caller's own code keep their tracebacks."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import anyio
+import httpx
+import pytest
+
+from reflact import Trainer, read_run
+from reflact.events import Event, WarningIssued
+from reflact.messages import CallReservation
+from reflact.protocols import Proposer, StepBudget, StepEvidence
+from reflact.records import Usage
+from reflact.stages.reply_models import AnalystReply
+from reflact.testing import ScriptedLLM, ToyTarget, append_reply
+from reflact.training.trouble import MAX_TRACEBACK_CHARS, RunWatch, format_exception
+from reflact.types import Item, Rewrite, Skill
+from served import completion, configured, reflact, say_four, serving
+from toy_runs import LINES, playing
+
+LEARNING = playing((AnalystReply, lambda kind, _: append_reply(kind, LINES["double"])))
+KEY = "sk-1234567890abcdefgh"
+
+
+def solve(item: Item, answer: str) -> bool:
+    """Grade an answer, and fail on some items with a message that holds a key."""
+    if str(item.input) in {"v3", "v7"}:
+        raise KeyError(f"no column of {KEY}\x1b[2J")
+    return answer == item.reference
+
+
+def build_trainer(folder: Path, *, proposer: Proposer | None = None, **settings: Any) -> Trainer:
+    """Return a short run on lists of items, whose grader fails on two validation items."""
+    lists = {name: [(f"{name[0]}{n}", "x") for n in range(20)] for name in ("train", "val")}
+    if proposer is not None:
+        lists["val"] = [(f"w{n}", "x") for n in range(20)]
+    trainer = Trainer.from_items(
+        **lists,  # type: ignore[arg-type]
+        grade=solve,
+        target=ToyTarget(),
+        optimizer=ScriptedLLM(LEARNING),
+        out_dir=folder,
+        train__num_epochs=1,
+        train__batch_size=20,
+        **settings,
+    )
+    if proposer is None:
+        return trainer
+    return Trainer(
+        trainer.config,
+        environment=trainer._overrides.environment,
+        target=ToyTarget(),
+        optimizer=ScriptedLLM(LEARNING),
+        proposer=proposer,
+    )
+
+
+async def list_events(trainer: Trainer) -> list[Event]:
+    """Return all events of a run."""
+    async with trainer.stream() as stream:
+        return [event async for event in stream]
+
+
+def test_an_exception_of_a_grader_keeps_its_traceback(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is stored and shown for each item, logged and told once, without keys; the run goes on without the items."""
+    monkeypatch.setenv("MY_API_KEY", KEY)
+    with caplog.at_level(logging.ERROR, "reflact"):
+        heard = anyio.run(list_events, build_trainer(tmp_path))
+    (warning,) = [event.message for event in heard if isinstance(event, WarningIssued)]
+    assert "KeyError: 'no column of [key]" in warning
+    assert f"reflact show {tmp_path} --item " in warning
+    (logged,) = [record.getMessage() for record in caplog.records]
+    assert 'raise KeyError(f"no column of' in logged
+    history = anyio.run(read_run, tmp_path)
+    assert history.status == "completed"
+    items = {failure.item_id for failure in history.failures}
+    assert len(items) == 2
+    assert KEY not in "".join(f.traceback + f.reason for f in history.failures) + logged + warning
+    assert KEY.encode() not in (tmp_path / "run.db").read_bytes()
+    item_id = next(iter(items)) or ""
+    shown = reflact("show", tmp_path, "--item", item_id).stdout
+    assert "not measured: the environment failed on item" in shown
+    assert 'raise KeyError(f"no column of' in shown
+    assert "reflact/stages" not in shown
+    assert "\x1b" not in shown + logged
+    line = reflact("show", tmp_path, "--item", item_id, "--json").stdout.splitlines()[-1]
+    assert "Traceback" in json.loads(line)["traceback"]
+
+
+def test_an_exception_on_every_item_can_be_looked_at(tmp_path: Path) -> None:
+    """If nothing could be measured, `show` prints the traceback of a run that has no version yet."""
+    trainer = build_trainer(tmp_path, gate__coverage=1.0)
+    assert anyio.run(trainer.train).status == "failed"
+    assert "2 exceptions in your own code" in reflact("show", tmp_path).stdout
+    item_id = anyio.run(read_run, tmp_path).failures[0].item_id
+    assert "KeyError" in reflact("show", tmp_path, "--item", str(item_id)).stdout
+
+
+def test_an_exception_is_raised_on_request(tmp_path: Path) -> None:
+    """`raise_on_exception` raises the exception itself, ends the run as failed, and does not change its id."""
+    trainer = build_trainer(tmp_path, train__raise_on_exception=True)
+    with pytest.raises(KeyError, match="no column") as caught:
+        anyio.run(trainer.train)
+    assert "solve" in [entry.name for entry in caught.traceback]
+    assert trainer.run_id == build_trainer(tmp_path).run_id
+    history = anyio.run(read_run, tmp_path)
+    assert (history.status, history.reason) == ("failed", "KeyError was raised")
+    assert anyio.run(build_trainer(tmp_path).train).status == "completed"
+
+
+class BrokenProposer:
+    """A proposer that raises."""
+
+    identity = "broken"
+
+    async def propose(self, skill: Skill, evidence: StepEvidence, budget: StepBudget) -> Sequence[Rewrite]:
+        """Raise."""
+        raise ZeroDivisionError("by nothing")
+
+
+def test_an_exception_of_a_proposer_ends_the_run_with_its_traceback(tmp_path: Path) -> None:
+    """The run fails with a reason that names the step, and keeps the traceback."""
+    summary = anyio.run(build_trainer(tmp_path, proposer=BrokenProposer()).train)
+    assert (summary.status, summary.reason) == (
+        "failed",
+        "the proposer failed in step 1: ZeroDivisionError: by nothing",
+    )
+    (failure,) = anyio.run(read_run, tmp_path).failures
+    assert (failure.step, failure.item_id) == (1, None)
+    assert "in propose" in failure.traceback
+    assert 'ZeroDivisionError("by nothing")' in reflact("show", tmp_path).stdout
+
+
+def test_a_traceback_is_bounded() -> None:
+    """A long message loses its middle, and keeps the frames and its end."""
+    try:
+        raise ValueError("x" * 100_000 + "the end")
+    except ValueError as error:
+        text = format_exception(error)
+    assert len(text) <= MAX_TRACEBACK_CHARS + 5
+    assert "test_a_traceback_is_bounded" in text
+    assert text.endswith("the end")
+
+
+def answer_dearly(request: httpx.Request) -> httpx.Response:
+    """Answer 4 at a price of 40,000 tokens to one item, and of 10 to all else; it is no typed reply."""
+    tokens = 40_000 if b"dear" in request.content and b"json_schema" not in request.content else 10
+    usage = {"prompt_tokens": tokens, "completion_tokens": 1, "total_tokens": tokens + 1}
+    return httpx.Response(200, json={**completion("4"), "usage": usage})
+
+
+def test_trouble_of_calls_is_told_once_while_it_happens(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A greedy item and a mute optimizer are warnings in the stream, each once, with what to do; the log has them."""
+    names = [("dear" if n == 3 else f"item {n}", "4") for n in range(20)]
+    trainer = Trainer.from_items(
+        train=[(f"t{n}", "4") for n in range(6)],
+        val=names,
+        grade=lambda item, answer: answer == "5",
+        target="small",
+        optimizer="large",
+        out_dir=tmp_path,
+        train__num_epochs=3,
+        train__batch_size=2,
+        models__optimizer__reasks=0,
+        models__target__api_key_env=None,
+    )
+    trainer = Trainer(
+        trainer.config,
+        environment=trainer._overrides.environment,
+        transport=httpx.MockTransport(answer_dearly),
+    )
+    with caplog.at_level(logging.WARNING, "reflact"):
+        heard = anyio.run(list_events, trainer)
+    greedy, mute = [event.message for event in heard if isinstance(event, WarningIssued)]
+    assert re.fullmatch(
+        r"item \w+ took 40k of the 4\S+ tokens of the target so far, with \d+ items. .*", greedy
+    )
+    assert mute.startswith("models.optimizer gave no valid reply in its first 3 calls (large). ")
+    assert [record.getMessage() for record in caplog.records] == [greedy, mute]
+
+
+def test_a_storm_of_failures_is_told_once() -> None:
+    """If half of the last requests to an endpoint fail, a warning says how; a few failures say nothing."""
+    told: list[Event] = []
+    watch = RunWatch("r", told.append, {})
+    names = ("key", "run_id", "call_id", "purpose", "model")
+    call = CallReservation(**dict.fromkeys(names, "x"), role="target", endpoint="https://a/v1")
+    for fault in [None, None, "5xx", "429"] * 10:
+        watch.observe_attempt(call, Usage(), fault)
+    assert told == []
+    for _ in range(30):
+        watch.observe_attempt(call, Usage(), "5xx")
+    (warning,) = told
+    assert isinstance(warning, WarningIssued)
+    assert warning.message.startswith(
+        "10 of the last 20 requests to https://a/v1 failed (5xx: 10). They are retried."
+    )
+
+
+def test_a_budget_below_one_call_is_told_before_it_is_spent(tmp_path: Path) -> None:
+    """A role whose smallest call exceeds the budget is a warning at the start, in lines and in the stream."""
+    with serving(say_four) as url:
+        path = configured(tmp_path, url)
+        options = (
+            "budget.max_tokens=3000",
+            "models.target.max_tokens=10",
+            "models.optimizer.max_tokens=4000",
+        )
+        done = reflact("train", path, "--show", "lines", *[word for o in options for word in ("--set", o)])
+    warnings = [line for line in done.stdout.splitlines() if line.startswith("warning")]
+    assert [
+        line for line in warnings if "no call of models.optimizer fits the budget: budget.max_tokens" in line
+    ]
+    assert not [line for line in warnings if "no call of models.target" in line]
