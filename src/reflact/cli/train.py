@@ -376,7 +376,7 @@ def evaluate(  # noqa: PLR0917 - one for each option of the command
 
     from reflact.reporting.lines import escape_line
     from reflact.reporting.summary import build_score_table, describe_gain
-    from reflact.skills.document import load_skill
+    from reflact.skills.package import load_skill
     from reflact.training.evaluation import compare_skill
     from reflact.types import Control, Split
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
 from typing import Literal, NamedTuple
 
 from reflact.errors import SkillError
@@ -458,19 +457,3 @@ def _normalize_newlines(text: str) -> str:
 
 def _flatten(text: str) -> str:
     return " ".join(text.split())
-
-
-def load_skill(path: Path) -> Skill:
-    """Return the skill document in a file.
-
-    Raises:
-        SkillError: The file cannot be read, or the document is malformed.
-    """
-    try:
-        text = path.read_bytes().decode("utf-8")
-    except OSError as error:
-        raise SkillError(f"cannot read the skill {path}: {error.strerror or error}") from None
-    except UnicodeDecodeError as error:
-        raise SkillError(f"the skill {path} is not UTF-8 text: {error.reason}") from None
-    check_document(text)
-    return Skill(text=text)

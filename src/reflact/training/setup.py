@@ -49,7 +49,7 @@ from reflact.protocols import (
     Target,
 )
 from reflact.records import CriticAccuracy, CriticDescription, Spend, Usage
-from reflact.skills.document import load_skill
+from reflact.skills.package import load_skill
 from reflact.stages.context import StageContext
 from reflact.stages.prompt_sections import show_task
 from reflact.store.artifacts import choose_exports, resolve_inside
