@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sqlite3
+
 from sqlite_utils import Database, Migrations
 
 CURRENT_TIME = "(strftime('%Y-%m-%dT%H:%M:%fZ', 'now'))"
@@ -282,11 +284,21 @@ CREATE TABLE failures (
 SCHEMA = Migrations("reflact")
 
 
+def execute_script(tables: Database, script: str) -> None:
+    """Execute statements that end with their lines; ``executescript`` tests each character, which takes 20 ms."""
+    statement = ""
+    for line in script.splitlines(keepends=True):
+        statement += line
+        if sqlite3.complete_statement(statement):
+            tables.execute(statement)
+            statement = ""
+
+
 @SCHEMA(name="0001_schema")
 def create_tables(tables: Database) -> None:
     """Create all tables; changes after the first release are further migrations below."""
-    tables.executescript(RUN_TABLES)
-    tables.executescript(MEMORY_TABLES)
+    execute_script(tables, RUN_TABLES)
+    execute_script(tables, MEMORY_TABLES)
     tables.table("memory_units").enable_fts(
         ["tags", "words"], tokenize="ascii tokenchars '_'", create_triggers=True
     )
@@ -295,10 +307,10 @@ def create_tables(tables: Database) -> None:
 @SCHEMA(name="0002_costs_by_step")
 def add_steps_to_costs(tables: Database) -> None:
     """Give calls and times the step and the stage that they belong to; earlier ones count for step 0."""
-    tables.executescript(COSTS_BY_STEP)
+    execute_script(tables, COSTS_BY_STEP)
 
 
 @SCHEMA(name="0003_items_and_failures")
 def add_items_and_failures(tables: Database) -> None:
     """Add the items by the fingerprint of their data, and the exceptions of the caller's own code."""
-    tables.executescript(ITEMS_AND_FAILURES)
+    execute_script(tables, ITEMS_AND_FAILURES)
