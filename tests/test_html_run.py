@@ -15,7 +15,8 @@ import pytest
 
 from html_page import Node, read, tables
 from reflact import Trainer, events
-from reflact.records import CallTime, EpochRecord, SkillVersion, StepRecord
+from reflact.messages import CallTime
+from reflact.records import EpochRecord, SkillVersion, StepRecord
 from reflact.reporting import RunReport, read_report, render_run_page
 from reflact.reporting.html.lanes import bin_calls
 from reflact.reporting.html.page import TextLimit

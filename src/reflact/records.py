@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, get_args
 
 from pydantic import Field, JsonValue
 
@@ -372,15 +372,6 @@ class StageCost(FrozenModel):
     stage: str
     seconds: float = 0.0
     spend: tuple[Spend, ...] = ()
-
-
-class CallTime(NamedTuple):
-    """When a call ran, in seconds since 1970; ``ended`` is None if it has no stored reply."""
-
-    role: str
-    stage: str
-    started: float
-    ended: float | None
 
 
 class StepCost(FrozenModel):

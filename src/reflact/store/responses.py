@@ -19,8 +19,8 @@ from pydantic import JsonValue, TypeAdapter, ValidationError
 
 from reflact.errors import StoreError
 from reflact.jsonutil import parse_stored
-from reflact.messages import CallReservation, StoredResponse
-from reflact.records import CallTime, FaultCount, FaultKind, Reuse, Spend, Usage
+from reflact.messages import CallReservation, CallTime, StoredResponse
+from reflact.records import FaultCount, FaultKind, Reuse, Spend, Usage
 from reflact.store.database import Database, Tables
 from reflact.types import Rollout, canonical_json
 

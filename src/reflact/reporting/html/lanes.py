@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import htpy as h
 
-from reflact.records import CallTime
+from reflact.messages import CallTime
 from reflact.reporting.html.page import (
     AxisScale,
     build_svg,
