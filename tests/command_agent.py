@@ -1,6 +1,7 @@
 """An agent in a process of its own: asks its model once over HTTP, as other people's agents do, and prints the answer.
 
 command_agent.py TASK [misbehaviour]
+command_agent.py TASK with FIELDS (further fields of the request, in JSON)
 """
 
 from __future__ import annotations
@@ -51,7 +52,8 @@ def main() -> None:
         sys.stdout.write(json.dumps(dict(os.environ)))
         return
     messages = [{"role": "system", "content": instructions}, {"role": "user", "content": task}]
-    answer = ask(messages, stream=how == "stream")
+    fields = json.loads(sys.argv[3]) if how == "with" else {}
+    answer = ask(messages, stream=how == "stream", **fields)
     Path("answer.txt").write_text(answer, encoding="utf-8")
     sys.stdout.write(answer)
 

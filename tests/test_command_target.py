@@ -13,6 +13,7 @@ import pytest
 
 from filled_schema import fill_schema
 from reflact import Trainer
+from reflact.config.models import ModelConfig
 from reflact.data import DataSet
 from reflact.environments import DatasetEnvironment
 from reflact.errors import ConfigError, EnvironmentFailure, ReplyError
@@ -27,6 +28,7 @@ pytestmark = pytest.mark.anyio
 RULE = "Answer in capitals."
 AGENT = [sys.executable, str(Path(__file__).parent / "command_agent.py"), "{task}"]
 WORDS = ("red", "green", "blue")
+MODEL = {"model": "m", "base_url": "http://127.0.0.1:9/v1", "api_key_env": None, "mode": "json_schema"}
 ITEMS = tuple(Item(id=word, input=f"Say {word}", reference=word.upper()) for word in WORDS)
 
 
@@ -80,10 +82,9 @@ async def train(
 ) -> RunSummary:
     """Return the summary of a run on three words."""
     splits = {name: (item,) for name, item in zip(("train", "val", "test"), ITEMS, strict=True)}
-    model = {"model": "m", "base_url": "http://127.0.0.1:9/v1", "api_key_env": None, "mode": "json_schema"}
     settings = {
         "out_dir": str(folder),
-        "models": {"target": model},
+        "models": {"target": MODEL},
         "prompts": {"profile": "small"},
         "train": {"num_epochs": 1},
         **config,
@@ -94,8 +95,6 @@ async def train(
 
 def start(target: CommandTarget, skill: str = RULE) -> Any:
     """Return a session outside a run."""
-    from reflact.config.models import ModelConfig
-
     return target.connect(Sender(), ModelConfig(model="m")).session(Skill(text=skill), rollout="r")
 
 
@@ -193,9 +192,56 @@ async def test_the_gateway_answers_nobody_without_its_token() -> None:
 
 def test_a_command_needs_a_place_for_its_skill() -> None:
     """Without a file or a seed, with both, or with a path out of the folder, the target is refused."""
-    for arguments in ({}, {"skill_file": "a", "seed": "b"}, {"skill_file": "../a"}, {"skill_file": "/a"}):
+    wrong: list[dict[str, Any]] = [
+        {},
+        {"skill_file": "a", "seed": "b"},
+        {"skill_file": "../a"},
+        {"skill_file": "/a"},
+        {"seed": " \n"},
+    ]
+    for arguments in wrong:
         with pytest.raises(ConfigError):
             CommandTarget(AGENT, **arguments)
+
+
+async def test_links_do_not_lead_out_of_the_folder(tmp_path: Path) -> None:
+    """Neither the skill nor the answer follows a link in the workspace out of the rollout's folder."""
+    outside, workspace = tmp_path / "outside", tmp_path / "workspace"
+    outside.mkdir()
+    workspace.mkdir()
+    (outside / "answer.txt").write_text("secret", encoding="utf-8")
+    (workspace / "notes").symlink_to(outside)
+    target = CommandTarget(AGENT, skill_file="notes/SKILL.md", workspace=str(workspace))
+    with pytest.raises(EnvironmentFailure, match=r"leads skill_file notes/SKILL\.md out of"):
+        await start(target).reply("Say red")
+    assert [path.name for path in outside.iterdir()] == ["answer.txt"]
+    target = CommandTarget(["true"], seed="Be.", workspace=str(workspace), answer_file="notes/answer.txt")
+    with pytest.raises(ReplyError, match=r"wrote no file notes/answer\.txt"):
+        await start(target).reply("Say red")
+
+
+async def test_a_request_asks_for_one_answer_under_the_cap_of_the_run(tmp_path: Path) -> None:
+    """``n`` of the agent's request is dropped, and the run's cap replaces one under another name."""
+    endpoint = Endpoint()
+    fields = json.dumps({"n": 3, "max_completion_tokens": 9000})
+    target = CommandTarget([*AGENT, "with", fields], skill_file="SKILL.md")
+    await train(tmp_path, endpoint, target, models={"target": {**MODEL, "max_tokens": 50}})
+    asked = [body for body in endpoint.bodies if "response_format" not in body]
+    assert {(b.get("n"), b.get("max_tokens"), b.get("max_completion_tokens")) for b in asked} == {
+        (None, 50, None)
+    }
+
+
+def test_a_workspace_is_read_once_in_a_run(tmp_path: Path) -> None:
+    """The identity of a connected target is that of its start; the next run sees the changed file."""
+    notes = tmp_path / "notes.md"
+    notes.write_text("a", encoding="utf-8")
+    target = CommandTarget(AGENT, skill_file="a", workspace=str(tmp_path))
+    connected = target.connect(Sender(), ModelConfig(model="m"))
+    before = connected.identity
+    notes.write_text("b", encoding="utf-8")
+    assert connected.identity == before
+    assert target.connect(Sender(), ModelConfig(model="m")).identity != before
 
 
 def test_what_a_command_is_decides_its_identity(tmp_path: Path) -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import selectors
 import subprocess
 import sys
 import urllib.request
@@ -20,8 +18,8 @@ from pure_world import URL, Ended, PureNetwork, differences, left_by, rows, sett
 from reflact import Trainer, events
 from reflact.records import RunSummary
 from reflact.testing import Fault, FaultyTransport
+from virtual_time import HurriedLoop
 
-HURRY = 50
 NEVER = 1e6
 DEATHS = 8
 HERE = Path(__file__).parent
@@ -59,22 +57,6 @@ def clean(world: Path, tmp_path_factory: pytest.TempPathFactory) -> Clean:
     folder, network = tmp_path_factory.mktemp("clean"), PureNetwork()
     anyio.run(Trainer(impatient(world, folder), transport=network).train)
     return Clean(left_by(folder), network.samples)
-
-
-class HurriedLoop(asyncio.SelectorEventLoop):
-    """An event loop on which waits are short."""
-
-    def __init__(self) -> None:
-        super().__init__(_Hurried())
-
-    def time(self) -> float:
-        """Return a time that passes faster."""
-        return super().time() * HURRY
-
-
-class _Hurried(selectors.DefaultSelector):
-    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        return super().select(None if timeout is None else timeout / HURRY)
 
 
 class Passing:

@@ -179,7 +179,8 @@ def load_trainer_config(path: Path, overrides: Sequence[str] | None) -> TrainerC
 
     config = load_config(path, overrides=overrides or ())
     folder = str(path.resolve().parent)
-    if ":" in config.target.kind + config.environment.name and folder not in sys.path:
+    names = (config.target.kind, config.environment.name, config.proposer.name)
+    if any(":" in name for name in names) and folder not in sys.path:
         sys.path.append(folder)
     return config
 
