@@ -45,7 +45,7 @@ from reflact.records import (
     Usage,
 )
 from reflact.stages.rollout import start_session
-from reflact.store.artifacts import find_exports, write_atomically
+from reflact.store.artifacts import write_atomically
 from reflact.training.rollouts import manage_environment
 from reflact.training.run import Run
 from reflact.training.setup import (
@@ -208,20 +208,10 @@ class Trainer:
         return await (self._train_and_show() if show else self._train(ignore_event))
 
     async def _train_and_show(self) -> RunSummary:
-        from rich.console import Console
+        from reflact.reporting.live import show_run
 
-        from reflact.reporting.live import choose_view, show_events
-        from reflact.reporting.summary import print_summary
-
-        config, console = self._config, Console(force_jupyter=False)
-        store = config.store or config.out_dir / "run.db"
-        with choose_view(console, name=config.out_dir.name, epochs=config.train.num_epochs) as view:
-            async with self.stream() as stream:
-                async for event in show_events(stream, view, store):
-                    last = event
-        assert isinstance(last, events.RunFinished)
-        print_summary(console, last.summary, find_exports(config.out_dir, last.run_id))
-        return last.summary
+        async with self.stream() as stream:
+            return await show_run(stream, self._config)
 
     def stream(self) -> Stream[events.Event]:
         """Run as ``train`` does and iterate over the events; ``RunFinished`` comes last.

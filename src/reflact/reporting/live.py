@@ -18,9 +18,12 @@ from rich.segment import Segment, SegmentLines
 from rich.text import Text
 
 from reflact import events
+from reflact.config.training import TrainerConfig
 from reflact.errors import StoreError
+from reflact.records import RunSummary
 from reflact.reporting.lines import EventLines, escape_controls, wrap_line
 from reflact.reporting.live_display import LiveDisplay, LiveState, limit_height, restore_state, update_state
+from reflact.store.artifacts import find_exports
 
 SHOW_CURSOR = "\x1b[?25h"
 REPRINTED_LINES = 200
@@ -231,6 +234,19 @@ async def show_events(
         has_begun = True
         view.show_event(event)
         yield event
+
+
+async def show_run(stream: AsyncIterable[events.Event], config: TrainerConfig) -> RunSummary:
+    """Show a run on standard output until its end, and print its closing lines; returns its summary."""
+    from reflact.reporting.summary import print_summary
+
+    console = Console(force_jupyter=False)
+    with choose_view(console, name=config.out_dir.name, epochs=config.train.num_epochs) as view:
+        async for event in show_events(stream, view, config.store or config.out_dir / "run.db"):
+            last = event
+    assert isinstance(last, events.RunFinished)
+    print_summary(console, last.summary, find_exports(config.out_dir, last.run_id))
+    return last.summary
 
 
 async def _read_earlier_events(path: Path, run_id: str) -> tuple[events.Event, ...]:
