@@ -113,6 +113,7 @@ async def test_a_command_is_trained_and_resumed(tmp_path: Path) -> None:
     assert len(endpoint.bodies) == asked
 
 
+@pytest.mark.slow
 async def test_a_command_is_recorded_and_replayed(tmp_path: Path) -> None:
     """A recording replays without the provider, although the agent's requests hold the time."""
     cassette, target = str(tmp_path / "cassette.jsonl"), CommandTarget(AGENT, skill_file="SKILL.md")
