@@ -91,7 +91,9 @@ async def train(
         "report": False,
         **config,
     }
-    environment = DatasetEnvironment(DataSet(test=(), **splits), grade=lambda item, answer: answer == item.reference)
+    environment = DatasetEnvironment(
+        DataSet(test=(), **splits), grade=lambda item, answer: answer == item.reference
+    )
     return await Trainer(settings, environment=environment, target=target, transport=endpoint).train()
 
 
