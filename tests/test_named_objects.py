@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from bank_agent import ITEMS, RULE
 from reflact import Trainer
 from reflact.cli.app import app
+from reflact.cli.common import load_trainer_config
 from reflact.config.loading import load_config
 from reflact.errors import ConfigError, UsageError
 from reflact.testing import ScriptedLLM, ToyEnvironment, ToyTarget, append_reply
@@ -85,6 +86,20 @@ def test_commands_find_modules_beside_the_file(folder: Path) -> None:
     """A command imports the module from the folder of the configuration."""
     shown = CliRunner().invoke(app, ["train", str(folder / "run.yaml"), "--dry-run"])
     assert (shown.exit_code, "steps to take" in shown.output) == (0, True)
+
+
+def test_commands_find_a_proposer_beside_the_file(folder: Path) -> None:
+    """A file whose proposer alone is named by an import path is enough, too."""
+    load_trainer_config(folder / "run.yaml", ["target.kind=chat", "proposer.name=my_support:propose"])
+    assert str(folder) in sys.path
+
+
+def test_an_error_of_a_module_is_its_own(folder: Path) -> None:
+    """A ValueError that a module raises while it is imported is not taken for a missing entry point."""
+    sys.path.append(str(folder))
+    (folder / "my_broken.py").write_text("raise ValueError('no shop')", encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"my_broken:agent cannot be imported: ValueError: no shop"):
+        load_named_target(name("target.kind", "my_broken:agent"))
 
 
 def test_objects_classes_and_functions_are_taken(folder: Path) -> None:

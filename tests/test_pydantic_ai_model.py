@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 from pydantic_ai.exceptions import ModelHTTPError, UnexpectedModelBehavior
 from pydantic_ai.messages import (
@@ -28,6 +30,7 @@ from reflact.llm import read_cassette
 from reflact.llm.pricing import usd_of
 from reflact.records import Usage
 from reflact.testing import TOY_RULES, ToyEnvironment
+from virtual_time import HurriedLoop
 
 pytestmark = pytest.mark.anyio
 
@@ -105,7 +108,7 @@ async def test_a_recording_replays_without_it(tmp_path: Path) -> None:
     assert {line.path for line in read_cassette(cassette)} == {"/chat/completions"}
 
 
-async def test_failures_are_repeated(tmp_path: Path) -> None:
+def test_failures_are_repeated(tmp_path: Path) -> None:
     """A rate limit, a lost connection and an answer that cannot be read are asked again, and counted."""
 
     def spoil(n: int) -> None:
@@ -114,7 +117,8 @@ async def test_failures_are_repeated(tmp_path: Path) -> None:
         if n == 2:
             raise UnexpectedModelBehavior("no parts")
 
-    summary = await train(tmp_path, make_model(native=True, spoil=spoil))
+    work = partial(train, tmp_path, make_model(native=True, spoil=spoil))
+    summary = anyio.run(work, backend_options={"loop_factory": HurriedLoop})
     assert summary.status == "completed"
     assert {fault.kind for fault in summary.faults} == {"429", "unusable"}
 

@@ -18,14 +18,17 @@ from bank_agent import ITEMS, RULE, BankModel, grade, make_agent, make_deps, mak
 from filled_schema import fill_schema
 from pure_world import PureNetwork
 from reflact import Trainer
+from reflact.config.models import ModelConfig
 from reflact.data import DataSet
 from reflact.environments import DatasetEnvironment
 from reflact.errors import ConfigError, EnvironmentFailure, ReplyError
 from reflact.llm import ReplayTransport, read_cassette
-from reflact.records import RunSummary
+from reflact.llm.pricing import usd_of
+from reflact.records import RunSummary, Usage
 from reflact.targets import PydanticAITarget
 from reflact.testing import ScriptedLLM, append_reply
 from reflact.types import Item, Skill
+from virtual_time import HurriedLoop
 
 pytestmark = pytest.mark.anyio
 
@@ -142,7 +145,7 @@ async def test_an_agent_is_recorded_and_replayed(tmp_path: Path) -> None:
     assert ReplayTransport(cassette, read_cassette(cassette))
 
 
-async def test_failures_of_the_provider_are_repeated(tmp_path: Path) -> None:
+def test_failures_of_the_provider_are_repeated(tmp_path: Path) -> None:
     """Refused and broken requests are asked again and counted, and change no score."""
 
     def fail(n: int) -> None:
@@ -151,20 +154,38 @@ async def test_failures_of_the_provider_are_repeated(tmp_path: Path) -> None:
         if n == 4:
             raise ModelAPIError("m", "Connection error.")
 
-    summary = await make_trainer(make_target(BankModel(fail=fail)), tmp_path).train()
+    trainer = make_trainer(make_target(BankModel(fail=fail)), tmp_path)
+    summary = anyio.run(trainer.train, backend_options={"loop_factory": HurriedLoop})
+    assert summary.best is not None
     assert (summary.status, summary.best.score) == ("completed", 1.0)
     assert {(fault.kind, fault.count) for fault in summary.faults} == {("429", 1), ("reset", 1)}
 
 
-async def test_a_refused_key_ends_the_run(tmp_path: Path) -> None:
-    """A provider that refuses the agent's key ends the run with its words."""
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (ModelHTTPError(401, "m", "no such key"), "refused the key (401); set the environment variable that"),
+        (ModelHTTPError(404, "m", "model m not found"), "set the model in your code to one that it serves"),
+        (ModelAPIError("m", "refused"), "cannot be reached, after all retries; check the network, and"),
+        (TypeError("a bug"), "failed with TypeError: a bug"),
+    ],
+)
+async def test_failures_of_the_provider_name_no_setting_without_effect(
+    tmp_path: Path, error: Exception, words: str
+) -> None:
+    """A failed agent's run names the model and what to do about it; no address or key of the configuration."""
 
     def fail(n: int) -> None:
-        raise ModelHTTPError(401, "m", "no such key")
+        raise error
 
-    summary = await make_trainer(make_target(BankModel(fail=fail)), tmp_path).train()
-    assert summary.status == "failed"
-    assert "refused the key (401)" in (summary.reason or "")
+    model = BankModel(fail=fail)
+    reason = (
+        await make_trainer(make_target(model), tmp_path, models__target__max_retries=0).train()
+    ).reason or ""
+    assert "models.target: function:function:BankModel: through pydantic-ai" in reason
+    assert words in reason
+    assert "base_url" not in reason
+    assert "api_key_env" not in reason
 
 
 async def test_an_agent_that_reaches_its_limits_scores_nothing(tmp_path: Path) -> None:
@@ -220,6 +241,30 @@ def test_what_an_agent_is_decides_its_identity() -> None:
     }
     assert len(identities - {plain}) == 3
     assert PydanticAITarget(other, deps=make_deps).identity == plain
+
+
+def test_the_settings_of_an_agent_decide_its_identity() -> None:
+    """Settings of the agent, or of ``models.target`` in a run, make another target; a cap of the agent counts."""
+
+    def describe(settings: Any, **config: Any) -> tuple[str, int | None]:
+        agent = make_agent(BankModel())
+        agent.model_settings = settings
+        target = PydanticAITarget(agent, deps=make_deps)
+        connected = target.connect(Any, ModelConfig(**config))  # type: ignore[arg-type]
+        return connected.identity, target.describe_model(ModelConfig(**config)).max_tokens
+
+    identity, cap = describe({"temperature": 0.5, "max_tokens": 70})
+    assert cap == 70
+    assert describe({"max_tokens": 70}, temperature=0.5)[0] == identity
+    assert len({identity, describe({})[0], describe({}, temperature=0.5)[0], describe({}, top_p=0.5)[0]}) == 4
+    assert describe(lambda ctx: {"temperature": 1.0}) == describe({})
+
+
+def test_the_price_of_an_agent_is_that_of_its_provider() -> None:
+    """A list price is found by the provider, also if the name of the model has a colon."""
+    for name in ("openai:gpt-5", "bedrock:us.anthropic.claude-3-5-sonnet-20241022-v2:0"):
+        target = PydanticAITarget(Agent(name, defer_model_check=True))
+        assert usd_of(Usage(calls=1, input_tokens=10**6), target.describe_model(ModelConfig())) is not None
 
 
 def test_an_agent_brings_its_model(tmp_path: Path) -> None:

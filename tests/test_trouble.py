@@ -1,24 +1,28 @@
-"""Trouble of a run: exceptions of the caller's own code keep their tracebacks."""
+"""Trouble of a run is told once while it happens, and exceptions of the caller's own code keep their tracebacks."""
 
 from __future__ import annotations
 
 import json
 import logging
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import anyio
+import httpx
 import pytest
 
 from reflact import Trainer, read_run
 from reflact.events import Event, WarningIssued
+from reflact.messages import CallReservation
 from reflact.protocols import Proposer, StepBudget, StepEvidence
+from reflact.records import Usage
 from reflact.stages.reply_models import AnalystReply
 from reflact.testing import ScriptedLLM, ToyTarget, append_reply
-from reflact.training.trouble import MAX_TRACEBACK_CHARS, format_exception
+from reflact.training.trouble import MAX_TRACEBACK_CHARS, RunWatch, format_exception
 from reflact.types import Item, Rewrite, Skill
-from served import reflact
+from served import completion, configured, reflact, say_four, serving
 from toy_runs import LINES, playing
 
 LEARNING = playing((AnalystReply, lambda kind, _: append_reply(kind, LINES["double"])))
@@ -145,3 +149,95 @@ def test_a_traceback_is_bounded() -> None:
     assert len(text) <= MAX_TRACEBACK_CHARS + 5
     assert "test_a_traceback_is_bounded" in text
     assert text.endswith("the end")
+
+
+def answer_dearly(request: httpx.Request) -> httpx.Response:
+    """Answer 4 at a price of 40,000 tokens to one item, and of 10 to all else; it is no typed reply."""
+    tokens = 40_000 if b"dear" in request.content and b"json_schema" not in request.content else 10
+    usage = {"prompt_tokens": tokens, "completion_tokens": 1, "total_tokens": tokens + 1}
+    return httpx.Response(200, json={**completion("4"), "usage": usage})
+
+
+def test_trouble_of_calls_is_told_once_while_it_happens(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A greedy item and a mute optimizer are warnings in the stream, each once, with what to do; the log has them."""
+    names = [("dear" if n == 3 else f"item {n}", "4") for n in range(20)]
+    trainer = Trainer.from_items(
+        train=[(f"t{n}", "4") for n in range(6)],
+        val=names,
+        grade=lambda item, answer: answer == "5",
+        target="small",
+        optimizer="large",
+        out_dir=tmp_path,
+        train__num_epochs=3,
+        train__batch_size=2,
+        models__optimizer__reasks=0,
+        models__target__api_key_env=None,
+    )
+    trainer = Trainer(
+        trainer.config,
+        environment=trainer._overrides.environment,
+        transport=httpx.MockTransport(answer_dearly),
+    )
+    with caplog.at_level(logging.WARNING, "reflact"):
+        heard = anyio.run(list_events, trainer)
+    greedy, mute = [event.message for event in heard if isinstance(event, WarningIssued)]
+    assert re.fullmatch(
+        r"item \w+ took 40k of the 4\S+ tokens of the target so far, with \d+ items. .*", greedy
+    )
+    assert mute.startswith("models.optimizer gave no valid reply in its first 3 calls (large). ")
+    assert [record.getMessage() for record in caplog.records] == [greedy, mute]
+
+
+def test_a_storm_of_failures_is_told_once() -> None:
+    """If half of the last requests to an endpoint fail, a warning says how; a few failures say nothing."""
+    told: list[Event] = []
+    watch = RunWatch("r", told.append, {})
+    names = ("key", "run_id", "call_id", "purpose", "model")
+    call = CallReservation(**dict.fromkeys(names, "x"), role="target", endpoint="https://a/v1")
+    for fault in [None, None, "5xx", "429"] * 10:
+        watch.observe_attempt(call, Usage(), fault)
+    assert told == []
+    for _ in range(30):
+        watch.observe_attempt(call, Usage(), "5xx")
+    (warning,) = told
+    assert isinstance(warning, WarningIssued)
+    assert warning.message.startswith(
+        "10 of the last 20 requests to https://a/v1 failed (5xx: 10). They are retried."
+    )
+
+
+def test_a_budget_below_one_call_is_told_before_it_is_spent(tmp_path: Path) -> None:
+    """A role whose smallest call exceeds the budget is a warning at the start, in lines and in the stream."""
+    with serving(say_four) as url:
+        path = configured(tmp_path, url)
+        options = (
+            "budget.max_tokens=3000",
+            "models.target.max_tokens=10",
+            "models.optimizer.max_tokens=4000",
+        )
+        done = reflact("train", path, "--show", "lines", *[word for o in options for word in ("--set", o)])
+    warnings = [line for line in done.stdout.splitlines() if line.startswith("warning")]
+    assert [
+        line for line in warnings if "no call of models.optimizer fits the budget: budget.max_tokens" in line
+    ]
+    assert not [line for line in warnings if "no call of models.target" in line]
+
+
+def test_a_python_run_is_shown_in_lines_without_a_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`train(show=True)` prints a line for each important event, each warning once, and the closing lines."""
+    trainer = build_trainer(tmp_path)
+    summary = anyio.run(lambda: trainer.train(show=True))
+    printed = capsys.readouterr()
+    lines = printed.out.splitlines()
+    assert lines[0].startswith(f"run {trainer.run_id}: 20 train, 20 val")
+    assert sum("for the traceback: reflact show" in line for line in lines) == 1
+    assert any(line.startswith("step 1 ") for line in lines)
+    assert summary.verdict in lines
+    assert any(line.startswith("completed: 1 steps") for line in lines)
+    assert "\x1b" not in printed.out
+    anyio.run(lambda: build_trainer(tmp_path).train(show=True))
+    assert "resumes after 1 committed steps" in capsys.readouterr().out

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from reflact.records import CandidateReview, RunSummary
     from reflact.trainer import Trainer
     from reflact.training.evaluation import compare_skill, evaluate_skill
-    from reflact.training.history import RunComparison, RunHistory, compare_runs, read_run
+    from reflact.training.history import RunComparison, RunHistory, compare_runs, export_skill, read_run
     from reflact.training.items import ItemResult
     from reflact.types import Grade, Item, Rollout, Score, Skill, Split
 
@@ -59,6 +59,7 @@ __all__ = [
     "compare_runs",
     "compare_skill",
     "evaluate_skill",
+    "export_skill",
     "read_run",
 ]
 
@@ -77,7 +78,7 @@ _load = load_exports(
         "records": ("CandidateReview", "RunSummary"),
         "trainer": ("Trainer",),
         "training.evaluation": ("compare_skill", "evaluate_skill"),
-        "training.history": ("RunComparison", "RunHistory", "compare_runs", "read_run"),
+        "training.history": ("RunComparison", "RunHistory", "compare_runs", "export_skill", "read_run"),
         "training.items": ("ItemResult",),
         "types": ("Grade", "Item", "Rollout", "Score", "Skill", "Split"),
     },

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Generic, Literal, TypeVar
+from typing import ClassVar, Generic, Literal, NamedTuple, Self, TypeVar
 from urllib.parse import quote
 
 from pydantic import Field, JsonValue
@@ -140,3 +140,27 @@ class AgentAnswer(FrozenModel):
     text: str
     usage: Usage = Usage(calls=1, uncounted=1)
     truncated: bool = False
+
+    @classmethod
+    def from_counts(
+        cls, text: str, input_tokens: int, output_tokens: int, cached_tokens: int, *, truncated: bool = False
+    ) -> Self:
+        """Return an answer with the tokens that a provider counted; zeros mean that it counted none."""
+        if not input_tokens and not output_tokens:
+            return cls(text=text, truncated=truncated)
+        usage = Usage(
+            calls=1,
+            input_tokens=input_tokens,
+            cached_tokens=min(cached_tokens, input_tokens),
+            output_tokens=output_tokens,
+        )
+        return cls(text=text, usage=usage, truncated=truncated)
+
+
+class CallTime(NamedTuple):
+    """When a call ran, in seconds since 1970; ``ended`` is None if it has no stored reply."""
+
+    role: str
+    stage: str
+    started: float
+    ended: float | None

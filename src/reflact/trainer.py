@@ -35,7 +35,6 @@ from reflact.protocols import (
     Approver,
     Environment,
     EventCallback,
-    ItemTarget,
     Proposer,
     Target,
 )
@@ -45,6 +44,7 @@ from reflact.records import (
     RunSummary,
     Usage,
 )
+from reflact.stages.rollout import start_session
 from reflact.store.artifacts import write_atomically
 from reflact.training.rollouts import manage_environment
 from reflact.training.run import Run
@@ -187,8 +187,11 @@ class Trainer:
         """
         return self._prepare().run_id
 
-    async def train(self) -> RunSummary:
+    async def train(self, *, show: bool = False) -> RunSummary:
         """Run to the end, or resume where an earlier start stopped, and return the summary.
+
+        With ``show``, standard output shows the run as ``reflact train`` does: a live view at a terminal, a line for
+        each important event otherwise, such as in a notebook, and closing lines.
 
         If a provider or the environment fails, the status is ``failed`` with a reason. If a limit of
         ``budget`` is reached, it is ``budget``. Both runs can be started again. Cancelling ends the run
@@ -202,7 +205,13 @@ class Trainer:
             CassetteError: A recording is missing, malformed, or lacks a request.
             StoreError: The database cannot be opened, read or written.
         """
-        return await self._train(ignore_event)
+        return await (self._train_and_show() if show else self._train(ignore_event))
+
+    async def _train_and_show(self) -> RunSummary:
+        from reflact.reporting.live import show_run
+
+        async with self.stream() as stream:
+            return await show_run(stream, self._config)
 
     def stream(self) -> Stream[events.Event]:
         """Run as ``train`` does and iterate over the events; ``RunFinished`` comes last.
@@ -373,13 +382,12 @@ class ReadyReply(ReplyModel):
 class RoleCheck(FrozenModel):
     """The answers of one role.
 
-    ``seconds`` is the mean time of a call, with its retries. ``usage.usd`` is None if no price is known. ``mode`` is
+    ``title`` is the model and where it is asked. ``seconds`` is the mean time of a call, with its retries. ``usage.usd`` is None if no price is known. ``mode`` is
     the format of typed replies; None if the role gave none.
     """
 
     role: str
-    model: str
-    address: str
+    title: str
     seconds: float
     usage: Usage
     mode: str | None = None
@@ -446,10 +454,7 @@ async def check_setup(config: TrainerConfig, overrides: Overrides | None = None)
 async def _grade_item(item: Item, runtime: Runtime) -> Grade:
     """Return the grade of the target's answer, after the annotator has seen it, if there is one."""
     target, skill, plan = runtime.target, runtime.plan.initial_skill, runtime.plan
-    if isinstance(target, ItemTarget):
-        session = target.session_for(item, skill, rollout="check")
-    else:
-        session = target.session(skill, rollout="check")
+    session = start_session(target, item, skill, rollout="check")
     try:
         grade = await plan.environment.run(item, session, seed=0)
         if plan.annotator is not None:
@@ -481,8 +486,7 @@ async def _describe_role(
     mode = await runtime.decision_log.get(0, f"mode/{role}") if settings.mode == "auto" else settings.mode
     return RoleCheck(
         role=role,
-        model=settings.model,
-        address=settings.base_url,
+        title=settings.title,
         seconds=sum(event.seconds for event in calls) / len(calls),
         usage=usage,
         mode=None if role == "target" or mode is None else str(mode),

@@ -1,4 +1,4 @@
-"""The commands that look at runs: ``runs``, ``show``, ``report``, ``skill``, ``diff`` and ``compare``."""
+"""The commands on runs: ``runs``, ``show``, ``report``, ``skill``, ``diff``, ``export`` and ``compare``."""
 
 from __future__ import annotations
 
@@ -342,6 +342,51 @@ def print_diff(
     else:
         names = (f"v{found.version.number} ({found.version.origin})" for found in (old, new))
         _print_diff(Console(), "\n".join((f"--- {next(names)}", f"+++ {next(names)}", *diff.split("\n")[2:])))
+
+
+def export(  # noqa: PLR0917 - one for each option of the command
+    folder: RunArgument,
+    out: Annotated[
+        Path, typer.Option(metavar="DIR", help="The folder for the new one, such as .claude/skills.")
+    ] = Path(),
+    name: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", help="Default: that of the front matter, or of the run.", show_default=False
+        ),
+    ] = None,
+    description: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TEXT",
+            help="What the skill does and when to use it. Default: that of the front matter, or "
+            "environment.description.",
+            show_default=False,
+        ),
+    ] = None,
+    version: Annotated[
+        str, typer.Option(metavar="VERSION", help="A number, or baseline, best or final.")
+    ] = "best",
+    run: RunOption = None,
+) -> None:
+    """Write a skill as a folder for agents.
+
+    The folder has the name of the skill and follows the Agent Skills specification: SKILL.md begins with its name and
+    description. Front matter of the initial skill, and the other files of its folder, stay as they are.
+    """
+    import anyio
+
+    from reflact.reporting.lines import escape_line
+    from reflact.store.artifacts import write_package
+    from reflact.training.history import read_package
+
+    package = anyio.run(partial(read_package, folder, version, run, name=name, description=description))
+    written = write_package(package, out)
+    for hint in package.hints:
+        typer.echo(f"hint: {escape_line(hint)}")
+    typer.echo(f"wrote {escape_line(str(written / 'SKILL.md'))}")
+    if len(package.files) > 1:
+        typer.echo(f"and {len(package.files) - 1} other files of the folder")
 
 
 def compare(

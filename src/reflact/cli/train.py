@@ -219,7 +219,7 @@ def describe_data(data: Path, out: Path, columns: Mapping[str, str]) -> dict[str
     return {
         "data": escape_line(str(data)),
         "name": out.name,
-        "out_dir": quote_yaml(f"runs/{out.stem}"),
+        "out_dir": quote_yaml(f"runs/{data.resolve().stem}"),
         "path": quote_yaml(os.path.relpath(data.resolve(), out.resolve().parent)),
         "fields": "  fields:\n" + "".join(lines) if lines else "",
         "ratio": "" if data.is_dir() else RATIO_LINES,
@@ -270,7 +270,7 @@ def guess_grader(references: Sequence[Any]) -> tuple[str, str]:
     if not answers:
         return (
             "critic",
-            "The items have no right answers, so a critic must grade; it needs models.critic.model.",
+            "No column looks like the right answer, so a critic grades; if one is, name it with --reference.",
         )
     if all(isinstance(one, dict) for one in answers):
         is_program = all({"tests", "stdout"} & one.keys() for one in answers)
@@ -328,7 +328,7 @@ def describe_role(role: RoleCheck) -> str:
     price = "price unknown" if usage.usd is None else f"${usage.usd:.6f}"
     mode = "" if role.mode is None else f", typed replies by {role.mode}"
     tokens = f"{usage.input_tokens:,} tokens in and {usage.output_tokens:,} out"
-    return f"{role.role}: {role.model} at {role.address}: {role.seconds:.1f} s{mode}, {tokens}, {price}"
+    return f"{role.role}: {role.title}: {role.seconds:.1f} s{mode}, {tokens}, {price}"
 
 
 def describe_item(found: SetupCheck) -> list[str]:
@@ -376,8 +376,8 @@ def evaluate(  # noqa: PLR0917 - one for each option of the command
 
     from reflact.reporting.lines import escape_line
     from reflact.reporting.summary import build_score_table, describe_gain
+    from reflact.skills.package import load_skill
     from reflact.training.evaluation import compare_skill
-    from reflact.training.setup import load_skill
     from reflact.types import Control, Split
 
     settings = load_trainer_config(config, overrides)

@@ -59,7 +59,7 @@ class ModelConfig(ConfigSection):
     api: Literal["openai", "azure", "pydantic_ai"] = Field(
         "openai",
         description="API flavour. `pydantic_ai` asks providers that are not OpenAI-compatible, through pydantic-ai; "
-        "`base_url` then only names the endpoint in limits and messages, and the key comes from the provider's own "
+        "`base_url` then only tells which roles share limits, and the key comes from the provider's own "
         "environment variable unless `api_key_env` names one.",
     )
     api_version: str | None = Field(None, description="Azure's API version; used by `api: azure` only.")
@@ -158,6 +158,15 @@ class ModelConfig(ConfigSection):
     reasks: int = Field(
         2, ge=0, description="Maximum number of times that an invalid reply is sent back with the reason."
     )
+
+    @property
+    def title(self) -> str:
+        """The model and where it is asked, for messages."""
+        return (
+            f"{self.model} through pydantic-ai"
+            if self.api == "pydantic_ai"
+            else f"{self.model} at {self.base_url}"
+        )
 
     @model_validator(mode="before")
     @classmethod

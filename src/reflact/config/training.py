@@ -210,6 +210,17 @@ class TrainConfig(ConfigSection):
         True, description="Reuse a skill's finished rollouts in other steps and phases."
     )
     rollout_concurrency: int = changeable_field(32, ge=1, description="Maximum of rollouts in flight.")
+    patience: int | None = changeable_field(
+        None,
+        ge=1,
+        description="Steps in a row without an accepted edit after which the training ends; null: all steps are taken.",
+    )
+    stop_at: float | None = changeable_field(
+        None,
+        gt=0,
+        le=1,
+        description="Validation score of the best skill, in the gate's metric, at which the training ends.",
+    )
     raise_on_exception: bool = changeable_field(
         False,
         description="Raise an exception of your own environment, target, grader, annotator or proposer, which ends the "
@@ -506,7 +517,9 @@ class TrainerConfig(ConfigSection):
     report: bool = changeable_field(
         True, description="Write a page on the run, report.html, into `out_dir` at its end."
     )
-    skill: Path | None = changeable_field(None, description="The initial skill document; null: an empty one.")
+    skill: Path | None = changeable_field(
+        None, description="The initial skill document, or the folder of a skill; null: an empty document."
+    )
     data: DataConfig = Field(default_factory=DataConfig, description="The items and their splits.")
     environment: EnvironmentConfig = Field(
         default_factory=EnvironmentConfig, description="How tasks are asked and graded."

@@ -45,10 +45,12 @@ def _describe_model(config: ModelConfig | None) -> Attributes:
     """Return the attributes of a model's spans and metrics; a model passed as an object has few."""
     if config is None:
         return {"gen_ai.operation.name": "chat", "gen_ai.provider.name": "other"}
-    address = urlsplit(config.base_url)
+    address, providers = urlsplit(config.base_url), {"azure": "azure.ai.openai"}
+    if config.api == "pydantic_ai":
+        providers["pydantic_ai"] = config.model.partition(":")[0]
     return {
         "gen_ai.operation.name": "chat",
-        "gen_ai.provider.name": "azure.ai.openai" if config.api == "azure" else "openai",
+        "gen_ai.provider.name": providers.get(config.api, "openai"),
         "gen_ai.request.model": config.model,
         "server.address": address.hostname or "",
         "server.port": address.port or {"http": 80}.get(address.scheme, 443),

@@ -18,12 +18,11 @@ import anyio
 from reflact.config.models import ModelConfig
 from reflact.config.training import BudgetConfig, TrainerConfig
 from reflact.errors import BudgetSpent, ConfigError
-from reflact.llm.cache_keys import strip_credentials
 from reflact.llm.middleware import EnvironmentMiddleware
 from reflact.llm.pricing import BILLION, read_cap, usd_of
 from reflact.messages import CallReservation
 from reflact.protocols import DecisionLog, Environment, ResponseStore, Session
-from reflact.records import Spend, Usage
+from reflact.records import FaultKind, Spend, Usage
 from reflact.types import Grade, Item
 
 RAISE_HINT = "set a larger one to go on"
@@ -185,6 +184,10 @@ class Budget:
         finally:
             self._leave(reservation)
 
+    def find_exceeded_limit(self, call: Usage) -> str | None:
+        """Return a sentence about the limit that one further call would exceed; None if it fits."""
+        return find_exceeded_limit(self._limits, self._charged, amount_of(call))
+
     def check(self) -> None:
         """Raise BudgetSpent if any call was refused."""
         if self._reason is not None:
@@ -229,12 +232,21 @@ class Budget:
         self._admit()
 
 
+AttemptCallback = Callable[[CallReservation, Usage, FaultKind | None], None]
+"""Takes an attempt of a call with what it used and how it failed; must neither wait nor raise."""
+
+
+def ignore_attempt(call: CallReservation, usage: Usage, fault: FaultKind | None) -> None:
+    """Do nothing with an attempt."""
+
+
 @dataclass(frozen=True)
 class Account:
     """Where the model calls of a run are stored and charged.
 
     ``rejected`` are the keys of a critic's replies that were all invalid. They leave an item unmeasured, and no
     decision is logged. If the run fails, they are forgotten, so that its next start asks the critic again.
+    ``on_attempt`` is called after each attempt of a call.
     """
 
     run_id: str
@@ -242,6 +254,7 @@ class Account:
     decision_log: DecisionLog
     budget: Budget = field(default_factory=lambda: Budget(BudgetConfig()))
     rejected: list[str] = field(default_factory=list)
+    on_attempt: AttemptCallback = ignore_attempt
 
 
 def require_caps(config: TrainerConfig, *, passed: Collection[str]) -> None:
@@ -287,9 +300,8 @@ def require_cap(limits: BudgetConfig, model: ModelConfig, *, role: str, seen: bo
         raise ConfigError(f"budget.{limited[0]} needs models.{role}.max_tokens: a cap on each reply")
     if limits.max_usd is not None and not model.unpriced and usd_of(Usage(calls=1), model) is None:
         raise ConfigError(
-            f"budget.max_usd needs models.{role}.price: no list price is known of {model.model!r} at "
-            f"{strip_credentials(model.base_url)}; give one, or set models.{role}.unpriced to true, so that its "
-            "calls cost nothing"
+            f"budget.max_usd needs models.{role}.price: no list price is known of {model.title}; give "
+            f"one, or set models.{role}.unpriced to true, so that its calls cost nothing"
         )
 
 

@@ -33,7 +33,7 @@ from reflact.llm.drafts import CONTEXT, DraftStream, RequestContext, StreamingTr
 from reflact.llm.errors import translate_client_error
 from reflact.llm.metering import MeteredTransport
 from reflact.llm.middleware import compose
-from reflact.llm.pricing import read_usage, usd_of
+from reflact.llm.pricing import CAP_NAMES, read_cap, read_usage, usd_of
 from reflact.llm.rate_limit import LimitChange, endpoint_for
 from reflact.llm.redaction import (
     KeySource,
@@ -189,11 +189,18 @@ class Client:
 
     async def forward(self, body: Mapping[str, JsonValue], *, call_id: CallId) -> str:
         """Send a chat completion of an agent; see ``reflact.protocols.RequestSender``."""
+        if self._config.api == "pydantic_ai" and body.get("tools"):
+            raise ConfigError(
+                f"models.{self._role}.api: pydantic_ai does not pass on the tools in the agent's request: name an "
+                "OpenAI-compatible endpoint instead"
+            )
         context = RequestContext(answer=self._answer, attempts=1)
+        own = {"model": self._config.model, **build_settings(self._config, call_id)}
+        hidden = set(CAP_NAMES if read_cap(own) is not None else ())
+        request = {**{name: value for name, value in body.items() if name not in hidden}, **own}
 
         async def work() -> str:
-            own = {"model": self._config.model, **build_settings(self._config, call_id)}
-            completion = await self._post("/chat/completions", {**body, **own}, call_id)
+            completion = await self._post("/chat/completions", request, call_id)
             context.usage = self._usage(completion)
             return completion.model_dump_json(exclude_none=True)
 

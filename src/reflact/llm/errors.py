@@ -57,40 +57,50 @@ def translate_client_error(error: Exception, config: ModelConfig, role: str, key
     own = next((cause for cause in causes if isinstance(cause, ReflactError)), None)
     if own is not None:
         return own
-    keys, where = [key] if key else [], _describe_model(config, role)
+    keys, where = [key] if key else [], f"models.{role}: {config.title}"
     if isinstance(error, openai.APIStatusError):
         text = remove_keys(keys, " ".join(error.response.text.split()))
         return _translate_status(error, config, role, text[:300])
     if isinstance(error, openai.APITimeoutError):
         return ProviderDown(f"{where} did not answer within {config.timeout:g} seconds, after all retries")
+    return _translate_failure(error, config, role, keys)
+
+
+def _translate_failure(error: Exception, config: ModelConfig, role: str, keys: list[str]) -> ModelError:
+    """Return reflact's error for a call that got no usable answer."""
+    causes, where = _list_causes(error), f"models.{role}: {config.title}"
+    is_foreign = config.api == "pydantic_ai"
     cause = causes[-1]
     if any(isinstance(each, AnswerFault) for each in causes):
         shown = remove_keys(keys, " ".join(str(cause).split()))[:200]
+        advice = "try again" if is_foreign else f"check models.{role}.base_url, or try again"
         return ProviderDown(
-            f"{where} answered with something that is no chat completion, after all retries; check "
-            f"models.{role}.base_url, or try again: {shown}",
+            f"{where} answered with something that is no chat completion, after all retries; {advice}: {shown}",
             status=200,
         )
+    if is_foreign and not any(isinstance(each, httpx.TransportError) for each in causes):
+        text = remove_keys(keys, " ".join(str(cause).split()))[:300]
+        return BadRequest(f"{where} failed with {type(cause).__name__}: {text}")
     if isinstance(cause, httpx.UnsupportedProtocol | httpx.InvalidURL):
         return BadRequest(
             f"models.{role}.base_url {strip_credentials(config.base_url)!r} is not an address: {cause}"
         )
     reason = remove_keys(keys, str(cause)) or type(cause).__name__
-    problem = f"cannot be reached, after all retries; check models.{role}.base_url"
+    address = (
+        "the network, and the address if your code sets one" if is_foreign else f"models.{role}.base_url"
+    )
+    problem = f"cannot be reached, after all retries; check {address}"
     if is_untrusted_certificate(error):
         problem = (
-            f"shows a certificate that is not trusted here; check models.{role}.base_url, or name "
+            f"shows a certificate that is not trusted here; check {address}, or name "
             "the file of its authority in SSL_CERT_FILE"
         )
     return ProviderDown(f"{where} {problem}: {reason}")
 
 
-def _describe_model(config: ModelConfig, role: str) -> str:
-    return f"models.{role}: {config.model} at {strip_credentials(config.base_url)}"
-
-
 def _translate_status(error: openai.APIStatusError, config: ModelConfig, role: str, text: str) -> ModelError:
-    status, where = error.status_code, _describe_model(config, role)
+    status, where = error.status_code, f"models.{role}: {config.title}"
+    is_foreign = config.api == "pydantic_ai"
     if status in {400, 413, 422} and OVERFLOW_WORDS.search(error.response.text):
         return ContextOverflow(f"{where} has too small a context for this request: {text}")
     if is_quota_spent(status, error.response.headers, error.response.text):
@@ -102,15 +112,17 @@ def _translate_status(error: openai.APIStatusError, config: ModelConfig, role: s
         source = f"set {config.api_key_env} to a valid key"
         if config.key is not None:
             source = "the function passed as `key` must return a valid one"
+        elif config.api_key_env is None and is_foreign:
+            source = "set the environment variable that its provider reads, or the key in your code, to a valid key"
         elif config.api_key_env is None:
             source = "name the environment variable that holds one in api_key_env"
         return AccessDenied(f"{where} refused the key ({status}); {source}: {text}", status=status)
     if status in RETRIED_STATUSES:
         return ProviderDown(f"{where} answered {status}, after all retries: {text}", status=status)
     if is_unknown_model(status, error.response.text):
+        place = f"models.{role}.model" if config.open_model is None else "the model in your code"
         return UnknownModel(
-            f"{where}: the endpoint does not know this model ({status}); set models.{role}.model to one that "
-            f"it serves: {text}",
+            f"{where}: the endpoint does not know this model ({status}); set {place} to one that it serves: {text}",
             status=status,
         )
     return BadRequest(f"{where} will not serve this request ({status}): {text}", status=status)

@@ -64,6 +64,7 @@ class MeteredTransport(httpx.AsyncBaseTransport):
         self._config = config
         self._budget = account.budget
         self._responses = account.responses
+        self._on_attempt = account.on_attempt
         self._endpoint = endpoint
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
@@ -89,7 +90,7 @@ class MeteredTransport(httpx.AsyncBaseTransport):
                 if isinstance(error, UNSENT):
                     await self._responses.release(call)
                     reservation.release()
-                await self._count_fault(call, classify_failure(error))
+                await self._report_attempt(call, Usage(), classify_failure(error))
                 raise
             usage = read_usage(response.text if response.is_success else "")
             asked = parse_retry_after(response.headers.get("retry-after"))
@@ -101,7 +102,7 @@ class MeteredTransport(httpx.AsyncBaseTransport):
             else:
                 await self._responses.release(call)
                 reservation.release()
-            await self._count_fault(call, fault)
+            await self._report_attempt(call, usage, fault)
             return response
 
     async def _reserve(self, call: CallReservation) -> None:
@@ -125,7 +126,8 @@ class MeteredTransport(httpx.AsyncBaseTransport):
 
         await finish_if_cancelled(store)
 
-    async def _count_fault(self, call: CallReservation, fault: FaultKind | None) -> None:
+    async def _report_attempt(self, call: CallReservation, usage: Usage, fault: FaultKind | None) -> None:
+        self._on_attempt(call, usage, fault)
         if fault is not None:
             await self._responses.count_fault(call.run_id, fault)
 

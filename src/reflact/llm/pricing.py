@@ -21,6 +21,9 @@ from reflact.types import FrozenModel
 
 BILLION = 10**9
 MILLION = 10**6
+CAP_NAMES = ("max_tokens", "max_completion_tokens")
+"""The names of a request's field for the most tokens of its answer; no provider takes both."""
+
 OVERHEAD_TOKENS = 256
 """An upper bound on tokens that a provider adds to a request, such as its chat template."""
 
@@ -103,7 +106,7 @@ def read_cap(body: Any) -> int | None:
     """Return the most tokens of the answer to a request's body; None if the body states no cap."""
     if not isinstance(body, dict):
         return None
-    caps = [body.get(name) for name in ("max_tokens", "max_completion_tokens")]
+    caps = [body.get(name) for name in CAP_NAMES]
     known = [cap for cap in caps if type(cap) is int]
     answers = body.get("n")
     return max(known) * (answers if type(answers) is int else 1) if known else None
@@ -121,9 +124,7 @@ def _price_by_config(usage: Usage, price: Price) -> Decimal:
 
 def _price_by_list(usage: Usage, config: ModelConfig, at: datetime | None) -> Decimal | None:
     tier = config.extra_body.get("service_tier")
-    provider, _, name = (
-        config.model.rpartition(":") if config.api == "pydantic_ai" else ("", "", config.model)
-    )
+    provider, _, name = config.model.partition(":") if config.api == "pydantic_ai" else ("", "", config.model)
     return _list_price(
         name,
         provider or config.base_url,

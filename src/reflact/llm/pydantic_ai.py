@@ -29,7 +29,6 @@ from reflact.config.models import ModelConfig
 from reflact.errors import ConfigError
 from reflact.llm.bodies import AnswerFault
 from reflact.messages import AgentAnswer
-from reflact.records import Usage
 
 SETTINGS = ("temperature", "top_p", "max_tokens", "seed")
 """Fields of a chat completion's request that pydantic-ai has under the same name."""
@@ -70,10 +69,10 @@ class PydanticAIModel:
             raise ConnectionError(str(error)) from error
         except UnexpectedModelBehavior as error:
             raise AnswerFault(str(error), "unusable") from error
-        return AgentAnswer(
-            text=_read_text(response),
-            usage=read_agent_usage(response),
-            truncated=response.finish_reason == "length",
+        counts, truncated = response.usage, response.finish_reason == "length"
+        text = _read_text(response)
+        return AgentAnswer.from_counts(
+            text, counts.input_tokens, counts.output_tokens, counts.cache_read_tokens, truncated=truncated
         )
 
 
@@ -127,15 +126,4 @@ def _read_text(response: ModelResponse) -> str:
     calls = [part.args_as_json_str() for part in response.parts if isinstance(part, ToolCallPart)]
     return (
         calls[0] if calls else "".join(part.content for part in response.parts if isinstance(part, TextPart))
-    )
-
-
-def read_agent_usage(response: ModelResponse) -> Usage:
-    """Return the tokens that a provider counted for a response; uncounted if it counted none."""
-    usage = response.usage
-    if not usage.input_tokens and not usage.output_tokens:
-        return Usage(calls=1, uncounted=1)
-    cached = min(usage.cache_read_tokens, usage.input_tokens)
-    return Usage(
-        calls=1, input_tokens=usage.input_tokens, cached_tokens=cached, output_tokens=usage.output_tokens
     )

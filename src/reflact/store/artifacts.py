@@ -6,12 +6,15 @@ The path of a run's folder may contain links. A link inside the folder may be pl
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
+from tempfile import mkdtemp
 
-from reflact.errors import StoreError
+from reflact.errors import StoreError, UsageError
 from reflact.records import RunSummary
+from reflact.skills.package import SkillPackage
 from reflact.types import Skill
 
 
@@ -92,3 +95,35 @@ def write_atomically(path: Path, text: str) -> Path:
             "and start again"
         ) from None
     return path
+
+
+def write_package(package: SkillPackage, parent: Path) -> Path:
+    """Write a skill package as a new folder below ``parent``, all of it or nothing, and return the folder.
+
+    Raises:
+        UsageError: There is already something under the package's name.
+        StoreError: The folder cannot be written.
+    """
+    folder = parent / package.name
+    if os.path.lexists(folder):
+        raise UsageError(
+            f"{folder} exists already, and nothing is overwritten; choose another folder with --out or another name "
+            "with --name"
+        )
+    part = None
+    try:
+        parent.mkdir(parents=True, exist_ok=True)
+        part = Path(mkdtemp(prefix=f".{package.name}.", dir=parent))
+        for file in package.files:
+            path = part / file.path
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(file.content)
+            if file.is_executable:
+                path.chmod(path.stat().st_mode | 0o111)
+        part.chmod(0o755)
+        part.rename(folder)
+    except OSError as error:
+        if part is not None:
+            shutil.rmtree(part, ignore_errors=True)
+        raise StoreError(f"cannot write {folder}: {error.strerror or error}") from None
+    return folder

@@ -1,10 +1,12 @@
 """The target that is a command: an agent in a process of its own, which asks its model through a gateway.
 
 target = CommandTarget(["my-agent", "--task", "{task}"], skill_file="SKILL.md")
+summary = await Trainer("run.yaml", target=target).train()
 """
 
 from __future__ import annotations
 
+import copy
 import os
 import re
 import shutil
@@ -33,13 +35,10 @@ COMMAND_TARGET_VERSION = 1
 PLACEHOLDER = re.compile(r"\{(task|folder|base_url|token|model)\}")
 DEFAULT_VARIABLES: Mapping[str, str] = {"OPENAI_BASE_URL": "{base_url}", "OPENAI_API_KEY": "{token}"}
 KEPT_VARIABLES = ("PATH", "LANG", "LC_ALL", "SYSTEMROOT")
-UNSTABLE_FIELDS = frozenset(
-    {"model", "stream", "stream_options", "user", "prompt_cache_key", "safety_identifier"}
+DROPPED_FIELDS = frozenset(
+    {"model", "n", "stream", "stream_options", "user", "prompt_cache_key", "safety_identifier"}
 )
-"""Fields of a request that the run sets itself, or that differ between equal rollouts."""
-
-END_SECONDS = 5.0
-"""How long a killed process may take to end."""
+"""Fields that the run sets itself, that differ between equal rollouts, or that ask for several answers."""
 
 WORDS_OF_ERROR = 500
 """The most characters of a command's error output that a message quotes."""
@@ -58,7 +57,7 @@ class CommandTarget:
         skill_file: Where the skill is written, below the folder; None if ``seed`` is given.
         seed: The instructions in the agent's requests that the skill replaces. A request must have them exactly once,
             or else the rollout is unmeasured.
-        workspace: A folder that is copied for each rollout.
+        workspace: A folder that is copied for each rollout; a relative path begins at the current folder.
         answer_file: The file, below the folder, with the answer; None for standard output.
         variables: Environment variables beside PATH, HOME and TMPDIR; placeholders as in ``command``.
         seconds: The most time of a rollout.
@@ -66,7 +65,8 @@ class CommandTarget:
         version: Part of the target's identity; change it with the command's program.
 
     Raises:
-        ConfigError: Neither or both of ``skill_file`` and ``seed`` are given, or a path leaves the folder.
+        ConfigError: The command or ``seed`` is empty, neither or both of ``skill_file`` and ``seed`` are given, a path
+            leaves the folder, or ``workspace`` is no folder.
     """
 
     def __init__(
@@ -82,10 +82,16 @@ class CommandTarget:
         output_bytes: int = 2**22,
         version: str = "1",
     ) -> None:
+        if isinstance(command, str) or not command:
+            raise ConfigError('command is a list of the program and its arguments: ["my-agent", "{task}"]')
+        if workspace is not None and not Path(workspace).is_dir():
+            raise ConfigError(f"workspace: there is no folder {Path(workspace).resolve()}")
         if (skill_file is None) == (seed is None):
             raise ConfigError(
                 "a command needs either skill_file, where it reads the skill, or seed, which it replaces"
             )
+        if seed is not None and not seed.strip():
+            raise ConfigError("seed is empty; give the agent's instructions, word for word, or skill_file")
         for path in filter(None, (skill_file, answer_file)):
             if Path(path).is_absolute() or ".." in Path(path).parts:
                 raise ConfigError(f"{path} leaves the rollout's folder; name a path below it")
@@ -100,10 +106,17 @@ class CommandTarget:
         self._version = version
         self._sender: RequestSender | None = None
         self._model = ""
+        self._identity: str | None = None
 
     @property
     def identity(self) -> str:
-        """The command, its files, variables, limits, version and, in a run, its model, as canonical JSON."""
+        """The command, its files, variables, limits, version and, in a run, its model, as canonical JSON.
+
+        A run reads the workspace once.
+        """
+        return self._identity or self._describe()
+
+    def _describe(self) -> str:
         settings: dict[str, JsonValue] = {
             "target": "command",
             "version": [COMMAND_TARGET_VERSION, self._version],
@@ -126,18 +139,9 @@ class CommandTarget:
 
     def connect(self, sender: RequestSender, config: ModelConfig) -> CommandTarget:
         """Return the same target with its requests going through a run."""
-        connected = CommandTarget(
-            self.command,
-            skill_file=self.skill_file,
-            seed=self.seed,
-            workspace=self.workspace,
-            answer_file=self.answer_file,
-            variables=self.variables,
-            seconds=self.seconds,
-            output_bytes=self.output_bytes,
-            version=self._version,
-        )
+        connected = copy.copy(self)
         connected._sender, connected._model = sender, config.model
+        connected._identity = connected._describe()
         return connected
 
     def session(self, skill: Skill, *, rollout: str) -> CommandSession:
@@ -194,8 +198,17 @@ class CommandSession:
             if self._failure is not None:
                 raise self._failure
             if code != 0:
+                self._require_files(folder)
+                words = " ".join(errors[-WORDS_OF_ERROR:].split())
                 raise ReplyError(
-                    f"the command ended with {code}: {errors[-WORDS_OF_ERROR:].strip()}", reasons=()
+                    f"the command {code if isinstance(code, str) else f'ended with {code}'}"
+                    + (f": {words}" if words else ""),
+                    reasons=(),
+                )
+            if self._target.seed is not None and not self._asked:
+                raise EnvironmentFailure(
+                    "the command asked the gateway nothing, so the skill is not in force: let it ask its model at "
+                    "OPENAI_BASE_URL, or at the address that `variables` gives it"
                 )
             return await anyio.to_thread.run_sync(self._read_answer, folder, output)
 
@@ -207,14 +220,27 @@ class CommandSession:
             path.mkdir(exist_ok=True)
         if target.skill_file is not None:
             path = folder / target.skill_file
+            if not _is_inside(path, folder):
+                raise EnvironmentFailure(
+                    f"a link in the workspace leads skill_file {target.skill_file} out of the rollout's folder: remove it"
+                )
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(self._skill.text, encoding="utf-8")
+
+    def _require_files(self, folder: Path) -> None:
+        """Raise EnvironmentFailure if the command names a file that is here, and not in the rollout's folder."""
+        for part in self._target.command:
+            if Path(part).is_file() and not (folder / part).exists():
+                raise EnvironmentFailure(
+                    f"the command failed, and {part} is not in the folder of its own in which it runs: give the full "
+                    "path, or put the file into a folder that `workspace` names"
+                )
 
     def _read_answer(self, folder: Path, output: str) -> str:
         if self._target.answer_file is None:
             return output.strip()
         path = folder / self._target.answer_file
-        if path.is_symlink() or not path.is_file():
+        if not (path.is_file() and _is_inside(path, folder)):
             raise ReplyError(f"the command wrote no file {self._target.answer_file}", reasons=())
         with path.open("rb") as file:
             return file.read(self._target.output_bytes).decode("utf-8", "replace").strip()
@@ -227,7 +253,7 @@ class CommandSession:
             process = await anyio.open_process(command, cwd=folder, env=variables, start_new_session=True)
         except OSError as error:
             raise EnvironmentFailure(
-                f"the command {command[0]} cannot be started: {error.strerror}"
+                f"the command {command[0]} cannot be started: {error.strerror}; give its full path, or install it"
             ) from error
         outputs: dict[str, bytes] = {}
         ended: list[int | str] = []
@@ -241,7 +267,9 @@ class CommandSession:
                         pieces.append(piece)
                         size += len(piece)
                         if size > target.output_bytes:
-                            ended.append(f"more than {target.output_bytes:,} bytes of output")
+                            ended.append(
+                                f"was ended after {target.output_bytes:,} bytes of output (`output_bytes`)"
+                            )
                             group.cancel_scope.cancel()
                     outputs[kind] = b"".join(pieces)
 
@@ -259,7 +287,7 @@ class CommandSession:
                         code = await process.wait()
                         ended.append(code)
                     if limit.cancelled_caught:
-                        ended.append(f"a time of more than {target.seconds:g} seconds")
+                        ended.append(f"was ended after {target.seconds:g} seconds (`seconds`)")
                     _kill_group(process)
 
                 assert process.stdout is not None
@@ -271,7 +299,7 @@ class CommandSession:
         finally:
             _kill_group(process)
         texts = [outputs.get(kind, b"").decode("utf-8", "replace") for kind in ("output", "errors")]
-        return ended[0] if ended else "no end", texts[0], texts[1]
+        return ended[0] if ended else "did not end", texts[0], texts[1]
 
     def _fill_command(self, folder: Path, address: GatewayAddress) -> tuple[list[str], dict[str, str]]:
         """Return the command and the environment variables of this rollout."""
@@ -290,7 +318,7 @@ class CommandSession:
     async def _answer(self, body: dict[str, Any]) -> str:
         """Answer one request of the agent; a failure ends the command."""
         try:
-            request = {name: value for name, value in body.items() if name not in UNSTABLE_FIELDS}
+            request = {name: value for name, value in body.items() if name not in DROPPED_FIELDS}
             if self._target.seed is not None:
                 request["messages"] = self._replace_seed(request["messages"])
             self._last = max(self._last, [m for m in request["messages"] if isinstance(m, dict)], key=len)
@@ -339,6 +367,11 @@ def _kill_group(process: Process) -> None:
 
 def _fill(text: str, values: Mapping[str, str]) -> str:
     return PLACEHOLDER.sub(lambda match: values[match[1]], text)
+
+
+def _is_inside(path: Path, folder: Path) -> bool:
+    """Whether a path, with its links followed, is below a folder."""
+    return path.resolve().is_relative_to(folder.resolve())
 
 
 def _digest_folder(folder: Path) -> str:

@@ -9,6 +9,7 @@ the agent to its model is stored, limited, charged, recorded and replayed like r
 
 from __future__ import annotations
 
+import copy
 import inspect
 import re
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
@@ -42,13 +43,12 @@ from pydantic_ai.models.function import AgentInfo, FunctionModel
 from pydantic_ai.settings import ModelSettings
 from pydantic_ai.tools import RunContext, ToolDefinition
 from pydantic_ai.toolsets import AbstractToolset, FunctionToolset
-from pydantic_ai.usage import RequestUsage, UsageLimits
+from pydantic_ai.usage import UsageLimits
 
 from reflact.config.models import ModelConfig
 from reflact.errors import ConfigError, EnvironmentFailure, ReflactError, ReplyError
 from reflact.messages import AgentAnswer, CallId
 from reflact.protocols import RequestSender
-from reflact.records import Usage
 from reflact.types import Item, Skill, Turn, canonical_json
 
 D = TypeVar("D")
@@ -107,10 +107,17 @@ class PydanticAITarget(Generic[D, Out]):
         self._name = agent.model if isinstance(agent.model, str) else self._model.model_id
         self._settings: ModelSettings = {}
         self._sender: RequestSender | None = None
+        self._identity: str | None = None
 
     @property
     def identity(self) -> str:
-        """The agent's model, tools, system prompts, output, limits and version, as canonical JSON."""
+        """The agent's model and settings, tools, system prompts, output, limits and version, as canonical JSON.
+
+        In a run, the settings are those in force under ``models.target``.
+        """
+        return self._identity or self._describe()
+
+    def _describe(self) -> str:
         agent = self._agent
         return canonical_json(
             {
@@ -118,13 +125,19 @@ class PydanticAITarget(Generic[D, Out]):
                 "version": [REQUEST_VERSION, self._version],
                 "agent": agent.name,
                 "model": self._name,
-                "settings": _dump_settings(self._model.settings),
+                "settings": _dump_settings({**self._own_settings, **self._settings}),
                 "system_prompts": list(getattr(agent, "_system_prompts", ())),
                 "output": agent.output_json_schema(),
                 "toolsets": [_identify_toolset(toolset) for toolset in _list_toolsets(agent)],
                 "limits": None if self._limits is None else _dump(asdict(self._limits)),
             }
         )
+
+    @property
+    def _own_settings(self) -> Mapping[str, Any]:
+        """The settings of the agent and its model, without those that a function of the agent makes."""
+        chosen = getattr(self._agent, "model_settings", None)
+        return {**(self._model.settings or {}), **(chosen if isinstance(chosen, Mapping) else {})}
 
     @property
     def description(self) -> str:
@@ -145,21 +158,27 @@ class PydanticAITarget(Generic[D, Out]):
                 "models.target.model has no effect on a pydantic-ai agent, which brings its model: remove it, and give "
                 "the agent the model that it is to be trained with"
             )
-        own = self._model.settings or {}
         host = re.match(r"https?://[^/?#@\s]+", self._model.base_url or "")
         url = host[0] if host else f"https://{re.sub('[^a-z0-9-]', '-', self._model.system.lower())}.invalid"
-        update = {"model": self._model.model_name, "base_url": url, "api_key_env": None, "key": None}
-        cap = config.max_tokens or own.get("max_tokens")
-        return config.model_copy(update={**update, "max_tokens": cap})
+        return config.model_copy(
+            update={
+                "model": self._name,
+                "base_url": url,
+                "api": "pydantic_ai",
+                "api_key_env": None,
+                "key": None,
+                "open_model": lambda: self._model,
+                "max_tokens": config.max_tokens or self._own_settings.get("max_tokens"),
+            }
+        )
 
     def connect(self, sender: RequestSender, config: ModelConfig) -> PydanticAITarget[D, Out]:
         """Return the same target with its requests going through a run, under the settings of ``models.target``."""
-        connected = PydanticAITarget(
-            self._agent, deps=self._deps, usage_limits=self._limits, version=self._version
-        )
+        connected = copy.copy(self)
         connected._sender = sender
         chosen = {name: getattr(config, name) for name in ("temperature", "top_p", "max_tokens")}
         connected._settings = cast("ModelSettings", {k: v for k, v in chosen.items() if v is not None})
+        connected._identity = connected._describe()
         return connected
 
     def session(self, skill: Skill, *, rollout: str) -> AgentSession[D, Out]:
@@ -188,7 +207,6 @@ class AgentSession(Generic[D, Out]):
         self._item = item
         self._capability = capability
         self._deps: list[D] = []
-        self._answers: dict[int, str] = {}
 
     @property
     def turns(self) -> tuple[Turn, ...]:
@@ -291,16 +309,8 @@ async def _ask_model(handler: WrapModelRequestHandler, request_context: ModelReq
     except ModelAPIError as error:
         raise ConnectionError(str(error)) from error
     text = ModelMessagesTypeAdapter.dump_json([response]).decode("utf-8")
-    return AgentAnswer(text=text, usage=_read_usage(response.usage))
-
-
-def _read_usage(usage: RequestUsage) -> Usage:
-    if not usage.input_tokens and not usage.output_tokens:
-        return Usage(calls=1, uncounted=1)
-    cached = min(usage.cache_read_tokens, usage.input_tokens)
-    return Usage(
-        calls=1, input_tokens=usage.input_tokens, cached_tokens=cached, output_tokens=usage.output_tokens
-    )
+    counts = response.usage
+    return AgentAnswer.from_counts(text, counts.input_tokens, counts.output_tokens, counts.cache_read_tokens)
 
 
 def _write_request(request_context: ModelRequestContext) -> dict[str, JsonValue]:
@@ -432,7 +442,7 @@ def _resolve_model(model: Model | str | None) -> Model:
         raise ConfigError("the pydantic-ai agent has no model: give it the one that it is to be trained with")
     try:
         return infer_model(model)
-    except UserError as error:
+    except (UserError, ImportError) as error:
         reason = str(error)
 
     def refuse(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:

@@ -28,6 +28,7 @@ from reflact.records import (
     Usage,
 )
 from reflact.skills.document import diff_texts
+from reflact.skills.package import SkillPackage, build_package, read_front_matter, suggest_name
 from reflact.training.items import ItemResult, read_items
 from reflact.types import FrozenModel, Skill, Split, canonical_json
 
@@ -240,6 +241,76 @@ async def read_versions(
                 )
         found = [known[name] for name in names]
         return tuple([VersionText(version=each, skill=await store.skill(each.skill_hash)) for each in found])
+
+
+async def read_package(
+    path: Path | str,
+    version: str = "best",
+    run_id: str | None = None,
+    *,
+    name: str | None = None,
+    description: str | None = None,
+) -> SkillPackage:
+    """Return a version of a run's skill as a package, with the other files of the folder that the run began with.
+
+    Args:
+        path: The run's ``out_dir``, or its database file.
+        version: A name as in ``read_versions``.
+        run_id: The run, as in ``read_run``.
+        name: The package's name; None: that of its front matter, or else that of the run's folder.
+        description: What the skill does and when to use it; None: that of its front matter, or else
+            ``environment.description`` of the run.
+
+    Raises:
+        UsageError: There is no such run or version.
+        SkillError: The name or the description is missing or not allowed, or the folder cannot be read.
+        StoreError: The store cannot be read.
+    """
+    async with open_run(path, run_id) as (_, row):
+        settings = dict(flatten_settings(row.config))
+    (found,) = await read_versions(path, [version], row.run_id)
+    if description is None and "description" not in read_front_matter(found.skill.text):
+        description = str(settings.get("environment.description") or "")
+    default = suggest_name(Path(str(settings.get("out_dir") or path)).name) or "skill"
+    return build_package(
+        found.skill,
+        name=default if name is None else name,
+        description=description,
+        source=_find_skill_folder(settings.get("skill")),
+        is_renamed=name is not None,
+    )
+
+
+def _find_skill_folder(setting: JsonValue) -> Path | None:
+    """Return the folder in the setting ``skill`` of a run; it may be gone. None if the setting is a file."""
+    if setting is None:
+        return None
+    path = Path(str(setting))
+    return path if path.is_dir() or not (path.exists() or path.suffix) else None
+
+
+async def export_skill(
+    path: Path | str,
+    parent: Path | str,
+    version: str = "best",
+    run_id: str | None = None,
+    *,
+    name: str | None = None,
+    description: str | None = None,
+) -> Path:
+    """Write a version of a run's skill as a folder for agents, and return the folder.
+
+    Arguments are those of ``read_package``; ``parent`` is the folder for the new one, which has the skill's name.
+
+    Raises:
+        UsageError: There is no such run or version, or something has that name in ``parent`` already.
+        SkillError: The name or the description is missing or not allowed, or a file of the skill cannot be read.
+        StoreError: The store cannot be read, or the folder cannot be written.
+    """
+    from reflact.store.artifacts import write_package
+
+    package = await read_package(path, version, run_id, name=name, description=description)
+    return write_package(package, Path(parent))
 
 
 async def read_step(path: Path | str, step: int, run_id: str | None = None) -> StepDetails:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import reduce
 from importlib import import_module
 from importlib.metadata import entry_points
 from typing import Any
@@ -72,20 +73,14 @@ def load_named_proposer(config: TrainerConfig) -> Proposer | None:
 def _load(key: str, name: str, group: str) -> Any:
     """Return the object behind ``module:name`` or the entry point of a group."""
     module, colon, attribute = name.partition(":")
-    try:
-        if colon:
-            found: Any = import_module(module)
-            for part in attribute.split("."):
-                found = getattr(found, part)
-            return found
-        (entry,) = entry_points(group=group, name=name)
-        return entry.load()
-    except ValueError:
-        known = ", ".join(sorted({entry.name for entry in entry_points(group=group)})) or "none"
+    entries = {} if colon else {entry.name: entry for entry in entry_points(group=group)}
+    if not colon and name not in entries:
         raise ConfigError(
-            f"{key}: no installed package offers {name!r} as an entry point of {group} (there are: {known}); write "
-            "module:name to import an object"
-        ) from None
+            f"{key}: no installed package offers {name!r} as an entry point of {group} (there are: "
+            f"{', '.join(sorted(entries)) or 'none'}); write module:name to import an object"
+        )
+    try:
+        return reduce(getattr, attribute.split("."), import_module(module)) if colon else entries[name].load()
     except Exception as error:
         raise ConfigError(f"{key}: {name} cannot be imported: {type(error).__name__}: {error}") from error
 

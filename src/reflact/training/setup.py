@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -26,7 +26,7 @@ from reflact.config.loading import config_identity
 from reflact.config.models import ModelConfig
 from reflact.config.training import TrainerConfig
 from reflact.data import DataSet, check_dataset, count_steps_per_epoch
-from reflact.errors import ConfigError, SkillError
+from reflact.errors import ConfigError
 from reflact.events import BudgetUpdated, Event, RateLimited
 from reflact.jsonutil import parse_stored
 from reflact.llm.budget import Account, Budget, BudgetedEnvironment, require_caps, worst_rollout_cost
@@ -49,13 +49,14 @@ from reflact.protocols import (
     Target,
 )
 from reflact.records import CriticAccuracy, CriticDescription, Spend, Usage
-from reflact.skills.document import check_document
+from reflact.skills.package import load_skill
 from reflact.stages.context import StageContext
 from reflact.stages.prompt_sections import show_task
 from reflact.store.artifacts import choose_exports, resolve_inside
 from reflact.training.cost_estimate import RunCostEstimate, RunCostEstimator
 from reflact.training.named_objects import load_named_environment, load_named_proposer, load_named_target
 from reflact.training.shutdown import GracefulStop, StoppableAnnotator, StoppableEnvironment, StoppableLLM
+from reflact.training.trouble import RunWatch
 from reflact.types import Skill, Split, canonical_json, digest_json
 
 if TYPE_CHECKING:
@@ -164,6 +165,7 @@ class Runtime:
     rejected: Sequence[str] = ()
     control_environment: Environment | None = None
     exports: Path | None = None
+    watch: RunWatch | None = None
 
     @property
     def folder(self) -> Path:
@@ -227,6 +229,10 @@ def import_collaborators(config: TrainerConfig, overrides: Overrides) -> None:
         names += ["httpcore", "openai.resources.chat.completions", "genai_prices.data"]
     for name in names:
         import_module(name)
+
+
+def _list_roles(config: TrainerConfig) -> tuple[str, ...]:
+    return (*ROLES, "critic") if config.uses_critic else ROLES
 
 
 def _sends_requests(config: TrainerConfig, overrides: Overrides) -> bool:
@@ -432,7 +438,7 @@ async def connect_models(
         hide = await _make_redactor(plan, overrides) if config.telemetry.content else None
         tracing = Tracing(plan.run_id, overrides.telemetry, hide=hide)
         post = await stack.enter_async_context(open_outbox(on_event))
-        account = _open_account(plan, store, post)
+        account, watch = _open_account(plan, store, post, overrides.unseen_roles)
 
         # One callback for all roles, so that an endpoint that they share calls it once.
         def post_back_off(change: LimitChange) -> None:
@@ -447,7 +453,7 @@ async def connect_models(
                 role,
                 replace(account, responses=TracedResponseStore(store, tracing, settings)),
                 transport=overrides.transport,
-                on_event=None if on_event is ignore_event else on_event,
+                on_event=None if on_event is ignore_event else watch.follow(on_event),
                 on_limit=post_back_off,
             )
             return await stack.enter_async_context(client)
@@ -482,17 +488,29 @@ async def connect_models(
         annotator = None if plan.annotator is None else StoppableAnnotator(plan.annotator, stop)
         plan = replace(plan, environment=environment, annotator=annotator)
         budget, rejected = account.budget, account.rejected
-        yield Runtime(plan, store, target, optimizer, budget, tracing, critic, stop, rejected, control)
+        runtime = Runtime(plan, store, target, optimizer, budget, tracing, critic, stop, rejected, control)
+        yield replace(runtime, watch=watch)
 
 
-def _open_account(plan: RunPlan, store: RunStore, post: Callable[[Event], None]) -> Account:
-    """Return the account of a run's calls, which posts each change of the budget."""
-    limits = plan.config.budget
+def _open_account(
+    plan: RunPlan, store: RunStore, post: Callable[[Event], None], unseen: Collection[str]
+) -> tuple[Account, RunWatch]:
+    """Return the account of a run's calls, which posts each change of the budget, and what watches the calls."""
+    limits, models = plan.config.budget, plan.config.models
+    seen = {role: getattr(models, role) for role in _list_roles(plan.config) if role not in unseen}
+    watch = RunWatch(plan.run_id, post, seen)
 
     def post_usage(usage: Usage, seconds: float) -> None:
         post(BudgetUpdated(run_id=plan.run_id, usage=usage, seconds=seconds, **limits.model_dump()))
 
-    return Account(plan.run_id, store, store.decision_log(plan.run_id), Budget(limits, on_usage=post_usage))
+    account = Account(
+        plan.run_id,
+        store,
+        store.decision_log(plan.run_id),
+        Budget(limits, on_usage=post_usage),
+        on_attempt=watch.observe_attempt,
+    )
+    return account, watch
 
 
 def _build_chat_target(config: TrainerConfig, llm: LLM) -> Target:
@@ -577,22 +595,6 @@ async def _make_redactor(plan: RunPlan, overrides: Overrides) -> Callable[[str],
     """Return a function that removes the keys of all roles from a text."""
     from reflact.llm.redaction import is_key, remove_keys, resolve_key
 
-    roles = sorted({*ROLES, *(["critic"] if plan.config.uses_critic else [])} - overrides.unseen_roles)
+    roles = sorted({*_list_roles(plan.config)} - overrides.unseen_roles)
     keys = [await resolve_key(_model_settings(plan, role), role) for role in roles]
     return partial(remove_keys, [key for key in keys if key is not None and is_key(key)])
-
-
-def load_skill(path: Path) -> Skill:
-    """Return the skill document in a file.
-
-    Raises:
-        SkillError: The file cannot be read, or the document is malformed.
-    """
-    try:
-        text = path.read_bytes().decode("utf-8")
-    except OSError as error:
-        raise SkillError(f"cannot read the skill {path}: {error.strerror or error}") from None
-    except UnicodeDecodeError as error:
-        raise SkillError(f"the skill {path} is not UTF-8 text: {error.reason}") from None
-    check_document(text)
-    return Skill(text=text)

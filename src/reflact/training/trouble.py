@@ -1,4 +1,4 @@
-"""Trouble of a run: exceptions of the caller's own code, which keep their tracebacks."""
+"""Trouble of a run, which is told while it happens: failing endpoints, mute models, greedy items, own exceptions."""
 
 from __future__ import annotations
 
@@ -6,20 +6,24 @@ import logging
 import os
 import shlex
 import traceback
-from collections.abc import AsyncIterator, Sequence
+from collections import Counter, deque
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 
 from reflact import events
-from reflact.config.models import SECRET_NAME
+from reflact.config.models import SECRET_NAME, ModelConfig
 from reflact.config.training import TrainerConfig
 from reflact.errors import ConfigError, EnvironmentFailure, ReflactError, RunFailed
-from reflact.protocols import EventCallback
-from reflact.records import CodeFailure
-from reflact.reporting.lines import escape_controls
+from reflact.llm.budget import Budget
+from reflact.llm.pricing import read_cap, worst_case
+from reflact.messages import CallReservation
+from reflact.protocols import EventCallback, RunStore
+from reflact.records import CodeFailure, FaultKind, Usage
+from reflact.reporting.lines import escape_controls, format_count
 from reflact.stages.rollout import RolloutJob, describe_exception
-from reflact.training.setup import Runtime
+from reflact.types import Rollout
 
 LOGGER = logging.getLogger("reflact")
 
@@ -28,6 +32,114 @@ MAX_TRACEBACK_CHARS = 8_000
 
 PACKAGE = str(Path(__file__).resolve().parents[1])
 ROLES = ("target", "optimizer", "critic")
+
+OUTAGES: frozenset[FaultKind] = frozenset(
+    ["408", "409", "5xx", "timeout", "unreachable", "reset", "truncated", "malformed", "broken stream"]
+)
+"""Failures of attempts that count for a storm; pauses for a rate limit are reported as such."""
+
+LAST_ATTEMPTS, MIN_ATTEMPTS = 20, 10
+"""The attempts of an endpoint that are watched, and the least of them that can be a storm, if half of them failed."""
+
+MUTE_CALLS = 3
+"""The calls of a role without a valid reply, and none with one, after which it counts as mute."""
+
+MIN_TOKENS, MIN_ITEMS = 20_000, 5
+"""The least tokens and items before one item can take most of the tokens."""
+
+
+class RunWatch:
+    """Finds trouble in the calls and rollouts of one start of a run, and tells each kind once, with what to do.
+
+    It is told as a warning, which is no part of the run's history: trouble depends on time and on the network.
+
+    Args:
+        run_id: The run.
+        post: Takes the warnings.
+        models: The settings of the roles whose calls are seen.
+    """
+
+    def __init__(
+        self, run_id: str, post: Callable[[events.Event], None], models: Mapping[str, ModelConfig]
+    ) -> None:
+        self._run_id = run_id
+        self._post = post
+        self._models = models
+        self._known: set[str] = set()
+        self._attempts: dict[str, deque[FaultKind | None]] = {}
+        self._calls: dict[str, int | None] = {}
+        self._rollout_tokens: Counter[str] = Counter()
+        self._item_tokens: Counter[str] = Counter()
+        self._tokens = 0
+
+    def follow(self, on_event: EventCallback) -> EventCallback:
+        """Return a callback that passes events on, and watches the ends of calls."""
+
+        async def emit(event: events.Event) -> None:
+            await on_event(event)
+            if isinstance(event, events.ModelCallFinished):
+                self.observe_call(event)
+
+        return emit
+
+    def observe_attempt(self, call: CallReservation, usage: Usage, fault: FaultKind | None) -> None:
+        """Take an attempt of a call."""
+        if call.role == "target":
+            key = call.call_id.partition("/rollout=")[2].partition("/")[0]
+            self._rollout_tokens[key] += usage.input_tokens + usage.output_tokens
+        last = self._attempts.setdefault(call.endpoint, deque(maxlen=LAST_ATTEMPTS))
+        last.append(fault if fault in OUTAGES else None)
+        failed = Counter(kind for kind in last if kind is not None)
+        if len(last) >= MIN_ATTEMPTS and 2 * failed.total() >= len(last):
+            kinds = ", ".join(f"{kind}: {count}" for kind, count in sorted(failed.items()))
+            self._warn(
+                f"endpoint {call.endpoint}",
+                f"{failed.total()} of the last {len(last)} requests to {call.endpoint} failed ({kinds}). They are "
+                f"retried. If it goes on, lower models.{call.role}.concurrency, or stop the run and resume it later",
+            )
+
+    def observe_call(self, event: events.ModelCallFinished) -> None:
+        """Take the end of a call, whose reply was valid or not."""
+        count = self._calls.get(event.role, 0)
+        if count is None:
+            return
+        self._calls[event.role] = count = None if event.outcome == "reply" else count + 1
+        if count == MUTE_CALLS:
+            advice = "" if event.role == "target" else ", another mode, or prompts.profile: small"
+            model = self._models[event.role].model if event.role in self._models else "its model"
+            self._warn(
+                f"role {event.role}",
+                f"models.{event.role} gave no valid reply in its first {count} calls ({model}). Try it with reflact "
+                f"check, and choose another models.{event.role}.model{advice}",
+            )
+
+    def observe_rollout(self, rollout: Rollout) -> None:
+        """Take a finished rollout, whose calls were observed before."""
+        used = self._rollout_tokens.pop(rollout.key, 0)
+        self._item_tokens[rollout.item_id] += used
+        self._tokens += used
+        used, total = self._item_tokens[rollout.item_id], self._tokens
+        if total >= MIN_TOKENS and len(self._item_tokens) >= MIN_ITEMS and 2 * used > total:
+            self._warn(
+                f"item {rollout.item_id}",
+                f"item {rollout.item_id} took {format_count(used)} of the {format_count(total)} tokens of the target "
+                f"so far, with {len(self._item_tokens)} items. Shorten it or leave it out, or lower "
+                "models.target.max_tokens",
+            )
+
+    def check_budget(self, budget: Budget) -> None:
+        """Tell roles of which no call fits what is left of the budget, at the least that a call may use."""
+        for role, model in self._models.items():
+            cap = read_cap({model.max_tokens_key: model.max_tokens, **model.extra_body})
+            if (reason := budget.find_exceeded_limit(worst_case(0, cap, model))) is not None:
+                words = f"no call of models.{role} fits the budget: {reason}"
+                self._warn(f"budget {role}", f"{words}, or a smaller models.{role}.max_tokens")
+
+    def _warn(self, subject: str, message: str) -> None:
+        if subject not in self._known:
+            self._known.add(subject)
+            LOGGER.warning("%s", escape_controls(message))
+            self._post(events.WarningIssued(run_id=self._run_id, message=message))
 
 
 class FailureLog:
@@ -38,8 +150,10 @@ class FailureLog:
     ``train.raise_on_exception`` the first exception is raised.
     """
 
-    def __init__(self, runtime: Runtime, on_event: EventCallback) -> None:
-        self._runtime = runtime
+    def __init__(self, run_id: str, config: TrainerConfig, store: RunStore, on_event: EventCallback) -> None:
+        self._run_id = run_id
+        self._config = config
+        self._store = store
         self._on_event = on_event
         self._keys: Sequence[str] | None = None
         self._known: set[str] = set()
@@ -71,23 +185,21 @@ class FailureLog:
         self, error: Exception, reason: str, *, step: int, key: str, item_id: str | None = None
     ) -> str:
         """Log, store and report an exception, and return the reason without keys; see the class."""
-        if self._runtime.config.train.raise_on_exception:
+        if self._config.train.raise_on_exception:
             raise error
         if self._keys is None:
-            self._keys = await find_keys(self._runtime.config)
+            self._keys = await find_keys(self._config)
         reason, text = (self._remove_keys(part) for part in (reason, format_exception(error)))
         failure = CodeFailure(step=step, item_id=item_id, reason=reason, traceback=text)
-        await self._runtime.store.store_failure(self._runtime.run_id, key, failure)
+        await self._store.store_failure(self._run_id, key, failure)
         place = find_place(error)
         is_new = place not in self._known
         self._known.add(place)
         LOGGER.log(logging.ERROR if is_new else logging.DEBUG, "%s", escape_controls(f"{reason}\n{text}"))
         if is_new and item_id is not None:
-            command = shlex.join(("reflact", "show", str(self._runtime.config.out_dir), "--item", item_id))
+            command = shlex.join(("reflact", "show", str(self._config.out_dir), "--item", item_id))
             message = f"{reason}; for the traceback: {command}"
-            await self._on_event(
-                events.WarningIssued(run_id=self._runtime.run_id, step=step, message=message)
-            )
+            await self._on_event(events.WarningIssued(run_id=self._run_id, step=step, message=message))
         return reason
 
     def _remove_keys(self, text: str) -> str:

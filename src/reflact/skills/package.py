@@ -1,0 +1,258 @@
+"""Skill packages: folders with a ``SKILL.md``, as the Agent Skills specification describes them.
+
+A package's ``SKILL.md`` is a skill document. It begins with front matter, whose ``name`` is that of the folder and whose
+``description`` says what the skill is for. Both are untrusted text, so they are written as quoted YAML on one line.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import unicodedata
+from collections.abc import Iterator
+from pathlib import Path
+
+import yaml
+
+from reflact.errors import SkillError
+from reflact.skills.document import check_document, detect_newline, find_regions
+from reflact.types import FrozenModel, Skill
+
+MAIN_FILE = "SKILL.md"
+
+MAX_NAME_CHARS = 64
+MAX_DESCRIPTION_CHARS = 1024
+MAX_BODY_LINES = 500
+MAX_BODY_CHARS = 20_000
+"""Recommended size of a body: 5,000 tokens of about 4 characters, and 500 lines. Larger ones have a hint."""
+
+MAX_FILES = 1000
+MAX_FOLDER_BYTES = 64 * 1024 * 1024
+"""Bounds on the files of a folder; more is no skill but, for example, a whole repository."""
+
+FRONT_MATTER_KEYS = {"name", "description", "license", "compatibility", "metadata", "allowed-tools"}
+
+_NAME = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
+_TAG = re.compile(r"</?[A-Za-z][^<>]*>")
+_FRONT_MATTER = re.compile(r"(\ufeff?---[ \t]*\r?\n)(.*?)(---[ \t]*)", re.DOTALL)
+_REFUSED_CATEGORIES = {"Cc", "Cf", "Cs", "Zl", "Zp"}
+_JOINERS = "\u200c\u200d"
+
+
+class PackageFile(FrozenModel):
+    """A file of a package; ``path`` is relative to its folder, with slashes."""
+
+    path: str
+    content: bytes
+    is_executable: bool = False
+
+
+class SkillPackage(FrozenModel):
+    """A package that can be written: its checked name and description, its files and what to improve."""
+
+    name: str
+    description: str
+    files: tuple[PackageFile, ...]
+    hints: tuple[str, ...] = ()
+
+
+def load_skill(path: Path) -> Skill:
+    """Return the skill document in a file, or in the ``SKILL.md`` of a folder.
+
+    Raises:
+        SkillError: The file cannot be read, or the document is malformed.
+    """
+    if path.is_dir():
+        path = _resolve_inside(path, MAIN_FILE)
+    text = _read_text(path)
+    check_document(text)
+    return Skill(text=text)
+
+
+def build_package(
+    skill: Skill, *, name: str, description: str | None, source: Path | None = None, is_renamed: bool = False
+) -> SkillPackage:
+    """Return the package of a skill document.
+
+    Its front matter stays byte for byte, unless a value is missing or replaced. A document without front matter gets
+    some.
+
+    Args:
+        skill: The document.
+        name: The package's name, if the front matter has none or ``is_renamed``.
+        description: Replaces the description of the front matter; None: keep it.
+        source: A folder whose other files belong to the skill.
+        is_renamed: Whether ``name`` replaces the name in the front matter.
+
+    Raises:
+        SkillError: A name, a description or the front matter breaks the rules, or ``source`` cannot be read.
+    """
+    known = read_front_matter(skill.text)
+    name = name if is_renamed else str(known.get("name", name))
+    description = str(known.get("description", "")) if description is None else " ".join(description.split())
+    check_name(name)
+    check_description(description)
+    text = skill.text
+    for key, value in (("description", description), ("name", name)):
+        if known.get(key) != value:
+            text = _set_front_matter(text, key, value)
+    others = () if source is None else tuple(_list_other_files(source))
+    return SkillPackage(
+        name=name,
+        description=description,
+        files=(PackageFile(path=MAIN_FILE, content=text.encode("utf-8")), *others),
+        hints=tuple(_list_hints(text)),
+    )
+
+
+def suggest_name(text: str) -> str:
+    """Return a name that a text suggests: its letters and digits in lowercase, with hyphens; empty if it has none."""
+    plain = unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode().lower()
+    return re.sub(r"[^a-z0-9]+", "-", plain).strip("-")[:MAX_NAME_CHARS].rstrip("-")
+
+
+def check_name(name: str) -> None:
+    """Raise SkillError if a name is not allowed."""
+    if len(name) > MAX_NAME_CHARS or _NAME.fullmatch(name) is None:
+        raise SkillError(
+            f"the name {name[:100]!r} breaks the rules of skills: 1 to {MAX_NAME_CHARS} lowercase letters, digits and "
+            "single hyphens between them; choose another with --name"
+        )
+
+
+def check_description(description: str) -> None:
+    """Raise SkillError if a description is not allowed."""
+    if not description.strip():
+        raise SkillError(
+            "the skill has no description; say what it does and when to use it with --description"
+        )
+    problem = None
+    if len(description) > MAX_DESCRIPTION_CHARS:
+        problem = f"has {len(description):,} characters, and {MAX_DESCRIPTION_CHARS:,} are allowed"
+    elif (tag := _TAG.search(description)) is not None:
+        problem = f"contains the tag {tag[0][:100]!r}, and tags are not allowed"
+    elif any(
+        unicodedata.category(char) in _REFUSED_CATEGORIES and char not in f"{_JOINERS}\n"
+        for char in description
+    ):
+        problem = "contains control characters"
+    if problem is not None:
+        raise SkillError(f"the description {problem}; write another with --description")
+
+
+def read_front_matter(text: str) -> dict[str, object]:
+    """Return the values of a document's front matter; empty if it has none.
+
+    Raises:
+        SkillError: It is no YAML mapping, or its name or description is not text.
+    """
+    inside = _FRONT_MATTER.fullmatch(text[: _front_matter_end(text)])
+    if inside is None:
+        return {}
+    try:
+        values = yaml.safe_load(inside[2]) or {}
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        mark = getattr(error, "problem_mark", None)
+        where = "" if mark is None else f" in line {mark.line + 2}"
+        raise SkillError(f"the front matter of the skill is not valid YAML{where}; mend it") from None
+    if not isinstance(values, dict):
+        raise SkillError("the front matter of the skill is no mapping of keys to values; mend it")
+    for key in ("name", "description"):
+        if key in values and not isinstance(values[key], str):
+            raise SkillError(f"{key} in the front matter of the skill is not text; quote it")
+    return values
+
+
+# --------------------------------------------------------------------------------------------- reading
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_bytes().decode("utf-8")
+    except OSError as error:
+        raise SkillError(f"cannot read the skill {path}: {error.strerror or error}") from None
+    except UnicodeDecodeError as error:
+        raise SkillError(f"the skill {path} is not UTF-8 text: {error.reason}") from None
+
+
+def _resolve_inside(folder: Path, name: str) -> Path:
+    """Return the path of a file of a folder; SkillError if it lies outside or is reached through a link."""
+    path = folder / name
+    if not path.resolve().is_relative_to(folder.resolve()) or path.resolve() != folder.resolve() / name:
+        raise SkillError(f"{path} is no plain path inside {folder}: links and .. are not allowed")
+    return path
+
+
+def _list_other_files(folder: Path) -> Iterator[PackageFile]:
+    if not folder.is_dir():
+        raise SkillError(
+            f"the folder {folder}, whose other files belong to the skill, is gone; bring it back, or print the document "
+            "alone with `reflact skill`"
+        )
+    n_files = size = 0
+    for place, folders, names in os.walk(folder):
+        folders.sort()
+        for name in sorted((*names, *(one for one in folders if (Path(place) / one).is_symlink()))):
+            path = Path(place) / name
+            relative = path.relative_to(folder).as_posix()
+            if path.is_symlink() or not path.is_file():
+                raise SkillError(f"{path} is a link or no regular file; a skill has plain files only")
+            n_files, size = n_files + 1, size + path.stat().st_size
+            if n_files > MAX_FILES or size > MAX_FOLDER_BYTES:
+                raise SkillError(
+                    f"{folder} has more than {MAX_FILES:,} files or {MAX_FOLDER_BYTES // 1024**2} MiB, so it is no "
+                    "folder of a skill; move SKILL.md and its files to a folder of their own"
+                )
+            if relative != MAIN_FILE:
+                try:
+                    content, mode = path.read_bytes(), path.stat().st_mode
+                except OSError as error:
+                    raise SkillError(f"cannot read {path}: {error.strerror or error}") from None
+                yield PackageFile(path=relative, content=content, is_executable=bool(mode & 0o100))
+
+
+# --------------------------------------------------------------------------------------------- writing
+
+
+def _front_matter_end(text: str) -> int:
+    return next((region.end for region in find_regions(text) if region.name == "front_matter"), 0)
+
+
+def _set_front_matter(text: str, key: str, value: str) -> str:
+    """Return a document whose front matter has a value; its other bytes stay."""
+    newline = detect_newline(text)
+    scalar = yaml.safe_dump(value, default_style='"', allow_unicode=True, width=2**31).rstrip("\n")
+    scalar = scalar.replace("--", r"-\x2d")  # some readers end front matter at any ---
+    parts = _FRONT_MATTER.fullmatch(text[: _front_matter_end(text)])
+    if parts is None:
+        return f"---{newline}{key}: {scalar}{newline}---{newline * 2}" + text.removeprefix("\ufeff")
+    opening, inside, closing = parts.groups()
+    node = yaml.compose(inside, Loader=yaml.SafeLoader)
+    pairs = node.value if isinstance(node, yaml.MappingNode) else []
+    found = next((item for name, item in pairs if name.value == key), None)
+    if found is None:
+        changed = f"{key}: {scalar}{newline}{inside}"
+    else:
+        start, end = found.start_mark.index, found.end_mark.index
+        old = inside[start:end]
+        changed = inside[:start] + scalar + old[len(old.rstrip()) :] + inside[end:]
+    edited = opening + changed + closing + text[_front_matter_end(text) :]
+    before, after = read_front_matter(text), read_front_matter(edited)
+    if after != {**before, key: value}:
+        raise SkillError(f"{key} in the front matter of the skill cannot be replaced; change it by hand")
+    return edited
+
+
+def _list_hints(text: str) -> Iterator[str]:
+    end = _front_matter_end(text)
+    body = text[end:].strip()
+    if not body:
+        yield "the body is empty"
+    if body.count("\n") >= MAX_BODY_LINES or len(body) > MAX_BODY_CHARS:
+        yield (
+            f"the body has {body.count(chr(10)) + 1:,} lines and {len(body):,} characters; at most {MAX_BODY_LINES} lines "
+            f"and about {MAX_BODY_CHARS:,} characters (5,000 tokens) are recommended, because agents load it whole"
+        )
+    unknown = sorted(map(str, read_front_matter(text).keys() - FRONT_MATTER_KEYS))
+    if unknown:
+        yield f"hosts may refuse these keys of the front matter: {', '.join(unknown)}"

@@ -1,0 +1,226 @@
+"""Skill packages: what `export` writes, which rules it checks, and what stays byte for byte."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import anyio
+import pytest
+import yaml
+
+from reflact import Trainer, export_skill
+from reflact.errors import SkillError, UsageError
+from reflact.skills.package import MAIN_FILE, build_package, load_skill, read_front_matter, suggest_name
+from reflact.testing import ScriptedLLM, ToyEnvironment, ToyTarget, toy_optimizer
+from reflact.training.history import read_package
+from reflact.types import Skill
+from served import reflact
+
+FRONT = (
+    b"---\nname: word-rules # as the folder\r\ndescription: >\n  Rules for words.\n"
+    b"license: MIT\nmetadata: {a: 'b'}\n---\n"
+)
+FILES = {
+    MAIN_FILE: FRONT + b"\n# Words\n\nSee references/more.md.\n",
+    "references/more.md": b"# More\r\n",
+    "scripts/run.sh": b"#!/bin/sh\necho \xff\n",
+    ".hidden/empty": b"",
+}
+STEERING = "\x1b[2J\x1b]0;title\x07"
+
+
+def write_folder(folder: Path, files: dict[str, bytes] = FILES) -> Path:
+    """Write a skill folder; its script may be run."""
+    for name, content in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content)
+    (folder / "scripts/run.sh").chmod(0o755)
+    return folder
+
+
+def read_folder(folder: Path) -> dict[str, bytes]:
+    """Return the files of a folder."""
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()
+    }
+
+
+def train(out: Path, skill: Path | None = None) -> Path:
+    """Train in the toy world for one epoch and return the run's folder."""
+    trainer = Trainer(
+        {"out_dir": out, "skill": skill, "train": {"num_epochs": 1}, "test": {"enabled": False}},
+        environment=ToyEnvironment(train=8, val=4, test=4),
+        target=ToyTarget(),
+        optimizer=ScriptedLLM(toy_optimizer()),
+    )
+    assert anyio.run(trainer.train).status == "completed"
+    return out
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a skill, ``word-rules``, and with a run that began with it."""
+    root = tmp_path_factory.mktemp("packages")
+    train(root / "run", write_folder(root / "word-rules"))
+    return root
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run that began with no document."""
+    return train(tmp_path_factory.mktemp("plain") / "My Run_2")
+
+
+def test_a_folder_that_was_not_changed_is_exported_as_it_was(folder: Path, tmp_path: Path) -> None:
+    """Front matter, body and all further files keep their bytes, and a program stays one."""
+    skill = anyio.run(export_skill, folder / "run", tmp_path, "baseline")
+    assert skill == tmp_path / "word-rules"
+    assert read_folder(skill) == FILES
+    assert (skill / "scripts/run.sh").stat().st_mode & 0o111
+    assert not (skill / MAIN_FILE).stat().st_mode & 0o111
+
+
+def test_training_changes_the_body_alone(folder: Path, tmp_path: Path) -> None:
+    """The best skill keeps the front matter and the other files; `skill` prints it with the front matter."""
+    done = reflact("export", folder / "run", "--out", tmp_path)
+    assert done.exit_code == 0, done.output
+    assert done.stdout.splitlines()[-1] == "and 3 other files of the folder"
+    files = read_folder(tmp_path / "word-rules")
+    assert {**files, MAIN_FILE: b""} == {**FILES, MAIN_FILE: b""}
+    assert files[MAIN_FILE].startswith(FRONT)
+    assert files[MAIN_FILE] != FILES[MAIN_FILE]
+    assert reflact("skill", folder / "run").stdout_bytes == files[MAIN_FILE]
+    again = reflact("export", folder / "run", "--out", tmp_path)
+    assert again.exit_code == 2
+    assert "exists already, and nothing is overwritten" in again.stderr
+    assert read_folder(tmp_path / "word-rules") == files
+
+
+def test_a_document_without_front_matter_gets_some(plain: Path, tmp_path: Path) -> None:
+    """The name is that of the run's folder; a description has to be given, and the body keeps its bytes."""
+    missing = reflact("export", plain, "--out", tmp_path)
+    assert missing.exit_code == 2
+    assert "--description" in missing.stderr
+    assert list(tmp_path.iterdir()) == []
+    words = ("--description", 'Rules: for "words".\n---\nname: other', "--version", "1", "--out", tmp_path)
+    assert reflact("export", plain, *words).exit_code == 0
+    text = (tmp_path / "my-run-2" / MAIN_FILE).read_text(encoding="utf-8")
+    assert text.count("---") == 2, "some readers end front matter at any such mark"
+    body = (plain / "skills" / "v0001.md").read_text(encoding="utf-8")
+    assert text.endswith(f"---\n\n{body}")
+    assert read_front_matter(text) == {
+        "name": "my-run-2",
+        "description": 'Rules: for "words". --- name: other',
+    }
+
+
+@pytest.mark.parametrize(
+    ("options", "part"),
+    [
+        *(({"name": name}, "breaks the rules") for name in ("../up", "a/b", "A", "a--b", "-a", "a" * 65, "", ".")),
+        ({"name": f"a{STEERING}"}, "breaks the rules"),
+        ({"description": " \n "}, "no description"),
+        ({"description": "a" * 1025}, "1,025 characters"),
+        ({"description": "a <b onclick=x> c"}, "tag"),
+        ({"description": f"a{STEERING}"}, "control characters"),
+        ({"description": "a\u202eb"}, "control characters"),
+        ({"description": "\ud800"}, "control characters"),
+    ],
+)  # fmt: skip
+def test_hostile_names_and_descriptions_are_refused(
+    plain: Path, tmp_path: Path, options: dict[str, str], part: str
+) -> None:
+    """A name or description that breaks the rules writes nothing, and the error shows no control character."""
+    given = {"description": "Words.", **options}
+    arguments = [text for key, value in given.items() for text in (f"--{key}={value}",)]
+    done = reflact("export", plain, "--out", tmp_path / "out", *arguments)
+    assert done.exit_code == 2
+    assert part in done.stderr
+    assert "\x1b" not in done.output
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "plain",
+        "---\nname: old\ndescription: Old.\n---\nbody\n",
+        "\ufeff---\r\nname: 'old'   # comment\r\ndescription: |\r\n  Old\r\n  text.\r\n\r\nlicense: MIT\r\n---\r\nbody\r\n",
+        '---\ndescription: "a\n  b"\nmetadata:\n  name: x\n---',
+        "---\n---\n",
+    ],
+)
+def test_a_name_and_a_description_are_replaced_in_place(text: str) -> None:
+    """Other values of the front matter and the body stay, in any YAML style; quotes and marks are inert."""
+    hostile = 'It\'s "x": --- # {y} & *z \\n \U0001f600 ' + "long " * 100
+    package = build_package(Skill(text=text), name="new", description=hostile, is_renamed=True)
+    edited = package.files[0].content.decode()
+    before, after = read_front_matter(text), read_front_matter(edited)
+    assert after == {**before, "name": "new", "description": " ".join(hostile.split())}
+    assert edited.endswith(text.removeprefix("\ufeff").rpartition("---")[2])
+    assert "# comment" not in text or (" # comment" in edited and "license: MIT\r\n---\r\nbody" in edited)
+
+
+@pytest.mark.parametrize(
+    ("front", "part"),
+    [
+        ("name: [", "not valid YAML in line"),
+        ("- a", "no mapping"),
+        ("name: 12", "name in the front matter of the skill is not text"),
+        ("name: Word Rules", "'Word Rules' breaks the rules"),
+        ("name: a\ndescription: <b>x</b>", "tag"),
+        ("? [a]\n: b", "not valid YAML"),
+    ],
+)
+def test_wrong_front_matter_is_named(front: str, part: str) -> None:
+    """Front matter that is no valid description of a skill is an error that says what is wrong."""
+    with pytest.raises(SkillError, match=part):
+        build_package(Skill(text=f"---\n{front}\n---\n"), name="a", description=None)
+
+
+def test_large_bodies_and_unknown_keys_have_hints() -> None:
+    """A package above the recommended size, with keys that hosts may refuse or without a body has a hint."""
+    front = "---\nname: a\ndescription: b\nmodel: c\n---\n"
+    for body, parts in (
+        ("", ("empty", "model")),
+        ("x\n" * 501, ("501 lines", "model")),
+        ("fine", ("model",)),
+    ):
+        hints = build_package(Skill(text=front + body), name="a", description=None).hints
+        assert len(hints) == len(parts)
+        assert all(part in hint for part, hint in zip(parts, hints, strict=True))
+
+
+def test_a_folder_has_to_hold_plain_files(tmp_path: Path, folder: Path) -> None:
+    """Links, a folder that is gone and a folder without SKILL.md are refused with a reason."""
+    bad = write_folder(tmp_path / "bad")
+    (bad / "secret").symlink_to("/etc/passwd")
+    with pytest.raises(SkillError, match="secret is a link"):
+        build_package(load_skill(bad), name="bad", description=None, source=bad)
+    (bad / MAIN_FILE).unlink()
+    (bad / MAIN_FILE).symlink_to(folder / "word-rules" / MAIN_FILE)
+    with pytest.raises(SkillError, match=r"links and \.\. are not allowed"):
+        load_skill(bad)
+    with pytest.raises(SkillError, match=r"cannot read the skill .*SKILL.md"):
+        load_skill(tmp_path)
+    with pytest.raises(SkillError, match="is gone"):
+        build_package(Skill(text=""), name="a", description="b", source=tmp_path / "none")
+
+
+def test_versions_and_runs_are_named_as_elsewhere(folder: Path) -> None:
+    """An unknown version or run is an error that lists the known ones."""
+    with pytest.raises(UsageError, match="has no version 99; it has v0"):
+        anyio.run(read_package, folder / "run", "99")
+    with pytest.raises(UsageError, match="no run nope"):
+        anyio.run(read_package, folder / "run", "best", "nope")
+
+
+def test_names_are_made_from_any_text() -> None:
+    """A suggested name follows the rules or is empty."""
+    assert [suggest_name(text) for text in ("Ärger & Co.", "../x", "漢字", "a" * 63 + "-b")] == [
+        "arger-co",
+        "x",
+        "",
+        "a" * 63,
+    ]
+    assert yaml.safe_load(suggest_name("Run 1")) == "run-1"
