@@ -80,7 +80,8 @@ def serving(answer: Callable[[BaseHTTPRequestHandler], None]) -> Iterator[str]:
                 super().handle_error(*where)
 
     server = Server(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever)
+    noticed = 0.01  # seconds until a shutdown is noticed
+    thread = threading.Thread(target=server.serve_forever, args=(noticed,))
     thread.start()
     try:
         yield f"http://127.0.0.1:{server.server_port}/v1"

@@ -130,6 +130,7 @@ def test_generated_pages_are_current() -> None:
 
 
 SCRIPT = ROOT / "scripts" / "generate_docs.py"
+NEWCOMER = ROOT / "benchmarks" / "newcomer.py"
 
 
 def test_pictures_are_drawn_for_light_and_dark() -> None:
@@ -206,6 +207,17 @@ def test_runnable_blocks_run(page: str, code: str, tmp_path: Path) -> None:
     done = run(code, tmp_path)
     assert done.returncode == 0, f"{page}: {done.stderr}"
     assert done.stdout.strip(), f"{page}: the example prints nothing"
+
+
+@pytest.mark.slow
+def test_the_first_session_is_as_the_page_shows_it(tmp_path: Path) -> None:
+    """A newcomer trains on 60 questions of a CSV file with at most eight commands, and sees what the page shows."""
+    code = f"import runpy, sys; sys.argv = ['x', '--check']; runpy.run_path({str(NEWCOMER)!r}, run_name='__main__')"
+    done = run(code, tmp_path)
+    assert done.returncode == 0, f"run benchmarks/newcomer.py\n{done.stdout}{done.stderr}"
+    commands = re.findall(r"^\$ reflact (\w+)", read(ROOT / "docs" / "first-session.md"), re.MULTILINE)
+    assert commands[:3] == ["init", "check", "train"]
+    assert len(commands) <= 8
 
 
 @pytest.mark.slow

@@ -12,6 +12,7 @@ import pytest
 
 from reflact.config.loading import load_config
 from reflact.config.training import TrainerConfig
+from reflact.data import guess_column
 from served import asked_of, completion, configured, reflact, send, serving
 
 ANSWERS = {"big": '{"word": "ready"}', "small": "4"}
@@ -70,6 +71,23 @@ def test_init_writes_a_configuration_that_works(tmp_path: Path) -> None:
     planned = reflact("train", config, "--dry-run")
     assert "items: 20 train, 20 validation, 20 test" in planned.stdout
     assert "preflight" in planned.stdout
+
+
+@pytest.mark.parametrize(
+    ("columns", "task", "answer"),
+    [
+        (["nr", "customer question", "right answer"], "customer question", "right answer"),
+        (["question_id", "Prompt (English)", "expected_label"], "Prompt (English)", "expected_label"),
+        (["message", "answer_text", "answer_length"], "message", "answer_text"),
+        (["first_answer", "second_answer"], None, None),
+        (["input_text", "user_message"], "user_message", None),
+    ],
+)
+def test_columns_are_found_by_a_telling_word(
+    columns: list[str], task: str | None, answer: str | None
+) -> None:
+    """A longer name is guessed if exactly one column has a word that tells the field."""
+    assert (guess_column("input", columns), guess_column("reference", columns)) == (task, answer)
 
 
 def test_init_asks_for_the_column_that_it_cannot_guess(tmp_path: Path) -> None:
@@ -201,6 +219,7 @@ def test_a_wrong_optimizer_is_found_before_the_baseline(tmp_path: Path) -> None:
     assert server.asked == ["none"]
 
 
+@pytest.mark.slow
 def test_an_optimizer_like_the_target_is_not_asked_first(tmp_path: Path) -> None:
     """If both roles share model, address and key, the baseline tests the optimizer too."""
     server = ModelServer()

@@ -23,6 +23,8 @@ pytestmark = [
 ]
 
 BUFFER = 256
+IN_FLIGHT = 16
+"""Calls that both roles together may have in flight."""
 SHORT: dict[str, Any] = {"train": {"num_epochs": 2}}
 
 
@@ -147,28 +149,29 @@ async def test_a_consumer_that_leaves_ends_the_run(
     assert len(network.samples) == asked
 
 
-async def still(count: Callable[[], int]) -> int:
-    """Return a count once it stands still."""
-    seen = -1
-    while (now := count()) != seen:
-        seen = now
-        await anyio.sleep(0.2)
-    return seen
+async def held(happenings: Stream[events.Event]) -> None:
+    """Return once the run waits for its reader."""
+    await until(happenings._turn.locked)
 
 
 async def test_a_consumer_that_stops_reading_holds_the_run(tmp_path: Path, whole: Whole) -> None:
     """The run waits with a bounded number of events, and goes on to the same end when it is read again."""
     before = opened()
-    network, at = PureNetwork(), dict[int, int]()
+    network = PureNetwork()
     async with whole.trainer(tmp_path, network).stream() as happenings:
         reader = aiter(happenings)
-        for heard in (1, 101):
-            for _ in range(100 if at else 1):
-                await anext(reader)
-            at[heard] = await still(lambda: len(network.samples))
+        await anext(reader)
+        await held(happenings)
+        asked = len(network.samples)
+        assert 0 < asked <= BUFFER
+        for _ in range(100):
+            await anext(reader)
+        await until(lambda: len(network.samples) > asked)
+        await held(happenings)
+        assert len(network.samples) <= asked + 100 + IN_FLIGHT
+        read_on = len(network.samples)
         rest = [event async for event in reader]
-    assert 0 < at[1] < at[101] <= at[1] + 100
-    assert at[101] < len(network.samples)
+    assert read_on < len(network.samples)
     assert len(rest) > BUFFER
     assert isinstance(rest[-1], events.RunFinished)
     assert differences(whole.ended, left_by(tmp_path)) == []
@@ -178,18 +181,17 @@ async def test_a_consumer_that_stops_reading_holds_the_run(tmp_path: Path, whole
 async def test_a_run_that_nobody_reads_can_be_cancelled(tmp_path: Path, whole: Whole) -> None:
     """Cancelling the reader of a waiting run ends the run at once, and it can be resumed."""
     before = opened()
-    network = PureNetwork()
+    happenings = whole.trainer(tmp_path, PureNetwork()).stream()
 
     async def hold() -> None:
-        async with whole.trainer(tmp_path, network).stream() as happenings:
+        async with happenings:
             reader = aiter(happenings)
             await anext(reader)
             await anyio.sleep_forever()
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(hold)
-        await until(lambda: bool(network.samples))
-        await still(lambda: len(network.samples))
+        await held(happenings)
         tasks.cancel_scope.cancel()
     await until(lambda: opened() == before)
     await whole.goes_on(tmp_path)

@@ -340,3 +340,62 @@ def test_models_are_named_by_text(tmp_path: Path) -> None:
     )
     models = named.config.models
     assert (models.target.model, models.optimizer.model) == ("small", "large")
+
+
+SAMENESS = playing((AnalystReply, lambda kind, _: append_reply(kind, "Answer.")))
+"""An optimizer whose edits help nobody."""
+
+
+async def test_patience_ends_a_run_that_no_edit_helps(tmp_path: Path) -> None:
+    """After so many steps without an accepted edit the run completes with a reason; more patience goes on."""
+    done = await toy_runs.run(tmp_path, script=SAMENESS, train={"num_epochs": 3, "patience": 2})
+    reason = "train.patience is 2, and the last 2 steps accepted no edit"
+    assert (done.summary.status, done.summary.reason, done.summary.steps) == ("completed", reason, 2)
+    assert [e.reason for e in done.events if isinstance(e, events.TrainingStopped)] == [reason]
+    again = await toy_runs.run(tmp_path, script=SAMENESS, train={"num_epochs": 3, "patience": 2})
+    assert (again.events, again.summary.reason, again.calls) == (done.events, reason, [])
+    more = await toy_runs.run(tmp_path, script=SAMENESS, train={"num_epochs": 3, "patience": 4})
+    assert (more.summary.run_id, more.summary.steps) == (done.summary.run_id, 4)
+    none = await toy_runs.run(tmp_path, script=SAMENESS, train={"num_epochs": 3})
+    assert (none.summary.run_id, none.summary.steps, none.summary.reason) == (done.summary.run_id, 6, None)
+
+
+ENDS = (events.BaselineMeasured, events.StepCommitted, events.EpochCommitted, events.PromotionJudged)
+
+
+async def test_a_score_ends_a_run_at_the_same_step_after_any_stop(tmp_path: Path) -> None:
+    """At `train.stop_at` the run completes with a reason, also if it was stopped after each of its commits."""
+
+    async def train(folder: Path, *, stops: bool) -> RunSummary:
+        config = toy_runs.settings(
+            folder,
+            train={"num_epochs": 9, "batch_size": 2, "stop_at": 0.6},
+            slow_update={"enabled": True, "samples": 4},
+            test={"enabled": True},
+        )
+        while True:
+            trainer = Trainer(
+                config,
+                environment=ToyEnvironment(train=8, val=4, test=4),
+                target=ToyTarget(),
+                optimizer=ScriptedLLM(toy_optimizer()),
+            )
+            async with trainer.stream() as stream:
+                async for event in stream:
+                    if stops and isinstance(event, (*ENDS, events.TrainingStopped)):
+                        break
+                    if isinstance(event, events.RunFinished):
+                        return event.summary
+
+    whole = await train(tmp_path / "whole", stops=False)
+    assert whole.status == "completed"
+    assert (whole.reason or "").startswith("train.stop_at is 0.6, and the best skill scores ")
+    assert 0 < whole.steps < 36
+    assert whole.score("best", Split.test) is not None
+    pieces = await train(tmp_path / "pieces", stops=True)
+    assert (pieces.reason, pieces.steps, pieces.scores) == (whole.reason, whole.steps, whole.scores)
+    async with (
+        open_store(tmp_path / "whole" / "run.db") as one,
+        open_store(tmp_path / "pieces" / "run.db") as two,
+    ):
+        assert await one.events(whole.run_id) == await two.events(pieces.run_id)

@@ -71,6 +71,14 @@ LIKELY_COLUMNS: Mapping[str, tuple[str, ...]] = {
 }
 """Usual names of the columns of each field, the likeliest first."""
 
+TELLING_WORDS: Mapping[str, frozenset[str]] = {
+    "input": frozenset({"question", "prompt", "problem", "instruction", "query", "message", "request"}),
+    "reference": frozenset({"answer", "answers", "expected", "gold", "label", "solution", "truth"}),
+}
+"""Words that tell a field also in a longer name, such as "right answer" or "customer_message"."""
+
+COUNTING_WORDS = frozenset({"id", "nr", "no", "number", "count", "length", "type", "date", "url"})
+
 MAX_SHOWN_COLUMNS = 12
 
 MAX_SHOWN_ROWS = 4
@@ -269,7 +277,13 @@ def read_rows(path: Path) -> tuple[FileRow, ...]:
 def guess_column(name: str, columns: Sequence[str]) -> str | None:
     """Return the column that probably fills a field of an item; None if none has a usual name."""
     by_name = {column.strip().lower().replace(" ", "_").replace("-", "_"): column for column in columns}
-    return next((by_name[likely] for likely in LIKELY_COLUMNS[name] if likely in by_name), None)
+    usual = next((by_name[likely] for likely in LIKELY_COLUMNS[name] if likely in by_name), None)
+    if usual is not None or name not in TELLING_WORDS:
+        return usual
+    words = {column: set(short.split("_")) for short, column in by_name.items()}
+    other = TELLING_WORDS["reference" if name == "input" else "input"] | COUNTING_WORDS
+    found = [column for column, parts in words.items() if parts & TELLING_WORDS[name] and not parts & other]
+    return found[0] if len(found) == 1 else None
 
 
 def build_item(row: Any, fields: FieldsConfig, where: str) -> Item:

@@ -206,6 +206,13 @@ class EpochCommitted(_Event):
     best: SkillVersion
 
 
+class TrainingStopped(_Event):
+    """`train.patience` or `train.stop_at` ended the training before its last planned step."""
+
+    kind: Literal["training_stopped"] = "training_stopped"
+    reason: str
+
+
 class PromotionJudged(_Event):
     """The last skill was compared with the best one after the last step."""
 
@@ -388,6 +395,7 @@ Event = Annotated[
     | VersionReturned
     | StepCommitted
     | EpochCommitted
+    | TrainingStopped
     | PromotionJudged
     | TestSplitOpened
     | FinalScoreMeasured

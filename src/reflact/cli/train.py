@@ -219,7 +219,7 @@ def describe_data(data: Path, out: Path, columns: Mapping[str, str]) -> dict[str
     return {
         "data": escape_line(str(data)),
         "name": out.name,
-        "out_dir": quote_yaml(f"runs/{out.stem}"),
+        "out_dir": quote_yaml(f"runs/{data.resolve().stem}"),
         "path": quote_yaml(os.path.relpath(data.resolve(), out.resolve().parent)),
         "fields": "  fields:\n" + "".join(lines) if lines else "",
         "ratio": "" if data.is_dir() else RATIO_LINES,
@@ -270,7 +270,7 @@ def guess_grader(references: Sequence[Any]) -> tuple[str, str]:
     if not answers:
         return (
             "critic",
-            "The items have no right answers, so a critic must grade; it needs models.critic.model.",
+            "No column looks like the right answer, so a critic grades; if one is, name it with --reference.",
         )
     if all(isinstance(one, dict) for one in answers):
         is_program = all({"tests", "stdout"} & one.keys() for one in answers)

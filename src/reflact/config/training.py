@@ -210,6 +210,17 @@ class TrainConfig(ConfigSection):
         True, description="Reuse a skill's finished rollouts in other steps and phases."
     )
     rollout_concurrency: int = changeable_field(32, ge=1, description="Maximum of rollouts in flight.")
+    patience: int | None = changeable_field(
+        None,
+        ge=1,
+        description="Steps in a row without an accepted edit after which the training ends; null: all steps are taken.",
+    )
+    stop_at: float | None = changeable_field(
+        None,
+        gt=0,
+        le=1,
+        description="Validation score of the best skill, in the gate's metric, at which the training ends.",
+    )
     raise_on_exception: bool = changeable_field(
         False,
         description="Raise an exception of your own environment, target, grader, annotator or proposer, which ends the "

@@ -111,6 +111,8 @@ def _format_single(event: events.Event) -> str | None:
             line = format_epoch(event)
         case events.VersionReturned():
             line = f"return    {event.reason}"
+        case events.TrainingStopped():
+            line = f"stop      {event.reason}"
         case events.PromotionJudged():
             line = f"promotion {event.verdict.action}: {event.verdict.reason}"
         case events.TestSplitOpened():

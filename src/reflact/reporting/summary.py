@@ -356,6 +356,8 @@ def print_summary(console: Console, summary: RunSummary, folder: Path) -> None:
         + "".join(f" {others[action]} {words}," for action, words in unproven if action in others)
         + f" {summary.skips} without a change; {summary.seconds:.1f} s"
     )
+    if summary.status == "completed" and summary.reason is not None:
+        say(f"ended early: {summary.reason}")
     for name, version in (("best", summary.best), ("final", summary.final)):
         if version is not None:
             say(f"{name}: {_describe_version(version)}")

@@ -43,6 +43,7 @@ from reflact.training.state import (
     apply_record,
     build_commit_events,
     build_first_state,
+    find_stop_reason,
     version_hashes,
 )
 from reflact.training.step import StepRunner
@@ -80,6 +81,7 @@ class Run:
         self._decision_log = runtime.decision_log
         self._timer = StageTimer(plan.run_id, on_event, runtime.tracing, runtime.budget.current_stage)
         self._warnings: tuple[str, ...] = ()
+        self._stop_reason: str | None = None
         self.id = plan.run_id
         self.state: RunState | None = None
         self._critic: CriticDescription | None = None
@@ -110,7 +112,7 @@ class Run:
             await run_beside(self._advance, self._record_time)
         if time.cancelled_caught:
             raise self._runtime.budget.out_of_time()
-        return await self.store_summary("completed", None)
+        return await self.store_summary("completed", self._stop_reason)
 
     async def _record_time(self) -> None:
         while True:
@@ -133,6 +135,9 @@ class Run:
         steps = StepRunner(self._runtime, self.scheduler, self._gate_keeper, self._timer, pinned_edits)
         while state.step < self._plan.total_steps:
             state = await self._retry_once(self._finalize_epoch, state, state.step)
+            self._stop_reason = await self._find_stop_reason(state, records)
+            if self._stop_reason is not None:
+                break
             state = await self._retry_once(
                 lambda now: self._run_step(steps, now, records), state, state.step + 1
             )
@@ -241,6 +246,13 @@ class Run:
         return await self._commit(
             None, build_first_state(initial, score, deterministic=deterministic, ranking=ranking), [initial]
         )
+
+    async def _find_stop_reason(self, state: RunState, records: Sequence[StepRecord]) -> str | None:
+        """Return why the training ends before its last step, and emit it; None if it goes on."""
+        reason = find_stop_reason(self._config.train, state, records, await self._store.epochs(self.id))
+        if reason is not None:
+            await self._emit(events.TrainingStopped(run_id=self.id, step=state.step, reason=reason))
+        return reason
 
     async def _run_step(self, steps: StepRunner, state: RunState, records: list[StepRecord]) -> RunState:
         step = state.step + 1

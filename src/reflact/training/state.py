@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from reflact import events
+from reflact.config.training import TrainConfig
 from reflact.gate.ranking import BEST_ABOVE, Posterior
 from reflact.protocols import CommitRecord
 from reflact.records import (
@@ -325,3 +326,21 @@ def _build_step_committed(run_id: str, record: StepRecord) -> events.Event:
         current=record.current,
         best=record.best,
     )
+
+
+def find_stop_reason(
+    config: TrainConfig, state: RunState, steps: Sequence[StepRecord], epochs: Sequence[EpochRecord]
+) -> str | None:
+    """Return why no further step is taken, by ``train.patience`` or ``train.stop_at``; None if one is.
+
+    It depends on the committed steps and ends of epochs alone, so a resumed run stops at the same step. A later
+    comparison of the last with the best skill does not count.
+    """
+    since = next((n for n, record in enumerate(reversed(steps)) if record.verdict.accepted), len(steps))
+    if config.patience is not None and since >= config.patience:
+        return f"train.patience is {config.patience}, and the last {since} steps accepted no edit"
+    ends = [end.best for end in epochs if end.step == state.step]
+    best = [state.best, *(step.best for step in steps[-1:]), *ends][-1]
+    if config.stop_at is None or best.score is None or best.partial or best.score < config.stop_at:
+        return None
+    return f"train.stop_at is {config.stop_at:g}, and the best skill scores {best.score:.3f} on the validation items"

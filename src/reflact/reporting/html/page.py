@@ -185,33 +185,33 @@ def draw_reliability(name: str, title: str, bins: Sequence[ReliabilityBin], *, l
         f"confidence {format_number(one.confidence)}: right {format_number(one.right_share)} of {one.n_transitions}"
         for one in bins
     )
-    return _build_svg(
+    return build_svg(
         name,
         f"{title}: reliability diagram",
         f"How often the critic is right by its confidence. {described or 'No step was scored'}.",
         370,
-        _draw_text(46, 12, title, class_="name"),
+        draw_text(46, 12, title, class_="name"),
         (
             [
-                _draw_line(across(at), up(0), across(at), up(1), "grid"),
-                _draw_line(46, up(at), 330, up(at), "grid"),
+                draw_line(across(at), up(0), across(at), up(1), "grid"),
+                draw_line(46, up(at), 330, up(at), "grid"),
             ]
             for at in AXIS_TICKS
         ),
-        (_draw_text(38, up(at) + 4, format_number(at, 1), anchor="end") for at in AXIS_TICKS),
-        (_draw_text(across(at), 330, format_number(at, 1), anchor="middle") for at in AXIS_TICKS),
-        _draw_line(across(0), up(0), across(1), up(1), "guide"),
-        _draw_text(across(0.03), up(0.93), "too modest", class_="halo"),
-        _draw_text(across(0.66), up(0.1), "too sure", anchor="middle", class_="halo"),
-        _draw_text(across(0.5), 346, "confidence", anchor="middle"),
-        h.text(transform=f"translate(10 {_format_coordinate(up(0.5))}) rotate(-90)", text_anchor="middle")[
+        (draw_text(38, up(at) + 4, format_number(at, 1), anchor="end") for at in AXIS_TICKS),
+        (draw_text(across(at), 330, format_number(at, 1), anchor="middle") for at in AXIS_TICKS),
+        draw_line(across(0), up(0), across(1), up(1), "guide"),
+        draw_text(across(0.03), up(0.93), "too modest", class_="halo"),
+        draw_text(across(0.66), up(0.1), "too sure", anchor="middle", class_="halo"),
+        draw_text(across(0.5), 346, "confidence", anchor="middle"),
+        h.text(transform=f"translate(10 {format_coordinate(up(0.5))}) rotate(-90)", text_anchor="middle")[
             "share right"
         ],
         (
             [
-                _draw_line(x, up(one.confidence), x, up(one.right_share), f"{look} whisker"),
+                draw_line(x, up(one.confidence), x, up(one.right_share), f"{look} whisker"),
                 _draw_mark(x, up(one.right_share), 4 + 6 * sqrt(one.n_transitions / most), look),
-                _draw_text(
+                draw_text(
                     across((one.low + one.high) / 2),
                     364,
                     abbreviate_count(one.n_transitions),
@@ -221,7 +221,7 @@ def draw_reliability(name: str, title: str, bins: Sequence[ReliabilityBin], *, l
             ]
             for one, x in ((one, across(one.confidence)) for one in bins)
         ),
-        _draw_text(38, 364, "steps", anchor="end"),
+        draw_text(38, 364, "steps", anchor="end"),
     )
 
 
@@ -242,31 +242,31 @@ def draw_rounds(
     described = "; ".join(
         f"{label}: {format_number(one.value)} {format_interval(one)}" for _, label, one in points
     )
-    return _build_svg(
+    return build_svg(
         name,
         f"{title} by round",
         f"{described}. {reference_label}: {format_number(reference)}.",
         246,
-        _draw_text(40, 14, title, class_="name"),
+        draw_text(40, 14, title, class_="name"),
         (
             [
-                _draw_line(40, up(at), 330, up(at), "grid"),
-                _draw_text(34, up(at) + 4, format_number(at, 2 if at % 0.5 else 1), "end"),
+                draw_line(40, up(at), 330, up(at), "grid"),
+                draw_text(34, up(at) + 4, format_number(at, 2 if at % 0.5 else 1), "end"),
             ]
             for at in (maximum * n / 4 for n in range(5))
         ),
-        _draw_line(40, up(reference), 330, up(reference), "guide"),
+        draw_line(40, up(reference), 330, up(reference), "guide"),
         (
-            _draw_line(x, up(one.value), next_x, up(after.value), "link")
+            draw_line(x, up(one.value), next_x, up(after.value), "link")
             for (x, _, one), (next_x, _, after) in pairwise(points)
         ),
         (_draw_interval(x, up, one, "before" if label == "before" else "after") for x, label, one in points),
-        _draw_text(across(0.5), up(reference) - 4, reference_label, anchor="middle", class_="halo"),
+        draw_text(across(0.5), up(reference) - 4, reference_label, anchor="middle", class_="halo"),
         (
-            _draw_text(across(n), 220, labels[n], anchor="middle")
+            draw_text(across(n), 220, labels[n], anchor="middle")
             for n in range(0, len(values), -(-len(values) // 10))
         ),
-        _draw_text(185, 238, "round", anchor="middle"),
+        draw_text(185, 238, "round", anchor="middle"),
     )
 
 
@@ -304,16 +304,16 @@ def draw_scores(
     every = ceil(34 * last / width)
     scale = 10 ** floor(log10(every))
     steps = range(0, int(last) + 1, next(n * scale for n in (1, 2, 5, 10) if n * scale >= every))
-    return _build_svg(
+    return build_svg(
         name,
         title,
         "; ".join(point.label for point in points if point.accepted or len(points) <= MAX_DESCRIBED),
         246,
-        _draw_text(46, 12, title, class_="name"),
-        [_draw_line(46, up(at), width - 12, up(at), "grid") for at in ticks],
-        [_draw_text(40, up(at) + 4, format_number(at, 1), "end") for at in ticks],
+        draw_text(46, 12, title, class_="name"),
+        [draw_line(46, up(at), width - 12, up(at), "grid") for at in ticks],
+        [draw_text(40, up(at) + 4, format_number(at, 1), "end") for at in ticks],
         [
-            _draw_line(across(x), up(y), across(next_x), up(next_y), "link")
+            draw_line(across(x), up(y), across(next_x), up(next_y), "link")
             for (x, y), (next_x, next_y) in pairwise(current)
             if y is not None and next_y is not None
         ],
@@ -332,8 +332,8 @@ def draw_scores(
             ]
             for point in sorted(points, key=lambda point: point.accepted)
         ],
-        [_draw_text(across(at), 220, str(at), anchor="middle") for at in steps],
-        _draw_text((34 + width) / 2, 238, "step", anchor="middle"),
+        [draw_text(across(at), 220, str(at), anchor="middle") for at in steps],
+        draw_text((34 + width) / 2, 238, "step", anchor="middle"),
         width=width,
     )
 
@@ -344,25 +344,25 @@ def draw_estimates(
     """Return figures between 0 and 1 below each other, each with its interval."""
     across, height = AxisScale(0, 1, 104, 328), 30 * len(rows)
     described = "; ".join(f"{row}: {format_number(one.value)} {format_interval(one)}" for row, _, one in rows)
-    return _build_svg(
+    return build_svg(
         name,
         title,
         described,
         height + 44,
-        _draw_text(4, 12, title, class_="name"),
+        draw_text(4, 12, title, class_="name"),
         [
             [
-                _draw_line(across(at), 22, across(at), height + 22, "grid"),
-                _draw_text(across(at), height + 38, format_number(at, 1), "middle"),
+                draw_line(across(at), 22, across(at), height + 22, "grid"),
+                draw_text(across(at), height + 38, format_number(at, 1), "middle"),
             ]
             for at in AXIS_TICKS
         ],
         [
             [
-                _draw_text(96, y + 4, row, "end", "value"),
-                _draw_line(across(one.low), y, across(one.high), y, f"{look} whisker"),
+                draw_text(96, y + 4, row, "end", "value"),
+                draw_line(across(one.low), y, across(one.high), y, f"{look} whisker"),
                 [
-                    _draw_line(across(end), y - 4, across(end), y + 4, f"{look} whisker")
+                    draw_line(across(end), y - 4, across(end), y + 4, f"{look} whisker")
                     for end in (one.low, one.high)
                 ],
                 _draw_mark(across(one.value), y, 5, look),
@@ -380,8 +380,8 @@ def _draw_whisker(
     x: float, up: AxisScale, interval: tuple[float, float], look: MarkStyle, size: float
 ) -> list[h.Element]:
     low, high = (up(end) for end in interval)
-    caps = (_draw_line(x - size, end, x + size, end, f"{look} whisker") for end in (low, high) if size)
-    return [_draw_line(x, low, x, high, f"{look} whisker"), *caps]
+    caps = (draw_line(x - size, end, x + size, end, f"{look} whisker") for end in (low, high) if size)
+    return [draw_line(x, low, x, high, f"{look} whisker"), *caps]
 
 
 def _draw_interval(x: float, up: AxisScale, estimate: IntervalEstimate, look: MarkStyle) -> list[h.Element]:
@@ -393,34 +393,36 @@ def _draw_interval(x: float, up: AxisScale, estimate: IntervalEstimate, look: Ma
 
 def _draw_mark(x: float, y: float, r: float, look: MarkStyle) -> h.Element:
     if look == "before":
-        return h.circle(
-            cx=_format_coordinate(x), cy=_format_coordinate(y), r=_format_coordinate(r), class_=look
-        )
+        return h.circle(cx=format_coordinate(x), cy=format_coordinate(y), r=format_coordinate(r), class_=look)
     corners = ((x, y - r), (x + r, y), (x, y + r), (x - r, y))
-    points = " ".join(f"{_format_coordinate(a)},{_format_coordinate(b)}" for a, b in corners)
+    points = " ".join(f"{format_coordinate(a)},{format_coordinate(b)}" for a, b in corners)
     return h.polygon(points=points, class_=look)
 
 
-def _draw_line(x1: float, y1: float, x2: float, y2: float, class_: str) -> h.Element:
+def draw_line(x1: float, y1: float, x2: float, y2: float, class_: str) -> h.Element:
+    """Return a line of a chart."""
     ends = {"x1": x1, "y1": y1, "x2": x2, "y2": y2}
-    return h.line({name: _format_coordinate(at) for name, at in ends.items()}, class_=class_)
+    return h.line({name: format_coordinate(at) for name, at in ends.items()}, class_=class_)
 
 
-def _draw_text(
+def draw_text(
     x: float, y: float, text: str, anchor: Literal["start", "middle", "end"] = "start", class_: str = ""
 ) -> h.Element:
-    place = {"x": _format_coordinate(x), "y": _format_coordinate(y)}
+    """Return a text in a chart."""
+    place = {"x": format_coordinate(x), "y": format_coordinate(y)}
     return h.text(place, text_anchor=anchor, class_=class_ or None)[text]
 
 
-def _build_svg(
+def build_svg(
     name: str, title: str, description: str, height: int, *parts: h.Node, width: int = CHART_WIDTH
 ) -> h.Element:
+    """Return a chart with its title, and its content in words."""
     ids = f"{name}-title {name}-description"
     return h.svg(viewBox=f"0 0 {width} {height}", role="img", aria_labelledby=ids)[
         h.title(id=f"{name}-title")[title], h.desc(id=f"{name}-description")[description], parts
     ]
 
 
-def _format_coordinate(coordinate: float) -> str:
+def format_coordinate(coordinate: float) -> str:
+    """Return a coordinate with at most one decimal."""
     return f"{coordinate:.1f}".removesuffix(".0")

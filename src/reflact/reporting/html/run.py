@@ -13,7 +13,8 @@ from reflact import events
 from reflact.config.training import TrainerConfig
 from reflact.errors import UsageError
 from reflact.gate.intervals import Z_95, wilson_interval
-from reflact.records import IntervalEstimate, RunSummary, SkillScore, StepRecord, Usage
+from reflact.records import IntervalEstimate, RunSummary, SkillScore, Spend, StepRecord, Usage
+from reflact.reporting.html.lanes import CallTimeline, bin_calls, build_call_lanes
 from reflact.reporting.html.page import (
     MarkStyle,
     PageSection,
@@ -43,7 +44,14 @@ from reflact.reporting.lines import (
 )
 from reflact.reporting.verdict import SPLIT_WORDS, describe_cost, describe_result, format_usd
 from reflact.stages.null_answers import describe_constant
-from reflact.training.history import RunHistory, VersionText, flatten_settings, read_run, read_versions
+from reflact.training.history import (
+    RunHistory,
+    VersionText,
+    flatten_settings,
+    open_run,
+    read_run,
+    read_versions,
+)
 from reflact.types import (
     FrozenModel,
     Split,
@@ -61,11 +69,12 @@ MAX_STEPS, MAX_POINTS, MAX_ROWS, MAX_NAME_CHARS = 1_000, 400, 60, 200
 
 
 class RunReport(FrozenModel):
-    """What the page of a run shows: its history with items, and its initial and best document, if it has any."""
+    """What the page of a run shows: its history with items, its initial and best document if any, and its calls."""
 
     history: RunHistory
     baseline: VersionText | None = None
     best: VersionText | None = None
+    calls: CallTimeline = CallTimeline()
 
 
 async def read_report(
@@ -77,10 +86,12 @@ async def read_report(
     except UsageError as error:  # nothing is measured yet; another reason is raised again
         history = await read_run(path, run_id)
         history = history.model_copy(update={"items_note": str(error)})
+    async with open_run(path, history.run_id) as (store, row):
+        calls = bin_calls(await store.call_times(row.run_id))
     if not history.versions:
-        return RunReport(history=history)
+        return RunReport(history=history, calls=calls)
     baseline, best = await read_versions(path, ("baseline", "best"), history.run_id)
-    return RunReport(history=history, baseline=baseline, best=best)
+    return RunReport(history=history, baseline=baseline, best=best, calls=calls)
 
 
 def render_run_page(report: RunReport) -> str:
@@ -98,7 +109,7 @@ def render_run_page(report: RunReport) -> str:
             build_changes_section(history, report.baseline, report.best),
             build_items_section(history.items, history.items_note),
             build_memory_section(history.epochs),
-            _build_cost_section(history.summary),
+            _build_cost_section(history, report.calls),
             _build_test_section(history.summary),
             _build_settings_section(history),
         ),
@@ -280,47 +291,71 @@ def _build_step_table(records: Sequence[StepRecord]) -> h.Node:
 # -------------------------------------------------------------------------------------- cost and time
 
 
-def _build_cost_section(summary: RunSummary | None) -> PageSection:
-    name, heading = "cost", "Cost and time"
-    if summary is None:
-        return PageSection(name, heading, (h.p["The run has not ended yet."],))
-    rows = [
-        (
-            shorten_middle(escape_line(f"{spend.role}: {spend.purpose}"), MAX_NAME_CHARS),
-            *_list_usage(spend.usage),
-        )
-        for spend in summary.spend
-        if spend.usage.calls or spend.unsettled
-    ]
-    total = sum((spend.usage for spend in summary.spend), Usage())
-    worst = sum((spend.worst_case for spend in summary.spend), Usage())
-    tokens = worst.input_tokens + worst.output_tokens
-    columns = ("role and purpose", "calls", "tokens in", "of them cached", "tokens out", "cost")
-    seconds = sum(stage.seconds for stage in summary.stages)
+def _build_cost_section(history: RunHistory, calls: CallTimeline) -> PageSection:
+    summary = history.summary
+    parts = history.costs if summary is None else ()
+    spend = _sum_spend(
+        [entry for cost in parts for entry in cost.spend] if summary is None else summary.spend
+    )
+    times = {cost.stage: 0.0 for cost in parts} if summary is None else {}
+    for cost in parts:
+        times[cost.stage] += cost.seconds
+    if summary is not None:
+        times = {stage.stage: stage.seconds for stage in summary.stages}
+    seconds = sum(times.values())
     stages = [
         [
-            escape_line(stage.stage).replace("_", " "),
-            format_duration(stage.seconds),
-            f"{100 * stage.seconds / seconds:.0f}%" if seconds else "–",
+            escape_line(stage).replace("_", " "),
+            format_duration(spent),
+            f"{100 * spent / seconds:.0f}%" if seconds else "–",
         ]
-        for stage in summary.stages
+        for stage, spent in times.items()
     ]
-    faults = ", ".join(f"{fault.count:,} x {fault.kind}" for fault in summary.faults)
     return PageSection(
-        name,
-        heading,
+        "cost",
+        "Cost and time",
         (
-            h.p[f"In total: {describe_cost(summary)}; {format_duration(summary.seconds)}."],
-            build_table("Calls by role", columns, [*rows, ("total", *_list_usage(total))])
-            if rows
-            else h.p(".note")["Calls of models that were passed as objects are not counted."],
-            tokens > 0
-            and h.p(".note")[f"Unfinished or uncounted calls may have used {tokens:,} more tokens."],
-            bool(faults) and h.p[f"Failed attempts of calls: {escape_line(faults)}."],
+            h.p["The run has not ended yet; these are its calls so far."]
+            if summary is None
+            else h.p[f"In total: {describe_cost(summary)}; {format_duration(summary.seconds)}."],
+            _build_spend(spend),
+            summary is not None and _build_faults(summary),
+            build_call_lanes(calls),
             bool(stages) and build_table("Time by stage", ("stage", "time", "share of all stages"), stages),
             bool(stages) and h.p(".note")["Stages may overlap."],
         ),
     )
+
+
+def _sum_spend(spend: Sequence[Spend]) -> dict[str, Usage]:
+    """Return the usage by role and purpose, in the order of the first entries."""
+    usage: dict[str, Usage] = {}
+    for entry in spend:
+        if entry.usage.calls or entry.unsettled:
+            name = shorten_middle(
+                escape_line(f"{entry.role}: {entry.purpose}").replace("_", " "), MAX_NAME_CHARS
+            )
+            usage[name] = usage[name] + entry.usage if name in usage else entry.usage
+    return usage
+
+
+def _build_spend(usage: Mapping[str, Usage]) -> h.Node:
+    if not usage:
+        return h.p(".note")["Calls of models that were passed as objects are not counted."]
+    columns = ("role and purpose", "calls", "tokens in", "of them cached", "tokens out", "cost")
+    rows = [(name, *_list_usage(used)) for name, used in usage.items()]
+    total = sum(usage.values(), Usage())
+    return build_table("Calls by role", columns, [*rows, ("total", *_list_usage(total))])
+
+
+def _build_faults(summary: RunSummary) -> h.Node:
+    worst = sum((spend.worst_case for spend in summary.spend), Usage())
+    tokens = worst.input_tokens + worst.output_tokens
+    faults = ", ".join(f"{fault.count:,} x {fault.kind}" for fault in summary.faults)
+    return [
+        tokens > 0 and h.p(".note")[f"Unfinished or uncounted calls may have used {tokens:,} more tokens."],
+        bool(faults) and h.p[f"Failed attempts of calls: {escape_line(faults)}."],
+    ]
 
 
 def _list_usage(usage: Usage) -> tuple[str, ...]:
