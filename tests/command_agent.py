@@ -8,26 +8,30 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
+import socket
 import sys
 import time
-import urllib.request
-from pathlib import Path
-from typing import Any
+
+if False:
+    from typing import Any
 
 
 def ask(messages: list[dict[str, Any]], **fields: Any) -> str:
-    """Return the model's answer."""
-    request = urllib.request.Request(
-        f"{os.environ['OPENAI_BASE_URL']}/chat/completions",
-        data=json.dumps({"model": "any", "user": str(time.time()), "messages": messages, **fields}).encode(),
-        headers={
-            "Authorization": f"Bearer {os.environ['OPENAI_API_KEY']}",
-            "Content-Type": "application/json",
-        },
-    )
-    with urllib.request.urlopen(request) as response:
-        text = response.read().decode()
+    """Return the model's answer; over a bare socket, since the libraries for HTTP take long to import."""
+    place = os.environ["OPENAI_BASE_URL"].removeprefix("http://").removesuffix("/v1")
+    host, _, port = place.partition(":")
+    body = json.dumps({"model": "any", "user": str(time.time()), "messages": messages, **fields})
+    lines = [
+        "POST /v1/chat/completions HTTP/1.1",
+        f"Host: {place}",
+        f"Authorization: Bearer {os.environ['OPENAI_API_KEY']}",
+        f"Content-Length: {len(body)}",
+        "Connection: close",
+    ]
+    with socket.create_connection((host, int(port))) as connection:
+        connection.sendall("\r\n".join([*lines, "", body]).encode())
+        with connection.makefile(encoding="utf-8", newline="") as answer:
+            text = answer.read().partition("\r\n\r\n")[2]
     if not fields.get("stream"):
         return str(json.loads(text)["choices"][0]["message"]["content"])
     chunks = [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: {")]
@@ -37,14 +41,18 @@ def ask(messages: list[dict[str, Any]], **fields: Any) -> str:
 def main() -> None:
     """Answer a task, or misbehave."""
     task, how = sys.argv[1], sys.argv[2] if len(sys.argv) > 2 else ""
-    skill = Path("SKILL.md")
-    instructions = skill.read_text(encoding="utf-8") if skill.exists() else "Be helpful."
+    instructions = "Be helpful."
+    if os.path.exists("SKILL.md"):  # noqa: PTH110 - pathlib takes long to import
+        with open("SKILL.md", encoding="utf-8") as skill:  # noqa: PTH123
+            instructions = skill.read()
     if how == "hang":
         time.sleep(600)
     if how == "flood":
         while True:
             sys.stdout.write("x" * 65536)
     if how == "fork":
+        import subprocess
+
         subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     if how == "fail":
         sys.exit("no such tool")
@@ -54,7 +62,8 @@ def main() -> None:
     messages = [{"role": "system", "content": instructions}, {"role": "user", "content": task}]
     fields = json.loads(sys.argv[3]) if how == "with" else {}
     answer = ask(messages, stream=how == "stream", **fields)
-    Path("answer.txt").write_text(answer, encoding="utf-8")
+    with open("answer.txt", "w", encoding="utf-8") as file:  # noqa: PTH123
+        file.write(answer)
     sys.stdout.write(answer)
 
 

@@ -21,6 +21,7 @@ from reflact.testing import InMemoryRunStore, ToyEnvironment, ToyTarget
 from toll_world import NEED, WIDE, Provider, Story, planned, started, unbroken
 
 
+@pytest.mark.slow
 def test_no_limit_is_exceeded_and_more_of_it_goes_on_to_the_same_result(
     tmp_path: Path, thorough: bool
 ) -> None:

@@ -73,6 +73,7 @@ async def test_the_loop_is_closed(tmp_path: Path) -> None:
         assert "credit_for_intention" in shown or "inflated_score" in shown
 
 
+@pytest.mark.slow
 async def test_further_rounds_learn_nothing_twice_and_what_harms_is_taken_back(tmp_path: Path) -> None:
     """The same traces give no pair a second time; a batch that harms on new traces goes back to quarantine."""
     async with MemoryStore(tmp_path / "memory.db") as store:
@@ -111,6 +112,7 @@ async def test_held_out_traces_are_never_learned_from() -> None:
     assert report.n_promoted > 0
 
 
+@pytest.mark.slow
 async def test_later_rounds_learn_from_what_the_critic_still_gets_wrong() -> None:
     """The second round has the critic's present mistakes, which are smaller than the recorded ones, as its pairs."""
     flaw, memory = make_flaw("inflated"), ListMemory()

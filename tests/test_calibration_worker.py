@@ -74,6 +74,7 @@ def test_what_is_held_out_tests_and_is_never_learned_from() -> None:
     assert {mark for test in memory.booked for mark in test.content_fingerprints or ()} <= marks
 
 
+@pytest.mark.slow
 def test_pairs_wait_for_fresh_traces_when_the_error_probability_is_used_up() -> None:
     """It is told once what is missing, fresh traces end the wait, and traces that only grew are not fresh."""
     chosen, memory = settings(1, most=20), ListMemory()
@@ -146,6 +147,7 @@ def test_purposes_stay_on_their_side_beside_an_agent() -> None:
         assert late
 
 
+@pytest.mark.slow
 def test_a_large_store_is_not_loaded_to_begin() -> None:
     """The first trace beside many loads none of them, and looks at the pages that decide something."""
     memory = Counting()

@@ -286,6 +286,7 @@ def given_up() -> tuple[ScriptedLLM, CalibrationReport]:
     return llm, anyio.run(lambda: calibrated(llm, settings(), learn=FAIL_FAST_CALLS))
 
 
+@pytest.mark.slow
 async def test_a_mute_writer_is_asked_no_more(given_up: tuple[ScriptedLLM, CalibrationReport]) -> None:
     """It is asked of the first ten traces, and in no later round; what needs no writer is made and tested."""
     few, many = given_up[0], muted(writing, excess=1)

@@ -214,6 +214,7 @@ def test_what_is_wrong_is_one_sentence(folder: Path, overrides: list[str], words
     assert result.stderr.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_a_budget_holds_over_all_starts_and_what_is_kept_is_said(folder: Path) -> None:
     """Reaching it is a clean stop that says what is kept; the same command goes on when it may."""
     with flattering() as (url, asked):
@@ -251,6 +252,7 @@ def test_a_dry_run_says_that_nothing_can_be_tested(folder: Path) -> None:
     assert f"{paid} calls are already paid for" in second
 
 
+@pytest.mark.slow
 def test_refused_replies_are_printed(folder: Path) -> None:
     """What was refused was paid for: it counts, and is said."""
     with flattering(first="no JSON") as (url, asked):

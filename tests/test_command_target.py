@@ -26,8 +26,8 @@ from reflact.types import Item, Skill
 pytestmark = pytest.mark.anyio
 
 RULE = "Answer in capitals."
-AGENT = [sys.executable, str(Path(__file__).parent / "command_agent.py"), "{task}"]
-WORDS = ("red", "green", "blue")
+AGENT = [sys.executable, "-I", "-S", str(Path(__file__).parent / "command_agent.py"), "{task}"]
+WORDS = ("red", "green")
 MODEL = {"model": "m", "base_url": "http://127.0.0.1:9/v1", "api_key_env": None, "mode": "json_schema"}
 ITEMS = tuple(Item(id=word, input=f"Say {word}", reference=word.upper()) for word in WORDS)
 
@@ -80,16 +80,20 @@ class Sender:
 async def train(
     folder: Path, endpoint: httpx.AsyncBaseTransport | None, target: CommandTarget, **config: Any
 ) -> RunSummary:
-    """Return the summary of a run on three words."""
-    splits = {name: (item,) for name, item in zip(("train", "val", "test"), ITEMS, strict=True)}
+    """Return the summary of a run on two words."""
+    splits = {name: (item,) for name, item in zip(("train", "val"), ITEMS, strict=True)}
     settings = {
         "out_dir": str(folder),
         "models": {"target": MODEL},
         "prompts": {"profile": "small"},
         "train": {"num_epochs": 1},
+        "gate": {"policy": "strict"},
+        "report": False,
         **config,
     }
-    environment = DatasetEnvironment(DataSet(**splits), grade=lambda item, answer: answer == item.reference)
+    environment = DatasetEnvironment(
+        DataSet(test=(), **splits), grade=lambda item, answer: answer == item.reference
+    )
     return await Trainer(settings, environment=environment, target=target, transport=endpoint).train()
 
 
@@ -111,6 +115,7 @@ async def test_a_command_is_trained_and_resumed(tmp_path: Path) -> None:
     assert len(endpoint.bodies) == asked
 
 
+@pytest.mark.slow
 async def test_a_command_is_recorded_and_replayed(tmp_path: Path) -> None:
     """A recording replays without the provider, although the agent's requests hold the time."""
     cassette, target = str(tmp_path / "cassette.jsonl"), CommandTarget(AGENT, skill_file="SKILL.md")
@@ -141,15 +146,15 @@ async def test_answers_come_from_a_file_and_streams_are_answered() -> None:
 @pytest.mark.parametrize(
     ("how", "words"),
     [
-        ("hang", "a time of more than 1 seconds"),
-        ("flood", "more than 100,000 bytes of output"),
+        ("hang", "the command was ended after 0.2 seconds"),
+        ("flood", "the command was ended after 100,000 bytes of output"),
         ("fail", "the command ended with 1: no such tool"),
     ],
 )
 async def test_a_command_that_misbehaves_scores_nothing(how: str, words: str) -> None:
     """A command that hangs, floods or fails is ended and counts as a failure of the agent."""
     target = CommandTarget(
-        [*AGENT, how], skill_file="SKILL.md", seconds=1 if how == "hang" else 60, output_bytes=100_000
+        [*AGENT, how], skill_file="SKILL.md", seconds=0.2 if how == "hang" else 60, output_bytes=100_000
     )
     with pytest.raises(ReplyError, match=words):
         await start(target).reply("Say red")
@@ -198,10 +203,30 @@ def test_a_command_needs_a_place_for_its_skill() -> None:
         {"skill_file": "../a"},
         {"skill_file": "/a"},
         {"seed": " \n"},
+        {"skill_file": "a", "workspace": "no-such-folder"},
+        {"skill_file": "a", "command": "my-agent {task}"},
     ]
     for arguments in wrong:
         with pytest.raises(ConfigError):
-            CommandTarget(AGENT, **arguments)
+            CommandTarget(**{"command": AGENT, **arguments})
+
+
+async def test_a_setup_that_cannot_work_is_no_failure_of_the_agent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A missing program, a file outside the rollout's folder, or no request to the gateway leaves no score."""
+    (tmp_path / "agent.sh").write_text("echo red", encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    setups: list[tuple[dict[str, Any], str]] = [
+        ({"command": ["no-such-agent"], "skill_file": "a"}, "no-such-agent cannot be started: No such file"),
+        ({"command": ["sh", "agent.sh"], "skill_file": "a"}, r"agent\.sh is not in the folder of its own"),
+        ({"command": ["true"], "seed": "Be helpful."}, "the command asked the gateway nothing"),
+    ]
+    for arguments, words in setups:
+        with pytest.raises(EnvironmentFailure, match=words):
+            await start(CommandTarget(**arguments)).reply("Say red")
+    here = CommandTarget(["sh", "agent.sh"], skill_file="a", workspace=".")
+    assert await start(here).reply("Say red") == "red"
 
 
 async def test_links_do_not_lead_out_of_the_folder(tmp_path: Path) -> None:
@@ -215,7 +240,7 @@ async def test_links_do_not_lead_out_of_the_folder(tmp_path: Path) -> None:
     with pytest.raises(EnvironmentFailure, match=r"leads skill_file notes/SKILL\.md out of"):
         await start(target).reply("Say red")
     assert [path.name for path in outside.iterdir()] == ["answer.txt"]
-    target = CommandTarget(["true"], seed="Be.", workspace=str(workspace), answer_file="notes/answer.txt")
+    target = CommandTarget(["true"], skill_file="a", workspace=str(workspace), answer_file="notes/answer.txt")
     with pytest.raises(ReplyError, match=r"wrote no file notes/answer\.txt"):
         await start(target).reply("Say red")
 

@@ -296,6 +296,7 @@ async def test_constants_take_nothing_from_the_budget(tmp_path: Path) -> None:
     assert spends[0] == spends[1] != ()
 
 
+@pytest.mark.slow
 def test_a_budget_that_ends_at_the_placebo_leaves_the_other_scores(tmp_path: Path) -> None:
     """What was measured is in the summary; with one more call the run completes as one that never stopped."""
     world = write_world(tmp_path / "world", train=6, val=3, test=2)

@@ -99,7 +99,12 @@ async def history(
 
 @pytest.mark.parametrize(
     ("policy", "proposer"),
-    [("ranked", "reflact"), ("paired", "reflact"), ("ranked", "one_shot"), ("ranked", "best_of_n")],
+    [
+        ("ranked", "reflact"),
+        pytest.param("paired", "reflact", marks=pytest.mark.slow),
+        pytest.param("ranked", "one_shot", marks=pytest.mark.slow),
+        pytest.param("ranked", "best_of_n", marks=pytest.mark.slow),
+    ],
 )
 async def test_order_of_completion_influences_nothing(
     tmp_path: Path, policy: str, proposer: str, thorough: bool

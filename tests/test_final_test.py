@@ -130,6 +130,7 @@ async def test_reported_validation_scores_come_from_trials_that_no_gate_saw(tmp_
     assert {t for t in trials if t < FIRST_REPORT_TRIAL} == {0, 1}
 
 
+@pytest.mark.slow
 async def test_interleaved_trials_stay_below_the_reported_ones(tmp_path: Path) -> None:
     """However many steps there are, no decision's own trials are those of the report."""
     gate = {"policy": "paired", "interleave": True, "max_trials": 2, "early_stop": False}

@@ -746,6 +746,7 @@ BOUNDS = (
 )
 
 
+@pytest.mark.slow
 def test_the_decision_is_that_of_the_complete_evaluation(thorough: bool) -> None:
     """In 10,000 random sequences (1,000 unless thorough), whatever the pairs that are never run would give.
 

@@ -248,6 +248,7 @@ class Locking:
         return took
 
 
+@pytest.mark.slow
 async def test_cancelling_does_not_wait_for_another_process(tmp_path: Path) -> None:
     """Cancelled while another process keeps the database locked, a run is over in a second all the same."""
     config, lock = settings(tmp_path), Locking(tmp_path, 2 * VALIDATION + 2)
@@ -255,6 +256,7 @@ async def test_cancelling_does_not_wait_for_another_process(tmp_path: Path) -> N
     await goes_on_as_unbroken(config, tmp_path)
 
 
+@pytest.mark.slow
 async def test_cancelling_does_not_wait_to_store_an_answer(tmp_path: Path) -> None:
     """So it is where an answer has come and cannot be stored for the lock; it is asked for again."""
     lock = Locking(tmp_path, 3)

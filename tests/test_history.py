@@ -56,6 +56,7 @@ async def test_a_run_under_way_is_read_as_far_as_it_is(tmp_path: Path) -> None:
     assert (found.status, found.summary) == (None, None)
 
 
+@pytest.mark.slow
 async def test_tokens_calls_and_time_are_known_by_step_and_stage(tmp_path: Path) -> None:
     """A run under way has them so far; at the end the steps' sums are the run's spend, in the summary as well."""
     config = settings(write_world(tmp_path / "world"), tmp_path / "run")

@@ -274,6 +274,7 @@ def test_a_run_without_measurements_has_a_page(report: RunReport) -> None:
     assert "nothing is measured" in page
 
 
+@pytest.mark.slow
 def test_a_large_run_has_a_small_page(report: RunReport) -> None:
     """A page of 200 steps and 20,000 rollouts stays below 10 MB and says which items it leaves out."""
     page = render_run_page(enlarge(report, steps=200, items=10_000))
@@ -283,6 +284,7 @@ def test_a_large_run_has_a_small_page(report: RunReport) -> None:
     assert len(tables(root)["Steps"]) == 201
 
 
+@pytest.mark.slow
 def test_long_texts_do_not_enlarge_a_page(report: RunReport) -> None:
     """Long texts that take five bytes for each character lose their middle, and the page says so."""
     page = render_run_page(enlarge(report, steps=200, items=5_000, text='"' * 9_000))

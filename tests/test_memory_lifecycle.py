@@ -278,6 +278,7 @@ async def test_a_reader_keeps_the_log_and_forgetting_again_empties_it(tmp_path: 
         assert files_with_word(path) == set()
 
 
+@pytest.mark.slow
 def test_the_command_says_that_the_log_still_holds_it(tmp_path: Path) -> None:
     """It names the file and what to do; given again after the reader has ended, it says that this is done."""
     path = tmp_path / "memory.db"

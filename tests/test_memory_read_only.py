@@ -225,6 +225,7 @@ def test_commands_that_read_need_no_permission_to_write(
     assert list(readable_folder.with_name("temporary").iterdir()) == []
 
 
+@pytest.mark.slow
 def test_what_is_being_written_is_read_too(readable_folder: Path) -> None:
     """Where the writer's log and its index are there, they are read in their place."""
     path = readable_folder / "memory.db"

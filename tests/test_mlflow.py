@@ -181,6 +181,7 @@ async def test_a_server_that_hangs_holds_up_nothing(tmp_path: Path) -> None:
     assert summary.status == "completed"
 
 
+@pytest.mark.slow
 async def test_a_slow_server_is_left_behind_at_the_end(tmp_path: Path) -> None:
     """At the end of the run, all events that a slow server has not taken get no more time than a single one."""
     never, happened = Flag(), list[Event]()

@@ -277,6 +277,7 @@ def purpose(call_id: str) -> str:
     return call_id.split("/")[1]
 
 
+@pytest.mark.slow
 async def test_a_fork_asks_only_what_its_prompt_changes(world: Path, tmp_path: Path) -> None:
     """There nothing told runs in a folder apart: a changed prompt went on with answers to the old one."""
     config = partial(pure_settings, world, tmp_path / "run")

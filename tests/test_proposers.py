@@ -201,6 +201,7 @@ def _messages(split: Any) -> set[str]:
     return {str(item.input) for item in ToyEnvironment(train=8, val=4, test=4).items(split)}
 
 
+@pytest.mark.slow
 async def test_a_budget_that_ends_within_a_step_is_continued(tmp_path: Path) -> None:
     """Calls and rollouts of rewrites are reserved; a larger budget resumes the step and repeats no call."""
     world = write_world(tmp_path / "world")

@@ -172,7 +172,7 @@ def assert_nothing_is_lost(world: Path, clean: Clean, folder: Path, *, answers: 
 
 
 @pytest.mark.parametrize(
-    "moment", [pytest.param(n, marks=[pytest.mark.slow] if n % 4 != 2 else []) for n in range(DEATHS)]
+    "moment", [pytest.param(n, marks=[pytest.mark.slow] if n % 8 != 2 else []) for n in range(DEATHS)]
 )
 def test_what_an_outage_cut_off_is_tried_again(
     world: Path, clean: Clean, tmp_path: Path, moment: int
@@ -182,6 +182,7 @@ def test_what_an_outage_cut_off_is_tried_again(
     assert_nothing_is_lost(world, clean, tmp_path, answers=answers)
 
 
+@pytest.mark.slow
 def test_a_comparison_that_an_outage_cut_off_is_made_again(world: Path, clean: Clean, tmp_path: Path) -> None:
     """A provider that dies within an epoch's comparison leaves no gap in what the memory is made from."""
     assert_nothing_is_lost(world, clean, tmp_path, answers=clean.asked("optimizer/meta_skill") - 1)
@@ -228,7 +229,10 @@ DECISIONS = pytest.mark.parametrize(
     "decision",
     [
         Decision("optimizer/merge/step=2", ("step", 2), "step 2 is unmeasured"),
-        Decision("optimizer/slow_update/step=4", ("epoch", 4), "the slow update of epoch 2"),
+        pytest.param(
+            Decision("optimizer/slow_update/step=4", ("epoch", 4), "the slow update of epoch 2"),
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 
@@ -256,6 +260,7 @@ def test_an_unmeasured_decision_stops_the_run(
     assert differences(left_by(tmp_path), clean.ended) == []
 
 
+@pytest.mark.slow
 @DECISIONS
 def test_a_decision_is_measured_the_second_time(
     world: Path, clean: Clean, tmp_path: Path, decision: Decision

@@ -189,6 +189,7 @@ def test_commands_leave_no_key_anywhere(
     assert environment() == variables
 
 
+@pytest.mark.slow
 def test_a_recording_holds_no_key(
     tmp_path: Path, variables: dict[str, str], logged: pytest.LogCaptureFixture
 ) -> None:

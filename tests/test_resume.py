@@ -351,6 +351,7 @@ def in_mode(world: Path, tmp_path_factory: pytest.TempPathFactory) -> Modes:
     return killed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "mode", [pytest.param(mode, marks=[pytest.mark.slow] if mode != "patch" else []) for mode in MODES]
 )
@@ -421,6 +422,7 @@ def test_a_refused_merge_stays_refused(in_mode: Modes, tmp_path: Path) -> None:
     assert any(record.merged.fallbacks for record in steps_of(killed.whole))
 
 
+@pytest.mark.slow
 def test_a_gate_that_had_asked_for_more_goes_on(in_mode: Modes, tmp_path: Path) -> None:
     """Killed inside a further trial of a noisy gate: its rollouts are kept and the verdict is the same."""
     killed = in_mode("patch")

@@ -179,6 +179,7 @@ def test_a_critic_grades_and_the_summary_says_what_that_is_worth(world: Path) ->
     assert any("a critic scored it 0 of 10, 8 needed" in (r["feedback"] or "") for r in rolled)
 
 
+@pytest.mark.slow
 def test_constants_are_graded_by_a_critic_at_the_end_alone(world: Path) -> None:
     """Its calls cost money, so none is made before the training; references are no answers where it grades."""
     scored = []
@@ -247,6 +248,7 @@ def test_the_documented_configuration_is_one() -> None:
     assert config.models.critic.base_url == config.models.target.base_url
 
 
+@pytest.mark.slow
 def test_a_budget_that_is_reached_while_grading_ends_the_run_and_more_goes_on(world: Path) -> None:
     """The critic's call that does not fit is not sent; with more the run ends as one never stopped."""
     with playing() as (model, url):
@@ -306,6 +308,7 @@ async def test_notes_that_would_begin_are_held_back_once_a_run_is_told_to_stop(t
         tasks.cancel_scope.cancel()
 
 
+@pytest.mark.slow
 def test_what_is_promoted_after_the_start_does_not_change_the_run(world: Path) -> None:
     """A run keeps the pairs that it began with, its memory there or not; a new run takes the new ones."""
     memory = world.parent / "memory.db"
@@ -339,6 +342,7 @@ def test_a_skill_is_measured_by_the_critic_of_the_run(world: Path) -> None:
     assert critic.pairs == 1
 
 
+@pytest.mark.slow
 def test_a_critic_without_its_memory_is_another_run(world: Path) -> None:
     """A memory may move between two starts; to take it away, or to add one, is refused with the key."""
     with playing() as (_, url):

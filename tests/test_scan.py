@@ -154,6 +154,7 @@ def around(text: str, place: int, length: int = 2 * PART_CHARS) -> str:
     return f"{filler[:place]}\n{text}\n{filler[place:length]}"
 
 
+@pytest.mark.slow
 def test_long_texts_are_searched_whole() -> None:
     """What is found in a text by itself is found wherever it stands in a long one, also across a cut."""
     places = (PART_CHARS - OVERLAP_CHARS - 9, PART_CHARS - 300, PART_CHARS - 9, PART_CHARS)

@@ -219,6 +219,7 @@ def test_a_wrong_optimizer_is_found_before_the_baseline(tmp_path: Path) -> None:
     assert server.asked == ["none"]
 
 
+@pytest.mark.slow
 def test_an_optimizer_like_the_target_is_not_asked_first(tmp_path: Path) -> None:
     """If both roles share model, address and key, the baseline tests the optimizer too."""
     server = ModelServer()

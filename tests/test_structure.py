@@ -48,6 +48,7 @@ THIRD_PARTY = {
     "mlflow": ("integrations/mlflow.py",),
     "starlette": ("reporting/html/serve.py",),
     "uvicorn": ("reporting/html/serve.py",),
+    "pytest": ("integrations/pytest.py",),
 }
 """The folders or files that may load a library."""
 

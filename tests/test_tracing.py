@@ -217,6 +217,7 @@ def test_spans_and_metrics_count_what_the_run_has_paid(trained: tuple[RunSummary
     assert {key[1:]: value for key, value in measured.items() if key[0] == "step"} == decisions
 
 
+@pytest.mark.slow
 async def test_a_resumed_run_counts_nothing_twice(world: Path, tmp_path: Path) -> None:
     """A start after another is a trace of its own; together they count what was paid, and nothing twice.
 
@@ -386,6 +387,7 @@ def toy_trainer(folder: Path, watch: Watch, seed: int = 1) -> Trainer:
     )
 
 
+@pytest.mark.slow
 async def test_three_trainers_in_one_loop_do_not_mix(tmp_path: Path) -> None:
     """Concurrent runs have a trace each, also if they share a provider, and count their own steps."""
     shared, apart = Watch(), Watch()

@@ -134,6 +134,7 @@ async def test_two_trainers_give_what_each_gives_alone(tmp_path: Path, expected:
     assert dict(os.environ) == environment
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("after", [20, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 45))])
 async def test_cancelling_one_leaves_the_other_untouched(
     tmp_path: Path, expected: Expected, after: int

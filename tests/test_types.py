@@ -163,6 +163,7 @@ def test_short_is_what_holds_few_values_and_characters(value: JsonValue, most: i
     assert measure_size(value, 10**6) == size(value)
 
 
+@pytest.mark.slow
 @given(values, st.sampled_from([None, True, False]))
 def test_pieces_make_the_text_that_is_written_at_once(value: JsonValue, wide: bool | None) -> None:
     """Joined, the pieces of any value are its canonical JSON, and in another form its text in that form."""

@@ -57,7 +57,7 @@ class CommandTarget:
         skill_file: Where the skill is written, below the folder; None if ``seed`` is given.
         seed: The instructions in the agent's requests that the skill replaces. A request must have them exactly once,
             or else the rollout is unmeasured.
-        workspace: A folder that is copied for each rollout.
+        workspace: A folder that is copied for each rollout; a relative path begins at the current folder.
         answer_file: The file, below the folder, with the answer; None for standard output.
         variables: Environment variables beside PATH, HOME and TMPDIR; placeholders as in ``command``.
         seconds: The most time of a rollout.
@@ -82,6 +82,10 @@ class CommandTarget:
         output_bytes: int = 2**22,
         version: str = "1",
     ) -> None:
+        if isinstance(command, str) or not command:
+            raise ConfigError('command is a list of the program and its arguments: ["my-agent", "{task}"]')
+        if workspace is not None and not Path(workspace).is_dir():
+            raise ConfigError(f"workspace: there is no folder {Path(workspace).resolve()}")
         if (skill_file is None) == (seed is None):
             raise ConfigError(
                 "a command needs either skill_file, where it reads the skill, or seed, which it replaces"
@@ -194,8 +198,17 @@ class CommandSession:
             if self._failure is not None:
                 raise self._failure
             if code != 0:
+                self._require_files(folder)
+                words = " ".join(errors[-WORDS_OF_ERROR:].split())
                 raise ReplyError(
-                    f"the command ended with {code}: {errors[-WORDS_OF_ERROR:].strip()}", reasons=()
+                    f"the command {code if isinstance(code, str) else f'ended with {code}'}"
+                    + (f": {words}" if words else ""),
+                    reasons=(),
+                )
+            if self._target.seed is not None and not self._asked:
+                raise EnvironmentFailure(
+                    "the command asked the gateway nothing, so the skill is not in force: let it ask its model at "
+                    "OPENAI_BASE_URL, or at the address that `variables` gives it"
                 )
             return await anyio.to_thread.run_sync(self._read_answer, folder, output)
 
@@ -214,6 +227,15 @@ class CommandSession:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(self._skill.text, encoding="utf-8")
 
+    def _require_files(self, folder: Path) -> None:
+        """Raise EnvironmentFailure if the command names a file that is here, and not in the rollout's folder."""
+        for part in self._target.command:
+            if Path(part).is_file() and not (folder / part).exists():
+                raise EnvironmentFailure(
+                    f"the command failed, and {part} is not in the folder of its own in which it runs: give the full "
+                    "path, or put the file into a folder that `workspace` names"
+                )
+
     def _read_answer(self, folder: Path, output: str) -> str:
         if self._target.answer_file is None:
             return output.strip()
@@ -231,7 +253,7 @@ class CommandSession:
             process = await anyio.open_process(command, cwd=folder, env=variables, start_new_session=True)
         except OSError as error:
             raise EnvironmentFailure(
-                f"the command {command[0]} cannot be started: {error.strerror}"
+                f"the command {command[0]} cannot be started: {error.strerror}; give its full path, or install it"
             ) from error
         outputs: dict[str, bytes] = {}
         ended: list[int | str] = []
@@ -245,7 +267,9 @@ class CommandSession:
                         pieces.append(piece)
                         size += len(piece)
                         if size > target.output_bytes:
-                            ended.append(f"more than {target.output_bytes:,} bytes of output")
+                            ended.append(
+                                f"was ended after {target.output_bytes:,} bytes of output (`output_bytes`)"
+                            )
                             group.cancel_scope.cancel()
                     outputs[kind] = b"".join(pieces)
 
@@ -263,7 +287,7 @@ class CommandSession:
                         code = await process.wait()
                         ended.append(code)
                     if limit.cancelled_caught:
-                        ended.append(f"a time of more than {target.seconds:g} seconds")
+                        ended.append(f"was ended after {target.seconds:g} seconds (`seconds`)")
                     _kill_group(process)
 
                 assert process.stdout is not None
@@ -275,7 +299,7 @@ class CommandSession:
         finally:
             _kill_group(process)
         texts = [outputs.get(kind, b"").decode("utf-8", "replace") for kind in ("output", "errors")]
-        return ended[0] if ended else "no end", texts[0], texts[1]
+        return ended[0] if ended else "did not end", texts[0], texts[1]
 
     def _fill_command(self, folder: Path, address: GatewayAddress) -> tuple[list[str], dict[str, str]]:
         """Return the command and the environment variables of this rollout."""
