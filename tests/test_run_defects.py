@@ -279,7 +279,9 @@ def test_examples_show_the_result_of_a_run_that_measured_nothing(tmp_path: Path)
     assert "no server" in summary.verdict
     root = Path(__file__).parents[1]
     pages = [root / "README.md", *(root / "docs").glob("*.md")]
-    assert [page.name for page in pages if re.search(r"print\(.*(summary|\))\.best\.", page.read_text("utf-8"))] == []
+    assert [
+        page.name for page in pages if re.search(r"print\(.*(summary|\))\.best\.", page.read_text("utf-8"))
+    ] == []
 
 
 def test_a_run_without_a_test_split_starts(tmp_path: Path) -> None:
