@@ -13,6 +13,7 @@ import anyio
 import httpx
 import openai
 import pytest
+from rich.console import Console
 
 from reflact import Trainer, evaluate_skill, read_run
 from reflact.cli import common
@@ -22,6 +23,7 @@ from reflact.errors import DataError, RunConflict
 from reflact.llm.errors import translate_client_error
 from reflact.protocols import Session
 from reflact.records import SkillComparison, SkillScore
+from reflact.reporting.summary import build_score_table
 from reflact.testing import ScriptedLLM, ToyEnvironment, ToyTarget, toy_optimizer
 from reflact.testing.llm import Script
 from reflact.training.setup import Overrides
@@ -300,3 +302,28 @@ def test_a_run_without_a_test_split_starts(tmp_path: Path) -> None:
         optimizer=ScriptedLLM(toy_optimizer()),
     )
     assert anyio.run(trainer.train).test_openings == 0
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 120])
+def test_a_narrow_terminal_loses_no_row_name_and_breaks_no_word(width: int, tmp_path: Path) -> None:
+    """Tables of scores and steps leave out whole columns; names, counts and scores stay, each in one piece."""
+    names = ("baseline", "placebo", "null_frequent", "best")
+    shared = {
+        "skill_hash": "ab" * 32,
+        "split": Split.test,
+        "n": 80,
+        "successes": 45.0,
+        "soft": 0.5,
+        "unmeasured": 3,
+    }
+    scores = [SkillScore(name=name, hard=0.5625, low=0.45, high=0.67, **shared) for name in names]  # type: ignore[arg-type]
+    text = io.StringIO()
+    console = Console(file=text, width=width)
+    console.print(build_score_table(scores))
+    lines = [line.rstrip() for line in text.getvalue().splitlines()]
+    assert max(map(len, lines)) <= width
+    for name in names:
+        (line,) = [line for line in lines if line.strip().startswith(name)]
+        assert {"test", "80", "0.562"} <= {*line.split()}
+    assert "…" not in text.getvalue()
+    assert ("ababab" in text.getvalue()) == (width >= 80)
