@@ -452,6 +452,12 @@ class BudgetConfig(ConfigSection):
         None, ge=0, description="Active time; calls in flight are then interrupted."
     )
 
+    @property
+    def is_limited(self) -> bool:
+        """Whether any limit is set, so that what is asked for first has to come first."""
+        limits = (self.max_usd, self.max_tokens, self.max_calls, self.max_seconds)
+        return any(limit is not None for limit in limits)
+
 
 class TestConfig(ConfigSection):
     """The sealed test split, and the controls that are measured at the end of a run."""
