@@ -229,7 +229,7 @@ class TrainConfig(ConfigSection):
     grace_seconds: float = changeable_field(
         5.0,
         ge=0,
-        description="Seconds that calls in flight get to finish after a stop (Ctrl-C, SIGTERM, `Trainer.stop`).",
+        description="Seconds that calls in flight get to finish after a stop (Ctrl-C, SIGTERM, SIGHUP, `Trainer.stop`).",
     )
 
 
