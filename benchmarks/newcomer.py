@@ -2,7 +2,7 @@
 
     python benchmarks/newcomer.py            # play it, and write docs/first-session.md
     python benchmarks/newcomer.py --check    # play it, and say how the page differs
-    python benchmarks/newcomer.py --serve    # only the endpoint; prints its address and runs until it is ended
+    python benchmarks/newcomer.py --serve 1  # only the endpoint, a second a call; prints its address
 
 The endpoint is a process of its own and knows nothing of reflact. Its small model answers questions of an office
 in everyday words, and in the form of the house as far as its instructions ask for it. Now and then it forgets.
@@ -16,9 +16,11 @@ import difflib
 import hashlib
 import json
 import re
+import shlex
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -32,7 +34,7 @@ INTRODUCTION = """# A first session, word for word
 
 This is what a newcomer sees who trains on a CSV file of 60 questions: each command, and all that it prints. No file is
 edited. The endpoint is a small program that plays both models, `benchmarks/newcomer.py`, so the scores say nothing
-about real models. [Getting started](getting-started.md) explains the steps. Times and the address are fixed here, and
+about real models. [The tutorial](getting-started.md) explains the steps. Times and the address are fixed here, and
 long lists are cut where `[...]` stands.
 
 `questions.csv` begins with these rows:
@@ -49,7 +51,14 @@ COMMANDS = (
         "train run.yaml --show quiet --set select.max_edits=2 --set out_dir=runs/two",
     ),
     ("Compare the two runs", "compare runs/questions runs/two"),
+    (
+        "Take the skill away",
+        'export runs/questions --name house-style --description "Answers in the form of the house."',
+    ),
 )
+WRITTEN = {"init": "run.yaml", "export": "house-style/SKILL.md"}
+"""The files that the page shows, by the command that writes them."""
+
 LONGEST = 40
 """The lines of an output that the page shows at most."""
 
@@ -173,10 +182,12 @@ class Handler(BaseHTTPRequestHandler):
     """Answers chat completions of both models."""
 
     protocol_version = "HTTP/1.1"
+    seconds = 0.0
 
     def do_POST(self) -> None:
         """Answer one request."""
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        time.sleep(self.seconds)
         asked = body["messages"][-1]["content"]
         wanted = body.get("response_format", {}).get("json_schema")
         if body["model"] == "large" and wanted:
@@ -208,8 +219,9 @@ class Handler(BaseHTTPRequestHandler):
         """Print nothing."""
 
 
-def serve() -> None:
-    """Print the address and answer until the standard input ends."""
+def serve(seconds: float) -> None:
+    """Print the address and answer until the process is ended; a call takes so long."""
+    Handler.seconds = seconds
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = True
     print(f"http://127.0.0.1:{server.server_port}/v1", flush=True)
@@ -220,7 +232,7 @@ def serve() -> None:
 def running() -> Iterator[str]:
     """Run the endpoint in a process of its own; gives its address."""
     with subprocess.Popen(
-        [sys.executable, __file__, "--serve"], stdout=subprocess.PIPE, text=True
+        [sys.executable, __file__, "--serve", "0"], stdout=subprocess.PIPE, text=True
     ) as process:
         assert process.stdout is not None
         try:
@@ -238,15 +250,17 @@ def play(folder: Path) -> str:
     program = Path(sys.executable).with_name("reflact")
     with running() as url:
         for title, command in COMMANDS:
-            words = [word.replace("URL", url) for word in command.split()]
+            words = [word.replace("URL", url) for word in shlex.split(command)]
             done = subprocess.run(
                 [program, *words], cwd=folder, capture_output=True, text=True, timeout=300, check=False
             )
             if done.returncode:
                 raise SystemExit(f"{command}\n{done.stdout}{done.stderr}")
-            page += f"\n## {title}\n\n{fence('$ reflact ' + command.replace('URL', ADDRESS) + chr(10) + cut(settle(done.stdout, folder, url)))}"
-            if command.startswith("init"):
-                page += f"\n`run.yaml` now has:\n\n{fence(settle((folder / 'run.yaml').read_text(encoding='utf-8'), folder, url), 'yaml')}"
+            shown = "$ reflact " + command.replace("URL", ADDRESS)
+            page += f"\n## {title}\n\n{fence(shown + chr(10) + cut(settle(done.stdout, folder, url)))}"
+            if path := WRITTEN.get(words[0]):
+                text = settle((folder / path).read_text(encoding="utf-8"), folder, url)
+                page += f"\n`{path}` now has:\n\n{fence(text, Path(path).suffix[1:])}"
     return page
 
 
@@ -282,7 +296,7 @@ def fence(text: str, kind: str = "text") -> str:
 def main(arguments: list[str]) -> int:
     """Serve, or play and write or compare the page."""
     if "--serve" in arguments:
-        serve()
+        serve(float(arguments[1]))
     with tempfile.TemporaryDirectory() as folder:
         page = play(Path(folder).resolve())
     if "--check" not in arguments:

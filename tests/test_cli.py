@@ -227,6 +227,17 @@ def test_a_recorded_run_replays_without_its_server(tmp_path: Path) -> None:
     assert table(replayed.stdout) == table(recorded.stdout) != []
 
 
+def test_a_folder_that_was_trained_already_leaves_no_empty_cassette(tmp_path: Path) -> None:
+    """`record` refuses stored replies that the cassette lacks, says what to do, and leaves no empty file."""
+    cassette, once = tmp_path / "c.jsonl", ("--set", "train.num_epochs=1")
+    with serving(say_four_and_append) as url:
+        path = configured(tmp_path, url)
+        assert reflact("train", path, *once).exit_code == 0
+        refused = reflact("record", path, "--cassette", cassette, *once)
+    assert_refused(refused, "replies that the cassette", "record into another out_dir")
+    assert not cassette.exists()
+
+
 def test_a_skill_is_measured_where_the_run_is(tmp_path: Path) -> None:
     """`eval` shows the score of a document on the split that was asked for.
 

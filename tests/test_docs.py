@@ -254,17 +254,19 @@ def test_the_program_that_is_trained_works_as_printed(tmp_path: Path) -> None:
     """The files and commands of docs/train-your-agent.md train a program; only the server's address is replaced."""
     page = read(ROOT / "docs" / "train-your-agent.md")
     ((commands,),) = [re.findall(r"<!-- run -->\n```sh\n(.*?)^```$", page, re.M | re.S)]
-    server = ThreadingHTTPServer(("127.0.0.1", 0), ColourModel)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    for name, text in re.findall(r"<!-- file: (\S+) -->\n```\w+\n(.*?)^```$", page, re.M | re.S):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        here = text.replace("http://localhost:8080", f"http://127.0.0.1:{server.server_port}")
-        (tmp_path / name).write_text(here, encoding="utf-8")
-    for line in commands.splitlines():
-        arguments = line.split()[1:]
-        done = run(f"import sys; sys.argv[1:] = {arguments}\nfrom reflact.cli import main\nmain()", tmp_path)
-        assert done.returncode == 0, done.stderr
-    server.shutdown()
+    with ThreadingHTTPServer(("127.0.0.1", 0), ColourModel) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        for name, text in re.findall(r"<!-- file: (\S+) -->\n```\w+\n(.*?)^```$", page, re.M | re.S):
+            (tmp_path / name).parent.mkdir(exist_ok=True)
+            here = text.replace("http://localhost:8080", f"http://127.0.0.1:{server.server_port}")
+            (tmp_path / name).write_text(here, encoding="utf-8")
+        for line in commands.splitlines():
+            arguments = line.split()[1:]
+            done = run(
+                f"import sys; sys.argv[1:] = {arguments}\nfrom reflact.cli import main\nmain()", tmp_path
+            )
+            assert done.returncode == 0, done.stderr
+        server.shutdown()
     assert "2 of 2 test items solved instead of 0" in done.stdout
 
 

@@ -29,7 +29,11 @@ def unwatched(process: subprocess.Popen[bytes], terminal: Terminal) -> None:
 
 
 def run_at(
-    terminal: Terminal, *arguments: object, watch: Watch = unwatched, **environment: str
+    terminal: Terminal,
+    *arguments: object,
+    watch: Watch = unwatched,
+    program: str = MAIN,
+    **environment: str,
 ) -> tuple[int, str]:
     """Run a command at a pseudo-terminal; return its exit code and what it wrote.
 
@@ -37,6 +41,7 @@ def run_at(
         terminal: What it is shown at.
         arguments: The command's.
         watch: Called after each write with the process and the terminal.
+        program: What takes the arguments.
         environment: Beside this process's own, without what says how to show things.
     """
     import fcntl
@@ -48,7 +53,7 @@ def run_at(
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", terminal.height, terminal.width, 0, 0))
     process = subprocess.Popen(
-        [sys.executable, "-c", MAIN, *map(str, arguments)],
+        [sys.executable, "-c", program, *map(str, arguments)],
         stdin=theirs,
         stdout=theirs,
         stderr=theirs,
@@ -130,6 +135,34 @@ def test_two_interrupts_end_a_run_that_hangs(tmp_path: Path) -> None:
     assert find_display(terminal) == []
     assert terminal.cursor_shown
     assert not any("Traceback" in line for line in terminal.screen)
+
+
+PROGRAM = """
+import asyncio, sys
+from reflact import Trainer
+from reflact.testing import ScriptedLLM, ToyEnvironment, ToyTarget, toy_optimizer
+
+trainer = Trainer(
+    {"out_dir": sys.argv[1]},
+    environment=ToyEnvironment(train=8, val=4, test=4),
+    target=ToyTarget(),
+    optimizer=ScriptedLLM(toy_optimizer()),
+)
+asyncio.run(trainer.train(show=True))
+"""
+
+
+def test_a_python_program_shows_the_live_view(tmp_path: Path) -> None:
+    """`train(show=True)` draws the display at a terminal, and leaves the lines and the summary."""
+    terminal = Terminal(80, 50)
+    code, written = run_at(terminal, tmp_path / "run", program=PROGRAM)
+    assert code == 0
+    assert "\x1b[" in written
+    assert find_display(terminal) == []
+    assert terminal.cursor_shown
+    lines = terminal.scrolled + terminal.screen
+    assert any(line.startswith("step 1 ") for line in lines)
+    assert any(line.startswith("completed: ") for line in lines)
 
 
 def test_a_simple_terminal_gets_lines_and_a_quiet_run_its_summary(tmp_path: Path) -> None:

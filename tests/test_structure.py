@@ -46,6 +46,7 @@ THIRD_PARTY = {
     "genai_prices": ("llm/pricing.py",),
     "opentelemetry": ("integrations/opentelemetry.py",),
     "mlflow": ("integrations/mlflow.py",),
+    "pytest": ("integrations/pytest.py",),
 }
 """The folders or files that may load a library."""
 

@@ -223,3 +223,21 @@ def test_a_budget_below_one_call_is_told_before_it_is_spent(tmp_path: Path) -> N
         line for line in warnings if "no call of models.optimizer fits the budget: budget.max_tokens" in line
     ]
     assert not [line for line in warnings if "no call of models.target" in line]
+
+
+def test_a_python_run_is_shown_in_lines_without_a_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`train(show=True)` prints a line for each important event, each warning once, and the closing lines."""
+    trainer = build_trainer(tmp_path)
+    summary = anyio.run(lambda: trainer.train(show=True))
+    printed = capsys.readouterr()
+    lines = printed.out.splitlines()
+    assert lines[0].startswith(f"run {trainer.run_id}: 20 train, 20 val")
+    assert sum("for the traceback: reflact show" in line for line in lines) == 1
+    assert any(line.startswith("step 1 ") for line in lines)
+    assert summary.verdict in lines
+    assert any(line.startswith("completed: 1 steps") for line in lines)
+    assert "\x1b" not in printed.out
+    anyio.run(lambda: build_trainer(tmp_path).train(show=True))
+    assert "resumes after 1 committed steps" in capsys.readouterr().out

@@ -187,8 +187,11 @@ class Trainer:
         """
         return self._prepare().run_id
 
-    async def train(self) -> RunSummary:
+    async def train(self, *, show: bool = False) -> RunSummary:
         """Run to the end, or resume where an earlier start stopped, and return the summary.
+
+        With ``show``, standard output shows the run as ``reflact train`` does: a live view at a terminal, a line for
+        each important event otherwise, such as in a notebook, and closing lines.
 
         If a provider or the environment fails, the status is ``failed`` with a reason. If a limit of
         ``budget`` is reached, it is ``budget``. Both runs can be started again. Cancelling ends the run
@@ -202,7 +205,13 @@ class Trainer:
             CassetteError: A recording is missing, malformed, or lacks a request.
             StoreError: The database cannot be opened, read or written.
         """
-        return await self._train(ignore_event)
+        return await (self._train_and_show() if show else self._train(ignore_event))
+
+    async def _train_and_show(self) -> RunSummary:
+        from reflact.reporting.live import show_run
+
+        async with self.stream() as stream:
+            return await show_run(stream, self._config)
 
     def stream(self) -> Stream[events.Event]:
         """Run as ``train`` does and iterate over the events; ``RunFinished`` comes last.

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from reflact.config.training import TrainerConfig
-    from reflact.events import Event
     from reflact.protocols import Approver
     from reflact.records import RunSummary
     from reflact.reporting.live import RunView
@@ -143,18 +142,14 @@ def build_view(
 
     ``live`` falls back to lines if standard output is not a terminal that can move its cursor.
     """
-    import time
-
-    from reflact.reporting.live import JsonView, LineView, LiveView, RunView
-    from reflact.reporting.live_display import LiveState
+    from reflact.reporting.live import JsonView, LineView, RunView, choose_view
 
     if show is ShowMode.quiet:
         return RunView()
     if show is ShowMode.json:
         return JsonView(typer.echo)
-    if show is ShowMode.live and console.is_interactive and sys.stdout.isatty():
-        state = LiveState(name=name, epochs=epochs, opened_at=time.monotonic())
-        return LiveView(console, state, clock=time.monotonic, times=times, with_errors=sys.stderr.isatty())
+    if show is ShowMode.live:
+        return choose_view(console, name=name, epochs=epochs, times=times)
     return LineView(console, times=times)
 
 
@@ -198,8 +193,6 @@ def train_and_show(
         typer.Exit: The run did not complete. The code is 1; 2 if no call was booked, for example because a
             key, model or port is wrong; 128 plus the signal's number if a signal stopped it.
     """
-    import logging
-
     import anyio
     from rich.console import Console
 
@@ -208,7 +201,6 @@ def train_and_show(
     from reflact.store.artifacts import find_exports
     from reflact.trainer import Trainer
 
-    logging.getLogger("reflact").addHandler(logging.NullHandler())  # the view shows what matters
     trainer = Trainer(config, approve=approve)
     console = Console()
     if approve is not None and show is ShowMode.live:
@@ -239,18 +231,16 @@ async def _follow_run(
     import anyio
 
     from reflact.errors import RunFailed, StoreError
-    from reflact.events import RunFinished, RunStarted
+    from reflact.events import RunFinished
+    from reflact.reporting.live import show_events
 
     has_begun, summary = False, None
     try:
         with anyio.CancelScope() as scope:
             interrupts.bind(stop=trainer.stop, cancel=scope.cancel)
             async with trainer.stream() as stream:
-                async for event in stream:
-                    if not (has_begun or isinstance(event, RunStarted)):
-                        view.restore(await _read_earlier_events(store, trainer.run_id))
+                async for event in show_events(stream, view, store):
                     has_begun = True
-                    view.show_event(event)
                     if isinstance(event, RunFinished):
                         summary = event.summary
     except StoreError as error:
@@ -258,18 +248,6 @@ async def _follow_run(
             raise
         raise RunFailed(str(error)) from None
     return summary
-
-
-async def _read_earlier_events(path: Path, run_id: str) -> tuple[Event, ...]:
-    """Return the durable events of earlier starts; nothing if the store cannot be read."""
-    from reflact.errors import StoreError
-    from reflact.store.runs import open_store
-
-    try:
-        async with open_store(path) as store:
-            return await store.events(run_id)
-    except StoreError:
-        return ()
 
 
 def print_error(text: str, details: Sequence[str] = ()) -> None:

@@ -102,6 +102,8 @@ def _parse_lines(path: Path, content: bytes) -> tuple[Interaction, ...]:
 class _Recording:
     """The file of a recording, opened for further lines; a last line that was cut off is removed.
 
+    A new file into which nothing was recorded is removed at the end.
+
     Raises:
         CassetteError: The file is malformed, or cannot be opened or written.
     """
@@ -110,6 +112,7 @@ class _Recording:
         self._path = path
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
+            self._is_new = not path.exists()
             self._file = path.open("a+b", buffering=0)
         except OSError as error:
             raise self._explain(error) from None
@@ -125,7 +128,10 @@ class _Recording:
         return self
 
     def __exit__(self, *exception: object) -> None:
+        is_empty = self._is_new and os.fstat(self._file.fileno()).st_size == 0
         self._file.close()
+        if is_empty:
+            self._path.unlink(missing_ok=True)
 
     def append(self, interaction: Interaction) -> None:
         """Write a line as a whole, or nothing of it."""

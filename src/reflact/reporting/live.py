@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import logging
+import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable
 from contextlib import suppress
 from datetime import UTC, datetime
+from pathlib import Path
 from threading import Event, Thread
 from typing import Self
 
@@ -15,8 +18,12 @@ from rich.segment import Segment, SegmentLines
 from rich.text import Text
 
 from reflact import events
+from reflact.config.training import TrainerConfig
+from reflact.errors import StoreError
+from reflact.records import RunSummary
 from reflact.reporting.lines import EventLines, escape_controls, wrap_line
 from reflact.reporting.live_display import LiveDisplay, LiveState, limit_height, restore_state, update_state
+from reflact.store.artifacts import find_exports
 
 SHOW_CURSOR = "\x1b[?25h"
 REPRINTED_LINES = 200
@@ -24,13 +31,18 @@ REPRINTED_LINES = 200
 
 
 class RunView:
-    """Shows a run for the length of a ``with`` block. This base class shows nothing."""
+    """Shows a run for the length of a ``with`` block. This base class shows nothing.
+
+    Meanwhile records of the logger ``reflact`` reach only handlers of the program, since the view shows warnings.
+    """
 
     def __enter__(self) -> Self:
+        self._handler = logging.NullHandler()
+        logging.getLogger("reflact").addHandler(self._handler)
         return self
 
     def __exit__(self, *exception: object) -> None:
-        pass
+        logging.getLogger("reflact").removeHandler(self._handler)
 
     def restore(self, earlier: Iterable[events.Event]) -> None:
         """Take the durable events of earlier starts."""
@@ -125,10 +137,11 @@ class LiveView(LineView):
     def __enter__(self) -> Self:
         self._live.start()
         self._thread.start()
-        return self
+        return super().__enter__()
 
     def __exit__(self, *exception: object) -> None:
         """Remove the display; the lines stay."""
+        super().__exit__(*exception)
         self._finished.set()
         self._thread.join()
         with suppress(OSError):
@@ -199,3 +212,49 @@ class LiveView(LineView):
         rows = [row for line in self._printed for row in wrap_line(line, self._console).split("\n")]
         rows = rows[max(len(rows) - free, 0) :]
         self._console.print(*rows, sep="\n", end="\n" if rows else "")
+
+
+def choose_view(console: Console, *, name: str, epochs: int | None = None, times: bool = False) -> RunView:
+    """Return a live view, or lines if the console is no terminal that can move its cursor, as in a notebook."""
+    if not (console.is_interactive and console.file.isatty()):
+        return LineView(console, times=times)
+    state = LiveState(name=name, epochs=epochs, opened_at=time.monotonic())
+    is_shared = Console(stderr=True).file.isatty()
+    return LiveView(console, state, clock=time.monotonic, times=times, with_errors=is_shared)
+
+
+async def show_events(
+    stream: AsyncIterable[events.Event], view: RunView, store: Path
+) -> AsyncIterator[events.Event]:
+    """Show the events of a run, those of its earlier starts first, and yield each event after it is shown."""
+    has_begun = False
+    async for event in stream:
+        if not (has_begun or isinstance(event, events.RunStarted)):
+            view.restore(await _read_earlier_events(store, event.run_id))
+        has_begun = True
+        view.show_event(event)
+        yield event
+
+
+async def show_run(stream: AsyncIterable[events.Event], config: TrainerConfig) -> RunSummary:
+    """Show a run on standard output until its end, and print its closing lines; returns its summary."""
+    from reflact.reporting.summary import print_summary
+
+    console = Console(force_jupyter=False)
+    with choose_view(console, name=config.out_dir.name, epochs=config.train.num_epochs) as view:
+        async for event in show_events(stream, view, config.store or config.out_dir / "run.db"):
+            last = event
+    assert isinstance(last, events.RunFinished)
+    print_summary(console, last.summary, find_exports(config.out_dir, last.run_id))
+    return last.summary
+
+
+async def _read_earlier_events(path: Path, run_id: str) -> tuple[events.Event, ...]:
+    """Return the durable events of earlier starts; nothing if the store cannot be read."""
+    from reflact.store.runs import open_store
+
+    try:
+        async with open_store(path) as store:
+            return await store.events(run_id)
+    except StoreError:
+        return ()
