@@ -224,7 +224,7 @@ def test_the_readme_trains_on_own_lists(tmp_path: Path) -> None:
         assert n_replaced == 1
     done = run(STAND_INS + code, tmp_path)
     assert done.returncode == 0, done.stderr
-    assert done.stdout == "1.0\n"
+    assert done.stdout.startswith("Perhaps better, not confirmed: 2 of 2 test items solved instead of 1 ")
 
 
 @pytest.mark.slow

@@ -1,7 +1,7 @@
 """The command line: all commands, and the output of errors.
 
 Exit codes: 0 completed; 1 a run did not complete; 2 the input is wrong and no call was paid;
-130 and 143 Ctrl-C or SIGTERM ended the run.
+130, 143 and 129 Ctrl-C, SIGTERM or a closed terminal (SIGHUP) ended the run.
 """
 
 from __future__ import annotations

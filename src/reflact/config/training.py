@@ -229,7 +229,7 @@ class TrainConfig(ConfigSection):
     grace_seconds: float = changeable_field(
         5.0,
         ge=0,
-        description="Seconds that calls in flight get to finish after a stop (Ctrl-C, SIGTERM, `Trainer.stop`).",
+        description="Seconds that calls in flight get to finish after a stop (Ctrl-C, SIGTERM, SIGHUP, `Trainer.stop`).",
     )
 
 
@@ -451,6 +451,12 @@ class BudgetConfig(ConfigSection):
     max_seconds: float | None = changeable_field(
         None, ge=0, description="Active time; calls in flight are then interrupted."
     )
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether any limit is set, so that what is asked for first has to come first."""
+        limits = (self.max_usd, self.max_tokens, self.max_calls, self.max_seconds)
+        return any(limit is not None for limit in limits)
 
 
 class TestConfig(ConfigSection):

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from rich import box
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
@@ -45,21 +48,66 @@ from reflact.types import Belief, Edit, EditResult, Rewrite, SelectResult, Verdi
 MAX_SETTING_CHARS = 40
 """The most characters of a setting's value in a comparison."""
 
+FULL_WIDTH = 1_000
+"""The cells in which every table has room."""
 
-def build_score_table(scores: Sequence[SkillScore]) -> Table:
+LEFT_COLUMNS = ("step", "epoch", "decision", "document", "split", "sha-256")
+"""Columns of words, and those that lead a row."""
+
+
+@dataclass(frozen=True)
+class FittedTable:
+    """A table that leaves out columns on a narrow terminal, so that names and numbers stay whole.
+
+    Args:
+        columns: The heading and the cells of each column; those of the first are left-aligned.
+        optional: Headings of columns that may be left out, the first one first.
+        caption: A line below the table.
+    """
+
+    columns: Mapping[str, Sequence[str]]
+    optional: Sequence[str]
+    caption: str | None = None
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        wide = options.update(width=FULL_WIDTH)
+        tables = (self._build(self.optional[:count]) for count in range(len(self.optional) + 1))
+        fitting = (t for t in tables if Measurement.get(console, wide, t).maximum <= options.max_width)
+        yield next(fitting, self._build(self.optional))
+
+    def _build(self, hidden: Sequence[str]) -> Table:
+        caption = None if self.caption is None else Text(self.caption)
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True, caption=caption)
+        table.caption_justify = "left"
+        shown = {heading: cells for heading, cells in self.columns.items() if heading not in hidden}
+        for heading in shown:
+            justify: Literal["left", "right"] = "left" if heading in LEFT_COLUMNS else "right"
+            table.add_column(heading, justify=justify, no_wrap=True)
+        for row in zip(*shown.values(), strict=True):
+            table.add_row(*map(Text, row))
+        return table
+
+
+def build_score_table(scores: Sequence[SkillScore]) -> FittedTable:
     """Return the scores of documents on splits, each with its count and 95% interval."""
-    table = Table("document", "split", box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
-    for heading in ("n", "solved", "hard", "95% interval", "soft"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("sha-256", no_wrap=True)
-    for score in scores:
-        interval = "-" if score.low is None else f"{format_score(score.low)} to {format_score(score.high)}"
-        n = f"{score.n}" if not score.unmeasured else f"{score.n} (+{score.unmeasured} unmeasured)"
-        solved, hard, soft = f"{score.successes:g}" if score.n else "-", score.hard, score.soft
-        measures = (n, solved, format_score(hard), interval, format_score(soft))
-        name = Text(escape_controls(score.name))
-        table.add_row(name, score.split.value, *measures, score.skill_hash[:8])
-    return table
+
+    def format_interval(score: SkillScore) -> str:
+        return "-" if score.low is None else f"{format_score(score.low)} to {format_score(score.high)}"
+
+    columns = {
+        "document": [escape_controls(score.name) for score in scores],
+        "split": [score.split.value for score in scores],
+        "n": [f"{score.n}" for score in scores],
+        "unmeasured": [f"{score.unmeasured}" for score in scores],
+        "solved": [f"{score.successes:g}" if score.n else "-" for score in scores],
+        "hard": [format_score(score.hard) for score in scores],
+        "95% interval": [format_interval(score) for score in scores],
+        "soft": [format_score(score.soft) for score in scores],
+        "sha-256": [score.skill_hash[:8] for score in scores],
+    }
+    if not any(score.unmeasured for score in scores):
+        del columns["unmeasured"]
+    return FittedTable(columns, ("soft", "sha-256", "solved", "95% interval", "unmeasured"))
 
 
 def build_run_table(runs: Sequence[RunListing], folder: Path) -> Table:
@@ -129,27 +177,24 @@ def list_gain_lines(comparison: RunComparison) -> Iterator[str]:
         yield "the runs have no measured items in common"
 
 
-def build_step_table(records: Sequence[StepRecord]) -> Table:
+def build_step_table(records: Sequence[StepRecord]) -> FittedTable:
     """Return a run's committed steps, one line each."""
     partial = any(record.verdict.partial for record in records)
     note = "* partial: the decision was certain before all items were measured" if partial else None
-    table = Table("step", "epoch", box=box.SIMPLE_HEAD, pad_edge=False, caption=note, caption_justify="left")
-    table.add_column("decision", no_wrap=True)
-    for heading in ("val", "solved", "edits", "skill"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    for record in records:
-        verdict = record.verdict
-        solved = record.rollout.n - record.n_failures
-        table.add_row(
-            str(record.step),
-            str(record.epoch),
-            verdict.action,
-            format_change(verdict.current_score, verdict.candidate_score) + ("*" if verdict.partial else ""),
-            f"{solved}/{record.rollout.n}",
-            f"{sum(result.status == 'applied' for result in record.edits)}/{len(record.edits)}",
-            f"v{record.current.number}",
-        )
-    return table
+    verdicts = [record.verdict for record in records]
+    columns: dict[str, list[str]] = {
+        "step": [f"{record.step}" for record in records],
+        "epoch": [f"{record.epoch}" for record in records],
+        "decision": [verdict.action for verdict in verdicts],
+        "val": [
+            format_change(verdict.current_score, verdict.candidate_score) + ("*" if verdict.partial else "")
+            for verdict in verdicts
+        ],
+        "solved": [f"{r.rollout.n - r.n_failures}/{r.rollout.n}" for r in records],
+        "edits": [f"{sum(e.status == 'applied' for e in r.edits)}/{len(r.edits)}" for r in records],
+        "skill": [f"v{record.current.number}" for record in records],
+    }
+    return FittedTable(columns, ("epoch", "edits", "solved", "skill"), caption=note)
 
 
 def build_cost_table(costs: Sequence[StageCost]) -> Table:
