@@ -359,10 +359,7 @@ class SQLiteRunStore(SQLiteResponseStore):
 
     async def store_items(self, data: DataSet) -> None:
         """Store all items under the fingerprint of their data, unless they are stored."""
-
-        fingerprint = (
-            data.fingerprint
-        )  # a hash of all items: reading it for each of them takes 10 s for 1,200
+        fingerprint = data.fingerprint
 
         def store(tables: Tables) -> None:
             if tables.execute("SELECT 1 FROM items WHERE data = ?", (fingerprint,)).fetchone():
