@@ -6,6 +6,7 @@ import io
 import json
 import re
 import signal
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +24,10 @@ from reflact.errors import DataError, RunConflict
 from reflact.llm.errors import translate_client_error
 from reflact.protocols import Session
 from reflact.records import SkillComparison, SkillScore
-from reflact.reporting.summary import build_score_table
+from reflact.reporting.summary import build_run_table, build_score_table
 from reflact.testing import ScriptedLLM, ToyEnvironment, ToyTarget, toy_optimizer
 from reflact.testing.llm import Script
+from reflact.training.history import RunListing
 from reflact.training.setup import Overrides
 from reflact.types import Grade, Item, Skill, Split
 from served import configured, reflact, say_four, serving
@@ -305,8 +307,8 @@ def test_a_run_without_a_test_split_starts(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("width", [40, 60, 80, 120])
-def test_a_narrow_terminal_loses_no_row_name_and_breaks_no_word(width: int, tmp_path: Path) -> None:
-    """Tables of scores and steps leave out whole columns; names, counts and scores stay, each in one piece."""
+def test_a_narrow_terminal_loses_no_row_name_and_breaks_no_word(width: int) -> None:
+    """Tables of scores and runs leave out whole columns; names, counts and scores stay, each in one piece."""
     names = ("baseline", "placebo", "null_frequent", "best")
     shared = {
         "skill_hash": "ab" * 32,
@@ -327,3 +329,21 @@ def test_a_narrow_terminal_loses_no_row_name_and_breaks_no_word(width: int, tmp_
         assert {"test", "80", "0.562"} <= {*line.split()}
     assert "…" not in text.getvalue()
     assert ("ababab" in text.getvalue()) == (width >= 80)
+    listing = RunListing(
+        folder=f"/runs/{'long' * 9}",
+        run_id="r0123456789ab",
+        status="completed",
+        steps=14,
+        val=0.575,
+        test=0.562,
+        baseline=0.125,
+        calls=791,
+        usd=None,
+        created=datetime(2026, 1, 1, tzinfo=UTC),
+    )
+    text.seek(0)
+    text.truncate()
+    console.print(build_run_table([listing], Path("/runs")))
+    assert max(map(len, text.getvalue().splitlines())) <= width
+    assert "…" not in text.getvalue()
+    assert {"r0123456789ab", "0.575", "0.562"} <= {*text.getvalue().split()}

@@ -520,6 +520,11 @@ class TrainerConfig(ConfigSection):
     skill: Path | None = changeable_field(
         None, description="The initial skill document, or the folder of a skill; null: an empty document."
     )
+    skill_files: tuple[str, ...] = changeable_field(
+        (),
+        description="Further Markdown files of the skill's folder that are trained together with its `SKILL.md`, "
+        "such as `[references/tables.md]`; the target reads all of them.",
+    )
     data: DataConfig = Field(default_factory=DataConfig, description="The items and their splits.")
     environment: EnvironmentConfig = Field(
         default_factory=EnvironmentConfig, description="How tasks are asked and graded."
@@ -568,11 +573,19 @@ class TrainerConfig(ConfigSection):
     )
 
     @model_validator(mode="after")
-    def _check_appendix(self) -> TrainerConfig:
+    def _check_combinations(self) -> TrainerConfig:
         if self.appendix.enabled and self.proposer.name != "reflact":
             raise ValueError(
                 "`appendix.enabled` needs `proposer.name: reflact`, whose analysts find the lapses"
             )
+        if self.skill_files and (
+            self.update.mode != "patch" or self.proposer.name in {"one_shot", "best_of_n"}
+        ):
+            raise ValueError(
+                "`skill_files` needs edits (`update.mode: patch`): a rewrite would join the files"
+            )
+        if self.skill_files and self.skill is None:
+            raise ValueError("`skill_files` needs `skill`, the folder of the skill")
         return self
 
     @property

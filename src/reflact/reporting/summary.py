@@ -51,7 +51,10 @@ MAX_SETTING_CHARS = 40
 FULL_WIDTH = 1_000
 """The cells in which every table has room."""
 
-LEFT_COLUMNS = ("step", "epoch", "decision", "document", "split", "sha-256")
+MIN_FOLDED_CELLS = 8
+"""The least width of a column whose cells may take several lines."""
+
+LEFT_COLUMNS = ("step", "epoch", "decision", "document", "split", "sha-256", "folder", "run", "status")
 """Columns of words, and those that lead a row."""
 
 
@@ -63,26 +66,37 @@ class FittedTable:
         columns: The heading and the cells of each column; those of the first are left-aligned.
         optional: Headings of columns that may be left out, the first one first.
         caption: A line below the table.
+        folded: The heading of a column whose cells may take several lines; the table then has narrow gaps.
     """
 
     columns: Mapping[str, Sequence[str]]
     optional: Sequence[str]
     caption: str | None = None
+    folded: str | None = None
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         wide = options.update(width=FULL_WIDTH)
-        tables = (self._build(self.optional[:count]) for count in range(len(self.optional) + 1))
-        fitting = (t for t in tables if Measurement.get(console, wide, t).maximum <= options.max_width)
-        yield next(fitting, self._build(self.optional))
+        for count in range(len(self.optional) + 1):
+            hidden = self.optional[:count]
+            width = Measurement.get(console, wide, self._build(hidden, folded_width=MIN_FOLDED_CELLS)).maximum
+            if width <= options.max_width:
+                break
+        yield self._build(hidden)
 
-    def _build(self, hidden: Sequence[str]) -> Table:
+    def _build(self, hidden: Sequence[str], folded_width: int | None = None) -> Table:
         caption = None if self.caption is None else Text(self.caption)
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True, caption=caption)
         table.caption_justify = "left"
+        if self.folded is not None:
+            table.padding, table.show_edge = 0, False
         shown = {heading: cells for heading, cells in self.columns.items() if heading not in hidden}
         for heading in shown:
             justify: Literal["left", "right"] = "left" if heading in LEFT_COLUMNS else "right"
-            table.add_column(heading, justify=justify, no_wrap=True)
+            is_folded = heading == self.folded
+            width = folded_width if is_folded else None
+            table.add_column(
+                heading, justify=justify, no_wrap=not is_folded, overflow="fold", max_width=width
+            )
         for row in zip(*shown.values(), strict=True):
             table.add_row(*map(Text, row))
         return table
@@ -110,23 +124,28 @@ def build_score_table(scores: Sequence[SkillScore]) -> FittedTable:
     return FittedTable(columns, ("soft", "sha-256", "solved", "95% interval", "unmeasured"))
 
 
-def build_run_table(runs: Sequence[RunListing], folder: Path) -> Table:
+def build_run_table(runs: Sequence[RunListing], folder: Path) -> FittedTable:
     """Return a list of runs, one line each; their folders are shown as below ``folder``."""
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=0)
-    table.add_column("folder", overflow="fold")
-    table.add_column("run", no_wrap=True)
-    table.add_column("status", no_wrap=True)
-    for heading in ("steps", "val", "baseline", "test", "cost", "date"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    for run in runs:
+
+    def format_folder(run: RunListing) -> str:
         path = Path(run.folder)
-        shown = str(path.relative_to(folder) if path.is_relative_to(folder) else path)
-        price = "-" if not run.calls else "unknown" if run.usd is None else format_usd(run.usd)
-        scores = (format_score(score) for score in (run.val, run.baseline, run.test))
-        status = run.status or ("measured" if run.measured and not run.steps else "open")
-        names = (Text(escape_line(shown)), run.run_id, status, str(run.steps))
-        table.add_row(*names, *scores, price, f"{run.created:%Y-%m-%d}")
-    return table
+        return escape_line(str(path.relative_to(folder) if path.is_relative_to(folder) else path))
+
+    def format_price(run: RunListing) -> str:
+        return "-" if not run.calls else "unknown" if run.usd is None else format_usd(run.usd)
+
+    columns: dict[str, list[str]] = {
+        "folder": [format_folder(run) for run in runs],
+        "run": [run.run_id for run in runs],
+        "status": [run.status or ("measured" if run.measured and not run.steps else "open") for run in runs],
+        "steps": [str(run.steps) for run in runs],
+        "val": [format_score(run.val) for run in runs],
+        "baseline": [format_score(run.baseline) for run in runs],
+        "test": [format_score(run.test) for run in runs],
+        "cost": [format_price(run) for run in runs],
+        "date": [f"{run.created:%Y-%m-%d}" for run in runs],
+    }
+    return FittedTable(columns, ("date", "cost", "steps", "status", "baseline"), folded="folder")
 
 
 def build_comparison_table(comparison: RunComparison) -> Table:

@@ -271,12 +271,14 @@ async def read_package(
     (found,) = await read_versions(path, [version], row.run_id)
     if description is None and "description" not in read_front_matter(found.skill.text):
         description = str(settings.get("environment.description") or "")
+    files = settings.get("skill_files")
     default = suggest_name(Path(str(settings.get("out_dir") or path)).name) or "skill"
     return build_package(
         found.skill,
         name=default if name is None else name,
         description=description,
         source=_find_skill_folder(settings.get("skill")),
+        files=[str(each) for each in files] if isinstance(files, list) else (),
         is_renamed=name is not None,
     )
 
