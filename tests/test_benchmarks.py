@@ -53,6 +53,18 @@ def test_a_quick_run_of_promotion_prints_every_row(tmp_path: Path) -> None:
     assert (promoted["harmful"], promoted["helpful, all"]) == ("0.0%", "100.0%")
 
 
+def test_slots_change_how_long_a_run_takes_and_nothing_else(tmp_path: Path) -> None:
+    """The schedule is exact: with more slots each workload is faster, and its records are the same bytes."""
+    rows = [line.split("|") for line in run(tmp_path, "schedule.py").splitlines() if line.startswith("|")][1:]
+    for few, many in zip(rows[::2], rows[1::2], strict=True):
+        assert few[1] == many[1]
+        assert few[-2] == many[-2]
+        assert float(many[3].split()[0]) < float(few[3].split()[0])
+    strict = [float(row[3].split()[0]) for row in rows if row[1].startswith(" strict")]
+    assert strict[0] <= 13
+    assert strict[1] <= 8
+
+
 def test_a_run_in_chaos_ends_as_a_calm_one(tmp_path: Path) -> None:
     """Scores and skills are those of the calm run, streams are complete, and each fault is counted by kind.
 

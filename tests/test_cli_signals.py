@@ -19,7 +19,7 @@ import pytest
 
 from reflact import Trainer
 from reflact.events import EVENT_ADAPTER, RunFinished
-from served import HANGS, Endpoint, configured, reflact_process, world
+from served import HANGS, MAIN, Endpoint, configured, reflact_process, world
 
 pytestmark = [
     pytest.mark.slow,
@@ -27,6 +27,7 @@ pytestmark = [
 ]
 
 BOTH = pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+HUNG_UP = (getattr(signal, "SIGHUP", signal.SIGTERM), 129)
 
 
 def hold_all(call_id: str, before: list[str]) -> bool:
@@ -80,7 +81,8 @@ def test_calls_that_hang_are_cut_off(tmp_path: Path, number: signal.Signals, cod
 
 
 @pytest.mark.parametrize(
-    ("hold", "number", "code"), [(hold_later, signal.SIGINT, 130), (hold_gate, signal.SIGTERM, 143)]
+    ("hold", "number", "code"),
+    [(hold_later, signal.SIGINT, 130), (hold_gate, signal.SIGTERM, 143), (hold_later, *HUNG_UP)],
 )
 def test_what_is_under_way_is_kept(
     tmp_path: Path, hold: Callable[[str, list[str]], bool], number: signal.Signals, code: int
@@ -176,6 +178,28 @@ def test_a_signal_while_a_person_is_asked(tmp_path: Path) -> None:
     assert process.returncode == 130
     assert "work under way may finish" in errors
     assert stored(tmp_path, "SELECT status, reason FROM runs") == [("cancelled", "stopped by SIGINT")]
+
+
+@pytest.mark.parametrize("show", ["live", "lines"])
+def test_a_closed_terminal_ends_the_run_with_grace(tmp_path: Path, show: str) -> None:
+    """If the terminal is gone, work under way finishes and is stored, though nothing can be written any more."""
+    endpoint = Endpoint(hold_later)
+    ours, theirs = os.openpty()
+    with world(tmp_path, endpoint, grace=HANGS) as path:
+        command = [sys.executable, "-c", MAIN, "train", str(path), "--show", show]
+        process = subprocess.Popen(
+            command, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True
+        )
+        os.close(theirs)
+        assert endpoint.held.wait(HANGS)
+        os.close(ours)
+        process.send_signal(signal.SIGHUP)
+        while not stored(tmp_path, "SELECT status FROM runs WHERE status IS NOT NULL"):
+            endpoint.go_on.set()
+            time.sleep(0.05)
+        assert process.wait(HANGS) == 129
+    assert stored(tmp_path, "SELECT status, reason FROM runs") == [("cancelled", "stopped by SIGHUP")]
+    assert stored(tmp_path, "SELECT count(*) FROM calls WHERE state <> 'settled'") == [(0,)]
 
 
 def test_an_interrupted_measurement_ends_at_once(tmp_path: Path) -> None:

@@ -24,7 +24,9 @@ from reflact.concurrency import (
     fan_out_until,
     finish_if_cancelled,
     open_task_group,
+    run_both,
     run_in_thread,
+    start_ahead,
 )
 
 pytestmark = pytest.mark.anyio
@@ -468,3 +470,62 @@ async def test_a_caller_that_is_cancelled_leaves_at_once() -> None:
     go_on.set()
     done: Callable[[], bool] = go_on.is_set
     assert await run_in_thread(done, LONG)
+
+
+async def test_functions_that_start_ahead_fail_when_they_are_asked_for() -> None:
+    """All run together, or each when it is asked for; an early error waits for its turn and ends nothing else."""
+    started: list[str] = []
+
+    async def slow() -> str:
+        started.append("slow")
+        for _ in range(20):
+            await anyio.lowlevel.checkpoint()
+        return "done"
+
+    async def fail() -> str:
+        started.append("fail")
+        raise ValueError("no")
+
+    for lazily in (False, True):
+        async with start_ahead(
+            {"slow": slow, "fail": fail, "unused": anyio.sleep_forever}, lazily=lazily
+        ) as take:
+            assert await take("slow") == await take("slow") == "done"
+            assert started == (["slow"] if lazily else ["slow", "fail"])
+            with pytest.raises(ValueError, match="no"):
+                await take("fail")
+        started.clear()
+
+
+async def test_two_functions_that_run_together_share_their_errors() -> None:
+    """Both results are returned; an error of either cancels the other."""
+
+    async def answer() -> int:
+        return 1
+
+    async def fail() -> int:
+        raise ValueError("no")
+
+    assert await run_both(answer, answer) == (1, 1)
+    for pair in ((fail, anyio.sleep_forever), (anyio.sleep_forever, fail)):
+        with pytest.raises(ValueError, match="no"):
+            await run_both(*pair)
+
+
+async def test_fan_outs_share_the_places_of_a_semaphore() -> None:
+    """Together they never have more calls at work than it has places, and earlier ones come first."""
+    places, at_work, most, begun = anyio.Semaphore(3), 0, 0, list[int]()
+
+    async def work(n: int) -> None:
+        nonlocal at_work, most
+        begun.append(n)
+        at_work += 1
+        most = max(most, at_work)
+        await anyio.lowlevel.checkpoint()
+        at_work -= 1
+
+    async with anyio.create_task_group() as tasks:
+        for start in (0, 10):
+            tasks.start_soon(lambda start=start: fan_out(work, range(start, start + 10), limit=places))
+    assert most == 3
+    assert begun == list(range(20))

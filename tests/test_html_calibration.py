@@ -108,9 +108,8 @@ def test_a_page_asks_for_nothing_and_runs_nothing(report: CalibrationReport) -> 
     (style,) = root.all("style")
     assert not re.search(r"https?:|url\(|@import", style.text)
     (policy,) = (meta for meta in root.all("meta") if meta.attributes.get("http-equiv"))
-    assert policy.attributes["content"].startswith(
-        "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
-    )
+    assert policy.attributes["content"].startswith("default-src 'none'; style-src 'sha256-")
+    assert "script-src" not in policy.attributes["content"]
 
 
 def test_hostile_text_stays_text() -> None:

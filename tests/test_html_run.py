@@ -22,6 +22,7 @@ from reflact.reporting.html.lanes import bin_calls
 from reflact.reporting.html.page import TextLimit
 from reflact.reporting.html.run_details import MAX_ITEMS, list_lineage
 from reflact.testing import ScriptedLLM, ToyEnvironment, ToyTarget, toy_optimizer
+from reflact.testing.llm import Script
 from reflact.types import Belief, FrozenModel, RankedDecision
 from served import reflact
 from test_look import build_step
@@ -38,11 +39,11 @@ SECTIONS = ["scores", "changes", "items", "memory", "cost", "test", "settings"]
 MOST_BYTES = 10_000_000
 
 
-def build_trainer(folder: Path, **settings: Any) -> Trainer:
+def build_trainer(folder: Path, *, script: Script | None = None, **settings: Any) -> Trainer:
     """Return a run of two epochs in the toy world."""
     config = {"out_dir": folder, "train": {"num_epochs": 2, "batch_size": 4}, **settings}
     config["select"] = {"max_edits": 1, "min_edits": 1}
-    optimizer = ScriptedLLM(toy_optimizer(edits=2))
+    optimizer = ScriptedLLM(script or toy_optimizer(edits=2))
     return Trainer(config, environment=ENVIRONMENT, target=ToyTarget(), optimizer=optimizer)
 
 

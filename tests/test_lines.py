@@ -202,8 +202,20 @@ def test_scores_show_count_and_interval() -> None:
     console.print(build_score_table([none, zero]))
     rows = (line.split() for line in text.getvalue().splitlines())
     lines = [row for row in rows if row[:1] in (["best"], ["baseline"])]
-    assert lines[0] == ["best", "test", "0", "(+3", "unmeasured)", "-", "-", "-", "-", "aaaaaaaa"]
-    assert lines[1] == ["baseline", "test", "9", "0", "0.000", "0.000", "to", "0.300", "0.000", "bbbbbbbb"]
+    assert lines[0] == ["best", "test", "0", "3", "-", "-", "-", "-", "aaaaaaaa"]
+    assert lines[1] == [
+        "baseline",
+        "test",
+        "9",
+        "0",
+        "0",
+        "0.000",
+        "0.000",
+        "to",
+        "0.300",
+        "0.000",
+        "bbbbbbbb",
+    ]
 
 
 def test_spend_is_summed_by_role() -> None:

@@ -81,18 +81,24 @@ def find_display(terminal: Terminal) -> list[str]:
 
 
 class Interrupting:
-    """Interrupts a process when the screen shows some words and the display, once for each of them.
+    """Interrupts a process when it is ready and the screen shows some words and the display, once for each of them.
 
     A terminal passes on what is written in parts, so the words can be there before the display is.
     """
 
-    def __init__(self, *words: str) -> None:
+    def __init__(self, *words: str, ready: Callable[[], bool] = lambda: True) -> None:
         self.waiting = list(words)
+        self._ready = ready
 
     def __call__(self, process: subprocess.Popen[bytes], terminal: Terminal) -> None:
         """Look at the screen."""
         displayed = any(line.startswith("run ") and line.endswith(("--", "──")) for line in terminal.screen)
-        if self.waiting and displayed and any(self.waiting[0] in line for line in terminal.screen):
+        if (
+            self.waiting
+            and displayed
+            and self._ready()
+            and any(self.waiting[0] in line for line in terminal.screen)
+        ):
             self.waiting.pop(0)
             process.send_signal(signal.SIGINT)
 
@@ -127,7 +133,8 @@ def test_two_interrupts_end_a_run_that_hangs(tmp_path: Path) -> None:
     """The view shows the effect of the first one and stays; the second one removes it at once."""
     endpoint = Endpoint(lambda call_id, before: True)
     terminal = Terminal(80, 24)
-    interrupting = Interrupting("before the first step", "SIGINT: work under way may finish")
+    words = ("before the first step", "SIGINT: work under way may finish")
+    interrupting = Interrupting(*words, ready=endpoint.held.is_set)
     with world(tmp_path, endpoint, grace=HANGS) as path:
         code, _ = run_at(terminal, "train", path, watch=interrupting, PYTHONIOENCODING="ascii")
     assert code == 130

@@ -7,13 +7,25 @@ from pathlib import Path
 import anyio
 import pytest
 import yaml
+from hypothesis import given
+from hypothesis import strategies as st
 
 from reflact import Trainer, export_skill
-from reflact.errors import SkillError, UsageError
+from reflact.config.loading import load_config
+from reflact.errors import ConfigError, SkillError, UsageError
+from reflact.skills.document import (
+    apply_edits,
+    check_document,
+    join_files,
+    replace_guidance,
+    replace_notes,
+    split_files,
+)
 from reflact.skills.package import MAIN_FILE, build_package, load_skill, read_front_matter, suggest_name
-from reflact.testing import ScriptedLLM, ToyEnvironment, ToyTarget, toy_optimizer
+from reflact.stages.prompt_sections import show_skill
+from reflact.testing import TOY_RULES, ScriptedLLM, ToyEnvironment, ToyTarget, toy_optimizer
 from reflact.training.history import read_package
-from reflact.types import Skill
+from reflact.types import Edit, Skill
 from served import reflact
 
 FRONT = (
@@ -45,10 +57,16 @@ def read_folder(folder: Path) -> dict[str, bytes]:
     }
 
 
-def train(out: Path, skill: Path | None = None) -> Path:
+def train(out: Path, skill: Path | None = None, files: tuple[str, ...] = ()) -> Path:
     """Train in the toy world for one epoch and return the run's folder."""
     trainer = Trainer(
-        {"out_dir": out, "skill": skill, "train": {"num_epochs": 1}, "test": {"enabled": False}},
+        {
+            "out_dir": out,
+            "skill": skill,
+            "skill_files": files,
+            "train": {"num_epochs": 1},
+            "test": {"enabled": False},
+        },
         environment=ToyEnvironment(train=8, val=4, test=4),
         target=ToyTarget(),
         optimizer=ScriptedLLM(toy_optimizer()),
@@ -94,6 +112,92 @@ def test_training_changes_the_body_alone(folder: Path, tmp_path: Path) -> None:
     assert again.exit_code == 2
     assert "exists already, and nothing is overwritten" in again.stderr
     assert read_folder(tmp_path / "word-rules") == files
+
+
+def test_several_files_are_trained_as_one_document_and_split_again(folder: Path, tmp_path: Path) -> None:
+    """Chosen files are joined for the run; the export has them apart, and unchanged ones keep their bytes."""
+    more = "references/more.md"
+    run = train(tmp_path / "run", folder / "word-rules", (more,))
+    text = (run / "skills" / "v0000.md").read_bytes().decode()
+    assert f"\n<!-- SKILL_FILE {more} -->" in text
+    before = anyio.run(export_skill, run, tmp_path / "before", "baseline")
+    after = anyio.run(export_skill, run, tmp_path / "after")
+    assert read_folder(before) == FILES
+    files = read_folder(after)
+    assert {**files, MAIN_FILE: b""} == {**FILES, MAIN_FILE: b""}, "appended rules are in SKILL.md"
+    assert files[MAIN_FILE].startswith(FRONT)
+    assert any(rule.line in files[MAIN_FILE].decode() for rule in TOY_RULES.values())
+    assert b"SKILL_FILE" not in files[MAIN_FILE]
+    with pytest.raises(SkillError, match="does not join the files"):
+        build_package(Skill(text=text), name="a", description="b", files=("references/other.md",))
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        Edit(op="delete", target="<!-- SKILL_FILE b.md -->"),
+        Edit(op="replace", target="one\n\n<!-- SKILL_FILE b.md -->\ntwo", content="x"),
+        Edit(op="append", content="x\n<!-- SKILL_FILE c.md -->\ny"),
+        Edit(op="insert_after", target="two", content="<!--SKILL_FILE c.md-->"),
+        Edit(op="rewrite", content="everything new"),
+    ],
+)
+def test_no_edit_breaks_the_marks_of_files(edit: Edit) -> None:
+    """An edit that would remove, add or move the mark of a file is rejected with a reason."""
+    skill = Skill(text=join_files("one\n", [("b.md", "two\n")]))
+    candidate = apply_edits(skill, [edit])
+    assert candidate.skill == skill
+    assert candidate.results[0].reason
+
+
+def test_edits_change_the_file_that_they_name() -> None:
+    """Appended text, guidance and notes go to the first file; other edits to the file with their anchor."""
+    skill = Skill(text=join_files("---\na: b\n---\none", [("b.md", ""), ("c/d.md", "two")]))
+    edits = [
+        Edit(op="append", content="three"),
+        Edit(op="insert_after", target="two", content="four"),
+        Edit(op="replace", target="one", content="ONE"),
+    ]
+    edited = apply_edits(replace_notes(replace_guidance(skill, "slow"), ["note"]), edits).skill.text
+    main, others = split_files(edited)
+    assert others == (("b.md", ""), ("c/d.md", "two\nfour\n"))
+    assert [part in main for part in ("ONE", "three", "slow", "note")] == [True] * 4
+    assert main.index("three") < main.index("slow") < main.index("note")
+    check_document(edited)
+    assert "SKILL_FILE c/d.md" in show_skill(Skill(text=edited)), "the optimizer sees where a file begins"
+
+
+@given(st.lists(st.text("a-> \r\n<!"), max_size=4), st.text("a-> \r\n<!"))
+def test_joined_files_are_split_as_they_were(contents: list[str], main: str) -> None:
+    """Whatever line breaks files begin and end with, joining and splitting keeps their bytes."""
+    others = tuple((f"f{number}.md", content) for number, content in enumerate(contents))
+    if not main.startswith("---"):
+        assert split_files(join_files(main, others)) == (main, others)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["../up.md", "/etc/a.md", "a/../b.md", "SKILL.md", "a.txt", ".a.md", "a b.md", "", "link.md", "none.md"],
+)
+def test_further_files_stay_in_the_folder(tmp_path: Path, name: str) -> None:
+    """A path out of the folder, a link, no Markdown or a missing file is refused when a run begins."""
+    (tmp_path / MAIN_FILE).write_text("x")
+    (tmp_path / "up.md").write_text("x")
+    (tmp_path / "link.md").symlink_to(tmp_path / "up.md")
+    with pytest.raises(SkillError):
+        load_skill(tmp_path, (name,))
+
+
+def test_what_several_files_need_is_said() -> None:
+    """Rewrites and documents without a folder do not go with several files."""
+    files = {"skill_files": ["a.md"], "skill": "folder"}
+    for keys in ({"update": {"mode": "full_rewrite"}}, {"proposer": {"name": "one_shot"}}, {"skill": None}):
+        with pytest.raises(ConfigError, match="skill_files` needs"):
+            load_config({**files, **keys})
+    with pytest.raises(SkillError, match="is no folder"):
+        load_skill(Path(__file__), ("a.md",))
+    with pytest.raises(SkillError, match="marks a protected region"):
+        join_files("x", [("a.md", "<!-- APPENDIX_START -->")])
 
 
 def test_a_document_without_front_matter_gets_some(plain: Path, tmp_path: Path) -> None:

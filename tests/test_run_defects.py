@@ -6,21 +6,30 @@ import io
 import json
 import re
 import signal
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import anyio
+import httpx
+import openai
 import pytest
+from rich.console import Console
 
 from reflact import Trainer, evaluate_skill, read_run
 from reflact.cli import common
 from reflact.cli.common import InterruptHandler
+from reflact.config.models import ModelConfig
 from reflact.errors import DataError, RunConflict
+from reflact.llm.errors import translate_client_error
+from reflact.protocols import Session
 from reflact.records import SkillComparison, SkillScore
+from reflact.reporting.summary import build_run_table, build_score_table
 from reflact.testing import ScriptedLLM, ToyEnvironment, ToyTarget, toy_optimizer
 from reflact.testing.llm import Script
+from reflact.training.history import RunListing
 from reflact.training.setup import Overrides
-from reflact.types import Skill, Split
+from reflact.types import Grade, Item, Skill, Split
 from served import configured, reflact, say_four, serving
 
 
@@ -225,3 +234,116 @@ def test_a_second_interrupt_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = told.getvalue().decode().splitlines()
     assert "work under way may finish" in first
     assert second == "SIGINT again: the run ends at once; finished calls are stored"
+
+
+def test_a_signal_after_the_event_loop_has_closed_is_harmless(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second signal that comes when the run has just ended raises nothing, so the exit code stays that of the first."""
+    monkeypatch.setattr(common.os, "write", lambda *_: None)
+    monkeypatch.setattr(InterruptHandler, "_exit_after", lambda *_: None)
+    handler = InterruptHandler(5.0)
+
+    async def bind() -> None:
+        handler.bind(stop=lambda reason: None, cancel=lambda: None)
+
+    anyio.run(bind)
+    for _ in range(2):
+        handler._handle_signal(signal.SIGTERM, None)
+    assert handler.exit_code == 143
+
+
+@pytest.mark.parametrize(("path", "advice"), [("", "/v1"), ("/v1", None)])
+def test_an_address_without_its_version_is_mended_in_the_message(path: str, advice: str | None) -> None:
+    """A 404 of an address without `/v1` names the address with it; any other says which key to check."""
+    config = ModelConfig(model="m", base_url=f"http://127.0.0.1:8080{path}")
+    response = httpx.Response(404, text="Not Found", request=httpx.Request("POST", config.base_url))
+    error = translate_client_error(
+        openai.NotFoundError("x", response=response, body=None), config, "target", None
+    )
+    words = "check models.target.base_url"
+    if advice is not None:
+        words = "set models.target.base_url to http://127.0.0.1:8080/v1: Not Found"
+    assert f"has no chat completions at this address (404); {words}" in str(error)
+
+
+def test_examples_show_the_result_of_a_run_that_measured_nothing(tmp_path: Path) -> None:
+    """A run without a best version has a verdict, and that is what the README and the guides print."""
+
+    class Broken(ToyEnvironment):
+        async def run(self, item: Item, session: Session, *, seed: int) -> Grade:
+            raise OSError("no server")
+
+    trainer = Trainer(
+        {"out_dir": tmp_path},
+        environment=Broken(),
+        target=ToyTarget(),
+        optimizer=ScriptedLLM(toy_optimizer()),
+    )
+    summary = anyio.run(trainer.train)
+    assert (summary.status, summary.best) == ("failed", None)
+    assert "no server" in summary.verdict
+    root = Path(__file__).parents[1]
+    pages = [root / "README.md", *(root / "docs").glob("*.md")]
+    assert [
+        page.name for page in pages if re.search(r"print\(.*(summary|\))\.best\.", page.read_text("utf-8"))
+    ] == []
+
+
+def test_a_run_without_a_test_split_starts(tmp_path: Path) -> None:
+    """With `test.enabled: false`, a data folder needs no test split."""
+    for split in ("train", "val"):
+        rows = [item.model_dump() for item in ToyEnvironment(train=4, val=4, test=0).items(Split(split))]
+        (tmp_path / f"{split}.json").write_text(json.dumps(rows), encoding="utf-8")
+    trainer = Trainer(
+        {
+            "out_dir": tmp_path / "run",
+            "data": {"path": tmp_path},
+            "test": {"enabled": False},
+            "report": False,
+        },
+        target=ToyTarget(),
+        optimizer=ScriptedLLM(toy_optimizer()),
+    )
+    assert anyio.run(trainer.train).test_openings == 0
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 120])
+def test_a_narrow_terminal_loses_no_row_name_and_breaks_no_word(width: int) -> None:
+    """Tables of scores and runs leave out whole columns; names, counts and scores stay, each in one piece."""
+    names = ("baseline", "placebo", "null_frequent", "best")
+    shared = {
+        "skill_hash": "ab" * 32,
+        "split": Split.test,
+        "n": 80,
+        "successes": 45.0,
+        "soft": 0.5,
+        "unmeasured": 3,
+    }
+    scores = [SkillScore(name=name, hard=0.5625, low=0.45, high=0.67, **shared) for name in names]  # type: ignore[arg-type]
+    text = io.StringIO()
+    console = Console(file=text, width=width)
+    console.print(build_score_table(scores))
+    lines = [line.rstrip() for line in text.getvalue().splitlines()]
+    assert max(map(len, lines)) <= width
+    for name in names:
+        (line,) = [line for line in lines if line.strip().startswith(name)]
+        assert {"test", "80", "0.562"} <= {*line.split()}
+    assert "…" not in text.getvalue()
+    assert ("ababab" in text.getvalue()) == (width >= 80)
+    listing = RunListing(
+        folder=f"/runs/{'long' * 9}",
+        run_id="r0123456789ab",
+        status="completed",
+        steps=14,
+        val=0.575,
+        test=0.562,
+        baseline=0.125,
+        calls=791,
+        usd=None,
+        created=datetime(2026, 1, 1, tzinfo=UTC),
+    )
+    text.seek(0)
+    text.truncate()
+    console.print(build_run_table([listing], Path("/runs")))
+    assert max(map(len, text.getvalue().splitlines())) <= width
+    assert "…" not in text.getvalue()
+    assert {"r0123456789ab", "0.575", "0.562"} <= {*text.getvalue().split()}

@@ -46,6 +46,8 @@ THIRD_PARTY = {
     "genai_prices": ("llm/pricing.py",),
     "opentelemetry": ("integrations/opentelemetry.py",),
     "mlflow": ("integrations/mlflow.py",),
+    "starlette": ("reporting/html/serve.py",),
+    "uvicorn": ("reporting/html/serve.py",),
     "pytest": ("integrations/pytest.py",),
 }
 """The folders or files that may load a library."""

@@ -13,10 +13,11 @@ from collections.abc import (
     Coroutine,
     Hashable,
     Iterable,
+    Mapping,
     Sequence,
 )
 from contextlib import asynccontextmanager, nullcontext, suppress
-from typing import Any, Generic, NamedTuple, Self, TypeVar
+from typing import Any, Generic, NamedTuple, Self, TypeAlias, TypeVar
 
 import anyio
 from anyio import CapacityLimiter, TaskHandle, to_thread
@@ -31,6 +32,9 @@ T = TypeVar("T")
 U = TypeVar("U")
 V = TypeVar("V")
 W = TypeVar("W")
+
+Limit: TypeAlias = int | anyio.Semaphore | None
+"""How many calls of a fan-out run at a time."""
 
 Subject = Callable[[T], Hashable | None]
 """Returns the subject of an element; a newer element with the same subject replaces it. None: never."""
@@ -106,11 +110,12 @@ class Subscription(Generic[T]):
 
 
 async def fan_out(
-    call: Callable[[T], Awaitable[U]], inputs: Sequence[T], *, limit: int | None = None
+    call: Callable[[T], Awaitable[U]], inputs: Sequence[T], *, limit: Limit = None
 ) -> tuple[U, ...]:
     """Apply an async function to all inputs and return the results in the order of the inputs.
 
-    At most ``limit`` calls run at a time (None: all). The first error cancels the other calls and is raised
+    At most ``limit`` calls run at a time (None: all), or as many as a semaphore, which others may share, has
+    room for. Calls take their turns in the order of the inputs. The first error cancels the other calls and is raised
     without an exception group.
     """
     bounded = _limit_calls(call, limit)
@@ -124,7 +129,7 @@ async def fan_out_until(
     inputs: Sequence[T],
     *,
     enough: Callable[[Sequence[U]], bool],
-    limit: int | None = None,
+    limit: Limit = None,
 ) -> tuple[U, ...]:
     """Fan out as ``fan_out`` does, and return the shortest prefix of the results that is enough.
 
@@ -166,8 +171,8 @@ async def fan_out_then(
     *,
     ready: Callable[[int, Sequence[U]], Iterable[V]],
     then: Callable[[V], Awaitable[W]],
-    limit: int | None = None,
-    then_limit: int | None = None,
+    limit: Limit = None,
+    then_limit: Limit = None,
 ) -> tuple[tuple[tuple[U, ...], ...], tuple[tuple[W, ...], ...]]:
     """Fan out over lanes of inputs, and start further work on finished prefixes of each lane.
 
@@ -198,6 +203,57 @@ async def fan_out_then(
         tuple(tuple(lane) for lane in results),
         tuple(tuple(handle.return_value for handle in lane) for lane in further),
     )
+
+
+K = TypeVar("K", bound=Hashable)
+
+
+@asynccontextmanager
+async def start_ahead(
+    calls: Mapping[K, Callable[[], Awaitable[T]]], *, lazily: bool = False
+) -> AsyncIterator[Callable[[K], Awaitable[T]]]:
+    """Start async functions together, and yield a function that waits for the result of one by its key.
+
+    An error is raised to the caller that waits for it, so it does not depend on which function ends first. The
+    end of the block cancels the functions whose results nobody has waited for. ``lazily`` starts a function only
+    when somebody asks for its result.
+    """
+    handles: dict[K, TaskHandle[T | _FailedCall]] = {}
+
+    async def attempt(call: Callable[[], Awaitable[T]]) -> T | _FailedCall:
+        try:
+            return await call()
+        except Exception as error:  # noqa: BLE001 - raised to the caller that waits for it
+            return _FailedCall(error)
+
+    async with open_task_group() as tasks:
+
+        def start(key: K) -> None:
+            if key not in handles:
+                handles[key] = tasks.start_soon(attempt, calls[key])
+
+        async def take(key: K) -> T:
+            start(key)
+            await handles[key].wait()
+            result = handles[key].return_value
+            if isinstance(result, _FailedCall):
+                raise result.error
+            return result
+
+        for key in () if lazily else calls:
+            start(key)
+        yield take
+        tasks.cancel_scope.cancel()
+
+
+async def run_both(
+    first: Callable[[], Awaitable[T]], second: Callable[[], Coroutine[Any, Any, U]]
+) -> tuple[T, U]:
+    """Return the results of two async functions that run together; the first error cancels the other and is raised."""
+    async with open_task_group() as tasks:
+        handle = tasks.start_soon(second)
+        result = await first()
+    return result, handle.return_value
 
 
 async def run_beside(
@@ -234,10 +290,8 @@ async def finish_if_cancelled(work: Callable[[], Awaitable[T]], *, seconds: floa
     return results[0]
 
 
-def _limit_calls(
-    call: Callable[[T], Awaitable[U]], limit: int | None
-) -> Callable[[T], Coroutine[Any, Any, U]]:
-    gate = nullcontext() if limit is None else anyio.Semaphore(limit)
+def _limit_calls(call: Callable[[T], Awaitable[U]], limit: Limit) -> Callable[[T], Coroutine[Any, Any, U]]:
+    gate = nullcontext() if limit is None else anyio.Semaphore(limit) if isinstance(limit, int) else limit
 
     async def one(value: T) -> U:
         async with gate:

@@ -1,7 +1,7 @@
 """The command line: all commands, and the output of errors.
 
 Exit codes: 0 completed; 1 a run did not complete; 2 the input is wrong and no call was paid;
-130 and 143 Ctrl-C or SIGTERM ended the run.
+130, 143 and 129 Ctrl-C, SIGTERM or a closed terminal (SIGHUP) ended the run.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typer.core import TyperGroup
 from reflact.cli.calibrate import calibrate
 from reflact.cli.common import print_error
 from reflact.cli.memory import memory_app
-from reflact.cli.runs import compare, export, print_diff, print_skill, report, runs, show
+from reflact.cli.runs import compare, export, print_diff, print_skill, report, runs, serve, show
 from reflact.cli.train import check, demo, evaluate, init, record, replay, train
 from reflact.errors import CassetteError, ReflactError, StoreError, UsageError
 
@@ -125,6 +125,7 @@ app.command("demo")(demo)
 app.command("runs")(runs)
 app.command("show")(show)
 app.command("report")(report)
+app.command("serve")(serve)
 app.command("skill")(print_skill)
 app.command("diff")(print_diff)
 app.command("export")(export)

@@ -8,7 +8,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
@@ -27,6 +27,11 @@ if TYPE_CHECKING:
     from reflact.trainer import Trainer
 
 IMMEDIATE_SECONDS = 1.0
+STOP_SIGNALS = tuple(
+    getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
+)
+"""Ctrl-C, the end of a service or a container, and a closed terminal."""
+
 MARGIN_SECONDS = 2.0
 """Seconds for clean-up after the grace period; then the process ends."""
 
@@ -34,14 +39,14 @@ _BoundRun = tuple[asyncio.AbstractEventLoop, Callable[[str], None], Callable[[],
 
 
 class InterruptHandler:
-    """Handles SIGINT and SIGTERM during a block; use it in the main thread.
+    """Handles SIGINT, SIGTERM and SIGHUP during a block; use it in the main thread.
 
     Work under way may finish for ``grace`` seconds. If the event loop does not end in time, a thread ends the
     process: the loop may hang in other code, or wait for a person. Stored results are safe. The view shows the
     effects of the first and the second signal; without a view they are lines on standard error.
 
     Attributes:
-        exit_code: The exit code of the first signal, 130 or 143; None before any signal.
+        exit_code: The exit code of the first signal: 130, 143 or 129; None before any signal.
     """
 
     def __init__(self, grace: float, view: RunView | None = None) -> None:
@@ -50,10 +55,12 @@ class InterruptHandler:
         self._grace = grace
         self._view = view
         self._bound_run: _BoundRun | None = None
+        self._terminals: list[int] = []
         self._previous_handlers: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Self:
-        for number in (signal.SIGINT, signal.SIGTERM):
+        self._terminals = [stream for stream in (1, 2) if os.isatty(stream)]
+        for number in STOP_SIGNALS:
             before = signal.getsignal(number)
             if before is not signal.SIG_IGN:
                 self._previous_handlers[number] = before
@@ -73,6 +80,7 @@ class InterruptHandler:
     def _handle_signal(self, number: int, frame: FrameType | None) -> None:
         first = self.exit_code is None
         name = signal.Signals(number).name
+        self._leave_lost_terminals()
         if first:
             self.exit_code = 128 + number
             self._show(
@@ -86,7 +94,16 @@ class InterruptHandler:
         if self._bound_run is None:
             raise KeyboardInterrupt
         loop, stop, cancel = self._bound_run
-        loop.call_soon_threadsafe(partial(stop, f"stopped by {name}") if first else cancel)
+        with suppress(RuntimeError):  # the loop is closed, and the process about to end
+            loop.call_soon_threadsafe(partial(stop, f"stopped by {name}") if first else cancel)
+
+    def _leave_lost_terminals(self) -> None:
+        """Discard what is written to a terminal that has been closed, because writing to it fails."""
+        for stream in self._terminals:
+            if not os.isatty(stream):
+                null = os.open(os.devnull, os.O_RDWR)
+                os.dup2(null, stream)
+                os.close(null)
 
     def _show(self, line: str) -> None:
         """Show a line without locks and buffers, because the signal may have interrupted their use."""

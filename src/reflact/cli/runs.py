@@ -285,6 +285,48 @@ def report(
         typer.echo(f"note: {escape_line(found.history.items_note)}")
 
 
+def serve(
+    folder: Annotated[
+        Path,
+        typer.Argument(metavar="DIR", help="A run's folder, a folder above several, or a database."),
+    ] = Path("runs"),
+    host: Annotated[
+        str,
+        typer.Option(
+            metavar="ADDRESS", help="The address to listen at. Others than this machine need a token."
+        ),
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(metavar="N", help="The port. With 0, a free one is chosen.")] = 8321,
+    token: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TEXT", help="What requests must know. Default: made up, if the address needs one."
+        ),
+    ] = None,
+) -> None:
+    """Serve pages of runs while they go on.
+
+    The pages are a list of runs, the page of each, and the comparison of those that you choose. They follow runs
+    of other processes and change nothing. The command needs `pip install 'reflact[serve]'`. Ctrl-C ends it.
+    """
+    from reflact.errors import UsageError
+
+    try:
+        from reflact.reporting.html.serve import serve_runs
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in {"starlette", "uvicorn"}:
+            raise
+        raise UsageError(f"reflact serve needs {error.name}; run pip install 'reflact[serve]'") from None
+
+    def show_address(address: str) -> None:
+        typer.echo(f"the pages are at {address} (Ctrl-C ends this)")
+
+    try:
+        serve_runs(folder, host=host, port=port, token=token, on_start=show_address)
+    except KeyboardInterrupt:
+        typer.echo("ended", err=True)
+
+
 def print_skill(
     folder: RunArgument,
     version: Annotated[

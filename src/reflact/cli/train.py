@@ -382,7 +382,7 @@ def evaluate(  # noqa: PLR0917 - one for each option of the command
     from reflact.types import Control, Split
 
     settings = load_trainer_config(config, overrides)
-    document, named = load_skill(skill), against or []
+    document, named = load_skill(skill, settings.skill_files if skill.is_dir() else ()), against or []
     controls: dict[str, Control] = {name: name for name in get_args(Control)}
     others = [controls.get(name) or load_skill(Path(name)) for name in named]
     console = Console()

@@ -229,7 +229,7 @@ class TrainConfig(ConfigSection):
     grace_seconds: float = changeable_field(
         5.0,
         ge=0,
-        description="Seconds that calls in flight get to finish after a stop (Ctrl-C, SIGTERM, `Trainer.stop`).",
+        description="Seconds that calls in flight get to finish after a stop (Ctrl-C, SIGTERM, SIGHUP, `Trainer.stop`).",
     )
 
 
@@ -452,6 +452,12 @@ class BudgetConfig(ConfigSection):
         None, ge=0, description="Active time; calls in flight are then interrupted."
     )
 
+    @property
+    def is_limited(self) -> bool:
+        """Whether any limit is set, so that what is asked for first has to come first."""
+        limits = (self.max_usd, self.max_tokens, self.max_calls, self.max_seconds)
+        return any(limit is not None for limit in limits)
+
 
 class TestConfig(ConfigSection):
     """The sealed test split, and the controls that are measured at the end of a run."""
@@ -514,6 +520,11 @@ class TrainerConfig(ConfigSection):
     skill: Path | None = changeable_field(
         None, description="The initial skill document, or the folder of a skill; null: an empty document."
     )
+    skill_files: tuple[str, ...] = changeable_field(
+        (),
+        description="Further Markdown files of the skill's folder that are trained together with its `SKILL.md`, "
+        "such as `[references/tables.md]`; the target reads all of them.",
+    )
     data: DataConfig = Field(default_factory=DataConfig, description="The items and their splits.")
     environment: EnvironmentConfig = Field(
         default_factory=EnvironmentConfig, description="How tasks are asked and graded."
@@ -562,11 +573,19 @@ class TrainerConfig(ConfigSection):
     )
 
     @model_validator(mode="after")
-    def _check_appendix(self) -> TrainerConfig:
+    def _check_combinations(self) -> TrainerConfig:
         if self.appendix.enabled and self.proposer.name != "reflact":
             raise ValueError(
                 "`appendix.enabled` needs `proposer.name: reflact`, whose analysts find the lapses"
             )
+        if self.skill_files and (
+            self.update.mode != "patch" or self.proposer.name in {"one_shot", "best_of_n"}
+        ):
+            raise ValueError(
+                "`skill_files` needs edits (`update.mode: patch`): a rewrite would join the files"
+            )
+        if self.skill_files and self.skill is None:
+            raise ValueError("`skill_files` needs `skill`, the folder of the skill")
         return self
 
     @property

@@ -12,6 +12,7 @@ Statuses about the request itself (400, 401, 404 and similar) are no faults.
 from __future__ import annotations
 
 import re
+from urllib.parse import urlsplit
 
 import httpx
 import openai
@@ -45,6 +46,12 @@ OVERFLOW_WORDS = re.compile(
     re.IGNORECASE,
 )
 """Words of OpenAI, vLLM, llama.cpp and others for a request that is too long."""
+
+NO_API_STATUSES = frozenset({404, 405})
+"""Statuses of an address that has no such API."""
+
+VERSION_PATH = re.compile(r"/v\d")
+"""The version that is a part of the path of most OpenAI-compatible APIs."""
 
 
 def translate_client_error(error: Exception, config: ModelConfig, role: str, key: str | None) -> ReflactError:
@@ -125,7 +132,14 @@ def _translate_status(error: openai.APIStatusError, config: ModelConfig, role: s
             f"{where}: the endpoint does not know this model ({status}); set {place} to one that it serves: {text}",
             status=status,
         )
-    return BadRequest(f"{where} will not serve this request ({status}): {text}", status=status)
+    problem, advice = "will not serve this request", ""
+    if status in NO_API_STATUSES and not is_foreign:
+        address = strip_credentials(config.base_url).rstrip("/")
+        is_bare = config.api == "openai" and not VERSION_PATH.search(urlsplit(address).path)
+        problem = "has no chat completions at this address"
+        words = f"set models.{role}.base_url to {address}/v1" if is_bare else f"check models.{role}.base_url"
+        advice = f"; {words}"
+    return BadRequest(f"{where} {problem} ({status}){advice}: {text}", status=status)
 
 
 def _list_causes(error: BaseException) -> list[BaseException]:

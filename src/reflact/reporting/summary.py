@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from rich import box
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
@@ -45,40 +48,104 @@ from reflact.types import Belief, Edit, EditResult, Rewrite, SelectResult, Verdi
 MAX_SETTING_CHARS = 40
 """The most characters of a setting's value in a comparison."""
 
+FULL_WIDTH = 1_000
+"""The cells in which every table has room."""
 
-def build_score_table(scores: Sequence[SkillScore]) -> Table:
+MIN_FOLDED_CELLS = 8
+"""The least width of a column whose cells may take several lines."""
+
+LEFT_COLUMNS = ("step", "epoch", "decision", "document", "split", "sha-256", "folder", "run", "status")
+"""Columns of words, and those that lead a row."""
+
+
+@dataclass(frozen=True)
+class FittedTable:
+    """A table that leaves out columns on a narrow terminal, so that names and numbers stay whole.
+
+    Args:
+        columns: The heading and the cells of each column; those of the first are left-aligned.
+        optional: Headings of columns that may be left out, the first one first.
+        caption: A line below the table.
+        folded: The heading of a column whose cells may take several lines; the table then has narrow gaps.
+    """
+
+    columns: Mapping[str, Sequence[str]]
+    optional: Sequence[str]
+    caption: str | None = None
+    folded: str | None = None
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        wide = options.update(width=FULL_WIDTH)
+        for count in range(len(self.optional) + 1):
+            hidden = self.optional[:count]
+            width = Measurement.get(console, wide, self._build(hidden, folded_width=MIN_FOLDED_CELLS)).maximum
+            if width <= options.max_width:
+                break
+        yield self._build(hidden)
+
+    def _build(self, hidden: Sequence[str], folded_width: int | None = None) -> Table:
+        caption = None if self.caption is None else Text(self.caption)
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True, caption=caption)
+        table.caption_justify = "left"
+        if self.folded is not None:
+            table.padding, table.show_edge = 0, False
+        shown = {heading: cells for heading, cells in self.columns.items() if heading not in hidden}
+        for heading in shown:
+            justify: Literal["left", "right"] = "left" if heading in LEFT_COLUMNS else "right"
+            is_folded = heading == self.folded
+            width = folded_width if is_folded else None
+            table.add_column(
+                heading, justify=justify, no_wrap=not is_folded, overflow="fold", max_width=width
+            )
+        for row in zip(*shown.values(), strict=True):
+            table.add_row(*map(Text, row))
+        return table
+
+
+def build_score_table(scores: Sequence[SkillScore]) -> FittedTable:
     """Return the scores of documents on splits, each with its count and 95% interval."""
-    table = Table("document", "split", box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
-    for heading in ("n", "solved", "hard", "95% interval", "soft"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("sha-256", no_wrap=True)
-    for score in scores:
-        interval = "-" if score.low is None else f"{format_score(score.low)} to {format_score(score.high)}"
-        n = f"{score.n}" if not score.unmeasured else f"{score.n} (+{score.unmeasured} unmeasured)"
-        solved, hard, soft = f"{score.successes:g}" if score.n else "-", score.hard, score.soft
-        measures = (n, solved, format_score(hard), interval, format_score(soft))
-        name = Text(escape_controls(score.name))
-        table.add_row(name, score.split.value, *measures, score.skill_hash[:8])
-    return table
+
+    def format_interval(score: SkillScore) -> str:
+        return "-" if score.low is None else f"{format_score(score.low)} to {format_score(score.high)}"
+
+    columns = {
+        "document": [escape_controls(score.name) for score in scores],
+        "split": [score.split.value for score in scores],
+        "n": [f"{score.n}" for score in scores],
+        "unmeasured": [f"{score.unmeasured}" for score in scores],
+        "solved": [f"{score.successes:g}" if score.n else "-" for score in scores],
+        "hard": [format_score(score.hard) for score in scores],
+        "95% interval": [format_interval(score) for score in scores],
+        "soft": [format_score(score.soft) for score in scores],
+        "sha-256": [score.skill_hash[:8] for score in scores],
+    }
+    if not any(score.unmeasured for score in scores):
+        del columns["unmeasured"]
+    return FittedTable(columns, ("soft", "sha-256", "solved", "95% interval", "unmeasured"))
 
 
-def build_run_table(runs: Sequence[RunListing], folder: Path) -> Table:
+def build_run_table(runs: Sequence[RunListing], folder: Path) -> FittedTable:
     """Return a list of runs, one line each; their folders are shown as below ``folder``."""
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=0)
-    table.add_column("folder", overflow="fold")
-    table.add_column("run", no_wrap=True)
-    table.add_column("status", no_wrap=True)
-    for heading in ("steps", "val", "baseline", "test", "cost", "date"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    for run in runs:
+
+    def format_folder(run: RunListing) -> str:
         path = Path(run.folder)
-        shown = str(path.relative_to(folder) if path.is_relative_to(folder) else path)
-        price = "-" if not run.calls else "unknown" if run.usd is None else format_usd(run.usd)
-        scores = (format_score(score) for score in (run.val, run.baseline, run.test))
-        status = run.status or ("measured" if run.measured and not run.steps else "open")
-        names = (Text(escape_line(shown)), run.run_id, status, str(run.steps))
-        table.add_row(*names, *scores, price, f"{run.created:%Y-%m-%d}")
-    return table
+        return escape_line(str(path.relative_to(folder) if path.is_relative_to(folder) else path))
+
+    def format_price(run: RunListing) -> str:
+        return "-" if not run.calls else "unknown" if run.usd is None else format_usd(run.usd)
+
+    columns: dict[str, list[str]] = {
+        "folder": [format_folder(run) for run in runs],
+        "run": [run.run_id for run in runs],
+        "status": [run.status or ("measured" if run.measured and not run.steps else "open") for run in runs],
+        "steps": [str(run.steps) for run in runs],
+        "val": [format_score(run.val) for run in runs],
+        "baseline": [format_score(run.baseline) for run in runs],
+        "test": [format_score(run.test) for run in runs],
+        "cost": [format_price(run) for run in runs],
+        "date": [f"{run.created:%Y-%m-%d}" for run in runs],
+    }
+    return FittedTable(columns, ("date", "cost", "steps", "status", "baseline"), folded="folder")
 
 
 def build_comparison_table(comparison: RunComparison) -> Table:
@@ -129,27 +196,24 @@ def list_gain_lines(comparison: RunComparison) -> Iterator[str]:
         yield "the runs have no measured items in common"
 
 
-def build_step_table(records: Sequence[StepRecord]) -> Table:
+def build_step_table(records: Sequence[StepRecord]) -> FittedTable:
     """Return a run's committed steps, one line each."""
     partial = any(record.verdict.partial for record in records)
     note = "* partial: the decision was certain before all items were measured" if partial else None
-    table = Table("step", "epoch", box=box.SIMPLE_HEAD, pad_edge=False, caption=note, caption_justify="left")
-    table.add_column("decision", no_wrap=True)
-    for heading in ("val", "solved", "edits", "skill"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    for record in records:
-        verdict = record.verdict
-        solved = record.rollout.n - record.n_failures
-        table.add_row(
-            str(record.step),
-            str(record.epoch),
-            verdict.action,
-            format_change(verdict.current_score, verdict.candidate_score) + ("*" if verdict.partial else ""),
-            f"{solved}/{record.rollout.n}",
-            f"{sum(result.status == 'applied' for result in record.edits)}/{len(record.edits)}",
-            f"v{record.current.number}",
-        )
-    return table
+    verdicts = [record.verdict for record in records]
+    columns: dict[str, list[str]] = {
+        "step": [f"{record.step}" for record in records],
+        "epoch": [f"{record.epoch}" for record in records],
+        "decision": [verdict.action for verdict in verdicts],
+        "val": [
+            format_change(verdict.current_score, verdict.candidate_score) + ("*" if verdict.partial else "")
+            for verdict in verdicts
+        ],
+        "solved": [f"{r.rollout.n - r.n_failures}/{r.rollout.n}" for r in records],
+        "edits": [f"{sum(e.status == 'applied' for e in r.edits)}/{len(r.edits)}" for r in records],
+        "skill": [f"v{record.current.number}" for record in records],
+    }
+    return FittedTable(columns, ("epoch", "edits", "solved", "skill"), caption=note)
 
 
 def build_cost_table(costs: Sequence[StageCost]) -> Table:

@@ -1,12 +1,13 @@
 """The skill document: its protected regions, edits with exact anchors, guidance and execution notes.
 
-A document is Markdown text. No edit changes a byte of its three kinds of protected region:
+A document is Markdown text. No edit changes a byte of its protected regions:
 
 * YAML front matter: from a first line ``---`` to the next line ``---``;
 * slow guidance, from ``<!-- SLOW_UPDATE_START -->`` to ``<!-- SLOW_UPDATE_END -->``;
-* the appendix of execution notes, from ``<!-- APPENDIX_START -->`` to ``<!-- APPENDIX_END -->``.
+* the appendix of execution notes, from ``<!-- APPENDIX_START -->`` to ``<!-- APPENDIX_END -->``;
+* the mark before each further file of a document that joins several, a line ``<!-- SKILL_FILE path -->``.
 
-The last two usually are at the end; together they are the *protected tail*. ``check_document`` refuses a
+Guidance and notes usually are at the end of the first file; together they are the *protected tail*. ``check_document`` refuses a
 document with unpaired fences or markers. In such a document everything from the first one on is protected.
 """
 
@@ -20,9 +21,12 @@ from typing import Literal, NamedTuple
 from reflact.errors import SkillError
 from reflact.types import Candidate, Edit, EditKind, EditResult, FrozenModel, Skill
 
-RegionName = Literal["front_matter", "slow_update", "appendix"]
+RegionName = Literal["front_matter", "slow_update", "appendix", "file"]
 
 MARKER = re.compile(r"<!--[ \t]*(SLOW_UPDATE|APPENDIX)_(START|END)[ \t]*-->")
+
+FILE_MARK = re.compile(r"(\r?\n)<!-- SKILL_FILE ([\w./-]+) -->\1", re.ASCII)
+"""The mark before a further file, with the line breaks around it."""
 
 UNSPACED_SCRIPTS = (
     r"\u0e00-\u0fff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u31f0-\u31ff"
@@ -31,6 +35,7 @@ UNSPACED_SCRIPTS = (
 """Characters of scripts without spaces between words, as the inside of a character class: Thai, Lao,
 Tibetan, Burmese, Khmer, kana and Han."""
 
+_ANY_MARKER = re.compile(rf"{MARKER.pattern}|<!--[ \t]*SKILL_FILE\b.*?-->")
 _FENCE = re.compile(r"\ufeff?---[ \t]*(?=\r?\n|\Z)")
 _CLOSING_FENCE = re.compile(r"\n---[ \t]*(?=\r?\n|\Z)")
 _REGION_NAMES: dict[str, RegionName] = {"SLOW_UPDATE": "slow_update", "APPENDIX": "appendix"}
@@ -77,8 +82,36 @@ def find_regions(text: str) -> tuple[Region, ...]:
 
 
 def editable_text(text: str) -> str:
-    """Return the text that edits may change: the document without its protected regions."""
-    return "".join(text[start:end] for start, end in _open_spans(text, find_regions(text)))
+    """Return the text that edits may change: the document without its protected regions, but with marks of files."""
+    hidden = [region for region in find_regions(text) if region.name != "file"]
+    return "".join(text[start:end] for start, end in _open_spans(text, hidden))
+
+
+def join_files(main: str, others: Sequence[tuple[str, str]]) -> str:
+    """Return the document that joins a text and further files, each with its path.
+
+    Raises:
+        SkillError: One of the texts has the mark of a file, or a further one that of another protected region.
+    """
+    for path, content in (("the first file", main), *others):
+        mark = (FILE_MARK if content is main else _ANY_MARKER).search(content)
+        if mark is not None:
+            raise SkillError(f"{path} holds {mark[0].strip()}, which marks a protected region; leave it out")
+    newline = detect_newline(main)
+    return main + "".join(
+        f"{newline}<!-- SKILL_FILE {path} -->{newline}{content}" for path, content in others
+    )
+
+
+def split_files(text: str) -> tuple[str, tuple[tuple[str, str], ...]]:
+    """Return the first text of a document, and its further files with their paths; see ``join_files``."""
+    marks = [region for region in find_regions(text) if region.name == "file"]
+    ends = [*(mark.start for mark in marks[1:]), len(text)]
+    others = [
+        (text[mark.start : mark.end].split()[2], text[mark.end : end])
+        for mark, end in zip(marks, ends, strict=bool(marks))
+    ]
+    return text[: _main_end(text, marks)], tuple(others)
 
 
 def is_same_body(document: str, body: str) -> bool:
@@ -151,7 +184,12 @@ def _layout(text: str) -> _Layout:
         position = closing.end()
         regions.append(Region(name="front_matter", start=0, end=position))
     start: re.Match[str] | None = None
-    for marker in MARKER.finditer(text, position):
+    marks = (*MARKER.finditer(text, position), *FILE_MARK.finditer(text, position))
+    for marker in sorted(marks, key=re.Match.start):
+        if marker.re is FILE_MARK:
+            if start is None:
+                regions.append(Region(name="file", start=marker.start(), end=marker.end()))
+            continue
         problem = _explain_misplaced_marker(marker, start, regions)
         if problem is not None:
             first = marker if start is None else start
@@ -187,6 +225,11 @@ def _truncate_layout(text: str, regions: Sequence[Region], first: re.Match[str],
     return _Layout((*regions, rest), problem)
 
 
+def _main_end(text: str, regions: Sequence[Region]) -> int:
+    """Return the end of the first file of a document."""
+    return next((region.start for region in regions if region.name == "file"), len(text))
+
+
 def _line_number(text: str, marker: re.Match[str]) -> int:
     return text.count("\n", 0, marker.start()) + 1
 
@@ -207,6 +250,8 @@ def _try_edit(text: str, edit: Edit) -> tuple[str, str | None]:
     target = "" if edit.op in {"append", "rewrite"} else _adapt_newlines(edit.target, text)
     content = "" if edit.op == "delete" else _adapt_newlines(edit.content, text)
     reason = _check_content(edit.op, target, content)
+    if edit.op == "rewrite" and any(region.name == "file" for region in layout.regions):
+        reason = "a rewrite would join the files of the document; edit them instead"
     if reason is not None:
         return text, reason
     if edit.op == "rewrite":
@@ -243,7 +288,7 @@ def _check_content(op: EditKind, target: str, content: str) -> str | None:
     if op != "delete" and not content.strip():
         return "the content is empty"
     for name, value in (("target", target), ("content", content)):
-        if MARKER.search(value):
+        if _ANY_MARKER.search(value):
             return f"the {name} holds the marker of a protected region"
     if op == "rewrite" and _FENCE.match(content.strip("\r\n")):
         return "the content opens front matter; leave it out (a rule can be written ***)"
@@ -269,8 +314,8 @@ def _locate(text: str, target: str, protected: Sequence[Region]) -> int | str:
 
 
 def _splice_append(text: str, content: str, protected: Sequence[Region]) -> _Splice:
-    end = len(text)
-    for region in reversed(protected):
+    end = _main_end(text, protected)
+    for region in reversed([region for region in protected if region.end <= end]):
         if region.name == "front_matter" or text[region.end : end].strip():
             break
         end = region.start
@@ -416,7 +461,7 @@ def merge_notes(notes: Iterable[str], reminders: Iterable[str]) -> tuple[str, ..
 
 def check_region_text(text: str) -> None:
     """Raise ValueError if guidance or a note contains the marker of a protected region, maybe on two lines."""
-    marker = MARKER.search(_flatten(text))
+    marker = _ANY_MARKER.search(_flatten(text))
     if marker is not None:
         raise ValueError(f"the text holds {marker[0]}, which marks a protected region; leave it out")
 
@@ -445,9 +490,9 @@ def _write_region(text: str, name: RegionName, inside: str) -> Skill:
 
 
 def _find_insertion_point(text: str, name: RegionName) -> int:
-    appendix = _find_region(text, "appendix")
-    if name == "appendix" or appendix is None or text[appendix.end :].strip():
-        return len(text)
+    appendix, end = _find_region(text, "appendix"), _main_end(text, find_regions(text))
+    if name == "appendix" or appendix is None or text[appendix.end : end].strip():
+        return end
     return appendix.start
 
 

@@ -2,6 +2,9 @@
 
 A package's ``SKILL.md`` is a skill document. It begins with front matter, whose ``name`` is that of the folder and whose
 ``description`` says what the skill is for. Both are untrusted text, so they are written as quoted YAML on one line.
+
+Further Markdown files can be trained too. They and ``SKILL.md`` are then joined to one document, and split again when
+the package is written.
 """
 
 from __future__ import annotations
@@ -9,13 +12,19 @@ from __future__ import annotations
 import os
 import re
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import yaml
 
 from reflact.errors import SkillError
-from reflact.skills.document import check_document, detect_newline, find_regions
+from reflact.skills.document import (
+    check_document,
+    detect_newline,
+    find_regions,
+    join_files,
+    split_files,
+)
 from reflact.types import FrozenModel, Skill
 
 MAIN_FILE = "SKILL.md"
@@ -33,6 +42,7 @@ MAX_FOLDER_BYTES = 64 * 1024 * 1024
 FRONT_MATTER_KEYS = {"name", "description", "license", "compatibility", "metadata", "allowed-tools"}
 
 _NAME = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
+_FILE_NAME = re.compile(r"(?:\w[\w.-]*/)*\w[\w.-]*\.md", re.ASCII)
 _TAG = re.compile(r"</?[A-Za-z][^<>]*>")
 _FRONT_MATTER = re.compile(r"(\ufeff?---[ \t]*\r?\n)(.*?)(---[ \t]*)", re.DOTALL)
 _REFUSED_CATEGORIES = {"Cc", "Cf", "Cs", "Zl", "Zp"}
@@ -56,21 +66,39 @@ class SkillPackage(FrozenModel):
     hints: tuple[str, ...] = ()
 
 
-def load_skill(path: Path) -> Skill:
+def load_skill(path: Path, files: Sequence[str] = ()) -> Skill:
     """Return the skill document in a file, or in the ``SKILL.md`` of a folder.
 
+    Args:
+        path: The file or the folder.
+        files: Further Markdown files of the folder that belong to the document, relative to the folder.
+
     Raises:
-        SkillError: The file cannot be read, or the document is malformed.
+        SkillError: A file cannot be read or may not belong to the document, or the document is malformed.
     """
-    if path.is_dir():
-        path = _resolve_inside(path, MAIN_FILE)
-    text = _read_text(path)
+    if not path.is_dir():
+        if files:
+            raise SkillError(
+                f"skill_files needs the folder of a skill, and {path} is no folder; name it with skill"
+            )
+        text = _read_text(path)
+    else:
+        _check_files(files)
+        main = _read_text(_resolve_inside(path, MAIN_FILE))
+        check_document(main)
+        text = join_files(main, [(name, _read_text(_resolve_inside(path, name))) for name in files])
     check_document(text)
     return Skill(text=text)
 
 
 def build_package(
-    skill: Skill, *, name: str, description: str | None, source: Path | None = None, is_renamed: bool = False
+    skill: Skill,
+    *,
+    name: str,
+    description: str | None,
+    source: Path | None = None,
+    files: Sequence[str] = (),
+    is_renamed: bool = False,
 ) -> SkillPackage:
     """Return the package of a skill document.
 
@@ -82,6 +110,7 @@ def build_package(
         name: The package's name, if the front matter has none or ``is_renamed``.
         description: Replaces the description of the front matter; None: keep it.
         source: A folder whose other files belong to the skill.
+        files: The further files that the document joins.
         is_renamed: Whether ``name`` replaces the name in the front matter.
 
     Raises:
@@ -92,15 +121,26 @@ def build_package(
     description = str(known.get("description", "")) if description is None else " ".join(description.split())
     check_name(name)
     check_description(description)
-    text = skill.text
+    _check_files(files)
+    text, further = split_files(skill.text) if files else (skill.text, ())
+    if [path for path, _ in further] != [*files]:
+        raise SkillError("the document does not join the files that skill_files names")
     for key, value in (("description", description), ("name", name)):
         if known.get(key) != value:
             text = _set_front_matter(text, key, value)
-    others = () if source is None else tuple(_list_other_files(source))
+    trained = {MAIN_FILE: text, **dict(further)}
+    others = () if source is None else tuple(_list_files(source))
+    modes = {file.path: file.is_executable for file in others}
     return SkillPackage(
         name=name,
         description=description,
-        files=(PackageFile(path=MAIN_FILE, content=text.encode("utf-8")), *others),
+        files=(
+            *(
+                PackageFile(path=path, content=content.encode("utf-8"), is_executable=modes.get(path, False))
+                for path, content in trained.items()
+            ),
+            *(file for file in others if file.path not in trained),
+        ),
         hints=tuple(_list_hints(text)),
     )
 
@@ -183,7 +223,16 @@ def _resolve_inside(folder: Path, name: str) -> Path:
     return path
 
 
-def _list_other_files(folder: Path) -> Iterator[PackageFile]:
+def _check_files(files: Sequence[str]) -> None:
+    for name in files:
+        if _FILE_NAME.fullmatch(name) is None or name == MAIN_FILE or [*files].count(name) > 1:
+            raise SkillError(
+                f"skill_files: {name[:200]!r} is no further Markdown file; write each path once, relative to the folder, "
+                "in letters, digits, dots, hyphens, underscores and slashes"
+            )
+
+
+def _list_files(folder: Path) -> Iterator[PackageFile]:
     if not folder.is_dir():
         raise SkillError(
             f"the folder {folder}, whose other files belong to the skill, is gone; bring it back, or print the document "
@@ -203,12 +252,11 @@ def _list_other_files(folder: Path) -> Iterator[PackageFile]:
                     f"{folder} has more than {MAX_FILES:,} files or {MAX_FOLDER_BYTES // 1024**2} MiB, so it is no "
                     "folder of a skill; move SKILL.md and its files to a folder of their own"
                 )
-            if relative != MAIN_FILE:
-                try:
-                    content, mode = path.read_bytes(), path.stat().st_mode
-                except OSError as error:
-                    raise SkillError(f"cannot read {path}: {error.strerror or error}") from None
-                yield PackageFile(path=relative, content=content, is_executable=bool(mode & 0o100))
+            try:
+                content, mode = path.read_bytes(), path.stat().st_mode
+            except OSError as error:
+                raise SkillError(f"cannot read {path}: {error.strerror or error}") from None
+            yield PackageFile(path=relative, content=content, is_executable=bool(mode & 0o100))
 
 
 # --------------------------------------------------------------------------------------------- writing

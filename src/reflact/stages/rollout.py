@@ -11,7 +11,7 @@ from typing import NamedTuple
 import anyio
 from pydantic import JsonValue
 
-from reflact.concurrency import fan_out, fan_out_until
+from reflact.concurrency import Limit, fan_out, fan_out_until
 from reflact.errors import (
     AccessDenied,
     BadRequest,
@@ -117,7 +117,7 @@ class RolloutRunner:
     """Rolls items out; stored rollouts and logged unmeasured ones are not run again, equal keys run once.
 
     ``feedback``: rollouts carry the environment's feedback for the analysts. ``limit`` is the maximum of
-    rollouts in flight. Rollouts are reused within a ``phase`` only, or among all phases that are None.
+    rollouts in flight, or a semaphore that several runners share. Rollouts are reused within a ``phase`` only, or among all phases that are None.
     ``on_rollout`` is called with each rollout when it first finishes, in any order, and ``on_exception`` with each
     exception of the environment's or the target's own code.
     """
@@ -128,7 +128,7 @@ class RolloutRunner:
     decision_log: DecisionLog
     step: int
     feedback: bool
-    limit: int
+    limit: Limit
     phase: str | None = None
     on_rollout: RolloutCallback | None = None
     on_exception: ExceptionCallback = describe_exception

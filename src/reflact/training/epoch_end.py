@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from reflact.concurrency import run_both
 from reflact.messages import NoReply
 from reflact.records import EpochRecord, RunState, SkillVersion, SlowUpdate
 from reflact.skills.document import read_guidance, replace_guidance, reserve_guidance_region
@@ -12,6 +13,8 @@ from reflact.stages.prompt_sections import show_buffer
 from reflact.stages.rollout import log_unmeasured
 from reflact.stages.slow_update import (
     Comparison,
+    GuidanceReply,
+    MemoryReply,
     compare_skills,
     show_comparison,
     slow_update,
@@ -77,13 +80,52 @@ class EpochFinalizer:
                 record=record.model_copy(update={"slow_update": slow, "fallbacks": (fallback,)})
             )
         shown = show_comparison(pairs, tokens=self.runtime.config.reflect.trajectory_tokens)
-        if self.runtime.config.meta_skill.enabled:
-            async with self.timer.announce_stage("meta_skill", step=state.step):
-                record = await self._update_meta_skill(record, earlier, current, shown, state)
-            await log_unmeasured(rollouts, decision_log=self.runtime.decision_log, step=state.step)
-        if not self.runtime.config.slow_update.enabled:
+        memory, guidance = await self._ask_optimizer(earlier, current, shown, rollouts, state, epoch=epoch)
+        record = _add_memory(record, memory)
+        if guidance is None:
             return CommitOutcome(record=record)
-        return await self._update_guidance(record, earlier, current, shown, state, rollouts=rollouts)
+        return await self._judge_guidance(record, guidance, current, state)
+
+    async def _ask_optimizer(
+        self,
+        earlier: Skill,
+        current: Skill,
+        shown: str,
+        rollouts: Sequence[Rollout],
+        state: RunState,
+        *,
+        epoch: int,
+    ) -> tuple[MemoryReply | NoReply | None, GuidanceReply | NoReply | None]:
+        """Ask for the memory and the guidance at the same time; None for one that is switched off."""
+        context, log = self.runtime.make_context(state.step), self.runtime.decision_log
+
+        async def ask_for_memory() -> MemoryReply | NoReply | None:
+            if not self.runtime.config.meta_skill.enabled:
+                return None
+            async with self.timer.announce_stage("meta_skill", step=state.step):
+                reply = await update_meta_skill(
+                    earlier,
+                    current,
+                    context=context,
+                    epoch=epoch,
+                    comparison=shown,
+                    attempts=show_buffer(state.step_buffer),
+                    memory=state.meta_skill,
+                )
+            await log_unmeasured(rollouts, decision_log=log, step=state.step)
+            return reply
+
+        async def ask_for_guidance() -> GuidanceReply | NoReply | None:
+            if not self.runtime.config.slow_update.enabled:
+                return None
+            guidance = read_guidance(current.text)
+            reply = await slow_update(
+                earlier, current, context=context, epoch=epoch, comparison=shown, guidance=guidance
+            )
+            await log_unmeasured(rollouts, decision_log=log, step=state.step)
+            return reply
+
+        return await run_both(ask_for_memory, ask_for_guidance)
 
     def _reserve_guidance_region(self, record: EpochRecord, current: Skill, state: RunState) -> CommitOutcome:
         if not self.runtime.config.slow_update.enabled or self.runtime.config.slow_update.gated:
@@ -121,41 +163,9 @@ class EpochFinalizer:
         )
         return compared, rollouts
 
-    async def _update_meta_skill(
-        self, record: EpochRecord, earlier: Skill, current: Skill, shown: str, state: RunState
-    ) -> EpochRecord:
-        reply = await update_meta_skill(
-            earlier,
-            current,
-            context=self.runtime.make_context(record.step),
-            epoch=record.epoch,
-            comparison=shown,
-            attempts=show_buffer(state.step_buffer),
-            memory=state.meta_skill,
-        )
-        if isinstance(reply, NoReply):
-            return _with_fallback(record, "meta_skill", reply, "the meta skill stays unchanged")
-        return record.model_copy(update={"meta_skill": reply.memory, "meta_skill_reasoning": reply.reasoning})
-
-    async def _update_guidance(
-        self,
-        record: EpochRecord,
-        earlier: Skill,
-        current: Skill,
-        shown: str,
-        state: RunState,
-        *,
-        rollouts: Sequence[Rollout],
+    async def _judge_guidance(
+        self, record: EpochRecord, reply: GuidanceReply | NoReply, current: Skill, state: RunState
     ) -> CommitOutcome:
-        reply = await slow_update(
-            earlier,
-            current,
-            context=self.runtime.make_context(record.step),
-            epoch=record.epoch,
-            comparison=shown,
-            guidance=read_guidance(current.text),
-        )
-        await log_unmeasured(rollouts, decision_log=self.runtime.decision_log, step=record.step)
         if isinstance(reply, NoReply):
             record = _with_fallback(record, "slow_update", reply, "the guidance stays unchanged")
             return CommitOutcome(
@@ -207,6 +217,14 @@ class EpochFinalizer:
             best = version if replaces_best(slow.verdict, best) else best
         record = record.model_copy(update={"created_versions": (version,), "current": version, "best": best})
         return CommitOutcome(record=record, skills=(skill,))
+
+
+def _add_memory(record: EpochRecord, reply: MemoryReply | NoReply | None) -> EpochRecord:
+    if reply is None:
+        return record
+    if isinstance(reply, NoReply):
+        return _with_fallback(record, "meta_skill", reply, "the meta skill stays unchanged")
+    return record.model_copy(update={"meta_skill": reply.memory, "meta_skill_reasoning": reply.reasoning})
 
 
 def _with_fallback(record: EpochRecord, label: str, reply: NoReply, replacement: str) -> EpochRecord:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from pydantic import TypeAdapter
 
 from reflact import events
+from reflact.concurrency import start_ahead
 from reflact.errors import EnvironmentFailure, ModelError, RunFailed
 from reflact.llm.middleware import unwrap_environment
 from reflact.protocols import EventCallback
@@ -30,6 +32,11 @@ SCORE_ORDER = ("baseline", "placebo", "null_empty", "null_refusal", "null_freque
 
 UNMEASURABLE = (ModelError, EnvironmentFailure, RunFailed)
 """Errors that leave a final measurement out; all others end the run."""
+
+DocumentKey = tuple[Split, str]
+"""A split, and the hash of the document that is rolled out on it."""
+
+Trials = tuple[tuple[Rollout, ...], ...]
 
 CHECK_LABEL = "null_answers"
 
@@ -149,7 +156,8 @@ class FinalEvaluator:
         """Measure baseline, best and last skill on the validation and the test split, then controls on the last one.
 
         A failed measurement is recorded in ``missing`` and does not affect the others. ``measured`` has what was
-        measured also if an error ends the run.
+        measured also if an error ends the run. Documents are rolled out together, or one after another if a budget
+        may end between them.
         """
         documents, controls = await self._documents(state)
         splits = [Split.val]
@@ -158,32 +166,63 @@ class FinalEvaluator:
             shown += [answer.name for answer in self.null_answers.list_answers()]
             await self.open_test_split(f"step {state.step}: {', '.join(shown)}")
             splits.append(Split.test)
-        for split in splits:
-            rollouts = await self._measure_documents(split, documents, state)
-            for name in [name for name in ("best", "final") if name in rollouts]:
-                await self._measure_improvement(name, split, rollouts, state)
+        planned = self._plan_rollouts(splits, documents, controls, state)
+        async with start_ahead(planned, lazily=self.runtime.config.budget.is_limited) as take:
+            for split in splits:
+                rollouts = await self._measure_documents(split, documents, state, take)
+                for name in [name for name in ("best", "final") if name in rollouts]:
+                    await self._measure_improvement(name, split, rollouts, state)
+            self._judge_claim(splits[-1], rollouts, state)
+            await self._grade_null_answers(splits[-1], state)
+            await self._measure_documents(splits[-1], controls, state, take)
+
+    def _judge_claim(
+        self, split: Split, rollouts: Mapping[str, tuple[Rollout, ...]], state: RunState
+    ) -> None:
         if state.best.skill_hash != self.runtime.plan.initial_skill.hash:
             claim = judge_claim(
-                splits[-1],
+                split,
                 rollouts.get("baseline", ()),
                 rollouts.get("best", ()),
-                on_these_items=splits[-1] is Split.val and not state.deterministic,
+                on_these_items=split is Split.val and not state.deterministic,
             )
             self.measured = self.measured.model_copy(update={"claim": claim})
-        await self._grade_null_answers(splits[-1], state)
-        await self._measure_documents(splits[-1], controls, state)
+
+    def _plan_rollouts(
+        self,
+        splits: Sequence[Split],
+        documents: Mapping[str, Skill],
+        controls: Mapping[str, Skill],
+        state: RunState,
+    ) -> dict[DocumentKey, Callable[[], Awaitable[Trials]]]:
+        """Return the functions that roll documents out, in order of importance; equal texts are measured once."""
+        wanted = [(split, *named) for split in splits for named in documents.items()]
+        wanted += [(splits[-1], *named) for named in controls.items()]
+        planned: dict[DocumentKey, Callable[[], Awaitable[Trials]]] = {}
+        for split, name, skill in wanted:
+            roll_out = partial(
+                self.scheduler.roll_out_trials, split, skill, self._trials(split, state), step=state.step
+            )
+            planned.setdefault((split, skill.hash), partial(roll_out, phase="final", note=name))
+        return planned
 
     async def _measure_documents(
-        self, split: Split, documents: Mapping[str, Skill], state: RunState
+        self,
+        split: Split,
+        documents: Mapping[str, Skill],
+        state: RunState,
+        take: Callable[[DocumentKey], Awaitable[Trials]],
     ) -> dict[str, tuple[Rollout, ...]]:
         """Measure documents on a split, and return the rollouts of those that could be measured."""
         rollouts: dict[str, tuple[Rollout, ...]] = {}
         for name, skill in documents.items():
             try:
-                rollouts[name] = await self._roll_out(split, skill, state)
+                trials = await take((split, skill.hash))
+                await self.scheduler.require_trials(trials, step=state.step)
             except UNMEASURABLE as error:
                 self._add_missing(f"{name} on {split.value}: {error}")
                 continue
+            rollouts[name] = tuple(rollout for trial in trials for rollout in trial)
             score = score_skill(name, skill, split, rollouts[name], self.runtime.plan.data.items(split))
             is_selected = self._is_selected(name, skill, split, state)
             await self._add_score(score.model_copy(update={"selected_on": is_selected}), state)
@@ -250,13 +289,6 @@ class FinalEvaluator:
             return documents, {}
         text = self.runtime.plan.prompts.prompts["placebo"].system
         return documents, {"placebo": make_placebo(text, best)}
-
-    async def _roll_out(self, split: Split, skill: Skill, state: RunState) -> tuple[Rollout, ...]:
-        trials = [
-            await self.scheduler.roll_out_split(split, skill, step=state.step, phase="final", trial=trial)
-            for trial in self._trials(split, state)
-        ]
-        return tuple(rollout for trial in trials for rollout in trial)
 
     def _trials(self, split: Split, state: RunState) -> tuple[int, ...]:
         gate = self.runtime.config.gate

@@ -271,12 +271,14 @@ async def read_package(
     (found,) = await read_versions(path, [version], row.run_id)
     if description is None and "description" not in read_front_matter(found.skill.text):
         description = str(settings.get("environment.description") or "")
+    files = settings.get("skill_files")
     default = suggest_name(Path(str(settings.get("out_dir") or path)).name) or "skill"
     return build_package(
         found.skill,
         name=default if name is None else name,
         description=description,
         source=_find_skill_folder(settings.get("skill")),
+        files=[str(each) for each in files] if isinstance(files, list) else (),
         is_renamed=name is not None,
     )
 
@@ -376,19 +378,26 @@ class _ReadRun(NamedTuple):
 
 
 async def compare_runs(
-    paths: Sequence[Path | str], *, environment: Environment | None = None
+    paths: Sequence[Path | str],
+    *,
+    run_ids: Sequence[str] | None = None,
+    environment: Environment | None = None,
 ) -> RunComparison:
     """Compare runs with the first of them; a single path means all runs of its store.
 
     Args:
         paths: The ``out_dir`` or the database of each run.
+        run_ids: The run of each path; by default the newest.
         environment: Has the items of runs that were given an environment or lists of items in Python.
 
     Raises:
         UsageError: There are less than two runs, or one of them has not measured its initial document.
         StoreError: A store cannot be read.
     """
-    named: list[tuple[str, Path | str, str | None]] = [(str(path), path, None) for path in paths]
+    ids: Sequence[str | None] = run_ids or [None] * len(paths)
+    named: list[tuple[str, Path | str, str | None]] = [
+        (str(path), path, run_id) for path, run_id in zip(paths, ids, strict=True)
+    ]
     if len(named) == 1:
         async with open_run(paths[0]) as (store, _):
             named = [(row.run_id, paths[0], row.run_id) for row in await store.runs()]

@@ -10,13 +10,14 @@ from functools import partial
 import anyio
 
 from reflact import events
+from reflact.concurrency import fan_out
 from reflact.gate.decision import TrialRequest
 from reflact.llm.middleware import EnvironmentMiddleware
 from reflact.protocols import Environment, EventCallback, ManagedEnvironment
 from reflact.stages.evaluate import PairRunner, RolloutPairs, StopCondition
 from reflact.stages.null_answers import ConstantTarget, NullAnswer
 from reflact.stages.ranked_evaluation import PassRunner
-from reflact.stages.rollout import RolloutCallback, RolloutRunner
+from reflact.stages.rollout import RolloutCallback, RolloutRunner, log_unmeasured, require_coverage
 from reflact.training.setup import Runtime
 from reflact.training.trouble import FailureLog
 from reflact.types import Item, Rollout, Skill, Split
@@ -33,12 +34,18 @@ TRIALS_PER_DECISION = 1_000
 
 @dataclass
 class RolloutScheduler:
-    """Rolls skills out for one start of a run; ``surplus`` counts rollouts that a decision did not need."""
+    """Rolls skills out for one start of a run; ``surplus`` counts rollouts that a decision did not need.
+
+    All rollouts of the run share its ``train.rollout_concurrency`` slots; those that are asked for first go first.
+    """
 
     runtime: Runtime
     on_event: EventCallback
     failures: FailureLog
     surplus: int = 0
+
+    def __post_init__(self) -> None:
+        self._slots = anyio.Semaphore(self.runtime.config.train.rollout_concurrency)
 
     def make_runner(
         self, step: int, *, feedback: bool, phase: str, on_rollout: RolloutCallback | None
@@ -51,7 +58,7 @@ class RolloutScheduler:
             decision_log=self.runtime.decision_log,
             step=step,
             feedback=feedback,
-            limit=self.runtime.config.train.rollout_concurrency,
+            limit=self._slots,
             phase=None if self.runtime.config.train.reuse_rollouts else phase,
             on_rollout=self._follow_rollouts(on_rollout),
             on_exception=partial(self.failures.record_rollout, step=step),
@@ -71,18 +78,40 @@ class RolloutScheduler:
         return follow
 
     async def roll_out_split(
-        self, split: Split, skill: Skill, *, step: int, phase: str, trial: int = 0
+        self, split: Split, skill: Skill, *, step: int, phase: str
     ) -> tuple[Rollout, ...]:
         """Roll a skill out on a whole split, without feedback.
 
         Raises:
             RunFailed: Too few items could be measured.
         """
-        items, coverage = self.runtime.plan.data.items(split), self.runtime.config.gate.coverage
+        trials = await self.roll_out_trials(split, skill, (0,), step=step, phase=phase)
+        await self.require_trials(trials, step=step)
+        return trials[0]
+
+    async def roll_out_trials(
+        self, split: Split, skill: Skill, trials: Sequence[int], *, step: int, phase: str, note: str = ""
+    ) -> tuple[tuple[Rollout, ...], ...]:
+        """Roll a skill out on a whole split, once for each trial and without feedback; all trials run together.
+
+        The caller passes the rollouts to ``require_trials`` before it uses them.
+        """
+        items = self.runtime.plan.data.items(split)
         stage: events.Stage = "final_test" if split is Split.test else "evaluate"
-        return await self._roll_out(
-            items, skill, step=step, stage=stage, trial=trial, phase=phase, coverage=coverage
-        )
+        count = self.make_progress_counter(stage, step, len(trials) * len(items), note=note)
+        runner = self.make_runner(step, feedback=False, phase=phase, on_rollout=count)
+        return await fan_out(lambda trial: runner.roll_out(items, skill, coverage=None, trial=trial), trials)
+
+    async def require_trials(self, trials: Sequence[Sequence[Rollout]], *, step: int) -> None:
+        """Check that enough items of each trial were measured, and log the others.
+
+        Raises:
+            RunFailed: Too few items could be measured; nothing is logged.
+        """
+        for rollouts in trials:
+            require_coverage(rollouts, self.runtime.config.gate.coverage)
+        for rollouts in trials:
+            await log_unmeasured(rollouts, decision_log=self.runtime.decision_log, step=step)
 
     async def roll_out_constant(
         self, split: Split, items: Sequence[Item], answer: NullAnswer, *, step: int
@@ -106,7 +135,9 @@ class RolloutScheduler:
         self, items: Sequence[Item], skill: Skill, *, step: int, phase: str
     ) -> tuple[Rollout, ...]:
         """Roll a skill out on train items, with feedback; the caller logs unmeasured rollouts."""
-        return await self._roll_out(items, skill, step=step, stage="slow_update", phase=phase, coverage=None)
+        count = self.make_progress_counter("slow_update", step, len(items))
+        runner = self.make_runner(step, feedback=True, phase=phase, on_rollout=count)
+        return await runner.roll_out(items, skill, coverage=None)
 
     def make_pair_runner(self, *, step: int, part: str, number: int) -> PairRunner:
         """Return the function that rolls two skills out for one decision, the ``number``-th of the step."""
@@ -177,21 +208,6 @@ class RolloutScheduler:
             await self.on_event(build_event(done=done))
 
         return count
-
-    async def _roll_out(
-        self,
-        items: Sequence[Item],
-        skill: Skill,
-        *,
-        step: int,
-        stage: events.Stage,
-        phase: str,
-        coverage: float | None,
-        trial: int = 0,
-    ) -> tuple[Rollout, ...]:
-        counter = self.make_progress_counter(stage, step, len(items))
-        runner = self.make_runner(step, feedback=stage == "slow_update", phase=phase, on_rollout=counter)
-        return await runner.roll_out(items, skill, coverage=coverage, trial=trial)
 
 
 CLOSE_SECONDS = 0.4

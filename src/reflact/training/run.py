@@ -228,12 +228,12 @@ class Run:
 
     async def _measure_baseline(self) -> RunState:
         """Measure the initial skill, and repeat it if the gate has to learn whether rollouts agree."""
-        initial = self._plan.initial_skill
+        initial, trials = self._plan.initial_skill, range(self._gate_keeper.baseline_passes)
         async with self._timer.stage("evaluate", step=0, name="baseline"):
-            passes = [
-                await self.scheduler.roll_out_split(Split.val, initial, step=0, phase=GATE_PHASE, trial=trial)
-                for trial in range(self._gate_keeper.baseline_passes)
-            ]
+            passes = await self.scheduler.roll_out_trials(
+                Split.val, initial, trials, step=0, phase=GATE_PHASE
+            )
+            await self.scheduler.require_trials(passes, step=0)
         deterministic = self._gate_keeper.presumes_deterministic
         if self._gate_keeper.must_test_determinism:
             deterministic = self._gate_keeper.scores_agree(*passes)

@@ -261,7 +261,7 @@ def prepare_run(config: TrainerConfig, overrides: Overrides) -> RunPlan:
         config = config.model_copy(update={"test": config.test.model_copy(update={"enabled": False})})
     own = environment.prompt_folder if isinstance(environment, Prompted) else None
     prompts = load_prompts(config.prompts, folder=own)
-    initial = Skill(text="") if config.skill is None else load_skill(config.skill)
+    initial = Skill(text="") if config.skill is None else load_skill(config.skill, config.skill_files)
     identity: dict[str, JsonValue] = {
         **config_identity(config),
         **prompts.identity(list_used_prompts(config)),

@@ -132,8 +132,8 @@ class RunWatch:
         for role, model in self._models.items():
             cap = read_cap({model.max_tokens_key: model.max_tokens, **model.extra_body})
             if (reason := budget.find_exceeded_limit(worst_case(0, cap, model))) is not None:
-                words = f"no call of models.{role} fits the budget: {reason}"
-                self._warn(f"budget {role}", f"{words}, or a smaller models.{role}.max_tokens")
+                other = "" if "max_calls" in reason else f", or a smaller models.{role}.max_tokens"
+                self._warn(f"budget {role}", f"no call of models.{role} fits the budget: {reason}{other}")
 
     def _warn(self, subject: str, message: str) -> None:
         if subject not in self._known:

@@ -24,12 +24,6 @@ from reflact.records import IntervalEstimate
 from reflact.reporting.lines import escape_controls
 from reflact.reporting.lines import format_count as abbreviate_count
 
-CONTENT_SECURITY_POLICY = (
-    "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
-)
-"""The page may load nothing; its style and its script are written in it."""
-
-
 MIN_SHOWN_CHARS = 60
 """How much of a text is shown when the room for texts is used up."""
 
@@ -74,19 +68,35 @@ class PageSection(NamedTuple):
     content: tuple[h.Node, ...]
 
 
+class LiveBar(NamedTuple):
+    """What stands on top of a page that a server keeps up to date: the address of its events, and its state."""
+
+    events: str
+    version: str
+    text: str
+
+
+LIVE_SCRIPT = "live.js"
+
+
 def build_document(
-    title: str, header: h.Node, sections: Sequence[PageSection], *, script: str | None = None
+    title: str,
+    header: h.Node,
+    sections: Sequence[PageSection],
+    *,
+    script: str | None = None,
+    live: LiveBar | None = None,
 ) -> str:
-    """Return a whole HTML document that loads nothing, and runs nothing but a file of this package."""
+    """Return a whole HTML document that loads nothing, and runs nothing but files of this package."""
     style = _read_file("page.css")
-    code = None if script is None else _read_file(script)
-    policy = CONTENT_SECURITY_POLICY
-    if code is not None:
-        digest = base64.b64encode(hashlib.sha256(code.encode()).digest()).decode()
-        policy += f"; script-src 'sha256-{digest}'"
+    names = (script, None if live is None else LIVE_SCRIPT)
+    codes = [_read_file(name) for name in names if name is not None]
     head = h.head[
         h.meta(charset="utf-8"),
-        h.meta({"http-equiv": "Content-Security-Policy"}, content=policy),
+        h.meta(
+            {"http-equiv": "Content-Security-Policy"},
+            content=_build_policy(style, codes, is_live=live is not None),
+        ),
         h.meta(name="viewport", content="width=device-width, initial-scale=1"),
         h.meta(name="color-scheme", content="light dark"),
         h.meta(name="referrer", content="no-referrer"),
@@ -94,17 +104,41 @@ def build_document(
         h.title[title],
         h.style[Markup(style)],  # noqa: S704 - a file of this package
     ]
-    links = h.nav(aria_label="Contents")[
-        h.ul[(h.li[h.a(href=f"#{part.section_id}")[part.heading]] for part in sections)]
-    ]
+    links = (
+        len(sections) > 1
+        and h.nav(aria_label="Contents")[
+            h.ul[(h.li[h.a(href=f"#{part.section_id}")[part.heading]] for part in sections)]
+        ]
+    )
     parts = (
         h.section(id=part.section_id, aria_labelledby=f"{part.section_id}-heading")[
             h.h2(id=f"{part.section_id}-heading")[part.heading], part.content
         ]
         for part in sections
     )
-    end = None if code is None else h.script[Markup(code)]  # noqa: S704 - a file of this package
-    return f"{h.html(lang='en')[head, h.body[h.main[h.header[header, links], parts], end]]}\n"
+    end = [h.script[Markup(code)] for code in codes]  # noqa: S704 - files of this package
+    main = h.main[live is not None and _build_live_bar(live), h.header[header, links], parts]
+    return f"{h.html(lang='en')[head, h.body[main, end]]}\n"
+
+
+def _build_policy(style: str, codes: Sequence[str], *, is_live: bool) -> str:
+    """Return the policy of a page: it loads nothing, and runs only what is written in it."""
+
+    def list_hashes(texts: Sequence[str]) -> str:
+        digests = (base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in texts)
+        return " ".join(f"'sha256-{digest}'" for digest in digests)
+
+    parts = ["default-src 'none'", f"style-src {list_hashes([style])}", "img-src data:", "base-uri 'none'"]
+    parts += ["form-action 'self'", "connect-src 'self'"] if is_live else ["form-action 'none'"]
+    return "; ".join([*parts, f"script-src {list_hashes(codes)}"] if codes else parts)
+
+
+def _build_live_bar(live: LiveBar) -> h.Element:
+    return h.div("#live.live", data_events=live.events, data_version=live.version)[
+        h.a(href="/")["All runs"],
+        h.output(aria_live="polite")[live.text],
+        h.button(type="button", hidden=True)["Show the new state"],
+    ]
 
 
 def _read_file(name: str) -> str:

@@ -16,6 +16,7 @@ from reflact.gate.intervals import Z_95, wilson_interval
 from reflact.records import IntervalEstimate, RunSummary, SkillScore, Spend, StepRecord, Usage
 from reflact.reporting.html.lanes import CallTimeline, bin_calls, build_call_lanes
 from reflact.reporting.html.page import (
+    LiveBar,
     MarkStyle,
     PageSection,
     ScorePoint,
@@ -94,10 +95,11 @@ async def read_report(
     return RunReport(history=history, baseline=baseline, best=best, calls=calls)
 
 
-def render_run_page(report: RunReport) -> str:
+def render_run_page(report: RunReport, *, live: LiveBar | None = None) -> str:
     """Return a run as one HTML document that needs no network and can be read without a script.
 
-    Equal reports are equal documents. The page stays below 10 MB: it says what it leaves out.
+    Equal reports are equal documents. The page stays below 10 MB: it says what it leaves out. With ``live``, a server
+    tells the page when there is something new.
     """
     history = report.history
     run_id = escape_line(history.run_id)
@@ -114,6 +116,7 @@ def render_run_page(report: RunReport) -> str:
             _build_settings_section(history),
         ),
         script=SCRIPT,
+        live=live,
     )
 
 

@@ -123,7 +123,7 @@ def build_changes_section(
                 f"From the initial document ({sizes[0]}) to the best one, v{best.version.number} ({sizes[1]}), in "
                 f"{format_count(len(lineage), 'accepted change')}."
             ],
-            _build_diff(diff_texts(baseline.skill.text, best.skill.text)),
+            build_diff(diff_texts(baseline.skill.text, best.skill.text)),
             h.h3["Where each change came from"],
             left_out > 0
             and h.p(".note")[
@@ -135,7 +135,8 @@ def build_changes_section(
     )
 
 
-def _build_diff(diff: str) -> list[h.Node]:
+def build_diff(diff: str) -> list[h.Node]:
+    """Return a unified diff, its lines told apart by sign and colour."""
     lines = diff.split("\n")[2:]
     limit = TextLimit(DIFF_BYTES)
     kinds = {"+": h.ins, "-": h.del_}

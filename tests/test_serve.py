@@ -1,0 +1,168 @@
+"""``reflact serve``: pages of runs that follow their stores, refuse strangers, and never run what a run wrote."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from shutil import copytree
+
+import anyio
+import httpx
+import pytest
+from selenium.webdriver.common.by import By
+from selenium.webdriver.support.wait import WebDriverWait
+
+from chromium import asked, needs_chromium, opened, resize, unreached, violations
+from html_page import read, tables
+from reflact.messages import CallId, RenderedPrompt, ReplyModel
+from reflact.reporting.html.serve import RunPages, create_run_pages
+from reflact.testing import toy_optimizer
+from test_html_run import build_trainer
+
+pytestmark = pytest.mark.anyio
+
+HOSTILE = "<img src=x onerror=alert(1)>"
+ADDRESS = re.compile(r"http://127\.0\.0\.1:\d+")
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with two runs of equal settings, one in a folder with markup in its name."""
+    folder = tmp_path_factory.mktemp("serve") / "runs"
+    anyio.run(build_trainer(folder / "first", train={"num_epochs": 1, "batch_size": 4}).train)
+    copytree(folder / "first", folder / HOSTILE)
+    return folder
+
+
+@asynccontextmanager
+async def client(
+    folder: Path, *, host: str = "127.0.0.1", token: str | None = None
+) -> AsyncIterator[httpx.AsyncClient]:
+    """Ask the pages of a folder, without a socket."""
+    transport = httpx.ASGITransport(create_run_pages(folder, token=token))
+    async with httpx.AsyncClient(transport=transport, base_url=f"http://{host}") as asking:
+        yield asking
+
+
+async def test_runs_are_listed_shown_and_compared(runs: Path) -> None:
+    """Runs in any folder have a row, a page with the report, and a comparison; names stay text."""
+    async with client(runs) as asking:
+        listing = read((await asking.get("/")).text)
+        rows = tables(listing)["Runs, the newest first"][1:]
+        assert sorted(row[0] for row in rows) == sorted(["first", HOSTILE])
+        assert {row[2] for row in rows} == {"completed"}
+        addresses = [a.attributes["href"] for a in listing.all("a") if "/runs/" in a.attributes["href"]]
+        for address in addresses:
+            page = await asking.get(address)
+            assert page.status_code == 200
+            live = next(node for node in read(page.text).all("div") if node.attributes.get("id") == "live")
+            assert live.attributes["data-events"] == f"{address}/events"
+            assert "Completed: 2 steps" in live.text
+        keys = [address.removeprefix("/runs/") for address in addresses]
+        compared = read((await asking.get("/compare", params={"run": keys})).text)
+        assert len(tables(compared)["The best skills"]) == 3
+        assert HOSTILE in compared.text
+        assert not [*compared.all("img"), *listing.all("img")]
+        assert (await asking.get("/compare", params={"run": keys[:1]})).status_code == 400
+        assert (await asking.get("/runs/unknown")).status_code == 404
+
+
+async def test_strangers_are_refused(runs: Path) -> None:
+    """A foreign name of this machine, a request that would change something, and a missing token get nothing."""
+    async with client(runs, host="rebound.example") as asking:
+        assert (await asking.get("/")).status_code == 400
+    async with client(runs) as asking:
+        answer = await asking.get("/")
+        assert answer.headers["content-security-policy"] == "frame-ancestors 'none'"
+        assert answer.headers["cross-origin-resource-policy"] == "same-origin"
+        assert (await asking.post("/")).status_code == 405
+    async with client(runs, host="elsewhere", token="right") as asking:
+        for path in ("/", "/?token=wrong", "/events", "/compare"):
+            assert (await asking.get(path)).status_code == 401
+        entered = await asking.get("/?token=right")
+        assert (entered.status_code, entered.headers["location"]) == (303, "/")
+        assert (await asking.get("/")).status_code == 200
+
+
+async def test_events_follow_the_store(runs: Path) -> None:
+    """A stream of events begins with the present state, and says when there is something new."""
+    folder, ends = runs / "first", iter([False, True])
+    pages = RunPages(folder, is_closing=lambda: next(ends))
+    (line,) = [line async for line in pages._follow(None)]
+    progress = json.loads(line.split("data: ")[1])
+    assert progress["text"] == "1 run, 0 not ended."
+    async with client(folder) as asking:
+        assert progress["version"] in (await asking.get("/")).text
+
+
+async def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
+    """A damaged database is an error on the list; a folder without runs says so."""
+    async with client(tmp_path) as asking:
+        assert "There is no run yet" in (await asking.get("/")).text
+        (tmp_path / "run.db").write_bytes(b"no database" * 100)
+        assert "A database cannot be read" in (await asking.get("/")).text
+
+
+@pytest.mark.slow
+@needs_chromium
+def test_a_browser_follows_a_run_of_another_process(tmp_path: Path) -> None:
+    """The list and the page of a run show each step when it is committed; Ctrl-C ends the server cleanly."""
+    (tmp_path / "runs").mkdir()
+    command = [
+        sys.executable,
+        "-c",
+        "from reflact.cli import main; main()",
+        "serve",
+        str(tmp_path / "runs"),
+        "--port",
+        "0",
+    ]
+    with (
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process,
+        opened(tmp_path / "profile") as browser,
+    ):
+        try:
+            found = ADDRESS.search(process.stdout.readline())
+            assert found
+            wait = WebDriverWait(browser, 30, poll_frequency=0.05)
+
+            def look(step: int) -> None:
+                if step == 1:
+                    wait.until(lambda _: browser.find_elements(By.CSS_SELECTOR, "td.prose + td, td.figure"))
+                    browser.find_element(By.CSS_SELECTOR, "tbody a").click()
+                wait.until(lambda _: f"{step} step" in browser.find_element(By.ID, "live").text)
+                wait.until(lambda _: f"All {step} steps" in browser.page_source)
+
+            answer, seen = toy_optimizer(edits=2), set()
+
+            def look_and_answer(
+                prompt: RenderedPrompt, reply_type: type[ReplyModel], call_id: CallId
+            ) -> object:
+                if call_id.step in {2, 3} - seen:  # the run waits until the step before is seen
+                    seen.add(call_id.step)
+                    look(call_id.step - 1)
+                return answer(prompt, reply_type, call_id)
+
+            browser.get(found[0])
+            anyio.run(build_trainer(tmp_path / "runs" / "toy", script=look_and_answer).train)
+            assert seen == {2, 3}
+            wait.until(lambda _: "Completed: 4 steps" in browser.find_element(By.ID, "live").text)
+            wait.until(lambda _: "The run is under way" not in browser.page_source)
+            for width, dark in ((1280, False), (400, True)):
+                resize(browser, width, dark=dark)
+                assert violations(browser) == []
+            browser.get(found[0])
+            assert violations(browser) == []
+            assert unreached(browser) == []
+            assert [entry for entry in browser.get_log("browser") if entry["level"] == "SEVERE"] == []
+            assert all(url.startswith((found[0], "data:")) for url in asked(browser, found[0]))
+        finally:
+            process.send_signal(signal.SIGINT)
+            output = process.communicate(timeout=20)
+    assert (process.returncode, output) == (0, ("", "ended\n"))
