@@ -268,7 +268,7 @@ def read_items(path: Path, fields: FieldsConfig) -> tuple[FileItem, ...]:
         raise DataError(faults[0][0] + more)
     if not items:
         raise DataError(f"{path} has no items")
-    return items
+    return tuple(items)
 
 
 def read_rows(path: Path) -> tuple[FileRow, ...]:
@@ -305,8 +305,12 @@ def guess_column(name: str, columns: Sequence[str]) -> str | None:
     if usual is not None or name not in TELLING_WORDS:
         return usual
     words = {column: set(short.split("_")) for short, column in by_name.items()}
-    other = TELLING_WORDS["reference" if name == "input" else "input"] | COUNTING_WORDS
-    found = [column for column, parts in words.items() if parts & TELLING_WORDS[name] and not parts & other]
+    other = TELLING_WORDS["reference"] if name == "input" else TELLING_WORDS["input"] - {"text"}
+    found = [
+        column
+        for column, parts in words.items()
+        if parts & TELLING_WORDS[name] and not parts & (other | COUNTING_WORDS)
+    ]
     return found[0] if len(found) == 1 else None
 
 
