@@ -360,13 +360,15 @@ class SQLiteRunStore(SQLiteResponseStore):
     async def store_items(self, data: DataSet) -> None:
         """Store all items under the fingerprint of their data, unless they are stored."""
 
+        fingerprint = data.fingerprint  # computed once, since it reads all items
+
         def store(tables: Tables) -> None:
-            if tables.execute("SELECT 1 FROM items WHERE data = ?", (data.fingerprint,)).fetchone():
+            if tables.execute("SELECT 1 FROM items WHERE data = ?", (fingerprint,)).fetchone():
                 return
             tables.conn.executemany(
                 "INSERT INTO items (data, split, number, item) VALUES (?, ?, ?, ?)",
                 (
-                    (data.fingerprint, split.value, number, item.model_dump_json())
+                    (fingerprint, split.value, number, item.model_dump_json())
                     for split in Split
                     for number, item in enumerate(data.items(split))
                 ),
