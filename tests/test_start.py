@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
@@ -80,7 +81,7 @@ def test_init_writes_a_configuration_that_works(tmp_path: Path) -> None:
         (["question_id", "Prompt (English)", "expected_label"], "Prompt (English)", "expected_label"),
         (["message", "answer_text", "answer_length"], "message", "answer_text"),
         (["first_answer", "second_answer"], None, None),
-        (["input_text", "user_message"], "user_message", None),
+        (["input_text", "user_message"], None, None),
     ],
 )
 def test_columns_are_found_by_a_telling_word(
@@ -88,6 +89,17 @@ def test_columns_are_found_by_a_telling_word(
 ) -> None:
     """A longer name is guessed if exactly one column has a word that tells the field."""
     assert (guess_column("input", columns), guess_column("reference", columns)) == (task, answer)
+
+
+def test_all_rows_with_errors_are_named_at_once(tmp_path: Path) -> None:
+    """If a few rows lack the column of the right answer, the column is still guessed, and each row is named."""
+    path = tmp_path / "odd.jsonl"
+    rows = [{"customer text": f"t{k}"} | ({} if k in {10, 25} else {"gold queue": "y"}) for k in range(30)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    result = reflact("init", path, "--out", tmp_path / "run.yaml", "--model", "m")
+    assert result.exit_code == 2
+    assert "row 11: there is no column 'gold queue'" in result.stderr
+    assert "these rows have errors too: 26" in result.stderr
 
 
 def test_init_asks_for_the_column_that_it_cannot_guess(tmp_path: Path) -> None:

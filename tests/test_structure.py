@@ -49,6 +49,7 @@ THIRD_PARTY = {
     "starlette": ("reporting/html/serve.py",),
     "uvicorn": ("reporting/html/serve.py",),
     "pytest": ("integrations/pytest.py",),
+    "reasoning_gym": ("integrations/reasoning_gym.py",),
 }
 """The folders or files that may load a library."""
 

@@ -72,7 +72,20 @@ LIKELY_COLUMNS: Mapping[str, tuple[str, ...]] = {
 """Usual names of the columns of each field, the likeliest first."""
 
 TELLING_WORDS: Mapping[str, frozenset[str]] = {
-    "input": frozenset({"question", "prompt", "problem", "instruction", "query", "message", "request"}),
+    "input": frozenset(
+        {
+            "question",
+            "prompt",
+            "problem",
+            "instruction",
+            "query",
+            "message",
+            "request",
+            "task",
+            "text",
+            "ticket",
+        }
+    ),
     "reference": frozenset({"answer", "answers", "expected", "gold", "label", "solution", "truth"}),
 }
 """Words that tell a field also in a longer name, such as "right answer" or "customer_message"."""
@@ -80,6 +93,7 @@ TELLING_WORDS: Mapping[str, frozenset[str]] = {
 COUNTING_WORDS = frozenset({"id", "nr", "no", "number", "count", "length", "type", "date", "url"})
 
 MAX_SHOWN_COLUMNS = 12
+MAX_SHOWN_ROWS = 8
 
 MAX_SHOWN_ROWS = 4
 """The number of rows with the same id that an error names."""
@@ -241,10 +255,20 @@ def read_items(path: Path, fields: FieldsConfig) -> tuple[FileItem, ...]:
         DataError: The file is malformed or empty; names the file and the row.
         OSError: The file cannot be read.
     """
-    items = tuple(FileItem(build_item(row.value, fields, row.where), row.where) for row in read_rows(path))
+    items, faults = [], []
+    for row in read_rows(path):
+        try:
+            items.append(FileItem(build_item(row.value, fields, row.where), row.where))
+        except DataError as error:
+            faults.append((str(error), row.where.rpartition(" ")[2]))
+    if faults:
+        others = ", ".join(number for _, number in faults[1 : MAX_SHOWN_ROWS + 1])
+        dots = ", ..." if len(faults) > MAX_SHOWN_ROWS + 1 else ""
+        more = f"; these rows have errors too: {others}{dots}" if others else ""
+        raise DataError(faults[0][0] + more)
     if not items:
         raise DataError(f"{path} has no items")
-    return items
+    return tuple(items)
 
 
 def read_rows(path: Path) -> tuple[FileRow, ...]:
@@ -281,8 +305,12 @@ def guess_column(name: str, columns: Sequence[str]) -> str | None:
     if usual is not None or name not in TELLING_WORDS:
         return usual
     words = {column: set(short.split("_")) for short, column in by_name.items()}
-    other = TELLING_WORDS["reference" if name == "input" else "input"] | COUNTING_WORDS
-    found = [column for column, parts in words.items() if parts & TELLING_WORDS[name] and not parts & other]
+    other = TELLING_WORDS["reference"] if name == "input" else TELLING_WORDS["input"] - {"text"}
+    found = [
+        column
+        for column, parts in words.items()
+        if parts & TELLING_WORDS[name] and not parts & (other | COUNTING_WORDS)
+    ]
     return found[0] if len(found) == 1 else None
 
 

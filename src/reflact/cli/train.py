@@ -219,7 +219,7 @@ def describe_data(data: Path, out: Path, columns: Mapping[str, str]) -> dict[str
     return {
         "data": escape_line(str(data)),
         "name": out.name,
-        "out_dir": quote_yaml(f"runs/{data.resolve().stem}"),
+        "out_dir": quote_yaml("runs/" + re.sub(r"[^\w.-]+", "-", data.resolve().stem)),
         "path": quote_yaml(os.path.relpath(data.resolve(), out.resolve().parent)),
         "fields": "  fields:\n" + "".join(lines) if lines else "",
         "ratio": "" if data.is_dir() else RATIO_LINES,
@@ -246,7 +246,8 @@ def guess_fields(
     from reflact.errors import DataError
 
     known = {"input": ("input", "question"), "reference": ("reference", "answers", "answer")}
-    columns = [name for name in (rows[0] if rows else ()) if all(name in row for row in rows)]
+    first, most = rows[0] if rows else {}, len(rows) * 0.9
+    columns = [name for name in first if sum(name in row for row in rows) >= most]
     names = dict(chosen)
     for field in FIELD_NAMES:
         if field in names or any(name in columns for name in known.get(field, (field,))):

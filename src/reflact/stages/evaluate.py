@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from functools import partial
 from typing import Literal
 
 from reflact.gate.decision import (
@@ -11,11 +12,12 @@ from reflact.gate.decision import (
     Ruling,
     ScorePair,
     TrialRequest,
+    Trials,
     build_ruling,
     decide,
     has_coverage,
 )
-from reflact.gate.early_stop import decide_early
+from reflact.gate.early_stop import EarlyStopMonitor
 from reflact.types import (
     AggregateResult,
     Candidate,
@@ -175,6 +177,32 @@ async def evaluate(
     return EvaluationResult(verdict=verdict, unmeasured=first.unmeasured + second.unmeasured)
 
 
+class _PrefixJudge:
+    """Decides on prefixes of a request; a prefix that extends the last one costs only its new pairs."""
+
+    def __init__(self, settings: GateSettings, trials: Trials, ask: TrialRequest, metric: GateMetric) -> None:
+        self._start = partial(EarlyStopMonitor, settings, trials, ask)
+        self._metric = metric
+        self._monitor = self._start()
+        self._ruling: Ruling | None = None
+        self._pairs: tuple[tuple[Rollout, Rollout], ...] = ()
+
+    def is_decided(self, pairs: RolloutPairs) -> bool:
+        """Return whether the pairs determine the decision."""
+        return self.decide(pairs) is not None
+
+    def decide(self, pairs: RolloutPairs) -> Ruling | None:
+        """Return the decision of the shortest prefix of the pairs that determines it, else None."""
+        known = len(self._pairs)
+        if tuple(pairs[:known]) != self._pairs:
+            known, self._monitor, self._ruling = 0, self._start(), None
+        for pair in pairs[known:]:
+            if self._ruling is None:
+                self._ruling = self._monitor.add(self._metric.score_pair(*pair))
+        self._pairs = tuple(pairs)
+        return self._ruling
+
+
 async def _compare(
     candidate: Skill, current: Skill, settings: GateSettings, metric: GateMetric, run_pairs: PairRunner
 ) -> EvaluationResult:
@@ -186,13 +214,11 @@ async def _compare(
         if isinstance(ask, Ruling):
             return _build_result(ask, asked, candidate, current, metric)
 
-        def decide_prefix(pairs: RolloutPairs, ask: TrialRequest = ask) -> Ruling | None:
-            return decide_early(settings, trials, ask, [metric.score_pair(*pair) for pair in pairs])
-
-        stop = (lambda pairs: decide_prefix(pairs) is not None) if settings.early_stop else None
+        judge = _PrefixJudge(settings, trials, ask, metric)
+        stop = judge.is_decided if settings.early_stop else None
         done = await run_pairs(candidate, current, ask, stop)
         asked.setdefault(ask.trial, []).extend(done)
-        ruling = decide_prefix(done) if settings.early_stop else None
+        ruling = judge.decide(done) if settings.early_stop else None
         if ruling is not None:
             return _build_result(ruling, asked, candidate, current, metric)
         trials.setdefault(ask.trial, {}).update({pair[0].item_id: metric.score_pair(*pair) for pair in done})

@@ -359,6 +359,7 @@ class SQLiteRunStore(SQLiteResponseStore):
 
     async def store_items(self, data: DataSet) -> None:
         """Store all items under the fingerprint of their data, unless they are stored."""
+        fingerprint = data.fingerprint
 
         fingerprint = data.fingerprint  # computed once, since it reads all items
 
