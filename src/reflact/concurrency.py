@@ -235,6 +235,8 @@ async def start_ahead(
         async def take(key: K) -> T:
             start(key)
             await handles[key].wait()
+            if handles[key].status is TaskHandle.Status.FAILED:
+                await anyio.sleep_forever()  # no Exception, so it cancels this block, which raises it
             result = handles[key].return_value
             if isinstance(result, _FailedCall):
                 raise result.error

@@ -361,6 +361,8 @@ class SQLiteRunStore(SQLiteResponseStore):
         """Store all items under the fingerprint of their data, unless they are stored."""
         fingerprint = data.fingerprint
 
+        fingerprint = data.fingerprint  # computed once, since it reads all items
+
         def store(tables: Tables) -> None:
             if tables.execute("SELECT 1 FROM items WHERE data = ?", (fingerprint,)).fetchone():
                 return
