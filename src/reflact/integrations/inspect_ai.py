@@ -8,7 +8,6 @@ replies and recordings cover them, and the target may be any agent.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from importlib.metadata import version
@@ -16,6 +15,7 @@ from typing import Any
 
 from pydantic import JsonValue
 
+from reflact.concurrency import fan_out
 from reflact.data import shuffle
 from reflact.errors import ConfigError, EnvironmentFailure
 from reflact.protocols import Session
@@ -96,7 +96,8 @@ class InspectEnvironment:
             EnvironmentFailure: The solver asks in a way that a conversation with the target cannot serve.
         """
         # a task of its own has a context of its own, and Inspect keeps its model in context variables
-        return await asyncio.create_task(self._solve(item, session))
+        (grade,) = await fan_out(lambda one: self._solve(one, session), (item,))
+        return grade
 
     async def _solve(self, item: Item, session: Session) -> Grade:
         from inspect_ai.model import ChatMessageUser, GenerateConfig, ModelName, ModelOutput, get_model
