@@ -38,7 +38,7 @@ chaos: $(VENV)/.installed-dev
 attack: $(VENV)/.installed-dev
 	$(BIN)/python benchmarks/attack.py
 
-check: PYTEST = --thorough
+check: PYTEST = --thorough --no-loadscope-reorder
 check: lint types wheel-test site test
 
 lint: $(VENV)/.installed-dev

@@ -6,6 +6,7 @@ import functools
 import os
 import re
 import shutil
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -56,8 +57,11 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave slow tests out, unless they are asked for."""
+    """Leave slow tests out, unless they are asked for; then begin with their files, so that no worker ends alone."""
     if config.getoption("--thorough"):
+        n_tests = Counter(item.path for item in items)
+        n_slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
+        items.sort(key=lambda item: (-n_slow[item.path] / n_tests[item.path], str(item.path)))
         return
     slow = [item for item in items if item.get_closest_marker("slow")]
     config.hook.pytest_deselected(items=slow)
