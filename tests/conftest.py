@@ -27,7 +27,7 @@ SLACK = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
 settings.register_profile(
     "dev", max_examples=25, deadline=None, derandomize=True, suppress_health_check=SLACK
 )
-settings.register_profile("thorough", max_examples=300, deadline=None, suppress_health_check=SLACK)
+settings.register_profile("thorough", max_examples=200, deadline=None, suppress_health_check=SLACK)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -35,7 +35,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--thorough", action="store_true", help="run slow tests too, and more cases of others")
     parser.addoption("--kills", type=int, default=6, help="random kills of a run (tests/test_kills.py)")
     words = "one in so many hostile replies is played to whole runs (tests/test_hostile_runs.py)"
-    parser.addoption("--hostile", type=int, default=2, help=words)
+    parser.addoption("--hostile", type=int, default=3, help=words)
 
 
 def pytest_configure(config: pytest.Config) -> None:

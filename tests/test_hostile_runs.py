@@ -1,6 +1,6 @@
 """Whole runs and processes against hostile replies: to each role, always and one in six, and huge ones at once.
 
-Every second reply of the corpus is played to runs; ``--hostile 1`` plays all.
+Every third reply of the corpus is played to runs; ``--hostile 1`` plays all.
 """
 
 from __future__ import annotations
