@@ -129,7 +129,7 @@ def test_references_are_checked_before_anything_is_asked(split: Split) -> None:
     bad = Item(id="bad", input="x", reference="many")
     good = Item(id="good", input="y", reference=1)
     data = DataSet.model_validate({s.value: (good, bad) if s is split else (good,) for s in Split})
-    with pytest.raises(DataError, match=r"item 'bad'.*many"):
+    with pytest.raises(DataError, match=r"item 'bad'.*many.*begins with"):
         DatasetEnvironment(data, grade=NumericGrader())
     DatasetEnvironment(data, grade=lambda item, answer: True)
 

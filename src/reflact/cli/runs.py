@@ -1,4 +1,4 @@
-"""The commands on runs: ``runs``, ``show``, ``report``, ``skill``, ``diff``, ``export`` and ``compare``."""
+"""The commands on runs: ``runs``, ``show``, ``report``, ``skill``, ``diff``, ``export``, ``compare`` and ``serve``."""
 
 from __future__ import annotations
 
@@ -296,7 +296,9 @@ def serve(
             metavar="ADDRESS", help="The address to listen at. Others than this machine need a token."
         ),
     ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(metavar="N", help="The port. With 0, a free one is chosen.")] = 8321,
+    port: Annotated[
+        int, typer.Option(metavar="N", min=0, max=65535, help="The port. With 0, a free one is chosen.")
+    ] = 8321,
     token: Annotated[
         str | None,
         typer.Option(
@@ -428,7 +430,8 @@ def export(  # noqa: PLR0917 - one for each option of the command
         typer.echo(f"hint: {escape_line(hint)}")
     typer.echo(f"wrote {escape_line(str(written / 'SKILL.md'))}")
     if len(package.files) > 1:
-        typer.echo(f"and {len(package.files) - 1} other files of the folder")
+        others = len(package.files) - 1
+        typer.echo(f"and {others} other file{'s' if others > 1 else ''} of the folder")
 
 
 def compare(

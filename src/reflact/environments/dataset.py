@@ -86,7 +86,7 @@ class DatasetEnvironment:
         if isinstance(grade, CheckedGrader):
             for split in Split:
                 for item in data.items(split):
-                    grade.check(item)
+                    _check_reference(grade, item)
 
     @property
     def identity(self) -> str:
@@ -133,6 +133,14 @@ class DatasetEnvironment:
         # one pass, so that variables in a value are text
         names = "|".join(map(re.escape, sorted(values, key=len, reverse=True)))
         return re.sub(rf"\{{({names})\}}", lambda match: _show(values[match[1]]), self._template)
+
+
+def _check_reference(grade: CheckedGrader, item: Item) -> None:
+    try:
+        grade.check(item)
+    except DataError as error:  # an id may be made from content, so the input names the row
+        begin = " ".join(_show(item.input).split())[:80]
+        raise DataError(f"{error}; the item's input begins with {begin!r}") from None
 
 
 def _show(value: JsonValue) -> str:

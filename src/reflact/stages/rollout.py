@@ -117,9 +117,9 @@ class RolloutRunner:
     """Rolls items out; stored rollouts and logged unmeasured ones are not run again, equal keys run once.
 
     ``feedback``: rollouts carry the environment's feedback for the analysts. ``limit`` is the maximum of
-    rollouts in flight, or a semaphore that several runners share. Rollouts are reused within a ``phase`` only, or among all phases that are None.
-    ``on_rollout`` is called with each rollout when it first finishes, in any order, and ``on_exception`` with each
-    exception of the environment's or the target's own code.
+    rollouts in flight, or a semaphore that several runners share. Rollouts are reused within a ``phase`` only, or
+    among all phases that are None. ``on_rollout`` is called with each rollout when it first finishes, in any order,
+    and ``on_exception`` with each exception of the environment's or the target's own code.
     """
 
     target: Target

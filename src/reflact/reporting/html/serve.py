@@ -371,7 +371,7 @@ def serve_runs(
         UsageError: There is no such folder, or the address is in use.
     """
     if not root.exists():
-        raise UsageError(f"there is no {root}; name the out_dir of a run, or a folder above several")
+        raise UsageError(f"{root} does not exist; name the out_dir of a run, or a folder above several")
     if token is None and host not in LOCAL_ADDRESSES:
         token = secrets.token_urlsafe(24)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
