@@ -142,13 +142,13 @@ class EpochFinalizer:
         The caller logs unmeasured rollouts only after a model has answered about the items. If one outage
         affects both, a restart then retries both.
         """
-        rollouts: list[Rollout] = []
+        sides: dict[str, list[Rollout]] = {earlier.hash: [], current.hash: []}
 
         async def roll(items: Sequence[Item], skill: Skill) -> Sequence[Rollout]:
             measured = await self.scheduler.roll_out_train_items(
                 items, skill, step=step, phase=f"epoch/{epoch}"
             )
-            rollouts.extend(measured)
+            sides[skill.hash].extend(measured)
             return measured
 
         compared = await compare_skills(
@@ -161,7 +161,7 @@ class EpochFinalizer:
             seed=self.runtime.config.seed,
             epoch=epoch,
         )
-        return compared, rollouts
+        return compared, [rollout for side in sides.values() for rollout in side]
 
     async def _judge_guidance(
         self, record: EpochRecord, reply: GuidanceReply | NoReply, current: Skill, state: RunState
