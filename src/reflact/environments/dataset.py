@@ -135,7 +135,7 @@ class DatasetEnvironment:
         return re.sub(rf"\{{({names})\}}", lambda match: _show(values[match[1]]), self._template)
 
 
-def _check_reference(grade: CheckedGrader, item: Item) -> None:
+def _check_reference(grade: CheckedGrader[Any], item: Item) -> None:
     try:
         grade.check(item)
     except DataError as error:  # an id may be made from content, so the input names the row
