@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import re
 from collections.abc import Collection, Sequence
 from importlib.resources import files
 from itertools import pairwise
@@ -148,6 +149,11 @@ def _read_file(name: str) -> str:
 def render_node(element: h.Element) -> Markup:
     """Return an element as it stands in the page; a long list of rendered elements is quicker than one tree."""
     return Markup(element)  # noqa: S704 - the element has escaped its texts
+
+
+def break_key(key: str) -> h.Node:
+    """Return the key of a setting that may be broken behind its dots and underscores, and nowhere else if it fits."""
+    return [(part, h.wbr) for part in re.split(r"(?<=[._])", key)]
 
 
 def build_table(

@@ -21,6 +21,7 @@ from reflact.reporting.html.page import (
     PageSection,
     ScorePoint,
     TextLimit,
+    break_key,
     build_document,
     build_figure,
     build_table,
@@ -510,8 +511,11 @@ def _build_settings_section(history: RunHistory) -> PageSection:
 
 def _build_settings(caption: str, settings: Mapping[str, JsonValue]) -> h.Element:
     limit = TextLimit(OTHER_BYTES)
-    rows = [
-        [limit.fit(key, 200), limit.fit(value if isinstance(value, str) else canonical_json(value), 1_000)]
+    rows: list[list[h.Node]] = [
+        [
+            break_key(limit.fit(key, 200)),
+            limit.fit(value if isinstance(value, str) else canonical_json(value), 1_000),
+        ]
         for key, value in settings.items()
     ]
     return build_table(caption, ("setting", "value"), rows, prose={1})

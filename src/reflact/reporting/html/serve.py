@@ -30,7 +30,14 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from reflact.errors import ReflactError, StoreError, UsageError
 from reflact.records import SkillScore
-from reflact.reporting.html.page import LiveBar, PageSection, TextLimit, build_document, build_table
+from reflact.reporting.html.page import (
+    LiveBar,
+    PageSection,
+    TextLimit,
+    break_key,
+    build_document,
+    build_table,
+)
 from reflact.reporting.html.run import read_report, render_run_page
 from reflact.reporting.html.run_details import build_diff
 from reflact.reporting.lines import escape_line, format_duration, format_score
@@ -247,8 +254,11 @@ def render_comparison(comparison: RunComparison, names: Sequence[str]) -> str:
         ]
         for run in named
     ]
-    settings = [
-        [limit.fit(setting.key, 200), *(limit.fit(canonical_json(value), 300) for value in setting.values)]
+    settings: list[list[h.Node]] = [
+        [
+            break_key(limit.fit(setting.key, 200)),
+            *(limit.fit(canonical_json(value), 300) for value in setting.values),
+        ]
         for setting in comparison.settings
     ]
     columns = ("run", "state", "steps", "validation", "test", "calls", "cost", "time")

@@ -1,0 +1,202 @@
+"""A run whose data, answers and edits attack those who look at it: at a terminal, in a browser and in an export."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import anyio
+import pytest
+import uvicorn
+import yaml
+from anyio.from_thread import start_blocking_portal
+from selenium.webdriver.common.by import By
+
+from chromium import asked, needs_chromium, opened, resize, violations
+from emulator import Terminal
+from reflact import Trainer, read_run
+from reflact.messages import CallId, RenderedPrompt, ReplyModel
+from reflact.reporting.html.serve import create_run_pages
+from reflact.skills.package import read_front_matter
+from reflact.testing import TOY_RULES, ScriptedLLM, ToyEnvironment, toy_optimizer
+from reflact.types import Item, Skill, Split
+from served import reflact
+from test_html_browser import SCROLLED
+from test_live_terminal import run_at
+from toy_runs import Actor
+
+pytestmark = pytest.mark.slow
+
+STEERING = "\x1b]0;owned\x07\x1b[2J\x9b2J\x9d0;owned\x9c\r\u202e\u2066\u200b"
+MARKUP = (
+    "</script></pre></style><script>window.owned=1</script><img src=x onerror=window.owned=1>"
+    "<svg onload=window.owned=1><a href='javascript:window.owned=1'>[x](javascript:window.owned=1)"
+    "\"onfocus='window.owned=1'{{7*7}}${owned}[red][/nothing][link=javascript:owned]"
+)
+WORDS = f"{MARKUP}{STEERING}"
+SHOWN = "\\x1b]0;owned"
+"""How a terminal and a page show the first of the controls."""
+
+PLAIN_KEYS = {"op", "target", "helped", "type"}
+"""Fields of replies that are no free text."""
+
+COLOURS = re.compile(r"\x1b\[[\d;]*m")
+"""What reflact itself writes at a terminal."""
+
+CONTROLS = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u200b\u202a-\u202e\u2066-\u2069]|\r(?!\n)")
+MARKED = (
+    "[onerror], [onload], [onfocus], svg a, a[href^='javascript:'], form[action^='javascript:'], img, iframe"
+)
+
+AT_TERMINAL = """
+import json, sys
+from reflact.cli.app import app
+for arguments in json.loads(sys.argv[1]):
+    try:
+        app(arguments)
+    except SystemExit as ended:
+        assert not ended.code, (arguments, ended.code)
+"""
+
+
+class HostileWorld(ToyEnvironment):
+    """The toy world with hostile words behind each text of an item."""
+
+    def items(self, split: Split) -> list[Item]:
+        return [
+            Item(
+                id=f"{item.id}{WORDS}",
+                input=f"{item.input}{WORDS}",
+                task_type=f"{item.task_type}{WORDS}",
+                reference=f"{item.reference}{WORDS}",
+                metadata={f"key{WORDS}": WORDS},
+            )
+            for item in super().items(split)
+        ]
+
+
+def answer(skill: Skill, message: str, _: int) -> str:
+    """Answer as the toy target would, and say hostile words."""
+    name, number = message.partition(WORDS)[0].split()
+    known = TOY_RULES[name].line in skill.text.splitlines()
+    return f"{TOY_RULES[name].answer(int(number)) if known else 'unknown'}{WORDS}"
+
+
+def spoil(value: object, key: str = "") -> object:
+    """Return a reply with hostile words behind each free text."""
+    match value:
+        case str() if key not in PLAIN_KEYS:
+            return f"{value}\n{WORDS}"
+        case dict():
+            return {name: spoil(inner, name) for name, inner in value.items()}
+        case list():
+            return [spoil(inner, key) for inner in value]
+    return value
+
+
+def build_trainer(folder: Path, *, epochs: int) -> Trainer:
+    """Return a run in which the data, the target and the optimizer are hostile."""
+    obey = toy_optimizer(edits=2)
+
+    def reply(prompt: RenderedPrompt, reply_type: type[ReplyModel], call_id: CallId) -> object:
+        return spoil(obey(prompt, reply_type, call_id))
+
+    settings = {
+        "out_dir": folder,
+        "train": {"num_epochs": epochs, "batch_size": 4},
+        "environment": {"description": f"Epochs: {epochs}. {WORDS}"},
+    }
+    return Trainer(settings, environment=HostileWorld(), target=Actor(answer), optimizer=ScriptedLLM(reply))
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Two hostile runs, in folders with hostile names."""
+    above = tmp_path_factory.mktemp("hostile")
+    folders = tuple(above / f"{n}{WORDS[-60:].replace('/', '')}" for n in (1, 2))
+    for epochs, folder in enumerate(folders, start=1):
+        anyio.run(build_trainer(folder, epochs=epochs).train)
+    return folders
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there are no pseudo-terminals")
+def test_words_of_others_steer_no_terminal(runs: tuple[Path, Path], tmp_path: Path) -> None:
+    """At a pseudo-terminal each command shows controls, also those of 8 bits and of direction, as escapes."""
+    first, second = map(str, runs)
+    commands = [
+        ["show", second],
+        *(["show", second, str(step.step)] for step in anyio.run(read_run, runs[1]).steps),
+        ["show", second, "--items"],
+        ["show", second, "--item", f"test-000{WORDS}"],
+        ["show", second, "--costs"],
+        ["skill", second],
+        ["diff", second],
+        ["compare", first, second],
+        ["runs", str(runs[0].parent)],
+        ["report", second, "--out", str(tmp_path / f"page{STEERING}.html")],
+        ["export", second, "--name", "words", "--description", "Use it.", "--out", str(tmp_path / STEERING)],
+    ]
+    code, written = run_at(Terminal(100, 40), json.dumps(commands), program=AT_TERMINAL)
+    assert code == 0, written[-2000:]
+    left = COLOURS.sub("", written)
+    assert CONTROLS.findall(left) == []
+    assert left.count(SHOWN) > len(commands)
+
+
+@contextmanager
+def served(folder: Path) -> Iterator[str]:
+    """Serve the pages of a folder from a thread; gives the address."""
+    server = uvicorn.Server(uvicorn.Config(create_run_pages(folder), port=0, log_level="error"))
+    with start_blocking_portal() as portal:
+        ended = portal.start_task_soon(server.serve)
+        while not server.started:
+            portal.call(anyio.sleep, 0.01)
+        try:
+            yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+        finally:
+            server.should_exit = True
+            ended.result()
+
+
+@needs_chromium
+def test_words_of_others_run_in_no_browser(runs: tuple[Path, Path], tmp_path: Path) -> None:
+    """On the list, the pages of runs, their comparison and a stored report they are text: no script, link or request."""
+    with served(runs[0].parent) as address, opened(tmp_path / "profile") as browser:
+        browser.get(address)
+        links = [one.get_attribute("href") for one in browser.find_elements(By.CSS_SELECTOR, "tbody a")]
+        keys = "&".join(f"run={link.rpartition('/')[2]}" for link in links)
+        assert len(links) == 2
+        pages = [address, *links, f"{address}/compare?{keys}", (runs[1] / "report.html").as_uri()]
+        for page in pages:
+            for width in (400, 1280):
+                resize(browser, width, dark=width == 400)
+                browser.get(page)
+                browser.execute_script(
+                    "for (const one of document.querySelectorAll('details')) one.open = true"
+                )
+                assert browser.execute_script("return window.owned") is None
+                assert browser.find_elements(By.CSS_SELECTOR, MARKED) == []
+                text = browser.execute_script("return document.body.textContent + document.title")
+                assert CONTROLS.findall(text) == []
+                assert SHOWN in text
+                assert (page, browser.execute_script(SCROLLED)) == (page, 0)
+                assert violations(browser) == []
+        assert browser.get_log("browser") == []
+        assert all(url.startswith((address, "data:")) for url in asked(browser, address))
+
+
+def test_words_of_others_stay_in_the_body_of_an_export(runs: tuple[Path, Path], tmp_path: Path) -> None:
+    """An exported skill has the front matter that the user chose, and a hostile description is refused in one line."""
+    chosen = ("--name", "words", "--description", 'A "quoted": text --- # with signs', "--out", tmp_path)
+    assert reflact("export", runs[1], *chosen).exit_code == 0
+    text = (tmp_path / "words" / "SKILL.md").read_bytes().decode("utf-8")
+    assert read_front_matter(text) == {"name": "words", "description": chosen[3]}
+    assert yaml.safe_load(text.split("---\n")[1]) == read_front_matter(text)
+    assert text.endswith(reflact("skill", runs[1]).stdout_bytes.decode("utf-8"))
+    refused = reflact("export", runs[1], "--name", "words", "--out", tmp_path)
+    assert refused.exit_code != 0
+    assert CONTROLS.findall(refused.output) == []
