@@ -16,10 +16,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import virtual_time
 from reflact.concurrency import (
     INLINE_LIMIT,
-    IdleSlots,
     Stream,
     fan_out,
     fan_out_then,
@@ -497,26 +495,6 @@ async def test_functions_that_start_ahead_fail_when_they_are_asked_for() -> None
             with pytest.raises(ValueError, match="no"):
                 await take("fail")
         started.clear()
-
-
-def test_work_ahead_takes_only_slots_that_stay_free() -> None:
-    """It fills slots while nobody else wants them, and what is asked for meanwhile goes before the rest of it."""
-
-    async def work() -> list[str]:
-        slots, order = anyio.Semaphore(2), list[str]()
-
-        async def call(name: str) -> None:
-            await anyio.sleep(1)
-            order.append(name)
-
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(lambda: fan_out(call, ["path"] * 3, limit=slots))
-            tasks.start_soon(lambda: fan_out(call, ["ahead"] * 5, limit=IdleSlots(slots)))
-            await anyio.sleep(2.5)
-            await fan_out(call, ["path"] * 4, limit=slots)
-        return order
-
-    assert virtual_time.run(work) == [*["path"] * 3, *["ahead"] * 3, *["path"] * 4, *["ahead"] * 2]
 
 
 async def test_two_functions_that_run_together_share_their_errors() -> None:

@@ -186,28 +186,6 @@ async def test_a_run_halts_at_its_commit() -> None:
     assert not went_on
 
 
-async def test_a_commit_waits_for_work_that_was_started_ahead() -> None:
-    """A call of work ahead that is under way at the last commit is kept; the run ends after it."""
-    stop, go_on, kept_calls, went_on = GracefulStop(GRACE), anyio.Event(), list[str](), False
-
-    async def work_ahead() -> None:
-        async with stop.begin_unless_stopping():
-            await go_on.wait()
-            kept_calls.append("ahead")
-
-    with stop.cancel_scope():
-        async with open_task_group() as tasks:
-            tasks.start_soon(work_ahead)
-            await checkpoint()
-            stop.request("enough")
-            tasks.start_soon(stop.stop_after_commit)
-            await checkpoint()
-            go_on.set()
-            await stop.stop_after_commit()
-            went_on = True
-    assert (stop.was_stopped, kept_calls, went_on) == (True, ["ahead"], False)
-
-
 async def test_cancelling_stays_cancelling_where_nothing_can_be_stored(tmp_path: Path) -> None:
     """A store that refuses the last words of a cancelled run does not turn its end into an error."""
 

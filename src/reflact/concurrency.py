@@ -33,32 +33,7 @@ U = TypeVar("U")
 V = TypeVar("V")
 W = TypeVar("W")
 
-IDLE_SECONDS = 0.005
-"""How long slots stay free before work that can wait takes them; the next stage of a run begins sooner."""
-
-
-class IdleSlots:
-    """Those slots of a semaphore that nobody else wants; enter it as the semaphore itself."""
-
-    def __init__(self, slots: anyio.Semaphore) -> None:
-        self._slots = slots
-        self._turn = anyio.Lock()
-
-    async def __aenter__(self) -> None:
-        async with self._turn:
-            while True:
-                with suppress(anyio.WouldBlock):
-                    self._slots.acquire_nowait()
-                    return
-                await self._slots.acquire()
-                self._slots.release()
-                await anyio.sleep(IDLE_SECONDS)
-
-    async def __aexit__(self, *exception: object) -> None:
-        self._slots.release()
-
-
-Limit: TypeAlias = int | anyio.Semaphore | IdleSlots | None
+Limit: TypeAlias = int | anyio.Semaphore | None
 """How many calls of a fan-out run at a time."""
 
 Subject = Callable[[T], Hashable | None]

@@ -10,7 +10,6 @@ import math
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Collection, Iterable
 from contextlib import asynccontextmanager
-from contextvars import ContextVar
 from dataclasses import dataclass, field
 from decimal import Decimal
 
@@ -111,24 +110,16 @@ class Reservation:
             self.cost = usage
 
 
-LATER_STAGE: ContextVar[tuple[int, str] | None] = ContextVar("reflact_later_stage", default=None)
-"""In a task that works ahead: the step and the stage that its work is for."""
-
-
 @dataclass
 class CurrentStage:
-    """The step and the stage that a run works on; calls are booked under them when they are sent.
-
-    Calls of work for a later stage are booked under ``LATER_STAGE``.
-    """
+    """The step and the stage that a run works on; calls are booked under them when they are sent."""
 
     step: int = 0
     stage: str = ""
 
     def book(self, call: CallReservation) -> CallReservation:
         """Return a call with the step and the stage."""
-        step, stage = LATER_STAGE.get() or (self.step, self.stage)
-        return call.model_copy(update={"step": step, "stage": stage})
+        return call.model_copy(update={"step": self.step, "stage": self.stage})
 
 
 class Budget:

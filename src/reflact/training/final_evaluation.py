@@ -11,7 +11,6 @@ from pydantic import TypeAdapter
 from reflact import events
 from reflact.concurrency import start_ahead
 from reflact.errors import EnvironmentFailure, ModelError, RunFailed
-from reflact.llm.budget import LATER_STAGE
 from reflact.llm.middleware import unwrap_environment
 from reflact.protocols import EventCallback
 from reflact.records import Claim, Improvement, PromotionRecord, RunState, SkillScore
@@ -40,11 +39,6 @@ DocumentKey = tuple[Split, str]
 Trials = tuple[tuple[Rollout, ...], ...]
 
 CHECK_LABEL = "null_answers"
-
-FINAL_PHASE = "final"
-
-FINAL_STAGE = "final test"
-"""What the final measurements are booked under."""
 
 SCORES_ADAPTER: TypeAdapter[tuple[SkillScore, ...]] = TypeAdapter(tuple[SkillScore, ...])
 
@@ -158,23 +152,12 @@ class FinalEvaluator:
         record = PromotionRecord(step=state.step, verdict=verdict, current=current, best=best)
         return CommitOutcome(record=record, undecided=undecided)
 
-    async def measure_ahead(self, state: RunState) -> None:
-        """Store the fresh rollouts of the initial skill while the run trains, if none of them can be in vain.
-
-        A run with a limited budget pays for its steps first.
-        """
-        trials = self._trials(Split.val, state)
-        plan = self.runtime.plan
-        if FIRST_REPORT_TRIAL in trials and not plan.config.budget.is_limited:
-            LATER_STAGE.set((plan.total_steps, FINAL_STAGE))
-            await self.scheduler.roll_out_ahead(Split.val, plan.initial_skill, trials, phase=FINAL_PHASE)
-
-    async def measure(self, state: RunState, ahead: Callable[[], Awaitable[None]]) -> None:
+    async def measure(self, state: RunState) -> None:
         """Measure baseline, best and last skill on the validation and the test split, then controls on the last one.
 
         A failed measurement is recorded in ``missing`` and does not affect the others. ``measured`` has what was
         measured also if an error ends the run. Documents are rolled out together, or one after another if a budget
-        may end between them. ``ahead`` waits for ``measure_ahead``.
+        may end between them.
         """
         documents, controls = await self._documents(state)
         splits = [Split.val]
@@ -184,14 +167,6 @@ class FinalEvaluator:
             await self.open_test_split(f"step {state.step}: {', '.join(shown)}")
             splits.append(Split.test)
         planned = self._plan_rollouts(splits, documents, controls, state)
-        baseline = (Split.val, self.runtime.plan.initial_skill.hash)
-        roll_out_baseline = planned[baseline]
-
-        async def finish_baseline() -> Trials:
-            await ahead()
-            return await roll_out_baseline()
-
-        planned[baseline] = finish_baseline
         async with start_ahead(planned, lazily=self.runtime.config.budget.is_limited) as take:
             for split in splits:
                 rollouts = await self._measure_documents(split, documents, state, take)
@@ -228,7 +203,7 @@ class FinalEvaluator:
             roll_out = partial(
                 self.scheduler.roll_out_trials, split, skill, self._trials(split, state), step=state.step
             )
-            planned.setdefault((split, skill.hash), partial(roll_out, phase=FINAL_PHASE, note=name))
+            planned.setdefault((split, skill.hash), partial(roll_out, phase="final", note=name))
         return planned
 
     async def _measure_documents(

@@ -10,21 +10,14 @@ from functools import partial
 import anyio
 
 from reflact import events
-from reflact.concurrency import IdleSlots, fan_out
-from reflact.errors import ReflactError
+from reflact.concurrency import fan_out
 from reflact.gate.decision import TrialRequest
 from reflact.llm.middleware import EnvironmentMiddleware
 from reflact.protocols import Environment, EventCallback, ManagedEnvironment
 from reflact.stages.evaluate import PairRunner, RolloutPairs, StopCondition
 from reflact.stages.null_answers import ConstantTarget, NullAnswer
 from reflact.stages.ranked_evaluation import PassRunner
-from reflact.stages.rollout import (
-    RolloutCallback,
-    RolloutRunner,
-    describe_exception,
-    log_unmeasured,
-    require_coverage,
-)
+from reflact.stages.rollout import RolloutCallback, RolloutRunner, log_unmeasured, require_coverage
 from reflact.training.setup import Runtime
 from reflact.training.trouble import FailureLog
 from reflact.types import Item, Rollout, Skill, Split
@@ -53,7 +46,6 @@ class RolloutScheduler:
 
     def __post_init__(self) -> None:
         self._slots = anyio.Semaphore(self.runtime.config.train.rollout_concurrency)
-        self._idle_slots = IdleSlots(self._slots)
 
     def make_runner(
         self, step: int, *, feedback: bool, phase: str, on_rollout: RolloutCallback | None
@@ -109,20 +101,6 @@ class RolloutScheduler:
         count = self.make_progress_counter(stage, step, len(trials) * len(items), note=note)
         runner = self.make_runner(step, feedback=False, phase=phase, on_rollout=count)
         return await fan_out(lambda trial: runner.roll_out(items, skill, coverage=None, trial=trial), trials)
-
-    async def roll_out_ahead(self, split: Split, skill: Skill, trials: Sequence[int], *, phase: str) -> None:
-        """Store rollouts that ``roll_out_trials`` will ask for later, in slots that are idle until then.
-
-        Nothing is reported, and a failure ends it quietly: the later call meets or repeats it.
-        """
-        runner = self.make_runner(0, feedback=False, phase=phase, on_rollout=None)
-        runner = replace(runner, limit=self._idle_slots, on_exception=describe_exception)
-        jobs = [
-            runner.make_job(i, skill, trial) for trial in trials for i in self.runtime.plan.data.items(split)
-        ]
-        with suppress(ReflactError):
-            await runner.find_stored(jobs)
-            await fan_out(runner.run, jobs, limit=runner.limit)
 
     async def require_trials(self, trials: Sequence[Sequence[Rollout]], *, step: int) -> None:
         """Check that enough items of each trial were measured, and log the others.

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from functools import partial
 from importlib import metadata
 
 import anyio
 from pydantic import TypeAdapter
 
 from reflact import events
-from reflact.concurrency import finish_if_cancelled, run_beside, start_ahead
+from reflact.concurrency import finish_if_cancelled, run_beside
 from reflact.errors import RunFailed, Unmeasured
 from reflact.messages import CallId, Message, RenderedPrompt, Text
 from reflact.protocols import Approver, CommitRecord, EventCallback
@@ -30,7 +29,7 @@ from reflact.stages.evaluate import build_measurement
 from reflact.store import artifacts as exports
 from reflact.training.cost_estimate import PREFLIGHT
 from reflact.training.epoch_end import EpochFinalizer
-from reflact.training.final_evaluation import FINAL_PHASE, FINAL_STAGE, FinalEvaluator, NullAnswerGrader
+from reflact.training.final_evaluation import FinalEvaluator, NullAnswerGrader
 from reflact.training.gating import (
     CommitOutcome,
     GateKeeper,
@@ -132,14 +131,6 @@ class Run:
         state = self.state or await self._measure_baseline()
         records = list(await self._store.records(self.id))
         await self._emit_last_commit(state, records)
-        ahead = {FINAL_PHASE: partial(self.final_evaluator.measure_ahead, state)}
-        async with start_ahead(ahead, lazily=state.step >= self._plan.total_steps) as take:
-            state = await self._train(state, records)
-            async with self._timer.stage("final_test", step=state.step, name=FINAL_STAGE):
-                await self.final_evaluator.measure(state, partial(take, FINAL_PHASE))
-
-    async def _train(self, state: RunState, records: list[StepRecord]) -> RunState:
-        """Run the steps and the ends of epochs that are left, and return the last state."""
         pinned_edits = await self._load_pinned_edits()
         steps = StepRunner(self._runtime, self.scheduler, self._gate_keeper, self._timer, pinned_edits)
         while state.step < self._plan.total_steps:
@@ -152,7 +143,9 @@ class Run:
             )
         require_reports(records)
         state = await self._retry_once(self._finalize_epoch, state, state.step)
-        return await self._retry_once(self._judge_promotion, state, state.step)
+        state = await self._retry_once(self._judge_promotion, state, state.step)
+        async with self._timer.stage("final_test", step=state.step, name="final test"):
+            await self.final_evaluator.measure(state)
 
     async def store_summary(self, status: RunStatus, reason: str | None) -> RunSummary:
         """Store and return the summary of this start of the run.

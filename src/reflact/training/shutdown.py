@@ -85,14 +85,10 @@ class GracefulStop:
             self._is_blocked = self.reason is not None
 
     async def stop_after_commit(self) -> None:
-        """Stop here if the run is to stop, after the work ahead that is under way; call it after each commit."""
-        if self.reason is None:
-            return
-        if self._in_progress:
-            self._is_blocked = True
-            await anyio.sleep_forever()
-        self._end_within(0.0)
-        await checkpoint()
+        """Stop here if the run is to stop; call it after each commit."""
+        if self.reason is not None:
+            self._end_within(0.0)
+            await checkpoint()
 
     def _end_if_idle(self) -> None:
         if self.reason is not None and self._is_blocked and not self._in_progress:
