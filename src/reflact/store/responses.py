@@ -218,13 +218,18 @@ class SQLiteDecisionLog:
 
     async def get(self, step: int, label: str) -> JsonValue:
         """Return the stored outcome, or None."""
+        return (await self.find(step, [label])).get(label)
+
+    async def find(self, step: int, labels: Sequence[str]) -> Mapping[str, JsonValue]:
+        """Return the stored outcomes among those of the labels."""
         rows = await self._database.fetch_rows(
-            "SELECT value, checksum FROM decision_log WHERE run_id = ? AND step = ? AND label = ?",
-            (self._run_id, step, label),
+            "SELECT label, value, checksum FROM decision_log"
+            " WHERE run_id = ? AND step = ? AND label IN (SELECT value FROM json_each(?))",
+            (self._run_id, step, json.dumps(list(labels))),
         )
-        if not rows:
-            return None
-        text, checksum = rows[0]
+        return {label: self._parse(step, label, text, checksum) for label, text, checksum in rows}
+
+    def _parse(self, step: int, label: str, text: str, checksum: str) -> JsonValue:
         return parse_checked(
             JSON_ADAPTER.validate_json,
             text,
