@@ -1,9 +1,9 @@
-"""A service that trains: a page starts a run, shows it, and cancels it when the page is closed.
+"""A service that trains: clients start a run, follow its events, and cancel it when they leave.
 
     python examples/service.py                        # the recorded demo, at http://127.0.0.1:8000
     python examples/service.py support=support.yaml   # configurations of your own, each under a name
 
-docs/service.md explains cancelling and reconnecting.
+Its pages are those of `reflact serve`. docs/service.md explains cancelling and reconnecting.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import logging
-import secrets
+import os
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -26,23 +26,18 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, JSONResponse, Response
-from starlette.routing import Route
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Mount, Route
 from starlette.types import Receive, Scope, Send
 
 from reflact import ReflactError, Stream, Trainer, TrainerConfig, read_run
 from reflact.errors import UsageError
 from reflact.events import Event
 from reflact.llm import ReplayTransport, read_cassette
+from reflact.reporting import create_run_pages
 from reflact.testing import find_data_folder
 
-PAGE = Path(__file__).with_name("service.html")
 HOSTS = ["127.0.0.1", "localhost"]
-POLICY = (
-    "default-src 'none'; script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'; img-src data:; "
-    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
-    "require-trusted-types-for 'script'"
-)
 BEAT_SECONDS = 15.0
 """Seconds between comments, which keep proxies open and detect clients that have gone."""
 
@@ -93,8 +88,8 @@ class Run:
     """
 
     def __init__(self, trainer: Trainer, log: Path) -> None:
+        self.log = log
         self._trainer = trainer
-        self._log = log
         self._turn = anyio.Lock()
         self._start: Start | None = None
 
@@ -119,7 +114,7 @@ class Run:
     async def read_log(self) -> tuple[Event, ...]:
         """Return the durable events of all starts so far, in order."""
         try:
-            return (await read_run(self._log, self._trainer.run_id)).events
+            return (await read_run(self.log, self._trainer.run_id)).events
         except UsageError:  # the run has no database yet, or is not in it
             return ()
 
@@ -225,7 +220,7 @@ def format_event(kind: str, data: str, event_id: str | None = None) -> str:
 
 
 class Service:
-    """Answers requests: the page, the names of the runs, and their events."""
+    """Answers requests for the names of the runs and their events."""
 
     _tasks: TaskGroup
 
@@ -238,13 +233,6 @@ class Service:
         async with anyio.create_task_group() as self._tasks:
             yield
             self._tasks.cancel_scope.cancel()
-
-    async def page(self, _: Request) -> Response:
-        """Return the page; its policy allows no other script or host."""
-        nonce = secrets.token_urlsafe(16)
-        text = PAGE.read_text(encoding="utf-8").replace("{nonce}", nonce)
-        policy = POLICY.replace("{nonce}", nonce)
-        return HTMLResponse(text, headers={"content-security-policy": policy, "cache-control": "no-store"})
 
     async def names(self, _: Request) -> Response:
         """Return the names of the configured runs."""
@@ -265,9 +253,9 @@ def create_application(runs: Mapping[str, Run]) -> Starlette:
     """Return the service of some runs, by name."""
     service = Service(runs)
     routes = [
-        Route("/", service.page),
-        Route("/runs", service.names),
-        Route("/runs/{name}/events", service.events),
+        Route("/trainers", service.names),
+        Route("/trainers/{name}/events", service.events),
+        Mount("/", create_run_pages(os.path.commonpath([run.log.parent for run in runs.values()]))),
     ]
     hosts = Middleware(TrustedHostMiddleware, allowed_hosts=HOSTS)
     return Starlette(routes=routes, middleware=[hosts], lifespan=service.open)
@@ -327,7 +315,7 @@ def create_run(path: str) -> Run:
 
 def find_database(config: TrainerConfig) -> Path:
     """Return the database of a run."""
-    return config.store or config.out_dir / "run.db"
+    return (config.store or config.out_dir / "run.db").absolute()
 
 
 def main() -> None:

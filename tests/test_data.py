@@ -20,6 +20,8 @@ from reflact.data import (
     plan_epoch,
     shuffle,
 )
+from reflact.environments.dataset import DatasetEnvironment
+from reflact.environments.graders import NormalizedGrader
 from reflact.errors import DataError
 from reflact.types import Item, Split, digest_json
 
@@ -202,6 +204,24 @@ def test_repeated_ids_name_their_rows(tmp_path: Path, row: Row) -> None:
         DataError, match=r"is used 2 times: .*all.jsonl row 4, .*all.jsonl row 5; (ids must|it was made)"
     ):
         load_dataset(path, "1:1:1", 42)
+
+
+def test_all_repeated_rows_are_named_at_once(tmp_path: Path) -> None:
+    """The error names the rows of each repeated task, so that one look at the file mends it."""
+    rows = _rows(3)
+    path = _write(tmp_path / "all.jsonl", [*rows, rows[2], rows[0]])
+    with pytest.raises(DataError, match=r"row 1, .* Other repeated ids: .*row 3 and .*row 4 \(2 in all\)"):
+        load_dataset(path, "1:1:1", 42)
+
+
+def test_a_row_without_a_right_answer_is_named(tmp_path: Path) -> None:
+    """A grader that cannot use a reference names the file and the row, and the other rows like it."""
+    rows = [{"input": f"q{k}", "reference": "" if k in {1, 4} else "a"} for k in range(6)]
+    data = load_dataset(_write(tmp_path / "all.jsonl", rows), "1:1:1", 42)
+    with pytest.raises(
+        DataError, match=r"all.jsonl row [25]: .* has no reference; .* 1 more .*all.jsonl row [25]"
+    ):
+        DatasetEnvironment(data, grade=NormalizedGrader())
 
 
 def test_fields_name_the_columns_and_others_are_metadata(tmp_path: Path) -> None:

@@ -152,8 +152,9 @@ def test_repeated_ids_name_their_rows(tmp_path: Path) -> None:
     )
     with pytest.raises(DataError) as caught:
         anyio.run(trainer.train)
-    assert f"the item id 'q0' is used 2 times: {data} row 1, {data} row 7; ids must be unique" == str(
-        caught.value
+    assert str(caught.value) == (
+        f"the item id 'q0' is used 2 times: {data} row 1, {data} row 7; ids must be unique. "
+        f"Other repeated ids: {data} row 2 and {data} row 8 (2 in all)"
     )
 
 

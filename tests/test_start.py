@@ -11,9 +11,11 @@ from typing import Any
 
 import pytest
 
+from reflact.cli.train import describe_zero
 from reflact.config.loading import load_config
 from reflact.config.training import TrainerConfig
 from reflact.data import guess_column
+from reflact.types import Grade, Item, Score
 from served import asked_of, completion, configured, reflact, send, serving
 
 ANSWERS = {"big": '{"word": "ready"}', "small": "4"}
@@ -191,6 +193,17 @@ def test_check_grades_an_item_and_writes_nothing(tmp_path: Path) -> None:
     assert set(server.asked) == {"small", "big"}
     assert len(server.asked) <= 3
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("answer", "score", "words"),
+    [("Q2, I think.", 0, "token_f1 gives 0.50"), ("Hello.", 0, "critic asks a model"), ("Q2", 1, None)],
+)
+def test_a_score_of_zero_names_other_graders(answer: str, score: int, words: str | None) -> None:
+    """The check says which other grader gives the answer a score, and nothing if the answer is right."""
+    grade = Grade(score=Score.of(score), answer=answer)
+    lines = describe_zero(Item(id="a", input="x", reference="Q2"), grade)
+    assert [words in line for line in lines] == ([] if words is None else [True])
 
 
 def refuse_key(handler: BaseHTTPRequestHandler) -> None:

@@ -22,7 +22,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
-from pydantic import JsonValue, ValidationError
+from pydantic import Field, JsonValue, ValidationError
 
 from reflact.config.loading import LARGE_RATIO
 from reflact.config.training import FieldsConfig
@@ -93,10 +93,9 @@ TELLING_WORDS: Mapping[str, frozenset[str]] = {
 COUNTING_WORDS = frozenset({"id", "nr", "no", "number", "count", "length", "type", "date", "url"})
 
 MAX_SHOWN_COLUMNS = 12
-MAX_SHOWN_ROWS = 8
 
 MAX_SHOWN_ROWS = 4
-"""The number of rows with the same id that an error names."""
+"""The number of rows, or of repeated ids, that an error names."""
 
 _SUFFIXES = ((".json", ".jsonl"), (".csv",))
 """The endings of the files of a split; a file of the second group counts only if there is none of the first."""
@@ -125,6 +124,8 @@ class DataSet(FrozenModel):
     train: tuple[Item, ...]
     val: tuple[Item, ...]
     test: tuple[Item, ...]
+    rows: Mapping[str, str] = Field({}, repr=False)
+    """The file and row of each item, in words, by id; empty if the items were not read from files."""
 
     def items(self, split: Split) -> tuple[Item, ...]:
         """Return a split's items."""
@@ -169,11 +170,10 @@ def load_dataset(
                 split: () if source is None else read_items(source, fields)
                 for split, source in sources.items()
             }
-            _check_ids([row for rows in found.values() for row in rows])
+            rows = [row for rows in found.values() for row in rows]
             parts = {split: tuple(row.item for row in rows) for split, rows in found.items()}
         elif path.is_file():
-            rows = read_items(path, fields)
-            _check_ids(rows)
+            rows = [*read_items(path, fields)]
             shares = choose_shares(len(rows)) if ratio is None else _parse_ratio(ratio)
             parts = _split_items([row.item for row in rows], shares, split_seed)
         else:
@@ -182,7 +182,13 @@ def load_dataset(
             )
     except OSError as error:
         raise DataError(f"cannot read the data {error.filename or path}: {error.strerror or error}") from None
-    return DataSet(train=parts[Split.train], val=parts[Split.val], test=parts[Split.test])
+    _check_ids(rows)
+    return DataSet(
+        train=parts[Split.train],
+        val=parts[Split.val],
+        test=parts[Split.test],
+        rows={row.item.id: row.where for row in rows},
+    )
 
 
 def choose_shares(n: int) -> tuple[int, ...]:
@@ -199,18 +205,28 @@ def choose_shares(n: int) -> tuple[int, ...]:
 
 
 def _check_ids(rows: Sequence[FileItem]) -> None:
-    """Check that no id is repeated; the error names the rows, each with its file."""
+    """Check that no id is repeated; the error names the rows of each repeated id, each with its file."""
     places: dict[str, list[FileItem]] = {}
     for row in rows:
         places.setdefault(row.item.id, []).append(row)
-    for item_id, found in places.items():
-        if len(found) > 1:
-            shown = ", ".join(row.where for row in found[:MAX_SHOWN_ROWS])
-            more = f" and {len(found) - MAX_SHOWN_ROWS} more" if len(found) > MAX_SHOWN_ROWS else ""
-            advice = "ids must be unique"
-            if item_id == make_id(found[0].item.input, found[0].item.reference):
-                advice = "it was made from their input and reference, which are equal: keep one of them"
-            raise DataError(f"the item id {item_id!r} is used {len(found)} times: {shown}{more}; {advice}")
+    repeated = [found for found in places.values() if len(found) > 1]
+    if not repeated:
+        return
+    first = repeated[0][0].item
+    advice = "ids must be unique"
+    if first.id == make_id(first.input, first.reference):
+        advice = "it was made from their input and reference, which are equal: keep one of them"
+    others = "; ".join(_list_rows(found, " and ") for found in repeated[1 : MAX_SHOWN_ROWS + 1])
+    dots = "; ..." if len(repeated) > MAX_SHOWN_ROWS + 1 else ""
+    more = f". Other repeated ids: {others}{dots} ({len(repeated)} in all)" if others else ""
+    raise DataError(
+        f"the item id {first.id!r} is used {len(repeated[0])} times: {_list_rows(repeated[0], ', ')}; {advice}{more}"
+    )
+
+
+def _list_rows(found: Sequence[FileItem], between: str) -> str:
+    more = f" and {len(found) - MAX_SHOWN_ROWS} more" if len(found) > MAX_SHOWN_ROWS else ""
+    return between.join(row.where for row in found[:MAX_SHOWN_ROWS]) + more
 
 
 def check_dataset(dataset: DataSet, train_size: int | None = None) -> None:
@@ -264,7 +280,7 @@ def read_items(path: Path, fields: FieldsConfig) -> tuple[FileItem, ...]:
     if faults:
         others = ", ".join(number for _, number in faults[1 : MAX_SHOWN_ROWS + 1])
         dots = ", ..." if len(faults) > MAX_SHOWN_ROWS + 1 else ""
-        more = f"; these rows have errors too: {others}{dots}" if others else ""
+        more = f"; these rows have errors too: {others}{dots}" if others and items else ""
         raise DataError(faults[0][0] + more)
     if not items:
         raise DataError(f"{path} has no items")
@@ -478,8 +494,10 @@ def _find_columns(row: Mapping[str, Any], fields: FieldsConfig, where: str) -> d
     for name in FIELD_NAMES:
         column = getattr(fields, name)
         if column is not None and column not in row:
+            alike = difflib.get_close_matches(column.lower(), [name.lower() for name in row], n=1)
+            meant = "".join(f"did you mean {name!r}? " for name in row if name.lower() in alike)
             raise DataError(
-                f"{where}: there is no column {column!r}, which data.fields.{name} names; {_list_columns(row)}"
+                f"{where}: there is no column {column!r}, which data.fields.{name} names; {meant}{_list_columns(row)}"
             )
         known = {"input": ("question",), "reference": ("answers", "answer")}.get(name, ())
         usual = next((usual for usual in (name, *known) if usual in row), None)

@@ -37,10 +37,10 @@ if TYPE_CHECKING:
     from reflact.protocols import Approver
     from reflact.records import CandidateReview, Spend
     from reflact.trainer import RoleCheck, SetupCheck
+    from reflact.types import Grade, Item
 
 
 OPENAI_URL = "https://api.openai.com/v1"
-LONG_ANSWER_WORDS = 6
 
 RATIO_LINES = """\
   # To choose another split (train:val:test; the last may be 0):
@@ -53,10 +53,6 @@ test:
 """
 MAX_SHOWN_CHARS = 300
 
-PROGRAM_WORDS = "The references are tests or expected outputs of programs."
-OBJECT_WORDS = "The references are objects: an answer needs their fields and values."
-LONG_WORDS = "The references are long: the score is the overlap of words."
-SHORT_WORDS = "The references are short texts: case, spaces and punctuation at both ends do not count."
 
 TEMPLATE = """\
 # A training of reflact on {data}. Next:
@@ -179,6 +175,7 @@ def init(  # noqa: PLR0917 - one for each option of the command
     load_trainer_config(out, None)
     for line in (
         draft["sizes"],
+        f"columns: {draft['used']}",
         f"grader {draft['grader']}: {draft['why']}",
         f"wrote {out}; next: reflact check {out}",
     ):
@@ -196,7 +193,9 @@ def describe_data(data: Path, out: Path, columns: Mapping[str, str]) -> dict[str
     Raises:
         DataError: The data cannot be read, is not fit for a run, or has no column that could be the input.
     """
-    from reflact.data import check_dataset, load_dataset, read_rows
+    from reflact.data import FIELD_NAMES, check_dataset, load_dataset, read_rows
+    from reflact.environments.dataset import DatasetEnvironment
+    from reflact.environments.graders import PLAIN_GRADERS, guess_grader
     from reflact.reporting.lines import escape_line
     from reflact.types import Split
 
@@ -205,17 +204,23 @@ def describe_data(data: Path, out: Path, columns: Mapping[str, str]) -> dict[str
         files = (p for p in sorted(data.rglob("*")) if p.suffix in {".json", ".jsonl", ".csv"})
         sample = next((p for p in files if "train" in p.relative_to(data).parts[0]), data)
     rows = [row.value for row in read_rows(sample)] if sample.is_file() else []
-    fields, names = guess_fields([row for row in rows if isinstance(row, dict)], columns, str(sample))
+    fields, names, used = guess_fields([row for row in rows if isinstance(row, dict)], columns, str(sample))
     has_test = not data.is_dir() or any(
         (data / f"test{end}").exists() for end in ("", ".json", ".jsonl", ".csv")
     )
     dataset = load_dataset(data, None, 42, fields=fields, needs_test=has_test)
     check_dataset(dataset)
     items = [item for split in Split for item in dataset.items(split)]
-    grader, why = guess_grader([item.reference for item in items])
+    others = ", ".join(f"{{{name}}}" for name in items[0].metadata)
+    grader, why = guess_grader([item.reference for item in items]) or (
+        "critic",
+        "No column looks like the right answer, so a critic grades. If one is, name it with --reference"
+        + (f" ({', '.join(items[0].metadata)})." if others else "."),
+    )
+    if grader in PLAIN_GRADERS:
+        DatasetEnvironment(dataset, grade=PLAIN_GRADERS[grader]())  # says which rows it cannot grade
     n_train, n_val, n_test = (len(dataset.items(split)) for split in Split)
-    others = ", ".join(f"{{{name}}}" for name in items[0].metadata) or "there are none"
-    lines = [f"    {name}: {quote_yaml(column)}\n" for name, column in names.items()]
+    lines = [f"    {name}: {quote_yaml(names[name])}\n" for name in FIELD_NAMES if name in names]
     return {
         "data": escape_line(str(data)),
         "name": out.name,
@@ -228,15 +233,16 @@ def describe_data(data: Path, out: Path, columns: Mapping[str, str]) -> dict[str
         "grader": grader,
         "why": why,
         "extra": "  tables: tables  # folder of .csv tables\n" if grader == "sql" else "",
-        "columns": escape_line(others),
+        "columns": escape_line(others or "there are none"),
+        "used": used,
         "batch": str(max(1, min(16, n_train))),
     }
 
 
 def guess_fields(
     rows: Sequence[Mapping[str, Any]], chosen: Mapping[str, str], where: str
-) -> tuple[FieldsConfig, dict[str, str]]:
-    """Return the columns of the fields that need a line in ``data.fields``, also by name.
+) -> tuple[FieldsConfig, dict[str, str], str]:
+    """Return the columns of the fields that need a line in ``data.fields``, also by name, and all in words.
 
     Raises:
         DataError: No column could be the input.
@@ -248,9 +254,11 @@ def guess_fields(
     known = {"input": ("input", "question"), "reference": ("reference", "answers", "answer")}
     first, most = rows[0] if rows else {}, len(rows) * 0.9
     columns = [name for name in first if sum(name in row for row in rows) >= most]
-    names = dict(chosen)
+    names, usual = dict(chosen), dict[str, str]()
     for field in FIELD_NAMES:
-        if field in names or any(name in columns for name in known.get(field, (field,))):
+        if own := [name for name in known.get(field, (field,)) if name in columns]:
+            usual[field] = own[0]
+        if field in names or field in usual:
             continue
         column = guess_column(field, [name for name in columns if name not in names.values()])
         if column is not None and not (field == "id" and len({str(row[column]) for row in rows}) < len(rows)):
@@ -258,31 +266,8 @@ def guess_fields(
         elif field == "input" and rows:
             listed = ", ".join(rows[0]) or "none"
             raise DataError(f"{where}: no column looks like the task; name it with --input ({listed})")
-    return FieldsConfig.model_validate(names), names
-
-
-def guess_grader(references: Sequence[Any]) -> tuple[str, str]:
-    """Return a grader that fits the references, and the reason."""
-    from reflact.environments.graders import parse_number
-
-    answers = [
-        one for ref in references for one in (ref if isinstance(ref, list) else [ref]) if one is not None
-    ]
-    if not answers:
-        return (
-            "critic",
-            "No column looks like the right answer, so a critic grades; if one is, name it with --reference.",
-        )
-    if all(isinstance(one, dict) for one in answers):
-        is_program = all({"tests", "stdout"} & one.keys() for one in answers)
-        return ("python", PROGRAM_WORDS) if is_program else ("json_fields", OBJECT_WORDS)
-    texts = [str(one) for one in answers]
-    if all(type(one) is not bool and parse_number(str(one)) is not None for one in answers):
-        return "numeric", "The references are numbers: an answer must be that number and nothing else."
-    if all(text.lstrip().lower().startswith(("select ", "with ")) for text in texts):
-        return "sql", "The references are queries: an answer must return the same rows."
-    is_long = sum(len(text.split()) for text in texts) > LONG_ANSWER_WORDS * len(texts)
-    return ("token_f1", LONG_WORDS) if is_long else ("normalized", SHORT_WORDS)
+    used = ", ".join(f"{field} from {column!r}" for field, column in sorted((usual | names).items()))
+    return FieldsConfig.model_validate(names), names, used
 
 
 def quote_yaml(text: str) -> str:
@@ -344,7 +329,21 @@ def describe_item(found: SetupCheck) -> list[str]:
         f"  {name}: {text[:MAX_SHOWN_CHARS]}{'...' if len(text) > MAX_SHOWN_CHARS else ''}"
         for name, text in texts.items()
     ]
-    return [f"item {item.id}: score {grade.score.hard:g}", *lines]
+    return [f"item {item.id}: score {grade.score.hard:g}", *lines, *describe_zero(item, grade)]
+
+
+def describe_zero(item: Item, grade: Grade) -> list[str]:
+    """Return what to do if the graded answer is right and its score is 0, as a line."""
+    from reflact.environments.graders import score_with_others
+
+    if grade.score.hard > 0:
+        return []
+    scores = score_with_others(item, grade.answer).items()
+    others = ", ".join(f"{name} gives {score:.2f}" for name, score in scores) or "critic asks a model"
+    return [
+        f"hint: if the answer is right, another environment.grader may fit: {others}. "
+        "If only its form is wrong, training can teach it."
+    ]
 
 
 def evaluate(  # noqa: PLR0917 - one for each option of the command

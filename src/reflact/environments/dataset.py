@@ -11,15 +11,12 @@ from typing import Any
 from pydantic import JsonValue
 
 from reflact.config.training import TrainerConfig
-from reflact.data import DataSet, check_dataset, guess_column, load_dataset
+from reflact.data import MAX_SHOWN_ROWS, DataSet, check_dataset, guess_column, load_dataset
 from reflact.environments.graders import (
+    PLAIN_GRADERS,
     CheckedGrader,
-    ExactGrader,
     Grader,
-    JsonFieldsGrader,
-    NormalizedGrader,
     NumericGrader,
-    RegexGrader,
     TokenF1Grader,
     apply_grader,
     identify_grader,
@@ -86,9 +83,7 @@ class DatasetEnvironment:
             {"environment": name, "version": version, "template": template, "grader": identify_grader(grade)}
         )
         if isinstance(grade, CheckedGrader):
-            for split in Split:
-                for item in data.items(split):
-                    _check_reference(grade, item)
+            _check_references(grade, data)
 
     @property
     def identity(self) -> str:
@@ -137,12 +132,23 @@ class DatasetEnvironment:
         return re.sub(rf"\{{({names})\}}", lambda match: _show(values[match[1]]), self._template)
 
 
-def _check_reference(grade: CheckedGrader[Any], item: Item) -> None:
-    try:
-        grade.check(item)
-    except DataError as error:  # an id may be made from content, so the input names the row
-        begin = " ".join(_show(item.input).split())[:80]
-        raise DataError(f"{error}; the item's input begins with {begin!r}") from None
+def _check_references(grade: CheckedGrader[Any], data: DataSet) -> None:
+    """Raise DataError if the grader cannot use an item's reference; it names the items, with their rows if known."""
+    wrong: list[tuple[Item, DataError]] = []
+    for item in (item for split in Split for item in data.items(split)):
+        try:
+            grade.check(item)
+        except DataError as caught:
+            wrong.append((item, caught))
+    if not wrong:
+        return
+    item, error = wrong[0]
+    begin = " ".join(_show(item.input).split())[:80]  # an id may be made from content
+    where = f"{data.rows[item.id]}: " if item.id in data.rows else ""
+    others = ", ".join(data.rows.get(item.id, repr(item.id)) for item, _ in wrong[1 : MAX_SHOWN_ROWS + 1])
+    dots = ", ..." if len(wrong) > MAX_SHOWN_ROWS + 1 else ""
+    more = f"; {len(wrong) - 1} more cannot be graded: {others}{dots}" if others else ""
+    raise DataError(f"{where}{error}; the item's input begins with {begin!r}{more}")
 
 
 def _show(value: JsonValue) -> str:
@@ -230,5 +236,4 @@ def build_grader(config: TrainerConfig) -> Grader:
                 )
             return SQLGrader(tables=read_tables(settings.tables))
         case name:
-            plain = (ExactGrader, NormalizedGrader, RegexGrader, JsonFieldsGrader)
-            return {grader.name: grader for grader in plain}[name]()
+            return PLAIN_GRADERS[name]()

@@ -16,7 +16,7 @@ import re
 import unicodedata
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, NoReturn, TypeAlias, TypeVar
 
@@ -245,6 +245,8 @@ class CheckedGrader(FrozenModel, ABC, Generic[E]):
         return ()
 
     def _list_accepted(self, item: Item) -> list[E]:
+        if item.reference is None or item.reference == "":
+            raise DataError(f"item {item.id!r} cannot be graded by {self.name}: it has no reference")
         try:
             accepted = [self._read(reference) for reference in _references(item)]
         except ValueError as error:
@@ -473,6 +475,51 @@ def _list_wrong_fields(expected: dict[str, JsonValue], answer: Any) -> list[str]
         for name, value in expected.items()
         if name not in answer or not json_equal(value, answer[name])
     ]
+
+
+PLAIN_GRADERS: Mapping[str, type[ReferenceGrader[Any]]] = {
+    grader.name: grader
+    for grader in (ExactGrader, NormalizedGrader, TokenF1Grader, NumericGrader, RegexGrader, JsonFieldsGrader)
+}
+"""The graders that need nothing but a reference, by name."""
+
+LONG_ANSWER_WORDS = 6
+"""The mean length above which references are graded by the overlap of words."""
+
+
+def guess_grader(references: Sequence[JsonValue]) -> tuple[str, str] | None:
+    """Return the name of a grader that fits the references, and the reason; None if there are none."""
+    answers = [one for ref in references for one in (ref if isinstance(ref, list) else [ref])]
+    answers = [one for one in answers if one is not None]
+    texts = [str(one) for one in answers]
+    if not answers:
+        return None
+    if all(isinstance(one, dict) for one in answers):
+        if all(isinstance(one, dict) and {"tests", "stdout"} & one.keys() for one in answers):
+            guess = "python", "The references are tests or expected outputs of programs."
+        else:
+            guess = "json_fields", "The references are objects: an answer needs their fields and values."
+    elif all(type(one) is not bool and parse_number(str(one)) is not None for one in answers):
+        guess = "numeric", "The references are numbers: an answer must be that number and nothing else."
+    elif all(text.lstrip().lower().startswith(("select ", "with ")) for text in texts):
+        guess = "sql", "The references are queries: an answer must return the same rows."
+    elif sum(len(text.split()) for text in texts) > LONG_ANSWER_WORDS * len(texts):
+        guess = "token_f1", "The references are long: the score is the overlap of words."
+    else:
+        words = "The references are short texts: case, spaces and punctuation at both ends do not count."
+        guess = "normalized", words
+    return guess
+
+
+def score_with_others(item: Item, answer: str) -> Mapping[str, float]:
+    """Return the graders of ``PLAIN_GRADERS`` that give an answer a soft score above 0, the highest first."""
+    scores = dict[str, float]()
+    for name, grader in PLAIN_GRADERS.items():
+        try:
+            scores[name] = grader()(item, answer).score.soft
+        except (DataError, EnvironmentFailure):
+            continue
+    return {name: score for name, score in sorted(scores.items(), key=lambda pair: -pair[1]) if score > 0}
 
 
 # --------------------------------------------------------------------------------------------- applying

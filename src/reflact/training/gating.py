@@ -233,7 +233,7 @@ def describe_few_items(n: int) -> str:
     """Return a warning about a small validation split, with the standard deviation of a difference of two means."""
     points = 100 * math.sqrt(0.5 / n)
     return (
-        f"Only {n} validation items: by chance alone, two equally good skills often differ by {points:.0f} points. "
+        f"Only {n} validation item{'s' * (n != 1)}: by chance alone, two equally good skills often differ by {points:.0f} points. "
         f"Use at least {FEW_ITEMS}, better {USEFUL_SIZE}."
     )
 
