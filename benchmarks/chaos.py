@@ -192,6 +192,7 @@ class Proxy:
             answer = await asyncio.wait_for(self._forward(request), self._size.timeout * self._size.hurry)
         except TimeoutError:
             self.dealt["timeout"] += 1
+            self._put_back(fault)
             await reader.read()  # until the client gives up
             return
         writer.write(self._broken(answer, fault))
@@ -203,6 +204,11 @@ class Proxy:
         if not self._deck:
             self._deck = self._chance.sample(DECK, len(DECK))
         return self._deck.pop()
+
+    def _put_back(self, fault: str) -> None:
+        """Keep a fault for the next request, if this one's answer cannot be broken."""
+        if fault in {"truncated", "malformed"}:
+            self._deck.append(fault)
 
     async def _delay_next(self) -> None:
         """Have llmock delay the next request that it gets, longer than the client waits."""
@@ -226,8 +232,7 @@ class Proxy:
         status, middle = int(found[1]), (found.end() + len(answer)) // 2
         if status != 200:
             self.dealt["5xx" if status >= 500 else str(status)] += 1
-            if fault in {"truncated", "malformed"}:
-                self._deck.append(fault)  # for the next one: this answer is none to be broken
+            self._put_back(fault)
         elif fault == "truncated":
             self.dealt[fault] += 1
             return answer[:middle]

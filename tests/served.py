@@ -29,10 +29,12 @@ models:
 HANGS = 60.0
 """Longer than any of these processes may live, in seconds."""
 
-# A job that a shell started in the background inherits an ignored SIGINT; a terminal's does not.
+# A job that a shell started in the background inherits ignored signals; a terminal's does not.
 MAIN = """
 import signal
 signal.signal(signal.SIGINT, signal.default_int_handler)
+if hasattr(signal, "SIGHUP"):
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 from reflact.cli import main
 main()
 """

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import re
 import signal
-import subprocess
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -23,6 +21,7 @@ from html_page import read, tables
 from reflact.messages import CallId, RenderedPrompt, ReplyModel
 from reflact.reporting.html.serve import RunPages, create_run_pages
 from reflact.testing import toy_optimizer
+from served import reflact_process
 from test_html_run import build_trainer
 
 pytestmark = pytest.mark.anyio
@@ -114,17 +113,8 @@ async def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
 def test_a_browser_follows_a_run_of_another_process(tmp_path: Path) -> None:
     """The list and the page of a run show each step when it is committed; Ctrl-C ends the server cleanly."""
     (tmp_path / "runs").mkdir()
-    command = [
-        sys.executable,
-        "-c",
-        "from reflact.cli import main; main()",
-        "serve",
-        str(tmp_path / "runs"),
-        "--port",
-        "0",
-    ]
     with (
-        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process,
+        reflact_process("serve", tmp_path / "runs", "--port", 0) as process,
         opened(tmp_path / "profile") as browser,
     ):
         try:
