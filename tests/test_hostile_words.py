@@ -70,7 +70,7 @@ import logging, pathlib, sys
 import anyio
 from test_hostile_words import build_trainer
 logging.basicConfig()
-trainer = build_trainer(pathlib.Path(sys.argv[1]), epochs=1, fails="val-001")
+trainer = build_trainer(pathlib.Path(sys.argv[1]), epochs=1, fails="train-001")
 anyio.run(lambda: trainer.train(show=True))
 """
 
@@ -140,7 +140,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     above = tmp_path_factory.mktemp("hostile")
     folders = tuple(above / f"{n}{WORDS[-60:].replace('/', '')}" for n in (1, 2))
     for epochs, folder in enumerate(folders, start=1):
-        anyio.run(build_trainer(folder, epochs=epochs).train)
+        fails = "train-001" if epochs == 2 else None
+        anyio.run(build_trainer(folder, epochs=epochs, fails=fails).train)
     return folders
 
 
@@ -182,10 +183,10 @@ def test_words_of_others_steer_no_live_view(tmp_path: Path) -> None:
     assert code == 0, written[-2000:]
     for steering in ("\x1b]", "\x07", "\x9b", "\x9d", "\u202e", "\u2066", "\u200b", "\x1b[2J"):
         assert steering not in written
-    assert "committed" in written
+    assert "Next: reflact show" in written
     code, shown = run_at(
         Terminal(100, 40),
-        json.dumps([["show", str(folder), "--item", f"val-001{WORDS}"]]),
+        json.dumps([["show", str(folder), "--item", f"train-001{WORDS}"]]),
         program=AT_TERMINAL,
     )
     assert code == 0, shown[-2000:]
