@@ -20,7 +20,7 @@ from reflact.messages import CallId, RenderedPrompt, ReplyModel
 from reflact.prompts import load_prompts
 from reflact.protocols import LLM, Session
 from reflact.stages.context import StageContext
-from reflact.stages.overlap import find_completed_minibatches, roll_out_and_reflect
+from reflact.stages.overlap import MinibatchDealer, roll_out_and_reflect
 from reflact.stages.reflect import Analyst, Minibatch, shuffle_batch
 from reflact.stages.rollout import RolloutRunner
 from reflact.testing import InMemoryRunStore, ScriptedLLM
@@ -253,12 +253,11 @@ def test_prefixes_complete_every_minibatch_once(
         for item, score in zip(cases, scores, strict=True)
     ]
     found = []
-    for length in range(1, len(cases) + 1):
-        for part in find_completed_minibatches(
-            cases, rollouts[:length], config, batch=batch, threshold=THRESHOLD
-        ):
-            assert part.rollouts[-1] == rollouts[length - 1] or length == len(cases)
-            assert len(part.items) == size or length == len(cases)
+    dealer = MinibatchDealer(cases, config, batch=batch, threshold=THRESHOLD)
+    for number, rollout in enumerate(rollouts, 1):
+        for part in dealer.add(rollout):
+            assert part.rollouts[-1] == rollout or number == len(cases)
+            assert len(part.items) == size or number == len(cases)
             assert part.batch == batch
             found.append(part)
     for source, kinds in (("failure", {"0", "0.4"}), ("success", set() if failure_only else {"0.5", "1"})):

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from reflact.records import Usage
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from reflact.records import Usage
 
 
 class ReflactError(Exception):
@@ -34,13 +38,14 @@ class RunConflict(UsageError):
 
 
 class ModelError(ReflactError):
-    """A model call gave no usable reply.
+    """A model call gave no usable reply."""
 
-    Attributes:
-        usage: The usage of its answered attempts, none of which was valid.
-    """
+    @cached_property
+    def usage(self) -> Usage:
+        """The usage of its answered attempts, none of which was valid."""
+        from reflact.records import Usage  # here, so that the help of commands does not build all records
 
-    usage = Usage()
+        return Usage()
 
 
 class ReplyError(ModelError):

@@ -351,6 +351,9 @@ class DecisionLog(Protocol):
     async def get(self, step: int, label: str) -> JsonValue:
         """Return the logged outcome, or None."""
 
+    async def find(self, step: int, labels: Sequence[str]) -> Mapping[str, JsonValue]:
+        """Return the logged outcomes among those of the labels."""
+
     async def put(self, step: int, label: str, value: JsonValue) -> None:
         """Log an outcome before it is used; the first one under a label is kept."""
 

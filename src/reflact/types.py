@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
+from functools import cached_property
 from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
@@ -20,10 +21,13 @@ class FrozenModel(BaseModel):
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
         """Return a copy with some fields replaced; a name that is no field is an error, not a new attribute."""
-        unknown = set(update or ()) - type(self).model_fields.keys()
-        if unknown:
+        fields = type(self).model_fields.keys()
+        if unknown := (update or {}).keys() - fields:
             raise TypeError(f"{type(self).__name__} has no field {', '.join(sorted(unknown))}")
-        return super().model_copy(update=update, deep=deep)
+        copied = super().model_copy(update=update, deep=deep)
+        for name in copied.__dict__.keys() - fields:  # a cached property may depend on a replaced field
+            del copied.__dict__[name]
+        return copied
 
 
 def canonical_json(value: JsonValue) -> str:
@@ -76,7 +80,7 @@ class Item(FrozenModel):
     def __hash__(self) -> int:
         return hash(self.id)
 
-    @property
+    @cached_property
     def fingerprint(self) -> str:
         """Hash of the whole content, the id included."""
         return digest_json(self.model_dump(mode="json"))
@@ -153,7 +157,7 @@ class Skill(FrozenModel):
 
     text: str
 
-    @property
+    @cached_property
     def hash(self) -> str:
         """SHA-256 of the UTF-8 bytes, 64 hexadecimal digits."""
         return hashlib.sha256(self.text.encode("utf-8")).hexdigest()

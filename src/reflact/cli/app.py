@@ -6,7 +6,6 @@ Exit codes: 0 completed; 1 a run did not complete; 2 the input is wrong and no c
 
 from __future__ import annotations
 
-from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -51,6 +50,8 @@ app = typer.Typer(
 
 def _print_version(requested: bool) -> None:
     if requested:
+        from importlib.metadata import version
+
         typer.echo(f"reflact {version('reflact')}")
         raise typer.Exit
 

@@ -78,6 +78,7 @@ class DatasetEnvironment:
         self._template = template
         self._name = name
         self._version = version
+        self._critic = grade if isinstance(grade, CriticBacked) else None
         self._identity = canonical_json(
             {"environment": name, "version": version, "template": template, "grader": identify_grader(grade)}
         )
@@ -97,7 +98,7 @@ class DatasetEnvironment:
     @property
     def scored_by(self) -> CriticDescription | None:
         """The critic, if one grades."""
-        return self._grade.scored_by if isinstance(self._grade, CriticBacked) else None
+        return None if self._critic is None else self._critic.scored_by
 
     def with_grader(self, grade: Grader) -> DatasetEnvironment:
         """Return the environment with another grader."""

@@ -52,6 +52,7 @@ from reflact.types import canonical_json
 R = TypeVar("R", bound=ReplyModel)
 T = TypeVar("T")
 
+COMPLETIONS_PATH = "/chat/completions"
 AGENT_PATH = "/agent"
 """The path of an agent's requests below ``base_url``, in keys and recordings; nothing is sent there."""
 
@@ -200,7 +201,7 @@ class Client:
         request = {**{name: value for name, value in body.items() if name not in hidden}, **own}
 
         async def work() -> str:
-            completion = await self._post("/chat/completions", request, call_id)
+            completion = await self._post(COMPLETIONS_PATH, request, call_id)
             context.usage = self._usage(completion)
             return completion.model_dump_json(exclude_none=True)
 
@@ -293,31 +294,27 @@ class Client:
     async def _create(
         self, conversation: Conversation[Any], reply_type: type[ReplyModel], call_id: CallId
     ) -> ChatCompletion:
-        """Send one request. ``extra_body`` carries the messages, which the openai client would copy."""
+        """Send one request of a conversation."""
+        settings = build_settings(self._config, call_id)
+        body = {"messages": [], "model": self._config.model, **settings, **conversation.body}
         reply = f"{reply_type.__name__}@{reply_type.version}"
+        return await self._post(COMPLETIONS_PATH, body, call_id, reply=reply)
+
+    async def _post(
+        self, path: str, body: Mapping[str, JsonValue], call_id: CallId, *, reply: str | None = None
+    ) -> ChatCompletion:
+        """Send one request; ``reply`` is the name and version of the reply type, None for an agent's.
+
+        It avoids ``chat.completions.create``, which walks through the whole body to convert its values.
+        """
+        headers = {CALL_ID_HEADER: call_id.label, **({} if reply is None else {REPLY_TYPE_HEADER: reply})}
         try:
-            return await self._openai.chat.completions.create(
-                model=self._config.model,
-                messages=[],
-                extra_headers={CALL_ID_HEADER: call_id.label, REPLY_TYPE_HEADER: reply},
-                extra_body={**build_settings(self._config, call_id), **conversation.body},
+            return await self._openai.post(
+                path, cast_to=ChatCompletion, body=body, options={"headers": headers}
             )
         except openai.OpenAIError as error:
             failure = translate_client_error(error, self._config, self._role, self._secret)
         raise failure  # outside the except block, so that its context has no error that may quote the key
-
-    async def _post(self, path: str, body: Mapping[str, JsonValue], call_id: CallId) -> ChatCompletion:
-        """Send one request of an agent."""
-        try:
-            return await self._openai.post(
-                path,
-                cast_to=ChatCompletion,
-                body=body,
-                options={"headers": {CALL_ID_HEADER: call_id.label}},
-            )
-        except openai.OpenAIError as error:
-            failure = translate_client_error(error, self._config, self._role, self._secret)
-        raise failure  # as above
 
     async def _choose_mode(self, question: _Question[R]) -> Mode:
         """Return the first mode that the endpoint accepts; log it before its first use."""

@@ -8,13 +8,14 @@ outage stops the analyst as well, nothing is logged, and a resumed run rolls out
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 
 from reflact.concurrency import fan_out, fan_out_then
 from reflact.config.training import ReflectConfig
 from reflact.stages.reflect import SOURCES, Minibatch, classify_rollout, shuffle_batch
 from reflact.stages.rollout import RolloutRunner, log_unmeasured, require_coverage
-from reflact.types import AnalystReport, Item, Rollout, Skill
+from reflact.types import AnalystReport, Item, Rollout, RolloutSource, Skill
 
 _ReadyMinibatch = tuple[Minibatch, Sequence[Rollout]]
 """A minibatch, and the finished prefix of its batch's order."""
@@ -43,10 +44,13 @@ async def roll_out_and_reflect(
     await runner.find_stored([job for row in jobs for job in row])
     ordered = [shuffle_batch(row, seed=seed, step=runner.step, batch=n) for n, row in enumerate(jobs)]
 
+    dealers = [
+        MinibatchDealer([job.item for job in row], config, batch=n, threshold=threshold)
+        for n, row in enumerate(ordered)
+    ]
+
     def find_ready(batch: int, prefix: Sequence[Rollout]) -> list[_ReadyMinibatch]:
-        order = [job.item for job in ordered[batch]]
-        completed = find_completed_minibatches(order, prefix, config, batch=batch, threshold=threshold)
-        return [(minibatch, prefix) for minibatch in completed]
+        return [(minibatch, prefix) for minibatch in dealers[batch].add(prefix[-1])]
 
     async def report(case: _ReadyMinibatch) -> AnalystReport:
         minibatch, known = case
@@ -70,37 +74,42 @@ async def roll_out_and_reflect(
     return rollouts, tuple(sorted(reports, key=lambda r: (r.batch, SOURCES.index(r.source_type), r.index)))
 
 
-def find_completed_minibatches(
-    order: Sequence[Item],
-    prefix: Sequence[Rollout],
-    config: ReflectConfig,
-    *,
-    batch: int,
-    threshold: float | None,
-) -> tuple[Minibatch, ...]:
-    """Return the minibatches that the last rollout of a finished prefix completes.
+class MinibatchDealer:
+    """Deals the rollouts of a batch, in its seeded order, into minibatches.
 
-    ``order`` is the whole batch in its seeded order. Failures and successes are dealt separately along it,
-    without unmeasured rollouts. A full minibatch is complete with its last member, a smaller one with the end
-    of the batch.
+    Failures and successes are dealt separately, without unmeasured rollouts. A full minibatch is complete with its
+    last member, a smaller one with the end of the batch.
     """
-    dealt = []
-    for source in SOURCES[:1] if config.failure_only else SOURCES:
-        matching = [i for i, rollout in enumerate(prefix) if classify_rollout(rollout, threshold) == source]
-        full, rest = divmod(len(matching), config.minibatch_size)
-        if rest == 0 and matching[-1:] == [len(prefix) - 1]:
-            index, members = full - 1, matching[-config.minibatch_size :]
-        elif rest > 0 and len(prefix) == len(order):
-            index, members = full, matching[-rest:]
-        else:
-            continue
-        dealt.append(
-            Minibatch(
-                source=source,
-                index=index,
-                items=tuple(order[i] for i in members),
-                rollouts=tuple(prefix[i] for i in members),
-                batch=batch,
-            )
+
+    def __init__(
+        self, order: Sequence[Item], config: ReflectConfig, *, batch: int, threshold: float | None
+    ) -> None:
+        self._order = order
+        self._size = config.minibatch_size
+        self._batch = batch
+        self._threshold = threshold
+        self._taken = 0
+        self._n_dealt: Counter[RolloutSource] = Counter()
+        self._members: dict[RolloutSource, list[tuple[Item, Rollout]]] = {
+            source: [] for source in (SOURCES[:1] if config.failure_only else SOURCES)
+        }
+
+    def add(self, rollout: Rollout) -> tuple[Minibatch, ...]:
+        """Take the next rollout of the order, and return the minibatches that it completes."""
+        source = classify_rollout(rollout, self._threshold)
+        if source in self._members:
+            self._members[source].append((self._order[self._taken], rollout))
+        self._taken += 1
+        is_last = self._taken == len(self._order)
+        return tuple(
+            self._deal(source)
+            for source, members in self._members.items()
+            if len(members) == self._size or (is_last and members)
         )
-    return tuple(dealt)
+
+    def _deal(self, source: RolloutSource) -> Minibatch:
+        items, rollouts = zip(*self._members[source], strict=True)
+        index = self._n_dealt[source]
+        self._n_dealt[source] += 1
+        self._members[source] = []
+        return Minibatch(source=source, index=index, items=items, rollouts=rollouts, batch=self._batch)

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import anyio
 from pydantic import JsonValue
@@ -66,10 +66,15 @@ def build_rollout_key(
     return digest_json(parts if phase is None else {**parts, "phase": phase})
 
 
+def label_unmeasured(key: str) -> str:
+    """Return the label under which a rollout is logged as unmeasured."""
+    return f"unmeasured/{key}"
+
+
 async def log_unmeasured(rollouts: Sequence[Rollout], *, decision_log: DecisionLog, step: int) -> None:
     """Log the unmeasured rollouts among those that a decision of the step is about to use."""
     for lost in (r for r in rollouts if r.score is None):
-        await decision_log.put(step, f"unmeasured/{lost.key}", lost.error)
+        await decision_log.put(step, label_unmeasured(lost.key), lost.error)
 
 
 def require_coverage(rollouts: Sequence[Rollout], coverage: float) -> None:
@@ -87,8 +92,8 @@ def require_coverage(rollouts: Sequence[Rollout], coverage: float) -> None:
 
 def start_session(target: Target, item: Item, skill: Skill, *, rollout: str) -> Session:
     """Return a new session of a target about an item; ``rollout`` is the rollout's key."""
-    if isinstance(target, ItemTarget):
-        return target.session_for(item, skill, rollout=rollout)
+    if hasattr(target, "session_for"):  # an `isinstance` of a protocol takes longer than a short rollout
+        return cast("ItemTarget", target).session_for(item, skill, rollout=rollout)
     return target.session(skill, rollout=rollout)
 
 
@@ -133,7 +138,8 @@ class RolloutRunner:
     on_rollout: RolloutCallback | None = None
     on_exception: ExceptionCallback = describe_exception
     _known: dict[str, Rollout] = field(default_factory=dict, init=False)
-    _locks: defaultdict[str, anyio.Lock] = field(default_factory=lambda: defaultdict(anyio.Lock), init=False)
+    _logged: dict[str, JsonValue] = field(default_factory=dict, init=False)
+    _running: dict[str, anyio.Event] = field(default_factory=dict, init=False)
 
     async def roll_out(
         self, items: Sequence[Item], skill: Skill, *, coverage: float | None, trial: int = 0
@@ -250,8 +256,10 @@ class RolloutRunner:
         return rolled
 
     async def find_stored(self, jobs: Sequence[RolloutJob]) -> None:
-        """Read the stored rollouts of the jobs."""
+        """Read the stored rollouts of the jobs, and why others were logged as unmeasured."""
         self._known.update(await self.store.find_rollouts([job.key for job in jobs]))
+        labels = [label_unmeasured(job.key) for job in jobs if job.key not in self._known]
+        self._logged.update(await self.decision_log.find(self.step, labels))
 
     async def run(self, job: RolloutJob) -> Rollout:
         """Return a job's rollout; an unmeasured one is not run again before ``retry``."""
@@ -268,15 +276,21 @@ class RolloutRunner:
         return await self._get_or_run(job)
 
     async def _get_or_run(self, job: RolloutJob) -> Rollout:
-        async with self._locks[job.key]:
-            if job.key not in self._known:
-                self._known[job.key] = await self._run_new(job)
-            return self._known[job.key]
+        key = job.key
+        while key in self._running:
+            await self._running[key].wait()
+        if key not in self._known:
+            self._running[key] = finished = anyio.Event()
+            try:
+                self._known[key] = await self._run_new(job)
+            finally:
+                del self._running[key]
+                finished.set()
+        return self._known[key]
 
     async def _run_new(self, job: RolloutJob) -> Rollout:
         blank = Rollout(key=job.key, item_id=job.item.id, skill_hash=job.skill.hash, trial=job.trial)
-        logged = await self.decision_log.get(self.step, f"unmeasured/{job.key}")
-        if logged is not None:
+        if (logged := self._logged.get(label_unmeasured(job.key))) is not None:
             return blank.model_copy(update={"error": str(logged)})
         session = start_session(self.target, job.item, job.skill, rollout=job.key)
         try:

@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
 from tempfile import TemporaryDirectory
@@ -89,7 +89,7 @@ _FileIdentities = tuple[tuple[int, int] | None, tuple[int, int] | None]
 @dataclass(frozen=True)
 class _WriteRequest(Generic[T]):
     work: Callable[[Tables], T]
-    future: Future[T] = field(default_factory=Future)
+    future: asyncio.Future[T]
 
 
 class Database:
@@ -141,6 +141,7 @@ class Database:
         self._open = False
         self._closing = threading.Event()
         self._pending: deque[_WriteRequest[Any]] = deque()
+        self._is_commit_due = False
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="reflact-store-writer")
         self._readers = ThreadPoolExecutor(MAX_READERS, thread_name_prefix="reflact-store-reader")
         self._connections: list[Tables] = []
@@ -176,10 +177,12 @@ class Database:
         caller returns at once; its function still runs and is committed.
         """
         self._require_writable()
-        request = _WriteRequest(work)
-        self._pending.append(request)
-        self._writer.submit(self._commit_pending)
-        return await _await_thread(request.future)
+        future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        self._pending.append(_WriteRequest(work, future))
+        if not self._is_commit_due:
+            self._is_commit_due = True
+            self._writer.submit(self._commit_pending)
+        return await future
 
     async def read(self, work: Callable[[Tables], T]) -> T:
         """Run a function on a read-only snapshot; it must return values and no open cursors."""
@@ -311,6 +314,7 @@ class Database:
         return bool(self._schema.pending(self._tables))
 
     def _commit_pending(self) -> None:
+        self._is_commit_due = False  # before the requests are taken: a later one submits the next commit
         batch = [self._pending.popleft() for _ in range(len(self._pending))]
         if not batch:
             return
@@ -321,7 +325,16 @@ class Database:
             self.n_transactions += 1
         except Exception as error:  # noqa: BLE001 - handed to everyone who waits for this transaction
             outcomes = [(None, error)] * len(batch)
+        with suppress(RuntimeError):  # the loop of cancelled callers may be closed
+            batch[0].future.get_loop().call_soon_threadsafe(self._resolve, batch, outcomes)
+
+    def _resolve(
+        self, batch: Sequence[_WriteRequest[Any]], outcomes: Sequence[tuple[Any, Exception | None]]
+    ) -> None:
+        """Hand the outcomes of a transaction to its callers, on the event loop."""
         for request, (value, failure) in zip(batch, outcomes, strict=True):
+            if request.future.done():
+                continue  # its caller was cancelled
             if failure is None:
                 request.future.set_result(value)
             else:
@@ -373,13 +386,17 @@ class Database:
             )
 
     def _attempt(self, work: Callable[[Tables], T]) -> tuple[T | None, Exception | None]:
+        tables = self._tables
+        tables.execute("SAVEPOINT attempt")  # one name, so that SQLite's driver keeps the prepared statement
         try:
-            with self._tables.atomic():
-                return work(self._tables), None
+            outcome: tuple[T | None, Exception | None] = (work(tables), None)
         except Exception as error:  # its caller gets it; the other functions continue
-            if not self._tables.conn.in_transaction:
+            if not tables.conn.in_transaction:
                 raise
-            return None, error
+            tables.execute("ROLLBACK TO attempt")
+            outcome = (None, error)
+        tables.execute("RELEASE attempt")
+        return outcome
 
     def _tear_down(self) -> None:
         self._readers.shutdown(wait=True)

@@ -28,6 +28,7 @@ T = TypeVar("T")
 
 JSON_ADAPTER: TypeAdapter[JsonValue] = TypeAdapter(JsonValue)
 ROLLOUT_VALUES = "INTO rollouts (key, rollout, checksum) VALUES (?, ?, ?)"
+RESPONSE_VALUES = "INTO responses (key, run_id, response, checksum) VALUES (?, ?, ?, ?)"
 NEWEST_OPEN_CALL = "(SELECT max(id) FROM calls WHERE run_id = ? AND key = ? AND state = 'open')"
 
 SPEND_SUMS = """
@@ -40,6 +41,11 @@ SPEND_SUMS = """
 SPEND_COLUMNS, STAGE_COLUMNS = "role, purpose", "step, stage, role, purpose"
 """The columns by which spend is summed: over a run, and by stage."""
 USAGE_COLUMNS = ("calls", "input_tokens", "cached_tokens", "output_tokens", "usd", "uncounted")
+CALL_FIELDS = tuple(name for name in CallReservation.model_fields if name != "worst_case")
+WORST_FIELDS = ("calls", "input_tokens", "output_tokens", "usd")
+CALL_COLUMNS = (*CALL_FIELDS, *(f"worst_{name}" for name in WORST_FIELDS))
+CALL_VALUES = f"INTO calls ({', '.join(CALL_COLUMNS)}) VALUES ({', '.join('?' * len(CALL_COLUMNS))})"
+SETTLE_CALL = f"UPDATE calls SET state = 'settled', {', '.join(f'{name} = ?' for name in USAGE_COLUMNS)}"  # noqa: S608
 ROLLOUT_CALLS_QUERY = (
     f"SELECT call_id, {', '.join(USAGE_COLUMNS)} FROM calls WHERE call_id LIKE '%/rollout=%' ORDER BY id"  # noqa: S608
 )
@@ -97,13 +103,13 @@ class SQLiteResponseStore:
     async def store_response(self, response: StoredResponse, reservation: CallReservation) -> None:
         """Store a response, unless its key has a readable one, and settle its call in one transaction."""
         text = response.model_dump_json()
-        row = {"key": response.key, "run_id": reservation.run_id, "response": text}
-        row["checksum"] = compute_checksum(response.key, text)
+        row = (response.key, reservation.run_id, text, compute_checksum(response.key, text))
 
         def store(tables: Tables) -> None:
             _settle(tables, reservation, response.usage)
-            if _find_response(tables, response.key) is None:
-                tables.table("responses").insert(row, replace=True)
+            added = tables.execute(f"INSERT OR IGNORE {RESPONSE_VALUES}", row).rowcount
+            if not added and _find_response(tables, response.key) is None:
+                tables.execute(f"INSERT OR REPLACE {RESPONSE_VALUES}", row)
 
         await self._database.write(store)
 
@@ -218,13 +224,18 @@ class SQLiteDecisionLog:
 
     async def get(self, step: int, label: str) -> JsonValue:
         """Return the stored outcome, or None."""
+        return (await self.find(step, [label])).get(label)
+
+    async def find(self, step: int, labels: Sequence[str]) -> Mapping[str, JsonValue]:
+        """Return the stored outcomes among those of the labels."""
         rows = await self._database.fetch_rows(
-            "SELECT value, checksum FROM decision_log WHERE run_id = ? AND step = ? AND label = ?",
-            (self._run_id, step, label),
+            "SELECT label, value, checksum FROM decision_log"
+            " WHERE run_id = ? AND step = ? AND label IN (SELECT value FROM json_each(?))",
+            (self._run_id, step, json.dumps(list(labels))),
         )
-        if not rows:
-            return None
-        text, checksum = rows[0]
+        return {label: self._parse(step, label, text, checksum) for label, text, checksum in rows}
+
+    def _parse(self, step: int, label: str, text: str, checksum: str) -> JsonValue:
         return parse_checked(
             JSON_ADAPTER.validate_json,
             text,
@@ -279,17 +290,17 @@ def _decode_checked(key: str, content: bytes, checksum: bytes) -> str | None:
 
 
 def _insert_call(tables: Tables, reservation: CallReservation) -> int:
-    worst_case = reservation.worst_case.model_dump(exclude={"cached_tokens", "uncounted"})
-    worst = {f"worst_{name}": value for name, value in worst_case.items()}
-    row = tables.table("calls").insert({**reservation.model_dump(exclude={"worst_case"}), **worst})
-    return int(row.last_pk or 0)
+    values = [getattr(reservation, name) for name in CALL_FIELDS]
+    values += [getattr(reservation.worst_case, name) for name in WORST_FIELDS]
+    return tables.execute(f"INSERT {CALL_VALUES}", values).lastrowid or 0
 
 
 def _settle(tables: Tables, reservation: CallReservation, usage: Usage) -> None:
+    counts = [getattr(usage, name) for name in USAGE_COLUMNS]
     key = (reservation.run_id, reservation.key)
-    (call_id,) = tables.execute(f"SELECT {NEWEST_OPEN_CALL}", key).fetchone()
-    call_id = _insert_call(tables, reservation) if call_id is None else call_id
-    tables.table("calls").update(call_id, {**usage.model_dump(), "state": "settled"})
+    if not tables.execute(f"{SETTLE_CALL} WHERE id = {NEWEST_OPEN_CALL}", [*counts, *key]).rowcount:
+        call_id = _insert_call(tables, reservation)
+        tables.execute(f"{SETTLE_CALL} WHERE id = ?", [*counts, call_id])
 
 
 def sum_spend_by_stage(tables: Tables, run_id: str) -> dict[tuple[int, str], tuple[Spend, ...]]:
