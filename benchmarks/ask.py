@@ -1,8 +1,9 @@
-"""What one question costs beside the client library that carries it.
+"""What one question costs beside the client libraries that carry it.
 
-Both sides answer the same request from memory, in the same process, one after the other in turns: the bare
-openai client, and reflact's client with its store, decision log, checks and typed reply. Printed is the
-processor time for each call and the ratio; run it on a quiet machine.
+All answer the same request from memory, in the same process, one after the other in turns: the bare openai client,
+instructor with the same typed reply, and reflact's client with its store, decision log, checks and typed reply, which
+then reads the same replies back. Printed is the processor time for each call, the least of some rounds, and its ratio
+to that of the openai client.
 
     python benchmarks/ask.py
 """
@@ -10,13 +11,13 @@ processor time for each call and the ratio; run it on a quiet machine.
 from __future__ import annotations
 
 import json
-import statistics
 import tempfile
 import time
 from pathlib import Path
 
 import anyio
 import httpx
+import instructor
 import openai
 
 from reflact.config.models import ModelConfig
@@ -24,7 +25,7 @@ from reflact.llm.budget import Account
 from reflact.llm.client import Client
 from reflact.messages import CallId, Message, RenderedPrompt
 from reflact.stages.reply_models import RankReply
-from reflact.store.runs import open_store
+from reflact.store.runs import SQLiteRunStore, open_store
 
 CALLS, ROUNDS = 200, 5
 MESSAGES = [{"role": "user", "content": "Choose one."}]
@@ -47,46 +48,63 @@ def answer(request: httpx.Request) -> httpx.Response:
     )
 
 
-async def bare(calls: int) -> float:
-    """Processor seconds for a number of calls of the openai client."""
+def connect() -> openai.AsyncOpenAI:
+    """Return an openai client whose network is the function above."""
     http = httpx.AsyncClient(transport=httpx.MockTransport(answer))
-    client = openai.AsyncOpenAI(base_url="http://model/v1", api_key="k", http_client=http)  # type: ignore[arg-type]
+    return openai.AsyncOpenAI(base_url="http://model/v1", api_key="k", http_client=http)  # type: ignore[arg-type]
+
+
+async def ask_openai() -> float:
+    """Processor seconds of a call of the openai client."""
+    client = connect()
     started = time.process_time()
-    for _ in range(calls):
+    for _ in range(CALLS):
         await client.chat.completions.create(model="m", messages=MESSAGES)  # type: ignore[arg-type]
     used = time.process_time() - started
-    await http.aclose()
-    return used
+    await client.close()
+    return used / CALLS
 
 
-async def through_the_door(calls: int, folder: Path) -> float:
-    """Processor seconds for a number of questions through the whole stack, each stored before it is used."""
+async def ask_instructor() -> float:
+    """Processor seconds of a typed reply by instructor alone."""
+    client = connect()
+    typed = instructor.from_openai(client, mode=instructor.Mode.JSON_SCHEMA)
+    started = time.process_time()
+    for _ in range(CALLS):
+        await typed.chat.completions.create(model="m", messages=MESSAGES, response_model=RankReply)  # type: ignore[type-var]
+    used = time.process_time() - started
+    await client.close()
+    return used / CALLS
+
+
+async def ask_reflact(store: SQLiteRunStore) -> float:
+    """Processor seconds of a question through the whole stack, whose reply is stored or read back."""
     config = ModelConfig(model="m", base_url="http://model/v1", api_key_env=None, mode="json_schema")
     prompt = RenderedPrompt(
         name="ranking", version=1, messages=(Message(role="user", content="Choose one."),)
     )
-    async with open_store(folder / "run.db") as store:
-        await store.open_run("r", {}, None)
-        account = Account("r", store, store.decision_log("r"))
-        async with Client(config, "optimizer", account, transport=httpx.MockTransport(answer)) as client:
-            started = time.process_time()
-            for step in range(calls):
-                call_id = CallId(role="optimizer", purpose="ranking", step=step)
-                await client.ask(prompt, RankReply, call_id=call_id)
-            return time.process_time() - started
+    account = Account("r", store, store.decision_log("r"))
+    async with Client(config, "optimizer", account, transport=httpx.MockTransport(answer)) as client:
+        started = time.process_time()
+        for step in range(CALLS):
+            call_id = CallId(role="optimizer", purpose="ranking", step=step)
+            await client.ask(prompt, RankReply, call_id=call_id)
+        return (time.process_time() - started) / CALLS
 
 
 async def main() -> None:
-    """Measure in turns and print medians."""
-    ours, theirs = [], []
+    """Measure in turns and print the least of each."""
+    names = ("openai client alone", "instructor alone", "reflact, stored", "reflact, read back")
+    rounds: list[tuple[float, ...]] = []
     for _ in range(ROUNDS):
-        theirs.append(await bare(CALLS) / CALLS)
         with tempfile.TemporaryDirectory() as folder:
-            ours.append(await through_the_door(CALLS, Path(folder)) / CALLS)
-    low, high = statistics.median(theirs), statistics.median(ours)
-    print(f"openai client alone   {low * 1e3:6.2f} ms of processor time a call")
-    print(f"reflact, stored       {high * 1e3:6.2f} ms of processor time a call")
-    print(f"ratio                 {high / low:6.2f}")
+            async with open_store(Path(folder) / "run.db") as store:
+                await store.open_run("r", {}, None)
+                both = (await ask_reflact(store), await ask_reflact(store))
+        rounds.append((await ask_openai(), await ask_instructor(), *both))
+    least = [min(column) for column in zip(*rounds, strict=True)]
+    for name, took in zip(names, least, strict=True):
+        print(f"{name:20} {took * 1e3:6.2f} ms of processor time a call  {took / least[0]:5.2f}")
 
 
 if __name__ == "__main__":
