@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 from collections.abc import Iterator
@@ -20,10 +21,11 @@ from chromium import asked, needs_chromium, opened, resize, violations
 from emulator import Terminal
 from reflact import Trainer, read_run
 from reflact.messages import CallId, RenderedPrompt, ReplyModel
+from reflact.protocols import Session
 from reflact.reporting.html.serve import create_run_pages
 from reflact.skills.package import read_front_matter
 from reflact.testing import TOY_RULES, ScriptedLLM, ToyEnvironment, toy_optimizer
-from reflact.types import Item, Skill, Split
+from reflact.types import Grade, Item, Skill, Split
 from served import reflact
 from test_html_browser import SCROLLED
 from test_live_terminal import run_at
@@ -63,8 +65,25 @@ for arguments in json.loads(sys.argv[1]):
 """
 
 
+LIVE = """
+import logging, pathlib, sys
+import anyio
+from test_hostile_words import build_trainer
+logging.basicConfig()
+trainer = build_trainer(pathlib.Path(sys.argv[1]), epochs=1, fails="train-001")
+anyio.run(lambda: trainer.train(show=True))
+"""
+
+
 class HostileWorld(ToyEnvironment):
-    """The toy world with hostile words behind each text of an item."""
+    """The toy world with hostile words behind each text of an item; of the item ``fails`` it knows no answer."""
+
+    fails: str | None = None
+
+    async def run(self, item: Item, session: Session, *, seed: int) -> Grade:
+        if self.fails is not None and item.id.startswith(self.fails):
+            raise ValueError(f"bad{STEERING}\n{WORDS}")
+        return await super().run(item, session, seed=seed)
 
     def items(self, split: Split) -> list[Item]:
         return [
@@ -98,7 +117,7 @@ def spoil(value: object, key: str = "") -> object:
     return value
 
 
-def build_trainer(folder: Path, *, epochs: int) -> Trainer:
+def build_trainer(folder: Path, *, epochs: int, fails: str | None = None) -> Trainer:
     """Return a run in which the data, the target and the optimizer are hostile."""
     obey = toy_optimizer(edits=2)
 
@@ -110,7 +129,9 @@ def build_trainer(folder: Path, *, epochs: int) -> Trainer:
         "train": {"num_epochs": epochs, "batch_size": 4},
         "environment": {"description": f"Epochs: {epochs}. {WORDS}"},
     }
-    return Trainer(settings, environment=HostileWorld(), target=Actor(answer), optimizer=ScriptedLLM(reply))
+    world = HostileWorld()
+    world.fails = fails
+    return Trainer(settings, environment=world, target=Actor(answer), optimizer=ScriptedLLM(reply))
 
 
 @pytest.fixture(scope="module")
@@ -119,7 +140,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     above = tmp_path_factory.mktemp("hostile")
     folders = tuple(above / f"{n}{WORDS[-60:].replace('/', '')}" for n in (1, 2))
     for epochs, folder in enumerate(folders, start=1):
-        anyio.run(build_trainer(folder, epochs=epochs).train)
+        fails = "train-001" if epochs == 2 else None
+        anyio.run(build_trainer(folder, epochs=epochs, fails=fails).train)
     return folders
 
 
@@ -136,6 +158,12 @@ def test_words_of_others_steer_no_terminal(runs: tuple[Path, Path], tmp_path: Pa
         ["skill", second],
         ["diff", second],
         ["compare", first, second],
+        *(
+            [*command, "--json"]
+            for command in (["show", second], ["show", second, "--items"], ["skill", second])
+        ),
+        ["compare", first, second, "--json"],
+        ["runs", str(runs[0].parent), "--json"],
         ["runs", str(runs[0].parent)],
         ["report", second, "--out", str(tmp_path / f"page{STEERING}.html")],
         ["export", second, "--name", "words", "--description", "Use it.", "--out", str(tmp_path / STEERING)],
@@ -145,6 +173,25 @@ def test_words_of_others_steer_no_terminal(runs: tuple[Path, Path], tmp_path: Pa
     left = COLOURS.sub("", written)
     assert CONTROLS.findall(left) == []
     assert left.count(SHOWN) > len(commands)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there are no pseudo-terminals")
+def test_words_of_others_steer_no_live_view(tmp_path: Path) -> None:
+    """The live view, and the logged exception of a user's own code, write the words of a run without its controls."""
+    folder = tmp_path / "run"
+    code, written = run_at(Terminal(100, 40), folder, program=LIVE, PYTHONPATH=os.pathsep.join(sys.path))
+    assert code == 0, written[-2000:]
+    for steering in ("\x1b]", "\x07", "\x9b", "\x9d", "\u202e", "\u2066", "\u200b", "\x1b[2J"):
+        assert steering not in written
+    assert "Next: reflact show" in written
+    code, shown = run_at(
+        Terminal(100, 40),
+        json.dumps([["show", str(folder), "--item", f"train-001{WORDS}"]]),
+        program=AT_TERMINAL,
+    )
+    assert code == 0, shown[-2000:]
+    assert f"ValueError: bad{SHOWN}" in shown
+    assert CONTROLS.findall(COLOURS.sub("", shown)) == []
 
 
 @contextmanager

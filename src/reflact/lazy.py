@@ -7,18 +7,28 @@ from importlib import import_module
 from typing import Any
 
 
-def load_exports(package: str, modules: Mapping[str, Sequence[str]]) -> Callable[[str], Any]:
+def load_exports(
+    package: str, modules: Mapping[str, Sequence[str]], extras: Mapping[str, str] | None = None
+) -> Callable[[str], Any]:
     """Return the ``__getattr__`` of a package.
 
     Args:
         package: The package's name.
         modules: Which names each module of ``reflact`` provides.
+        extras: The extra that installs what a module needs, by module.
     """
     where = {name: module for module, names in modules.items() for name in names}
 
     def get(name: str) -> Any:
         if name not in where:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        return getattr(import_module(f"reflact.{where[name]}"), name)
+        try:
+            return getattr(import_module(f"reflact.{where[name]}"), name)
+        except ModuleNotFoundError as error:
+            extra = (extras or {}).get(where[name])
+            if extra is None or (error.name or "reflact").startswith("reflact"):
+                raise
+            advice = f"{name} needs {error.name}; run pip install 'reflact[{extra}]'"
+            raise ModuleNotFoundError(advice, name=error.name) from None
 
     return get

@@ -20,4 +20,5 @@ __getattr__ = load_exports(
         "reporting.html.run": ("RunReport", "read_report", "render_run_page"),
         "reporting.html.serve": ("create_run_pages",),
     },
+    extras={"reporting.html.serve": "serve"},
 )

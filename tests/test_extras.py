@@ -1,0 +1,74 @@
+"""What is said if the packages of an extra are not installed."""
+
+from __future__ import annotations
+
+import sys
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+
+import anyio
+import pytest
+
+from reflact import Trainer
+from reflact.errors import ConfigError
+from reflact.integrations.inspect_ai import InspectEnvironment
+from reflact.integrations.reasoning_gym import ReasoningGymEnvironment
+from reflact.testing import ScriptedLLM, ToyEnvironment, ToyTarget, toy_optimizer
+from served import reflact
+
+SIZES = {"train": 1, "val": 1, "test": 1}
+PYPROJECT = Path(__file__).parents[1] / "pyproject.toml"
+
+
+def import_pages() -> None:
+    """Import the pages of runs as a server's author does."""
+    from reflact.reporting import create_run_pages  # noqa: F401
+
+
+def serve() -> None:
+    """Start the command that serves pages."""
+    result = reflact("serve", ".")
+    assert result.exit_code == 2
+    raise ConfigError(result.stderr)
+
+
+def train_with_mlflow() -> None:
+    """Start a run that is to be sent to MLflow."""
+    trainer = Trainer(
+        {"out_dir": "never", "telemetry": {"mlflow": "http://127.0.0.1:9"}},
+        environment=ToyEnvironment(),
+        target=ToyTarget(),
+        optimizer=ScriptedLLM(toy_optimizer()),
+    )
+    anyio.run(trainer.train)
+
+
+MISSING: dict[str, tuple[tuple[str, ...], tuple[Callable[[], object], ...]]] = {
+    "inspect": (("inspect_ai",), (lambda: InspectEnvironment("a:b", **SIZES),)),
+    "mlflow": (("mlflow",), (train_with_mlflow,)),
+    "reasoning-gym": (("reasoning_gym",), (lambda: ReasoningGymEnvironment(["chain_sum"], **SIZES),)),
+    "serve": (("starlette", "starlette.applications", "uvicorn"), (import_pages, serve)),
+}
+"""The packages of each extra, and what needs them."""
+
+
+def test_every_extra_is_known_here() -> None:
+    """A new extra needs a message, and a line in this file."""
+    project = tomllib.loads(PYPROJECT.read_text(encoding="utf-8"))["project"]
+    assert set(project["optional-dependencies"]) == set(MISSING)
+
+
+@pytest.mark.parametrize("extra", MISSING)
+def test_a_missing_extra_is_named(extra: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Whatever needs a package that is not installed says in one line which extra installs it."""
+    monkeypatch.chdir(tmp_path)
+    packages, uses = MISSING[extra]
+    for name in packages:
+        monkeypatch.setitem(sys.modules, name, None)  # so that its import fails
+    monkeypatch.delitem(sys.modules, "reflact.reporting.html.serve", raising=False)
+    for use in uses:
+        with pytest.raises((ConfigError, ImportError)) as caught:
+            use()
+        assert f"pip install 'reflact[{extra}]'" in str(caught.value)
+        assert "\n" not in str(caught.value).strip()
