@@ -17,7 +17,7 @@ from reflact.calibration.judges import JudgeReply
 from reflact.calibration.mistakes import MistakenReply, PurposeReply
 from reflact.cli.app import app
 from reflact.messages import Message, RenderedPrompt
-from served import HANGS, serving
+from served import HANGS, asked_of, serving
 
 REPLIES = {kind.__name__: kind for kind in (CriticReply, JudgeReply, MistakenReply, PurposeReply)}
 CONFIG = """
@@ -52,12 +52,10 @@ def flattering(
     asked: list[bytes] = []
 
     def play(handler: BaseHTTPRequestHandler) -> None:
-        text = handler.rfile.read(int(handler.headers["content-length"]))
-        call_id = handler.headers["x-sample"]
-        asked.append(call_id.encode() + text)
+        body, call_id = asked_of(handler), str(handler.headers["x-sample"])
+        asked.append(call_id.encode() + json.dumps(body).encode())
         if hold is not None:
             hold.wait(len(asked))
-        body = json.loads(text)
         messages = tuple(Message(role=m["role"], content=m["content"]) for m in body["messages"][:2])
         reply_type = REPLIES[body["response_format"]["json_schema"]["name"]]
         said = answer(RenderedPrompt(name="x", version=1, messages=messages), reply_type, excess=excess)
