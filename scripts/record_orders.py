@@ -24,7 +24,7 @@ from pathlib import Path
 from random import Random
 from statistics import fmean
 from tempfile import TemporaryDirectory
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import anyio
 from pydantic import JsonValue
@@ -32,6 +32,7 @@ from pydantic import JsonValue
 from reflact import Calibrator, Critic, MemoryStore, Trace
 from reflact.calibration import build_anchors
 from reflact.calibration.config import CalibrateConfig, resolve_paths
+from reflact.calibration.report import CalibrationReport
 from reflact.config.loading import load_section
 from reflact.errors import ReplyError
 from reflact.llm.budget import Account
@@ -44,6 +45,7 @@ from reflact.protocols import LLM
 from reflact.testing import InMemoryRunStore
 
 FOLDER = Path(__file__).parents[1] / "fixtures" / "orders"
+REPORT = FOLDER / "report.json"
 PARTS = {"learn": (16, 2), "held_out": (42, 1), "anchors": (12, 1)}
 """The traces of each part, and the steps of a trace."""
 
@@ -190,14 +192,16 @@ def write_all() -> None:
 
 
 @asynccontextmanager
-async def connect(settings: CalibrateConfig) -> AsyncIterator[LLM]:
-    """Connect the model; its replies are recorded."""
+async def connect(
+    settings: CalibrateConfig, mode: Literal["record", "replay"] = "record"
+) -> AsyncIterator[LLM]:
+    """Connect the model; its replies are recorded, or only replayed."""
     assert settings.replay.cassette is not None
     store = InMemoryRunStore()
     account = Account("r", store, store.decision_log("r"))
     async with (
         PooledTransport() as network,
-        open_cassette(settings.replay.cassette, mode="record", inner=network) as transport,
+        open_cassette(settings.replay.cassette, mode=mode, inner=network) as transport,
         Client(settings.models.critic, "critic", account, transport=transport) as llm,
     ):
         yield llm
@@ -231,13 +235,15 @@ async def score(settings: CalibrateConfig) -> None:
         print(f"{name}: {len(values)} steps, bias {fmean(values):+.2f}, error {fmean(map(abs, values)):.2f}")
 
 
-async def calibrate(settings: CalibrateConfig) -> None:
-    """Ask all that a round of calibration asks, and write its report."""
+async def calibrate(
+    settings: CalibrateConfig, mode: Literal["record", "replay"] = "record"
+) -> CalibrationReport:
+    """Ask all that a round of calibration asks, and return its report."""
     assert settings.traces is not None
     assert settings.heldout is not None
     learn, held_out = Trace.load_all(settings.traces), Trace.load_all(settings.heldout)
     prompts = load_prompts(settings.prompts)
-    async with connect(settings) as llm:
+    async with connect(settings, mode) as llm:
         with TemporaryDirectory() as folder:
             async with MemoryStore(Path(folder) / "memory.db") as memory:
                 await memory.add_anchors(build_anchors(make_traces("anchors")))
@@ -245,9 +251,7 @@ async def calibrate(settings: CalibrateConfig) -> None:
                 calibrator = Calibrator(
                     llm, memory, critic=critic, settings=settings.calibrator, prompts=prompts
                 )
-                report = await calibrator.calibrate(learn, heldout=held_out)
-    (FOLDER / "report.json").write_text(report.model_dump_json(indent=1) + "\n")
-    print(report)
+                return await calibrator.calibrate(learn, heldout=held_out)
 
 
 def main() -> None:
@@ -264,8 +268,12 @@ def main() -> None:
     )
     if options.work == "traces":
         write_all()
+    elif options.work == "score":
+        anyio.run(score, settings)
     else:
-        anyio.run(score if options.work == "score" else calibrate, settings)
+        report = anyio.run(calibrate, settings)
+        REPORT.write_text(report.model_dump_json(indent=1) + "\n")
+        print(report)
 
 
 if __name__ == "__main__":

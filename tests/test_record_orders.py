@@ -1,4 +1,4 @@
-"""The orders that a round of calibration is to be recorded on: outcomes, labels, and parts that share nothing."""
+"""The orders that a round of calibration is recorded on: outcomes, labels, parts that share nothing, the report."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import record_orders
 
 from reflact import Trace
 from reflact.calibration.config import CalibrateConfig, resolve_paths
+from reflact.calibration.report import CalibrationReport
 from reflact.config.loading import load_section
 from reflact.memory.models import ContrastPair
 
@@ -53,9 +54,10 @@ def test_there_are_enough_traces_and_anchors_of_all_outcomes() -> None:
     assert Counter(pair.right.direction for pair in anchors) == {"rises": 4, "stays": 4, "falls": 4}
 
 
-def test_the_configuration_is_valid() -> None:
-    """It names the traces that the script writes."""
+@pytest.mark.anyio
+async def test_the_recorded_replies_give_the_stored_report() -> None:
+    """A replay asks no model and comes to the same figures, which docs/calibrate-demo.md states."""
     folder = record_orders.FOLDER
     config = resolve_paths(load_section(CalibrateConfig, folder / "calibrate.yaml", overrides=()), folder)
-    assert config.heldout == folder / "traces" / "held_out"
-    assert config.heldout.is_dir()
+    report = await record_orders.calibrate(config, mode="replay")
+    assert report == CalibrationReport.model_validate_json(record_orders.REPORT.read_text(encoding="utf-8"))
