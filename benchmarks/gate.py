@@ -155,6 +155,11 @@ class World:
         self._ideas, self._draws = random.Random(f"{label}/ideas"), random.Random(f"{label}/scores")
         self.landscape, self.items, self.spent, self.steps = landscape, tuple(f"{i}" for i in range(n)), 0, 0
         self.baseline = Version("0", START, [self._ideas.gauss(0, ITEM_SPREAD) for _ in range(n)])
+        self.trace: list[tuple[int, float]] = []
+
+    def note_best(self, best: Version) -> None:
+        """Note the rollouts so far, and what the run would gain if it ended now."""
+        self.trace.append((self.spent, best.accuracy - START))
 
     def edit(self, parent: Version) -> Version:
         """Return the candidate of the next step, after the step's training batch."""
@@ -216,10 +221,16 @@ def run_ranked(world: World, has_rollouts: Callable[[], bool]) -> Result:
         chosen = choose_version(Posterior(ranking), (*kept, candidate.name))
         kept += [chosen] if chosen == candidate.name else []
         current = versions[chosen]
+        world.note_best(choose_best(Posterior(ranking), current, baseline))
     posterior = Posterior(ranking)
-    is_better = posterior.find_probability(current.name, baseline.name) >= BEST_ABOVE
-    best = current if is_better else baseline
+    best = choose_best(posterior, current, baseline)
     return best, posterior.find_belief(best.name).mean
+
+
+def choose_best(posterior: Posterior, current: Version, baseline: Version) -> Version:
+    """Return the current version if it is believed to be better than the baseline, else the baseline."""
+    is_better = posterior.find_probability(current.name, baseline.name) >= BEST_ABOVE
+    return current if is_better else baseline
 
 
 def measure_versions(world: World, ranking: Ranking, candidate: Version, current: Version) -> Ranking:
@@ -255,6 +266,7 @@ def run_tested(world: World, has_rollouts: Callable[[], bool], *, policy: str) -
         if compare(world, settings, candidate, current) == "accept":
             current = candidate
             reported = fmean(current.scores.values())
+        world.note_best(current)
     return current, reported
 
 

@@ -44,6 +44,15 @@ def test_a_quick_run_of_the_gate_misses_nothing(tmp_path: Path) -> None:
     assert {lines[0].count("|") for lines in blocks} == {6, 16}
 
 
+def test_the_ranked_rule_spends_less_for_the_same_accuracy(tmp_path: Path) -> None:
+    """In the realistic landscape, what the strict rule reaches with 4,000 rollouts costs 30% less of everything."""
+    printed = run(tmp_path, "spend.py", "--landscapes", "1", "--runs", "60", "--workers", "1")
+    rows = [line.split("|") for line in printed.splitlines()][2:]
+    assert [row[3].strip() for row in rows] == ["1,000", "2,000", "4,000", "8,000"]
+    saved = [float(cell.split("%")[0]) for cell in rows[2][7:9]]
+    assert min(saved) >= 30
+
+
 def test_a_quick_run_of_promotion_prints_every_row(tmp_path: Path) -> None:
     """With a few seeds, harmful batches are already out and those that help fully are in."""
     printed = run(tmp_path, "promotion.py", "--quick", "--workers", "1")
