@@ -110,7 +110,7 @@ def test_init_asks_for_the_column_that_it_cannot_guess(tmp_path: Path) -> None:
     path.write_text("".join(f'{{"foo": "x{k}", "bar": "y"}}\n' for k in range(6)), encoding="utf-8")
     result = reflact("init", path, "--out", config, "--model", "m")
     assert result.exit_code == 2
-    assert "name it with --input (foo, bar)" in result.stderr
+    assert "name it with --input ('foo', 'bar')" in result.stderr
     result = reflact("init", path, "--out", config, "--model", "m", "--input", "foo", "--reference", "bar")
     assert result.exit_code == 0, result.output
     assert load_config(config).data.fields.reference == "bar"

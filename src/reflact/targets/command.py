@@ -159,17 +159,21 @@ class CommandTarget:
         return CommandSession(self, self._sender, self._model, skill, rollout)
 
 
-class CommandSession:
-    """One run of the command."""
+class GatewaySession:
+    """One rollout of an agent that asks its model through a gateway; subclasses run the agent.
 
-    def __init__(
-        self, target: CommandTarget, sender: RequestSender, model: str, skill: Skill, rollout: str
-    ) -> None:
-        self._target = target
+    Args:
+        sender: The run, which answers the agent's requests.
+        skill: The instructions.
+        rollout: The rollout's key.
+        seed: The text in the agent's requests that the skill replaces; None if the agent gets the skill itself.
+    """
+
+    def __init__(self, sender: RequestSender, skill: Skill, rollout: str, *, seed: str | None) -> None:
         self._sender = sender
-        self._model = model
         self._skill = skill
         self._rollout = rollout
+        self._seed = seed
         self._asked: Counter[str] = Counter()
         self._last: list[Mapping[str, Any]] = []
         self._failure: ReflactError | None = None
@@ -184,6 +188,60 @@ class CommandSession:
         spoken = [turn for message in self._last for turn in _read_turns(message)]
         begin = next((n for n, turn in enumerate(spoken, 1) if turn.content == self._task), 0)
         return (*task, *spoken[begin:])
+
+    async def _answer(self, body: dict[str, Any]) -> str:
+        """Answer one request of the agent; a failure ends the command."""
+        try:
+            body = json.loads(json.dumps(body, ensure_ascii=False).replace(self._folder, SHOWN_FOLDER))
+            request = {name: value for name, value in body.items() if name not in DROPPED_FIELDS}
+            if self._seed is not None:
+                request["messages"] = self._replace_seed(request["messages"])
+            self._last = max(self._last, [m for m in request["messages"] if isinstance(m, dict)], key=len)
+            digest = digest_json(request)
+            number, self._asked[digest] = self._asked[digest], self._asked[digest] + 1
+            part = digest[:16]
+            call_id = CallId(
+                role="target", purpose="rollout", rollout=self._rollout, number=number, part=part
+            )
+            completion = await self._sender.forward(request, call_id=call_id)
+        except ReflactError as error:
+            self._failure = self._failure or error
+            self._stop()
+            raise
+        return completion.replace(SHOWN_FOLDER, self._folder)
+
+    def _replace_seed(self, messages: Any) -> list[Any]:
+        seed = self._seed or ""
+        count = 0
+
+        def replace_in(value: Any) -> Any:
+            nonlocal count
+            if isinstance(value, str):
+                count += value.count(seed)
+                return value.replace(seed, self._skill.text)
+            if isinstance(value, list):
+                return [replace_in(part) for part in value]
+            if isinstance(value, dict):
+                return {name: replace_in(part) for name, part in value.items()}
+            return value
+
+        replaced = [replace_in(message) for message in messages]
+        if count != 1:
+            raise EnvironmentFailure(
+                f"a request of the command has the seed {count} times instead of once, so the skill is not in force"
+            )
+        return replaced
+
+
+class CommandSession(GatewaySession):
+    """One run of the command."""
+
+    def __init__(
+        self, target: CommandTarget, sender: RequestSender, model: str, skill: Skill, rollout: str
+    ) -> None:
+        super().__init__(sender, skill, rollout, seed=target.seed)
+        self._target = target
+        self._model = model
 
     async def reply(self, message: str) -> str:
         """Run the command on a task and return its answer.
@@ -320,49 +378,6 @@ class CommandSession:
         variables |= {"HOME": str(folder.parent / "home"), "TMPDIR": str(folder.parent / "tmp")}
         variables |= {name: _fill(value, values) for name, value in self._target.variables.items()}
         return [_fill(part, values) for part in self._target.command], variables
-
-    async def _answer(self, body: dict[str, Any]) -> str:
-        """Answer one request of the agent; a failure ends the command."""
-        try:
-            body = json.loads(json.dumps(body, ensure_ascii=False).replace(self._folder, SHOWN_FOLDER))
-            request = {name: value for name, value in body.items() if name not in DROPPED_FIELDS}
-            if self._target.seed is not None:
-                request["messages"] = self._replace_seed(request["messages"])
-            self._last = max(self._last, [m for m in request["messages"] if isinstance(m, dict)], key=len)
-            digest = digest_json(request)
-            number, self._asked[digest] = self._asked[digest], self._asked[digest] + 1
-            part = digest[:16]
-            call_id = CallId(
-                role="target", purpose="rollout", rollout=self._rollout, number=number, part=part
-            )
-            completion = await self._sender.forward(request, call_id=call_id)
-        except ReflactError as error:
-            self._failure = self._failure or error
-            self._stop()
-            raise
-        return completion.replace(SHOWN_FOLDER, self._folder)
-
-    def _replace_seed(self, messages: Any) -> list[Any]:
-        seed = self._target.seed or ""
-        count = 0
-
-        def replace_in(value: Any) -> Any:
-            nonlocal count
-            if isinstance(value, str):
-                count += value.count(seed)
-                return value.replace(seed, self._skill.text)
-            if isinstance(value, list):
-                return [replace_in(part) for part in value]
-            if isinstance(value, dict):
-                return {name: replace_in(part) for name, part in value.items()}
-            return value
-
-        replaced = [replace_in(message) for message in messages]
-        if count != 1:
-            raise EnvironmentFailure(
-                f"a request of the command has the seed {count} times instead of once, so the skill is not in force"
-            )
-        return replaced
 
 
 def _kill_group(process: Process) -> None:
