@@ -61,14 +61,11 @@ def write_response(completion: Mapping[str, Any]) -> dict[str, Any]:
     """Return a chat completion as a response."""
     choice = completion["choices"][0]
     message = choice["message"]
-    parts = [
-        {"type": kind, name: message[field], **more}
-        for field, kind, name, more in (
-            ("content", "output_text", "text", {"annotations": []}),
-            ("refusal", "refusal", "refusal", {}),
-        )
-        if message.get(field)
-    ]
+    parts: list[dict[str, Any]] = []
+    if message.get("content"):
+        parts.append({"type": "output_text", "text": message["content"], "annotations": []})
+    if message.get("refusal"):
+        parts.append({"type": "refusal", "refusal": message["refusal"]})
     output: list[dict[str, Any]] = []
     if parts:
         output.append({"type": "message", "id": "msg_0", "role": "assistant", "content": parts})
@@ -102,7 +99,7 @@ def split_response(response: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     events += [{"type": kind, "response": begun} for kind in ("response.created", "response.in_progress")]
     for index, item in enumerate(response["output"]):
         place = {"output_index": index, "item_id": item["id"]}
-        empty = {"content": []} if item["type"] == "message" else {"arguments": ""}
+        empty: dict[str, Any] = {"content": []} if item["type"] == "message" else {"arguments": ""}
         events.append(
             {
                 "type": "response.output_item.added",
@@ -124,7 +121,8 @@ def split_response(response: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 def _split_part(place: Mapping[str, Any], part: Mapping[str, Any]) -> list[dict[str, Any]]:
     name = "text" if part["type"] == "output_text" else "refusal"
-    kind, logprobs = f"response.{part['type']}", {"logprobs": []} if name == "text" else {}
+    kind = f"response.{part['type']}"
+    logprobs: dict[str, Any] = {"logprobs": []} if name == "text" else {}
     return [
         {"type": "response.content_part.added", **place, "part": {**part, name: ""}},
         {"type": f"{kind}.delta", **place, "delta": part[name], **logprobs},
