@@ -10,6 +10,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from pydantic import JsonValue
+
 from reflact.errors import ConfigError
 
 KEPT_FIELDS = ("temperature", "top_p", "top_logprobs", "seed")
@@ -22,7 +24,7 @@ VOLATILE = re.compile(
 """What Codex writes into texts and what differs between equal rollouts: the date, and ids and times of commands."""
 
 
-def read_request(body: Mapping[str, Any]) -> dict[str, Any]:
+def read_request(body: Mapping[str, Any]) -> dict[str, JsonValue]:
     """Return a request of the Responses API as the body of a chat completion's request.
 
     Ids of items, sessions and caches are left out, so that equal rollouts send equal requests.
@@ -57,7 +59,7 @@ def read_request(body: Mapping[str, Any]) -> dict[str, Any]:
     return request
 
 
-def write_response(completion: Mapping[str, Any]) -> dict[str, Any]:
+def write_response(completion: Mapping[str, Any]) -> dict[str, JsonValue]:
     """Return a chat completion as a response."""
     choice = completion["choices"][0]
     message = choice["message"]
@@ -92,7 +94,7 @@ def write_response(completion: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def split_response(response: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+def split_response(response: Mapping[str, Any]) -> Iterator[dict[str, JsonValue]]:
     """Yield a whole response as the events of a stream."""
     events: list[dict[str, Any]] = []
     begun = {**response, "status": "in_progress", "output": [], "usage": None, "incomplete_details": None}
