@@ -509,7 +509,8 @@ def guess_grader(references: Sequence[JsonValue]) -> tuple[str, str] | None:
         words = "The references are short texts: case, spaces and punctuation at both ends do not count."
         guess = "normalized", words
     lists = " A list holds several right answers: one of them is enough."
-    return guess[0], guess[1] + (lists if any(isinstance(ref, list) for ref in references) else "")
+    has_choice = guess[0] != "python" and any(isinstance(ref, list) for ref in references)
+    return guess[0], guess[1] + (lists if has_choice else "")
 
 
 def score_with_others(item: Item, answer: str) -> Mapping[str, float]:
