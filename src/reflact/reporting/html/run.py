@@ -286,7 +286,7 @@ def _build_step_table(records: Sequence[StepRecord]) -> h.Node:
     columns = ("step", "epoch", "decision", "validation", "solved", "edits", "skill", "reason")
     left_out = len(records) - len(rows)
     return h.details[
-        h.summary[f"All {len(records):,} steps as a table"],
+        h.summary[f"All {name_count(len(records), 'step')} as a table"],
         left_out > 0 and h.p(".note")[f"The first {left_out:,} steps are left out."],
         build_table("Steps", columns, rows, prose={2, 3, 7}),
     ]

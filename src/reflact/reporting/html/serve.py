@@ -40,7 +40,7 @@ from reflact.reporting.html.page import (
 )
 from reflact.reporting.html.run import read_report, render_run_page
 from reflact.reporting.html.run_details import build_diff
-from reflact.reporting.lines import escape_line, format_duration, format_score
+from reflact.reporting.lines import escape_line, format_duration, format_score, name_count
 from reflact.reporting.summary import list_gain_lines
 from reflact.reporting.verdict import format_usd
 from reflact.training.history import RunComparison, RunListing, compare_runs, list_databases, list_runs
@@ -184,8 +184,8 @@ def describe_progress(listing: RunListing) -> str:
     state = listing.status or "not ended"
     price = "" if listing.usd is None else f", {format_usd(listing.usd)}"
     best = "" if listing.val is None else f"; best validation score {format_score(listing.val)}"
-    steps = f"{listing.steps:,} step{'' if listing.steps == 1 else 's'}"
-    return f"{state.capitalize()}: {steps}, {listing.calls:,} calls{price}{best}."
+    counts = f"{name_count(listing.steps, 'step')}, {name_count(listing.calls, 'call')}"
+    return f"{state.capitalize()}: {counts}{price}{best}."
 
 
 def _describe_list(runs: Sequence[ServedRun]) -> str:
