@@ -166,7 +166,7 @@ def test_the_command_shows_one_item_in_full(folder: Path) -> None:
         assert f"    {text}\n" in shown
     refused = reflact("show", folder, "--item", "nobody")
     assert refused.exit_code == 2
-    assert "has no item nobody" in refused.stderr
+    assert "has no item nobody; --items lists the ids" in refused.stderr
 
 
 def test_items_as_json_lines(folder: Path) -> None:

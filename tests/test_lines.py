@@ -224,7 +224,7 @@ def test_spend_is_summed_by_role() -> None:
     again = target.model_copy(update={"purpose": "other"})
     paid = Spend(role="optimizer", purpose="merge", usage=Usage(calls=1, usd=0.5))
     assert format_spend([target, paid, again]) == (
-        "optimizer: 1 calls, 0 tokens in, 0 out, $0.5000",
+        "optimizer: 1 call, 0 tokens in, 0 out, $0.5000",
         "target: 4 calls, 10 tokens in, 2 out",
     )
 
@@ -236,7 +236,7 @@ def test_what_nobody_counted_is_told_at_its_worst_case() -> None:
     silent = lost.model_copy(update={"usage": Usage(calls=1, uncounted=1), "unsettled": 0})
     both = "2 interrupted calls and 1 not counted by the provider"
     begin, risk = "tokens in, 0 out; at most", "tokens, $0.2500 more for"
-    assert format_spend([lost]) == (f"target: 1 calls, 0 {begin} 1,000 {risk} 2 interrupted calls",)
+    assert format_spend([lost]) == (f"target: 1 call, 0 {begin} 1,000 {risk} 2 interrupted calls",)
     assert format_spend([lost, silent]) == (
         f"target: 2 calls, 0 {begin} 2,000 tokens, $0.5000 more for {both}",
     )

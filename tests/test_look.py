@@ -116,7 +116,7 @@ def test_a_step_shows_how_its_edits_were_chosen() -> None:
     """A step has the pool with support, the merge, the step size, the ranking, the guidance and the memory."""
     lines = format_details(build_details())
     for line in (
-        "pool: 2 edits, merged from 2 proposals of 1 reports",
+        "pool: 2 edits, merged from 2 proposals of 1 report",
         "merge: Both fit.",
         "pool 1: support 3 from failure cases, chosen as number 1",
         "pool 2: support 1 from both sources, not chosen: append 'two'; evidence: case 2",

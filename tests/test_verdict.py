@@ -190,7 +190,7 @@ def test_unfinished_calls_have_a_worst_case() -> None:
         role="target", purpose="p", usage=Usage(calls=1, usd=0.5), unsettled=1, worst_case=Usage(usd=0.25)
     )
     summary = RunSummary(run_id="r1", status="completed", spend=(entry,))
-    assert describe_cost(summary) == "$0.50, 1 calls, at most $0.25 more for unfinished calls"
+    assert describe_cost(summary) == "$0.50, 1 call, at most $0.25 more for unfinished calls"
 
 
 def test_the_verdict_comes_before_the_tables(tmp_path: Path) -> None:

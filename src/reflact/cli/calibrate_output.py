@@ -93,7 +93,10 @@ def _describe_consumption(report: CalibrationReport) -> str:
 
 
 def _describe_usage(usage: Usage) -> str:
-    return f"{usage.calls:,} calls, {usage.input_tokens:,} tokens in, {usage.output_tokens:,} out{_format_price(usage)}"
+    from reflact.reporting.lines import name_count
+
+    calls = name_count(usage.calls, "call")
+    return f"{calls}, {usage.input_tokens:,} tokens in, {usage.output_tokens:,} out{_format_price(usage)}"
 
 
 def describe_test(test: PromotionEvidence) -> str:
@@ -300,7 +303,9 @@ def _format_figures(figures: ScoreSummary) -> str:
 
 
 def _format_calls(usage: Usage) -> str:
-    return f" ({usage.calls:,} calls{_format_price(usage)} so far)"
+    from reflact.reporting.lines import name_count
+
+    return f" ({name_count(usage.calls, 'call')}{_format_price(usage)} so far)"
 
 
 def _format_price(usage: Usage) -> str:

@@ -237,7 +237,9 @@ def train_and_show(
         if summary is None or (summary.status == "cancelled" and interrupts.exit_code is not None):
             raise typer.Exit(interrupts.exit_code or 1)
     if summary.status != "completed":
-        print_error(f"the run ended as {summary.status}: {summary.reason}")
+        is_read = summary.status == "failed" and console.is_terminal and sys.stderr.isatty()
+        cause = "; the cause is above" if is_read else f": {summary.reason}"
+        print_error(f"the run ended as {summary.status}{cause}")
         raise typer.Exit(1 if any(entry.usage.calls or entry.unsettled for entry in summary.spend) else 2)
 
 

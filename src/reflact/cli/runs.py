@@ -166,7 +166,9 @@ async def _read_item(folder: Path, run: str | None, split: Split | None, item_id
     items = tuple(result for result in history.items if result.item_id == item_id)
     if not items and not failures:
         where = history.items[0].split.value
-        raise UsageError(f"the {where} split of run {history.run_id} has no item {item_id}")
+        raise UsageError(
+            f"the {where} split of run {history.run_id} has no item {item_id}; --items lists the ids"
+        )
     return history.model_copy(update={"items": items, "failures": failures})
 
 

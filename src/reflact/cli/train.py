@@ -264,7 +264,7 @@ def guess_fields(
         if column is not None and not (field == "id" and len({str(row[column]) for row in rows}) < len(rows)):
             names[field] = column
         elif field == "input" and rows:
-            listed = ", ".join(rows[0]) or "none"
+            listed = ", ".join(map(repr, rows[0])) or "none"
             raise DataError(f"{where}: no column looks like the task; name it with --input ({listed})")
     used = ", ".join(f"{field} from {column!r}" for field, column in sorted((usual | names).items()))
     return FieldsConfig.model_validate(names), names, used

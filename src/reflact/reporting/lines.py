@@ -188,6 +188,11 @@ def format_count(number: int) -> str:
     return f"{number / 1e9:.3g}G"
 
 
+def name_count(count: int, noun: str, plural: str | None = None) -> str:
+    """Return a count with its noun: ``1 trace``, ``1,200 traces``."""
+    return f"{count:,} {noun if count == 1 else plural or noun + 's'}"
+
+
 def escape_controls(text: str) -> str:
     """Return a text with control and format characters as escapes, so that it cannot steer a terminal.
 

@@ -38,6 +38,7 @@ from reflact.reporting.lines import (
     format_epoch,
     format_fallback,
     format_score,
+    name_count,
     wrap_line,
 )
 from reflact.reporting.verdict import describe_outcome, format_usd
@@ -303,7 +304,8 @@ def _list_pool_lines(record: StepRecord) -> Iterator[str]:
     pool, chosen = record.merged.patch.edits, record.chosen.patch.edits
     if not proposals:
         return
-    yield f"pool: {len(pool)} edits, merged from {proposals} proposals of {len(record.reports)} reports"
+    sources = f"{name_count(proposals, 'proposal')} of {name_count(len(record.reports), 'report')}"
+    yield f"pool: {name_count(len(pool), 'edit')}, merged from {sources}"
     if record.merged.patch.reasoning:
         label = "merge" if any(edit.merge_level for edit in pool) else "reasoning"
         yield f"{label}: {record.merged.patch.reasoning}"
@@ -372,9 +374,11 @@ def _format_role(role: str, entries: Sequence[Spend]) -> str:
     usage = sum((entry.usage for entry in entries), Usage())
     worst = sum((entry.worst_case for entry in entries), Usage())
     unsettled = sum(entry.unsettled for entry in entries)
-    uncertain = [f"{unsettled:,} interrupted calls"] if unsettled else []
+    uncertain = [name_count(unsettled, "interrupted call")] if unsettled else []
     uncertain += [f"{usage.uncounted:,} not counted by the provider"] if usage.uncounted else []
-    counts = f"{usage.calls:,} calls, {usage.input_tokens:,} tokens in, {usage.output_tokens:,} out"
+    counts = (
+        f"{name_count(usage.calls, 'call')}, {usage.input_tokens:,} tokens in, {usage.output_tokens:,} out"
+    )
     line = f"{role}: {counts}{_format_price(usage)}"
     if not uncertain:
         return line
@@ -416,7 +420,7 @@ def print_summary(console: Console, summary: RunSummary, folder: Path) -> None:
     others = {a.action: a.count for a in summary.actions}
     unproven = [("set_aside", "set aside"), ("return", "returned"), ("inconclusive", "inconclusive")]
     say(
-        f"{summary.status}: {summary.steps} steps, {summary.accepts} accepted, {summary.rejects} rejected,"
+        f"{summary.status}: {name_count(summary.steps, 'step')}, {summary.accepts} accepted, {summary.rejects} rejected,"
         + "".join(f" {others[action]} {words}," for action, words in unproven if action in others)
         + f" {summary.skips} without a change; {summary.seconds:.1f} s"
     )

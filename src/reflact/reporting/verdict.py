@@ -7,7 +7,7 @@ from pathlib import Path
 
 from reflact.gate.intervals import wilson_interval
 from reflact.records import Claim, Improvement, RunStatus, RunSummary, SkillScore, SkillVersion, Usage
-from reflact.reporting.lines import format_count, format_duration
+from reflact.reporting.lines import format_count, format_duration, name_count
 from reflact.stages.null_answers import describe_constant
 from reflact.types import Split
 
@@ -86,8 +86,8 @@ def describe_cost(summary: RunSummary) -> str:
     unpriced = sorted({entry.role for entry in used if entry.usage.calls and entry.usage.usd is None})
     tokens = format_count(total.input_tokens + total.output_tokens)
     if total.usd is None:
-        return f"price unknown, {total.calls:,} calls, {tokens} tokens"
-    words = f"{format_usd(total.usd)}, {total.calls:,} calls"
+        return f"price unknown, {name_count(total.calls, 'call')}, {tokens} tokens"
+    words = f"{format_usd(total.usd)}, {name_count(total.calls, 'call')}"
     if unpriced:
         words += f", and calls of {' and '.join(unpriced)} with an unknown price"
     worst = sum((entry.worst_case for entry in used), Usage()).usd

@@ -11,15 +11,28 @@ from reflact.types import Item, Skill, Turn
 if TYPE_CHECKING:
     from reflact.targets.chat import ChatTarget
     from reflact.targets.command import CommandTarget
+    from reflact.targets.function import AgentRollout, FunctionTarget
     from reflact.targets.pydantic_ai import PydanticAITarget
 
-__all__ = ["ChatTarget", "CommandTarget", "Item", "PydanticAITarget", "Session", "Skill", "Target", "Turn"]
+__all__ = [
+    "AgentRollout",
+    "ChatTarget",
+    "CommandTarget",
+    "FunctionTarget",
+    "Item",
+    "PydanticAITarget",
+    "Session",
+    "Skill",
+    "Target",
+    "Turn",
+]
 
 __getattr__ = load_exports(
     __name__,
     {
         "targets.chat": ("ChatTarget",),
         "targets.command": ("CommandTarget",),
+        "targets.function": ("AgentRollout", "FunctionTarget"),
         "targets.pydantic_ai": ("PydanticAITarget",),
     },
 )

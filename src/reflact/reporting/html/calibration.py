@@ -29,10 +29,9 @@ from reflact.reporting.html.page import (
     build_table,
     draw_reliability,
     draw_rounds,
-    format_count,
     format_estimate,
 )
-from reflact.reporting.lines import escape_controls
+from reflact.reporting.lines import escape_controls, name_count
 
 DROP_MEANINGS = {
     "no_room": "The round had enough other candidates whose right side says the same.",
@@ -79,7 +78,7 @@ def render_calibration_page(report: CalibrationReport) -> str:
     Equal reports are equal documents. A report that was saved as JSON is read with
     ``CalibrationReport.model_validate_json``.
     """
-    promoted = format_count(report.n_promoted, "pair") if report.n_promoted else "nothing"
+    promoted = name_count(report.n_promoted, "pair") if report.n_promoted else "nothing"
     verdict = h.div(class_=["verdict", _choose_tone(report)])[
         h.p(".headline")[describe_result(report)], (h.p[note] for note in describe_context(report))
     ]
@@ -117,15 +116,15 @@ def describe_result(report: CalibrationReport) -> str:
         tried = "its one batch" if len(report.tests) == 1 else f"the best of {len(report.tests)} batches"
         return (
             f"Nothing was promoted: with {tried} the error {describe_gain(get_effect(best))} on "
-            f"{format_count(best.n_traces, 'held-out trace')} ({escape_controls(describe_outcome(best))})."
+            f"{name_count(best.n_traces, 'held-out trace')} ({escape_controls(describe_outcome(best))})."
         )
-    pairs = format_count(report.n_promoted, "pair was", "pairs were")
+    pairs = name_count(report.n_promoted, "pair was", "pairs were")
     before, after, gain = report.held_out.before, report.held_out.after, report.held_out.gain
     if before is None or after is None or gain is None:
         return f"{pairs} promoted."
     chance = "; the interval includes no change" if gain.low <= 0 <= gain.high else ""
     return (
-        f"{pairs} promoted, and on {format_count(before.n_traces, 'held-out trace')} the critic's mean absolute "
+        f"{pairs} promoted, and on {name_count(before.n_traces, 'held-out trace')} the critic's mean absolute "
         f"error went from {format_number(before.error.value)} to {format_number(after.error.value)}; averaged "
         f"within each trace it {describe_gain(gain)}{chance}."
     )
@@ -144,7 +143,7 @@ def describe_context(report: CalibrationReport) -> list[str]:
     gain, anchors, held_out = report.anchors.gain, report.anchors.before, report.held_out.gain
     if passed and gain is not None and anchors is not None:
         found.append(
-            f"The held-out traces decided which pairs were promoted. On {format_count(anchors.n_traces, 'anchor trace')}, "
+            f"The held-out traces decided which pairs were promoted. On {name_count(anchors.n_traces, 'anchor trace')}, "
             f"which decided nothing, the error {describe_gain(gain)}."
         )
     if not passed and held_out is not None:
@@ -212,16 +211,14 @@ def _build_comparison(
         ]
         for name, field, note in METRIC_DESCRIPTIONS
     ]
-    caption = (
-        f"{heading}: {format_count(before.n_traces, 'trace')}, {format_count(before.n_transitions, 'step')}"
-    )
+    caption = f"{heading}: {name_count(before.n_traces, 'trace')}, {name_count(before.n_transitions, 'step')}"
     return [
         build_table(caption, ("figure", "before", "after", "constant"), rows),
         change.gain is not None
         and h.p[f"Averaged within each trace, the error {describe_gain(change.gain)}."],
         change.n_unscored > 0
         and h.p(".note")[
-            f"Not included: {format_count(change.n_unscored, 'step')} without a valid score before or after."
+            f"Not included: {name_count(change.n_unscored, 'step')} without a valid score before or after."
         ],
         before.n_traces == 1 and h.p(".note")["A single trace has no interval, so the whole scale is shown."],
     ]
@@ -244,7 +241,7 @@ def _build_reliability_section(report: CalibrationReport) -> PageSection:
 def _build_rounds_section(report: CalibrationReport) -> PageSection:
     name, heading, measured = "rounds", "Round by round", report.metrics_by_round
     if len(measured) < 2:
-        made = format_count(report.n_rounds, "round was", "rounds were")
+        made = name_count(report.n_rounds, "round was", "rounds were")
         said = f"{made} made, and the critic was not measured after any of them."
         return PageSection(name, heading, (h.p[said if report.n_rounds else "No round was made."],))
     constant, most = measured[-1].constant, max(one.error.high for one in measured)
@@ -323,8 +320,8 @@ def _build_test_row(test: PromotionEvidence) -> list[h.Node]:
 def _build_pairs_section(report: CalibrationReport) -> PageSection:
     dropped = report.n_candidates - report.n_pairs
     said = (
-        f"From {format_count(report.n_training_traces, 'trace')}, in {format_count(report.n_rounds, 'round')}: "
-        f"{format_count(report.n_candidates, 'candidate')}, of which {report.n_pairs:,} became pairs and {dropped:,} "
+        f"From {name_count(report.n_training_traces, 'trace')}, in {name_count(report.n_rounds, 'round')}: "
+        f"{name_count(report.n_candidates, 'candidate')}, of which {report.n_pairs:,} became pairs and {dropped:,} "
         "did not."
     )
     if report.n_quarantined:
@@ -333,8 +330,8 @@ def _build_pairs_section(report: CalibrationReport) -> PageSection:
         )
     if report.n_archived or report.n_left_out:
         said += (
-            f" The memory was full: {format_count(report.n_archived, 'pair')} archived before a test, "
-            f"{format_count(report.n_left_out, 'trace')} left out."
+            f" The memory was full: {name_count(report.n_archived, 'pair')} archived before a test, "
+            f"{name_count(report.n_left_out, 'trace')} left out."
         )
     pairs = [
         [
@@ -374,7 +371,7 @@ def _build_usage_section(report: CalibrationReport) -> PageSection:
     if report.usage.usd is None:
         notes.append("No price is known for these calls.")
     if report.usage.uncounted:
-        calls = format_count(report.usage.uncounted, "call")
+        calls = name_count(report.usage.uncounted, "call")
         notes.append(f"The provider reported no tokens for {calls}.")
     columns = ("asked for", "questions", "unanswered", "invalid", "calls", "tokens in", "out", "USD")
     total: list[h.Node] = [h.strong["all"], "", "", "", *_format_usage(report.usage)]

@@ -14,9 +14,8 @@ from reflact.reporting.html.page import (
     draw_line,
     draw_text,
     format_coordinate,
-    format_count,
 )
-from reflact.reporting.lines import escape_line, format_duration
+from reflact.reporting.lines import escape_line, format_duration, name_count
 from reflact.types import FrozenModel
 
 BINS, MAX_LANES = 240, 24
@@ -151,9 +150,9 @@ def build_call_lanes(timeline: CallTimeline) -> h.Node:
         "A call runs from its reservation to its reply, so waiting for rate limits is a part of it.",
         timeline.pauses and "Dashed lines are pauses that are cut out.",
         timeline.unanswered
-        and f"{format_count(timeline.unanswered, 'call has', 'calls have')} no stored reply and no length here.",
+        and f"{name_count(timeline.unanswered, 'call has', 'calls have')} no stored reply and no length here.",
         timeline.left_out
-        and f"{format_count(timeline.left_out, 'call is', 'calls are')} in lanes that are left out.",
+        and f"{name_count(timeline.left_out, 'call is', 'calls are')} in lanes that are left out.",
     ]
     return [
         h.h3["When calls ran"],
@@ -169,7 +168,7 @@ def _draw_lanes(name: str, timeline: CallTimeline, width: int) -> h.Element:
     across = AxisScale(0, timeline.seconds, 4, width - 40)
     bottom = TOP + LANE_HEIGHT * len(timeline.lanes)
     described = "; ".join(
-        f"{_format_lane(lane)}: {format_count(lane.count, 'call')}, at most {lane.most:,} at once"
+        f"{_format_lane(lane)}: {name_count(lane.count, 'call')}, at most {lane.most:,} at once"
         for lane in timeline.lanes
     )
     every = next(

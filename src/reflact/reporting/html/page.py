@@ -197,11 +197,6 @@ def format_estimate(estimate: IntervalEstimate | None) -> h.Node:
     return [format_number(estimate.value), " ", h.span(".interval")[format_interval(estimate)]]
 
 
-def format_count(count: int, noun: str, plural: str | None = None) -> str:
-    """Return a count with its noun: ``1 trace``, ``1,200 traces``."""
-    return f"{count:,} {noun if count == 1 else plural or noun + 's'}"
-
-
 # ------------------------------------------------------------------------------------------- charts
 
 MarkStyle = Literal["before", "after"]

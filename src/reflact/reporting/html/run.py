@@ -27,7 +27,6 @@ from reflact.reporting.html.page import (
     build_table,
     draw_estimates,
     draw_scores,
-    format_count,
     format_estimate,
 )
 from reflact.reporting.html.run_details import (
@@ -43,6 +42,7 @@ from reflact.reporting.lines import (
     escape_line,
     format_duration,
     format_score,
+    name_count,
 )
 from reflact.reporting.verdict import SPLIT_WORDS, describe_cost, describe_result, format_usd
 from reflact.stages.null_answers import describe_constant
@@ -123,7 +123,7 @@ def render_run_page(report: RunReport, *, live: LiveBar | None = None) -> str:
 
 def _build_verdict(history: RunHistory) -> h.Element:
     summary = history.summary
-    steps, run_id = format_count(len(history.steps), "step"), escape_line(history.run_id)
+    steps, run_id = name_count(len(history.steps), "step"), escape_line(history.run_id)
     if summary is None:
         note = f"Run {run_id}, started {history.created:%Y-%m-%d %H:%M} UTC"
         return h.div(".verdict")[
@@ -381,7 +381,7 @@ def _build_test_section(summary: RunSummary | None) -> PageSection:
     gains = [
         h.li[
             f"{shorten_middle(escape_line(gain.name), MAX_NAME_CHARS)} over the initial document, {SPLIT_WORDS[gain.split]}: {100 * gain.mean:+.1f} points "
-            f"(95% interval {100 * gain.low:+.1f} to {100 * gain.high:+.1f}, {format_count(gain.n, 'item')})"
+            f"(95% interval {100 * gain.low:+.1f} to {100 * gain.high:+.1f}, {name_count(gain.n, 'item')})"
         ]
         for gain in summary.improvements
     ]
@@ -406,7 +406,7 @@ def _build_test_section(summary: RunSummary | None) -> PageSection:
             ],
             _build_task_types(test or val),
             [h.p[f"Not measured: {limit.fit(line, 1_000)}."] for line in summary.missing[:MAX_ROWS]],
-            [h.p[f"A critic with {format_count(critic.pairs, 'pair')} was used."] for critic in critics],
+            [h.p[f"A critic with {name_count(critic.pairs, 'pair')} was used."] for critic in critics],
         ),
     )
 

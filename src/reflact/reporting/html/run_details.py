@@ -11,9 +11,9 @@ from collections.abc import Sequence
 import htpy as h
 
 from reflact.records import ComparisonCategory, EpochRecord, StepRecord
-from reflact.reporting.html.page import PageSection, TextLimit, format_count, render_node
+from reflact.reporting.html.page import PageSection, TextLimit, render_node
 from reflact.reporting.items import CATEGORY_WORDS, format_scores, format_value, shorten_middle
-from reflact.reporting.lines import escape_line, format_change, format_fallback
+from reflact.reporting.lines import escape_line, format_change, format_fallback, name_count
 from reflact.reporting.verdict import SPLIT_WORDS
 from reflact.skills.document import diff_texts
 from reflact.training.history import RunHistory, VersionText
@@ -104,7 +104,7 @@ def build_changes_section(
             name, heading, (h.p["No better document was found; the best one is the initial one."],)
         )
     lineage = list_lineage(history, baseline=baseline.skill.hash, best=best.skill.hash)
-    sizes = [format_count(len(each.skill.text), "character") for each in (baseline, best)]
+    sizes = [name_count(len(each.skill.text), "character") for each in (baseline, best)]
     limit, room = TextLimit(EDIT_BYTES), MAX_EDITS
     blocks: list[h.Node] = []
     for record in reversed(lineage):  # newest first get the room
@@ -121,13 +121,13 @@ def build_changes_section(
         (
             h.p[
                 f"From the initial document ({sizes[0]}) to the best one, v{best.version.number} ({sizes[1]}), in "
-                f"{format_count(len(lineage), 'accepted change')}."
+                f"{name_count(len(lineage), 'accepted change')}."
             ],
             build_diff(diff_texts(baseline.skill.text, best.skill.text)),
             h.h3["Where each change came from"],
             left_out > 0
             and h.p(".note")[
-                f"The first {format_count(left_out, 'change')} are left out, to keep the page small."
+                f"The first {name_count(left_out, 'change')} are left out, to keep the page small."
             ],
             _note_limit(limit),
             blocks[::-1],
@@ -154,7 +154,7 @@ def build_diff(diff: str) -> list[h.Node]:
 
 def _note_limit(limit: TextLimit) -> h.Node:
     return (
-        limit.shortened > 0 and h.p(".note")[f"{format_count(limit.shortened, 'long text')} lost the middle."]
+        limit.shortened > 0 and h.p(".note")[f"{name_count(limit.shortened, 'long text')} lost the middle."]
     )
 
 
@@ -189,7 +189,7 @@ def _build_edit(result: EditResult, record: StepRecord, limit: TextLimit) -> h.E
         ]
     rank = f"number {chosen.index(edit) + 1} of {len(pool)} in the pool" if edit in chosen else ""
     by = f"{rank}, ranked by the optimizer" if rank and record.chosen.ranked else rank
-    support = format_count(edit.support_count, "case")
+    support = name_count(edit.support_count, "case")
     facts = [
         (
             "outcome",
@@ -219,7 +219,7 @@ def _describe_sources(sources: Sequence[AnalystReport], *, merged: bool, limit: 
     kinds = " and ".join(dict.fromkeys(report.source_type for report in sources))
     named = ", ".join(limit.fit(item_id, 100) for item_id in ids[:MAX_NAMED_ITEMS])
     more = f" and {len(ids) - MAX_NAMED_ITEMS} more" if len(ids) > MAX_NAMED_ITEMS else ""
-    how = f", merged from {format_count(len(sources), 'report')}" if merged else ""
+    how = f", merged from {name_count(len(sources), 'report')}" if merged else ""
     return f"an analysis of {kinds} cases: {named}{more}{how}"
 
 
@@ -253,7 +253,7 @@ def build_memory_section(epochs: Sequence[EpochRecord]) -> PageSection:
         "memory",
         "Slow guidance and memory by epoch",
         (
-            left_out > 0 and h.p(".note")[f"The first {format_count(left_out, 'epoch')} are left out."],
+            left_out > 0 and h.p(".note")[f"The first {name_count(left_out, 'epoch')} are left out."],
             _note_limit(limit),
             blocks,
         ),
@@ -307,16 +307,16 @@ def build_items_section(items: Sequence[ItemResult], note: str | None) -> PageSe
         name,
         heading,
         (
-            h.p[f"{format_count(len(items), f'{split} item')}: {summary}. Open one to read its answers."],
+            h.p[f"{name_count(len(items), f'{split} item')}: {summary}. Open one to read its answers."],
             note is not None and h.p(".note")[limit.fit(note)],
             left_out > 0
             and h.p(".note")[
-                f"{format_count(left_out, 'item')} are not on this page, to keep it small. "
+                f"{name_count(left_out, 'item')} are not on this page, to keep it small. "
                 "reflact show --items lists all."
             ],
             limit.shortened > 0
             and h.p(".note")[
-                f"{format_count(limit.shortened, 'long text')} lost the middle. reflact show --item ID shows all of it."
+                f"{name_count(limit.shortened, 'long text')} lost the middle. reflact show --item ID shows all of it."
             ],
             _build_controls(counts),
             h.ol("#item-list.items")[rows],
@@ -379,9 +379,7 @@ def _build_answers(name: str, result: DocumentResult, limit: TextLimit) -> list[
         spent = ""
         if number == 1 and result.usage is not None:
             price = "" if result.usage.usd is None else f", ${result.usage.usd:.4f}"
-            spent = (
-                f", {format_count(result.usage.input_tokens + result.usage.output_tokens, 'token')}{price}"
-            )
+            spent = f", {name_count(result.usage.input_tokens + result.usage.output_tokens, 'token')}{price}"
         parts.append(_build_text(f"{name}{trial}: score {score}{spent}", limit.fit(rollout.answer)))
         if rollout.feedback:
             parts.append(_build_text("feedback", limit.fit(rollout.feedback)))

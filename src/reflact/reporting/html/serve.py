@@ -37,11 +37,10 @@ from reflact.reporting.html.page import (
     break_key,
     build_document,
     build_table,
-    format_count,
 )
 from reflact.reporting.html.run import read_report, render_run_page
 from reflact.reporting.html.run_details import build_diff
-from reflact.reporting.lines import escape_line, format_duration, format_score
+from reflact.reporting.lines import escape_line, format_duration, format_score, name_count
 from reflact.reporting.summary import list_gain_lines
 from reflact.reporting.verdict import format_usd
 from reflact.training.history import RunComparison, RunListing, compare_runs, list_databases, list_runs
@@ -191,7 +190,7 @@ def describe_progress(listing: RunListing) -> str:
 
 def _describe_list(runs: Sequence[ServedRun]) -> str:
     open_runs = sum(run.listing.status is None for run in runs)
-    return f"{format_count(len(runs), 'run')}{f', {open_runs:,} not ended' if open_runs else ''}."
+    return f"{name_count(len(runs), 'run')}{f', {open_runs:,} not ended' if open_runs else ''}."
 
 
 def render_index(root: Path, runs: Sequence[ServedRun], errors: Sequence[str]) -> str:

@@ -1,0 +1,189 @@
+"""Functions as targets: agents of any framework in this process, whose model calls go through the run's gateway."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import anyio
+import httpx
+import pytest
+
+from reflact.config.models import ModelConfig
+from reflact.errors import ConfigError, EnvironmentFailure, ModelError, ReplyError
+from reflact.messages import CallId
+from reflact.targets import AgentRollout, FunctionTarget
+from reflact.targets.function import RunAgent
+from reflact.types import Skill
+from test_command_target import RULE, Endpoint, Sender, train
+
+pytestmark = pytest.mark.anyio
+
+
+def build_request(rollout: AgentRollout, instructions: str) -> dict[str, Any]:
+    """Return the arguments of a POST that asks the model of a rollout."""
+    messages = [{"role": "system", "content": instructions}, {"role": "user", "content": rollout.task}]
+    return {
+        "url": f"{rollout.base_url}/chat/completions",
+        "json": {"model": rollout.model, "messages": messages},
+        "headers": {"Authorization": f"Bearer {rollout.token}"},
+        "timeout": 60,
+    }
+
+
+def read(response: httpx.Response) -> str:
+    """Return the text of a completion."""
+    response.raise_for_status()
+    return str(response.json()["choices"][0]["message"]["content"])
+
+
+async def ask(rollout: AgentRollout, instructions: str | None = None) -> str:
+    """Run an agent that asks its model once."""
+    async with httpx.AsyncClient() as client:
+        given = rollout.skill if instructions is None else instructions
+        return read(await client.post(**build_request(rollout, given)))
+
+
+def ask_in_thread(rollout: AgentRollout) -> str:
+    """Run the same agent without async."""
+    return read(httpx.post(**build_request(rollout, rollout.skill)))
+
+
+class Callable:
+    """An agent that is an object."""
+
+    async def __call__(self, rollout: AgentRollout) -> str:
+        """Run the agent."""
+        return await ask(rollout)
+
+
+def start(run_agent: RunAgent, skill: str = RULE, sender: Any = None, **options: Any) -> Any:
+    """Return a session outside a run."""
+    target = FunctionTarget(run_agent, **options).connect(sender or Sender(), ModelConfig(model="m"))
+    return target.session(Skill(text=skill), rollout="r")
+
+
+async def test_an_agent_is_trained_and_resumed(tmp_path: Path) -> None:
+    """An agent in this process is trained; its requests are counted once, also over restarts."""
+    endpoint, target = Endpoint(), FunctionTarget(ask)
+    stopped = await train(tmp_path, endpoint, target, budget={"max_calls": 3})
+    assert (stopped.status, len(endpoint.bodies)) == ("budget", 3)
+    summary = await train(tmp_path, endpoint, target)
+    assert (summary.status, summary.best.score) == ("completed", 1.0)
+    assert sum(spend.usage.calls for spend in summary.spend) == len(endpoint.bodies)
+    asked = len(endpoint.bodies)
+    assert (await train(tmp_path, endpoint, target)).best == summary.best
+    assert len(endpoint.bodies) == asked
+
+
+@pytest.mark.parametrize("run_agent", [ask, ask_in_thread, partial(ask, instructions=None), Callable()])
+async def test_functions_of_all_kinds_run(run_agent: RunAgent) -> None:
+    """A function may be async or not, a partial, or an object; the conversation begins with the task."""
+    session = start(run_agent)
+    assert await session.reply("Say red") == "RED"
+    assert [turn.content for turn in session.turns] == ["Say red"]
+
+
+async def test_rollouts_under_different_skills_do_not_mix() -> None:
+    """Six rollouts at once have the answer of their own skill."""
+    answers: dict[int, str] = {}
+
+    async def run(number: int) -> None:
+        answers[number] = await start(ask, skill=RULE if number % 2 else "Be calm.").reply(f"Say w{number}")
+
+    async with anyio.create_task_group() as tasks:
+        for number in range(6):
+            tasks.start_soon(run, number)
+    assert answers == {n: f"W{n}" if n % 2 else f"w{n}" for n in range(6)}
+
+
+async def test_an_agent_without_the_skill_is_unmeasured() -> None:
+    """An agent that asks nothing, leaves out its instructions, or returns no text leaves no score, with the reason."""
+
+    async def say(rollout: AgentRollout) -> str:
+        return "red"
+
+    async def count(rollout: AgentRollout) -> Any:
+        return len(await ask(rollout))
+
+    async def fail(rollout: AgentRollout) -> str:
+        raise KeyError("no such tool")
+
+    setups: list[tuple[RunAgent, str]] = [
+        (say, "the agent asked the gateway nothing, so the skill is not in force"),
+        (partial(ask, instructions="Be calm."), "no request of the agent had the skill, word for word"),
+        (count, "the function of the target returned int; it must return the answer as text"),
+        (fail, "the agent failed: KeyError: 'no such tool'"),
+    ]
+    for run_agent, words in setups:
+        with pytest.raises(EnvironmentFailure, match=words):
+            await start(run_agent).reply("Say red")
+    session = start(ask)
+    await session.reply("Say red")
+    with pytest.raises(EnvironmentFailure, match="answers one message"):
+        await session.reply("Say green")
+
+
+async def test_a_rollout_ends_at_its_limit() -> None:
+    """An agent that takes too long scores nothing."""
+    with pytest.raises(ReplyError, match=r"the agent was ended after 0\.05 seconds"):
+        await start(lambda rollout: anyio.sleep_forever(), seconds=0.05).reply("Say red")  # type: ignore[arg-type, return-value]
+
+
+async def test_a_failure_of_the_model_ends_the_agent() -> None:
+    """An agent that tries again, or answers without its model, is not heard: the failure is the model's."""
+
+    class Down(Sender):
+        async def forward(self, body: Any, *, call_id: CallId) -> str:
+            raise ModelError("the model is gone")
+
+    async def insist(rollout: AgentRollout) -> str:
+        for _ in range(3):
+            with pytest.raises(httpx.HTTPStatusError):
+                await ask(rollout)
+        return "red"
+
+    with pytest.raises(ModelError, match="the model is gone"):
+        await start(insist, sender=Down()).reply("Say red")
+
+
+async def test_an_agent_sees_no_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The function gets an address on this machine and a token that is valid during its rollout."""
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-canary-1234567890")
+    seen: list[AgentRollout] = []
+
+    async def run_agent(rollout: AgentRollout) -> str:
+        seen.append(rollout)
+        return await ask(rollout)
+
+    model = {"model": "m", "base_url": "http://127.0.0.1:9/v1", "mode": "json_schema"}
+    await train(tmp_path, Endpoint(), FunctionTarget(run_agent), models={"target": model})
+    assert len({rollout.token for rollout in seen}) == len(seen) > 1
+    for rollout in seen:
+        assert rollout.base_url.startswith("http://127.0.0.1:")
+        assert "canary" not in rollout.model_dump_json()
+    with pytest.raises(httpx.ConnectError):
+        await ask(seen[0])
+
+
+def test_the_identity_names_the_function_and_its_version() -> None:
+    """Stored rollouts are not reused if the function, its version or its limit changes."""
+    targets = [
+        FunctionTarget(ask),
+        FunctionTarget(ask_in_thread),
+        FunctionTarget(Callable()),
+        FunctionTarget(ask, version="2"),
+        FunctionTarget(ask, seconds=1),
+    ]
+    assert len({target.identity for target in targets}) == len(targets)
+    assert json.loads(targets[0].identity)["function"] == f"{__name__}.ask"
+
+
+def test_a_target_outside_of_a_run_has_no_model() -> None:
+    """Without a run there is no gateway, and without a model's name no run."""
+    with pytest.raises(ConfigError, match="works in a run"):
+        FunctionTarget(ask).session(Skill(text=RULE), rollout="r")
+    with pytest.raises(ConfigError, match=r"models\.target\.model is required"):
+        FunctionTarget(ask).describe_model(ModelConfig())
