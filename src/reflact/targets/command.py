@@ -7,6 +7,7 @@ summary = await Trainer("run.yaml", target=target).train()
 from __future__ import annotations
 
 import copy
+import json
 import os
 import re
 import shutil
@@ -40,6 +41,9 @@ DROPPED_FIELDS = frozenset(
 )
 """Fields that the run sets itself, that differ between equal rollouts, or that ask for several answers."""
 
+SHOWN_FOLDER = "/reflact-rollout"
+"""What a model sees instead of the folder of a rollout, whose name differs between equal rollouts."""
+
 WORDS_OF_ERROR = 500
 """The most characters of a command's error output that a message quotes."""
 
@@ -47,8 +51,8 @@ WORDS_OF_ERROR = 500
 class CommandTarget:
     """An agent that is run as a command, once for each rollout, in a folder and a HOME of its own.
 
-    Its requests to a model go to a gateway on 127.0.0.1, which speaks Chat Completions and forwards them to
-    ``models.target``. The process gets the gateway's address and a token, and no key. The process group is killed
+    Its requests to a model go to a gateway on 127.0.0.1, which speaks Chat Completions and Responses and forwards them
+    to ``models.target``, where the name of the rollout's folder is always ``/reflact-rollout``. The process gets the gateway's address and a token, and no key. The process group is killed
     at a limit and at the end. A command is not confined otherwise: it can read and write what its user can.
 
     Args:
@@ -175,17 +179,20 @@ class GatewaySession:
         self._failure: ReflactError | None = None
         self._stop: Callable[[], None] = lambda: None
         self._task: str | None = None
+        self._folder = SHOWN_FOLDER
 
     @property
     def turns(self) -> tuple[Turn, ...]:
         """The agent's longest conversation with its model, without instructions."""
         task = () if self._task is None else (Turn(role="user", content=self._task),)
         spoken = [turn for message in self._last for turn in _read_turns(message)]
-        return (*task, *spoken[1:]) if spoken and spoken[0].content == self._task else (*task, *spoken)
+        begin = next((n for n, turn in enumerate(spoken, 1) if turn.content == self._task), 0)
+        return (*task, *spoken[begin:])
 
     async def _answer(self, body: dict[str, Any]) -> str:
         """Answer one request of the agent; a failure ends the command."""
         try:
+            body = json.loads(json.dumps(body, ensure_ascii=False).replace(self._folder, SHOWN_FOLDER))
             request = {name: value for name, value in body.items() if name not in DROPPED_FIELDS}
             if self._seed is not None:
                 request["messages"] = self._replace_seed(request["messages"])
@@ -201,7 +208,7 @@ class GatewaySession:
             self._failure = self._failure or error
             self._stop()
             raise
-        return completion
+        return completion.replace(SHOWN_FOLDER, self._folder)
 
     def _replace_seed(self, messages: Any) -> list[Any]:
         seed = self._seed or ""
@@ -248,7 +255,7 @@ class CommandSession(GatewaySession):
             raise EnvironmentFailure("a command answers one message; use an environment with one turn")
         self._task = message
         with tempfile.TemporaryDirectory(prefix="reflact-", ignore_cleanup_errors=True) as name:
-            folder = Path(name) / "work"
+            folder, self._folder = Path(name) / "work", json.dumps(name, ensure_ascii=False)[1:-1]
             await anyio.to_thread.run_sync(self._write_folder, folder)
             async with open_gateway(self._answer, model=self._model) as address:
                 code, output, errors = await self._run(folder, address)

@@ -38,7 +38,7 @@ class AgentRollout(FrozenModel):
     Attributes:
         skill: The agent's instructions.
         task: The task.
-        base_url: Where the agent asks its model, by Chat Completions.
+        base_url: Where the agent asks its model, by Chat Completions or the Responses API.
         token: The key for this address; it is valid during the rollout.
         model: The model's name, which a framework asks for.
     """

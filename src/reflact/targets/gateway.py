@@ -1,7 +1,7 @@
 """A gateway on this machine between an agent in a process of its own and the run's model.
 
-Each rollout has its own address and token. The agent's requests (Chat Completions) go through the run: stored, limited,
-charged, recorded and replayed. The agent never sees the provider's key.
+Each rollout has its own address and token. The agent's requests (Chat Completions, or Responses, which are translated)
+go through the run: stored, limited, charged, recorded and replayed. The agent never sees the provider's key.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ import h11
 from anyio.abc import SocketAttribute, SocketStream
 
 from reflact.concurrency import open_task_group
-from reflact.errors import ReflactError
+from reflact.errors import ConfigError, ReflactError
+from reflact.targets.responses import read_request, split_response, write_response
 
 MAX_REQUEST_BYTES = 2**26
 """The most bytes of an agent's request."""
@@ -123,9 +124,11 @@ class _Connection:
             await self._send_json(200, {"object": "list", "data": [listed]})
         elif path == "/v1/chat/completions" and request.method == b"POST":
             await self._complete(content)
+        elif path == "/v1/responses" and request.method == b"POST":
+            await self._respond_in_items(content)
         else:
             await self._send_json(
-                404, _describe_error(f"the gateway has no {path}; it speaks chat completions")
+                404, _describe_error(f"the gateway has no {path}; it speaks chat completions and responses")
             )
 
     async def _complete(self, content: bytes) -> None:
@@ -146,6 +149,29 @@ class _Connection:
             return
         data = "".join(f"data: {json.dumps(chunk)}\n\n" for chunk in _split_completion(completion))
         await self._send_body(200, b"text/event-stream", f"{data}data: [DONE]\n\n".encode())
+
+    async def _respond_in_items(self, content: bytes) -> None:
+        """Answer a request of the Responses API."""
+        try:
+            body = json.loads(content)
+            request = read_request(body)
+        except ConfigError as error:
+            await self._send_json(400, _describe_error(str(error)))
+            return
+        except (ValueError, KeyError, TypeError, AttributeError):
+            await self._send_json(400, _describe_error("the body is no request of the Responses API"))
+            return
+        try:
+            response = write_response(json.loads(await self._answer(request)))
+        except ReflactError as error:
+            await self._send_json(500, _describe_error(str(error)))
+            return
+        if not body.get("stream"):
+            await self._send_json(200, response)
+            return
+        events = split_response(response)
+        data = "".join(f"event: {event['type']}\ndata: {json.dumps(event)}\n\n" for event in events)
+        await self._send_body(200, b"text/event-stream", data.encode())
 
     async def _send_json(self, status: int, value: object) -> None:
         await self._send_body(status, b"application/json", json.dumps(value).encode())

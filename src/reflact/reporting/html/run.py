@@ -111,7 +111,7 @@ def render_run_page(report: RunReport, *, live: LiveBar | None = None) -> str:
             _build_scores_section(history),
             build_changes_section(history, report.baseline, report.best),
             build_items_section(history.items, history.items_note),
-            build_memory_section(history.epochs),
+            *([build_memory_section(history.epochs)] if history.epochs else []),
             _build_cost_section(history, report.calls),
             _build_test_section(history.summary),
             _build_settings_section(history),
