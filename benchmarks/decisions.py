@@ -5,7 +5,7 @@
 
 A run is eight candidates, each as good as the skill it would replace, so every acceptance is a false one;
 alpha = 0.10 is divided among the eight. A comparison is one candidate that is better by 15 points, at the
-same level. Decisions are made by ``reflact.gate.decision`` and ``reflact.gate.early_stop`` alone; scores are drawn from a
+same level. Decisions are made by ``reflact.gate.paired_decision`` and ``reflact.gate.early_stop`` alone; scores are drawn from a
 seed, the skill, the trial and the item, so both rules and both ways of stopping see the same ones.
 The exit code is 1 where a stated bound is missed.
 """
@@ -25,8 +25,8 @@ from functools import partial
 from statistics import fmean, stdev
 
 from reflact.gate.betting import choose_trials
-from reflact.gate.decision import GateSettings, Ruling, ScorePair, TrialRequest, decide
 from reflact.gate.early_stop import EarlyStopMonitor
+from reflact.gate.paired_decision import GateSettings, Ruling, ScorePair, TrialRequest, decide
 
 SEED, STEPS, ALPHA, GAIN, FRESH = 2026, 8, 0.10, 0.15, 4
 MAIN, GRID, SEQUENCES, POWER = 2000, 200, 1000, 1000

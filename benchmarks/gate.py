@@ -30,10 +30,10 @@ from statistics import NormalDist, fmean, quantiles, stdev
 from decisions import at_most
 
 from reflact.gate.betting import choose_trials
-from reflact.gate.decision import GateSettings, ScorePair, TrialRequest, decide
 from reflact.gate.early_stop import EarlyStopMonitor
 from reflact.gate.intervals import improvement_interval
-from reflact.gate.ranking import (
+from reflact.gate.paired_decision import GateSettings, ScorePair, TrialRequest, decide
+from reflact.gate.ranked_decision import (
     BASELINE_PASSES,
     BEST_ABOVE,
     MAX_PASSES,

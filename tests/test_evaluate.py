@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reflact.gate.decision import CONFIRMATION_REPEATS, GateSettings, TrialRequest
+from reflact.gate.paired_decision import CONFIRMATION_REPEATS, GateSettings, TrialRequest
 from reflact.records import AlphaBudget
 from reflact.stages.evaluate import (
     EvaluationResult,

@@ -22,9 +22,16 @@ from reflact.gate.betting import (
     describe_power,
     detectable_effect,
 )
-from reflact.gate.decision import CONFIRMATION_REPEATS, GateSettings, Ruling, ScorePair, TrialRequest, decide
 from reflact.gate.early_stop import EarlyStopMonitor, decide_early
 from reflact.gate.intervals import improvement_interval, mean_interval, student_quantile, wilson_interval
+from reflact.gate.paired_decision import (
+    CONFIRMATION_REPEATS,
+    GateSettings,
+    Ruling,
+    ScorePair,
+    TrialRequest,
+    decide,
+)
 from reflact.types import Verdict
 
 Sides = tuple[float | None, float | None]

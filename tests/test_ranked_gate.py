@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from reflact.config.loading import load_config
 from reflact.errors import ConfigError
 from reflact.gate.intervals import within_item_interval
-from reflact.gate.ranking import (
+from reflact.gate.ranked_decision import (
     BASELINE_MEAN,
     BASELINE_VARIANCE,
     CHANGE_VARIANCE,

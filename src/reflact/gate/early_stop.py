@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from reflact.gate.decision import (
+from reflact.gate.paired_decision import (
     MAX_UNMEASURED_GAP,
     REPRODUCED_AFTER,
     SCORE_TOLERANCE,

@@ -7,7 +7,8 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Literal
 
-from reflact.gate.decision import (
+from reflact.gate.early_stop import EarlyStopMonitor
+from reflact.gate.paired_decision import (
     GateSettings,
     Ruling,
     ScorePair,
@@ -17,7 +18,6 @@ from reflact.gate.decision import (
     decide,
     has_coverage,
 )
-from reflact.gate.early_stop import EarlyStopMonitor
 from reflact.types import (
     AggregateResult,
     Candidate,

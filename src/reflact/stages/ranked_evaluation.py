@@ -6,8 +6,8 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from pydantic import Field
 
-from reflact.gate.decision import SCORE_TOLERANCE, VETO_TRIALS, explain_veto
-from reflact.gate.ranking import (
+from reflact.gate.paired_decision import SCORE_TOLERANCE, VETO_TRIALS, explain_veto
+from reflact.gate.ranked_decision import (
     REJECT_BELOW,
     ItemScores,
     Posterior,

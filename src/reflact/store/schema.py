@@ -296,7 +296,7 @@ def execute_script(tables: Database, script: str) -> None:
 
 @SCHEMA(name="0001_schema")
 def create_tables(tables: Database) -> None:
-    """Create all tables; changes after the first release are further migrations below."""
+    """Create the tables of the first schema; each later change is a migration of its own below, with the next number."""
     execute_script(tables, RUN_TABLES)
     execute_script(tables, MEMORY_TABLES)
     tables.table("memory_units").enable_fts(

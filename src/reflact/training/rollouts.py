@@ -11,7 +11,7 @@ import anyio
 
 from reflact import events
 from reflact.concurrency import fan_out
-from reflact.gate.decision import TrialRequest
+from reflact.gate.paired_decision import TrialRequest
 from reflact.llm.middleware import EnvironmentMiddleware
 from reflact.protocols import Environment, EventCallback, ManagedEnvironment
 from reflact.stages.evaluate import PairRunner, RolloutPairs, StopCondition

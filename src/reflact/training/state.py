@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from reflact import events
 from reflact.config.training import TrainConfig
-from reflact.gate.ranking import BEST_ABOVE, Posterior
+from reflact.gate.ranked_decision import BEST_ABOVE, Posterior
 from reflact.protocols import CommitRecord
 from reflact.records import (
     AlphaBudget,

@@ -133,7 +133,7 @@ def decide(settings: GateSettings, trials: Trials) -> TrialRequest | Ruling:
     1. ``strict``: a greater mean of one pass is accepted.
     2. A deterministic target, with no disagreeing repeat: a mean that is not greater is rejected. Otherwise
        the items that differ are repeated, and the candidate is accepted if all repeats agree.
-    3. A noisy target under ``ranked``: inconclusive, because beliefs decide; see ``reflact.gate.ranking``.
+    3. A noisy target under ``ranked``: inconclusive, because beliefs decide; see ``reflact.gate.ranked_decision``.
     4. A noisy target under ``paired``: rounds of all items on both sides, until the evidence reaches ``1 / level``
        or the gain is reproduced (accept), the improvement has become unlikely (reject), or no round is left
        (inconclusive). A gain is unlikely only while the differences are within two standard errors of zero.
