@@ -263,7 +263,7 @@ def test_a_run_under_way_can_be_looked_at(busy: Busy) -> None:
     listed, shown = reflact("runs", busy.out_dir), reflact("show", busy.out_dir)
     assert (listed.exit_code, shown.exit_code) == (0, 0), listed.output + shown.output
     assert re.search(r" open +1 ", listed.stdout)
-    assert "open: 1 steps committed, not ended" in shown.stdout
+    assert "open: 1 committed step, not ended" in shown.stdout
     step = reflact("show", busy.out_dir, 1)
     assert step.exit_code == 0, step.output
     assert "verdict: " in step.stdout

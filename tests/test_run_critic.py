@@ -171,7 +171,7 @@ def test_a_critic_grades_and_the_summary_says_what_that_is_worth(world: Path) ->
     spend = {entry.role: entry.usage.calls for entry in summary.spend if entry.role == "critic"}
     assert spend == {"critic": len(model.scored)}
     assert len(set(model.scored)) == len(model.scored) > 5
-    assert "scores come from critic@1 pinned to 1 pairs" in result.stdout
+    assert "scores come from critic@1 pinned to 1 pair" in result.stdout
     assert "mean absolute error 5.90" in result.stdout
     assert re.search(rf"^critic: {len(model.scored)} calls, ", result.stdout, re.MULTILINE)
     rolled = [json.loads(text) for (text,) in rows(world.parent / "run", "SELECT rollout FROM rollouts")]
@@ -208,7 +208,7 @@ def test_failure_analysts_are_shown_what_it_makes_of_each_reply(world: Path) -> 
     shown = [text for call_id, text in model.asked if "/analyst_failure/" in call_id]
     assert shown
     assert all("reply 1: a critic gave 0 before and 0 after, of 10" in text for text in shown)
-    assert "failure analysts saw the scores of critic@1 pinned to 1 pairs" in result.stdout
+    assert "failure analysts saw the scores of critic@1 pinned to 1 pair" in result.stdout
 
 
 def test_without_a_critic_nothing_is_different(world: Path) -> None:

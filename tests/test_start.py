@@ -105,7 +105,7 @@ def test_all_rows_with_errors_are_named_at_once(tmp_path: Path) -> None:
 
 
 def test_init_asks_for_the_column_that_it_cannot_guess(tmp_path: Path) -> None:
-    """Columns of unusual names are chosen by options, and a file that is too small is refused."""
+    """Columns of unusual names are chosen by options, lists are explained, and a file that is too small is refused."""
     path, config = tmp_path / "odd.jsonl", tmp_path / "run.yaml"
     path.write_text("".join(f'{{"foo": "x{k}", "bar": "y"}}\n' for k in range(6)), encoding="utf-8")
     result = reflact("init", path, "--out", config, "--model", "m")
@@ -114,6 +114,11 @@ def test_init_asks_for_the_column_that_it_cannot_guess(tmp_path: Path) -> None:
     result = reflact("init", path, "--out", config, "--model", "m", "--input", "foo", "--reference", "bar")
     assert result.exit_code == 0, result.output
     assert load_config(config).data.fields.reference == "bar"
+    path.write_text(
+        "".join(f'{{"question": "x{k}", "answers": ["y", "z"]}}\n' for k in range(6)), encoding="utf-8"
+    )
+    result = reflact("init", path, "--out", tmp_path / "lists.yaml", "--model", "m")
+    assert "A list holds several right answers: one of them is enough." in result.stdout
     path.write_text('{"input": "x", "reference": "y"}\n', encoding="utf-8")
     result = reflact("init", path, "--out", tmp_path / "other.yaml", "--model", "m")
     assert result.exit_code == 2

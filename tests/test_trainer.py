@@ -321,6 +321,24 @@ async def test_a_pair_given_twice_is_refused(tmp_path: Path) -> None:
         await twice.train()
 
 
+async def test_what_is_no_item_is_refused(tmp_path: Path) -> None:
+    """A mapping is neither an item nor a pair, so its keys are not taken for a question and an answer."""
+    rows: list[Any] = [{"input": "double 10", "reference": "20"}]
+    trainer = Trainer.from_items(
+        train=rows,
+        val=pairs(20, 2),
+        test=pairs(30, 2),
+        grade=lambda item, answer: answer == item.reference,
+        target=ToyTarget(),
+        optimizer=ScriptedLLM(toy_optimizer()),
+        out_dir=tmp_path,
+    )
+    with pytest.raises(
+        DataError, match="an item is an Item or a pair of an input and its right answer, not "
+    ):
+        await trainer.train()
+
+
 def test_an_unknown_key_is_refused_at_once(tmp_path: Path) -> None:
     """Constructing a trainer checks the names of configuration keys."""
     with pytest.raises(ConfigError, match="num_epoch"):

@@ -237,7 +237,7 @@ def test_a_python_run_is_shown_in_lines_without_a_terminal(
     assert sum("for the traceback: reflact show" in line for line in lines) == 1
     assert any(line.startswith("step 1 ") for line in lines)
     assert summary.verdict in lines
-    assert any(line.startswith("completed: 1 steps") for line in lines)
+    assert any(line.startswith("completed: 1 step,") for line in lines)
     assert "\x1b" not in printed.out
     anyio.run(lambda: build_trainer(tmp_path).train(show=True))
-    assert "resumes after 1 committed steps" in capsys.readouterr().out
+    assert "resumes after 1 committed step" in capsys.readouterr().out

@@ -20,6 +20,7 @@ from reflact.config.training import ReplayConfig, TrainerConfig
 from reflact.data import DataSet, make_id
 from reflact.errors import (
     BudgetSpent,
+    DataError,
     EnvironmentFailure,
     ModelError,
     ReflactError,
@@ -370,6 +371,8 @@ def _build_item(item: Item | Example) -> Item:
     """Return an item; a pair of an input and its right answer gets a digest of its content as id."""
     if isinstance(item, Item):
         return item
+    if not isinstance(item, (tuple, list)) or len(item) != 2:
+        raise DataError(f"an item is an Item or a pair of an input and its right answer, not {item!r:.200}")
     return Item(id=make_id(*item), input=item[0], reference=item[1])
 
 

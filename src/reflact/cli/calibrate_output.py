@@ -29,7 +29,7 @@ MAX_PAIR_LINES = 20
 def print_calibration(console: Console, report: CalibrationReport) -> None:
     """Print what was made, what was tested, and the critic before and after."""
     from reflact.calibration.report import capitalize_first, describe_gain, describe_tests_left
-    from reflact.reporting.lines import escape_controls
+    from reflact.reporting.lines import escape_controls, name_count
 
     if report.is_earlier_result:
         console.print(
@@ -52,7 +52,7 @@ def print_calibration(console: Console, report: CalibrationReport) -> None:
                 f"Averaged within each trace, the error {describe_gain(change.gain)}.", highlight=False
             )
         if change.n_unscored:
-            steps = "1 step" if change.n_unscored == 1 else f"{change.n_unscored:,} steps"
+            steps = name_count(change.n_unscored, "step")
             console.print(f"Not included: {steps} without a valid score before or after.", highlight=False)
     console.print(f"{report.power_summary}.")
     if report.n_tests is not None:
@@ -64,13 +64,16 @@ def print_calibration(console: Console, report: CalibrationReport) -> None:
 
 
 def _describe_pairs(report: CalibrationReport) -> Iterator[str]:
+    from reflact.reporting.lines import name_count
+
+    traces, candidates = report.n_training_traces, report.n_candidates
     yield (
-        f"{report.n_training_traces} traces, {report.n_candidates} candidates, rounds: {report.n_rounds}; "
-        f"{report.n_pairs} pairs, {report.n_candidates - report.n_pairs} dropped, {report.n_promoted} promoted"
+        f"{name_count(traces, 'trace')}, {name_count(candidates, 'candidate')}, rounds: {report.n_rounds}; "
+        f"{name_count(report.n_pairs, 'pair')}, {report.n_candidates - report.n_pairs} dropped, {report.n_promoted} promoted"
     )
     for kind in report.pairs:
         hard = "" if kind.difficulty is None else f", mean difficulty {kind.difficulty:.2f}"
-        yield f"  {kind.mistake}: {kind.n_pairs} pairs{hard}"
+        yield f"  {kind.mistake}: {name_count(kind.n_pairs, 'pair')}{hard}"
     for drop in report.dropped:
         yield f"  dropped, {drop.reason}: {drop.n_candidates}"
     for count, what in (
@@ -83,12 +86,15 @@ def _describe_pairs(report: CalibrationReport) -> Iterator[str]:
 
 
 def _describe_consumption(report: CalibrationReport) -> str:
+    from reflact.reporting.lines import name_count
+
     entries = report.usage_by_purpose
     questions, lost = sum(one.n_questions for one in entries), sum(one.n_unanswered for one in entries)
     refused = sum(one.n_invalid for one in entries)
     return (
-        f"{questions:,} questions took {_describe_usage(report.usage)}, including stored replies; "
-        f"{refused:,} replies were invalid, {lost:,} questions got no valid reply."
+        f"{name_count(questions, 'question')} took {_describe_usage(report.usage)}, including stored replies; "
+        f"{name_count(refused, 'reply was', 'replies were')} invalid, "
+        f"{name_count(lost, 'question')} got no valid reply."
     )
 
 
@@ -102,10 +108,11 @@ def _describe_usage(usage: Usage) -> str:
 def describe_test(test: PromotionEvidence) -> str:
     """Return how a test of a batch came out, in a sentence without its full stop."""
     from reflact.calibration.report import describe_gain, describe_outcome, get_effect
+    from reflact.reporting.lines import name_count
 
     return (
-        f"Batch {test.n_earlier_tests + 1} on these traces, {len(test.pair_ids)} pairs: the error "
-        f"{describe_gain(get_effect(test))} over {test.n_traces} traces, p = {test.p_value:.2g} of {test.alpha:.2g}: "
+        f"Batch {test.n_earlier_tests + 1} on these traces, {name_count(len(test.pair_ids), 'pair')}: the error "
+        f"{describe_gain(get_effect(test))} over {name_count(test.n_traces, 'trace')}, p = {test.p_value:.2g} of {test.alpha:.2g}: "
         f"{describe_outcome(test)}"
     )
 
@@ -114,12 +121,13 @@ def _build_measures_table(name: str, before: CriticMetrics, after: CriticMetrics
     from rich.table import Table
 
     from reflact.calibration.report import METRIC_DESCRIPTIONS, format_interval, format_number
+    from reflact.reporting.lines import name_count
 
     def show(estimate: IntervalEstimate | None) -> str:
         return "" if estimate is None else f"{format_number(estimate.value)} {format_interval(estimate)}"
 
     title = (
-        f"{name}: {before.n_traces} traces, {before.n_transitions} steps; mean absolute error "
+        f"{name}: {name_count(before.n_traces, 'trace')}, {name_count(before.n_transitions, 'step')}; mean absolute error "
         f"{format_number(before.error.value)} -> {format_number(after.error.value)}"
     )
     table = Table(title=title, title_justify="left")

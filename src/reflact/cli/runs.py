@@ -193,7 +193,7 @@ def _print_item(history: RunHistory, item_id: str, *, as_json: bool) -> None:
 
 def _print_run(console: Console, history: RunHistory, folder: Path) -> None:
     from reflact.reporting.items import list_failure_lines
-    from reflact.reporting.lines import escape_controls, format_epoch
+    from reflact.reporting.lines import escape_controls, format_epoch, name_count
     from reflact.reporting.summary import build_score_table, build_step_table, print_summary
 
     console.print(f"run {history.run_id}, started {history.created:%Y-%m-%d %H:%M}", highlight=False)
@@ -207,7 +207,7 @@ def _print_run(console: Console, history: RunHistory, folder: Path) -> None:
     if history.summary is None and not history.versions and history.evaluations:
         console.print("no training was started", highlight=False)
     elif history.summary is None:
-        console.print(f"open: {len(history.steps)} steps committed, not ended", highlight=False)
+        console.print(f"open: {name_count(len(history.steps), 'committed step')}, not ended", highlight=False)
     else:
         print_summary(console, history.summary, _find_exports(folder, history))
     if history.failures:

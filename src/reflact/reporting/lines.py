@@ -62,7 +62,7 @@ class EventLines:
         for event in earlier:
             self.format_event(event)
             if isinstance(event, events.StepCommitted):
-                line = f"run {event.run_id} resumes after {event.step} committed steps"
+                line = f"run {event.run_id} resumes after {name_count(event.step, 'committed step')}"
             elif isinstance(event, events.BaselineMeasured):
                 line = f"run {event.run_id} resumes before its first committed step"
         return line
@@ -98,13 +98,13 @@ def _format_single(event: events.Event) -> str | None:
     line: str | None = None
     match event:
         case events.RunStarted(n_train=train, n_val=val, n_test=test, steps_per_epoch=steps):
-            line = f"run {event.run_id}: {train} train, {val} val, {test} test items; {steps} steps per epoch"
+            line = f"run {event.run_id}: {train} train, {val} val, {test} test items; {name_count(steps, 'step')} per epoch"
         case events.GatePowerEstimated():
-            line = f"gate      {event.description} A decision takes at most {event.rollouts} rollouts."
+            line = f"gate      {event.description} A decision takes at most {name_count(event.rollouts, 'rollout')}."
         case events.NullAnswersGraded() if event.warning is not None:
             line = f"warning   {event.warning}"
         case events.BaselineMeasured():
-            line = f"baseline  val {event.score:.3f} on {event.n} items"
+            line = f"baseline  val {event.score:.3f} on {name_count(event.n, 'item')}"
         case events.FallbackUsed():
             line = f"fallback  {format_fallback(event.fallback)}"
         case events.EpochCommitted():

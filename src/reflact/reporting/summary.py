@@ -322,12 +322,12 @@ def _list_choice_lines(chosen: SelectResult) -> Iterator[str]:
         size = chosen.decision
         risks = f"; risks: {size.risks}" if size.risks else ""
         yield (
-            f"step size: {size.count} of {chosen.pool_size} edits, confidence {size.confidence:.2f}: "
+            f"step size: {size.count} of {name_count(chosen.pool_size, 'edit')}, confidence {size.confidence:.2f}: "
             f"{size.reasoning}{risks}"
         )
     elif chosen.pool_size:
         limit = "no limit" if chosen.budget is None else f"at most {chosen.budget}"
-        yield f"step size: {limit} of {chosen.pool_size} edits, by the schedule"
+        yield f"step size: {limit} of {name_count(chosen.pool_size, 'edit')}, by the schedule"
     if chosen.ranked:
         yield f"ranking: {chosen.patch.reasoning or 'without a reason'}"
 
@@ -387,14 +387,14 @@ def _format_role(role: str, entries: Sequence[Spend]) -> str:
 
 
 def _describe_critic(critic: CriticDescription) -> str:
-    line = f"{critic.prompt} pinned to {critic.pairs} pairs ({critic.snapshot[:12]}): "
+    line = f"{critic.prompt} pinned to {name_count(critic.pairs, 'pair')} ({critic.snapshot[:12]}): "
     measured = critic.accuracy
     if measured is None:
         return f"{line}its accuracy was not measured"
     line += f"mean absolute error {_format_estimate(measured.error)} of 10"
     if measured.accuracy is not None:
         line += f", pairwise accuracy {_format_estimate(measured.accuracy)}"
-    return f"{line}, on {measured.traces} traces"
+    return f"{line}, on {name_count(measured.traces, 'trace')}"
 
 
 def _format_estimate(estimate: IntervalEstimate) -> str:
@@ -446,7 +446,7 @@ def describe_gain(skill: str, other: str, gain: Improvement) -> str:
     low, high = 100 * gain.low, 100 * gain.high
     return (
         f"{skill} over {other} on {gain.split.value}: {100 * gain.mean:+.1f} points "
-        f"(95% interval {low:+.1f} to {high:+.1f}, {gain.n} items)"
+        f"(95% interval {low:+.1f} to {high:+.1f}, {name_count(gain.n, 'item')})"
     )
 
 

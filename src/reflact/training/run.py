@@ -23,6 +23,7 @@ from reflact.records import (
     sum_step_costs,
     summarize_history,
 )
+from reflact.reporting.lines import name_count
 from reflact.reporting.verdict import describe_result
 from reflact.skills.rejected_edits import RejectedEdit, collect_rejected_edits, deduplicate_edits
 from reflact.stages.evaluate import build_measurement
@@ -367,6 +368,6 @@ def require_reports(records: Sequence[StepRecord]) -> None:
     reasons = [report.no_reply_reason for record in records for report in record.reports]
     if reasons and None not in reasons:
         raise RunFailed(
-            f"no analyst gave a valid reply in {len(records)} steps, so nothing could be learned; the first reason: "
+            f"no analyst gave a valid reply in {name_count(len(records), 'step')}, so nothing could be learned; the first reason: "
             f"{reasons[0]}; choose another models.optimizer.model or mode, or prompts.profile: small"
         )

@@ -75,9 +75,11 @@ class LiveBar(NamedTuple):
     events: str
     version: str
     text: str
+    is_list: bool = False
 
 
 LIVE_SCRIPT = "live.js"
+MAX_NARROW_COLUMNS = 5
 
 
 def build_document(
@@ -136,7 +138,7 @@ def _build_policy(style: str, codes: Sequence[str], *, is_live: bool) -> str:
 
 def _build_live_bar(live: LiveBar) -> h.Element:
     return h.div("#live.live", data_events=live.events, data_version=live.version)[
-        h.a(href="/")["All runs"],
+        not live.is_list and h.a(href="/")["All runs"],
         h.output(aria_live="polite")[live.text],
         h.button(type="button", hidden=True)["Show the new state"],
     ]
@@ -159,18 +161,27 @@ def break_key(key: str) -> h.Node:
 def build_table(
     caption: str, columns: Sequence[str], rows: Sequence[Sequence[h.Node]], *, prose: Collection[int] = ()
 ) -> h.Element:
-    """Return a table that can be scrolled sideways; ``prose`` are the numbers of columns that hold words."""
+    """Return a table that can be scrolled sideways; ``prose`` are the numbers of columns that hold words.
+
+    Rows of more than five columns become blocks on a narrow page, so that no column is out of sight.
+    """
+    is_stacked = len(columns) > MAX_NARROW_COLUMNS
     kinds = ["prose" if number in prose or number == 0 else "figure" for number in range(len(columns))]
     heads = (h.th(scope="col", class_=kind)[name] for kind, name in zip(kinds, columns, strict=True))
     body = (
         h.tr[
             h.th(scope="row")[first],
-            (h.td(class_=kind)[cell] for kind, cell in zip(kinds[1:], rest, strict=True)),
+            (
+                h.td(class_=kind, data_label=name if is_stacked else None)[cell]
+                for kind, name, cell in zip(kinds[1:], columns[1:], rest, strict=True)
+            ),
         ]
         for first, *rest in rows
     )
     return h.div(".scroll", role="region", tabindex="0", aria_label=caption)[
-        h.table[h.caption[caption], h.thead[h.tr[heads]], h.tbody[body]]
+        h.table(class_="stacked" if is_stacked else None)[
+            h.caption[caption], h.thead[h.tr[heads]], h.tbody[body]
+        ]
     ]
 
 

@@ -111,7 +111,7 @@ def render_run_page(report: RunReport, *, live: LiveBar | None = None) -> str:
             _build_scores_section(history),
             build_changes_section(history, report.baseline, report.best),
             build_items_section(history.items, history.items_note),
-            build_memory_section(history.epochs),
+            *([build_memory_section(history.epochs)] if history.epochs else []),
             _build_cost_section(history, report.calls),
             _build_test_section(history.summary),
             _build_settings_section(history),
@@ -286,7 +286,7 @@ def _build_step_table(records: Sequence[StepRecord]) -> h.Node:
     columns = ("step", "epoch", "decision", "validation", "solved", "edits", "skill", "reason")
     left_out = len(records) - len(rows)
     return h.details[
-        h.summary[f"All {len(records):,} steps as a table"],
+        h.summary[f"All {name_count(len(records), 'step')} as a table"],
         left_out > 0 and h.p(".note")[f"The first {left_out:,} steps are left out."],
         build_table("Steps", columns, rows, prose={2, 3, 7}),
     ]

@@ -27,7 +27,7 @@ ITEM_BYTES, DIFF_BYTES, EDIT_BYTES, EPOCH_BYTES = 2_000_000, 750_000, 1_000_000,
 """The room for texts of models and data."""
 
 MAX_ITEMS, MAX_TURNS, MAX_DIFF_LINES, MAX_EDITS, MAX_EPOCHS, MAX_FALLBACKS = 1_000, 20, 4_000, 200, 100, 20
-MAX_NAMED_ITEMS, PREVIEW_CHARS = 12, 72
+MAX_NAMED_ITEMS, PREVIEW_CHARS, QUESTION_CHARS = 12, 72, 110
 
 ACTION_WORDS = {
     "accept_new_best": "accepted, new best",
@@ -137,7 +137,7 @@ def build_changes_section(
 
 def build_diff(diff: str) -> list[h.Node]:
     """Return a unified diff, its lines told apart by sign and colour."""
-    lines = diff.split("\n")[2:]
+    lines = diff.removesuffix("\n").split("\n")[2:]
     limit = TextLimit(DIFF_BYTES)
     kinds = {"+": h.ins, "-": h.del_}
     shown: list[h.Node] = []
@@ -253,7 +253,6 @@ def build_memory_section(epochs: Sequence[EpochRecord]) -> PageSection:
         "memory",
         "Slow guidance and memory by epoch",
         (
-            not shown and h.p["No epoch ended with a slow update or a note to the optimizer."],
             left_out > 0 and h.p(".note")[f"The first {name_count(left_out, 'epoch')} are left out."],
             _note_limit(limit),
             blocks,
@@ -351,7 +350,7 @@ def _build_row(place: int, item: ItemResult, limit: TextLimit) -> h.Element:
     usages = [result.usage for result in (item.baseline, item.best) if result.usage is not None]
     tokens = sum(usage.input_tokens + usage.output_tokens for usage in usages)
     kind = "" if item.task_type is None else f" ({limit.fit(item.task_type, PREVIEW_CHARS)})"
-    preview = shorten_middle(escape_line(" ".join(format_value(item.input).split())), PREVIEW_CHARS)
+    preview = shorten_middle(escape_line(" ".join(format_value(item.input).split())), QUESTION_CHARS)
     return h.li(data_outcome=outcome, data_place=str(place), data_tokens=str(tokens))[
         h.details[
             h.summary[

@@ -40,7 +40,7 @@ from reflact.reporting.html.page import (
 )
 from reflact.reporting.html.run import read_report, render_run_page
 from reflact.reporting.html.run_details import build_diff
-from reflact.reporting.lines import escape_line, format_duration, format_score
+from reflact.reporting.lines import escape_line, format_duration, format_score, name_count
 from reflact.reporting.summary import list_gain_lines
 from reflact.reporting.verdict import format_usd
 from reflact.training.history import RunComparison, RunListing, compare_runs, list_databases, list_runs
@@ -184,13 +184,13 @@ def describe_progress(listing: RunListing) -> str:
     state = listing.status or "not ended"
     price = "" if listing.usd is None else f", {format_usd(listing.usd)}"
     best = "" if listing.val is None else f"; best validation score {format_score(listing.val)}"
-    steps = f"{listing.steps:,} step{'' if listing.steps == 1 else 's'}"
-    return f"{state.capitalize()}: {steps}, {listing.calls:,} calls{price}{best}."
+    counts = f"{name_count(listing.steps, 'step')}, {name_count(listing.calls, 'call')}"
+    return f"{state.capitalize()}: {counts}{price}{best}."
 
 
 def _describe_list(runs: Sequence[ServedRun]) -> str:
-    under_way = sum(run.listing.status is None for run in runs)
-    return f"{len(runs):,} run{'' if len(runs) == 1 else 's'}, {under_way:,} not ended."
+    open_runs = sum(run.listing.status is None for run in runs)
+    return f"{name_count(len(runs), 'run')}{f', {open_runs:,} not ended' if open_runs else ''}."
 
 
 def render_index(root: Path, runs: Sequence[ServedRun], errors: Sequence[str]) -> str:
@@ -205,14 +205,25 @@ def render_index(root: Path, runs: Sequence[ServedRun], errors: Sequence[str]) -
             ],
             run.listing.status or "not ended",
             f"{run.listing.steps:,}",
-            *(format_score(score) for score in (run.listing.baseline, run.listing.val, run.listing.test)),
+            *(format_score(score) for score in (run.listing.val, run.listing.baseline, run.listing.test)),
             f"{run.listing.calls:,}",
-            "–" if run.listing.usd is None else format_usd(run.listing.usd),
+            _format_cost(run.listing.calls, run.listing.usd),
             f"{run.listing.created:%Y-%m-%d %H:%M}",
         ]
         for run in runs[:MAX_RUNS]
     ]
-    columns = ("folder", "run", "state", "steps", "baseline", "val", "test", "calls", "cost", "started")
+    columns = (
+        "folder",
+        "run",
+        "state",
+        "steps",
+        "validation",
+        "baseline",
+        "test",
+        "calls",
+        "cost",
+        "started",
+    )
     left_out = len(runs) - len(rows)
     content: tuple[h.Node, ...] = (
         not runs and h.p["There is no run yet. The page shows the first one when it has begun."],
@@ -224,7 +235,7 @@ def render_index(root: Path, runs: Sequence[ServedRun], errors: Sequence[str]) -
         ],
         [h.p(".note")[f"A database cannot be read: {limit.fit(error, 500)}"] for error in errors[:20]],
     )
-    bar = LiveBar("/events", _compute_version(runs), _describe_list(runs))
+    bar = LiveBar("/events", _compute_version(runs), _describe_list(runs), is_list=True)
     return build_document(
         "Runs", [h.h1["Training of skills"]], [PageSection("runs", "Runs", content)], live=bar
     )
@@ -241,7 +252,7 @@ def render_comparison(comparison: RunComparison, names: Sequence[str]) -> str:
     gains = tuple(
         gain.model_copy(update={"name": by_name.get(gain.name, gain.name)}) for gain in comparison.gains
     )
-    lines = list_gain_lines(comparison.model_copy(update={"runs": named, "gains": gains}))
+    lines = tuple(list_gain_lines(comparison.model_copy(update={"runs": named, "gains": gains})))
     rows = [
         [
             run.name,
@@ -249,7 +260,7 @@ def render_comparison(comparison: RunComparison, names: Sequence[str]) -> str:
             f"{run.steps:,}",
             *(_format_score(score) for score in (run.val, run.test)),
             f"{run.usage.calls:,}",
-            "–" if run.usage.usd is None else format_usd(run.usage.usd),
+            _format_cost(run.usage.calls, run.usage.usd),
             "–" if run.seconds is None else format_duration(run.seconds),
         ]
         for run in named
@@ -257,7 +268,10 @@ def render_comparison(comparison: RunComparison, names: Sequence[str]) -> str:
     settings: list[list[h.Node]] = [
         [
             break_key(limit.fit(setting.key, 200)),
-            *(limit.fit(canonical_json(value), 300) for value in setting.values),
+            *(
+                limit.fit(value if isinstance(value, str) else canonical_json(value), 300)
+                for value in setting.values
+            ),
         ]
         for setting in comparison.settings
     ]
@@ -276,7 +290,12 @@ def render_comparison(comparison: RunComparison, names: Sequence[str]) -> str:
             PageSection(
                 "results",
                 "Results",
-                (build_table("The best skills", columns, rows), h.ul[(h.li[line] for line in lines)]),
+                (
+                    build_table("The best skills", columns, rows),
+                    h.ul[(h.li[line] for line in lines)]
+                    if gains
+                    else h.p(".note")["The runs have no measured items in common."],
+                ),
             ),
             PageSection(
                 "settings", "Settings", (settings_table if settings else h.p["No setting differs."],)
@@ -284,6 +303,12 @@ def render_comparison(comparison: RunComparison, names: Sequence[str]) -> str:
             PageSection("skills", "Best skills", tuple(diffs)),
         ),
     )
+
+
+def _format_cost(calls: int, usd: float | None) -> str:
+    if usd is None:
+        return "unknown" if calls else "–"
+    return format_usd(usd)
 
 
 def _format_score(score: SkillScore | None) -> str:
