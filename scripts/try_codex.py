@@ -117,9 +117,7 @@ def main(arguments: list[str]) -> int:
         print(whole)
         print(f"calls in one go: {once}; killed at call {once // 2} and resumed: {clerk.calls}")
         asked = clerk.calls
-        replayed = train(
-            folder, "http://127.0.0.1:9/v1", clerk, "replayed", cassette="codex.jsonl", mode="replay"
-        )
+        replayed = train(folder, url, clerk, "replayed", cassette="codex.jsonl", mode="replay")
         print(f"replayed offline with {clerk.calls - asked} calls")
         print(replayed)
     return 0 if clerk.calls == once + 1 else 1
