@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from pydantic import JsonValue
 
 from doubles import open_context
 from reflact import Trainer, read_run
-from reflact.config.training import PromptsConfig, UpdateConfig
+from reflact.config.training import EnvironmentConfig, PromptsConfig, UpdateConfig
+from reflact.environments.dataset import SCORE_WORDS
 from reflact.messages import CallId, RenderedPrompt, ReplyModel
 from reflact.prompts import SMALL_PROFILE, load_prompts
 from reflact.records import StepRecord
@@ -174,6 +175,12 @@ async def test_analysts_see_the_task_the_tools_and_the_whole_trajectory() -> Non
         QUERY,
     ):
         assert words in shown(llm)
+
+
+def test_every_grader_is_described_to_the_optimizer() -> None:
+    """A grader that a configuration can name has words for what it measures; a critic has its purpose instead."""
+    named = get_args(EnvironmentConfig.model_fields["grader"].annotation)
+    assert {*SCORE_WORDS, "critic"} == {*named}
 
 
 async def test_environments_and_targets_describe_themselves(tmp_path: Path) -> None:

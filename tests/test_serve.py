@@ -182,7 +182,7 @@ def test_a_browser_follows_a_run_of_another_process(tmp_path: Path) -> None:
                     wait.until(lambda _: browser.find_elements(By.CSS_SELECTOR, "td.prose + td, td.figure"))
                     browser.find_element(By.CSS_SELECTOR, "tbody a").click()
                 wait.until(lambda _: f"{step} step" in browser.find_element(By.ID, "live").text)
-                wait.until(lambda _: f"All {step} steps" in browser.page_source)
+                wait.until(lambda _: f"All {step} step" in browser.page_source)
 
             answer, seen = toy_optimizer(edits=2), set()
 
