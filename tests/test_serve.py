@@ -13,6 +13,7 @@ from shutil import copytree
 import anyio
 import httpx
 import pytest
+from selenium.common.exceptions import StaleElementReferenceException
 from selenium.webdriver import ActionChains, Chrome
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
@@ -129,7 +130,7 @@ def press(browser: Chrome, selector: str, key: str) -> None:
 
 def walk_by_keys(browser: Chrome, address: str) -> None:
     """Go from the list to a comparison and to a report, and filter, sort and open there, by keys alone."""
-    wait = WebDriverWait(browser, 30, poll_frequency=0.05)
+    wait = WebDriverWait(browser, 30, 0.05, [StaleElementReferenceException])
 
     def arrive(title: str) -> None:
         wait.until(lambda _: browser.title.startswith(title))
@@ -175,12 +176,12 @@ def test_a_browser_follows_a_run_of_another_process(tmp_path: Path) -> None:
         try:
             found = ADDRESS.search(process.stdout.readline())
             assert found
-            wait = WebDriverWait(browser, 30, poll_frequency=0.05)
+            wait = WebDriverWait(browser, 30, 0.05, [StaleElementReferenceException])
 
             def look(step: int) -> None:
                 if step == 1:
                     wait.until(lambda _: browser.find_elements(By.CSS_SELECTOR, "td.prose + td, td.figure"))
-                    browser.find_element(By.CSS_SELECTOR, "tbody a").click()
+                    wait.until(lambda _: browser.find_element(By.CSS_SELECTOR, "tbody a").click() is None)
                 wait.until(lambda _: f"{step} step" in browser.find_element(By.ID, "live").text)
                 wait.until(lambda _: f"All {step} step" in browser.page_source)
 

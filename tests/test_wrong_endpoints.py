@@ -32,7 +32,7 @@ def trained(folder: Path, url: str, *settings: str, key: str | None = None) -> R
 
 def assert_one_message(result: Result, *words: str) -> None:
     """Check that a run failed with one message that holds the words; the exit code says if a call is booked."""
-    is_booked = "interrupted calls" in result.output
+    is_booked = "interrupted call" in result.output
     assert result.exit_code == (1 if is_booked else 2), result.output
     assert result.stderr.startswith("error: the run ended as failed: "), result.stderr
     assert result.stderr.count("\n") == 1, result.stderr
