@@ -42,15 +42,17 @@ class SupportOutput(BaseModel):
 
 @dataclass
 class BankModel:
-    """A model that includes pending transactions if its instructions say so; notes what it was asked."""
+    """A model that includes pending transactions if its instructions or its tool say so; notes what it was asked."""
 
     instructions: list[str] = field(default_factory=list)
+    descriptions: list[str] = field(default_factory=list)
     fail: Callable[[int], None] | None = None
 
     async def __call__(self, messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
         """Answer one request."""
         text = info.instructions or ""
         self.instructions.append(text)
+        self.descriptions.append(info.function_tools[0].description or "")
         if self.fail is not None:
             self.fail(len(self.instructions))
         await anyio.lowlevel.checkpoint()
@@ -59,7 +61,7 @@ class BankModel:
         if isinstance(last, ToolReturnPart) and last.tool_name == "customer_balance":
             made = ToolCallPart(info.output_tools[0].name, {"support_advice": str(last.content)})
         else:
-            made = ToolCallPart("customer_balance", {"include_pending": RULE in text})
+            made = ToolCallPart("customer_balance", {"include_pending": RULE in text + self.descriptions[-1]})
         return ModelResponse(parts=[made], usage=usage)
 
 

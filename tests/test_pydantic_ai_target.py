@@ -128,6 +128,59 @@ async def test_concurrent_skills_do_not_mix() -> None:
     assert {text.partition("\n")[0] for text in model.instructions} == {RULE, "Rule 0.", "Rule 2.", "Rule 4."}
 
 
+async def test_descriptions_of_tools_are_trained(tmp_path: Path) -> None:
+    """A section of the skill replaces a tool's description, and is no part of the instructions; others stay."""
+    asked: list[str] = []
+
+    def answer(prompt: Any, reply_type: Any, call_id: Any) -> Any:
+        asked.append(prompt.messages[-1].content)
+        return append_reply(reply_type, f"## Tool: customer_balance\n\n{RULE}")
+
+    model = BankModel()
+    target = make_target(model, train_tools=True)
+    summary = await make_trainer(target, tmp_path, optimizer=ScriptedLLM(answer)).train()
+    assert (summary.status, summary.best.score) == ("completed", 1.0)
+    assert "a section under the heading '## Tool: NAME' replaces the description of that tool" in asked[0]
+    assert not any("Tool:" in text or RULE in text for text in model.instructions)
+    assert set(model.descriptions) == {"Returns the customer's current account balance.", RULE}
+    assert target.identity != make_target(model).identity
+
+
+@pytest.mark.parametrize(
+    ("text", "instructions", "description"),
+    [
+        (
+            "Be kind.\n\n## Tool: `customer_balance`\n\nOne.\n\n### More\nTwo.\n\n## Tone\nCalm.",
+            "Be kind.\n\n## Tone\nCalm.",
+            "One.\n\n### More\nTwo.",
+        ),
+        (
+            "## Tool: customer_balance\r\nOne.\r\n<!-- APPENDIX_START -->\nX\n<!-- APPENDIX_END -->",
+            "<!-- APPENDIX_START -->\nX\n<!-- APPENDIX_END -->",
+            "One.",
+        ),
+        (
+            "## Tool: customer_balance\nOne.\n## Tool: customer_balance\nTwo.\n## Tool: none\nThree.",
+            "",
+            "One.\n\nTwo.",
+        ),
+        (
+            "## Tool: customer_balance\n\n# Rules\nBe kind.",
+            "# Rules\nBe kind.",
+            "Returns the customer's current account balance.",
+        ),
+    ],
+)
+async def test_a_section_of_a_tool_ends_at_the_next_heading(
+    text: str, instructions: str, description: str
+) -> None:
+    """Subheadings belong to a section, a protected region does not; an empty section changes nothing."""
+    model = BankModel()
+    await make_target(model, train_tools=True).session_for(ITEMS[0], Skill(text=text), rollout="r").reply("?")
+    assert model.instructions[0].removesuffix("The customer's name is John").strip() == instructions
+    assert model.descriptions[0] == description
+
+
 async def test_an_agent_is_recorded_and_replayed(tmp_path: Path) -> None:
     """A recording has the agent's requests; its replay gives the same run without the model."""
     cassette = tmp_path / "cassette.jsonl"

@@ -78,6 +78,19 @@ PRIVATE_SETTINGS = frozenset({"extra_headers", "timeout"})
 
 ANYTHING: TypeAdapter[Any] = TypeAdapter(Any)
 
+TOOL_SECTION = re.compile(
+    r"^##[ \t]+Tool:[ \t]*`?([\w.-]+)`?[ \t]*\r?$(.*?)"
+    r"(?=^\#{1,2}[ \t]|<!--[ \t]*(?:SLOW_UPDATE_START|APPENDIX_START|SKILL_FILE)\b|\Z)",
+    re.MULTILINE | re.DOTALL,
+)
+"""A section of a skill that describes a tool: up to the next heading of level 1 or 2, or a protected region."""
+
+TOOLS_ARE_TRAINED = (
+    "The document may describe tools too: a section under the heading '## Tool: NAME' replaces the description of that "
+    "tool, and is no part of the instructions. It ends at the next heading of level 1 or 2, so put other rules above "
+    "the first such section, or under a heading of their own. A tool without a section keeps the description above."
+)
+
 
 class PydanticAITarget(Generic[D, Out]):
     """A pydantic-ai agent under training.
@@ -89,6 +102,8 @@ class PydanticAITarget(Generic[D, Out]):
         usage_limits: Limits of one rollout. A rollout that reaches one scores 0.
         version: Part of the target's identity. Change it if the code of a tool or of an instruction function changes
             what the agent does, so that stored rollouts of the old agent are not reused.
+        train_tools: Train the descriptions of tools too: a section ``## Tool: NAME`` of the skill replaces the
+            description of that tool.
     """
 
     def __init__(
@@ -98,8 +113,10 @@ class PydanticAITarget(Generic[D, Out]):
         deps: MakeDeps[D] | None = None,
         usage_limits: UsageLimits | None = None,
         version: str = "1",
+        train_tools: bool = False,
     ) -> None:
         self._agent = agent
+        self._train_tools = train_tools
         self._deps = deps
         self._limits = usage_limits
         self._version = version
@@ -130,6 +147,7 @@ class PydanticAITarget(Generic[D, Out]):
                 "output": agent.output_json_schema(),
                 "toolsets": [_identify_toolset(toolset) for toolset in _list_toolsets(agent)],
                 "limits": None if self._limits is None else _dump(asdict(self._limits)),
+                **({"train_tools": True} if self._train_tools else {}),
             }
         )
 
@@ -141,11 +159,10 @@ class PydanticAITarget(Generic[D, Out]):
 
     @property
     def description(self) -> str:
-        """The agent's tools and their parameters, for the optimizer."""
+        """The agent's tools and their parameters, for the optimizer, and how the document may describe them."""
         tools = [tool for toolset in _list_toolsets(self._agent) for tool in _list_tools(toolset)]
-        if not tools:
-            return ""
-        return "\n".join(["The agent has these tools:", *(_describe_tool(tool) for tool in tools)])
+        listed = ["The agent has these tools:", *map(_describe_tool, tools)] if tools else []
+        return "\n".join([*listed, TOOLS_ARE_TRAINED] if self._train_tools else listed)
 
     def describe_model(self, config: ModelConfig) -> ModelConfig:
         """Return the settings of ``models.target`` with the agent's model and endpoint.
@@ -193,7 +210,8 @@ class PydanticAITarget(Generic[D, Out]):
 
     def session_for(self, item: Item, skill: Skill, *, rollout: str) -> AgentSession[D, Out]:
         """Start a run of the agent on an item, under a skill; ``rollout`` is the rollout's key."""
-        capability = _RolloutCapability[D](skill.text, rollout, self._name, self._sender)
+        text, tools = _split_tools(skill.text) if self._train_tools else (skill.text, {})
+        capability = _RolloutCapability[D](text, tools, rollout, self._name, self._sender)
         return AgentSession(self, item, capability)
 
 
@@ -248,14 +266,26 @@ class AgentSession(Generic[D, Out]):
 
 
 class _RolloutCapability(AbstractCapability[D]):
-    """Puts the skill in place of the agent's literal instructions, and its requests through the run."""
+    """Puts the skill in place of the agent's literal instructions, and its requests through the run.
 
-    def __init__(self, skill: str, rollout: str, model: str, sender: RequestSender | None) -> None:
+    ``tools`` has the new descriptions of tools by their names.
+    """
+
+    def __init__(
+        self, skill: str, tools: Mapping[str, str], rollout: str, model: str, sender: RequestSender | None
+    ) -> None:
         self._skill = skill
+        self._tools = tools
         self._rollout = rollout
         self._model = model
         self._sender = sender
         self.messages: list[ModelMessage] = []
+
+    async def prepare_tools(
+        self, ctx: RunContext[D], tool_defs: list[ToolDefinition]
+    ) -> list[ToolDefinition]:
+        """Replace the descriptions of tools that the skill describes."""
+        return [replace(tool, description=self._tools.get(tool.name, tool.description)) for tool in tool_defs]
 
     async def before_model_request(
         self, ctx: RunContext[D], request_context: ModelRequestContext
@@ -385,6 +415,17 @@ def _write_json(value: Any) -> str:
 def _is_literal(part: InstructionPart) -> bool:
     """Whether an instruction is one of the texts that the agent was made with."""
     return part.id is not None and isinstance(part.id.source, AgentInstructionSource) and not part.dynamic
+
+
+def _split_tools(text: str) -> tuple[str, Mapping[str, str]]:
+    """Return a skill without its sections on tools, and the description of each tool that a section describes."""
+    found: dict[str, str] = {}
+    for section in TOOL_SECTION.finditer(text):
+        parts = (found.get(section[1], ""), section[2].strip())
+        found[section[1]] = "\n\n".join(filter(None, parts))
+    return TOOL_SECTION.sub("", text), {
+        name: description for name, description in found.items() if description
+    }
 
 
 def _list_toolsets(agent: AbstractAgent[Any, Any]) -> Sequence[AbstractToolset[Any]]:
