@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar
@@ -58,7 +57,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def report(folder: Path) -> RunReport:
     """The report of that run."""
-    return anyio.run(partial(read_report, folder, environment=ENVIRONMENT))
+    return anyio.run(read_report, folder)
 
 
 def find_section(root: Node, name: str) -> Node:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from functools import partial
 from pathlib import Path
 
 import anyio
@@ -17,7 +16,7 @@ from chromium import asked, needs_chromium, opened, resize, unreached, violation
 from reflact.reporting import RunReport, read_report, render_run_page
 from reflact.reporting.html.lanes import bin_calls
 from test_html_browser import FAINT, OUTSIDE, SCROLLED
-from test_html_run import CALLS, ENVIRONMENT, build_trainer, enlarge, poison
+from test_html_run import CALLS, build_trainer, enlarge, poison
 
 pytestmark = [pytest.mark.slow, needs_chromium]
 
@@ -44,7 +43,7 @@ def reports(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, RunReport]
     """The report of a run, of one with hostile texts, of one with 20,000 rollouts, and of one with long ones."""
     folder = tmp_path_factory.mktemp("reports") / "run"
     anyio.run(build_trainer(folder).train)
-    report = anyio.run(partial(read_report, folder, environment=ENVIRONMENT))
+    report = anyio.run(read_report, folder)
     report = report.model_copy(update={"calls": bin_calls(CALLS)})
     return {
         "toy": report,

@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sqlite_utils import Migrations
 
 from reflact.errors import RunConflict, StoreError
 from reflact.events import CandidateJudged, Event, RunStarted, StepStarted
@@ -24,16 +23,15 @@ from reflact.records import (
     RunSummary,
     SkillVersion,
     Spend,
-    StepCost,
     StepRecord,
     Usage,
     sum_step_costs,
 )
-from reflact.store.database import Database, Tables
+from reflact.store.database import Tables
 from reflact.store.lock import own_run
 from reflact.store.responses import _settle, _sum_spend
 from reflact.store.runs import SQLiteRunStore, open_store
-from reflact.store.schema import SCHEMA, create_tables
+from reflact.store.schema import SCHEMA
 from reflact.types import (
     AggregateResult,
     Candidate,
@@ -203,25 +201,6 @@ async def test_calls_have_their_times(store: SQLiteRunStore) -> None:
     assert again.ended is not None
     assert first.started <= again.started <= again.ended
     assert await store.call_times("other") == ()
-
-
-async def test_a_run_of_an_earlier_schema_keeps_its_costs(path: Path) -> None:
-    """Calls and times from before steps were booked count for step 0."""
-    older = Migrations("reflact")
-    older(name="0001_schema")(create_tables)
-    async with Database(path, older) as database:
-        await database.execute("INSERT INTO runs (run_id, identity, config) VALUES ('r', '{}', '{}')")
-        await database.execute(
-            "INSERT INTO stage_times (run_id, stage, seconds) VALUES ('r', 'reflect', 2.0)"
-        )
-        await database.execute(
-            "INSERT INTO calls (run_id, key, call_id, role, purpose, endpoint, model, state, calls, input_tokens)"
-            " VALUES ('r', 'k', 's', 'target', 'rollout', 'x', 'm', 'settled', 1, 7)"
-        )
-    async with open_store(path) as store:
-        assert sum_step_costs(await store.stage_costs("r")) == (
-            StepCost(step=0, seconds=2.0, usage=Usage(calls=1, input_tokens=7)),
-        )
 
 
 @given(prices=st.lists(st.floats(0, 1e3), min_size=2, max_size=8), seed=st.integers(0, 1000))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -314,9 +314,7 @@ async def _write_report(plan: RunPlan, on_event: EventCallback) -> None:
         from reflact.reporting.html.run import read_report, render_run_page
 
         path = plan.config.store or plan.config.out_dir
-        return render_run_page(
-            anyio.run(partial(read_report, path, plan.run_id, environment=plan.environment))
-        )
+        return render_run_page(anyio.run(read_report, path, plan.run_id))
 
     try:
         page = await anyio.to_thread.run_sync(render, abandon_on_cancel=True)

@@ -137,7 +137,6 @@ def _print_items(
     as_json: bool,
 ) -> None:
     from reflact.reporting.items import build_item_table, choose_items, summarize_items
-    from reflact.reporting.lines import escape_line
 
     chosen = choose_items(history.items, wrong=wrong, changed=changed)
     if as_json:
@@ -147,8 +146,6 @@ def _print_items(
     if chosen:
         console.print(build_item_table(chosen, width=console.width))
     typer.echo(summarize_items(history.items, history.items[0].split))
-    if history.items_note is not None:
-        typer.echo(f"note: {escape_line(history.items_note)}")
 
 
 async def _read_item(folder: Path, run: str | None, split: Split | None, item_id: str) -> RunHistory:
@@ -175,7 +172,6 @@ async def _read_item(folder: Path, run: str | None, split: Split | None, item_id
 def _print_item(history: RunHistory, item_id: str, *, as_json: bool) -> None:
     """Print one item in full, and the exceptions that it raised."""
     from reflact.reporting.items import list_failure_lines, list_item_lines
-    from reflact.reporting.lines import escape_line
 
     if as_json:
         for entry in (*history.items, *history.failures):
@@ -187,8 +183,6 @@ def _print_item(history: RunHistory, item_id: str, *, as_json: bool) -> None:
     for failure in history.failures:
         for line in list_failure_lines(failure):
             typer.echo(line)
-    if history.items and history.items_note is not None:
-        typer.echo(f"note: {escape_line(history.items_note)}")
 
 
 def _print_run(console: Console, history: RunHistory, folder: Path) -> None:

@@ -377,8 +377,8 @@ class SQLiteRunStore(SQLiteResponseStore):
 
         await self._database.write(store)
 
-    async def items(self, fingerprint: str) -> DataSet | None:
-        """Return the items under a fingerprint; None if they are not stored, or damaged."""
+    async def items(self, fingerprint: str) -> DataSet:
+        """Return the items under a fingerprint; StoreError if they are missing or damaged."""
         sql = "SELECT split, item FROM items WHERE data = ? ORDER BY split, number"
         rows = await self._database.fetch_rows(sql, (fingerprint,))
         texts = {split: [text for name, text in rows if name == split.value] for split in Split}
@@ -387,8 +387,12 @@ class SQLiteRunStore(SQLiteResponseStore):
                 {split.value: tuple(map(Item.model_validate_json, found)) for split, found in texts.items()}
             )
         except ValidationError:
-            return None
-        return data if data.fingerprint == fingerprint else None
+            data = None
+        if data is None or data.fingerprint != fingerprint:
+            raise StoreError(
+                f"database {self._database.path}: the items of a run are missing or damaged; put back a copy of it"
+            )
+        return data
 
     async def store_failure(self, run_id: str, key: str, failure: CodeFailure) -> None:
         """Store an exception of the caller's code in place of an earlier one; beyond ``MAX_FAILURES`` none is added."""

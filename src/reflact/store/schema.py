@@ -61,9 +61,10 @@ CREATE TABLE events (
 
 CREATE TABLE stage_times (
     run_id TEXT NOT NULL REFERENCES runs (run_id),
+    step INTEGER NOT NULL,
     stage TEXT NOT NULL,
     seconds REAL NOT NULL,
-    PRIMARY KEY (run_id, stage)
+    PRIMARY KEY (run_id, step, stage)
 );
 
 CREATE TABLE faults (
@@ -108,10 +109,31 @@ CREATE TABLE calls (
     worst_input_tokens INTEGER NOT NULL DEFAULT 0,
     worst_output_tokens INTEGER NOT NULL DEFAULT 0,
     worst_usd REAL,
-    at TEXT NOT NULL DEFAULT {CURRENT_TIME}
+    at TEXT NOT NULL DEFAULT {CURRENT_TIME},
+    step INTEGER NOT NULL DEFAULT 0,
+    stage TEXT NOT NULL DEFAULT ''
 );
 
 CREATE INDEX calls_by_run ON calls (run_id, key);
+
+CREATE TABLE items (
+    data TEXT NOT NULL,
+    split TEXT NOT NULL,
+    number INTEGER NOT NULL,
+    item TEXT NOT NULL,
+    PRIMARY KEY (data, split, number)
+);
+
+CREATE TABLE failures (
+    run_id TEXT NOT NULL,
+    key TEXT NOT NULL,
+    step INTEGER NOT NULL,
+    item_id TEXT,
+    reason TEXT NOT NULL,
+    traceback TEXT NOT NULL,
+    at TEXT NOT NULL DEFAULT {CURRENT_TIME},
+    PRIMARY KEY (run_id, key)
+);
 """
 
 MEMORY_TABLES = f"""
@@ -243,44 +265,6 @@ CREATE TABLE calibrations (
 CREATE INDEX calibrations_by_identity ON calibrations (identity, number);
 """  # noqa: S608 - a constant
 
-COSTS_BY_STEP = """
-ALTER TABLE calls ADD COLUMN step INTEGER NOT NULL DEFAULT 0;
-ALTER TABLE calls ADD COLUMN stage TEXT NOT NULL DEFAULT '';
-
-CREATE TABLE stage_times_by_step (
-    run_id TEXT NOT NULL REFERENCES runs (run_id),
-    step INTEGER NOT NULL,
-    stage TEXT NOT NULL,
-    seconds REAL NOT NULL,
-    PRIMARY KEY (run_id, step, stage)
-);
-
-INSERT INTO stage_times_by_step SELECT run_id, 0, stage, seconds FROM stage_times;
-DROP TABLE stage_times;
-ALTER TABLE stage_times_by_step RENAME TO stage_times;
-"""
-
-ITEMS_AND_FAILURES = f"""
-CREATE TABLE items (
-    data TEXT NOT NULL,
-    split TEXT NOT NULL,
-    number INTEGER NOT NULL,
-    item TEXT NOT NULL,
-    PRIMARY KEY (data, split, number)
-);
-
-CREATE TABLE failures (
-    run_id TEXT NOT NULL,
-    key TEXT NOT NULL,
-    step INTEGER NOT NULL,
-    item_id TEXT,
-    reason TEXT NOT NULL,
-    traceback TEXT NOT NULL,
-    at TEXT NOT NULL DEFAULT {CURRENT_TIME},
-    PRIMARY KEY (run_id, key)
-);
-"""
-
 SCHEMA = Migrations("reflact")
 
 
@@ -296,21 +280,9 @@ def execute_script(tables: Database, script: str) -> None:
 
 @SCHEMA(name="0001_schema")
 def create_tables(tables: Database) -> None:
-    """Create the tables of the first schema; each later change is a migration of its own below, with the next number."""
+    """Create all tables; from the first release on, each change is a migration of its own with the next number."""
     execute_script(tables, RUN_TABLES)
     execute_script(tables, MEMORY_TABLES)
     tables.table("memory_units").enable_fts(
         ["tags", "words"], tokenize="ascii tokenchars '_'", create_triggers=True
     )
-
-
-@SCHEMA(name="0002_costs_by_step")
-def add_steps_to_costs(tables: Database) -> None:
-    """Give calls and times the step and the stage that they belong to; earlier ones count for step 0."""
-    execute_script(tables, COSTS_BY_STEP)
-
-
-@SCHEMA(name="0003_items_and_failures")
-def add_items_and_failures(tables: Database) -> None:
-    """Add the items by the fingerprint of their data, and the exceptions of the caller's own code."""
-    execute_script(tables, ITEMS_AND_FAILURES)

@@ -33,7 +33,6 @@ from reflact.training.items import ItemResult, read_items
 from reflact.types import FrozenModel, Skill, Split, canonical_json
 
 if TYPE_CHECKING:
-    from reflact.protocols import Environment
     from reflact.store.runs import RunRow, SQLiteRunStore
 
 LOCATIONS = {"out_dir", "store", "fork"}
@@ -59,7 +58,7 @@ class RunHistory(FrozenModel):
         events: All durable events, in order.
         costs: What each stage of each step took so far, calls and time, over all starts.
         items: The items of one split with the target's answers, if they were asked for.
-        items_note: What is not known of the items, and why.
+        items_note: Why there are no items although they were asked for; only in a ``RunReport``.
         failures: The exceptions of your own environment, target, grader, annotator or proposer, with tracebacks.
     """
 
@@ -85,7 +84,6 @@ async def read_run(
     *,
     items: bool = False,
     split: Split | None = None,
-    environment: Environment | None = None,
 ) -> RunHistory:
     """Return the stored history of a run; the run may be under way.
 
@@ -94,14 +92,12 @@ async def read_run(
         run_id: The run to read, or a prefix of its id that no other run has; None: the newest.
         items: Also read what the target answered to each item under the initial and the best document.
         split: The split of these items; None: the test split if it was measured, otherwise the validation split.
-        environment: Has the items of a run in Python. Only a store of an earlier version needs it, which has none.
 
     Raises:
         UsageError: There is no store, or no such run in it, or nothing is measured on the split.
         StoreError: It cannot be read.
     """
     async with open_run(path, run_id) as (store, row):
-        table = await read_items(store, row, split=split, environment=environment) if items else None
         return RunHistory(
             run_id=row.run_id,
             status=row.status,
@@ -113,8 +109,7 @@ async def read_run(
             versions=await store.versions(row.run_id),
             events=await store.events(row.run_id),
             costs=await store.stage_costs(row.run_id),
-            items=() if table is None else table.results,
-            items_note=None if table is None else table.note,
+            items=await read_items(store, row, split=split) if items else (),
             evaluations=await store.evaluations(row.run_id),
             failures=await store.failures(row.run_id),
         )
@@ -381,14 +376,12 @@ async def compare_runs(
     paths: Sequence[Path | str],
     *,
     run_ids: Sequence[str] | None = None,
-    environment: Environment | None = None,
 ) -> RunComparison:
     """Compare runs with the first of them; a single path means all runs of its store.
 
     Args:
         paths: The ``out_dir`` or the database of each run.
         run_ids: The run of each path; by default the newest.
-        environment: Has the items of runs that were given an environment or lists of items in Python.
 
     Raises:
         UsageError: There are less than two runs, or one of them has not measured its initial document.
@@ -403,7 +396,7 @@ async def compare_runs(
             named = [(row.run_id, paths[0], row.run_id) for row in await store.runs()]
     if len(named) < 2:
         raise UsageError("a comparison needs at least two runs; name the out_dir of each")
-    found = [await _read_for_comparison(*each, environment) for each in named]
+    found = [await _read_for_comparison(*each) for each in named]
     first, others = found[0], found[1:]
     gains = [
         gain
@@ -419,9 +412,7 @@ async def compare_runs(
     )
 
 
-async def _read_for_comparison(
-    name: str, path: Path | str, run_id: str | None, environment: Environment | None
-) -> _ReadRun:
+async def _read_for_comparison(name: str, path: Path | str, run_id: str | None) -> _ReadRun:
     async with open_run(path, run_id) as (store, row):
         summary, state = await store.summary(row.run_id), await store.state(row.run_id)
         if state is None:
@@ -429,10 +420,9 @@ async def _read_for_comparison(
         scores: dict[Split, Mapping[str, float]] = {Split.val: {}, Split.test: {}}
         for split in scores:
             with suppress(UsageError):  # the split is not measured
-                table = await read_items(store, row, split=split, environment=environment)
                 scores[split] = {
                     canonical_json([item.item_id, item.input]): item.best.hard
-                    for item in table.results
+                    for item in await read_items(store, row, split=split)
                     if item.best.hard is not None
                 }
         skill = await store.skill(state.best.skill_hash)

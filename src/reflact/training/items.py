@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from pydantic import JsonValue, ValidationError
 
 from reflact.config.training import TrainerConfig
-from reflact.data import DataSet
-from reflact.errors import ReflactError, UsageError
+from reflact.errors import UsageError
 from reflact.records import ComparisonCategory, Usage
 from reflact.stages.rollout import build_rollout_key
 from reflact.training.rollouts import FIRST_REPORT_TRIAL, GATE_PHASE
 from reflact.types import FrozenModel, Item, Rollout, Split
 
 if TYPE_CHECKING:
-    from reflact.protocols import Environment
     from reflact.store.runs import RunRow, SQLiteRunStore
 
 PHASES = (None, GATE_PHASE, "final")
@@ -68,25 +66,14 @@ class ItemResult(FrozenModel):
     wrong: bool = False
 
 
-class ItemTable(FrozenModel):
-    """All items of a split with their answers; ``note`` says what is not known of them, and why."""
-
-    split: Split
-    results: tuple[ItemResult, ...]
-    note: str | None = None
-
-
 async def read_items(
-    store: SQLiteRunStore, run: RunRow, *, split: Split | None = None, environment: Environment | None = None
-) -> ItemTable:
-    """Return the items of a split with their answers.
-
-    A store of an earlier version has no items. Then they are read from the environment or from the run's data file,
-    and count only if they are the items of the run. Otherwise they are those of the stored rollouts, and the right
-    answers are unknown.
+    store: SQLiteRunStore, run: RunRow, *, split: Split | None = None
+) -> tuple[ItemResult, ...]:
+    """Return the items of a split with their answers; if ``split`` is None, see ``history.read_run``.
 
     Raises:
-        UsageError: Nothing is measured on the split, or the environment has other items.
+        UsageError: Nothing is measured on the split.
+        StoreError: The items are missing or damaged.
     """
     state, summary = await store.state(run.run_id), await store.summary(run.run_id)
     if state is None:
@@ -97,15 +84,10 @@ async def read_items(
         opened = summary is not None and summary.score("best", Split.test) is not None
         split = Split.test if opened else Split.val
     rollouts = await store.list_rollouts((baseline, best))
-    data, note = await store.items(str(identity["data"])), None
-    items: Sequence[Item] | None = None if data is None else data.items(split)
-    if items is None or environment is not None:
-        items, note = _load_items(config, identity, environment, split)
-    find_key: Callable[[Item, str, int, str | None], str | None] = _ignore_key
-    if items is None:
-        items = await _infer_items(store, run, split)
-    else:
-        find_key = _make_key_finder(config, identity)
+    items, find_key = (
+        (await store.items(str(identity["data"]))).items(split),
+        _make_key_finder(config, identity),
+    )
     usage, errors = await store.rollout_usage(), await store.unmeasured(run.run_id)
     by_item: dict[tuple[str, str], list[Rollout]] = {}
     for rollout in rollouts:
@@ -122,7 +104,7 @@ async def read_items(
     )
     if not any(result.baseline.rollouts or result.best.rollouts for result in results):
         raise UsageError(f"run {run.run_id} has measured nothing on the {split.value} split")
-    return ItemTable(split=split, results=results, note=note)
+    return results
 
 
 def _parse_config(stored: JsonValue) -> TrainerConfig | None:
@@ -130,57 +112,6 @@ def _parse_config(stored: JsonValue) -> TrainerConfig | None:
         return TrainerConfig.model_validate(stored)
     except ValidationError:
         return None
-
-
-def _load_items(
-    config: TrainerConfig | None,
-    identity: Mapping[str, JsonValue],
-    environment: Environment | None,
-    split: Split,
-) -> tuple[Sequence[Item] | None, str | None]:
-    """Return the items of a split, or None and the reason why they are unknown."""
-    from reflact.environments.dataset import build_environment
-
-    if environment is None and (config is None or config.data.path is None):
-        reason = (
-            "the items came from Python code; pass the environment to read_run() to see the right answers"
-        )
-        return None, reason
-    try:
-        source = build_environment(config) if environment is None and config is not None else environment
-        assert source is not None
-        data = DataSet.model_validate({each.value: tuple(source.items(each)) for each in Split})
-    except ReflactError as error:
-        return None, f"the right answers are unknown: {error}"
-    if data.fingerprint == identity.get("data"):
-        return data.items(split), None
-    if environment is not None:
-        raise UsageError("the items of this environment are not the items of the run")
-    assert config is not None
-    return None, f"the right answers are unknown: {config.data.path} has changed since the run"
-
-
-async def _infer_items(store: SQLiteRunStore, run: RunRow, split: Split) -> list[Item]:
-    """Return the items of a split as far as the stored rollouts tell them.
-
-    Items of steps are train items. Only validation items are rolled out more than once, or under a document that is
-    not measured at the end.
-    """
-    summary, records = await store.summary(run.run_id), await store.records(run.run_id)
-    versions = await store.versions(run.run_id)
-    hashes = {version.skill_hash for version in versions} | {record.candidate_hash for record in records}
-    rollouts = await store.list_rollouts(sorted(hashes))
-    train = {item_id for record in records for item_id in record.item_ids}
-    final = set() if summary is None else {score.skill_hash for score in summary.scores}
-    inputs = {r.item_id: _first_message(r) for r in rollouts if r.item_id not in train}
-    tested = summary is not None and summary.score("best", Split.test) is not None
-    val = {r.item_id for r in rollouts if r.trial or r.skill_hash not in final} if tested else set(inputs)
-    chosen = [item_id for item_id in inputs if (item_id in val) is (split is Split.val)]
-    return [Item(id=item_id, input=inputs[item_id]) for item_id in chosen]
-
-
-def _first_message(rollout: Rollout) -> str:
-    return next((turn.content for turn in rollout.turns if turn.role == "user"), "")
 
 
 def _ignore_key(item: Item, skill_hash: str, trial: int, phase: str | None) -> str | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import htpy as h
 from pydantic import JsonValue
@@ -61,9 +60,6 @@ from reflact.types import (
     canonical_json,
 )
 
-if TYPE_CHECKING:
-    from reflact.protocols import Environment
-
 OTHER_BYTES = 300_000
 """The room for texts in a section without one of its own."""
 
@@ -79,12 +75,10 @@ class RunReport(FrozenModel):
     calls: CallTimeline = CallTimeline()
 
 
-async def read_report(
-    path: Path | str, run_id: str | None = None, *, environment: Environment | None = None
-) -> RunReport:
+async def read_report(path: Path | str, run_id: str | None = None) -> RunReport:
     """Read the report of a run, which may be under way; arguments and errors are those of ``read_run``."""
     try:
-        history = await read_run(path, run_id, items=True, environment=environment)
+        history = await read_run(path, run_id, items=True)
     except UsageError as error:  # nothing is measured yet; another reason is raised again
         history = await read_run(path, run_id)
         history = history.model_copy(update={"items_note": str(error)})
