@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +30,8 @@ from reflact.stages.aggregate import aggregate
 from reflact.stages.context import StageContext
 from reflact.stages.evaluate import GateMetric
 from reflact.stages.execution_notes import LapseTriage, update_appendix
-from reflact.stages.prompt_sections import show_buffer, show_edits, show_figures, show_meta, show_task
+from reflact.stages.prompt_sections import show_buffer, show_figures, show_meta, show_task
 from reflact.stages.reflect import Analyst, Minibatch
-from reflact.stages.reply_models import check_ranking, check_reply, merge_reply_type, rank_reply_type
 from reflact.stages.select import choose_step_size, select
 from reflact.stages.slow_update import categorize_items, show_comparison, slow_update, update_meta_skill
 from reflact.stages.update import update
@@ -218,7 +216,7 @@ class Listener:
 async def examples() -> dict[str, Example]:
     """Return an example of each version of each prompt that a model answers, by ``NAME/vN``.
 
-    The versions of both profiles are what the stages ask; older ones are rendered as the stages did then.
+    They are the versions of both profiles, as the stages ask, and that of the recorded calibration.
     """
     small = Listener()
     await _ask_stages(small, PromptsConfig(profile="small"))
@@ -228,7 +226,7 @@ async def examples() -> dict[str, Example]:
     default = Listener()
     await _ask_stages(default, PromptsConfig())
     await _rewrite(_context_of(default, PromptsConfig()))
-    heard = default.heard | _older() | small.heard
+    heard = default.heard | small.heard
     larger = (set(default.heard) - set(small.heard)) | UNANSWERED
     return {name: replace(e, model=LARGER if name in larger else MODEL) for name, e in heard.items()}
 
@@ -246,21 +244,6 @@ def _context_of(listener: Listener, config: PromptsConfig) -> StageContext:
     return StageContext(
         llm=listener, prompts=load_prompts(config), decision_log=listener, step=1, task=show_task(TASK)
     )
-
-
-def _older() -> dict[str, Example]:
-    book = load_prompts(PromptsConfig(versions={"merge": 1, "merge_final": 1, "ranking": 1}))
-    edits = [Edit(op="append", content=q, support_count=3 - n) for n, q in enumerate(QUERIES)]
-    proposals = {"document": "", "proposals": show_edits(edits)}
-    sizes = {"count": "3", "budget": "2"}
-    merge = (merge_reply_type(("append",), proposals=3), partial(check_reply, skill=SKILL))
-    rank = (rank_reply_type(proposals=3, budget=2), check_ranking)
-    older = (
-        Example(book.render("merge", proposals), *merge),
-        Example(book.render("merge_final", proposals), *merge),
-        Example(book.render("ranking", {**proposals, **sizes}), *rank),
-    )
-    return {example.name: example for example in older}
 
 
 async def _reflect(context: StageContext) -> None:

@@ -128,8 +128,8 @@ def test_an_own_folder_comes_first(tmp_path: Path) -> None:
     assert book.prompts["ranking"].header.version == 7
     assert book.prompts["merge"] == load_prompts().prompts["merge"]
     assert (
-        load_prompts(PromptsConfig(versions={"ranking": 1}, folder=tmp_path)).prompts["ranking"]
-        == load_prompts(PromptsConfig(versions={"ranking": 1})).prompts["ranking"]
+        load_prompts(PromptsConfig(versions={"ranking": 2}, folder=tmp_path)).prompts["ranking"]
+        == load_prompts(PromptsConfig(versions={"ranking": 2})).prompts["ranking"]
     )
 
 
