@@ -94,7 +94,7 @@ class Subscription(Generic[T]):
 
     async def __aiter__(self) -> AsyncGenerator[T, None]:
         if self._has_started:
-            raise RuntimeError("a stream or subscription can be iterated once")
+            raise RuntimeError("a stream or subscription can be iterated once; open another one")
         self._has_started = True
         try:
             while self._waiting or not self.over:
@@ -430,7 +430,7 @@ class Stream(Generic[T]):
     async def __aiter__(self) -> AsyncGenerator[T, None]:
         require_asyncio()
         if self._task is not None:
-            raise RuntimeError("a stream can be iterated once")
+            raise RuntimeError("a stream can be iterated once; open another one")
         try:
             async with self.subscribe() as own:
                 self._task = asyncio.create_task(self._run())

@@ -283,7 +283,7 @@ def read_items(path: Path, fields: FieldsConfig) -> tuple[FileItem, ...]:
         more = f"; these rows have errors too: {others}{dots}" if others and items else ""
         raise DataError(faults[0][0] + more)
     if not items:
-        raise DataError(f"{path} has no items")
+        raise DataError(f"{path} has no items; add a row for each task")
     return tuple(items)
 
 
@@ -302,7 +302,7 @@ def read_rows(path: Path) -> tuple[FileRow, ...]:
         with path.open(encoding="utf-8-sig", newline="" if path.suffix == ".csv" else None) as file:
             text = file.read()
     except UnicodeDecodeError as error:
-        raise DataError(f"the data file {path} is not UTF-8 text: {error.reason}") from None
+        raise DataError(f"the data file {path} is not UTF-8 text: {error.reason}; save it as UTF-8") from None
     if path.suffix == ".csv":
         return tuple(_read_csv_rows(text, path))
     if path.suffix == ".jsonl":
@@ -344,7 +344,7 @@ def build_item(row: Any, fields: FieldsConfig, where: str) -> Item:
     if not isinstance(row, dict):
         raise DataError(f"{where}: expected an object with an input, found {_type_name(row)}")
     if _has_lone_surrogate(row):
-        raise DataError(f"{where}: half of a surrogate pair (\\ud800 to \\udfff) is not text")
+        raise DataError(f"{where}: half of a surrogate pair (\\ud800 to \\udfff) is not text; remove it")
     columns = _find_columns(row, fields, where)
     values: dict[str, Any] = {name: row[column] for name, column in columns.items()}
     used = set(columns.values())
@@ -355,7 +355,9 @@ def build_item(row: Any, fields: FieldsConfig, where: str) -> Item:
         if isinstance(values.get(name), int) and not isinstance(values[name], bool):
             values[name] = str(values[name])
     if values["input"] is None:
-        raise DataError(f"{where}: the column {columns['input']!r}, which is the input, is empty")
+        raise DataError(
+            f"{where}: the column {columns['input']!r}, which is the input, is empty; fill it in or remove the row"
+        )
     if values.get("task_type") == "":
         del values["task_type"]
     has_id = values.get("id") is not None

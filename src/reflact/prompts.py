@@ -168,7 +168,7 @@ def load_prompts(config: PromptsConfig | None = None, *, folder: Path | None = N
     own = {"prompts.folder": config.folder, "the environment's prompt_folder": folder}
     for key, place in own.items():
         if place is not None and not place.is_dir():
-            raise PromptError(f"{key}: {place} is not a folder")
+            raise PromptError(f"{key}: {place} is not a folder; name the one that has NAME/vN.md")
     folders = [*(place for place in own.values() if place is not None), packaged]
     return PromptBook(
         prompts={name: _find_prompt(name, pinned.get(name), folders, profile.get(name)) for name in names}

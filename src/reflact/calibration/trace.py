@@ -296,7 +296,7 @@ class Trace:
         """
         folder = Path(folder)
         if not folder.is_dir():
-            raise DataError(f"{folder} is not a folder of traces")
+            raise DataError(f"{folder} is not a folder of traces; name the one that holds their .jsonl files")
         traces = tuple(cls.load(path) for path in sorted(folder.rglob("*.jsonl")))
         if not traces:
             raise DataError(f"{folder} holds no trace, which is a .jsonl file that Trace(path=...) writes")

@@ -311,7 +311,9 @@ async def _render_by_name(path: Path, name: str, json: bool) -> list[str]:
         trace = await store.trace(found)
         summary = next((one for one in await store.summaries() if one.id == found), None)
     if trace is None or summary is None:
-        raise UsageError(f"{path} has units of trace {found}, but not the trace itself")
+        raise UsageError(
+            f"{path} has units of trace {found}, but not the trace itself; name one of the units"
+        )
     return [format_json_line(trace)] if json else [*render_trace(trace, summary)]
 
 

@@ -187,7 +187,9 @@ def _read(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise ConfigError(f"cannot read the configuration {path}: {error.strerror or error}") from None
     except UnicodeDecodeError as error:
-        raise ConfigError(f"the configuration {path} is not UTF-8 text: {error.reason}") from None
+        raise ConfigError(
+            f"the configuration {path} is not UTF-8 text: {error.reason}; save it as UTF-8"
+        ) from None
     try:
         if path.suffix == ".toml":
             value: Any = tomllib.loads(text)
@@ -198,10 +200,11 @@ def _read(path: Path) -> dict[str, Any]:
     except (tomllib.TOMLDecodeError, yaml.YAMLError) as error:
         raise ConfigError(f"{path} is malformed: {_describe_parse_error(error)}") from None
     if value is None:
-        raise ConfigError(f"{path} is empty")
+        raise ConfigError(f"{path} is empty; `reflact init DATA` writes a configuration")
     if not isinstance(value, dict):
         raise ConfigError(
-            f"{path}: expected a mapping of sections at the top level, found {type(value).__name__}"
+            f"{path}: expected a mapping of sections at the top level, found {type(value).__name__}; "
+            "begin with a section, such as `data:`"
         )
     return value
 

@@ -40,7 +40,9 @@ class SimulatorEnvironment:
         first = 0
         for split, size in ((Split.train, train), (Split.val, val), (Split.test, test)):
             if size < 1:
-                raise ConfigError(f"simulator {name}: the {split.value} split needs at least one world")
+                raise ConfigError(
+                    f"simulator {name}: the {split.value} split needs at least one world; give it a number above 0"
+                )
             seeds = range(first, first + size)
             self._items[split] = tuple(Item(id=f"seed-{seed}", input=seed) for seed in seeds)
             first += size
@@ -57,5 +59,7 @@ class SimulatorEnvironment:
     async def run(self, item: Item, session: Session, *, seed: int) -> Grade:
         """Play the item's world; the trial's seed is not used."""
         if not isinstance(item.input, int):
-            raise ConfigError(f"item {item.id} is no seed of this simulator: {item.input!r}")
+            raise ConfigError(
+                f"item {item.id} is no seed of this simulator: {item.input!r}; use the items of its `items` method"
+            )
         return await self._play(item.input, session)

@@ -52,13 +52,14 @@ class InspectEnvironment:
         self._task = _load_task(task, dict(arguments or {}))
         if not self._task.scorer or self._task.setup or self._task.sandbox:
             raise ConfigError(
-                "an Inspect task needs a scorer, and neither setup nor sandbox, to be an environment"
+                "an Inspect task needs a scorer, and neither setup nor sandbox, to be an environment; pass such a task"
             )
         samples = {canonical_json([_show(sample), sample.choices]): sample for sample in self._task.dataset}
         sizes = {Split.train: train, Split.val: val, Split.test: test}
         if min(sizes.values()) < 1 or sum(sizes.values()) > len(samples):
             raise ConfigError(
-                f"the task has {len(samples)} different samples for splits of {train}, {val}, {test}"
+                f"the task has {len(samples)} different samples for splits of {train}, {val}, {test}; each split "
+                "needs at least 1, and together they cannot need more"
             )
         dealt = iter(shuffle(enumerate(samples.values()), seed, "inspect"))
         self._samples: dict[str, Any] = {}
@@ -123,7 +124,8 @@ class InspectEnvironment:
         async def generate(state: Any, *arguments: Any, **settings: Any) -> Any:
             if state.tools or [message.id for message in state.messages[: len(sent)]] != sent:
                 raise EnvironmentFailure(
-                    "this solver has tools, or does not hold one conversation with its model"
+                    "this solver has tools, or does not hold one conversation with its model; use a task whose solver only "
+                    "generates"
                 )
             message = "\n\n".join(message.text for message in state.messages[len(sent) :])
             state.output = ModelOutput.from_content("none/none", await session.reply(message))
@@ -158,5 +160,7 @@ def _load_task(task: Any, arguments: dict[str, JsonValue]) -> Any:
             raise ConfigError(f"the Inspect task {task} cannot be imported: {error}") from error
     made = task if isinstance(task, Task) else task(**arguments)
     if not isinstance(made, Task):
-        raise ConfigError(f"{task!r:.100} is no task of Inspect, and returns none")
+        raise ConfigError(
+            f"{task!r:.100} is no task of Inspect, and returns none; pass a Task, or a function that returns one"
+        )
     return made

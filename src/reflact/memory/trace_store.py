@@ -85,7 +85,7 @@ class SQLiteTraceStore:
         def change(tables: Tables) -> None:
             event = _find_event(tables, trace_id, step)
             if event is None:
-                raise DataError(f"trace {trace_id} has no step {step} to label")
+                raise DataError(f"trace {trace_id} has no step {step} to label; steps are numbered from 0")
             known = event.label
             if known is not None and known.source != "agreement" and not replace:
                 raise DataError(
@@ -200,7 +200,9 @@ def append_event(tables: Tables, trace_id: str, event: ScoreEvent) -> bool:
         return True
     one, other = (encode_value(step.model_copy(update={"label": None})) for step in (known, event))
     if one != other:
-        raise DataError(f"trace {trace_id} already has another event as step {event.step}")
+        raise DataError(
+            f"trace {trace_id} already has another event as step {event.step}; give each trace a unique id"
+        )
     if known.label is None and event.label is not None:
         _replace_event(tables, trace_id, known, event)
     return False

@@ -68,7 +68,9 @@ async def compare_skill(
     plan = prepare_run(loading.load_config(config), overrides)
     items = plan.data.items(split)
     if not items:
-        raise DataError(f"there is no {split.value} split, so no document can be measured on it")
+        raise DataError(
+            f"there is no {split.value} split, so no document can be measured on it; choose another split"
+        )
     documents = {"skill": skill}
     for number, other in enumerate(against, 1):
         if isinstance(other, Skill):

@@ -242,7 +242,10 @@ class Run:
         measured = build_measurement(initial.hash, Split.val, first)
         score = self._gate_keeper.metric.score_measurement(measured)
         if score is None:
-            raise RunFailed("the initial skill has no score on the validation split")
+            raise RunFailed(
+                "the initial skill has no score on the validation split, so nothing can be compared with it; start again "
+                "to measure it anew"
+            )
         await self._emit(events.BaselineMeasured(run_id=self.id, score=score, n=measured.n))
         return await self._commit(
             None, build_first_state(initial, score, deterministic=deterministic, ranking=ranking), [initial]
