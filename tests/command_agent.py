@@ -2,6 +2,7 @@
 
 command_agent.py TASK [misbehaviour]
 command_agent.py TASK with FIELDS (further fields of the request, in JSON)
+command_agent.py TASK at PATH (of the request, below the gateway's address)
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ if False:
     from typing import Any
 
 
-def ask(messages: list[dict[str, Any]], **fields: Any) -> str:
+def ask(messages: list[dict[str, Any]], path: str = "/chat/completions", **fields: Any) -> str:
     """Return the model's answer; over a bare socket, since the libraries for HTTP take long to import."""
     place = os.environ["OPENAI_BASE_URL"].removeprefix("http://").removesuffix("/v1")
     host, _, port = place.partition(":")
     body = json.dumps({"model": "any", "user": str(time.time()), "messages": messages, **fields})
     lines = [
-        "POST /v1/chat/completions HTTP/1.1",
+        f"POST /v1{path} HTTP/1.1",
         f"Host: {place}",
         f"Authorization: Bearer {os.environ['OPENAI_API_KEY']}",
         f"Content-Length: {len(body)}",
@@ -61,7 +62,8 @@ def main() -> None:
         return
     messages = [{"role": "system", "content": instructions}, {"role": "user", "content": task}]
     fields = json.loads(sys.argv[3]) if how == "with" else {}
-    answer = ask(messages, stream=how == "stream", **fields)
+    path = sys.argv[3] if how == "at" else "/chat/completions"
+    answer = ask(messages, path, stream=how == "stream", **fields)
     with open("answer.txt", "w", encoding="utf-8") as file:  # noqa: PTH123
         file.write(answer)
     sys.stdout.write(answer)

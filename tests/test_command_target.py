@@ -10,8 +10,6 @@ from typing import Any
 import anyio
 import httpx
 import pytest
-from openai.types.responses import Response, ResponseCompletedEvent, ResponseStreamEvent
-from pydantic import TypeAdapter
 
 from filled_schema import fill_schema
 from reflact import Trainer
@@ -22,7 +20,6 @@ from reflact.errors import ConfigError, EnvironmentFailure, ReplyError
 from reflact.messages import CallId
 from reflact.records import RunSummary
 from reflact.targets import CommandTarget
-from reflact.targets.gateway import open_gateway
 from reflact.types import Item, Skill
 
 pytestmark = pytest.mark.anyio
@@ -179,106 +176,6 @@ async def test_a_command_sees_no_key(monkeypatch: pytest.MonkeyPatch) -> None:
     assert seen["HOME"].endswith("/home")
 
 
-async def test_the_gateway_answers_nobody_without_its_token() -> None:
-    """A request without the rollout's token gets 401, and never reaches the provider; strange ones get an error."""
-
-    async def refuse(body: dict[str, Any]) -> str:
-        raise AssertionError
-
-    async with (
-        open_gateway(refuse, model="m") as address,
-        httpx.AsyncClient(base_url=address.base_url) as client,
-    ):
-        token = {"Authorization": f"Bearer {address.token}"}
-        for headers in ({}, {"Authorization": "Bearer wrong"}):
-            assert (await client.post("/chat/completions", json={}, headers=headers)).status_code == 401
-        assert (await client.get("/models", headers=token)).json()["data"][0]["id"] == "m"
-        assert (await client.post("/chat/completions", content=b"[]", headers=token)).status_code == 400
-        assert (await client.post("/messages", json={}, headers=token)).status_code == 404
-        for body in ({}, {"input": [{"type": "computer_call"}]}, {"input": "a", "previous_response_id": "r"}):
-            assert (await client.post("/responses", json=body, headers=token)).status_code == 400
-
-
-def ask_as_codex(session: str) -> dict[str, Any]:
-    """Return the second request of Codex 0.169 in a session, with its texts cut."""
-    tool = {"type": "function", "name": "exec_command", "strict": False, "parameters": {"type": "object"}}
-    texts = [
-        "# AGENTS.md instructions\nBe brief.",
-        f"<cwd>/w</cwd>\n  <current_date>{session}</current_date>\n",
-    ]
-    output = f"Chunk ID: {session}\nWall time: 0.0{len(session)} seconds\nOutput:\n42\n"
-    return {
-        "model": "m",
-        "stream": True,
-        "input": [
-            {
-                "type": "message",
-                "id": f"a{session}",
-                "role": "developer",
-                "content": [input_text("You code.")],
-            },
-            {"type": "message", "id": session, "role": "user", "content": [input_text(t) for t in texts]},
-            {"type": "reasoning", "id": session, "summary": [], "encrypted_content": session},
-            {"type": "function_call", "name": "exec_command", "arguments": "{}", "call_id": "c1"},
-            {"type": "function_call_output", "id": session, "call_id": "c1", "output": output},
-        ],
-        "tools": [tool, {"type": "web_search"}, {"type": "namespace", "name": "n", "tools": []}],
-        "tool_choice": "auto",
-        "parallel_tool_calls": True,
-        "reasoning": {"effort": "low", "summary": "auto"},
-        "include": ["reasoning.encrypted_content"],
-        "prompt_cache_key": session,
-        "client_metadata": {"turn_id": session},
-    }
-
-
-def input_text(text: str) -> dict[str, str]:
-    """Return a part of a message."""
-    return {"type": "input_text", "text": text}
-
-
-async def test_the_gateway_speaks_the_responses_api() -> None:
-    """Requests of two sessions become one chat completion's request; its answer is a response, whole or as events."""
-    asked: list[dict[str, Any]] = []
-
-    async def call(body: dict[str, Any]) -> str:
-        asked.append(body)
-        completion = json.loads(complete("Wait."))
-        function = {"name": "exec_command", "arguments": '{"cmd": "ls"}'}
-        completion["choices"][0]["message"]["tool_calls"] = [{"id": "c2", "function": function}]
-        return json.dumps(completion)
-
-    async with (
-        open_gateway(call, model="m") as address,
-        httpx.AsyncClient(base_url=address.base_url) as client,
-    ):
-        token = {"Authorization": f"Bearer {address.token}"}
-        streamed = await client.post("/responses", json=ask_as_codex("01a"), headers=token)
-        whole = await client.post("/responses", json={**ask_as_codex("9f02"), "stream": False}, headers=token)
-    assert asked[0] == asked[1]
-    assert asked[0]["messages"] == [
-        {"role": "system", "content": "You code."},
-        {"role": "user", "content": "# AGENTS.md instructions\nBe brief.\n<cwd>/w</cwd>\n"},
-        {
-            "role": "assistant",
-            "content": None,
-            "tool_calls": [
-                {"id": "c1", "type": "function", "function": {"name": "exec_command", "arguments": "{}"}}
-            ],
-        },
-        {"role": "tool", "tool_call_id": "c1", "content": "Output:\n42\n"},
-    ]
-    assert [tool["function"]["name"] for tool in asked[0]["tools"]] == ["exec_command"]
-    response = Response.model_validate(whole.json())
-    assert (response.output_text, response.output[1].type) == ("Wait.", "function_call")
-    assert response.usage is not None
-    assert response.usage.total_tokens == 22
-    read = TypeAdapter[ResponseStreamEvent](ResponseStreamEvent).validate_json
-    events = [read(line[6:]) for line in streamed.text.splitlines() if line.startswith("data: ")]
-    assert isinstance(events[-1], ResponseCompletedEvent)
-    assert events[-1].response == response
-
-
 def test_a_command_needs_a_place_for_its_skill() -> None:
     """Without a file or a seed, with both, or with a path out of the folder, the target is refused."""
     wrong: list[dict[str, Any]] = [
@@ -298,13 +195,21 @@ def test_a_command_needs_a_place_for_its_skill() -> None:
 async def test_a_setup_that_cannot_work_is_no_failure_of_the_agent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A missing program, a file outside the rollout's folder, or no request to the gateway leaves no score."""
+    """A missing program, a file outside the rollout's folder, no request or a refused one leaves no score."""
     (tmp_path / "agent.sh").write_text("echo red", encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     setups: list[tuple[dict[str, Any], str]] = [
         ({"command": ["no-such-agent"], "skill_file": "a"}, "no-such-agent cannot be started: No such file"),
         ({"command": ["sh", "agent.sh"], "skill_file": "a"}, r"agent\.sh is not in the folder of its own"),
         ({"command": ["true"], "seed": "Be helpful."}, "the command asked the gateway nothing"),
+        (
+            {"command": [*AGENT, "at", "/embeddings"], "skill_file": "a"},
+            "the gateway refused a request of the agent: the gateway has no /v1/embeddings",
+        ),
+        (
+            {"command": [*AGENT, "at", "/responses"], "skill_file": "a"},
+            "the gateway refused a request of the agent: input is neither a text nor a list",
+        ),
     ]
     for arguments, words in setups:
         with pytest.raises(EnvironmentFailure, match=words):

@@ -475,10 +475,11 @@ ORDINARY_NAMES = "max_tokens stop_token_ids prompt_cache_key bos_token logit_bia
 
 
 def test_names_of_secrets_are_known() -> None:
-    """Fields of these names are refused at any depth; those that providers know may be sent."""
+    """Fields of these names are refused at any depth, but for a rollout's token; those that providers know may be sent."""
     for name in SECRET_NAMES.split():
         assert is_secret_name(name)
         assert find_secret_names({"a": [{name: 1}]}) == {name}
+        assert find_secret_names({name: "{token}"}) == set()
     for name in ORDINARY_NAMES.split():
         assert not is_secret_name(name)
         assert ModelConfig(model="m", extra_body={name: 1}).extra_body == {name: 1}

@@ -206,18 +206,23 @@ class ModelConfig(ConfigSection):
         return refuse_secrets(value)
 
 
+TOKEN = "{token}"  # noqa: S105 - a placeholder
+"""Stands for the token of a rollout, which an agent gets in place of a key."""
+
+
 def is_secret_name(name: str) -> bool:
     """Whether a name looks like that of a secret."""
     return SECRET_NAME.search(re.sub("[-_]", "", name.lower())) is not None
 
 
 def find_secret_names(value: JsonValue) -> set[str]:
-    """Return the names of secrets in a JSON value, at any depth."""
+    """Return the names of secrets in a JSON value, at any depth; the token of a rollout is none."""
     if isinstance(value, list):
         return {name for part in value for name in find_secret_names(part)}
     if not isinstance(value, dict):
         return set()
-    return {name for name in value if is_secret_name(name)} | find_secret_names(list(value.values()))
+    own = {name for name, part in value.items() if is_secret_name(name) and part != TOKEN}
+    return own | find_secret_names(list(value.values()))
 
 
 def refuse_secrets(value: dict[str, JsonValue]) -> dict[str, JsonValue]:

@@ -14,7 +14,8 @@ import shutil
 import signal
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +31,10 @@ from reflact.protocols import RequestSender
 from reflact.targets.gateway import GatewayAddress, open_gateway
 from reflact.types import Skill, Turn, canonical_json, digest_json
 
-COMMAND_TARGET_VERSION = 1
+COMMAND_TARGET_VERSION = 2
 """Version of what a command gets, part of every rollout's key; raise it if that changes."""
 
-PLACEHOLDER = re.compile(r"\{(task|folder|base_url|token|model)\}")
+PLACEHOLDER = re.compile(r"\{(task|folder|base_url|root_url|token|model)\}")
 DEFAULT_VARIABLES: Mapping[str, str] = {"OPENAI_BASE_URL": "{base_url}", "OPENAI_API_KEY": "{token}"}
 KEPT_VARIABLES = ("PATH", "LANG", "LC_ALL", "SYSTEMROOT")
 DROPPED_FIELDS = frozenset(
@@ -51,13 +52,14 @@ WORDS_OF_ERROR = 500
 class CommandTarget:
     """An agent that is run as a command, once for each rollout, in a folder and a HOME of its own.
 
-    Its requests to a model go to a gateway on 127.0.0.1, which speaks Chat Completions and Responses and forwards them
-    to ``models.target``, where the name of the rollout's folder is always ``/reflact-rollout``. The process gets the gateway's address and a token, and no key. The process group is killed
-    at a limit and at the end. A command is not confined otherwise: it can read and write what its user can.
+    Its requests to a model go to a gateway on 127.0.0.1, which speaks Chat Completions, Responses and Messages and
+    forwards them to ``models.target``, where the name of the rollout's folder is always ``/reflact-rollout``. The process
+    gets the gateway's address and a token, and no key. The process group is killed at a limit and at the end. A command
+    is not confined otherwise: it can read and write what its user can.
 
     Args:
-        command: The program and its arguments; ``{task}``, ``{folder}``, ``{base_url}``, ``{token}`` and
-            ``{model}`` are replaced. Without ``{task}`` the task goes to standard input.
+        command: The program and its arguments; ``{task}``, ``{folder}``, ``{base_url}``, ``{root_url}`` (without
+            ``/v1``), ``{token}`` and ``{model}`` are replaced. Without ``{task}`` the task goes to standard input.
         skill_file: Where the skill is written, below the folder; None if ``seed`` is given.
         seed: The instructions in the agent's requests that the skill replaces. A request must have them exactly once,
             or else the rollout is unmeasured.
@@ -189,10 +191,18 @@ class GatewaySession:
         begin = next((n for n, turn in enumerate(spoken, 1) if turn.content == self._task), 0)
         return (*task, *spoken[begin:])
 
+    def _refuse(self, reason: str) -> None:
+        """End the command, which asks for something that the gateway does not have."""
+        self._failure = self._failure or EnvironmentFailure(
+            f"the gateway refused a request of the agent: {reason}"
+        )
+        self._stop()
+
     async def _answer(self, body: dict[str, Any]) -> str:
         """Answer one request of the agent; a failure ends the command."""
         try:
-            body = json.loads(json.dumps(body, ensure_ascii=False).replace(self._folder, SHOWN_FOLDER))
+            text = json.dumps(body, ensure_ascii=False).replace(self._folder, SHOWN_FOLDER)
+            body = json.loads(text.replace(_flatten(self._folder), _flatten(SHOWN_FOLDER)))
             request = {name: value for name, value in body.items() if name not in DROPPED_FIELDS}
             if self._seed is not None:
                 request["messages"] = self._replace_seed(request["messages"])
@@ -208,7 +218,8 @@ class GatewaySession:
             self._failure = self._failure or error
             self._stop()
             raise
-        return completion.replace(SHOWN_FOLDER, self._folder)
+        completion = completion.replace(SHOWN_FOLDER, self._folder)
+        return completion.replace(_flatten(SHOWN_FOLDER), _flatten(self._folder))
 
     def _replace_seed(self, messages: Any) -> list[Any]:
         seed = self._seed or ""
@@ -254,10 +265,10 @@ class CommandSession(GatewaySession):
         if self._task is not None:
             raise EnvironmentFailure("a command answers one message; use an environment with one turn")
         self._task = message
-        with tempfile.TemporaryDirectory(prefix="reflact-", ignore_cleanup_errors=True) as name:
-            folder, self._folder = Path(name) / "work", json.dumps(name, ensure_ascii=False)[1:-1]
+        with _open_folder() as own:
+            folder, self._folder = own / "work", json.dumps(str(own), ensure_ascii=False)[1:-1]
             await anyio.to_thread.run_sync(self._write_folder, folder)
-            async with open_gateway(self._answer, model=self._model) as address:
+            async with open_gateway(self._answer, model=self._model, on_refusal=self._refuse) as address:
                 code, output, errors = await self._run(folder, address)
             if self._failure is not None:
                 raise self._failure
@@ -371,6 +382,7 @@ class CommandSession(GatewaySession):
             "task": self._task or "",
             "folder": str(folder),
             "base_url": address.base_url,
+            "root_url": address.root_url,
             "token": address.token,
             "model": self._model,
         }
@@ -378,6 +390,13 @@ class CommandSession(GatewaySession):
         variables |= {"HOME": str(folder.parent / "home"), "TMPDIR": str(folder.parent / "tmp")}
         variables |= {name: _fill(value, values) for name, value in self._target.variables.items()}
         return [_fill(part, values) for part in self._target.command], variables
+
+
+@contextmanager
+def _open_folder() -> Iterator[Path]:
+    """Make a folder for a rollout; it is removed when the block ends."""
+    with tempfile.TemporaryDirectory(prefix="reflact-", ignore_cleanup_errors=True) as name:
+        yield Path(name).resolve()
 
 
 def _kill_group(process: Process) -> None:
@@ -389,6 +408,11 @@ def _kill_group(process: Process) -> None:
 
 def _fill(text: str, values: Mapping[str, str]) -> str:
     return PLACEHOLDER.sub(lambda match: values[match[1]], text)
+
+
+def _flatten(path: str) -> str:
+    """Return a path as a single name, as Claude Code writes it into texts."""
+    return re.sub(r"[^A-Za-z0-9]", "-", path)
 
 
 def _is_inside(path: Path, folder: Path) -> bool:

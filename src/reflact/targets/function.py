@@ -28,7 +28,7 @@ from reflact.targets.command import GatewaySession
 from reflact.targets.gateway import open_gateway
 from reflact.types import FrozenModel, Skill, canonical_json
 
-FUNCTION_TARGET_VERSION = 1
+FUNCTION_TARGET_VERSION = 2
 """Version of what a function gets, part of every rollout's key; raise it if that changes."""
 
 
@@ -38,7 +38,7 @@ class AgentRollout(FrozenModel):
     Attributes:
         skill: The agent's instructions.
         task: The task.
-        base_url: Where the agent asks its model, by Chat Completions or the Responses API.
+        base_url: Where the agent asks its model, by Chat Completions, the Responses API or the Messages API.
         token: The key for this address; it is valid during the rollout.
         model: The model's name, which a framework asks for.
     """
@@ -138,7 +138,7 @@ class FunctionSession(GatewaySession):
         answer: object = None
         with anyio.move_on_after(self._target.seconds) as scope:
             self._stop = scope.cancel
-            async with open_gateway(self._answer, model=self._model) as address:
+            async with open_gateway(self._answer, model=self._model, on_refusal=self._refuse) as address:
                 rollout = AgentRollout(
                     skill=self._skill.text, task=message, model=self._model, **address._asdict()
                 )

@@ -1,7 +1,8 @@
 """A gateway on this machine between an agent in a process of its own and the run's model.
 
-Each rollout has its own address and token. The agent's requests (Chat Completions, or Responses, which are translated)
-go through the run: stored, limited, charged, recorded and replayed. The agent never sees the provider's key.
+Each rollout has its own address and token. The agent's requests go through the run: stored, limited, charged, recorded
+and replayed. Those of the Responses API and the Messages API are translated to chat completions. The agent never sees
+the provider's key.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from anyio.abc import SocketAttribute, SocketStream
 
 from reflact.concurrency import open_task_group
 from reflact.errors import ConfigError, ReflactError
-from reflact.targets.responses import read_request, split_response, write_response
+from reflact.targets import anthropic_messages, responses
 
 MAX_REQUEST_BYTES = 2**26
 """The most bytes of an agent's request."""
@@ -33,18 +34,44 @@ class GatewayAddress(NamedTuple):
     base_url: str
     token: str
 
+    @property
+    def root_url(self) -> str:
+        """The address without ``/v1``, which clients of the Messages API add."""
+        return self.base_url.removesuffix("/v1")
+
+
+class Dialect(NamedTuple):
+    """One way in which agents ask their models, translated to that of chat completions and back.
+
+    Attributes:
+        name: What a request is called.
+        read: Returns a request as that of a chat completion; its ``ConfigError`` says what it cannot be.
+        write: Returns a chat completion as the answer to a request.
+        split: Yields an answer as the events of a stream.
+        end: Follows the events.
+    """
+
+    name: str
+    read: Callable[[Mapping[str, Any]], dict[str, Any]]
+    write: Callable[[Mapping[str, Any], Mapping[str, Any]], Mapping[str, Any]]
+    split: Callable[[Mapping[str, Any]], Iterator[Mapping[str, Any]]]
+    end: str = ""
+
 
 Answer = Callable[[dict[str, Any]], Awaitable[str]]
 """Answers the body of a chat completion's request with a chat completion, in JSON."""
 
 
 @asynccontextmanager
-async def open_gateway(answer: Answer, *, model: str) -> AsyncIterator[GatewayAddress]:
+async def open_gateway(
+    answer: Answer, *, model: str, on_refusal: Callable[[str], None] = lambda reason: None
+) -> AsyncIterator[GatewayAddress]:
     """Listen on 127.0.0.1 until the block ends, for whoever has the token.
 
     Args:
         answer: Answers each request; its ``ReflactError`` becomes an error status.
         model: The name of the only model that is listed.
+        on_refusal: Gets the reason of each request for a model that the gateway itself refuses.
     """
     token = secrets.token_urlsafe(24)
     listener = await anyio.create_tcp_listener(local_host="127.0.0.1", local_port=0)
@@ -52,7 +79,7 @@ async def open_gateway(answer: Answer, *, model: str) -> AsyncIterator[GatewayAd
 
     async def serve(stream: SocketStream) -> None:
         async with stream:
-            await _Connection(stream, answer, token, model).serve()
+            await _Connection(stream, answer, token, model, on_refusal).serve()
 
     async with listener, open_task_group() as group:
         group.start_soon(listener.serve, serve)
@@ -65,11 +92,20 @@ async def open_gateway(answer: Answer, *, model: str) -> AsyncIterator[GatewayAd
 class _Connection:
     """One connection of an agent."""
 
-    def __init__(self, stream: SocketStream, answer: Answer, token: str, model: str) -> None:
+    def __init__(
+        self,
+        stream: SocketStream,
+        answer: Answer,
+        token: str,
+        model: str,
+        on_refusal: Callable[[str], None],
+    ) -> None:
         self._stream = stream
         self._answer = answer
         self._token = token
         self._model = model
+        self._on_refusal = on_refusal
+        self._wants_body = True
         self._protocol = h11.Connection(h11.SERVER)
 
     async def serve(self) -> None:
@@ -116,62 +152,55 @@ class _Connection:
 
     async def _respond(self, request: h11.Request, content: bytes) -> None:
         path = request.target.decode("ascii", "replace").partition("?")[0]
-        sent = dict(request.headers).get(b"authorization", b"").removeprefix(b"Bearer ")
+        headers, self._wants_body = dict(request.headers), request.method != b"HEAD"
+        sent = headers.get(b"x-api-key") or headers.get(b"authorization", b"").removeprefix(b"Bearer ")
         if not hmac.compare_digest(sent, self._token.encode("ascii")):
             await self._send_json(401, _describe_error("the token of this rollout is missing"))
+        elif not self._wants_body:
+            await self._send_body(200, b"text/plain", b"")
         elif path == "/v1/models" and request.method == b"GET":
             listed = {"id": self._model, "object": "model", "created": 0, "owned_by": "reflact"}
             await self._send_json(200, {"object": "list", "data": [listed]})
-        elif path == "/v1/chat/completions" and request.method == b"POST":
-            await self._complete(content)
-        elif path == "/v1/responses" and request.method == b"POST":
-            await self._respond_in_items(content)
+        elif path in DIALECTS and request.method == b"POST":
+            await self._ask(DIALECTS[path], headers.get(b"content-encoding", b"identity"), content)
+        elif path == "/v1/messages/count_tokens" and request.method == b"POST":
+            await self._count_tokens(content)
         else:
-            await self._send_json(
-                404, _describe_error(f"the gateway has no {path}; it speaks chat completions and responses")
-            )
+            reason = f"the gateway has no {path}; it speaks chat completions, responses and messages"
+            if path.startswith("/v1/") and request.method == b"POST":
+                self._on_refusal(reason)
+            await self._send_json(404, _describe_error(reason))
 
-    async def _complete(self, content: bytes) -> None:
+    async def _ask(self, dialect: Dialect, encoding: bytes, content: bytes) -> None:
+        """Answer a request for a model."""
         try:
-            body = json.loads(content)
-        except ValueError:
-            body = None
-        if not isinstance(body, dict) or not isinstance(body.get("messages"), list):
-            await self._send_json(400, _describe_error("the body is no request of a chat completion"))
+            if encoding != b"identity":
+                raise ConfigError(
+                    "the body is compressed, which the gateway does not read: turn it off in the agent"
+                )
+            body, request = _read(dialect, content)
+        except ConfigError as error:
+            self._on_refusal(str(error))
+            await self._send_json(400, _describe_error(str(error)))
             return
         try:
-            completion = json.loads(await self._answer(body))
+            answer = dialect.write(json.loads(await self._answer(request)), body)
         except ReflactError as error:
             await self._send_json(500, _describe_error(str(error)))
             return
         if not body.get("stream"):
-            await self._send_json(200, completion)
+            await self._send_json(200, answer)
             return
-        data = "".join(f"data: {json.dumps(chunk)}\n\n" for chunk in _split_completion(completion))
-        await self._send_body(200, b"text/event-stream", f"{data}data: [DONE]\n\n".encode())
+        data = "".join(map(_write_event, dialect.split(answer)))
+        await self._send_body(200, b"text/event-stream", f"{data}{dialect.end}".encode())
 
-    async def _respond_in_items(self, content: bytes) -> None:
-        """Answer a request of the Responses API."""
+    async def _count_tokens(self, content: bytes) -> None:
         try:
-            body = json.loads(content)
-            request = read_request(body)
+            body, _ = _read(DIALECTS["/v1/messages"], content)
         except ConfigError as error:
             await self._send_json(400, _describe_error(str(error)))
             return
-        except (ValueError, KeyError, TypeError, AttributeError):
-            await self._send_json(400, _describe_error("the body is no request of the Responses API"))
-            return
-        try:
-            response = write_response(json.loads(await self._answer(request)))
-        except ReflactError as error:
-            await self._send_json(500, _describe_error(str(error)))
-            return
-        if not body.get("stream"):
-            await self._send_json(200, response)
-            return
-        events = split_response(response)
-        data = "".join(f"event: {event['type']}\ndata: {json.dumps(event)}\n\n" for event in events)
-        await self._send_body(200, b"text/event-stream", data.encode())
+        await self._send_json(200, {"input_tokens": anthropic_messages.count_tokens(body)})
 
     async def _send_json(self, status: int, value: object) -> None:
         await self._send_body(status, b"application/json", json.dumps(value).encode())
@@ -179,7 +208,8 @@ class _Connection:
     async def _send_body(self, status: int, kind: bytes, body: bytes) -> None:
         headers = [(b"content-type", kind), (b"content-length", str(len(body)).encode("ascii"))]
         await self._send(h11.Response(status_code=status, headers=headers))
-        await self._send(h11.Data(data=body))
+        if self._wants_body:
+            await self._send(h11.Data(data=body))
         await self._send(h11.EndOfMessage())
 
     async def _send(self, event: h11.Event) -> None:
@@ -189,7 +219,31 @@ class _Connection:
 
 
 def _describe_error(message: str) -> dict[str, Any]:
-    return {"error": {"message": message, "type": "gateway_error"}}
+    return {"type": "error", "error": {"message": message, "type": "gateway_error"}}
+
+
+def _read(dialect: Dialect, content: bytes) -> tuple[Mapping[str, Any], dict[str, Any]]:
+    """Return a body, and the request of a chat completion that it means."""
+    try:
+        body = json.loads(content)
+        return body, dialect.read(body)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(f"the body is no request of {dialect.name}") from error
+
+
+def _write_event(event: Mapping[str, Any]) -> str:
+    name = f"event: {event['type']}\n" if "type" in event else ""
+    return f"{name}data: {json.dumps(event)}\n\n"
+
+
+def _read_completion(body: Mapping[str, Any]) -> dict[str, Any]:
+    if not isinstance(body["messages"], list):
+        raise TypeError
+    return dict(body)
+
+
+def _write_completion(completion: Mapping[str, Any], body: Mapping[str, Any]) -> Mapping[str, Any]:
+    return completion
 
 
 def _split_completion(completion: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
@@ -208,3 +262,20 @@ def _split_completion(completion: Mapping[str, Any]) -> Iterator[dict[str, Any]]
     yield {**frame, "choices": [{"index": 0, "delta": {}, "finish_reason": choice["finish_reason"]}]}
     if "usage" in completion:
         yield {**frame, "choices": [], "usage": completion["usage"]}
+
+
+DIALECTS = {
+    "/v1/chat/completions": Dialect(
+        "a chat completion", _read_completion, _write_completion, _split_completion, end="data: [DONE]\n\n"
+    ),
+    "/v1/responses": Dialect(
+        "the Responses API", responses.read_request, responses.write_response, responses.split_response
+    ),
+    "/v1/messages": Dialect(
+        "the Messages API",
+        anthropic_messages.read_request,
+        anthropic_messages.write_message,
+        anthropic_messages.split_message,
+    ),
+}
+"""The dialects of agents by the paths of their requests."""

@@ -1,11 +1,13 @@
 """The Responses API of an agent's requests, translated to the chat completions that a run forwards, and back.
 
-Reasoning items are dropped, since a chat completion takes none; so are tools that are not functions, since they run at
-the provider or have no counterpart. What only a server with memory can answer is refused.
+Reasoning items are dropped, since a chat completion takes none. A freeform tool becomes a function of one text, and a
+tool of a namespace one with a longer name. Tools that run at the provider are refused, and so is what only a server with
+memory can answer.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -14,9 +16,24 @@ from pydantic import JsonValue
 
 from reflact.errors import ConfigError
 
+FUNCTION_FIELDS = ("name", "description", "parameters", "strict")
 KEPT_FIELDS = ("temperature", "top_p", "top_logprobs", "seed")
+CALL_FIELDS = {
+    "function_call": ("arguments", "function_call_arguments"),
+    "custom_tool_call": ("input", "custom_tool_call_input"),
+}
+"""The text of each kind of call, and the events that hold it."""
+
 REFUSED_FIELDS = ("previous_response_id", "conversation", "prompt")
 """Fields that name what a server has stored."""
+
+TEXT_PARAMETERS = {
+    "type": "object",
+    "properties": {"input": {"type": "string"}},
+    "required": ["input"],
+    "additionalProperties": False,
+}
+"""The parameters of a function that stands for a freeform tool."""
 
 VOLATILE = re.compile(
     r"[ \t]*<current_date>[^<]*</current_date>\n?|^Chunk ID: \w+\nWall time: [\d.]+ seconds\n", re.MULTILINE
@@ -49,18 +66,18 @@ def read_request(body: Mapping[str, Any]) -> dict[str, JsonValue]:
         request["reasoning_effort"] = effort
     if shape := _read_format((body.get("text") or {}).get("format") or {}):
         request["response_format"] = shape
-    tools = [_nest(tool) for tool in body.get("tools") or () if tool.get("type") == "function"]
+    tools = [_nest({**tool, "name": name}) for name, tool in _list_tools(body.get("tools") or ()).items()]
     if tools:
         request["tools"] = tools
-        choice = body.get("tool_choice", "auto")
-        request["tool_choice"] = _nest(choice) if isinstance(choice, dict) and "name" in choice else choice
+        request["tool_choice"] = _read_choice(body.get("tool_choice", "auto"))
         if "parallel_tool_calls" in body:
             request["parallel_tool_calls"] = body["parallel_tool_calls"]
     return request
 
 
-def write_response(completion: Mapping[str, Any]) -> dict[str, JsonValue]:
-    """Return a chat completion as a response."""
+def write_response(completion: Mapping[str, Any], body: Mapping[str, Any]) -> dict[str, JsonValue]:
+    """Return a chat completion as a response to a request of the Responses API."""
+    tools = _list_tools(body.get("tools") or ())
     choice = completion["choices"][0]
     message = choice["message"]
     parts: list[dict[str, Any]] = []
@@ -72,8 +89,7 @@ def write_response(completion: Mapping[str, Any]) -> dict[str, JsonValue]:
     if parts:
         output.append({"type": "message", "id": "msg_0", "role": "assistant", "content": parts})
     for number, call in enumerate(message.get("tool_calls") or ()):
-        function = {name: call["function"][name] for name in ("name", "arguments")}
-        output.append({"type": "function_call", "id": f"fc_{number}", "call_id": call["id"], **function})
+        output.append({"id": f"fc_{number}", "call_id": call["id"], **_write_call(call["function"], tools)})
     cut = choice.get("finish_reason") == "length"
     status = "incomplete" if cut else "completed"
     return {
@@ -101,7 +117,8 @@ def split_response(response: Mapping[str, Any]) -> Iterator[dict[str, JsonValue]
     events += [{"type": kind, "response": begun} for kind in ("response.created", "response.in_progress")]
     for index, item in enumerate(response["output"]):
         place = {"output_index": index, "item_id": item["id"]}
-        empty: dict[str, Any] = {"content": []} if item["type"] == "message" else {"arguments": ""}
+        field, kind = CALL_FIELDS.get(item["type"], ("content", ""))
+        empty: dict[str, Any] = {field: "" if kind else []}
         events.append(
             {
                 "type": "response.output_item.added",
@@ -109,10 +126,10 @@ def split_response(response: Mapping[str, Any]) -> Iterator[dict[str, JsonValue]
                 "item": {**item, **empty, "status": "in_progress"},
             }
         )
-        if item["type"] == "function_call":
-            arguments, kind = item["arguments"], "response.function_call_arguments"
-            events.append({"type": f"{kind}.delta", **place, "delta": arguments})
-            events.append({"type": f"{kind}.done", **place, "name": item["name"], "arguments": arguments})
+        if kind:
+            events.append({"type": f"response.{kind}.delta", **place, "delta": item[field]})
+            named = {"name": item["name"]} if field == "arguments" else {}
+            events.append({"type": f"response.{kind}.done", **place, **named, field: item[field]})
         for number, part in enumerate(item.get("content", ())):
             events += _split_part({**place, "content_index": number}, part)
         events.append({"type": "response.output_item.done", "output_index": index, "item": item})
@@ -140,13 +157,18 @@ def _read_items(items: Sequence[Any]) -> list[dict[str, Any]]:
         if kind == "message":
             role = {"developer": "system"}.get(item["role"], item["role"])
             messages.append({"role": role, "content": _read_content(item.get("content"))})
-        elif kind == "function_call":
-            function = {"name": item["name"], "arguments": item["arguments"]}
+        elif kind in CALL_FIELDS:
+            name = _join_name(item.get("namespace"), item["name"])
+            free = kind == "custom_tool_call"
+            arguments = (
+                json.dumps({"input": item["input"]}, ensure_ascii=False) if free else item["arguments"]
+            )
+            function = {"name": name, "arguments": arguments}
             call = {"id": item["call_id"], "type": "function", "function": function}
             if not messages or messages[-1]["role"] != "assistant":
                 messages.append({"role": "assistant", "content": None})
             messages[-1].setdefault("tool_calls", []).append(call)
-        elif kind == "function_call_output":
+        elif kind in {"function_call_output", "custom_tool_call_output"}:
             content = _read_content(item["output"])
             messages.append({"role": "tool", "tool_call_id": item["call_id"], "content": content})
         elif kind != "reasoning":
@@ -183,9 +205,63 @@ def _read_format(given: Mapping[str, Any]) -> dict[str, Any] | None:
     }
 
 
+def _list_tools(
+    tools: Sequence[Mapping[str, Any]], namespace: str | None = None
+) -> dict[str, dict[str, Any]]:
+    """Return the tools by their names in a chat completion, each with its namespace if it has one."""
+    listed: dict[str, dict[str, Any]] = {}
+    for tool in tools:
+        if tool["type"] == "namespace" and namespace is None:
+            listed |= _list_tools(tool["tools"], tool["name"])
+        elif tool["type"] in {"function", "custom"}:
+            listed[_join_name(namespace, tool["name"])] = {**tool, "namespace": namespace}
+        else:
+            raise ConfigError(
+                f"a tool of type {tool['type']} runs at its provider, and the gateway cannot offer it: turn it off in "
+                "the agent"
+            )
+    return listed
+
+
+def _join_name(namespace: str | None, name: str) -> str:
+    return f"{namespace}__{name}" if namespace else name
+
+
 def _nest(tool: Mapping[str, Any]) -> dict[str, Any]:
-    function = {name: value for name, value in tool.items() if name != "type" and value is not None}
+    """Return a tool as a function of a chat completion."""
+    function = {name: tool[name] for name in FUNCTION_FIELDS if tool.get(name) is not None}
+    if tool["type"] == "custom":
+        grammar = (tool.get("format") or {}).get("definition")
+        rule = f"\n\nThe input follows this grammar:\n{grammar}" if grammar else ""
+        function |= {"description": f"{tool.get('description', '')}{rule}", "parameters": TEXT_PARAMETERS}
     return {"type": "function", "function": function}
+
+
+def _read_choice(choice: Any) -> Any:
+    if isinstance(choice, str):
+        return choice
+    if choice["type"] not in {"function", "custom"}:
+        raise ConfigError(f"the gateway cannot translate a tool_choice of type {choice['type']}")
+    return {"type": "function", "function": {"name": _join_name(choice.get("namespace"), choice["name"])}}
+
+
+def _write_call(function: Mapping[str, Any], tools: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Return a call of a function as that of the tool it stands for."""
+    tool = tools.get(function["name"], {"type": "function", "name": function["name"]})
+    named = {"name": tool["name"], **({"namespace": tool["namespace"]} if tool.get("namespace") else {})}
+    if tool["type"] == "function":
+        return {"type": "function_call", **named, "arguments": function["arguments"]}
+    return {"type": "custom_tool_call", **named, "input": _read_input(function["arguments"])}
+
+
+def _read_input(arguments: str) -> str:
+    """Return the text for a freeform tool; a model that forgets its field has written the text itself."""
+    try:
+        value = json.loads(arguments)
+    except ValueError:
+        value = None
+    text = value.get("input") if isinstance(value, dict) else None
+    return text if isinstance(text, str) else arguments
 
 
 def _write_usage(usage: Mapping[str, Any]) -> dict[str, Any]:

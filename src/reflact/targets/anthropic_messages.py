@@ -1,0 +1,214 @@
+"""The Messages API of an agent's requests, translated to the chat completions that a run forwards, and back.
+
+Thinking and its settings are dropped, since a chat completion takes none; so is the mark of a tool's result as an
+error, whose text says so. A tool of the provider, a document and a container are refused.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from pydantic import JsonValue
+
+from reflact.errors import ConfigError
+
+KEPT_FIELDS = {
+    "max_tokens": "max_tokens",
+    "temperature": "temperature",
+    "top_p": "top_p",
+    "stop_sequences": "stop",
+}
+"""Fields that pass through, with their names in a chat completion's request."""
+
+REFUSED_FIELDS = ("container", "mcp_servers")
+"""Fields that only the provider's own machines can serve."""
+
+BILLING = "x-anthropic-billing-header:"
+"""The beginning of a system block that is no instruction."""
+
+VOLATILE = re.compile(
+    r"^(?:# currentDate\n)?Today's date is [^\n]*\n?|^ - Today's date: [^\n]*\n?", re.MULTILINE
+)
+"""The date that Claude Code writes into texts."""
+
+CHOICES = {"auto": "auto", "any": "required", "none": "none"}
+STOP_REASONS = {"length": "max_tokens", "tool_calls": "tool_use", "content_filter": "refusal"}
+CHARACTERS_OF_TOKEN = 4
+
+
+def read_request(body: Mapping[str, Any]) -> dict[str, JsonValue]:
+    """Return a request of the Messages API as the body of a chat completion's request.
+
+    Ids of sessions and marks of caches are left out, so that equal rollouts send equal requests.
+
+    Raises:
+        ConfigError: It has what a chat completion cannot hold.
+    """
+    for name in REFUSED_FIELDS:
+        if body.get(name):
+            raise ConfigError(f"the gateway cannot pass on {name}, which only the provider itself serves")
+    messages: list[dict[str, Any]] = []
+    if system := _join(body.get("system") or ()):
+        messages.append({"role": "system", "content": system})
+    for message in body["messages"]:
+        messages += _read_message(message["role"], message["content"])
+    request: dict[str, Any] = {"messages": messages}
+    request |= {name: body[own] for own, name in KEPT_FIELDS.items() if body.get(own) is not None}
+    shape = (body.get("output_config") or {}).get("format") or body.get("output_format") or {}
+    if shape.get("type") == "json_schema":
+        request["response_format"] = {
+            "type": "json_schema",
+            "json_schema": {"name": "output", "schema": shape["schema"]},
+        }
+    if tools := [_read_tool(tool) for tool in body.get("tools") or ()]:
+        request["tools"] = tools
+        choice = body.get("tool_choice") or {"type": "auto"}
+        named = {"type": "function", "function": {"name": choice.get("name")}}
+        request["tool_choice"] = named if choice["type"] == "tool" else CHOICES[choice["type"]]
+        if choice.get("disable_parallel_tool_use"):
+            request["parallel_tool_calls"] = False
+    return request
+
+
+def count_tokens(body: Mapping[str, Any]) -> int:
+    """Return an estimate of a request's tokens, without asking a provider."""
+    request = read_request(body)
+    return len(json.dumps([request["messages"], request.get("tools")])) // CHARACTERS_OF_TOKEN
+
+
+def write_message(completion: Mapping[str, Any], body: Mapping[str, Any]) -> dict[str, JsonValue]:
+    """Return a chat completion as a message for the model that a request named.
+
+    A call whose arguments are no object has them as a text.
+    """
+    choice = completion["choices"][0]
+    message = choice["message"]
+    content: list[dict[str, Any]] = []
+    if text := message.get("content") or message.get("refusal"):
+        content.append({"type": "text", "text": text})
+    for call in message.get("tool_calls") or ():
+        block = {"type": "tool_use", "id": call["id"], "name": call["function"]["name"]}
+        content.append({**block, "input": _read_arguments(call["function"]["arguments"])})
+    reason = "tool_calls" if message.get("tool_calls") else choice.get("finish_reason")
+    usage = completion.get("usage") or {}
+    cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+    return {
+        "id": f"msg_{completion.get('id', '')}",
+        "type": "message",
+        "role": "assistant",
+        "model": body.get("model", completion["model"]),
+        "content": content,
+        "stop_reason": STOP_REASONS.get(str(reason), "end_turn"),
+        "stop_sequence": None,
+        "usage": {
+            "input_tokens": usage.get("prompt_tokens", 0) - cached,
+            "cache_creation_input_tokens": 0,
+            "cache_read_input_tokens": cached,
+            "output_tokens": usage.get("completion_tokens", 0),
+        },
+    }
+
+
+def split_message(message: Mapping[str, Any]) -> Iterator[dict[str, JsonValue]]:
+    """Yield a whole message as the events of a stream."""
+    begun = {**message, "content": [], "stop_reason": None, "usage": {**message["usage"], "output_tokens": 0}}
+    yield {"type": "message_start", "message": begun}
+    for index, block in enumerate(message["content"]):
+        empty, delta = _split_block(block)
+        yield {"type": "content_block_start", "index": index, "content_block": {**block, **empty}}
+        yield {"type": "content_block_delta", "index": index, "delta": delta}
+        yield {"type": "content_block_stop", "index": index}
+    end = {name: message[name] for name in ("stop_reason", "stop_sequence")}
+    yield {"type": "message_delta", "delta": end, "usage": message["usage"]}
+    yield {"type": "message_stop"}
+
+
+def _split_block(block: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    if block["type"] == "text":
+        return {"text": ""}, {"type": "text_delta", "text": block["text"]}
+    return {"input": {}}, {"type": "input_json_delta", "partial_json": json.dumps(block["input"])}
+
+
+def _read_message(role: str, content: Any) -> list[dict[str, Any]]:
+    """Return a message as those of a chat completion, the results of tools first."""
+    blocks = _list_blocks(content)
+    if role == "system":
+        return [{"role": role, "content": _join(content)}]
+    results = [
+        {
+            "role": "tool",
+            "tool_call_id": block["tool_use_id"],
+            "content": _read_parts(_list_blocks(block.get("content"))),
+        }
+        for block in blocks
+        if block["type"] == "tool_result"
+    ]
+    calls = [
+        {
+            "id": block["id"],
+            "type": "function",
+            "function": {"name": block["name"], "arguments": json.dumps(block["input"], ensure_ascii=False)},
+        }
+        for block in blocks
+        if block["type"] == "tool_use"
+    ]
+    dropped = {"tool_result", "tool_use", "thinking", "redacted_thinking"}
+    rest = _read_parts([block for block in blocks if block["type"] not in dropped])
+    if not (rest or calls):
+        return results
+    return [*results, {"role": role, "content": rest or None, **({"tool_calls": calls} if calls else {})}]
+
+
+def _list_blocks(content: Any) -> Sequence[Mapping[str, Any]]:
+    if isinstance(content, str):
+        return [{"type": "text", "text": content}]
+    blocks: Sequence[Mapping[str, Any]] = content or ()
+    return blocks
+
+
+def _read_parts(blocks: Sequence[Mapping[str, Any]]) -> str | list[dict[str, Any]]:
+    """Return blocks as one text, or as parts if one is an image."""
+    parts = [_read_block(block) for block in blocks]
+    if all(part["type"] == "text" for part in parts):
+        return "\n".join(part["text"] for part in parts)
+    return parts
+
+
+def _read_block(block: Mapping[str, Any]) -> dict[str, Any]:
+    if block["type"] == "text":
+        return {"type": "text", "text": _clean(block["text"])}
+    if block["type"] == "image":
+        source = block["source"]
+        url = source.get("url") or f"data:{source['media_type']};base64,{source['data']}"
+        return {"type": "image_url", "image_url": {"url": url}}
+    raise ConfigError(f"the gateway cannot translate a block of type {block['type']} to a chat completion")
+
+
+def _join(content: Any) -> str:
+    texts = [block["text"] for block in _list_blocks(content)]
+    return "\n".join(_clean(text) for text in texts if not text.startswith(BILLING))
+
+
+def _read_tool(tool: Mapping[str, Any]) -> dict[str, Any]:
+    if tool.get("type", "custom") != "custom":
+        raise ConfigError(
+            f"the tool {tool.get('name')} of type {tool['type']} runs at its provider, and the gateway cannot offer it: "
+            "turn it off in the agent"
+        )
+    function = {"name": tool["name"], "parameters": tool["input_schema"]}
+    return {"type": "function", "function": {**function, "description": tool.get("description", "")}}
+
+
+def _read_arguments(text: str) -> dict[str, JsonValue]:
+    try:
+        value = json.loads(text or "{}")
+    except ValueError:
+        value = None
+    return value if isinstance(value, dict) else {"arguments": text}
+
+
+def _clean(text: str) -> str:
+    return VOLATILE.sub("", text)

@@ -1,0 +1,376 @@
+"""The gateway of agents: three dialects, one kind of request to the run's model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+import pytest
+from openai.types.responses import Response, ResponseCompletedEvent, ResponseStreamEvent
+from pydantic import TypeAdapter
+
+from reflact.targets.gateway import open_gateway
+
+pytestmark = pytest.mark.anyio
+
+
+class Run:
+    """A run behind a gateway: notes the requests and answers each with the same completion."""
+
+    def __init__(self, *calls: dict[str, Any], content: str | None = "Wait.") -> None:
+        self.asked: list[dict[str, Any]] = []
+        self.refused: list[str] = []
+        self._message = {"role": "assistant", "content": content, **({"tool_calls": calls} if calls else {})}
+
+    async def answer(self, body: dict[str, Any]) -> str:
+        """Note a request and return a completion."""
+        self.asked.append(body)
+        usage = {"prompt_tokens": 20, "completion_tokens": 2, "total_tokens": 22}
+        choice = {"finish_reason": "stop", "message": self._message}
+        return json.dumps({"id": "1", "model": "m", "choices": [choice], "usage": usage})
+
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator[httpx.AsyncClient]:
+        """Open a gateway, and return a client with its token."""
+        async with (
+            open_gateway(self.answer, model="m", on_refusal=self.refused.append) as address,
+            httpx.AsyncClient(
+                base_url=address.base_url, headers={"Authorization": f"Bearer {address.token}"}
+            ) as client,
+        ):
+            yield client
+
+
+def call(name: str, arguments: str) -> dict[str, Any]:
+    """Return a call of a tool."""
+    return {"id": "c2", "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def read_events(response: httpx.Response) -> list[dict[str, Any]]:
+    """Return the events of a stream."""
+    return [json.loads(line[6:]) for line in response.text.splitlines() if line.startswith("data: ")]
+
+
+def ask_as_codex(session: str) -> dict[str, Any]:
+    """Return the second request of Codex 0.169 in a session, with its texts cut."""
+    tool = {"type": "function", "name": "exec_command", "strict": False, "parameters": {"type": "object"}}
+    texts = [
+        "# AGENTS.md instructions\nBe brief.",
+        f"<cwd>/w</cwd>\n  <current_date>{session}</current_date>\n",
+    ]
+    output = f"Chunk ID: {session}\nWall time: 0.0{len(session)} seconds\nOutput:\n42\n"
+    return {
+        "model": "m",
+        "stream": True,
+        "input": [
+            {
+                "type": "message",
+                "id": f"a{session}",
+                "role": "developer",
+                "content": [input_text("You code.")],
+            },
+            {"type": "message", "id": session, "role": "user", "content": [input_text(t) for t in texts]},
+            {"type": "reasoning", "id": session, "summary": [], "encrypted_content": session},
+            {"type": "function_call", "name": "exec_command", "arguments": "{}", "call_id": "c1"},
+            {"type": "function_call_output", "id": session, "call_id": "c1", "output": output},
+        ],
+        "tools": [tool, {"type": "namespace", "name": "n", "description": "N", "tools": []}],
+        "tool_choice": "auto",
+        "parallel_tool_calls": True,
+        "reasoning": {"effort": "low", "summary": "auto"},
+        "include": ["reasoning.encrypted_content"],
+        "prompt_cache_key": session,
+        "client_metadata": {"turn_id": session},
+    }
+
+
+def input_text(text: str) -> dict[str, str]:
+    """Return a part of a message."""
+    return {"type": "input_text", "text": text}
+
+
+async def test_the_gateway_speaks_the_responses_api() -> None:
+    """Requests of two sessions become one chat completion's request; its answer is a response, whole or as events."""
+    run = Run(call("exec_command", '{"cmd": "ls"}'))
+    async with run.open() as client:
+        streamed = await client.post("/responses", json=ask_as_codex("01a"))
+        whole = await client.post("/responses", json={**ask_as_codex("9f02"), "stream": False})
+    asked = run.asked
+    assert asked[0] == asked[1]
+    assert asked[0]["messages"] == [
+        {"role": "system", "content": "You code."},
+        {"role": "user", "content": "# AGENTS.md instructions\nBe brief.\n<cwd>/w</cwd>\n"},
+        {
+            "role": "assistant",
+            "content": None,
+            "tool_calls": [
+                {"id": "c1", "type": "function", "function": {"name": "exec_command", "arguments": "{}"}}
+            ],
+        },
+        {"role": "tool", "tool_call_id": "c1", "content": "Output:\n42\n"},
+    ]
+    assert [tool["function"]["name"] for tool in asked[0]["tools"]] == ["exec_command"]
+    response = Response.model_validate(whole.json())
+    assert (response.output_text, response.output[1].type) == ("Wait.", "function_call")
+    assert response.usage is not None
+    assert response.usage.total_tokens == 22
+    read = TypeAdapter[ResponseStreamEvent](ResponseStreamEvent).validate_json
+    events = [read(json.dumps(event)) for event in read_events(streamed)]
+    assert isinstance(events[-1], ResponseCompletedEvent)
+    assert events[-1].response == response
+
+
+async def test_the_gateway_answers_nobody_without_its_token() -> None:
+    """A request without the rollout's token gets 401 and never reaches the provider, whatever its header."""
+    run = Run()
+    async with run.open() as client:
+        token = client.headers.pop("Authorization").removeprefix("Bearer ")
+        for headers in ({}, {"Authorization": "Bearer wrong"}, {"x-api-key": "wrong"}):
+            for path in ("/chat/completions", "/responses", "/messages", "/messages/count_tokens"):
+                assert (await client.post(path, json={}, headers=headers)).status_code == 401
+            assert (await client.get("/models", headers=headers)).status_code == 401
+            assert (await client.head("/", headers=headers)).status_code == 401
+        listed = (await client.get("/models", headers={"x-api-key": token})).json()
+        assert listed["data"][0]["id"] == "m"
+        assert (await client.head("/", headers={"x-api-key": token})).status_code == 200
+    assert (run.asked, run.refused) == ([], [])
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "reason"),
+    [
+        ("/chat/completions", [], "no request of a chat completion"),
+        ("/chat/completions", {}, "no request of a chat completion"),
+        ("/responses", {}, "input is neither a text nor a list"),
+        ("/responses", {"input": [{"type": "computer_call"}]}, "an item of type computer_call"),
+        ("/responses", {"input": "a", "previous_response_id": "r"}, "stores no responses"),
+        (
+            "/responses",
+            {"input": "a", "tools": [{"type": "web_search"}]},
+            "type web_search runs at its provider",
+        ),
+        ("/messages", {}, "no request of the Messages API"),
+        ("/messages", {"messages": [], "container": "c"}, "cannot pass on container"),
+        (
+            "/messages",
+            {"messages": [], "tools": [{"type": "web_search_20250305", "name": "w"}]},
+            "the tool w of type",
+        ),
+        (
+            "/messages",
+            {"messages": [{"role": "user", "content": [{"type": "document"}]}]},
+            "a block of type document",
+        ),
+        ("/embeddings", {"input": "a"}, "the gateway has no /v1/embeddings"),
+    ],
+)
+async def test_a_refused_request_is_reported_with_its_reason(path: str, body: object, reason: str) -> None:
+    """The agent gets an error status with a sentence, and so does the rollout; the model is not asked."""
+    run = Run()
+    async with run.open() as client:
+        response = await client.post(path, json=body)
+    assert response.status_code in {400, 404}
+    assert reason in response.json()["error"]["message"]
+    assert run.refused == [response.json()["error"]["message"]]
+    assert run.asked == []
+
+
+async def test_a_compressed_request_is_refused() -> None:
+    """The gateway reads no compressed bodies, and says so."""
+    run = Run()
+    async with run.open() as client:
+        headers = {"content-encoding": "zstd"}
+        response = await client.post("/responses", content=b"\x28\xb5\x2f\xfd", headers=headers)
+    assert response.status_code == 400
+    assert "compressed" in run.refused[0]
+
+
+async def test_freeform_and_namespaced_tools_are_functions_of_a_completion() -> None:
+    """Tools that a chat completion does not have become functions, and their calls come back as the agent knows them."""
+    grammar = {"type": "grammar", "syntax": "lark", "definition": "start: BEGIN"}
+    tools = [
+        {"type": "custom", "name": "apply_patch", "description": "Edits files.", "format": grammar},
+        {
+            "type": "namespace",
+            "name": "mail",
+            "description": "Mail.",
+            "tools": [{"type": "function", "name": "send"}],
+        },
+    ]
+    items = [
+        {"role": "user", "content": "Go on."},
+        {"type": "custom_tool_call", "call_id": "c1", "name": "apply_patch", "input": "BEGIN"},
+        {"type": "custom_tool_call_output", "call_id": "c1", "output": "Done."},
+    ]
+    calls = [
+        call("apply_patch", '{"input": "BEGIN 2"}'),
+        call("apply_patch", "BEGIN 3"),
+        call("mail__send", "{}"),
+    ]
+    run = Run(*calls, content=None)
+    body = {"model": "m", "input": items, "tools": tools}
+    async with run.open() as client:
+        response = Response.model_validate((await client.post("/responses", json=body)).json())
+        streamed = await client.post("/responses", json={**body, "stream": True})
+    functions = [tool["function"] for tool in run.asked[0]["tools"]]
+    assert [function["name"] for function in functions] == ["apply_patch", "mail__send"]
+    assert functions[0]["description"] == "Edits files.\n\nThe input follows this grammar:\nstart: BEGIN"
+    assert run.asked[0]["messages"][1]["tool_calls"][0]["function"]["arguments"] == '{"input": "BEGIN"}'
+    assert run.asked[0]["messages"][2] == {"role": "tool", "tool_call_id": "c1", "content": "Done."}
+    first, second, third = response.output
+    assert (first.type, second.type, third.type) == ("custom_tool_call", "custom_tool_call", "function_call")
+    assert (first.input, second.input, third.name, third.namespace) == ("BEGIN 2", "BEGIN 3", "send", "mail")
+    events = TypeAdapter[list[ResponseStreamEvent]](list[ResponseStreamEvent]).validate_python(
+        read_events(streamed)
+    )
+    assert [event.input for event in events if event.type.endswith("custom_tool_call_input.done")] == [
+        "BEGIN 2",
+        "BEGIN 3",
+    ]
+
+
+def ask_as_claude_code(session: str) -> dict[str, Any]:
+    """Return the second request of Claude Code 2.1 in a session, with its texts cut."""
+    reminder = f"# claudeMd\nBe brief.\n# currentDate\nToday's date is {session}.\n\n"
+    mark = {"cache_control": {"type": "ephemeral"}}
+    return {
+        "model": "m",
+        "max_tokens": 32000,
+        "stream": True,
+        "system": [
+            {
+                "type": "text",
+                "text": f"x-anthropic-billing-header: cc_version={session}; cc_entrypoint=sdk-cli;",
+            },
+            {"type": "text", "text": "You code.", **mark},
+        ],
+        "messages": [
+            {
+                "role": "user",
+                "content": [{"type": "text", "text": reminder}, {"type": "text", "text": "Say hello"}],
+            },
+            {"role": "system", "content": "Available agent types: none"},
+            {
+                "role": "assistant",
+                "content": [
+                    {"type": "thinking", "thinking": session, "signature": session},
+                    {"type": "tool_use", "id": "c1", "name": "Bash", "input": {"command": "ls"}},
+                ],
+            },
+            {
+                "role": "user",
+                "content": [
+                    {
+                        "type": "tool_result",
+                        "tool_use_id": "c1",
+                        "content": "a.txt",
+                        "is_error": False,
+                        **mark,
+                    },
+                ],
+            },
+        ],
+        "tools": [
+            {"name": "Bash", "description": "Runs.", "input_schema": {"type": "object", "properties": {}}}
+        ],
+        "metadata": {"user_id": session},
+        "thinking": {"type": "adaptive"},
+        "output_config": {"effort": "high"},
+    }
+
+
+async def test_the_gateway_speaks_the_messages_api() -> None:
+    """Requests of two sessions become one chat completion's request; its answer is a message, whole or as events."""
+    run = Run(call("Bash", '{"command": "ls -a"}'))
+    async with run.open() as client:
+        streamed = await client.post("/messages?beta=true", json=ask_as_claude_code("2026-11-25"))
+        body = {**ask_as_claude_code("2026-11-26"), "stream": False}
+        message = (await client.post("/messages", json=body)).json()
+        counted = (await client.post("/messages/count_tokens", json=body)).json()
+    first, second = run.asked
+    assert first == second
+    assert first == {
+        "messages": [
+            {"role": "system", "content": "You code."},
+            {"role": "user", "content": "# claudeMd\nBe brief.\n\n\nSay hello"},
+            {"role": "system", "content": "Available agent types: none"},
+            {
+                "role": "assistant",
+                "content": None,
+                "tool_calls": [{**call("Bash", '{"command": "ls"}'), "id": "c1"}],
+            },
+            {"role": "tool", "tool_call_id": "c1", "content": "a.txt"},
+        ],
+        "max_tokens": 32000,
+        "tools": [
+            {
+                "type": "function",
+                "function": {
+                    "name": "Bash",
+                    "description": "Runs.",
+                    "parameters": {"type": "object", "properties": {}},
+                },
+            }
+        ],
+        "tool_choice": "auto",
+    }
+    use = {"type": "tool_use", "id": "c2", "name": "Bash", "input": {"command": "ls -a"}}
+    assert message["content"] == [{"type": "text", "text": "Wait."}, use]
+    assert (message["stop_reason"], message["usage"]["input_tokens"], message["usage"]["output_tokens"]) == (
+        "tool_use",
+        20,
+        2,
+    )
+    assert counted["input_tokens"] > 50
+    assert collect(read_events(streamed)) == message
+
+
+def collect(events: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the message that a stream's events build up, as clients of the Messages API do."""
+    message: dict[str, Any] = {}
+    for event in events:
+        match event["type"]:
+            case "message_start":
+                message = event["message"]
+            case "content_block_start":
+                assert event["index"] == len(message["content"])
+                message["content"].append(event["content_block"])
+            case "content_block_delta" if event["delta"]["type"] == "text_delta":
+                message["content"][-1]["text"] += event["delta"]["text"]
+            case "content_block_delta":
+                message["content"][-1]["input"] = json.loads(event["delta"]["partial_json"])
+            case "message_delta":
+                message |= {**event["delta"], "usage": event["usage"]}
+    return message
+
+
+@pytest.mark.parametrize(
+    ("asked", "expected"),
+    [
+        ({"tool_choice": {"type": "any"}}, {"tool_choice": "required"}),
+        ({"tool_choice": {"type": "none"}}, {"tool_choice": "none"}),
+        (
+            {"tool_choice": {"type": "tool", "name": "t", "disable_parallel_tool_use": True}},
+            {
+                "tool_choice": {"type": "function", "function": {"name": "t"}},
+                "parallel_tool_calls": False,
+            },
+        ),
+        ({"stop_sequences": ["x"], "top_k": 3}, {"stop": ["x"]}),
+    ],
+)
+async def test_settings_of_messages_are_those_of_a_completion(
+    asked: dict[str, Any], expected: dict[str, Any]
+) -> None:
+    """Settings that a chat completion has pass through under its names."""
+    run = Run()
+    tools = [{"name": "t", "input_schema": {}}]
+    body = {"model": "m", "messages": [{"role": "user", "content": "a"}], "tools": tools, **asked}
+    async with run.open() as client:
+        message = (await client.post("/messages", json=body)).json()
+    assert expected.items() <= run.asked[0].items()
+    assert "top_k" not in run.asked[0]
+    assert (message["content"], message["stop_reason"]) == ([{"type": "text", "text": "Wait."}], "end_turn")
