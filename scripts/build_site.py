@@ -31,6 +31,7 @@ DOORS = (
     "reflact.environments",
     "reflact.targets",
     "reflact.proposers",
+    "reflact.executors",
     "reflact.calibration",
     "reflact.calibration.events",
     "reflact.memory",

@@ -44,9 +44,16 @@ def train_with_mlflow() -> None:
     anyio.run(trainer.train)
 
 
+def start_on_ray() -> None:
+    """Make a trainer whose rollouts are to run on a cluster."""
+    optimizer = ScriptedLLM(toy_optimizer())
+    Trainer({"executor": {"name": "ray"}}, target=ToyTarget(), optimizer=optimizer)
+
+
 MISSING: dict[str, tuple[tuple[str, ...], tuple[Callable[[], object], ...]]] = {
     "inspect": (("inspect_ai",), (lambda: InspectEnvironment("a:b", **SIZES),)),
     "mlflow": (("mlflow",), (train_with_mlflow,)),
+    "ray": (("ray",), (start_on_ray,)),
     "reasoning-gym": (("reasoning_gym",), (lambda: ReasoningGymEnvironment(["chain_sum"], **SIZES),)),
     "serve": (("starlette", "starlette.applications", "uvicorn"), (import_pages, serve)),
 }

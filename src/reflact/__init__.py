@@ -1,8 +1,8 @@
 """reflact trains skill documents for frozen LLM agents and keeps the evidence.
 
-These names, and those in ``__all__`` of ``reflact.environments``, ``targets``, ``proposers``, ``calibration``,
-``memory``, ``llm``, ``events``, ``errors``, ``reporting``, ``testing`` and ``integrations.*``, are public. All other modules are
-private and may change with any release.
+These names, and those in ``__all__`` of ``reflact.environments``, ``targets``, ``proposers``, ``executors``,
+``calibration``, ``memory``, ``llm``, ``events``, ``errors``, ``reporting``, ``testing`` and ``integrations.*``, are public.
+All other modules are private and may change with any release.
 """
 
 from __future__ import annotations

@@ -121,6 +121,10 @@ class EnvironmentFailure(ReflactError):
     """An environment failed to run or grade an item; the item stays unmeasured."""
 
 
+class WorkerLost(EnvironmentFailure):
+    """A worker of an executor ended during a rollout, for example because it was killed; the rollout is retried."""
+
+
 class StoreError(ReflactError):
     """The database cannot be opened, read or written."""
 

@@ -261,7 +261,7 @@ class Trainer:
                             approve,
                             tests_optimizer=must_test_optimizer(plan, self._overrides),
                         )
-                        summary = await _run(run, plan.environment, stop)
+                        summary = await _run(run, runtime.plan.environment, stop)
                         runtime.tracing.record_outcome(summary)
                     if self._config.report and summary.status != "cancelled":
                         await _write_report(plan, emit)

@@ -1,4 +1,4 @@
-"""Configuration of models by role, the base of all sections, and the names of secrets."""
+"""Configuration of models by role and of executors, the base of all sections, and the names of secrets."""
 
 from __future__ import annotations
 
@@ -12,6 +12,9 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, field_validator, m
 KeyProvider = Callable[[], Awaitable[str]]
 ModelOpener = Callable[[], object]
 CHANGEABLE: dict[str, JsonValue] = {"changeable": True}
+
+OBJECT_NAME = r"^[A-Za-z_][\w.-]*(:[A-Za-z_][\w.]*)?$"
+"""A name, or an import path: module, colon, name."""
 
 SECRET_NAME = re.compile(
     r"(api|access|auth|private|secret|subscription)key$|secret|passw|credential|authorization|cookie"
@@ -275,6 +278,42 @@ class ModelsConfig(ConfigSection):
             if own is None or isinstance(own, Mapping):
                 heirs[role] = {**_select_inherited(target, own or {}, names), **(own or {})}
         return {**value, **heirs}
+
+
+class ExecutorConfig(ConfigSection):
+    """Where the environment of a rollout runs; no result depends on it."""
+
+    name: str = changeable_field(
+        "local",
+        pattern=OBJECT_NAME,
+        description="`local`: in the event loop; `processes`: in worker processes; `ray`: on a Ray cluster. `module:name` "
+        "imports a function that opens an executor. Any other name is an entry point of the group `reflact.executors`.",
+    )
+    options: dict[str, JsonValue] = changeable_field({}, description="Arguments of that function.")
+    workers: int | None = changeable_field(
+        None, ge=1, description="Maximum of workers; null: one for each processor of this machine."
+    )
+    address: str | None = changeable_field(
+        None,
+        min_length=1,
+        description="Address of a running cluster, or `auto` (`ray`); null: a new one on this machine, which ends with "
+        "the run.",
+    )
+    host: str = changeable_field(
+        "127.0.0.1",
+        min_length=1,
+        description="Address of this machine at which workers reach the trainer; other machines need another one.",
+    )
+    variables: tuple[str, ...] = changeable_field(
+        (),
+        description="Environment variables that workers get although their names look like those of secrets; never a "
+        "model's key.",
+    )
+
+    @field_validator("options")
+    @classmethod
+    def _check_options(cls, value: dict[str, JsonValue]) -> dict[str, JsonValue]:
+        return refuse_secrets(value)
 
 
 def _select_inherited(

@@ -15,12 +15,15 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, BeforeValidator, Field, JsonValue, field_validator, model_validator
 
 from reflact.config.critic import CriticConfig
-from reflact.config.models import ConfigSection, ModelsConfig, changeable_field, refuse_secrets
+from reflact.config.models import (
+    OBJECT_NAME,
+    ConfigSection,
+    ExecutorConfig,
+    ModelsConfig,
+    changeable_field,
+    refuse_secrets,
+)
 from reflact.types import GatePolicy, Operation
-
-OBJECT_NAME = r"^[A-Za-z_][\w.-]*(:[A-Za-z_][\w.]*)?$"
-"""A name, or an import path: module, colon, name."""
-
 
 Options = Annotated[dict[str, JsonValue], AfterValidator(refuse_secrets)]
 """Arguments of a class or function; they are stored with the run."""
@@ -533,6 +536,7 @@ class TrainerConfig(ConfigSection):
         default_factory=TargetConfig, description="How the skill reaches the target."
     )
     models: ModelsConfig = Field(default_factory=ModelsConfig, description="Models by role.")
+    executor: ExecutorConfig = Field(default_factory=ExecutorConfig, description="Where rollouts run.")
     train: TrainConfig = Field(default_factory=TrainConfig, description="Epochs and batches.")
     proposer: ProposerConfig = Field(
         default_factory=ProposerConfig, description="How the evidence of a step becomes a candidate."
@@ -568,9 +572,7 @@ class TrainerConfig(ConfigSection):
     replay: ReplayConfig = Field(
         default_factory=ReplayConfig, description="Recorded responses instead of a live endpoint."
     )
-    telemetry: TelemetryConfig = Field(
-        default_factory=TelemetryConfig, description="Spans, metrics and MLflow."
-    )
+    telemetry: TelemetryConfig = Field(default_factory=TelemetryConfig, description="Spans, metrics, MLflow.")
 
     @model_validator(mode="after")
     def _check_combinations(self) -> TrainerConfig:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from reflact.messages import ReplyModel
-from reflact.protocols import LLM, Environment, Session
+from reflact.protocols import LLM, Environment, ManagedEnvironment, Session
 from reflact.types import Grade, Item, Split
 
 R = TypeVar("R", bound=ReplyModel)
@@ -50,6 +50,13 @@ def unwrap_environment(environment: Environment) -> Environment:
     while isinstance(environment, EnvironmentMiddleware):
         environment = environment.inner
     return environment
+
+
+def find_managed(environment: Environment) -> ManagedEnvironment | None:
+    """Return the outermost layer that has something to start and to end, or the environment inside; else None."""
+    while isinstance(environment, EnvironmentMiddleware) and not isinstance(environment, ManagedEnvironment):
+        environment = environment.inner
+    return environment if isinstance(environment, ManagedEnvironment) else None
 
 
 def compose(inner: T, layers: Sequence[Callable[[T], T]]) -> T:

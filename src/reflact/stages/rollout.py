@@ -23,6 +23,7 @@ from reflact.errors import (
     ReplyError,
     RunFailed,
     StoreError,
+    WorkerLost,
 )
 from reflact.protocols import DecisionLog, Environment, ItemTarget, RolloutStore, Session, Target
 from reflact.types import Grade, Item, Rollout, Score, Skill, digest_json
@@ -32,6 +33,9 @@ RolloutPair = tuple[Rollout, Rollout]
 """The candidate's and the current skill's rollout of one item."""
 
 FATAL_STATUS = 404
+
+MAX_TRIES = 3
+"""How often a rollout begins if its workers end; after that it is unmeasured."""
 
 
 def derive_rollout_seed(item: Item, trial: int) -> int:
@@ -288,7 +292,7 @@ class RolloutRunner:
                 finished.set()
         return self._known[key]
 
-    async def _run_new(self, job: RolloutJob) -> Rollout:
+    async def _run_new(self, job: RolloutJob, tries: int = MAX_TRIES) -> Rollout:
         blank = Rollout(key=job.key, item_id=job.item.id, skill_hash=job.skill.hash, trial=job.trial)
         if (logged := self._logged.get(label_unmeasured(job.key))) is not None:
             return blank.model_copy(update={"error": str(logged)})
@@ -297,13 +301,15 @@ class RolloutRunner:
             graded = await self.environment.run(
                 job.item, session, seed=derive_rollout_seed(job.item, job.trial)
             )
-        except (AccessDenied, BudgetSpent, CassetteError, StoreError):
+        except (AccessDenied, BudgetSpent, CassetteError, RunFailed, StoreError):
             raise
         except (ContextOverflow, ReplyError) as error:
             graded = Grade(score=Score.of(0), answer="", feedback=str(error))
         except Exception as error:
             if isinstance(error, BadRequest) and error.status == FATAL_STATUS:
                 raise
+            if isinstance(error, WorkerLost) and tries > 1:
+                return await self._run_new(job, tries - 1)
             is_own = isinstance(error, ReflactError) and not isinstance(error, EnvironmentFailure)
             reason = str(error) if is_own else await self.on_exception(job, error)
             return blank.model_copy(update={"error": reason, "turns": session.turns})

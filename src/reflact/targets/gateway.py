@@ -64,17 +64,22 @@ Answer = Callable[[dict[str, Any]], Awaitable[str]]
 
 @asynccontextmanager
 async def open_gateway(
-    answer: Answer, *, model: str, on_refusal: Callable[[str], None] = lambda reason: None
+    answer: Answer,
+    *,
+    model: str,
+    on_refusal: Callable[[str], None] = lambda reason: None,
+    host: str = "127.0.0.1",
 ) -> AsyncIterator[GatewayAddress]:
-    """Listen on 127.0.0.1 until the block ends, for whoever has the token.
+    """Listen on this machine until the block ends, for whoever has the token.
 
     Args:
         answer: Answers each request; its ``ReflactError`` becomes an error status.
         model: The name of the only model that is listed.
         on_refusal: Gets the reason of each request for a model that the gateway itself refuses.
+        host: The address of this machine to listen on.
     """
     token = secrets.token_urlsafe(24)
-    listener = await anyio.create_tcp_listener(local_host="127.0.0.1", local_port=0)
+    listener = await anyio.create_tcp_listener(local_host=host, local_port=0)
     port = listener.extra(SocketAttribute.local_port)  # noqa: S610 - no Django
 
     async def serve(stream: SocketStream) -> None:
@@ -84,7 +89,7 @@ async def open_gateway(
     async with listener, open_task_group() as group:
         group.start_soon(listener.serve, serve)
         try:
-            yield GatewayAddress(f"http://127.0.0.1:{port}/v1", token)
+            yield GatewayAddress(f"http://{host}:{port}/v1", token)
         finally:
             group.cancel_scope.cancel()
 

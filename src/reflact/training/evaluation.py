@@ -84,7 +84,7 @@ async def compare_skill(
         run = Run(runtime, on_event)
         await run.start_or_resume(resume=False)
         with runtime.tracing.run("reflact.eval"):
-            async with manage_environment(plan.environment, run.failures):
+            async with manage_environment(runtime.plan.environment, run.failures):
                 for name, document in documents.items():
                     if split is Split.test:
                         await run.final_evaluator.open_test_split(f"eval {document.hash}")

@@ -1,8 +1,9 @@
-"""Targets, environments and proposers that the configuration names by an import path or an entry point."""
+"""Targets, environments, proposers and executors that the configuration names by an import path or an entry point."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager
 from functools import reduce
 from importlib import import_module
 from importlib.metadata import entry_points
@@ -68,6 +69,27 @@ def load_named_proposer(config: TrainerConfig) -> Proposer | None:
     found = _load("proposer.name", name, "reflact.proposers")
     proposer: Proposer = _call("proposer", name, found, config.proposer.options, needs="propose")
     return proposer
+
+
+def load_named_executor(config: TrainerConfig) -> AbstractAsyncContextManager[Any]:
+    """Return the executor that ``executor.name`` names, to be opened.
+
+    Raises:
+        ConfigError: There is no such function, it raises an error, or it opens nothing.
+    """
+    name = config.executor.name
+    found = _load("executor.name", name, "reflact.executors")
+    try:
+        opening = found(**config.executor.options)
+    except Exception as error:
+        raise ConfigError(
+            f"executor.options: {name} failed with them: {type(error).__name__}: {error}"
+        ) from error
+    if not isinstance(opening, AbstractAsyncContextManager):
+        raise ConfigError(
+            f"executor.name: {name} must return an async context manager, which yields an executor"
+        )
+    return opening
 
 
 def _load(key: str, name: str, group: str) -> Any:

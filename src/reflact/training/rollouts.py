@@ -12,8 +12,8 @@ import anyio
 from reflact import events
 from reflact.concurrency import fan_out
 from reflact.gate.paired_decision import TrialRequest
-from reflact.llm.middleware import EnvironmentMiddleware
-from reflact.protocols import Environment, EventCallback, ManagedEnvironment
+from reflact.llm.middleware import find_managed
+from reflact.protocols import Environment, EventCallback
 from reflact.stages.evaluate import PairRunner, RolloutPairs, StopCondition
 from reflact.stages.null_answers import ConstantTarget, NullAnswer
 from reflact.stages.ranked_evaluation import PassRunner
@@ -221,18 +221,17 @@ async def manage_environment(environment: Environment, failures: FailureLog) -> 
     Raises:
         RunFailed: It could not be set up, or not be closed after work without an error.
     """
-    while isinstance(environment, EnvironmentMiddleware) and not isinstance(environment, ManagedEnvironment):
-        environment = environment.inner
-    if not isinstance(environment, ManagedEnvironment):
+    managed = find_managed(environment)
+    if managed is None:
         yield
         return
     async with failures.explain("the environment could not be set up"):
-        await environment.set_up()
+        await managed.set_up()
     try:
         yield
     except BaseException:
         with anyio.move_on_after(CLOSE_SECONDS, shield=True), suppress(Exception):
-            await environment.close()
+            await managed.close()
         raise
     async with failures.explain("the environment could not be closed"):
-        await environment.close()
+        await managed.close()

@@ -28,6 +28,7 @@ from reflact.config.training import TrainerConfig
 from reflact.data import DataSet, check_dataset, count_steps_per_epoch
 from reflact.errors import ConfigError
 from reflact.events import BudgetUpdated, Event, RateLimited
+from reflact.executors.environment import place_environment
 from reflact.jsonutil import parse_stored
 from reflact.llm.budget import Account, Budget, BudgetedEnvironment, require_caps, worst_rollout_cost
 from reflact.llm.middleware import compose, unwrap_environment
@@ -216,6 +217,8 @@ def check_config(config: TrainerConfig, overrides: Overrides) -> None:
     if overrides.proposer is not None and (config.proposer.name != "reflact" or config.appendix.enabled):
         key = "appendix.enabled" if config.appendix.enabled else "proposer.name"
         raise ConfigError(f"{key} is set, and a proposer is passed in Python: choose one of them")
+    if config.executor.name == "ray" and find_spec("ray") is None:
+        raise ConfigError("executor.name: ray needs Ray: pip install 'reflact[ray]'")
     if config.telemetry.mlflow is not None and find_spec("mlflow") is None:
         raise ConfigError("telemetry.mlflow needs MLflow's client: pip install 'reflact[mlflow]'")
 
@@ -476,15 +479,11 @@ async def connect_models(
         )
         worst = worst_rollout_cost(config) if "target" in overrides.unseen_roles else None
         stoppable = partial(StoppableEnvironment, graceful_stop=stop)
-        control = compose(plan.environment, [stoppable, lambda inner: BudgetedEnvironment(inner, account)])
-        environment = compose(
-            plan.environment,
-            [
-                stoppable,
-                lambda inner: TracedEnvironment(inner, tracing),
-                lambda inner: BudgetedEnvironment(inner, account, worst=worst),
-            ],
-        )
+        opening = place_environment(plan.environment, config, named=overrides.environment is None)
+        inner = await stack.enter_async_context(opening)
+        control = compose(inner, [stoppable, partial(BudgetedEnvironment, account=account)])
+        budgeted = partial(BudgetedEnvironment, account=account, worst=worst)
+        environment = compose(inner, [stoppable, partial(TracedEnvironment, tracing=tracing), budgeted])
         annotator = None if plan.annotator is None else StoppableAnnotator(plan.annotator, stop)
         plan = replace(plan, environment=environment, annotator=annotator)
         budget, rejected = account.budget, account.rejected

@@ -1,0 +1,149 @@
+"""The environment of a run whose rollouts take place in workers, and the opening of the configured executor."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from itertools import count
+from typing import Any
+
+from reflact.config.models import ModelsConfig, is_secret_name
+from reflact.config.training import TrainerConfig
+from reflact.executors.jobs import (
+    EnvironmentReference,
+    Executor,
+    ExecutorJob,
+    describe_error,
+    rebuild_error,
+    refer_to_environment,
+)
+from reflact.llm.middleware import EnvironmentMiddleware
+from reflact.protocols import Environment, Session
+from reflact.targets.gateway import open_gateway
+from reflact.types import Grade, Item
+
+MIN_KEY_CHARACTERS = 12
+"""Shorter values of a key's variable are placeholders, which other variables may contain as a word."""
+
+
+class ExecutedEnvironment(EnvironmentMiddleware):
+    """An environment whose rollouts run in the workers of an executor.
+
+    The target stays in the trainer's process. A worker's session asks it through a gateway, with an address and a
+    token of its own for each rollout. So calls, keys, limits, stored replies and records are those of any other run.
+
+    Args:
+        inner: The environment in the trainer's process, which is asked for items only.
+        executor: Runs the jobs.
+        reference: How a worker makes the environment.
+        host: The address of this machine on which workers reach the gateway.
+    """
+
+    def __init__(
+        self, inner: Environment, executor: Executor, reference: EnvironmentReference, *, host: str
+    ) -> None:
+        super().__init__(inner)
+        self._executor = executor
+        self._reference = reference
+        self._host = host
+        self._numbers = count()
+
+    async def set_up(self) -> None:
+        """Do nothing: each worker sets its own environment up."""
+
+    async def close(self) -> None:
+        """Do nothing: each worker closes its own environment."""
+
+    async def run(self, item: Item, session: Session, *, seed: int) -> Grade:
+        """Run an item in a worker.
+
+        Raises:
+            WorkerLost: The worker ended.
+            Exception: What the session or the environment raised.
+        """
+        failures: list[Exception] = []
+
+        async def answer(body: Mapping[str, Any]) -> str:
+            try:
+                return json.dumps({"answer": await session.reply(str(body["messages"][-1]["content"]))})
+            except Exception as error:  # noqa: BLE001 - the session in the worker raises it
+                failures.append(error)
+                described = describe_error(error, failure=len(failures) - 1)
+                return json.dumps({"failure": described.model_dump(mode="json")})
+
+        async with open_gateway(answer, model="target", host=self._host) as address:
+            result = await self._executor.run(
+                ExecutorJob(
+                    key=f"{next(self._numbers)}/{item.id}/{seed}",
+                    environment=self._reference,
+                    item=item,
+                    seed=seed,
+                    **address._asdict(),
+                )
+            )
+        if result.grade is not None:
+            return result.grade
+        assert result.error is not None
+        number = result.error.failure
+        raise rebuild_error(result.error) if number is None else failures[number]
+
+
+@asynccontextmanager
+async def place_environment(
+    environment: Environment, config: TrainerConfig, *, named: bool
+) -> AsyncIterator[Environment]:
+    """Yield an environment that runs where the configuration says; ``named`` if the configuration names it.
+
+    Raises:
+        ConfigError: Workers cannot make the environment, or the executor cannot be opened.
+    """
+    if config.executor.name == "local":
+        yield environment
+        return
+    reference = refer_to_environment(environment, config, named=named)
+    async with open_executor(config) as executor:
+        yield ExecutedEnvironment(environment, executor, reference, host=config.executor.host)
+
+
+@asynccontextmanager
+async def open_executor(config: TrainerConfig) -> AsyncIterator[Executor]:
+    """Open the executor of a configuration, which is not the event loop.
+
+    Raises:
+        ConfigError: The cluster cannot be reached, or the name is that of no executor.
+    """
+    settings = config.executor
+    workers = settings.workers or os.cpu_count() or 1
+    if settings.name == "processes":
+        from reflact.executors.processes import open_processes
+
+        async with open_processes(workers, select_variables(config)) as pool:
+            yield pool
+        return
+    if settings.name == "ray":
+        from reflact.executors.ray import open_ray
+
+        hidden = os.environ.keys() - select_variables(config).keys()
+        async with open_ray(workers, address=settings.address, hidden=hidden) as pool:
+            yield pool
+        return
+    from reflact.training.named_objects import load_named_executor
+
+    async with load_named_executor(config) as executor:
+        yield executor
+
+
+def select_variables(config: TrainerConfig) -> dict[str, str]:
+    """Return the environment variables that workers get: none with a key of a model, or a name of a secret."""
+    own = {getattr(config.models, role).api_key_env for role in ModelsConfig.model_fields}
+    keys = [os.environ.get(name or "", "") for name in own]
+    keys = [key for key in keys if len(key) >= MIN_KEY_CHARACTERS]
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if name not in own
+        and not any(key in value for key in keys)
+        and (name in config.executor.variables or not (is_secret_name(name) or name.endswith("_TOKEN")))
+    }

@@ -1,0 +1,186 @@
+"""The side of a worker: runs jobs in one event loop. ``python -m reflact.executors.worker`` is a worker process.
+
+Its sessions ask the trainer's gateway, and so it needs no key of a provider.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Mapping
+from threading import Thread
+from typing import BinaryIO
+
+import anyio
+import httpx
+from pydantic import JsonValue
+
+from reflact.concurrency import open_task_group
+from reflact.errors import ProviderDown, RunFailed
+from reflact.executors.jobs import (
+    EnvironmentReference,
+    ExecutorJob,
+    ExecutorResult,
+    WorkerError,
+    describe_error,
+    rebuild_environment,
+    rebuild_error,
+)
+from reflact.llm.middleware import find_managed
+from reflact.protocols import Environment
+from reflact.types import FrozenModel, Turn
+
+CLOSE_SECONDS = 10.0
+"""How long the environment of a worker may take to close."""
+
+
+class WorkerMessage(FrozenModel):
+    """A line to a worker process: first the environment, then jobs, and the keys of cancelled ones."""
+
+    environment: EnvironmentReference | None = None
+    job: dict[str, JsonValue] | None = None
+    cancelled: str | None = None
+
+
+class JobRunner:
+    """Runs the jobs of one environment, which it makes and sets up before the first one."""
+
+    def __init__(self, environment: EnvironmentReference) -> None:
+        self._reference = environment
+        self._lock = anyio.Lock()
+        self._environment: Environment | None = None
+        self._broken: WorkerError | None = None
+        # each rollout has an address of its own, to which no connection is worth keeping
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
+        self._http = httpx.AsyncClient(timeout=None, trust_env=False, limits=limits, verify=False)  # noqa: S113, S501 - a model may be slow; no TLS
+
+    def read_job(self, values: Mapping[str, JsonValue]) -> ExecutorJob:
+        """Return a job that was sent without its environment."""
+        return ExecutorJob.model_validate({**values, "environment": self._reference})
+
+    async def run(self, job: ExecutorJob) -> ExecutorResult:
+        """Run a job, and return its grade or the exception of the environment."""
+        environment = await self._open()
+        if environment is None:
+            return ExecutorResult(key=job.key, error=self._broken)
+        session = WorkerSession(self._http, job)
+        try:
+            grade = await environment.run(job.item, session, seed=job.seed)
+            return ExecutorResult(key=job.key, grade=grade)
+        except Exception as error:  # noqa: BLE001 - raised again by the trainer
+            number = next((n for n, failure in session.failures.items() if failure is error), None)
+            return ExecutorResult(key=job.key, error=describe_error(error, failure=number))
+
+    async def close(self) -> None:
+        """Close the environment and the connections."""
+        await self._http.aclose()
+        managed = None if self._environment is None else find_managed(self._environment)
+        if managed is not None:
+            await managed.close()
+
+    async def _open(self) -> Environment | None:
+        """Return the environment; None if it could not be made or set up."""
+        async with self._lock:
+            if self._environment is None and self._broken is None:
+                try:
+                    self._environment = await _set_up(rebuild_environment(self._reference))
+                except Exception as error:  # noqa: BLE001 - raised again by the trainer
+                    reason = (
+                        f"the environment could not be set up in a worker: {type(error).__name__}: {error}"
+                    )
+                    self._broken = describe_error(RunFailed(reason))
+        return self._environment
+
+
+async def _set_up(environment: Environment) -> Environment:
+    managed = find_managed(environment)
+    if managed is not None:
+        await managed.set_up()
+    return environment
+
+
+class WorkerSession:
+    """A target's conversation, which takes place in the trainer's process.
+
+    Attributes:
+        failures: The exceptions that it raised, by the trainer's number of the failure.
+    """
+
+    def __init__(self, http: httpx.AsyncClient, job: ExecutorJob) -> None:
+        self._http = http
+        self._address = f"{job.base_url}/chat/completions"
+        self._headers = {"authorization": f"Bearer {job.token}"}
+        self.turns: tuple[Turn, ...] = ()
+        self.failures: dict[int, Exception] = {}
+
+    async def reply(self, message: str) -> str:
+        """Send the target a message and return its answer; raises what the target's own session raises."""
+        body = {"messages": [{"role": "user", "content": message}]}
+        try:
+            response = await self._http.post(self._address, json=body, headers=self._headers)
+            answered = response.raise_for_status().json()
+        except httpx.HTTPError as error:
+            raise ProviderDown(f"the trainer's process cannot be asked: {error}") from error
+        if (failed := answered.get("failure")) is not None:
+            read = WorkerError.model_validate(failed)
+            failure = rebuild_error(read)
+            self.failures[read.failure or 0] = failure
+            raise failure
+        answer = str(answered["answer"])
+        self.turns += (Turn(role="user", content=message), Turn(role="assistant", content=answer))
+        return answer
+
+
+async def serve(lines: asyncio.Queue[bytes], results: BinaryIO) -> None:
+    """Run the jobs of the lines and write their results, until an empty line."""
+    runner: JobRunner | None = None
+    scopes: dict[str, anyio.CancelScope] = {}
+
+    async def run(runner: JobRunner, job: ExecutorJob) -> None:
+        with anyio.CancelScope() as scopes[job.key]:
+            result = await runner.run(job)
+            results.write(result.model_dump_json().encode("utf-8") + b"\n")
+            results.flush()
+        del scopes[job.key]
+
+    async with open_task_group() as group:
+        while line := await lines.get():
+            message = WorkerMessage.model_validate_json(line)
+            if message.environment is not None:
+                runner = JobRunner(message.environment)
+            elif message.job is not None and runner is not None:
+                group.start_soon(run, runner, runner.read_job(message.job))
+            elif message.cancelled in scopes:
+                scopes[message.cancelled].cancel()
+        group.cancel_scope.cancel()
+    if runner is not None:
+        await runner.close()
+
+
+def main() -> None:
+    """Serve the trainer on standard input and output until it closes them."""
+    requests, output = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    with open(os.devnull, "rb") as nothing:  # noqa: PTH123 - a number is needed
+        os.dup2(nothing.fileno(), 0)
+    os.dup2(2, 1)  # what the environment prints is no result
+
+    async def work() -> None:
+        lines, loop = asyncio.Queue[bytes](), asyncio.get_running_loop()
+
+        def read() -> None:
+            for line in requests:
+                loop.call_soon_threadsafe(lines.put_nowait, line)
+            loop.call_soon_threadsafe(lines.put_nowait, b"")
+            time.sleep(CLOSE_SECONDS)
+            os.killpg(0, signal.SIGKILL)  # the trainer has gone, and this process hangs
+
+        Thread(target=read, daemon=True).start()
+        await serve(lines, output)
+
+    asyncio.run(work())
+
+
+if __name__ == "__main__":
+    main()

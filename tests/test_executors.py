@@ -1,0 +1,396 @@
+"""Executors: rollouts in worker processes, whose results are those of the event loop."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from processes import is_gone, list_children, until
+from pure_world import PureNetwork, differences, left_by, rows, write_world
+from pure_world import settings as pure_settings
+from reflact import Trainer
+from reflact.concurrency import fan_out
+from reflact.config.loading import load_config
+from reflact.environments import DatasetEnvironment
+from reflact.errors import ConfigError, ProviderDown, WorkerLost
+from reflact.executors import EnvironmentReference, ExecutorJob, ExecutorResult
+from reflact.executors.environment import select_variables
+from reflact.executors.jobs import refer_to_environment
+from reflact.executors.pool import WorkerPool
+from reflact.records import RunSummary
+from reflact.testing import ScriptedLLM, ToyEnvironment, ToyTarget, toy_optimizer
+from reflact.types import Grade, Item, Score
+from toy_runs import Actor, settings
+from worker_world import WorkerWorld
+
+pytestmark = pytest.mark.anyio
+
+CANARY = "sk-canary-0123456789"
+PROCESSES = {"name": "processes", "workers": 2}
+RAY = {"name": "ray", "workers": 2}
+needs_ray = [
+    pytest.mark.slow,
+    pytest.mark.skipif(find_spec("ray") is None, reason="Ray is an extra, which takes 260 MB"),
+]
+
+
+def world(folder: Path, **options: Any) -> dict[str, Any]:
+    """Return the section of an environment that notes into a folder."""
+    folder.mkdir(exist_ok=True)
+    return {"name": "worker_world:WorkerWorld", "options": {"folder": str(folder), **options}}
+
+
+def trainer(folder: Path, executor: dict[str, Any], *, target: Any = None, **options: Any) -> Trainer:
+    """Return a trainer of one epoch in the world that notes what happens."""
+    folder.mkdir()
+    config = settings(folder / "run", environment=world(folder / "notes", **options), executor=executor)
+    return Trainer(config, target=target or ToyTarget(), optimizer=ScriptedLLM(toy_optimizer()))
+
+
+def list_noted(folder: Path, what: str) -> set[str]:
+    """Return the processes in which something happened."""
+    return {path.name.split("-")[-2] for path in (folder / "notes").glob(f"{what}-*")}
+
+
+def describe(summary: RunSummary) -> tuple[Any, ...]:
+    """Return what a run came to."""
+    best = summary.best
+    return summary.status, summary.reason, summary.steps, str(best)
+
+
+@pytest.mark.parametrize(
+    ("executor", "epochs"),
+    [
+        pytest.param(PROCESSES, 1, id="processes"),
+        pytest.param(PROCESSES, 3, marks=pytest.mark.slow, id="longer"),
+        pytest.param(RAY, 3, marks=needs_ray, id="ray"),
+    ],
+)
+async def test_a_run_in_workers_leaves_the_same_history(
+    tmp_path: Path, executor: dict[str, Any], epochs: int
+) -> None:
+    """A run with its ends of epochs, final test and controls leaves in workers what it leaves in the loop."""
+    data = write_world(tmp_path / "world")
+    ended = []
+    for name, section in (("local", {}), ("workers", executor)):
+        config = pure_settings(data, tmp_path / name, executor=section, train={"num_epochs": epochs})
+        network = PureNetwork()
+        assert (await Trainer(config, transport=network).train()).status == "completed"
+        ended.append((left_by(tmp_path / name), sorted(network.samples)))
+    assert differences(ended[0][0], ended[1][0]) == []
+    assert ended[0][1] == ended[1][1]
+
+
+async def test_workers_set_the_environment_up_once_and_close_it(tmp_path: Path) -> None:
+    """Each worker has an environment of its own, the trainer's is not set up, and no worker is left."""
+    before = list_children()
+    summary = await trainer(tmp_path / "a", PROCESSES).train()
+    assert summary.status == "completed"
+    ran = list_noted(tmp_path / "a", "ran")
+    assert len(ran) == 2
+    assert str(os.getpid()) not in ran
+    assert list_noted(tmp_path / "a", "set-up") == list_noted(tmp_path / "a", "closed") == ran
+    assert len(list((tmp_path / "a/notes").glob("set-up-*"))) == 2
+    assert list_children() == before
+
+
+@pytest.mark.parametrize("broken", ["set_up", "code", "model"])
+async def test_failures_are_those_of_the_event_loop(tmp_path: Path, broken: str) -> None:
+    """A failure of the environment's code, of its start, or of the target has in a worker the effect it has here."""
+
+    async def fail(*_: object) -> None:
+        raise ProviderDown("the model is down")
+
+    ended = []
+    for name, section in (("local", {}), ("workers", {**PROCESSES, "workers": 1})):
+        target = Actor(lambda skill, message, n: fail() if broken == "model" else None)
+        run = trainer(tmp_path / name, section, target=target, broken=broken)
+        ended.append((describe(await run.train()), target.asked))
+    (local, asked), (remote, asked_by_workers) = ended
+    if broken == "set_up":
+        assert local[0] == remote[0] == "failed"
+        assert "the environment could not be set up" in str(remote[1])
+        assert "OSError: the port is taken" in str(remote[1])
+    else:
+        assert remote == local
+        assert sorted(asked) == sorted(asked_by_workers)
+
+
+async def test_a_run_resumes_with_another_executor(tmp_path: Path) -> None:
+    """The executor is no part of a run's identity: a second start in workers finds the complete run."""
+    first = await trainer(tmp_path / "a", {}).train()
+    config = settings(tmp_path / "a/run", environment=world(tmp_path / "a/notes"), executor=PROCESSES)
+    target = Actor()
+    again = await Trainer(config, target=target, optimizer=ScriptedLLM(toy_optimizer())).train()
+    assert again.run_id == first.run_id
+    assert describe(again) == describe(first)
+    assert target.asked == []
+
+
+async def test_an_object_is_sent_if_it_can_be(tmp_path: Path) -> None:
+    """An environment that is passed in Python is pickled; one that cannot be is refused with advice."""
+    (tmp_path / "notes").mkdir()
+    config = settings(tmp_path / "run", executor=PROCESSES)
+    trained = Trainer(
+        config,
+        environment=WorkerWorld(str(tmp_path / "notes")),
+        target=ToyTarget(),
+        optimizer=ScriptedLLM(toy_optimizer()),
+    )
+    assert (await trained.train()).status == "completed"
+    assert str(os.getpid()) not in list_noted(tmp_path, "ran")
+    data = ToyEnvironment()
+    for grade in (lambda item, answer: 1.0, _main_function()):
+        environment = DatasetEnvironment(data._data, grade=grade)
+        refused = Trainer(
+            settings(tmp_path / "refused", executor=PROCESSES),
+            environment=environment,
+            target=ToyTarget(),
+            optimizer=ScriptedLLM(toy_optimizer()),
+        )
+        with pytest.raises(ConfigError, match="name it there"):
+            await refused.train()
+
+
+def _main_function() -> Callable[[Item, str], float]:
+    """Return a function as a script defines it."""
+    import __main__
+
+    def grade_in_script(item: Item, answer: str) -> float:
+        return 1.0
+
+    grade_in_script.__module__ = "__main__"
+    grade_in_script.__qualname__ = "grade_in_script"
+    __main__.grade_in_script = grade_in_script  # type: ignore[attr-defined]
+    return grade_in_script
+
+
+async def test_an_own_executor_is_named_and_its_rollouts_are_the_same(tmp_path: Path) -> None:
+    """The executor of the documentation runs jobs by values alone, and lost workers are replaced."""
+    local = await trainer(tmp_path / "local", {}).train()
+    own = {"name": "worker_world:open_farm", "options": {"losses": 1}}
+    assert describe(await trainer(tmp_path / "own", own).train()) == describe(local)
+    with pytest.raises(ConfigError, match="has no attribute"):
+        await trainer(tmp_path / "c", {"name": "worker_world:nothing"}).train()
+    with pytest.raises(ConfigError, match="async context manager"):
+        await trainer(tmp_path / "d", {"name": "worker_world:Farm"}).train()
+
+
+async def test_a_critic_does_not_grade_in_workers() -> None:
+    """Workers have no key for the critic's model, so a critic's grades are refused with advice."""
+    config = load_config({"environment": {"grader": "critic"}, "executor": PROCESSES})
+    with pytest.raises(ConfigError, match="no key for the critic"):
+        refer_to_environment(ToyEnvironment(), config, named=True)
+
+
+async def test_no_key_reaches_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers get no variable that holds a model's key or has the name of a secret, unless it is allowed by name."""
+    for name, value in {
+        "MY_MODEL": CANARY,
+        "COPY_OF_IT": f"Bearer {CANARY}",
+        "DATABASE_PASSWORD": "hunter2",
+        "HF_TOKEN": "hf",
+        "GAME_TOKEN": "needed",
+        "GAME_FOLDER": "/games",
+    }.items():
+        monkeypatch.setenv(name, value)
+    models = {"target": {"api_key_env": "MY_MODEL"}}
+    config = load_config({"models": models, "executor": {"variables": ["GAME_TOKEN", "MY_MODEL"]}})
+    selected = select_variables(config)
+    assert CANARY not in str(selected)
+    assert not {"DATABASE_PASSWORD", "HF_TOKEN"} & selected.keys()
+    assert selected["GAME_TOKEN"] == "needed"
+    assert selected["GAME_FOLDER"] == "/games"
+
+
+@pytest.mark.parametrize(
+    "executor", [PROCESSES, pytest.param(RAY, marks=needs_ray)], ids=["processes", "ray"]
+)
+async def test_a_worker_finds_no_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, executor: dict[str, Any]
+) -> None:
+    """An environment that searches its process, its item and its session for the model's key finds none."""
+    monkeypatch.setenv("OPENAI_API_KEY", CANARY)
+    data = write_world(tmp_path / "world")
+    config = pure_settings(
+        data,
+        tmp_path / "run",
+        executor=executor,
+        environment={"name": "worker_world:Searching", "options": {"folder": str(data)}},
+        train={"num_epochs": 1},
+    )
+    config["models"]["target"]["api_key_env"] = "OPENAI_API_KEY"
+    summary = await Trainer(config, transport=PureNetwork()).train()
+    assert summary.status == "completed", summary.reason
+    searched = list(data.glob("searched-*"))
+    assert searched
+    found = "".join(path.read_text(encoding="utf-8") for path in searched)
+    assert CANARY not in found
+    assert "base_url" in found
+
+
+class FakeWorker:
+    """A worker that notes its jobs, and ends when it is asked to run a fatal one."""
+
+    def __init__(self, fatal: str = "", hold: anyio.Event | None = None) -> None:
+        self.fatal = fatal
+        self.hold = hold
+        self.ran: list[str] = []
+        self.lost = anyio.Event()
+
+    async def run(self, job: ExecutorJob) -> ExecutorResult:
+        self.ran.append(job.item.id)
+        if job.item.id == self.fatal:
+            self.lost.set()
+        await anyio.lowlevel.checkpoint()
+        if self.hold is not None:
+            await self.hold.wait()
+        if self.lost.is_set():
+            raise WorkerLost("it ended")
+        return ExecutorResult(key=job.key, grade=Grade(score=Score.of(1), answer=""))
+
+    async def close(self, *, seconds: float) -> None:
+        await anyio.lowlevel.checkpoint()
+
+
+def job(item_id: str) -> ExecutorJob:
+    """Return a job about an item."""
+    return ExecutorJob(
+        key=item_id,
+        environment=EnvironmentReference(identity="e"),
+        item=Item(id=item_id, input=""),
+        seed=1,
+        base_url="http://127.0.0.1:1/v1",
+        token="t",
+    )
+
+
+async def test_jobs_go_to_the_worker_with_the_fewest() -> None:
+    """Workers start one by one with the first jobs, and share further ones evenly."""
+    workers: list[FakeWorker] = []
+    hold = anyio.Event()
+
+    async def open_worker(_: EnvironmentReference) -> FakeWorker:
+        workers.append(FakeWorker(hold=hold))
+        return workers[-1]
+
+    pool = WorkerPool(open_worker, 3)
+    hold.set()
+    await pool.run(job("alone"))
+    assert len(workers) == 1
+    hold = workers[0].hold = anyio.Event()
+    async with anyio.create_task_group() as group:
+        for n in range(9):
+            group.start_soon(pool.run, job(str(n)))
+        await until(lambda: sum(len(worker.ran) for worker in workers) == 10)
+        assert [len(worker.ran) for worker in workers] == [4, 3, 3]
+        hold.set()
+
+
+async def test_a_job_that_ends_every_worker_takes_no_other_with_it() -> None:
+    """With each job begun three times, all are done but the one that ends its workers."""
+
+    async def open_worker(_: EnvironmentReference) -> FakeWorker:
+        return FakeWorker("fatal")
+
+    pool = WorkerPool(open_worker, 1)
+
+    async def run(name: str) -> bool:
+        for _ in range(3):
+            try:
+                return (await pool.run(job(name))).grade is not None
+            except WorkerLost:
+                continue
+        return False
+
+    names = [*"abcdefgh", "fatal", *"ijk"]
+    done = await fan_out(run, names)
+    assert [name for name, is_done in zip(names, done, strict=True) if not is_done] == ["fatal"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "executor", [PROCESSES, pytest.param(RAY, marks=needs_ray)], ids=["processes", "ray"]
+)
+async def test_a_killed_worker_changes_nothing(tmp_path: Path, executor: dict[str, Any]) -> None:
+    """A worker that is killed in the middle is replaced, and the run leaves the same history."""
+    section = world(tmp_path / "notes")
+    ended = []
+    for name, chosen in (("local", {}), ("killed", executor)):
+        config = settings(tmp_path / name, environment=section, executor=chosen, test={"enabled": True})
+        run = Trainer(config, target=ToyTarget(), optimizer=ScriptedLLM(toy_optimizer()))
+        assert (await run.train()).status == "completed"
+        ended.append(left_by(tmp_path / name))
+        order_kills(tmp_path / "notes", "val-002", 1)
+    assert (tmp_path / "notes/kill-val-002-0").exists()  # ordered once more after the end
+    assert len(list_noted(tmp_path, "ran")) == 4
+    assert differences(*ended) == []
+
+
+@pytest.mark.slow
+async def test_an_item_that_kills_its_workers_is_unmeasured(tmp_path: Path) -> None:
+    """Three workers are lost to it, and all other items are measured."""
+    run = trainer(tmp_path / "a", {**PROCESSES, "workers": 1})
+    order_kills(tmp_path / "a/notes", "train-003", 9)
+    summary = await run.train()
+    assert summary.status == "completed"
+    assert len(list((tmp_path / "a/notes").glob("kill-*"))) in {6, 3}
+    unmeasured = rows(tmp_path / "a/run", "SELECT value FROM decision_log WHERE label LIKE 'unmeasured/%'")
+    assert len(unmeasured) == 1
+    assert "by signal 9" in unmeasured[0][0]
+
+
+def order_kills(folder: Path, item_id: str, n: int) -> None:
+    """Let the next rollouts of an item end their process."""
+    for number in range(n):
+        (folder / f"kill-{item_id}-{number}").touch()
+
+
+@asynccontextmanager
+async def running(run: Trainer, folder: Path) -> AsyncIterator[set[str]]:
+    """Train in the block, and yield the workers once a rollout has begun."""
+    async with anyio.create_task_group() as group:
+        group.start_soon(run.train)
+        await until(lambda: bool(list_noted(folder, "ran")))
+        yield list_noted(folder, "ran")
+        group.cancel_scope.cancel()
+
+
+@pytest.mark.slow
+async def test_a_cancelled_run_ends_its_busy_workers(tmp_path: Path) -> None:
+    """A run that is cancelled while a worker computes ends within about a second, and leaves no process."""
+    async with running(trainer(tmp_path / "a", PROCESSES, busy=30.0), tmp_path / "a") as workers:
+        begun = time.monotonic()
+    assert time.monotonic() - begun < 2.0
+    assert all(is_gone(worker) for worker in workers)
+
+
+@pytest.mark.slow
+async def test_workers_end_with_their_trainer(tmp_path: Path) -> None:
+    """If the trainer is killed, its workers end by themselves."""
+    (tmp_path / "a").mkdir()
+    config = settings(
+        tmp_path / "a/run", environment=world(tmp_path / "a/notes", busy=0.5), executor=PROCESSES
+    )
+    script = (
+        "import anyio; from reflact import Trainer; from reflact.testing import *\n"
+        f"config = { ({**config, 'out_dir': str(config['out_dir'])})!r}\n"
+        "anyio.run(Trainer(config, target=ToyTarget(), optimizer=ScriptedLLM(toy_optimizer())).train)"
+    )
+    variables = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
+    process = await anyio.open_process([sys.executable, "-c", script], env=variables)
+    await until(lambda: bool(list_noted(tmp_path / "a", "ran")))
+    process.send_signal(signal.SIGKILL)
+    await process.wait()
+    await process.aclose()
+    await until(lambda: all(map(is_gone, list_noted(tmp_path / "a", "ran"))))

@@ -1,0 +1,115 @@
+"""Environments that worker processes import, and runs in them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from reflact.data import load_dataset
+from reflact.environments import DatasetEnvironment, ExactGrader
+from reflact.errors import ModelError, WorkerLost
+from reflact.executors import ExecutorJob, ExecutorResult, JobRunner
+from reflact.llm.middleware import EnvironmentMiddleware
+from reflact.protocols import Session
+from reflact.testing import ToyEnvironment
+from reflact.types import Grade, Item, Score
+
+
+class WorkerWorld(EnvironmentMiddleware):
+    """The toy environment, which notes the processes that run it.
+
+    Args:
+        folder: Where each rollout leaves a file that is named by its process. A rollout of an item takes away a file
+            ``kill-ITEM-N`` that it finds there, and ends its process.
+        broken: What fails: ``set_up``, ``code``, or nothing.
+        busy: Seconds of processor time of a rollout.
+    """
+
+    def __init__(self, folder: str, broken: str = "", busy: float = 0.0) -> None:
+        super().__init__(ToyEnvironment(train=8, val=4, test=4))
+        self._folder = Path(folder)
+        self._broken, self._busy = broken, busy
+
+    async def set_up(self) -> None:
+        if self._broken == "set_up":
+            raise OSError("the port is taken")
+        self.note("set-up")
+
+    async def close(self) -> None:
+        self.note("closed")
+
+    async def run(self, item: Item, session: Session, *, seed: int) -> Grade:
+        self.note("ran")
+        os.write(1, b"what an environment prints is no result\n")
+        if (orders := list(self._folder.glob(f"kill-{item.id}-*"))) != []:
+            orders[0].unlink()
+            os.kill(os.getpid(), signal.SIGKILL)
+        if self._broken == "code" and item.id == "val-001":
+            raise ZeroDivisionError("no world has this number")
+        if self._broken == "model":
+            try:
+                await session.reply(str(item.input))
+            except ModelError as error:
+                return Grade(score=Score.of(0), answer=f"{type(error).__name__}: {error}")
+        if self._busy:
+            work_for(self._busy)
+        return await super().run(item, session, seed=seed)
+
+    def note(self, what: str) -> None:
+        """Leave a file that says what happened in this process."""
+        (self._folder / f"{what}-{os.getpid()}-{time.monotonic_ns()}").touch()
+
+
+def work_for(seconds: float) -> None:
+    """Take seconds of processor time."""
+    begun = time.thread_time()
+    while time.thread_time() - begun < seconds:
+        sum(range(1000))
+
+
+class Searching(DatasetEnvironment):
+    """A data set whose rollouts write all that a worker can read into a folder."""
+
+    def __init__(self, folder: str) -> None:
+        super().__init__(load_dataset(Path(folder), None, 0), grade=ExactGrader(), name="searching")
+        self._folder = Path(folder)
+
+    async def run(self, item: Item, session: Session, *, seed: int) -> Grade:
+        self.search(item, session)
+        return await super().run(item, session, seed=seed)
+
+    def search(self, item: Item, session: Session) -> None:
+        """Write what this process was started with and has been given."""
+        seen = [repr(dict(os.environ)), Path("/proc/self/environ").read_text(encoding="utf-8")]
+        seen += [repr(sys.argv), repr(item), "base_url", repr(vars(session))]
+        (self._folder / f"searched-{os.getpid()}").write_text("\n".join(seen), encoding="utf-8")
+
+
+class Farm:
+    """The executor of docs/executors.md, with workers that are lost at first."""
+
+    def __init__(self, losses: int = 0) -> None:
+        self._losses = losses
+
+    async def run(self, job: ExecutorJob) -> ExecutorResult:
+        job = ExecutorJob.model_validate_json(job.model_dump_json())
+        runner = JobRunner(job.environment)
+        try:
+            result = await runner.run(job)
+        finally:
+            await runner.close()
+        self._losses -= 1
+        if self._losses >= 0:
+            raise WorkerLost("the farm burns")
+        return ExecutorResult.model_validate_json(result.model_dump_json())
+
+
+@asynccontextmanager
+async def open_farm(losses: int) -> AsyncIterator[Farm]:
+    """Open the farm."""
+    yield Farm(losses)
