@@ -60,6 +60,9 @@ def main() -> None:
     if how == "environment":
         sys.stdout.write(json.dumps(dict(os.environ)))
         return
+    if how == "title":
+        titled = [{"role": "user", "content": f"{number}: {task}"} for number in range(3)]
+        ask([{"role": "system", "content": "You write titles."}, *titled])
     messages = [{"role": "system", "content": instructions}, {"role": "user", "content": task}]
     fields = json.loads(sys.argv[3]) if how == "with" else {}
     path = sys.argv[3] if how == "at" else "/chat/completions"

@@ -44,7 +44,7 @@ def answer(body: dict[str, Any]) -> str:
     """Play both models: the target obeys the rule if its instructions hold it, the optimizer proposes it."""
     if "response_format" in body:
         return json.dumps(fill_schema(body["response_format"]["json_schema"]["schema"], RULE))
-    system, user = (message["content"] for message in body["messages"])
+    system, *_, user = (message["content"] for message in body["messages"])
     word = str(user).rpartition(" ")[2]
     return word.upper() if RULE in system else word
 
@@ -67,8 +67,12 @@ class Sender:
 
     identity = "sender"
 
+    def __init__(self) -> None:
+        self.calls: list[CallId] = []
+
     async def forward(self, body: Any, *, call_id: CallId) -> str:
         """Answer a chat completion."""
+        self.calls.append(call_id)
         return complete(answer(body))
 
     async def send(self, body: Any, *, call_id: CallId, answer: Any) -> str:
@@ -186,6 +190,10 @@ def test_a_command_needs_a_place_for_its_skill() -> None:
         {"seed": " \n"},
         {"skill_file": "a", "workspace": "no-such-folder"},
         {"skill_file": "a", "command": "my-agent {task}"},
+        {"profile": "no-such-agent"},
+        {"skill_file": "a", "skill_name": "counting"},
+        {"skill_file": "a", "skill_name": "No Name", "skill_description": "Counts."},
+        {"seed": "a", "skill_name": "counting", "skill_description": "Counts."},
     ]
     for arguments in wrong:
         with pytest.raises(ConfigError):
@@ -244,6 +252,29 @@ async def test_a_request_asks_for_one_answer_under_the_cap_of_the_run(tmp_path: 
     assert {(b.get("n"), b.get("max_tokens"), b.get("max_completion_tokens")) for b in asked} == {
         (None, 50, None)
     }
+
+
+def test_a_profile_knows_where_an_agent_reads_its_instructions() -> None:
+    """A profile brings what the agent needs; what is given replaces or extends it."""
+    plain = CommandTarget(profile="codex", arguments=["--config=a=1"], variables={"NO_COLOR": "1"})
+    assert (plain.command[:2], plain.command[-1]) == (("codex", "exec"), "--config=a=1")
+    assert (plain.skill_file, plain.answer_file) == ("AGENTS.md", "LAST.txt")
+    assert plain.variables == {"OPENAI_API_KEY": "{token}", "NO_COLOR": "1"}
+    named = CommandTarget(profile="claude-code", skill_name="counting", skill_description="Counts: fruit.")
+    assert named.skill_file == ".claude/skills/counting/SKILL.md"
+    text = named.write_skill(Skill(text=RULE))
+    assert text == f'---\nname: "counting"\ndescription: "Counts: fruit."\n---\n\n{RULE}'
+    assert CommandTarget(profile="opencode", seed="Be brief.").skill_file is None
+
+
+async def test_a_side_call_needs_no_seed_and_is_no_turn() -> None:
+    """A request that is no part of the task, such as for a title, is answered and booked under its own purpose."""
+    sender = Sender()
+    target = CommandTarget([*AGENT, "title"], seed="Be helpful.", side_call="You write titles.")
+    session = target.connect(sender, ModelConfig(model="m")).session(Skill(text=RULE), rollout="r")
+    assert await session.reply("Say red") == "RED"
+    assert [turn.content for turn in session.turns] == ["Say red"]
+    assert [call_id.purpose for call_id in sender.calls] == ["side_call", "rollout"]
 
 
 def test_a_workspace_is_read_once_in_a_run(tmp_path: Path) -> None:

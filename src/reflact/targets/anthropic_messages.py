@@ -29,9 +29,7 @@ REFUSED_FIELDS = ("container", "mcp_servers")
 BILLING = "x-anthropic-billing-header:"
 """The beginning of a system block that is no instruction."""
 
-VOLATILE = re.compile(
-    r"^(?:# currentDate\n)?Today's date is [^\n]*\n?|^ - Today's date: [^\n]*\n?", re.MULTILINE
-)
+VOLATILE = re.compile(r"^# currentDate\nToday's date is [^\n]*\n?", re.MULTILINE)
 """The date that Claude Code writes into texts."""
 
 CHOICES = {"auto": "auto", "any": "required", "none": "none"}

@@ -1,6 +1,7 @@
 """The target that is a command: an agent in a process of its own, which asks its model through a gateway.
 
 target = CommandTarget(["my-agent", "--task", "{task}"], skill_file="SKILL.md")
+target = CommandTarget(profile="codex", workspace="my_project")
 summary = await Trainer("run.yaml", target=target).train()
 """
 
@@ -25,10 +26,12 @@ from pydantic import JsonValue
 
 from reflact.concurrency import open_task_group
 from reflact.config.models import ModelConfig
-from reflact.errors import ConfigError, EnvironmentFailure, ReflactError, ReplyError
+from reflact.errors import ConfigError, EnvironmentFailure, ReflactError, ReplyError, SkillError
 from reflact.messages import CallId
 from reflact.protocols import RequestSender
+from reflact.skills.package import MAIN_FILE, build_package
 from reflact.targets.gateway import GatewayAddress, open_gateway
+from reflact.targets.profiles import PROFILES, AgentProfile
 from reflact.types import Skill, Turn, canonical_json, digest_json
 
 COMMAND_TARGET_VERSION = 2
@@ -58,36 +61,57 @@ class CommandTarget:
     is not confined otherwise: it can read and write what its user can.
 
     Args:
+        profile: A command-line agent by name: ``codex``, ``opencode`` or ``claude-code``. It brings the command, the
+            variables, and the places of skill and answer; arguments that you give replace those.
         command: The program and its arguments; ``{task}``, ``{folder}``, ``{base_url}``, ``{root_url}`` (without
             ``/v1``), ``{token}`` and ``{model}`` are replaced. Without ``{task}`` the task goes to standard input.
-        skill_file: Where the skill is written, below the folder; None if ``seed`` is given.
+        arguments: Further arguments, after those of the profile.
+        skill_file: Where the skill is written, below the folder, in place of a file of the workspace; None if ``seed``
+            is given.
+        skill_name: Writes the skill as a ``SKILL.md`` of this name, which the agent loads if it seems useful.
+        skill_description: Says when to use it, in the front matter of this ``SKILL.md``.
         seed: The instructions in the agent's requests that the skill replaces. A request must have them exactly once,
             or else the rollout is unmeasured.
         workspace: A folder that is copied for each rollout; a relative path begins at the current folder.
+        side_call: A text in the first message of requests that are no part of the task, such as that for a title. They
+            need no seed, and are booked under the purpose ``side_call``.
         answer_file: The file, below the folder, with the answer; None for standard output.
-        variables: Environment variables beside PATH, HOME and TMPDIR; placeholders as in ``command``.
+        variables: Environment variables beside PATH, HOME and TMPDIR; placeholders as in ``command``. Those of a
+            profile stay.
         seconds: The most time of a rollout.
         output_bytes: The most bytes of its output.
         version: Part of the target's identity; change it with the command's program.
 
     Raises:
         ConfigError: The command or ``seed`` is empty, neither or both of ``skill_file`` and ``seed`` are given, a path
-            leaves the folder, or ``workspace`` is no folder.
+            leaves the folder, ``workspace`` is no folder, or the profile or the skill's name is wrong.
     """
 
     def __init__(
         self,
-        command: Sequence[str],
+        command: Sequence[str] = (),
         *,
+        profile: str | None = None,
+        arguments: Sequence[str] = (),
         skill_file: str | None = None,
+        skill_name: str | None = None,
+        skill_description: str | None = None,
         seed: str | None = None,
         workspace: str | None = None,
+        side_call: str | None = None,
         answer_file: str | None = None,
-        variables: Mapping[str, str] = DEFAULT_VARIABLES,
+        variables: Mapping[str, str] | None = None,
         seconds: float = 300.0,
         output_bytes: int = 2**22,
         version: str = "1",
     ) -> None:
+        known = _find_profile(profile)
+        if known is not None:
+            command, answer_file = command or known.command, answer_file or known.answer_file
+            side_call = side_call or known.side_call
+            if seed is None and skill_file is None:
+                folder = known.skills_folder
+                skill_file = known.skill_file if skill_name is None else f"{folder}/{skill_name}/{MAIN_FILE}"
         if isinstance(command, str) or not command:
             raise ConfigError('command is a list of the program and its arguments: ["my-agent", "{task}"]')
         if workspace is not None and not Path(workspace).is_dir():
@@ -98,17 +122,19 @@ class CommandTarget:
             )
         if seed is not None and not seed.strip():
             raise ConfigError("seed is empty; give the agent's instructions, word for word, or skill_file")
+        if skill_name is not None and (seed is not None or skill_description is None):
+            raise ConfigError(
+                "skill_name needs skill_description, which says when to use the skill, and no seed"
+            )
         for path in filter(None, (skill_file, answer_file)):
             if Path(path).is_absolute() or ".." in Path(path).parts:
                 raise ConfigError(f"{path} leaves the rollout's folder; name a path below it")
-        self.command = tuple(command)
-        self.skill_file, self.seed, self.workspace, self.answer_file = (
-            skill_file,
-            seed,
-            workspace,
-            answer_file,
-        )
-        self.variables, self.seconds, self.output_bytes = dict(variables), seconds, output_bytes
+        self.command = (*command, *arguments)
+        self.skill_file, self.skill_name, self.skill_description = skill_file, skill_name, skill_description
+        self.seed, self.workspace, self.answer_file = seed, workspace, answer_file
+        self.variables = {**(DEFAULT_VARIABLES if known is None else known.variables), **(variables or {})}
+        self.side_call, self.seconds, self.output_bytes = side_call, seconds, output_bytes
+        self.write_skill(Skill(text=""))
         self._version = version
         self._sender: RequestSender | None = None
         self._model = ""
@@ -123,12 +149,15 @@ class CommandTarget:
         return self._identity or self._describe()
 
     def _describe(self) -> str:
+        skill: list[JsonValue] = [self.skill_name, self.skill_description]
         settings: dict[str, JsonValue] = {
             "target": "command",
             "version": [COMMAND_TARGET_VERSION, self._version],
             "command": list(self.command),
             "skill_file": self.skill_file,
+            "skill": skill,
             "seed": self.seed,
+            "side_call": self.side_call,
             "workspace": None if self.workspace is None else _digest_folder(Path(self.workspace)),
             "answer_file": self.answer_file,
             "variables": dict(self.variables),
@@ -136,6 +165,22 @@ class CommandTarget:
             "llm": None if self._sender is None else self._sender.identity,
         }
         return canonical_json(settings)
+
+    def write_skill(self, skill: Skill) -> str:
+        """Return the text of the skill's file.
+
+        Raises:
+            ConfigError: The skill's name or its description breaks the rules of skills.
+        """
+        if self.skill_name is None:
+            return skill.text
+        try:
+            package = build_package(
+                skill, name=self.skill_name, description=self.skill_description, is_renamed=True
+            )
+        except SkillError as error:
+            raise ConfigError(f"skill_name, skill_description: {error}") from error
+        return package.files[0].content.decode("utf-8")
 
     def describe_model(self, config: ModelConfig) -> ModelConfig:
         """Return the settings of ``models.target``, which must name the model behind the gateway."""
@@ -169,13 +214,23 @@ class GatewaySession:
         skill: The instructions.
         rollout: The rollout's key.
         seed: The text in the agent's requests that the skill replaces; None if the agent gets the skill itself.
+        side_call: A text in the first message of requests that are no part of the task. They have no seed, and are
+            booked under a purpose of their own.
     """
 
-    def __init__(self, sender: RequestSender, skill: Skill, rollout: str, *, seed: str | None) -> None:
+    def __init__(
+        self,
+        sender: RequestSender,
+        skill: Skill,
+        rollout: str,
+        *,
+        seed: str | None,
+        side_call: str | None = None,
+    ) -> None:
         self._sender = sender
         self._skill = skill
         self._rollout = rollout
-        self._seed = seed
+        self._seed, self._side_call = seed, side_call
         self._asked: Counter[str] = Counter()
         self._last: list[Mapping[str, Any]] = []
         self._failure: ReflactError | None = None
@@ -204,14 +259,19 @@ class GatewaySession:
             text = json.dumps(body, ensure_ascii=False).replace(self._folder, SHOWN_FOLDER)
             body = json.loads(text.replace(_flatten(self._folder), _flatten(SHOWN_FOLDER)))
             request = {name: value for name, value in body.items() if name not in DROPPED_FIELDS}
-            if self._seed is not None:
+            is_side = self._side_call is not None and has_text(request["messages"][:1], self._side_call)
+            if self._seed is not None and not is_side:
                 request["messages"] = self._replace_seed(request["messages"])
-            self._last = max(self._last, [m for m in request["messages"] if isinstance(m, dict)], key=len)
+            if not is_side:
+                self._last = max(self._last, [m for m in request["messages"] if isinstance(m, dict)], key=len)
             digest = digest_json(request)
             number, self._asked[digest] = self._asked[digest], self._asked[digest] + 1
-            part = digest[:16]
             call_id = CallId(
-                role="target", purpose="rollout", rollout=self._rollout, number=number, part=part
+                role="target",
+                purpose="side_call" if is_side else "rollout",
+                rollout=self._rollout,
+                number=number,
+                part=digest[:16],
             )
             completion = await self._sender.forward(request, call_id=call_id)
         except ReflactError as error:
@@ -250,7 +310,7 @@ class CommandSession(GatewaySession):
     def __init__(
         self, target: CommandTarget, sender: RequestSender, model: str, skill: Skill, rollout: str
     ) -> None:
-        super().__init__(sender, skill, rollout, seed=target.seed)
+        super().__init__(sender, skill, rollout, seed=target.seed, side_call=target.side_call)
         self._target = target
         self._model = model
 
@@ -280,7 +340,7 @@ class CommandSession(GatewaySession):
                     + (f": {words}" if words else ""),
                     reasons=(),
                 )
-            if self._target.seed is not None and not self._asked:
+            if self._target.seed is not None and not self._last:
                 raise EnvironmentFailure(
                     "the command asked the gateway nothing, so the skill is not in force: let it ask its model at "
                     "OPENAI_BASE_URL, or at the address that `variables` gives it"
@@ -300,7 +360,7 @@ class CommandSession(GatewaySession):
                     f"a link in the workspace leads skill_file {target.skill_file} out of the rollout's folder: remove it"
                 )
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(self._skill.text, encoding="utf-8")
+            path.write_text(target.write_skill(self._skill), encoding="utf-8")
 
     def _require_files(self, folder: Path) -> None:
         """Raise EnvironmentFailure if the command names a file that is here, and not in the rollout's folder."""
@@ -406,6 +466,14 @@ def _kill_group(process: Process) -> None:
         return
 
 
+def _find_profile(name: str | None) -> AgentProfile | None:
+    if name is not None and name not in PROFILES:
+        raise ConfigError(
+            f"there is no profile {name!r}; choose from {', '.join(PROFILES)}, or give a command"
+        )
+    return None if name is None else PROFILES[name]
+
+
 def _fill(text: str, values: Mapping[str, str]) -> str:
     return PLACEHOLDER.sub(lambda match: values[match[1]], text)
 
@@ -439,3 +507,12 @@ def _read_turns(message: Mapping[str, Any]) -> list[Turn]:
             Turn(role="assistant", content=f"calls {function.get('name')}({function.get('arguments')})")
         )
     return turns
+
+
+def has_text(value: object, text: str) -> bool:
+    """Whether a text is part of a string in a JSON value."""
+    if isinstance(value, str):
+        return text in value
+    if isinstance(value, Mapping):
+        return any(has_text(part, text) for part in value.values())
+    return isinstance(value, Sequence) and any(has_text(part, text) for part in value)

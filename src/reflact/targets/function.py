@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
 
@@ -24,7 +24,7 @@ import anyio
 from reflact.config.models import ModelConfig
 from reflact.errors import ConfigError, EnvironmentFailure, ReflactError, ReplyError
 from reflact.protocols import RequestSender
-from reflact.targets.command import GatewaySession
+from reflact.targets.command import GatewaySession, has_text
 from reflact.targets.gateway import open_gateway
 from reflact.types import FrozenModel, Skill, canonical_json
 
@@ -165,7 +165,7 @@ class FunctionSession(GatewaySession):
 
     async def _answer(self, body: dict[str, Any]) -> str:
         """Answer one request of the agent, and note whether it has the skill."""
-        self._has_skill = self._has_skill or _has_text(body["messages"], self._skill.text.strip())
+        self._has_skill = self._has_skill or has_text(body["messages"], self._skill.text.strip())
         return await super()._answer(body)
 
     def _require_skill(self) -> None:
@@ -192,12 +192,3 @@ async def _call(run_agent: RunAgent, rollout: AgentRollout) -> object:
     own = anyio.CapacityLimiter(1)
     answer = await anyio.to_thread.run_sync(partial(run_agent, rollout), abandon_on_cancel=True, limiter=own)
     return await answer if inspect.isawaitable(answer) else answer
-
-
-def _has_text(value: object, text: str) -> bool:
-    """Whether a text is part of a string in a JSON value."""
-    if isinstance(value, str):
-        return text in value
-    if isinstance(value, Mapping):
-        return any(_has_text(part, text) for part in value.values())
-    return isinstance(value, Sequence) and any(_has_text(part, text) for part in value)

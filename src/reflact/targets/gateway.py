@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hmac
 import json
+import re
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
@@ -26,6 +27,9 @@ MAX_REQUEST_BYTES = 2**26
 """The most bytes of an agent's request."""
 
 READ_BYTES = 2**16
+
+VOLATILE = re.compile(r"^ +Today's date: [^\n]*\n(?=</env>)", re.MULTILINE)
+"""The date that opencode writes into texts."""
 
 
 class GatewayAddress(NamedTuple):
@@ -242,9 +246,19 @@ def _write_event(event: Mapping[str, Any]) -> str:
 
 
 def _read_completion(body: Mapping[str, Any]) -> dict[str, Any]:
-    if not isinstance(body["messages"], list):
+    """Return a request without the date that opencode writes into its instructions."""
+    messages = body["messages"]
+    if not isinstance(messages, list):
         raise TypeError
-    return dict(body)
+    cleaned = [
+        {**message, "content": VOLATILE.sub("", message["content"])}
+        if isinstance(message, dict)
+        and isinstance(message.get("content"), str)
+        and message.get("role") == "system"
+        else message
+        for message in messages
+    ]
+    return {**body, "messages": cleaned}
 
 
 def _write_completion(completion: Mapping[str, Any], body: Mapping[str, Any]) -> Mapping[str, Any]:
