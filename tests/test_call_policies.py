@@ -321,26 +321,28 @@ async def test_a_writer_that_was_heard_once_is_asked_on(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("places", [1, 3, 16])
-async def test_how_many_are_asked_at_a_time_makes_no_difference(places: int) -> None:
+async def test_how_many_are_asked_at_a_time_makes_no_difference() -> None:
     """That a writer is given up follows from what was said, not from when."""
-    one, several = muted(writing, excess=1), muted(writing, excess=1)
+    one = muted(writing, excess=1)
     alone = await calibrated(one, settings(rounds=2), learn=2 * FAIL_FAST_CALLS)
-    together = await calibrated(several, settings(rounds=2, places=places), learn=2 * FAIL_FAST_CALLS)
-    assert asked(several, writing) == asked(one, writing)
-    assert together == alone
+    for places in (1, 3, 16):
+        several = muted(writing, excess=1)
+        together = await calibrated(several, settings(rounds=2, places=places), learn=2 * FAIL_FAST_CALLS)
+        assert asked(several, writing) == asked(one, writing)
+        assert together == alone
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stops", [60, 110, 150])
-async def test_cut_off_it_gives_the_writer_up_at_the_same_place(stops: int) -> None:
+async def test_cut_off_it_gives_the_writer_up_at_the_same_place() -> None:
     """The report of a calibration that went on is that of one that was never stopped."""
-    whole = await calibrated(muted(writing), settings(rounds=2), learn=2 * FAIL_FAST_CALLS)
-    memory, how = ListMemory(), settings(rounds=2)
-    with pytest.raises(ProviderDown):
-        await calibrated(muted(writing, stops=stops), how, learn=2 * FAIL_FAST_CALLS, memory=memory)
-    again = await calibrated(muted(writing), how, learn=2 * FAIL_FAST_CALLS, memory=memory)
-    assert again == whole
+    how = settings(rounds=2)
+    whole = await calibrated(muted(writing), how, learn=2 * FAIL_FAST_CALLS)
+    for stops in (60, 110, 150):
+        memory = ListMemory()
+        with pytest.raises(ProviderDown):
+            await calibrated(muted(writing, stops=stops), how, learn=2 * FAIL_FAST_CALLS, memory=memory)
+        again = await calibrated(muted(writing), how, learn=2 * FAIL_FAST_CALLS, memory=memory)
+        assert again == whole
 
 
 async def test_beside_an_agent_a_mute_writer_is_asked_no_more() -> None:

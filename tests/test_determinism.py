@@ -114,11 +114,11 @@ async def test_order_of_completion_influences_nothing(
     They do not depend on whether analysts wait for all rollouts of their step, either.
     """
     some = ((1, 0, False), (8, 1, True), (64, 2, True))
-    cases = tuple(product((1, 8, 64), range(3), (False, True))) if thorough else some
+    cases = tuple((c, seed, (c + seed) % 2 == 0) for c, seed in product((1, 8, 64), range(3)))
     histories = [
         await history(
             tmp_path / f"{n}", policy, proposer, concurrency=concurrency, seed=seed, overlap=overlap
         )
-        for n, (concurrency, seed, overlap) in enumerate(cases)
+        for n, (concurrency, seed, overlap) in enumerate(cases if thorough else some)
     ]
     assert len(set(histories)) == 1

@@ -21,6 +21,7 @@ from build_site import list_doors
 from typer.testing import CliRunner
 
 from filled_schema import fill_schema
+from processes import Program
 from reflact.cli.app import app
 from reflact.config.loading import list_config_keys
 
@@ -61,8 +62,6 @@ optimizer = ScriptedLLM(propose)
 SERVICES = {"service.py"}
 """Examples that run until they are stopped; tests/test_service.py covers them."""
 EXAMPLES = sorted(path for path in (ROOT / "examples").glob("*.py") if path.name not in SERVICES)
-HANG_SECONDS = 600
-"""Ends a program that hangs; no test depends on how long it takes."""
 
 
 class ColourModel(BaseHTTPRequestHandler):
@@ -90,17 +89,13 @@ class ColourModel(BaseHTTPRequestHandler):
         """Write no log."""
 
 
-def run(program: Path | str, folder: Path) -> subprocess.CompletedProcess[str]:
-    """Run a program or a script with this interpreter in a folder."""
-    arguments = ["-c", program] if isinstance(program, str) else [str(program)]
-    return subprocess.run(
-        [sys.executable, *arguments],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=HANG_SECONDS,
-        check=False,
-    )
+def run(program: Path | str, folder: Path) -> str:
+    """Run a program or a script in a process of its own in a folder, and return its output; it must exit with 0."""
+    if isinstance(program, Path):
+        program = f"import runpy; runpy.run_path({str(program)!r}, run_name='__main__')"
+    code, output = Program(program, folder=folder).wait()
+    assert code == 0, output
+    return output
 
 
 def read(page: Path) -> str:
@@ -151,11 +146,10 @@ def test_the_index_lists_every_page() -> None:
 
 def test_generated_pages_are_current() -> None:
     """The generated pages and sections say what the code says."""
-    done = run(
+    run(
         f"import runpy, sys; sys.argv = ['x', '--check']; runpy.run_path({str(SCRIPT)!r}, run_name='__main__')",
         ROOT,
     )
-    assert done.returncode == 0, done.stderr
 
 
 SCRIPT = ROOT / "scripts" / "generate_docs.py"
@@ -222,9 +216,8 @@ def test_the_readme_trains_on_own_lists(tmp_path: Path) -> None:
     for name in ("target", "optimizer"):
         code, n_replaced = re.subn(rf'{name}="[\w-]+"', f"{name}={name}", code)
         assert n_replaced == 1
-    done = run(STAND_INS + code, tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("Perhaps better, not confirmed: 2 of 2 test items solved instead of 1 ")
+    output = run(STAND_INS + code, tmp_path)
+    assert output.startswith("Perhaps better, not confirmed: 2 of 2 test items solved instead of 1 ")
 
 
 @pytest.mark.slow
@@ -233,17 +226,14 @@ def test_the_readme_trains_on_own_lists(tmp_path: Path) -> None:
 )
 def test_runnable_blocks_run(page: str, code: str, tmp_path: Path) -> None:
     """A block that is marked as runnable ends without an error in an empty folder, and prints something."""
-    done = run(code, tmp_path)
-    assert done.returncode == 0, f"{page}: {done.stderr}"
-    assert done.stdout.strip(), f"{page}: the example prints nothing"
+    assert run(code, tmp_path).strip(), f"{page}: the example prints nothing"
 
 
 @pytest.mark.slow
 def test_the_first_session_is_as_the_page_shows_it(tmp_path: Path) -> None:
     """A newcomer trains on 60 questions of a CSV file with at most eight commands, and sees what the page shows."""
     code = f"import runpy, sys; sys.argv = ['x', '--check']; runpy.run_path({str(NEWCOMER)!r}, run_name='__main__')"
-    done = run(code, tmp_path)
-    assert done.returncode == 0, f"run benchmarks/newcomer.py\n{done.stdout}{done.stderr}"
+    run(code, tmp_path)
     commands = re.findall(r"^\$ reflact (\w+)", read(ROOT / "docs" / "first-session.md"), re.MULTILINE)
     assert commands[:3] == ["init", "check", "train"]
     assert len(commands) <= 8
@@ -262,23 +252,21 @@ def test_the_program_that_is_trained_works_as_printed(tmp_path: Path) -> None:
             (tmp_path / name).write_text(here, encoding="utf-8")
         for line in commands.splitlines():
             arguments = line.split()[1:]
-            done = run(
+            output = run(
                 f"import sys; sys.argv[1:] = {arguments}\nfrom reflact.cli import main\nmain()", tmp_path
             )
-            assert done.returncode == 0, done.stderr
         server.shutdown()
-    assert "2 of 2 test items solved instead of 0" in done.stdout
+    assert "2 of 2 test items solved instead of 0" in output
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)
 def test_examples_run(example: Path, tmp_path: Path) -> None:
     """Each example ends without an error in an empty folder, and prints something."""
-    done = run(example, tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip()
+    output = run(example, tmp_path)
+    assert output.strip()
     if example.name == "agent_with_critic.py":
-        first, last, learned = done.stdout.splitlines()
+        first, last, learned = output.splitlines()
         assert first == "desk 0: 2 of 10 letters are filed; the critic says 9"
         assert last == "desk 90: 2 of 10 letters are filed; the critic says 2"
         assert learned.startswith("90 traces were taken, ")
@@ -408,8 +396,7 @@ async def main():
 trio.run(main)
 """
     pytest.importorskip("trio")
-    done = run(code, tmp_path)
-    assert done.stdout.split() == ["train", "True", "stream", "True"], done.stderr
+    assert run(code, tmp_path).split() == ["train", "True", "stream", "True"]
     assert not (tmp_path / "run").exists()
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import random
 import signal
 import subprocess
@@ -18,6 +17,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from processes import get_context
 from pure_world import TWINS, Ended, differences, left_by, rows, settings, write_world
 from reflact.records import StepRecord
 from training_process import train
@@ -36,7 +36,6 @@ SHARE = 0.15
 """The longest that a process asks before it is killed, as a share of an unbroken run's time for that."""
 
 HERE = Path(__file__).parent
-PRELOADED = ["reflact.llm.client", "reflact.store.runs", "reflact.targets.chat", "training_process"]
 
 KEPT = {
     "responses": "SELECT key, response FROM responses",
@@ -55,8 +54,7 @@ class Processes:
 
     def __init__(self, port: int, folder: Path) -> None:
         self._port = port
-        self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(PRELOADED)
+        self._context = get_context()
         self._worlds = {
             False: write_world(folder / "long"),
             True: write_world(folder / "wide", train=24, val=16, test=8),
