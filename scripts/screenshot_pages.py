@@ -2,7 +2,7 @@
 
 Usage: python scripts/screenshot_pages.py FOLDER
 
-The large run has 200 steps and 20,000 rollouts, made with the public names for tests and stored by the run itself.
+A long page is several pictures, one below the other. The large run has 200 steps and 20,000 rollouts, made with the public names for tests and stored by the run itself.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from reflact.messages import CallId, RenderedPrompt, ReplyModel
 from reflact.testing import ScriptedLLM, ToyEnvironment, ToyTarget, toy_optimizer
 
 COMMAND = [sys.executable, "-c", "from reflact.cli import main; main()"]
-WIDTHS, SCHEMES, MAX_HEIGHT = (1280, 400), ("light", "dark"), 4_000
+WIDTHS, SCHEMES, PICTURE_HEIGHT = (1280, 400), ("light", "dark"), 1_500
 LOADED = "const [e] = performance.getEntriesByType('navigation'); return e.loadEventEnd - e.startTime"
 STEPS, VALIDATION_ITEMS = 200, 120
 
@@ -85,9 +85,11 @@ def take(browser: Chrome, name: str, url: str, folder: Path) -> None:
             browser.get(url)
             took = browser.execute_script(LOADED)
             height = browser.execute_script("return document.documentElement.scrollHeight")
-            metrics["height"] = min(height, MAX_HEIGHT)
-            browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
-            browser.save_screenshot(str(folder / f"{name}-{width}-{scheme}.png"))
+            for number, top in enumerate(range(0, height, PICTURE_HEIGHT), start=1):
+                metrics["height"] = min(PICTURE_HEIGHT, height - top)
+                browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+                browser.execute_script("window.scrollTo(0, arguments[0])", top)
+                browser.save_screenshot(str(folder / f"{name}-{width}-{scheme}-{number:02}.png"))
             print(f"{name}, {width} pixels, {scheme}: open after {took / 1000:.2f} s, {height} pixels high")
 
 
