@@ -36,7 +36,16 @@ def written(folder: Path, name: str, text: str) -> Path:
         ({"train": {"batch_size": 0}}, "train.batch_size: .*greater than or equal to 1 .got 0"),
         ({"train": {"batch_size": "many"}}, "train.batch_size: .*integer.*'many'"),
         ({"gate": {"mixed_weight": float("nan")}}, "gate.mixed_weight: .*finite"),
-        ({"data": {"ratio": "2:1"}}, "data.ratio: "),
+        ({"data": {"ratio": "2:1"}}, "data.ratio: expected train:val:test"),
+        ({"environment": {"template": "hello"}}, "template: expected a text with {input} in it"),
+        (
+            {"models": {"target": {"base_url": "host:80"}}},
+            r"^models.target.base_url: expected an address [^;]*$",
+        ),
+        (
+            {"models": {"target": {"api_key_env": "sk-1"}}},
+            r"api_key_env: expected the name of [^;]*; a key [^;]*$",
+        ),
         ({"select": {"max_edits": 2, "min_edits": 3}}, r"select: min_edits \(3\) must not exceed max_edits"),
         ({"environment": {"template": "Question:"}}, "environment.template: "),
         ({"budget": {"max_token": 1}}, "unknown key budget.max_token; did you mean max_tokens?"),

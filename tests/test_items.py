@@ -27,10 +27,11 @@ LEARNING = playing((AnalystReply, lambda kind, _: append_reply(kind, LINES["doub
 WORLD = ToyEnvironment(train=8, val=4, test=4, rules=4)
 
 
-def write_items(folder: Path, world: ToyEnvironment = WORLD) -> Path:
+def write_items(folder: Path, world: ToyEnvironment = WORLD, *, has_ids: bool = True) -> Path:
     """Write the items of a toy world as a data folder."""
+    left_out = set() if has_ids else {"id"}
     for split in Split:
-        rows = "".join(item.model_dump_json() + "\n" for item in world.items(split))
+        rows = "".join(item.model_dump_json(exclude=left_out) + "\n" for item in world.items(split))
         path = folder / f"{split}.jsonl"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(rows, encoding="utf-8")
@@ -140,15 +141,25 @@ def test_the_command_lists_items_in_80_columns(folder: Path) -> None:
 
 
 def test_the_command_shows_one_item_in_full(folder: Path) -> None:
-    """`show --item` prints all texts of one item, and an unknown id is one sentence."""
+    """`show --item` prints all texts of one item, by the beginning of its id; an unknown id is one sentence."""
     item = WORLD.items(Split.val)[1]
-    shown = reflact("show", folder, "--item", item.id, "--split", "val").stdout
+    shown = reflact("show", folder, "--item", item.id).stdout
     assert shown.startswith(f"{item.id} (val, {item.task_type}): ")
     for text in (item.input, item.reference, "unknown"):
         assert f"    {text}\n" in shown
     refused = reflact("show", folder, "--item", "nobody")
     assert refused.exit_code == 2
-    assert "has no item nobody; --items lists the ids" in refused.stderr
+    assert "has an id that begins with nobody; --items lists the ids" in refused.stderr
+    several = reflact("show", folder, "--item", "val-")
+    assert "no item is val-, and the ids of 4 begin with it: " in several.stderr
+
+
+def test_the_beginning_of_an_id_is_enough(tmp_path: Path) -> None:
+    """`show --item` takes an id that was made from content by its first letters."""
+    folder = train(tmp_path, data={"path": write_items(tmp_path / "unnamed", has_ids=False)})
+    item = anyio.run(lambda: read_run(folder, items=True)).items[0]
+    assert len(item.item_id) == 12
+    assert reflact("show", folder, "--item", item.item_id[:6]).stdout.startswith(f"{item.item_id} (test, ")
 
 
 def test_items_as_json_lines(folder: Path) -> None:

@@ -82,6 +82,7 @@ def test_init_writes_a_configuration_that_works(tmp_path: Path) -> None:
         (["nr", "customer question", "right answer"], "customer question", "right answer"),
         (["question_id", "Prompt (English)", "expected_label"], "Prompt (English)", "expected_label"),
         (["message", "answer_text", "answer_length"], "message", "answer_text"),
+        (["Ticket No.", "Customer Message", "Dept (gold)"], "Customer Message", "Dept (gold)"),
         (["first_answer", "second_answer"], None, None),
         (["input_text", "user_message"], None, None),
     ],
@@ -110,7 +111,8 @@ def test_init_asks_for_the_column_that_it_cannot_guess(tmp_path: Path) -> None:
     path.write_text("".join(f'{{"foo": "x{k}", "bar": "y"}}\n' for k in range(6)), encoding="utf-8")
     result = reflact("init", path, "--out", config, "--model", "m")
     assert result.exit_code == 2
-    assert "name it with --input ('foo', 'bar')" in result.stderr
+    assert "name it with --input, and" in result.stderr
+    assert "(the columns are 'foo', 'bar')" in result.stderr
     result = reflact("init", path, "--out", config, "--model", "m", "--input", "foo", "--reference", "bar")
     assert result.exit_code == 0, result.output
     assert load_config(config).data.fields.reference == "bar"
@@ -119,6 +121,7 @@ def test_init_asks_for_the_column_that_it_cannot_guess(tmp_path: Path) -> None:
     )
     result = reflact("init", path, "--out", tmp_path / "lists.yaml", "--model", "m")
     assert "A list holds several right answers: one of them is enough." in result.stdout
+    assert "warning: Only 2 validation items" in result.stdout
     path.write_text('{"input": "x", "reference": "y"}\n', encoding="utf-8")
     result = reflact("init", path, "--out", tmp_path / "other.yaml", "--model", "m")
     assert result.exit_code == 2
@@ -195,6 +198,7 @@ def test_check_grades_an_item_and_writes_nothing(tmp_path: Path) -> None:
     ):
         assert words in result.stdout
     assert "warning: Only 3 validation items" in result.stdout
+    assert "hint: environment.description is empty" in result.stdout
     assert set(server.asked) == {"small", "big"}
     assert len(server.asked) <= 3
     assert not (tmp_path / "run").exists()
@@ -207,8 +211,11 @@ def test_check_grades_an_item_and_writes_nothing(tmp_path: Path) -> None:
 def test_a_score_of_zero_names_other_graders(answer: str, score: int, words: str | None) -> None:
     """The check says which other grader gives the answer a score, and nothing if the answer is right."""
     grade = Grade(score=Score.of(score), answer=answer)
-    lines = describe_zero(Item(id="a", input="x", reference="Q2"), grade)
+    lines = describe_zero(Item(id="a", input="x", reference="Q2"), grade, "normalized")
     assert [words in line for line in lines] == ([] if words is None else [True])
+    judged = grade.model_copy(update={"feedback": "It is rude."})
+    expected = [] if score else ["  the critic says: It is rude."]
+    assert describe_zero(Item(id="a", input="x"), judged, "critic") == expected
 
 
 def refuse_key(handler: BaseHTTPRequestHandler) -> None:

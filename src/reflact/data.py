@@ -91,6 +91,7 @@ TELLING_WORDS: Mapping[str, frozenset[str]] = {
 """Words that tell a field also in a longer name, such as "right answer" or "customer_message"."""
 
 COUNTING_WORDS = frozenset({"id", "nr", "no", "number", "count", "length", "type", "date", "url"})
+"""Words of a name that is no task and no answer, whatever its other words are."""
 
 MAX_SHOWN_COLUMNS = 12
 
@@ -212,16 +213,18 @@ def _check_ids(rows: Sequence[FileItem]) -> None:
     repeated = [found for found in places.values() if len(found) > 1]
     if not repeated:
         return
-    first = repeated[0][0].item
-    advice = "ids must be unique"
-    if first.id == make_id(first.input, first.reference):
-        advice = "it was made from their input and reference, which are equal: keep one of them"
+    first, n = repeated[0][0].item, len(repeated[0])
     others = "; ".join(_list_rows(found, " and ") for found in repeated[1 : MAX_SHOWN_ROWS + 1])
     dots = "; ..." if len(repeated) > MAX_SHOWN_ROWS + 1 else ""
-    more = f". Other repeated ids: {others}{dots} ({len(repeated)} in all)" if others else ""
-    raise DataError(
-        f"the item id {first.id!r} is used {len(repeated[0])} times: {_list_rows(repeated[0], ', ')}; {advice}{more}"
+    problem, advice, kind = (
+        f"the item id {first.id!r} is used {n} times",
+        "ids must be unique",
+        "repeated ids",
     )
+    if has_made_id(first):
+        problem, advice, kind = f"the same item is in the data {n} times", "keep one of them", "equal rows"
+    more = f". Other {kind}: {others}{dots} ({len(repeated)} in all)" if others else ""
+    raise DataError(f"{problem}: {_list_rows(repeated[0], ', ')}; {advice}{more}")
 
 
 def _list_rows(found: Sequence[FileItem], between: str) -> str:
@@ -302,7 +305,9 @@ def read_rows(path: Path) -> tuple[FileRow, ...]:
         with path.open(encoding="utf-8-sig", newline="" if path.suffix == ".csv" else None) as file:
             text = file.read()
     except UnicodeDecodeError as error:
-        raise DataError(f"the data file {path} is not UTF-8 text: {error.reason}; save it as UTF-8") from None
+        raise DataError(
+            f"the data file {path} is not UTF-8 text: {error.reason}; save it as UTF-8, which spreadsheets call CSV UTF-8"
+        ) from None
     if path.suffix == ".csv":
         return tuple(_read_csv_rows(text, path))
     if path.suffix == ".jsonl":
@@ -310,13 +315,19 @@ def read_rows(path: Path) -> tuple[FileRow, ...]:
         return tuple(FileRow(_parse(line, where), where) for where, line in lines.items() if line.strip())
     rows = _parse(text, str(path))
     if not isinstance(rows, list):
-        raise DataError(f"{path}: expected a list of items, found {_type_name(rows)}")
+        lists = (
+            [name for name, value in rows.items() if isinstance(value, list)]
+            if isinstance(rows, dict)
+            else []
+        )
+        advice = f"; save the list under {lists[0]!r} as a file of its own" if len(lists) == 1 else ""
+        raise DataError(f"{path}: expected a list of items, found {_type_name(rows)}{advice}")
     return tuple(FileRow(row, f"{path} row {n}") for n, row in enumerate(rows, start=1))
 
 
 def guess_column(name: str, columns: Sequence[str]) -> str | None:
     """Return the column that probably fills a field of an item; None if none has a usual name."""
-    by_name = {column.strip().lower().replace(" ", "_").replace("-", "_"): column for column in columns}
+    by_name = {"_".join(re.findall(r"[^\W_]+", column.lower())): column for column in columns}
     usual = next((by_name[likely] for likely in LIKELY_COLUMNS[name] if likely in by_name), None)
     if usual is not None or name not in TELLING_WORDS:
         return usual
@@ -378,6 +389,11 @@ def build_item(row: Any, fields: FieldsConfig, where: str) -> Item:
 def make_id(task: JsonValue, reference: JsonValue) -> str:
     """Return the id of an item that has none, from its content."""
     return digest_json([task, reference])[:12]
+
+
+def has_made_id(item: Item) -> bool:
+    """Whether the id of an item was made from its content, so that it tells a reader nothing."""
+    return item.id == make_id(item.input, item.reference)
 
 
 def make_rng(seed: int, label: str) -> random.Random:
@@ -552,6 +568,10 @@ def _read_csv_rows(text: str, path: Path) -> Iterator[FileRow]:
             else:
                 yield FileRow({n: c or None for n, c in zip(header, cells, strict=True) if n}, where)
     except csv.Error as error:
+        if "unexpected end" in str(error):
+            raise DataError(
+                f"{path} row {row + 1} is not valid CSV: a quotation mark opens a cell, and none closes it"
+            ) from None
         raise DataError(f"{path} row {row + 1} is not valid CSV: {error}") from None
 
 

@@ -15,8 +15,12 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from reflact.training.history import RunHistory, RunListing, StepDetails
+    from reflact.training.items import ItemResult
     from reflact.types import Split
 
+
+MAX_LISTED_IDS = 5
+"""The most ids of items that a message lists."""
 
 JsonLinesOption = Annotated[bool, typer.Option("--json", help="Print JSON lines instead of tables.")]
 
@@ -85,7 +89,10 @@ def show(  # noqa: PLR0917 - one for each option of the command
         bool, typer.Option("--wrong", help="Only items that the best skill gets wrong.")
     ] = False,
     changed: Annotated[bool, typer.Option("--changed", help="Only items whose score changed.")] = False,
-    item: Annotated[str | None, typer.Option(metavar="ID", help="Show one item in full.")] = None,
+    item: Annotated[
+        str | None,
+        typer.Option(metavar="ID", help="Show one item in full. The beginning of its id is enough."),
+    ] = None,
     split: Annotated[
         Literal["val", "test"] | None,
         typer.Option(metavar="val|test", help="Which items. Default: test if it was opened, otherwise val."),
@@ -149,24 +156,35 @@ def _print_items(
 
 
 async def _read_item(folder: Path, run: str | None, split: Split | None, item_id: str) -> RunHistory:
-    """Return a run with one item and its exceptions; an item that raised one need not be measured."""
+    """Return a run with one item, by its id or a beginning of it, and its exceptions.
+
+    Without a split, the item may be in any measured one. An item that raised an exception need not be measured.
+    """
     from reflact.errors import UsageError
     from reflact.training.history import read_run
+    from reflact.types import Split
 
     history = await read_run(folder, run)
-    failures = tuple(failure for failure in history.failures if failure.item_id == item_id)
-    try:
-        history = await read_run(folder, history.run_id, items=True, split=split)
-    except UsageError:
-        if not failures:
-            raise
-    items = tuple(result for result in history.items if result.item_id == item_id)
-    if not items and not failures:
-        where = history.items[0].split.value
-        raise UsageError(
-            f"the {where} split of run {history.run_id} has no item {item_id}; --items lists the ids"
-        )
-    return history.model_copy(update={"items": items, "failures": failures})
+    found: dict[str, tuple[ItemResult, ...]] = {
+        failure.item_id: () for failure in history.failures if failure.item_id is not None
+    }
+    for each in [split] if split is not None else [Split.test, Split.val]:
+        try:
+            measured = (await read_run(folder, history.run_id, items=True, split=each)).items
+        except UsageError:  # nothing is measured on this split
+            continue
+        found |= {result.item_id: (result,) for result in measured}
+    ids = [item_id] if item_id in found else [each for each in found if each.startswith(item_id)]
+    if len(ids) != 1:
+        where = "validation or test" if split is None else split.value
+        problem = f"no {where} item of run {history.run_id} has an id that begins with {item_id}"
+        if ids:
+            more = ", ..." if len(ids) > MAX_LISTED_IDS else ""
+            listed = ", ".join(ids[:MAX_LISTED_IDS])
+            problem = f"no item is {item_id}, and the ids of {len(ids)} begin with it: {listed}{more}"
+        raise UsageError(f"{problem}; --items lists the ids")
+    failures = tuple(failure for failure in history.failures if failure.item_id == ids[0])
+    return history.model_copy(update={"items": found[ids[0]], "failures": failures})
 
 
 def _print_item(history: RunHistory, item_id: str, *, as_json: bool) -> None:

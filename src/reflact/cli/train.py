@@ -145,6 +145,7 @@ def init(  # noqa: PLR0917 - one for each option of the command
     from reflact.errors import ConfigError
     from reflact.reporting.lines import escape_line
     from reflact.store.artifacts import write_atomically
+    from reflact.training.gating import FEW_ITEMS, describe_few_items
 
     if out.exists():
         raise ConfigError(f"{out} exists already; choose another file with --out")
@@ -173,10 +174,12 @@ def init(  # noqa: PLR0917 - one for each option of the command
     )
     write_atomically(out, text)
     load_trainer_config(out, None)
+    n_val = int(draft["n_val"])
     for line in (
         draft["sizes"],
         f"columns: {draft['used']}",
         f"grader {draft['grader']}: {draft['why']}",
+        *([f"warning: {describe_few_items(n_val)}"] if n_val < FEW_ITEMS else []),
         f"wrote {out}; next: reflact check {out}",
     ):
         typer.echo(escape_line(line))
@@ -230,6 +233,7 @@ def describe_data(data: Path, out: Path, columns: Mapping[str, str]) -> dict[str
         "ratio": "" if data.is_dir() else RATIO_LINES,
         "test": "" if n_test else TEST_LINES,
         "sizes": f"{len(items)} items: {n_train} train, {n_val} validation, {n_test} test",
+        "n_val": str(n_val),
         "grader": grader,
         "why": why,
         "extra": "  tables: tables  # folder of .csv tables\n" if grader == "sql" else "",
@@ -265,7 +269,10 @@ def guess_fields(
             names[field] = column
         elif field == "input" and rows:
             listed = ", ".join(map(repr, rows[0])) or "none"
-            raise DataError(f"{where}: no column looks like the task; name it with --input ({listed})")
+            raise DataError(
+                f"{where}: no column looks like the task; name it with --input, and that of the right answer with "
+                f"--reference (the columns are {listed})"
+            )
     used = ", ".join(f"{field} from {column!r}" for field, column in sorted((usual | names).items()))
     return FieldsConfig.model_validate(names), names, used
 
@@ -300,10 +307,15 @@ def check(config: ConfigArgument, overrides: OverrideOption = None) -> None:
     lines = [
         f"data: {found.n_train} train, {found.n_val} validation, {found.n_test} test items",
         *(describe_role(role) for role in found.roles),
-        *describe_item(found),
+        *describe_item(found, settings.environment.grader),
     ]
     if found.n_val < FEW_ITEMS:
         lines.append(f"warning: {describe_few_items(found.n_val)}")
+    if not settings.environment.description.strip():
+        lines.append(
+            "hint: environment.description is empty; the optimizer reads it, so say what the tasks are and what a good "
+            "answer is"
+        )
     for line in (*lines, f"next: reflact train {config} --dry-run"):
         typer.echo(escape_line(line))
 
@@ -317,10 +329,11 @@ def describe_role(role: RoleCheck) -> str:
     return f"{role.role}: {role.title}: {role.seconds:.1f} s{mode}, {tokens}, {price}"
 
 
-def describe_item(found: SetupCheck) -> list[str]:
+def describe_item(found: SetupCheck, grader: str) -> list[str]:
     """Return the graded item, as lines."""
     item, grade = found.item, found.grade
     shown = {"input": item.input, "answer": grade.answer, "expected": item.reference}
+    shown = {name: value for name, value in shown.items() if value is not None}
     texts = {
         name: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
         for name, value in shown.items()
@@ -329,15 +342,17 @@ def describe_item(found: SetupCheck) -> list[str]:
         f"  {name}: {text[:MAX_SHOWN_CHARS]}{'...' if len(text) > MAX_SHOWN_CHARS else ''}"
         for name, text in texts.items()
     ]
-    return [f"item {item.id}: score {grade.score.hard:g}", *lines, *describe_zero(item, grade)]
+    return [f"item {item.id}: score {grade.score.hard:g}", *lines, *describe_zero(item, grade, grader)]
 
 
-def describe_zero(item: Item, grade: Grade) -> list[str]:
+def describe_zero(item: Item, grade: Grade, grader: str) -> list[str]:
     """Return what to do if the graded answer is right and its score is 0, as a line."""
     from reflact.environments.graders import score_with_others
 
     if grade.score.hard > 0:
         return []
+    if grader == "critic":
+        return [f"  the critic says: {grade.feedback[:MAX_SHOWN_CHARS]}"] if grade.feedback else []
     scores = score_with_others(item, grade.answer).items()
     others = ", ".join(f"{name} gives {score:.2f}" for name, score in scores) or "critic asks a model"
     return [

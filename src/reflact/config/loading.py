@@ -263,8 +263,27 @@ def _resolve_paths(config: TrainerConfig, base: Path) -> TrainerConfig:
     )
 
 
+EXPECTED_FORMS = {
+    "base_url": "expected an address that begins with http:// or https://, such as http://localhost:8000/v1",
+    "api_key_env": "expected the name of an environment variable, or null; a key itself never stands here",
+    "template": "expected a text with {input} in it, where the item's input goes",
+    "ratio": "expected train:val:test, such as 2:1:7",
+    "out_dir": "expected a folder",
+}
+"""What keys of a special form expect, by the last part of the key."""
+
+
 def _explain(error: ValidationError, kind: type[ConfigSection]) -> str:
-    return "; ".join(dict.fromkeys(_describe_problem(problem, kind) for problem in error.errors()))
+    problems = error.errors()
+    wrong = {problem["loc"]: problem["input"] for problem in problems}
+    own = [problem for problem in problems if not _is_inherited(problem["loc"], wrong)]
+    return "; ".join(dict.fromkeys(_describe_problem(problem, kind) for problem in own))
+
+
+def _is_inherited(loc: tuple[int | str, ...], wrong: Mapping[tuple[int | str, ...], object]) -> bool:
+    """Whether a wrong value of a role is that of the target, which the role took over."""
+    source = ("models", "target", *loc[2:])
+    return loc[:1] == ("models",) and loc != source and source in wrong and wrong[source] == wrong[loc]
 
 
 def _describe_problem(problem: ErrorDetails, kind: type[ConfigSection]) -> str:
@@ -291,6 +310,8 @@ def _describe_problem(problem: ErrorDetails, kind: type[ConfigSection]) -> str:
             value, [w for w in allowed.split("'") if w.strip(" ,or")], n=1, cutoff=0.4
         )
         message = f"expected {allowed}" + (f"; did you mean {near[0]}?" if near else "")
+    if problem["type"] in {"string_pattern_mismatch", "path_type", "string_type"}:
+        message = EXPECTED_FORMS.get(path[-1], message)
     is_hidden = isinstance(value, Mapping | ConfigSection) or _may_be_secret(path)
     return f"{where}: {message}" + ("" if is_hidden else f" (got {value!r})")
 

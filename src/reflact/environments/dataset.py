@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import JsonValue
 
 from reflact.config.training import TrainerConfig
-from reflact.data import MAX_SHOWN_ROWS, DataSet, check_dataset, guess_column, load_dataset
+from reflact.data import MAX_SHOWN_ROWS, DataSet, check_dataset, guess_column, has_made_id, load_dataset
 from reflact.environments.graders import (
     PLAIN_GRADERS,
     CheckedGrader,
@@ -142,13 +142,18 @@ def _check_references(grade: CheckedGrader[Any], data: DataSet) -> None:
             wrong.append((item, caught))
     if not wrong:
         return
+    places = {item_id: number for number, item_id in enumerate(data.rows)}
+    wrong.sort(key=lambda each: places.get(each[0].id, 0))
     item, error = wrong[0]
-    begin = " ".join(_show(item.input).split())[:80]  # an id may be made from content
+    begin = " ".join(_show(item.input).split())[:80]
     where = f"{data.rows[item.id]}: " if item.id in data.rows else ""
+    said = str(error)
+    if where and has_made_id(item):
+        said = said.replace(f"item {item.id!r}", "the item", 1)
     others = ", ".join(data.rows.get(item.id, repr(item.id)) for item, _ in wrong[1 : MAX_SHOWN_ROWS + 1])
     dots = ", ..." if len(wrong) > MAX_SHOWN_ROWS + 1 else ""
     more = f"; {len(wrong) - 1} more cannot be graded: {others}{dots}" if others else ""
-    raise DataError(f"{where}{error}; the item's input begins with {begin!r}{more}")
+    raise DataError(f"{where}{said}; the item's input begins with {begin!r}{more}")
 
 
 def _show(value: JsonValue) -> str:

@@ -246,7 +246,9 @@ class CheckedGrader(FrozenModel, ABC, Generic[E]):
 
     def _list_accepted(self, item: Item) -> list[E]:
         if item.reference is None or item.reference == "":
-            raise DataError(f"item {item.id!r} cannot be graded by {self.name}: it has no reference")
+            raise DataError(
+                f"item {item.id!r} cannot be graded by {self.name}: it has no reference; write its right answer, or remove it"
+            )
         try:
             accepted = [self._read(reference) for reference in _references(item)]
         except ValueError as error:
