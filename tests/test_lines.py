@@ -17,7 +17,6 @@ from rich.console import Console
 import pure_server
 from pure_world import PureNetwork, settings, write_world
 from reflact import Trainer, events
-from reflact.cli.train import build_estimate_table
 from reflact.llm.pricing import CostEstimate, EstimateRange, EstimateRow
 from reflact.records import FaultCount, RunSummary, SkillScore, SkillVersion, Spend, Usage
 from reflact.reporting.lines import (
@@ -30,7 +29,7 @@ from reflact.reporting.lines import (
     format_duration,
     wrap_line,
 )
-from reflact.reporting.summary import build_score_table, format_spend, print_summary
+from reflact.reporting.summary import build_estimate_table, build_score_table, format_spend, print_summary
 from reflact.types import Edit, EditResult, Split, Verdict
 from served import reflact
 

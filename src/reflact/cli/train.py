@@ -29,11 +29,8 @@ from reflact.cli.common import (
 )
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from reflact.config.training import FieldsConfig, TrainerConfig
     from reflact.events import Event
-    from reflact.llm.pricing import CostEstimate, EstimateRange
     from reflact.protocols import Approver
     from reflact.records import CandidateReview, Spend
     from reflact.trainer import RoleCheck, SetupCheck
@@ -453,6 +450,7 @@ def print_cost_estimate(config: TrainerConfig) -> None:
     import anyio
     from rich.console import Console
 
+    from reflact.reporting.summary import build_estimate_table
     from reflact.training.gating import estimate_gate_power
     from reflact.training.setup import Overrides, prepare_run
 
@@ -478,37 +476,6 @@ async def _read_progress(path: Path, run_id: str) -> tuple[int, str | None, tupl
         records = await store.records(run_id)
         text = (await store.skill(records[-1].current.skill_hash)).text if records else None
         return len(records), text, await store.spend(run_id)
-
-
-def build_estimate_table(estimate: CostEstimate) -> Table:
-    """Return a table of the least, expected and most calls, with tokens and, if priced, US dollars."""
-    from rich import box
-    from rich.table import Table
-
-    from reflact.reporting.lines import format_count
-
-    priced = any(row.usd is not None for row in estimate.rows)
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=0)
-    table.add_column("role", no_wrap=True)
-    table.add_column("calls for", no_wrap=True)
-    for heading in ("least", "calls", "most", "tokens", "most", *(("$", "most") if priced else ())):
-        table.add_column(heading, justify="right", no_wrap=True)
-
-    def format_usd(usd: float) -> str:
-        return f"{usd:.3f}" if usd < 99.9995 else format_count(round(usd))
-
-    def add_row(
-        role: str, purpose: str, calls: EstimateRange, tokens: EstimateRange, usd: EstimateRange | None
-    ) -> None:
-        counts = (calls.low, calls.expected, calls.high, tokens.expected, tokens.high)
-        prices = ("-", "-") if usd is None else (format_usd(usd.expected), format_usd(usd.high))
-        table.add_row(role, purpose, *(format_count(round(n)) for n in counts), *(prices if priced else ()))
-
-    for row in estimate.rows:
-        add_row(row.role, row.purpose, row.calls, row.input_tokens + row.output_tokens, row.usd)
-    table.add_section()
-    add_row("all", "", estimate.calls, estimate.tokens(), estimate.usd)
-    return table
 
 
 def train(  # noqa: PLR0917 - one for each option of the command

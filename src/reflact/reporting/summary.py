@@ -14,6 +14,7 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
+from reflact.llm.pricing import CostEstimate, EstimateRange
 from reflact.records import (
     CriticDescription,
     EpochRecord,
@@ -236,6 +237,32 @@ def build_cost_table(costs: Sequence[StageCost]) -> Table:
             *(("-" if usage.usd is None else format_usd(usage.usd),) if priced else ()),
             format_duration(cost.seconds),
         )
+    return table
+
+
+def build_estimate_table(estimate: CostEstimate) -> Table:
+    """Return a table of the least, likely and most calls, with tokens and, if priced, US dollars."""
+    priced = any(row.usd is not None for row in estimate.rows)
+    table = Table("role", "calls for", box=box.SIMPLE_HEAD, pad_edge=False, padding=0)
+    headings = ["calls\nleast", "calls\nlikely", "calls\nmost", "tokens\nlikely", "tokens\nmost"]
+    for heading in [*headings, *(["$\nlikely", "$\nmost"] if priced else [])]:
+        table.add_column(heading, justify="right", no_wrap=True)
+
+    def format_dollars(usd: float) -> str:
+        return f"{usd:.3f}" if usd < 99.9995 else format_count(round(usd))
+
+    def add_row(
+        role: str, purpose: str, calls: EstimateRange, tokens: EstimateRange, usd: EstimateRange | None
+    ) -> None:
+        counts = (calls.low, calls.expected, calls.high, tokens.expected, tokens.high)
+        prices = ("-", "-") if usd is None else (format_dollars(usd.expected), format_dollars(usd.high))
+        cells = (*(format_count(round(n)) for n in counts), *(prices if priced else ()))
+        table.add_row(role, purpose.replace("_", " "), *cells)
+
+    for row in estimate.rows:
+        add_row(row.role, row.purpose, row.calls, row.input_tokens + row.output_tokens, row.usd)
+    table.add_section()
+    add_row("all", "", estimate.calls, estimate.tokens(), estimate.usd)
     return table
 
 

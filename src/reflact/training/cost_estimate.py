@@ -83,7 +83,7 @@ class RunCostEstimator:
         )
         known = sorted(purpose for _, purpose in self._spent)
         assumptions: tuple[str, ...] = (
-            "expected: half of the rollouts fail, every step gives a candidate, no reply is re-asked",
+            "likely: half of the rollouts fail, every step gives a candidate, no reply is re-asked",
             "a rollout is one call; in an environment with several turns it is one call per turn",
             f"mean consumption of earlier calls: {', '.join(known)}"
             if known
