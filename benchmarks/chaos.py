@@ -44,10 +44,10 @@ from reflact import Trainer
 from reflact.concurrency import open_task_group
 from reflact.config.models import ModelConfig
 from reflact.llm.budget import Account
-from reflact.llm.cache import CALL_ID_HEADER, REPLY_TYPE_HEADER, ResponseCacheTransport
-from reflact.llm.metering import MeteredTransport
+from reflact.llm.metering import RESERVATION, MeteredTransport
 from reflact.llm.rate_limit import endpoint_for
 from reflact.llm.retry import RetryTransport
+from reflact.messages import CallReservation
 from reflact.records import FaultCount, RunSummary
 from reflact.testing import InMemoryRunStore
 
@@ -341,15 +341,25 @@ async def streamed(url: str, size: Size) -> tuple[list[str], tuple[FaultCount, .
             account = Account("streams", store, store.decision_log("streams"))
             paying = MeteredTransport(network, config, account, limits)
             retrying = RetryTransport(paying, limits)
-            cached = ResponseCacheTransport(retrying, config, "target", account)
-            client = httpx.AsyncClient(transport=cached, timeout=config.timeout)
+            client = httpx.AsyncClient(transport=retrying, timeout=config.timeout)
+
+            def reserve(n: int) -> CallReservation:
+                return CallReservation(
+                    key=f"{n}",
+                    run_id="streams",
+                    call_id=f"target/stream/{n}",
+                    role="target",
+                    purpose="stream",
+                    endpoint=url,
+                    model=MODEL,
+                )
 
             async def ask(n: int) -> None:
                 messages = [{"role": "user", "content": f"Question {n}"}]
                 response = await client.post(
                     f"{url}/v1/chat/completions",
                     json={"model": MODEL, "messages": messages, "stream": True},
-                    headers={CALL_ID_HEADER: f"target/stream/{n}", REPLY_TYPE_HEADER: "Text@1"},
+                    extensions={RESERVATION: reserve(n)},
                 )
                 texts[n] = response.json()["choices"][0]["message"]["content"]
 

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import anyio
 import httpx
+from pydantic import JsonValue
 
 from doubles import completion, config
 from reflact.config.models import Price
@@ -20,8 +21,9 @@ from reflact.errors import BudgetSpent, ProviderDown
 from reflact.events import Event
 from reflact.integrations.opentelemetry import Tracing
 from reflact.llm.budget import Account, Amount, Budget, BudgetedEnvironment, amount_of, find_exceeded_limit
-from reflact.llm.cache import CALL_ID_HEADER, REPLY_TYPE_HEADER, ResponseCacheTransport
-from reflact.llm.metering import MeteredTransport
+from reflact.llm.cache import ResponseCache
+from reflact.llm.drafts import RequestContext
+from reflact.llm.metering import RESERVATION, MeteredTransport
 from reflact.llm.pricing import BILLION, read_cap, usd_of
 from reflact.llm.rate_limit import endpoint_for
 from reflact.llm.retry import RetryTransport
@@ -143,27 +145,34 @@ class Till:
 
     Args:
         role: The role.
-        effects: The outermost transport.
+        effects: The stored answers.
+        network: The outermost transport.
     """
 
-    def __init__(self, role: str, effects: ResponseCacheTransport) -> None:
+    def __init__(self, role: str, effects: ResponseCache, network: httpx.AsyncBaseTransport) -> None:
         self._role = role
         self._effects = effects
+        self._network = network
 
     async def pay(self, text: str, call_id: CallId, reply: str) -> None:
         """Make a call whose answer is not looked at."""
-        request = httpx.Request(
-            "POST",
-            f"{MODEL.base_url}/chat/completions",
-            headers={CALL_ID_HEADER: call_id.label, REPLY_TYPE_HEADER: reply},
-            json={"model": self._role, "messages": text, "max_tokens": MODEL.max_tokens},
-        )
-        try:
-            response = await self._effects.handle_async_request(request)
-        except httpx.TransportError as error:
-            raise ProviderDown(str(error)) from error
-        if not response.is_success:
-            raise ProviderDown(f"status {response.status_code}", status=response.status_code)
+        context = RequestContext()
+        body: dict[str, JsonValue] = {"model": self._role, "messages": text, "max_tokens": MODEL.max_tokens}
+
+        async def send() -> str:
+            extensions = {RESERVATION: context.reservation}
+            url = f"{MODEL.base_url}/chat/completions"
+            try:
+                response = await self._network.handle_async_request(
+                    httpx.Request("POST", url, json=body, extensions=extensions)
+                )
+            except httpx.TransportError as error:
+                raise ProviderDown(str(error)) from error
+            if not response.is_success:
+                raise ProviderDown(f"status {response.status_code}", status=response.status_code)
+            return response.text
+
+        await self._effects.get_or_send("/chat/completions", body, call_id, reply, context, send=send)
 
 
 class PaidLLM:
@@ -242,8 +251,8 @@ async def furnished(
             client = stack.enter_context(endpoint_for(MODEL))
             paying = MeteredTransport(network, MODEL, account, client)
             retrying = RetryTransport(paying, client)
-            effects = ResponseCacheTransport(retrying, MODEL, role, account)
-            tills.append(Till(role, effects))
+            effects = ResponseCache(role, MODEL.model, account, endpoint="toll", root="/v1")
+            tills.append(Till(role, effects, retrying))
         target, optimizer = PaidTarget(tills[0]), PaidLLM(tills[1])
         environment = BudgetedEnvironment(plan.environment, account)
         plan = replace(plan, environment=environment)

@@ -13,15 +13,19 @@ from urllib.parse import urlsplit
 STREAM_FIELDS = ("stream", "stream_options")
 """Fields of a request that affect the transfer of the answer and not its content."""
 
+ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False)
+"""Writes canonical JSON, all in ASCII."""
 
-def build_cache_key(*, endpoint: str, path: str, body: str, call_id: str, reply: str) -> str:
+
+def build_cache_key(*, endpoint: str, path: str, body: Any, call_id: str, reply: str) -> str:
     """Return the identity of a request, 64 hexadecimal digits: the SHA-256 of its canonical JSON.
 
-    ``endpoint`` is without credentials, ``body`` a JSON text, ``reply`` the name and version of the reply type.
+    ``endpoint`` is without credentials, ``body`` a JSON value, ``reply`` the name and version of the reply type.
     """
-    content = drop_stream_fields(json.loads(body))
-    parts = {"endpoint": endpoint, "path": path, "body": content, "sample": call_id, "reply": reply}
-    text = json.dumps(parts, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+    content = drop_stream_fields(body)
+    text = ENCODER.encode(
+        {"endpoint": endpoint, "path": path, "body": content, "sample": call_id, "reply": reply}
+    )
     return hashlib.sha256(text.encode("ascii")).hexdigest()
 
 

@@ -24,16 +24,17 @@ from reflact.config.models import ModelConfig
 from reflact.errors import ConfigError, ModelError, ProviderError, ReflactError, ReplyError
 from reflact.events import ModelCallFinished
 from reflact.llm.agent_transport import AgentTransport
+from reflact.llm.bodies import MAX_BYTES, find_max_bytes
 from reflact.llm.budget import Account
-from reflact.llm.cache import CALL_ID_HEADER, REPLY_TYPE_HEADER, ResponseCacheTransport
-from reflact.llm.cache_keys import derive_seed
+from reflact.llm.cache import ResponseCache
+from reflact.llm.cache_keys import derive_seed, strip_to_endpoint
 from reflact.llm.cassettes import ReplayTransport
 from reflact.llm.connection_pool import PooledTransport
 from reflact.llm.drafts import CONTEXT, DraftStream, RequestContext, StreamingTransport
 from reflact.llm.errors import translate_client_error
-from reflact.llm.metering import MeteredTransport
+from reflact.llm.metering import RESERVATION, MeteredTransport
 from reflact.llm.middleware import compose
-from reflact.llm.pricing import CAP_NAMES, read_cap, read_usage, usd_of
+from reflact.llm.pricing import CAP_NAMES, read_cap, read_counts, usd_of
 from reflact.llm.rate_limit import LimitChange, endpoint_for
 from reflact.llm.redaction import (
     KeySource,
@@ -126,7 +127,6 @@ class Client:
         endpoint = self._stack.enter_context(endpoint_for(config, on_limit=self._on_limit))
         layers: tuple[Callable[[httpx.AsyncBaseTransport], httpx.AsyncBaseTransport], ...] = (
             StreamingTransport,
-            lambda inner: ResponseCacheTransport(inner, config, self._role, account),
             lambda inner: RetryTransport(inner, endpoint),
             lambda inner: MeteredTransport(inner, config, account, endpoint),
             RedactingTransport,
@@ -136,10 +136,17 @@ class Client:
             transport=compose(network, layers),
             timeout=config.timeout,
             follow_redirects=True,
-            event_hooks={"request": [build_header_hook(config, keys)]},
+            event_hooks={"request": [build_header_hook(config, keys), build_call_hook(config)]},
         )
         self._stack.push_async_callback(http.aclose)
         self._openai = self._connect(http)
+        self._cache = ResponseCache(
+            self._role,
+            config.model,
+            account,
+            endpoint=strip_to_endpoint(str(self._openai.base_url)),
+            root=self._openai.base_url.path,
+        )
         return self
 
     async def __aexit__(self, *exception: object) -> None:
@@ -182,7 +189,7 @@ class Client:
         context = RequestContext(answer=lambda body: answer(), attempts=1)
 
         async def work() -> str:
-            completion = await self._post(AGENT_PATH, body, call_id)
+            completion = await self._post(AGENT_PATH, body, call_id, context)
             context.usage = self._usage(completion)
             return completion.choices[0].message.content or ""
 
@@ -201,7 +208,7 @@ class Client:
         request = {**{name: value for name, value in body.items() if name not in hidden}, **own}
 
         async def work() -> str:
-            completion = await self._post(COMPLETIONS_PATH, request, call_id)
+            completion = await self._post(COMPLETIONS_PATH, request, call_id, context)
             context.usage = self._usage(completion)
             return completion.model_dump_json(exclude_none=True)
 
@@ -262,13 +269,13 @@ class Client:
         prompt, reply_type, call_id, check = question
         mode: Mode | None = None
         if not issubclass(reply_type, Text):
-            mode = self._mode or await self._choose_mode(question)
+            mode = self._mode or await self._choose_mode(question, context)
         conversation = Conversation(prompt.messages, reply_type, mode, check)
         reasons: list[str] = []
         for attempt in range(1, self._config.reasks + 2):
             context.attempts = attempt
             numbered = call_id.model_copy(update={"attempt": call_id.attempt + attempt - 1})
-            completion = await self._create(conversation, reply_type, numbered)
+            completion = await self._create(conversation, reply_type, numbered, context)
             context.usage += self._usage(completion)
             try:
                 value = conversation.parse(completion)
@@ -288,35 +295,49 @@ class Client:
         )
 
     def _usage(self, completion: ChatCompletion) -> Usage:
-        usage = read_usage(completion.model_dump_json(include={"usage"}))
+        usage = read_counts(None if completion.usage is None else completion.usage.model_dump())
         return usage if usage.uncounted else usage.model_copy(update={"usd": usd_of(usage, self._config)})
 
     async def _create(
-        self, conversation: Conversation[Any], reply_type: type[ReplyModel], call_id: CallId
+        self,
+        conversation: Conversation[Any],
+        reply_type: type[ReplyModel],
+        call_id: CallId,
+        context: RequestContext,
     ) -> ChatCompletion:
         """Send one request of a conversation."""
         settings = build_settings(self._config, call_id)
         body = {"messages": [], "model": self._config.model, **settings, **conversation.body}
         reply = f"{reply_type.__name__}@{reply_type.version}"
-        return await self._post(COMPLETIONS_PATH, body, call_id, reply=reply)
+        return await self._post(COMPLETIONS_PATH, body, call_id, context, reply=reply)
 
     async def _post(
-        self, path: str, body: Mapping[str, JsonValue], call_id: CallId, *, reply: str | None = None
+        self,
+        path: str,
+        body: Mapping[str, JsonValue],
+        call_id: CallId,
+        context: RequestContext,
+        *,
+        reply: str = "",
     ) -> ChatCompletion:
-        """Send one request; ``reply`` is the name and version of the reply type, None for an agent's.
+        """Return the stored or new response to a request; ``reply`` is the reply type, empty for an agent's request."""
+        send = partial(self._send, path, body)
+        text = await self._cache.get_or_send(path, body, call_id, reply, context, send=send)
+        return ChatCompletion.model_validate_json(text)
 
-        It avoids ``chat.completions.create``, which walks through the whole body to convert its values.
+    async def _send(self, path: str, body: Mapping[str, JsonValue]) -> str:
+        """Send a request and return its response, which ``MeteredTransport`` has written and stored.
+
+        It avoids ``chat.completions.create``, which walks through the whole body to convert its values, and then
+        through the whole response.
         """
-        headers = {CALL_ID_HEADER: call_id.label, **({} if reply is None else {REPLY_TYPE_HEADER: reply})}
         try:
-            return await self._openai.post(
-                path, cast_to=ChatCompletion, body=body, options={"headers": headers}
-            )
+            return (await self._openai.post(path, cast_to=httpx.Response, body=body)).text
         except openai.OpenAIError as error:
             failure = translate_client_error(error, self._config, self._role, self._secret)
         raise failure  # outside the except block, so that its context has no error that may quote the key
 
-    async def _choose_mode(self, question: _Question[R]) -> Mode:
+    async def _choose_mode(self, question: _Question[R], context: RequestContext) -> Mode:
         """Return the first mode that the endpoint accepts; log it before its first use."""
         async with self._mode_lock:
             if self._mode is None:
@@ -324,17 +345,18 @@ class Client:
                 logged = await self._account.decision_log.get(0, label)
                 mode = next((m for m in MODE_ORDER if m == logged), None)
                 if mode is None:
-                    mode = await self._try_modes(question)
+                    mode = await self._try_modes(question, context)
                     await self._account.decision_log.put(0, label, mode)
                 self._mode = mode
             return self._mode
 
-    async def _try_modes(self, question: _Question[R]) -> Mode:
+    async def _try_modes(self, question: _Question[R], context: RequestContext) -> Mode:
         prompt, reply_type, call_id, _ = question
         first: ProviderError | None = None
         for mode in MODE_ORDER:
             try:
-                await self._create(Conversation(prompt.messages, reply_type, mode), reply_type, call_id)
+                conversation = Conversation(prompt.messages, reply_type, mode)
+                await self._create(conversation, reply_type, call_id, context)
             except ProviderError as error:
                 if not refuses_format(error):
                     raise
@@ -355,6 +377,27 @@ class Client:
             api_version=config.api_version,
             **shared,
         )
+
+
+def build_call_hook(config: ModelConfig) -> Callable[[httpx.Request], Awaitable[None]]:
+    """Return a hook that tells the transports which call a request belongs to."""
+    most = find_max_bytes(config)
+
+    async def mark(request: httpx.Request) -> None:
+        context = CONTEXT.get()
+        assert context is not None
+        assert context.reservation is not None
+        label = context.reservation.call_id
+        request.extensions = {
+            **request.extensions,
+            RESERVATION: context.reservation,
+            "reflact_call_id": label,
+            MAX_BYTES: most,
+        }
+        if config.call_id_header is not None:
+            request.headers[config.call_id_header] = label
+
+    return mark
 
 
 def _open_answerer(

@@ -22,6 +22,9 @@ M = TypeVar("M", bound=BaseModel)
 MOST_VALUES = 500_000
 """About the most values of a JSON text, since small ones take far more memory than text."""
 
+FINISH_REASONS = frozenset({"stop", "length", "tool_calls", "content_filter", "function_call"})
+"""The reasons that the openai client knows; any other word for the end of an answer becomes ``stop``."""
+
 EVENT_STARTS = ("data:", "event:", "id:", "retry:", ":")
 """A stream of events begins with one of these, whatever its content type."""
 
@@ -126,12 +129,13 @@ def read_completion(content_type: str, text: str) -> str:
             for call in choice.message.tool_calls
         ]
     counts = read_counts(completion.usage)
+    finish = choice.finish_reason if choice.finish_reason in FINISH_REASONS else "stop"
     body = {
         "id": "",
         "object": "chat.completion",
         "created": 0,
         "model": completion.model,
-        "choices": [{"index": 0, "finish_reason": choice.finish_reason or "stop", "message": message}],
+        "choices": [{"index": 0, "finish_reason": finish, "message": message}],
         **({} if counts.uncounted else {"usage": write_counts(counts)}),
     }
     return replace_surrogates(json.dumps(body, ensure_ascii=False))

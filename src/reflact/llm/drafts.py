@@ -23,7 +23,7 @@ from reflact.llm.pricing import read_usage
 from reflact.llm.redaction import Scrubber
 from reflact.llm.sse import EventReader, parse_chunk, read_delta
 from reflact.llm.structured import FORMAT_REFUSALS
-from reflact.messages import AgentAnswer, Draft, Reply, ReplyModel
+from reflact.messages import AgentAnswer, CallReservation, Draft, Reply, ReplyModel
 from reflact.protocols import EventCallback
 from reflact.records import Usage
 
@@ -224,8 +224,8 @@ class RequestContext:
     """State of a call that the transports share with the client.
 
     ``drafts`` takes the answers while they arrive; None if no stream is wanted. ``sent`` is True if any answer
-    came from the endpoint rather than the store. ``keys`` are those of the requests. ``answer`` takes the
-    body of a request in place of the network.
+    came from the endpoint rather than the store. ``keys`` are those of the requests, and ``reservation`` is that of
+    the latest one. ``answer`` takes the body of a request in place of the network.
     """
 
     drafts: DraftStream[Any] | None = None
@@ -233,6 +233,7 @@ class RequestContext:
     usage: Usage = field(default_factory=Usage)
     sent: bool = False
     keys: list[str] = field(default_factory=list)
+    reservation: CallReservation | None = None
     answer: Callable[[bytes], Awaitable[AgentAnswer]] | None = None
 
 

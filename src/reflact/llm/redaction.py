@@ -226,9 +226,7 @@ def build_header_hook(config: ModelConfig, keys: KeySource) -> Callable[[httpx.R
     is_bare = config.api == "azure" and config.auth == "key"
 
     async def check(request: httpx.Request) -> None:
-        headers = {
-            n: v for n, v in request.headers.items() if n in STANDARD_HEADERS or n.startswith("x-reflact-")
-        }
+        headers = {name: value for name, value in request.headers.items() if name in STANDARD_HEADERS}
         if strip_to_endpoint(str(request.url)) == own_endpoint and (key := await keys.fetch()) is not None:
             headers |= {"api-key": key} if is_bare else {"authorization": f"Bearer {key}"}
         request.headers = httpx.Headers({**headers, "accept-encoding": "gzip"})

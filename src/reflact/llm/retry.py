@@ -11,7 +11,7 @@ from email.utils import parsedate_to_datetime
 import anyio
 import httpx
 
-from reflact.llm.bodies import BodyStream, select_headers
+from reflact.llm.bodies import AnswerFault, BodyStream, select_headers
 from reflact.llm.rate_limit import (
     LIMIT_STATUSES,
     PATIENCE_SECONDS,
@@ -47,7 +47,13 @@ class RetryTransport(httpx.AsyncBaseTransport):
         self._endpoint = endpoint
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        """Send a request until it succeeds, fails permanently, or has used up its retries."""
+        """Send a request until it succeeds, fails permanently, or has used up its retries.
+
+        Raises:
+            AnswerFault: A redirect turned the request into another one, whose answer would be no completion.
+        """
+        if request.method != "POST":
+            raise AnswerFault(f"a redirect to {request.url} that loses the body of the request")
         try:
             return await self._send_with_retries(request)
         except RoleRefused as refused:
