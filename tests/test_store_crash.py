@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import random
 import signal
 import sqlite3
-import subprocess
 import sys
 import textwrap
 from collections import defaultdict
@@ -16,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from memory_pairs import CRITIC, make_pair
+from processes import Program
 from reflact import MemoryStore
 from reflact.memory.models import CardQuery
 from reflact.store.runs import open_store
@@ -26,12 +25,9 @@ KILLS = 20
 PROCESSES = 4
 NOTES = 60
 PAIRS = 250
-HERE = Path(__file__).parent
-HANGS = 600
-"""Seconds after which a process hangs; no test waits for so long."""
 
 SCRIPT = """
-    import os, sys
+    import os, sys, warnings
     from itertools import count
     from pathlib import Path
 
@@ -45,6 +41,8 @@ SCRIPT = """
     from reflact.records import RunState, SkillVersion, Usage
     from reflact.store.runs import open_store
     from reflact.types import Rollout, Score, Skill
+
+    warnings.simplefilter("error")
 
     def acknowledge(kind, name):
         os.write(1, f"{kind} {name}\\n".encode())
@@ -144,23 +142,18 @@ MEMORY_SHARE = """
 """
 
 
-def start(script: str, *arguments: str) -> subprocess.Popen[str]:
-    source = textwrap.dedent(SCRIPT) + textwrap.dedent(script)
-    return subprocess.Popen(
-        [sys.executable, "-c", source, *arguments],
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONWARNINGS": "error", "PYTHONPATH": os.pathsep.join([str(HERE), *sys.path])},
-    )
+def start(script: str, *arguments: str) -> Program:
+    return Program(textwrap.dedent(SCRIPT) + textwrap.dedent(script), *arguments)
 
 
 def killed_after(n_lines: int, script: str, *arguments: str) -> dict[str, set[str]]:
     """Let a process write until it has acknowledged so many writes, kill it, and return all it said by kind."""
-    with start(script, *arguments) as child:
-        heard = [child.stdout.readline() for _ in range(n_lines)]
-        child.send_signal(signal.SIGKILL)
-        heard += child.stdout.readlines()
-    assert child.returncode == -signal.SIGKILL
+    child = start(script, *arguments)
+    heard = [child.output.readline() for _ in range(n_lines)]
+    child.kill()
+    code, rest = child.wait()
+    heard += rest.splitlines(keepends=True)
+    assert code == -signal.SIGKILL
     said: dict[str, set[str]] = defaultdict(set)
     for line in heard:
         if line.endswith("\n"):
@@ -172,9 +165,9 @@ def killed_after(n_lines: int, script: str, *arguments: str) -> dict[str, set[st
 def run_together(script: str, path: Path, size: int) -> list[str]:
     """Let processes write one file at the same time, and return what each of them said."""
     children = [start(script, str(path), f"p{n}", str(size)) for n in range(PROCESSES)]
-    said = [child.communicate(timeout=HANGS)[0] for child in children]
-    assert [child.returncode for child in children] == [0] * PROCESSES
-    return said
+    ended = [child.wait() for child in children]
+    assert [code for code, _ in ended] == [0] * PROCESSES, ended
+    return [said for _, said in ended]
 
 
 def column(path: Path, sql: str) -> set[object]:
