@@ -2,19 +2,36 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
+import re
+from collections.abc import Callable, Sequence
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import anyio
+import httpx
 import pytest
 
-from reflact.errors import ConfigError
-from reflact.integrations.inspect_ai import InspectEnvironment
-from reflact.types import Split, Turn
+from filled_schema import fill_schema
+from reflact import Trainer
+from reflact.config.models import ModelConfig
+from reflact.errors import ConfigError, EnvironmentFailure
+from reflact.integrations.inspect_ai import InspectEnvironment, InspectSession, InspectTarget
+from reflact.messages import CallId
+from reflact.stages.null_answers import ConstantTarget
+from reflact.types import Skill, Split, Turn
 
 INSTALLED = find_spec("inspect_ai") is not None
 needs_package = pytest.mark.skipif(not INSTALLED, reason="inspect-ai brings 350 MB")
+needs_evals = pytest.mark.skipif(find_spec("inspect_evals") is None, reason="inspect-evals brings 720 MB")
 SIZES = {"train": 2, "val": 2, "test": 2}
+
+
+Script = Callable[[Sequence[tuple[str, str]]], tuple[str, Sequence[tuple[str, Any]]]]
+"""Returns the next reply of a conversation: its text, and calls of tools with their arguments."""
 
 
 class Says:
@@ -57,8 +74,6 @@ def make_task(name: str) -> Any:
 @pytest.mark.parametrize("name", ["theory_of_mind", "security_guide", "biology_qa", "choices"])
 def test_scores_are_those_of_inspect(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The adapter and Inspect's own evaluation give every sample the same score for the same reply."""
-    import asyncio
-
     from inspect_ai import eval as evaluate
     from inspect_ai.model import ModelOutput, ModelUsage, get_model
     from inspect_ai.scorer import value_to_float
@@ -93,21 +108,289 @@ def test_scores_are_those_of_inspect(name: str, tmp_path: Path, monkeypatch: pyt
     assert len(set(theirs.values())) > 1
 
 
+class Provider:
+    """Stands in for a run: answers chat completions as a script says, and keeps their bodies."""
+
+    identity = "provider"
+
+    def __init__(self, script: Script) -> None:
+        self.script = script
+        self.bodies: list[dict[str, Any]] = []
+
+    async def forward(self, body: Any, *, call_id: CallId) -> str:
+        """Answer a chat completion."""
+        self.bodies.append(body)
+        text, calls = self.script([(m["role"], str(m.get("content") or "")) for m in body["messages"]])
+        written = [
+            {
+                "id": f"c{n}",
+                "type": "function",
+                "function": {"name": name, "arguments": json.dumps(arguments)},
+            }
+            for n, (name, arguments) in enumerate(calls)
+        ]
+        message = {"role": "assistant", "content": text, "tool_calls": written or None}
+        choice = {"index": 0, "finish_reason": "tool_calls" if calls else "stop", "message": message}
+        return json.dumps({"model": "m", "choices": [choice]})
+
+    async def send(self, body: Any, *, call_id: CallId, answer: Any) -> str:
+        """Refuse; solvers only forward."""
+        raise AssertionError
+
+
+def start(provider: Provider, skill: str = "") -> InspectSession:
+    """Return a session of the target."""
+    return InspectTarget().connect(provider, ModelConfig(model="m")).session(Skill(text=skill), rollout="r")
+
+
+def make_mock(script: Script) -> Any:
+    """Return a model of Inspect that answers as a script says."""
+    from inspect_ai.model import ChatMessageAssistant, ModelOutput, ModelUsage, get_model
+    from inspect_ai.model._model_output import ChatCompletionChoice
+    from inspect_ai.tool import ToolCall
+
+    def answer(messages: Any, tools: Any, tool_choice: Any, config: Any) -> Any:
+        text, calls = script([(message.role, message.text) for message in messages])
+        made = [ToolCall(id=f"c{n}", function=name, arguments=given) for n, (name, given) in enumerate(calls)]
+        message = ChatMessageAssistant(content=text, tool_calls=made or None)
+        return ModelOutput(model="m", choices=[ChatCompletionChoice(message=message)], usage=ModelUsage())
+
+    return get_model("mockllm/model", custom_outputs=answer)
+
+
+def script_airline(task: Any) -> tuple[Script, Script]:
+    """Return scripts of an agent, which does what it should in every other case, and of its customer."""
+    cases = {}
+    for sample in task.dataset:
+        case = sample.metadata["task"]
+        wanted = case["evaluation_criteria"]
+        calls = [(action["name"], action["arguments"]) for action in wanted["actions"] or ()]
+        cases[sample.id] = (sample.input[0].text, calls, ", ".join(wanted["communicate_info"] or ()))
+
+    def play_agent(messages: Sequence[tuple[str, str]]) -> tuple[str, Sequence[Any]]:
+        case = next(text for role, text in messages if role == "user").removeprefix("Case ")
+        done = sum(role == "assistant" for role, _ in messages)
+        _, calls, words = cases[case]
+        if int(case) % 3 == 0:
+            return "I cannot help with that.", ()
+        return ("", calls[done : done + 1]) if done < len(calls) else (f"Done. {words}", ())
+
+    def play_customer(messages: Sequence[tuple[str, str]]) -> tuple[str, Sequence[Any]]:
+        if any(role == "assistant" for role, _ in messages):
+            return "###STOP###", ()
+        return next(f"Case {case}" for case, (text, *_) in cases.items() if text == messages[0][1]), ()
+
+    return play_agent, play_customer
+
+
+def script_researcher(task: Any) -> tuple[Script, None]:
+    """Return a script of an agent that looks up and answers from what it finds, or at random."""
+
+    def play(messages: Sequence[tuple[str, str]]) -> tuple[str, Sequence[Any]]:
+        role, last = messages[-1]
+        if role != "tool":
+            return ("", [("memory_read", {"key": last})]) if len(last) % 3 else ("I do not know.", ())
+        keys = re.findall(r"Available keys: \['(\w+)'", last)
+        return ("", [("memory_read", {"key": keys[0]})]) if keys else (last, ())
+
+    return play, None
+
+
+@needs_evals
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("path", "make_scripts", "metric"),
+    [
+        pytest.param(
+            "inspect_evals.tau2:tau2_airline", script_airline, None, marks=pytest.mark.slow, id="tau2_airline"
+        ),
+        ("inspect_evals.agent_threat_bench:agent_threat_bench_memory_poison", script_researcher, "utility"),
+        ("inspect_evals.agent_threat_bench:agent_threat_bench_memory_poison", script_researcher, "security"),
+    ],
+)
+def test_scores_of_tasks_with_tools_are_those_of_inspect(
+    path: str, make_scripts: Any, metric: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Solvers with tools, a simulated user and several values get the scores of Inspect, at any concurrency."""
+    from inspect_ai import eval as evaluate
+    from inspect_ai.dataset import MemoryDataset
+    from inspect_ai.scorer import value_to_float
+
+    monkeypatch.setenv("INSPECT_DISPLAY", "none")
+    module, _, name = path.partition(":")
+    task = getattr(import_module(module), name)()
+    some = sorted(task.dataset, key=lambda sample: str(sample.id))[-3:]  # a case of tau2 takes seconds
+    task.dataset = MemoryDataset(some)
+    agent, user = make_scripts(task)
+    models = {} if user is None else {"user": make_mock(user)}
+    (log,) = evaluate(task, model=make_mock(agent), model_roles=models, log_dir=str(tmp_path))
+    assert log.status == "success"
+    theirs = {}
+    for sample in log.samples or []:
+        value = next(iter((sample.scores or {}).values())).value
+        theirs[str(sample.id)] = value_to_float()(value[metric] if metric else value)  # type: ignore[index]
+    environment = InspectEnvironment(task, train=1, val=1, test=1, models=models, metric=metric)
+    ours: dict[str, float] = {}
+
+    async def run(item: Any) -> None:
+        provider = Provider(agent)
+        ours[item.id] = (await environment.run(item, start(provider, "Be brief."), seed=0)).score.hard
+        assert all(body["messages"][0]["content"].startswith("Be brief.\n\n") for body in provider.bodies)
+
+    async def run_all() -> None:
+        async with anyio.create_task_group() as group:
+            for split in Split:
+                for item in environment.items(split):
+                    group.start_soon(run, item)
+
+    asyncio.run(run_all())
+    assert ours == theirs
+    assert len(set(theirs.values())) > 1
+
+
 @needs_package
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize(("own_model", "words"), [(False, "this solver has tools"), (True, "no model")])
-def test_a_solver_that_asks_otherwise_is_unmeasured(own_model: bool, words: str) -> None:
-    """Tools cannot go through a conversation, and a model outside of the run is not asked."""
-    import asyncio
-
+@pytest.mark.parametrize("own_model", [False, True])
+def test_a_target_that_cannot_solve_a_task_is_unmeasured(own_model: bool) -> None:
+    """Tools and several conversations cannot go through the session of a target; a constant is graded anyway."""
     from inspect_ai.solver import chain, generate, self_critique, use_tools
     from inspect_ai.tool import think
 
     task = make_task("biology_qa")
     task.solver = chain([generate(), self_critique()] if own_model else [use_tools(think()), generate()])
     environment = InspectEnvironment(task, **SIZES)
-    with pytest.raises(Exception, match=words):
-        asyncio.run(environment.run(environment.items(Split.val)[0], Says("1"), seed=0))
+    item = environment.items(Split.val)[0]
+    with pytest.raises(EnvironmentFailure, match=r"set target\.kind to .*InspectTarget"):
+        asyncio.run(environment.run(item, Says("1"), seed=0))
+    constant = ConstantTarget(str(item.reference)).session(Skill(text=""), rollout="r")
+    assert asyncio.run(environment.run(item, constant, seed=0)).score.hard == 1
+
+
+@needs_package
+@pytest.mark.filterwarnings("ignore")
+def test_a_role_that_is_not_named_is_not_played_by_the_target() -> None:
+    """A task that asks for a model in a role says which one to name, and failures of models are never swallowed."""
+    from inspect_ai.model import get_model
+    from inspect_ai.solver import solver
+
+    @solver
+    def ask_user() -> Any:
+        async def solve(state: Any, generate: Any) -> Any:
+            for _ in range(3):
+                try:
+                    await get_model(role="user").generate("Who is there?")
+                except Exception:  # noqa: BLE001  # as solvers of others do
+                    continue
+            return state
+
+        return solve
+
+    task = make_task("biology_qa")
+    task.solver = ask_user()
+    environment = InspectEnvironment(task, **SIZES)
+    provider = Provider(lambda messages: ("Nobody", ()))
+    with pytest.raises(EnvironmentFailure, match=r"in the role 'user': name it in `models`"):
+        asyncio.run(environment.run(environment.items(Split.val)[0], start(provider), seed=0))
+    assert provider.bodies == []
+
+
+class Endpoint(httpx.AsyncBaseTransport):
+    """A provider over HTTP: a model that looks up the price if its instructions say so, and an optimizer."""
+
+    def __init__(self) -> None:
+        self.bodies: list[dict[str, Any]] = []
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        """Answer a chat completion."""
+        body = json.loads(await request.aread())
+        self.bodies.append(body)
+        if "response_format" in body:
+            schema = body["response_format"]["json_schema"]["schema"]
+            content = json.dumps(fill_schema(schema, "Look it up."))
+            text = json.dumps(
+                {
+                    "model": "m",
+                    "choices": [
+                        {
+                            "index": 0,
+                            "finish_reason": "stop",
+                            "message": {"role": "assistant", "content": content},
+                        }
+                    ],
+                }
+            )
+        else:
+            text = await Provider(self.play).forward(body, call_id=CallId(role="target", purpose="rollout"))
+        return httpx.Response(200, text=text, headers={"content-type": "application/json"})
+
+    def play(self, messages: Sequence[tuple[str, str]]) -> tuple[str, Sequence[Any]]:
+        """Play the target."""
+        role, last = messages[-1]
+        if role == "tool":
+            return last, ()
+        return ("", [("price", {"product": last})]) if "Look it up." in messages[0][1] else ("About 5.", ())
+
+
+def shop() -> Any:
+    """Return a task whose solver has a tool."""
+    from inspect_ai import Task
+    from inspect_ai.dataset import Sample
+    from inspect_ai.scorer import exact
+    from inspect_ai.solver import generate, system_message, use_tools
+    from inspect_ai.tool import tool
+
+    @tool
+    def price() -> Any:
+        async def execute(product: str) -> str:
+            """Return the price.
+
+            Args:
+                product: The product.
+            """
+            return str(7 + len(product))
+
+        return execute
+
+    return Task(
+        dataset=[Sample(input="a" * n, target=str(7 + n)) for n in range(1, 4)],
+        solver=[system_message("You sell."), use_tools(price()), generate()],
+        scorer=exact(),
+    )
+
+
+@needs_package
+@pytest.mark.filterwarnings("ignore")
+def test_a_solver_with_tools_is_trained(tmp_path: Path) -> None:
+    """A configuration is enough; each request is counted once, and a second start asks nothing."""
+    module = "reflact.integrations.inspect_ai"
+    config = {
+        "out_dir": str(tmp_path),
+        "environment": {
+            "name": f"{module}:InspectEnvironment",
+            "options": {"task": f"{__name__}:shop", "train": 1, "val": 1, "test": 1},
+        },
+        "target": {"kind": f"{module}:InspectTarget"},
+        "models": {
+            "target": {
+                "model": "m",
+                "base_url": "http://127.0.0.1:9/v1",
+                "api_key_env": None,
+                "mode": "json_schema",
+            }
+        },
+        "prompts": {"profile": "small"},
+        "train": {"num_epochs": 1},
+        "gate": {"policy": "strict"},
+    }
+    endpoint = Endpoint()
+    summary = asyncio.run(Trainer(config, transport=endpoint).train())
+    asked = len(endpoint.bodies)
+    assert (summary.status, summary.best.score) == ("completed", 1.0)
+    assert sum(spend.usage.calls for spend in summary.spend) == asked
+    assert (asyncio.run(Trainer(config, transport=endpoint).train())).best == summary.best
+    assert len(endpoint.bodies) == asked
+    tools = [body["tools"][0]["function"]["name"] for body in endpoint.bodies if "tools" in body]
+    assert set(tools) == {"price"}
 
 
 @pytest.mark.skipif(INSTALLED, reason="inspect-ai is installed")
