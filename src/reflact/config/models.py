@@ -57,7 +57,12 @@ class ModelConfig(ConfigSection):
     base_url: str = Field(
         "https://api.openai.com/v1",
         pattern=r"^https?://\S+$",
-        description="Root of an OpenAI-compatible API.",
+        description="Root of an OpenAI-compatible API. A list is a first address and its `replicas`.",
+    )
+    replicas: tuple[str, ...] = changeable_field(
+        (),
+        description="Further addresses that serve the same model; each request goes to the least busy one. Keys of "
+        "replies and the run's identity have `base_url` alone.",
     )
     api: Literal["openai", "azure", "pydantic_ai"] = Field(
         "openai",
@@ -173,12 +178,38 @@ class ModelConfig(ConfigSection):
 
     @model_validator(mode="before")
     @classmethod
+    def _split_addresses(cls, value: Any) -> Any:
+        """Take the first address of a list for all keys and the others as its replicas."""
+        if not isinstance(value, Mapping) or not isinstance(value.get("base_url"), list | tuple):
+            return value
+        first, *others = value["base_url"] or [""]
+        return {**value, "base_url": first, "replicas": (*others, *value.get("replicas", ()))}
+
+    @model_validator(mode="before")
+    @classmethod
     def _fill_provider(cls, value: Any) -> Any:
         """Give a model of pydantic-ai an endpoint of its own, and no key of OpenAI."""
         if not isinstance(value, Mapping) or value.get("api") != "pydantic_ai":
             return value
         provider = re.sub("[^a-z0-9]+", "-", str(value.get("model", "")).partition(":")[0].lower()).strip("-")
         return {"base_url": f"https://{provider or 'provider'}.invalid", "api_key_env": None, **value}
+
+    @model_validator(mode="after")
+    def _check_replicas(self) -> ModelConfig:
+        if self.replicas and self.api == "pydantic_ai":
+            raise ValueError(
+                "replicas are addresses of an OpenAI-compatible API, so not for `api: pydantic_ai`"
+            )
+        path, known = urlsplit(self.base_url).path.rstrip("/"), {self.base_url.rstrip("/")}
+        for address in self.replicas:
+            self._check_base_url(address)
+            if urlsplit(address).path.rstrip("/") != path or address.rstrip("/") in known:
+                raise ValueError(
+                    f"each address of a role has the path of the first one, {path or '/'}, and occurs once; correct "
+                    f"{address}"
+                )
+            known.add(address.rstrip("/"))
+        return self
 
     @field_validator("base_url")
     @classmethod
@@ -241,7 +272,14 @@ def refuse_secrets(value: dict[str, JsonValue]) -> dict[str, JsonValue]:
 CONNECTION_KEYS = ("model", "base_url", "api", "api_version", "api_key_env", "key", "mode")
 PRICING_KEYS = ("price", "unpriced")
 """Keys that roles with the same model and endpoint share."""
-LIMIT_KEYS = ("concurrency", "requests_per_minute", "tokens_per_minute", "adaptive", "outage_seconds")
+LIMIT_KEYS = (
+    "replicas",
+    "concurrency",
+    "requests_per_minute",
+    "tokens_per_minute",
+    "adaptive",
+    "outage_seconds",
+)
 """Keys that roles with the same endpoint share; the strictest value counts for all of them anyway."""
 
 

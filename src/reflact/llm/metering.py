@@ -18,11 +18,12 @@ from reflact.config.models import ModelConfig
 from reflact.errors import CassetteMiss
 from reflact.llm.bodies import ERROR_BYTES, AnswerFault, decode_text, select_headers
 from reflact.llm.budget import Account, Reservation
+from reflact.llm.cache_keys import strip_to_endpoint
 from reflact.llm.completions import read_completion
 from reflact.llm.drafts import CONTEXT
 from reflact.llm.errors import classify_failure, classify_status
 from reflact.llm.pricing import bound_usage, read_cap, read_usage, usd_of, worst_case, write_counts
-from reflact.llm.rate_limit import EndpointClient
+from reflact.llm.rate_limit import CLIENT, FAILED, EndpointGroup
 from reflact.llm.redaction import find_keys, remove_keys
 from reflact.llm.retry import parse_retry_after
 from reflact.llm.sse import EVENT_STREAM, JSON
@@ -58,14 +59,14 @@ class MeteredTransport(httpx.AsyncBaseTransport):
     """
 
     def __init__(
-        self, inner: httpx.AsyncBaseTransport, config: ModelConfig, account: Account, endpoint: EndpointClient
+        self, inner: httpx.AsyncBaseTransport, config: ModelConfig, account: Account, endpoints: EndpointGroup
     ) -> None:
         self._inner = inner
         self._config = config
         self._budget = account.budget
         self._responses = account.responses
         self._on_attempt = account.on_attempt
-        self._endpoint = endpoint
+        self._endpoints = endpoints
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """Send a request once and return its answer, read whole. Raise BudgetSpent if the budget has no room."""
@@ -73,11 +74,17 @@ class MeteredTransport(httpx.AsyncBaseTransport):
         body = await request.aread()
         at = datetime.now(UTC)
         worst = worst_case(len(body), read_cap(json.loads(body)), self._config, at=at)
-        call = self._budget.current_stage.book(call.model_copy(update={"worst_case": worst}))
+        failed = request.extensions.get(FAILED, ())
         async with (
             self._budget.reserve(worst) as reservation,
-            self._endpoint.admit(_count_tokens(worst)) as slot,
+            self._endpoints.admit(_count_tokens(worst), failed) as (client, slot),
         ):
+            request.extensions[CLIENT] = client
+            request = _readdress(request, client.config.base_url, self._config.base_url)
+            endpoint = strip_to_endpoint(str(request.url))
+            call = self._budget.current_stage.book(
+                call.model_copy(update={"worst_case": worst, "endpoint": endpoint})
+            )
             await self._reserve(call)
             reservation.mark_sent()
             try:
@@ -130,6 +137,18 @@ class MeteredTransport(httpx.AsyncBaseTransport):
         self._on_attempt(call, usage, fault)
         if fault is not None:
             await self._responses.count_fault(call.run_id, fault)
+
+
+def _readdress(request: httpx.Request, to: str, first: str) -> httpx.Request:
+    """Return a request for the address of a replica; one that a redirect sent elsewhere stays as it is."""
+    if to == first or strip_to_endpoint(str(request.url)) != strip_to_endpoint(first):
+        return request
+    address = httpx.URL(to)
+    url = request.url.copy_with(scheme=address.scheme, host=address.host, port=address.port)
+    headers = httpx.Headers({**request.headers, "host": url.netloc.decode("ascii")})
+    return httpx.Request(
+        request.method, url, headers=headers, content=request.content, extensions=request.extensions
+    )
 
 
 def _read_answer(

@@ -13,9 +13,12 @@ import httpx
 
 from reflact.llm.bodies import AnswerFault, BodyStream, select_headers
 from reflact.llm.rate_limit import (
+    CLIENT,
+    FAILED,
     LIMIT_STATUSES,
     PATIENCE_SECONDS,
     EndpointClient,
+    EndpointGroup,
     Outcome,
     RoleRefused,
     jitter,
@@ -39,12 +42,13 @@ class RetryTransport(httpx.AsyncBaseTransport):
     "Exponential Backoff And Jitter", 2015), and is at least the server's ``Retry-After``. One above
     ``PATIENCE_SECONDS`` ends the retries. After a refused key, an unknown model, a spent quota, an untrusted
     certificate, an address that fails all retries before it ever answered, or ``outage_seconds`` of failures
-    alone, all calls of the role get the same outcome unsent.
+    alone, all calls of the role get the same outcome unsent. A role with several addresses tries the others first, and
+    without a delay.
     """
 
-    def __init__(self, inner: httpx.AsyncBaseTransport, endpoint: EndpointClient) -> None:
+    def __init__(self, inner: httpx.AsyncBaseTransport, endpoints: EndpointGroup) -> None:
         self._inner = inner
-        self._endpoint = endpoint
+        self._endpoints = endpoints
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """Send a request until it succeeds, fails permanently, or has used up its retries.
@@ -60,24 +64,26 @@ class RetryTransport(httpx.AsyncBaseTransport):
             return replay_outcome(refused.outcome)
 
     async def _send_with_retries(self, request: httpx.Request) -> httpx.Response:
-        client, attempt = self._endpoint, 0
+        group, attempt = self._endpoints, 0
+        failed = request.extensions[FAILED] = set[EndpointClient]()
         while True:
             status: int | None = None
-            asked, unreached, last = None, False, attempt == client.config.max_retries
+            asked, unreached, last = None, False, attempt == group.clients[0].config.max_retries
             try:
                 response = await self._inner.handle_async_request(request)
             except RETRIED_FAILURES as failure:
+                client = find_client(request, group)
+                failed.add(client)
                 unreached = isinstance(failure, CONNECT_FAILURES)
                 never_answered = unreached and not client.endpoint.answered
-                out = client.endpoint.is_out(served=False)
-                if out or is_untrusted_certificate(failure) or (last and never_answered):
+                out = client.endpoint.is_out(served=False) or is_untrusted_certificate(failure)
+                if out or (last and never_answered):
                     client.refuse(failure)
-                    raise
-                if last:
+                if last or (out and not group.has_other(failed)):
                     raise
             else:
                 status = response.status_code
-                passing = status in RETRIED_STATUSES
+                client, passing = find_client(request, group), status in RETRIED_STATUSES
                 out = client.endpoint.is_out(served=not passing)
                 if status >= 400:
                     await response.aread()
@@ -86,14 +92,23 @@ class RetryTransport(httpx.AsyncBaseTransport):
                     response = replay_outcome(response)
                 asked = parse_retry_after(response.headers.get("retry-after"))
                 patient = asked is None or asked <= PATIENCE_SECONDS
-                if last or out or not patient or not passing:
+                if passing:
+                    failed.add(client)
+                stuck = (out or not patient) and not group.has_other(failed)
+                if last or stuck or not passing:
                     return response
-            if status not in LIMIT_STATUSES:
+            if status not in LIMIT_STATUSES and not group.has_other(failed):
                 seconds = max(asked or 0.0, jitter(attempt, client.endpoint.draw()))
                 if unreached:
                     client.report_unreached(seconds)
                 await anyio.sleep(seconds)
             attempt += 1
+
+
+def find_client(request: httpx.Request, group: EndpointGroup) -> EndpointClient:
+    """Return the client of the address to which a request was sent last."""
+    client: EndpointClient = request.extensions.get(CLIENT, group.clients[0])
+    return client
 
 
 def replay_outcome(outcome: Outcome) -> httpx.Response:
