@@ -6,7 +6,9 @@ import faulthandler
 import multiprocessing
 import os
 import sys
+import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import cache
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext
@@ -100,6 +102,25 @@ def is_busy(process: str) -> bool:
 def is_locked_in(process: str) -> bool:
     """Whether a process has a filter of system calls."""
     return "Seccomp:\t2" in status(process)
+
+
+class Stopwatch:
+    """Measures seconds from its making on, less those in which threads of this process waited for a processor."""
+
+    def __init__(self) -> None:
+        self._since, self._waited = time.monotonic(), _read_waiting_time()
+
+    def read(self) -> float:
+        """Return the seconds so far; on a busy machine they may be fewer than none."""
+        return time.monotonic() - self._since - (_read_waiting_time() - self._waited)
+
+
+def _read_waiting_time() -> float:
+    waits = 0
+    for path in Path("/proc/self/task").glob("*/schedstat"):
+        with suppress(FileNotFoundError, ProcessLookupError):
+            waits += int(path.read_text(encoding="ascii").split()[1])
+    return waits / 1e9
 
 
 async def until(holds: Callable[[], bool]) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import sqlite3
-import time
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -17,6 +16,7 @@ from anyio.lowlevel import checkpoint
 
 import pure_server
 import pure_world
+from processes import Stopwatch
 from pure_world import PureNetwork, rows
 from reflact import Trainer
 from reflact.concurrency import open_task_group
@@ -240,9 +240,9 @@ class Locking:
             while self.other is None:
                 await checkpoint()
             await anyio.wait_all_tasks_blocked()
-            since = time.monotonic()
+            stopwatch = Stopwatch()
             tasks.cancel_scope.cancel()
-        took = time.monotonic() - since
+        took = stopwatch.read()
         self.other.execute("ROLLBACK")
         self.other.close()
         return took
