@@ -12,15 +12,16 @@ import httpx
 import pytest
 
 from filled_schema import fill_schema
-from reflact import Trainer
+from reflact import Trainer, compare_skill
 from reflact.config.models import ModelConfig
 from reflact.data import DataSet
 from reflact.environments import DatasetEnvironment
 from reflact.errors import ConfigError, EnvironmentFailure, ReplyError
 from reflact.messages import CallId
-from reflact.records import RunSummary
+from reflact.records import RunSummary, SkillComparison
 from reflact.targets import CommandTarget
-from reflact.types import Item, Skill
+from reflact.training.setup import Overrides
+from reflact.types import Item, Skill, Split
 
 pytestmark = pytest.mark.anyio
 
@@ -80,10 +81,8 @@ class Sender:
         raise AssertionError
 
 
-async def train(
-    folder: Path, endpoint: httpx.AsyncBaseTransport | None, target: CommandTarget, **config: Any
-) -> RunSummary:
-    """Return the summary of a run on two words."""
+def describe_run(folder: Path, **config: Any) -> tuple[dict[str, Any], DatasetEnvironment]:
+    """Return the configuration and the environment of a run on two words."""
     splits = {name: (item,) for name, item in zip(("train", "val"), ITEMS, strict=True)}
     settings = {
         "out_dir": str(folder),
@@ -97,6 +96,14 @@ async def train(
     environment = DatasetEnvironment(
         DataSet(test=(), **splits), grade=lambda item, answer: answer == item.reference
     )
+    return settings, environment
+
+
+async def train(
+    folder: Path, endpoint: httpx.AsyncBaseTransport | None, target: CommandTarget, **config: Any
+) -> RunSummary:
+    """Return the summary of a run on two words."""
+    settings, environment = describe_run(folder, **config)
     return await Trainer(settings, environment=environment, target=target, transport=endpoint).train()
 
 
@@ -116,6 +123,27 @@ async def test_a_command_is_trained_and_resumed(tmp_path: Path) -> None:
     asked = len(endpoint.bodies)
     assert (await train(tmp_path, endpoint, target)).best == summary.best
     assert len(endpoint.bodies) == asked
+
+
+async def test_a_document_for_a_command_is_compared_with_others_which_are_paid_once(tmp_path: Path) -> None:
+    """A document is paired with none, a placebo and constants; a training in the same folder pays none of them anew."""
+    endpoint, target = Endpoint(), CommandTarget(AGENT, skill_file="SKILL.md")
+    settings, environment = describe_run(tmp_path)
+    overrides = Overrides(environment=environment, target=target, transport=endpoint)
+
+    async def compare() -> SkillComparison:
+        return await compare_skill(
+            settings, Skill(text=RULE), ("none", "placebo", "null"), Split.val, overrides=overrides
+        )
+
+    compared = await compare()
+    assert [score.hard for score in (compared.skill, *compared.others)] == [1, 0, 0, 0, 0]
+    assert [gain.mean for gain in compared.improvements] == [1, 1, 1, 1]
+    assert len(endpoint.bodies) == 3
+    assert await compare() == compared
+    await train(tmp_path, endpoint, target)
+    asked = [json.dumps(body["messages"]) for body in endpoint.bodies if "response_format" not in body]
+    assert len(asked) == len(set(asked)) > 3
 
 
 @pytest.mark.slow

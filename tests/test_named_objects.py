@@ -17,6 +17,7 @@ from reflact.cli.app import app
 from reflact.cli.common import load_trainer_config
 from reflact.config.loading import load_config
 from reflact.errors import ConfigError, UsageError
+from reflact.records import SkillComparison
 from reflact.testing import ScriptedLLM, ToyEnvironment, ToyTarget, append_reply
 from reflact.training.named_objects import load_named_environment, load_named_target
 
@@ -80,6 +81,21 @@ async def test_an_agent_is_trained_from_a_file(folder: Path) -> None:
     optimizer = ScriptedLLM(lambda prompt, reply_type, call_id: append_reply(reply_type, RULE))
     summary = await Trainer(folder / "run.yaml", optimizer=optimizer).train()
     assert (summary.status, summary.best.score) == ("completed", 1.0)
+
+
+def test_a_document_for_an_agent_is_compared_with_others(folder: Path) -> None:
+    """`eval --against` pairs a document of an agent of a file with none, constants and a file, and pays once."""
+    (folder / "rule.md").write_text(RULE, encoding="utf-8")
+    (folder / "kind.md").write_text("Be kind.", encoding="utf-8")
+    command = ["eval", "run.yaml", "--skill", "rule.md", "--show", "json"]
+    for other in ("none", "placebo", "null", "kind.md"):
+        command += ["--against", other]
+    last = [CliRunner().invoke(app, command).output.splitlines()[-1] for _ in range(2)]
+    compared = SkillComparison.model_validate_json(last[0])
+    assert [score.hard for score in (compared.skill, *compared.others)] == [1, 0, 0, 0, 0, 0]
+    assert [(gain.mean, gain.n) for gain in compared.improvements] == [(1, 1)] * 5
+    assert last[1] == last[0]
+    assert len(sys.modules["my_support"].agent.model.function.instructions) == 2 * 4
 
 
 def test_commands_find_modules_beside_the_file(folder: Path) -> None:
