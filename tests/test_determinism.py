@@ -62,6 +62,7 @@ async def history(
     waits = Waits(seed)
     config = {
         "out_dir": folder,
+        "report": False,
         "seed": 1,
         "train": {
             "batch_size": 6,

@@ -54,6 +54,7 @@ class Watched(Actor):
 def settings(folder: Path, *, concurrency: int = 3, grace: float = GRACE) -> dict[str, Any]:
     return {
         "out_dir": folder / "run",
+        "report": False,
         "train": {
             "num_epochs": 2,
             "batch_size": 4,

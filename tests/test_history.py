@@ -25,7 +25,13 @@ pytestmark = pytest.mark.anyio
 def trainer(folder: Path, *, seed: int = 0, store: Path | None = None) -> Trainer:
     """Return a small run; another seed is another run."""
     return Trainer(
-        {"out_dir": folder, "store": store, "seed": seed, "train": {"num_epochs": 1, "batch_size": 4}},
+        {
+            "out_dir": folder,
+            "report": False,
+            "store": store,
+            "seed": seed,
+            "train": {"num_epochs": 1, "batch_size": 4},
+        },
         environment=ToyEnvironment(train=8, val=4, test=4),
         target=ToyTarget(),
         optimizer=ScriptedLLM(toy_optimizer()),

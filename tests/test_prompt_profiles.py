@@ -149,7 +149,12 @@ async def test_an_environment_brings_its_own_prompts(tmp_path: Path) -> None:
     seen = set()
     for name, config in (("a", {}), ("b", {"prompts": {"folder": write("own", "Study the words.")}})):
         llm = ScriptedLLM(toy_optimizer())
-        settings = {"out_dir": tmp_path / name, "train": {"num_epochs": 1, "batch_size": 8}, **config}
+        settings = {
+            "out_dir": tmp_path / name,
+            "report": False,
+            "train": {"num_epochs": 1, "batch_size": 8},
+            **config,
+        }
         trainer = Trainer(settings, environment=Prompting(), target=ToyTarget(), optimizer=llm)
         await trainer.train()
         analyses = [c.prompt.messages[0].content for c in llm.calls if c.prompt.name == "analyst_failure"]
@@ -341,7 +346,7 @@ def test_figures_of_a_step_name_failures_by_kind() -> None:
 
 async def train(folder: Path, script: Any, **config: Any) -> Sequence[StepRecord]:
     """Train in the toy world and return the steps' records."""
-    settings = {"out_dir": folder, "train": {"num_epochs": 2, "batch_size": 4}, **config}
+    settings = {"out_dir": folder, "report": False, "train": {"num_epochs": 2, "batch_size": 4}, **config}
     environment = ToyEnvironment(train=8)
     await Trainer(settings, environment=environment, target=ToyTarget(), optimizer=script).train()
     return (await read_run(folder)).steps

@@ -38,7 +38,7 @@ def build_trainer(
 ) -> Trainer:
     """Return a short run in the toy world."""
     return Trainer(
-        {"out_dir": folder, "train": {"num_epochs": 1, "batch_size": 4}, **settings},
+        {"out_dir": folder, "report": False, "train": {"num_epochs": 1, "batch_size": 4}, **settings},
         environment=ToyEnvironment(train=8, val=4, test=4),
         target=target or ToyTarget(),
         optimizer=ScriptedLLM(script or toy_optimizer()),

@@ -76,6 +76,7 @@ def configuration(folder: Path, name: str) -> dict[str, Any]:
     return {
         "seed": len(name),
         "out_dir": folder / f"run-{name}",
+        "report": False,
         "data": {"path": data},
         "environment": {"grader": "exact"},
         "models": {"target": model, "optimizer": {"call_id_header": "x-sample"}},
