@@ -137,6 +137,26 @@ async def test_a_run_resumes_with_another_executor(tmp_path: Path) -> None:
     assert target.asked == []
 
 
+@pytest.mark.slow
+async def test_a_budget_ends_a_run_in_workers_and_the_loop_completes_it(tmp_path: Path) -> None:
+    """A limit that is reached in a worker's session ends the run, which then resumes in the loop with nothing lost."""
+    data = write_world(tmp_path / "world")
+    train = {"num_epochs": 1}
+    whole = pure_settings(data, tmp_path / "whole", train=train)
+    assert (await Trainer(whole, transport=PureNetwork()).train()).status == "completed"
+    limited = pure_settings(
+        data, tmp_path / "broken", train=train, executor=PROCESSES, budget={"max_calls": 25}
+    )
+    first = PureNetwork()
+    summary = await Trainer(limited, transport=first).train()
+    assert (summary.status, len(first.samples)) == ("budget", 25)
+    rest = pure_settings(data, tmp_path / "broken", train=train)
+    second = PureNetwork()
+    assert (await Trainer(rest, transport=second).train()).status == "completed"
+    assert differences(left_by(tmp_path / "broken"), left_by(tmp_path / "whole")) == []
+    assert not {*first.samples} & {*second.samples}
+
+
 async def test_an_object_is_sent_if_it_can_be(tmp_path: Path) -> None:
     """An environment that is passed in Python is pickled; one that cannot be is refused with advice."""
     (tmp_path / "notes").mkdir()
@@ -158,7 +178,7 @@ async def test_an_object_is_sent_if_it_can_be(tmp_path: Path) -> None:
             target=ToyTarget(),
             optimizer=ScriptedLLM(toy_optimizer()),
         )
-        with pytest.raises(ConfigError, match="name it there"):
+        with pytest.raises(ConfigError, match="that workers can import"):
             await refused.train()
 
 
@@ -182,6 +202,8 @@ async def test_an_own_executor_is_named_and_its_rollouts_are_the_same(tmp_path: 
     assert describe(await trainer(tmp_path / "own", own).train()) == describe(local)
     with pytest.raises(ConfigError, match="has no attribute"):
         await trainer(tmp_path / "c", {"name": "worker_world:nothing"}).train()
+    with pytest.raises(ConfigError, match="own executors are local, processes and ray"):
+        await trainer(tmp_path / "b", {"name": "procesess"}).train()
     with pytest.raises(ConfigError, match="async context manager"):
         await trainer(tmp_path / "d", {"name": "worker_world:Farm"}).train()
 

@@ -145,8 +145,8 @@ def refer_to_environment(
     if reason is not None:
         raise ConfigError(
             f"executor.name: {config.executor.name} cannot send the environment, of type "
-            f"{type(environment).__name__}, to workers: {reason}. Put it into a module that workers can import, and name "
-            "it there (environment.name: module:name), or set executor.name to local"
+            f"{type(environment).__name__}, to workers: {reason}. Put the classes and functions that it needs into a module "
+            "that workers can import, or set executor.name to local"
         )
     return EnvironmentReference(identity=environment.identity, pickled=b64encode(data).decode("ascii"))
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import anyio
 
-from reflact.errors import ConfigError, WorkerLost
+from reflact.errors import ConfigError, RunFailed, WorkerLost
 from reflact.executors.jobs import EnvironmentReference, ExecutorJob, ExecutorResult
 from reflact.executors.pool import WorkerPool
 from reflact.executors.processes import HURRY_SECONDS
@@ -33,13 +33,15 @@ class RayWorker:
     async def run(self, job: ExecutorJob) -> ExecutorResult:
         """Run a job; see ``Executor.run``."""
         import ray
-        from ray.exceptions import RayActorError
+        from ray.exceptions import RayActorError, RayError
 
         running = self._actor.run.remote(job.model_dump_json(exclude={"environment"}))
         try:
             return ExecutorResult.model_validate_json(await running)
         except RayActorError:
             raise WorkerLost("the worker of Ray ended during the rollout") from None
+        except RayError as error:
+            raise RunFailed(f"Ray could not run a rollout: {error}") from error
         except anyio.get_cancelled_exc_class():
             ray.cancel(running)
             raise

@@ -78,7 +78,10 @@ def load_named_executor(config: TrainerConfig) -> AbstractAsyncContextManager[An
         ConfigError: There is no such function, it raises an error, or it opens nothing.
     """
     name = config.executor.name
-    found = _load("executor.name", name, "reflact.executors")
+    try:
+        found = _load("executor.name", name, "reflact.executors")
+    except ConfigError as error:
+        raise ConfigError(f"{error}; reflact's own executors are local, processes and ray") from error
     try:
         opening = found(**config.executor.options)
     except Exception as error:
