@@ -123,7 +123,7 @@ def test_the_demo_completes_and_leaves_its_files(demo: tuple[Path, str]) -> None
     summary = RunSummary.model_validate_json((folder / "summary.json").read_text(encoding="utf-8"))
     assert summary.status == "completed"
     assert len(re.findall(r"^step \d+", printed, re.MULTILINE)) == summary.steps
-    for name in ("baseline", "placebo", "null_empty", "null_refusal", "best", "final"):
+    for name in ("baseline", "placebo", "empty", "refusal", "best, final"):
         assert re.search(rf"^\s*{name}\s+test\s+\d+", printed, re.MULTILINE), name
     best = (folder / "best_skill.md").read_bytes()
     assert best == (folder / "skills" / f"v{summary.best.number:04d}.md").read_bytes()
@@ -146,7 +146,9 @@ def test_a_completed_run_is_not_run_again(demo: tuple[Path, str]) -> None:
 def table(printed: str) -> list[str]:
     """Return the lines of the table of scores."""
     return re.findall(
-        r"^\s*(?:baseline|placebo|null_\w+|best|final)\s+(?:val|test)\s+\d+\s.*$", printed, re.MULTILINE
+        r"^\s*(?:baseline|placebo|empty|refusal|frequent|best|final|best, final)\s+(?:val|test)\s+\d+\s.*$",
+        printed,
+        re.MULTILINE,
     )
 
 
@@ -191,16 +193,16 @@ def test_show_prints_a_run_and_its_steps(toy: Path) -> None:
     """A run has a line for each step and score; a step has its verdict, patterns, edits and diff."""
     result = reflact("show", toy)
     assert result.exit_code == 0, result.output
-    assert re.search(r"^ *1 +1 +accept_new_best +0\.000 -> 0\.500 +0/4 +2/2 +v1", result.stdout, re.M)
-    assert len(re.findall(r"^ *\d+ +\d+ +[a-z_]+ ", result.stdout, re.M)) == 4
-    controls = ("placebo", "null_empty", "null_refusal", "null_frequent")
-    assert [line.split()[:2] for line in table(result.stdout)] == [
-        *([name, "val"] for name in ("baseline", "best", "final")),
-        *([name, "test"] for name in ("baseline", *controls, "best", "final")),
+    assert re.search(r"^ *1 +1 +new best +0\.000 -> 0\.500 +0/4 +2/2 +v1", result.stdout, re.M)
+    assert len(re.findall(r"^ *\d+ +\d+ +[a-z]+ ", result.stdout, re.M)) == 4
+    controls = ("placebo", "empty", "refusal", "frequent")
+    assert [line.replace("best, final", "best").split()[:2] for line in table(result.stdout)] == [
+        *([name, "val"] for name in ("baseline", "best")),
+        *([name, "test"] for name in ("baseline", *controls, "best")),
     ]
     result = reflact("show", toy, "1")
     assert result.exit_code == 0, result.output
-    assert "verdict: The candidate's 0.5000" in result.stdout
+    assert "verdict: The candidate's 0.5 is above" in result.stdout
     assert re.search(r"^ *pattern: square \(\d\): ", result.stdout, re.M)
     assert "edit applied: append '- square: " in result.stdout
     assert "\n+- square: " in result.stdout

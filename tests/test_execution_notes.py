@@ -149,7 +149,8 @@ async def test_an_inherited_score_is_shown_as_inherited_and_decides_nothing(tmp_
     print_summary(console, done.summary.model_copy(update={"final": first.current}), tmp_path)
     assert isinstance(console.file, StringIO)
     assert (
-        "val 0.500 (inherited from an earlier version; this text was not measured)" in console.file.getvalue()
+        "(validation 0.50) (inherited from an earlier version; this text was not measured)"
+        in console.file.getvalue()
     )
 
 

@@ -227,7 +227,7 @@ def test_an_improvement_that_stays_is_accepted() -> None:
     assert found.evidence.value >= 80
     assert found.evidence.level == 0.0125
     assert found.reason == (
-        "The candidate has 1.0000 and the current skill 0.7500 over 40 of 40 pairs in 5 trials: "
+        "The candidate has 1 and the current skill 0.75, on 8 items in 5 trials: "
         f"evidence of {found.evidence.value:.4g} for an improvement; 80 is required."
     )
 
@@ -248,7 +248,7 @@ def test_an_improvement_that_has_become_unlikely_is_given_up() -> None:
     found = ruled(noisy, trials)
     assert (found.action, found.evidence.futile, found.evidence.rounds) == ("reject", True, 2)
     assert found.reason == (
-        "The candidate has 0.9000 and the current skill 0.9500 over 20 of 20 pairs in 2 trials; "
+        "The candidate has 0.9 and the current skill 0.95, on 10 items in 2 trials; "
         "an improvement of 0.15 has become unlikely."
     )
 
@@ -543,7 +543,7 @@ def test_the_record_says_that_it_is_a_bound() -> None:
     )
     assert ruling is not None
     assert ruling.reason == (
-        "The candidate's 0.0000 is not above the current 1.0000 over 3 of 3 pairs. "
+        "The candidate's 0 is not above the current skill's 1, on 3 of 6 items. "
         "The 3 open pairs cannot change that."
     )
     assert (ruling.evidence.rounds, ruling.evidence.pairs, ruling.evidence.bound) == (1, 3, True)

@@ -29,7 +29,8 @@ from reflact.reporting.lines import (
     format_duration,
     wrap_line,
 )
-from reflact.reporting.summary import build_estimate_table, build_score_table, format_spend, print_summary
+from reflact.reporting.summary import format_spend, print_summary
+from reflact.reporting.tables import build_estimate_table, build_score_table
 from reflact.types import Edit, EditResult, Split, Verdict
 from served import reflact
 
@@ -64,7 +65,7 @@ def test_a_step_is_one_line() -> None:
     begun = events.StepStarted(run_id=RUN, step=2, epoch=1, item_ids=("a",))
     skipped = events.StepCommitted(run_id=RUN, step=2, epoch=1, action="no_patches", current=V1, best=V1)
     first, second = format_all(*STEP, begun, skipped)
-    for words in ("step 1", "accept_new_best", "0.250 -> 0.500", "solved 1/2", "edits 1/2", "v1"):
+    for words in ("step 1", "new best", "0.250 -> 0.500", "solved 1/2", "edits 1/2", "v1"):
         assert words in first
     assert "no edits" in second
     assert "0.250" not in second
@@ -198,10 +199,10 @@ def test_scores_show_count_and_interval() -> None:
     zero = SkillScore(
         name="baseline", skill_hash="b" * 64, split=Split.test, n=9, hard=0.0, soft=0.0, low=0.0, high=0.3
     )
-    console.print(build_score_table([none, zero]))
+    console.print(build_score_table([none, zero], with_hash=True))
     rows = (line.split() for line in text.getvalue().splitlines())
     lines = [row for row in rows if row[:1] in (["best"], ["baseline"])]
-    assert lines[0] == ["best", "test", "0", "3", "-", "-", "-", "-", "aaaaaaaa"]
+    assert lines[0] == ["best", "test", "0", "3", "-", "-", "-", "aaaaaaaa"]
     assert lines[1] == [
         "baseline",
         "test",
@@ -212,7 +213,6 @@ def test_scores_show_count_and_interval() -> None:
         "0.000",
         "to",
         "0.300",
-        "0.000",
         "bbbbbbbb",
     ]
 
@@ -249,7 +249,7 @@ def test_the_summary_names_what_there_is(tmp_path: Path) -> None:
     text = io.StringIO()
     print_summary(Console(file=text, width=100), ended, tmp_path)
     for words in (
-        "best: v1 from step 1, val 0.500",
+        "best: v1 from step 1 (validation 0.50)",
         "best_skill.md",
         "attempts of calls: 12 x 429, 1 x timeout",
     ):

@@ -12,7 +12,8 @@ import pytest
 from reflact import Trainer, compare_runs, read_run
 from reflact.errors import UsageError
 from reflact.records import EpochRecord, SkillVersion, SlowUpdate, Spend, StepRecord, Usage
-from reflact.reporting.summary import build_run_table, format_details
+from reflact.reporting.summary import format_details
+from reflact.reporting.tables import build_run_table
 from reflact.store.runs import RunRow
 from reflact.testing import ScriptedLLM, ToyEnvironment, ToyTarget, toy_optimizer
 from reflact.training.history import RunListing, StepDetails, choose_run

@@ -24,7 +24,7 @@ from reflact.errors import DataError, RunConflict
 from reflact.llm.errors import translate_client_error
 from reflact.protocols import Session
 from reflact.records import SkillComparison, SkillScore
-from reflact.reporting.summary import build_run_table, build_score_table
+from reflact.reporting.tables import build_run_table, build_score_table
 from reflact.testing import ScriptedLLM, ToyEnvironment, ToyTarget, toy_optimizer
 from reflact.testing.llm import Script
 from reflact.training.history import RunListing
@@ -122,7 +122,7 @@ def test_a_document_is_compared_with_others_which_are_paid_once(tmp_path: Path) 
         "null_refusal",
     ]
     assert {gain.mean for gain in compared.improvements[:3]} == {0.0}
-    assert f"s.md over {tmp_path / 't.md'} on val: +0.0 points" in " ".join(lines.split())
+    assert f"s.md over {tmp_path / 't.md'} on validation: +0.0 points" in " ".join(lines.split())
 
 
 def test_documents_measured_beside_a_training_are_listed(tmp_path: Path) -> None:
@@ -322,10 +322,10 @@ def test_a_narrow_terminal_loses_no_row_name_and_breaks_no_word(width: int) -> N
     scores = [SkillScore(name=name, hard=0.5625, low=0.45, high=0.67, **shared) for name in names]  # type: ignore[arg-type]
     text = io.StringIO()
     console = Console(file=text, width=width)
-    console.print(build_score_table(scores))
+    console.print(build_score_table(scores, with_hash=True))
     lines = [line.rstrip() for line in text.getvalue().splitlines()]
     assert max(map(len, lines)) <= width
-    for name in names:
+    for name in ("baseline", "placebo", "frequent", "best"):
         (line,) = [line for line in lines if line.strip().startswith(name)]
         assert {"test", "80", "0.562"} <= {*line.split()}
     assert "…" not in text.getvalue()

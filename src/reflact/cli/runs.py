@@ -42,7 +42,7 @@ def runs(
     from rich.console import Console
 
     from reflact.errors import StoreError, UsageError
-    from reflact.reporting.summary import build_run_table
+    from reflact.reporting.tables import build_run_table
     from reflact.training.history import list_databases, list_runs
 
     paths = (folder,) if folder.is_file() else list_databases(folder)
@@ -143,7 +143,7 @@ def _print_items(
     changed: bool,
     as_json: bool,
 ) -> None:
-    from reflact.reporting.items import build_item_table, choose_items, summarize_items
+    from reflact.reporting.tables import build_item_table, choose_items, summarize_items
 
     chosen = choose_items(history.items, wrong=wrong, changed=changed)
     if as_json:
@@ -189,7 +189,7 @@ async def _read_item(folder: Path, run: str | None, split: Split | None, item_id
 
 def _print_item(history: RunHistory, item_id: str, *, as_json: bool) -> None:
     """Print one item in full, and the exceptions that it raised."""
-    from reflact.reporting.items import list_failure_lines, list_item_lines
+    from reflact.reporting.tables import list_failure_lines, list_item_lines
 
     if as_json:
         for entry in (*history.items, *history.failures):
@@ -204,9 +204,9 @@ def _print_item(history: RunHistory, item_id: str, *, as_json: bool) -> None:
 
 
 def _print_run(console: Console, history: RunHistory, folder: Path) -> None:
-    from reflact.reporting.items import list_failure_lines
     from reflact.reporting.lines import escape_controls, format_epoch, name_count
-    from reflact.reporting.summary import build_score_table, build_step_table, print_summary
+    from reflact.reporting.summary import print_summary
+    from reflact.reporting.tables import build_score_table, build_step_table, list_failure_lines
 
     console.print(f"run {history.run_id}, started {history.created:%Y-%m-%d %H:%M}", highlight=False)
     if history.steps:
@@ -215,7 +215,7 @@ def _print_run(console: Console, history: RunHistory, folder: Path) -> None:
         console.print(escape_controls(format_epoch(end)), markup=False, highlight=False, soft_wrap=True)
     if history.evaluations:
         console.print("documents that were measured with `reflact eval`:", markup=False, highlight=False)
-        console.print(build_score_table(history.evaluations))
+        console.print(build_score_table(history.evaluations, with_hash=True))
     if history.summary is None and not history.versions and history.evaluations:
         console.print("no training was started", highlight=False)
     elif history.summary is None:
@@ -241,14 +241,15 @@ def _find_exports(path: Path, history: RunHistory) -> Path:
 
 
 def _print_costs(console: Console, history: RunHistory) -> None:
-    from reflact.reporting.summary import build_cost_table
+    from reflact.reporting.tables import build_cost_table
 
     console.print(build_cost_table(history.costs))
 
 
 def _print_step(console: Console, details: StepDetails, *, as_json: bool) -> None:
     from reflact.reporting.lines import escape_controls
-    from reflact.reporting.summary import build_step_table, format_details
+    from reflact.reporting.summary import format_details
+    from reflact.reporting.tables import build_step_table
 
     if as_json:
         typer.echo(details.model_dump_json(ensure_ascii=True))
@@ -464,7 +465,7 @@ def compare(
     from rich.console import Console
 
     from reflact.reporting.lines import escape_line
-    from reflact.reporting.summary import build_comparison_table, build_settings_table, list_gain_lines
+    from reflact.reporting.tables import build_comparison_table, build_settings_table, list_gain_lines
     from reflact.training.history import compare_runs
 
     comparison = anyio.run(compare_runs, folders)

@@ -387,7 +387,8 @@ def evaluate(  # noqa: PLR0917 - one for each option of the command
     from rich.console import Console
 
     from reflact.reporting.lines import escape_line
-    from reflact.reporting.summary import build_score_table, describe_gain
+    from reflact.reporting.tables import build_score_table
+    from reflact.reporting.verdict import describe_gain
     from reflact.skills.package import load_skill
     from reflact.training.evaluation import compare_skill
     from reflact.types import Control, Split
@@ -450,7 +451,7 @@ def print_cost_estimate(config: TrainerConfig) -> None:
     import anyio
     from rich.console import Console
 
-    from reflact.reporting.summary import build_estimate_table
+    from reflact.reporting.tables import build_estimate_table
     from reflact.training.gating import estimate_gate_power
     from reflact.training.setup import Overrides, prepare_run
 

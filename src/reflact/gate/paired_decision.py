@@ -377,19 +377,21 @@ def _accept_unless_lost(
 
 
 def _explain(settings: GateSettings, sums: PairStatistics, action: RulingAction, evidence: Evidence) -> str:
-    pairs = f"{sums.n_measured} of {sums.n_pairs} pairs"
+    n, rounds = len(settings.item_ids), evidence.rounds
+    part = f"{n}" if sums.n_measured == n else f"{sums.n_measured} of {n}"
+    where = f"on {part} items" if rounds <= 1 else f"on {n} items in {rounds} trials"
     if action == "unmeasured":
         return (
-            f"Only {pairs} are measured on both sides, with {sums.n_unmeasured[0]} rollouts of the candidate and "
+            f"Only {sums.n_measured} of {sums.n_pairs} pairs are measured on both sides, with {sums.n_unmeasured[0]} rollouts of the candidate and "
             f"{sums.n_unmeasured[1]} of the current skill missing; the gate needs a share of {settings.coverage:g}, "
             f"and the sides' shares at most {MAX_UNMEASURED_GAP} points apart."
         )
-    new, old = (f"{total / sums.n_measured:.4f}" for total in sums.totals)
+    new, old = (f"{total / sums.n_measured:.4g}" for total in sums.totals)
     if evidence.value is None or evidence.level is None:
         more = f"more than {settings.min_improvement:g} " if settings.min_improvement else ""
         relation = "is" if action == "accept" else "is not"
-        return f"The candidate's {new} {relation} {more}above the current {old} over {pairs}."
-    scores = f"The candidate has {new} and the current skill {old} over {pairs} in {evidence.rounds} trials"
+        return f"The candidate's {new} {relation} {more}above the current skill's {old}, {where}."
+    scores = f"The candidate has {new} and the current skill {old}, {where}"
     weight = f"{scores}: evidence of {evidence.value:.4g} for an improvement"
     if action == "accept":
         return f"{weight}; {1 / evidence.level:.4g} is required."

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from reflact import events
 from reflact.records import EpochRecord
-from reflact.types import EditResult, Fallback, Verdict
+from reflact.types import EditResult, Fallback, GateAction, Verdict
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -24,6 +24,21 @@ ESCAPED_CATEGORIES = {"Cc", "Cf", "Cs", "Zl", "Zp"}
 """Unicode categories of controls, formats, surrogates, and line and paragraph separators."""
 
 MINUTE, HOUR, DAY = 60, 3600, 86400
+
+ACTION_WORDS: dict[GateAction, str] = {
+    "accept_new_best": "new best",
+    "accept": "accepted",
+    "reject": "rejected",
+    "force_accept": "accepted untested",
+    "no_change": "no change",
+    "no_patches": "no edits",
+    "no_rewrite": "no document",
+    "set_aside": "set aside",
+    "return": "returned",
+    "inconclusive": "inconclusive",
+    "unmeasured": "not measured",
+}
+"""The decisions of a gate in words, at a terminal and on pages."""
 
 
 class EventLines:
@@ -83,11 +98,11 @@ class EventLines:
         scores = ""
         if verdict is not None and verdict.current_score is not None:
             scores = f"val {format_verdict_scores(verdict)}"
-        words = [f"step {event.step:<4}", f"{event.action:<15} ", f"{scores:<18}"]
+        words = [f"step {event.step:<4}", f"{ACTION_WORDS[event.action]:<12} ", f"{scores:<18}"]
         if rollouts is not None:
             words.append(f" solved {rollouts.n - rollouts.failures}/{rollouts.n}")
         applied = sum(result.status == "applied" for result in self._edits)
-        words.append(f" edits {applied}/{len(self._edits)}" if self._edits else " no edits ")
+        words.append(f" edits {applied}/{len(self._edits)}" if self._edits else " " * len(" edits 0/0"))
         words.append(f" v{event.current.number}")
         if event.best.number != event.current.number:
             words[-1] += f", best v{event.best.number}"
@@ -114,7 +129,7 @@ def _format_single(event: events.Event) -> str | None:
         case events.TrainingStopped():
             line = f"stop      {event.reason}"
         case events.PromotionJudged():
-            line = f"promotion {event.verdict.action}: {event.verdict.reason}"
+            line = f"promotion {ACTION_WORDS[event.verdict.action]}: {event.verdict.reason}"
         case events.TestSplitOpened():
             line = f"test      test split opened (opening {event.count} in this run)"
         case events.StepRetried():
@@ -158,7 +173,7 @@ def format_verdict_scores(verdict: Verdict) -> str:
     scores = format_change(verdict.current_score, verdict.candidate_score)
     if verdict.evidence is None or not verdict.partial:
         return scores
-    return f"{scores} (partial, {verdict.evidence.pairs} pairs)"
+    return f"{scores} (partial, {name_count(verdict.evidence.pairs, 'pair')})"
 
 
 def format_clock(seconds: float) -> str:

@@ -17,7 +17,15 @@ from rich.text import Text
 
 from reflact import events
 from reflact.records import SkillScore, SkillVersion
-from reflact.reporting.lines import escape_controls, format_clock, format_count, format_duration, format_score
+from reflact.reporting.lines import (
+    ACTION_WORDS,
+    escape_controls,
+    format_clock,
+    format_count,
+    format_duration,
+    format_score,
+)
+from reflact.types import GateAction
 
 LABEL_WIDTH = 12
 RATE_SECONDS = 60.0
@@ -27,15 +35,15 @@ DRAFT_HEIGHT = 8
 """Rows that each draft needs if several are shown."""
 
 STEP_STAGES: tuple[events.Stage, ...] = ("rollout", "reflect", "aggregate", "select", "update", "evaluate")
-DECISION_SIGNS = {
-    "accept_new_best": ("+", "bold green", "new best"),
-    "accept": ("=", "green", "accepted"),
-    "force_accept": ("!", "green", "forced"),
-    "reject": ("x", "red", "rejected"),
-    "set_aside": ("?", "yellow", "set aside"),
-    "return": ("<", "yellow", "returned"),
-    "inconclusive": ("?", "yellow", "inconclusive"),
-    "unmeasured": ("?", "yellow", "inconclusive"),
+DECISION_SIGNS: dict[GateAction, tuple[str, str]] = {
+    "accept_new_best": ("+", "bold green"),
+    "accept": ("=", "green"),
+    "force_accept": ("!", "green"),
+    "reject": ("x", "red"),
+    "set_aside": ("?", "yellow"),
+    "return": ("<", "yellow"),
+    "inconclusive": ("?", "yellow"),
+    "unmeasured": ("?", "yellow"),
 }
 UNCHANGED_SIGN = (".", "dim", "unchanged")
 EDIT_SIGNS = {"append": "+ ", "insert_after": "+ ", "replace": "~ ", "delete": "- "}
@@ -368,10 +376,17 @@ def _list_results(
     heights = draw_heights(scores, ascii_only=options.ascii_only)
     if heights.strip():
         yield DisplayRow(7, "val by step", Text(heights, "cyan"))
-    signs = [DECISION_SIGNS.get(result.action, UNCHANGED_SIGN) for result in results]
+    signs = [
+        (*DECISION_SIGNS[result.action], ACTION_WORDS[result.action])
+        if result.action in DECISION_SIGNS
+        else UNCHANGED_SIGN
+        for result in results
+    ]
     line = Text.assemble(*(sign[:2] for sign in signs))
-    order = [*DECISION_SIGNS.values(), UNCHANGED_SIGN]
-    legend = ", ".join(f"{sign} {name}" for sign, _, name in sorted(set(signs), key=order.index))
+    order = "+=!x?<."
+    legend = ", ".join(
+        f"{sign} {name}" for sign, _, name in sorted(set(signs), key=lambda s: (order.index(s[0]), s))
+    )
     if len(line) + len(legend) + 3 <= width:
         line.append(f"   {legend}", "dim")
     yield DisplayRow(7, "decisions", line)

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from reflact.gate.intervals import wilson_interval
 from reflact.records import Claim, Improvement, RunStatus, RunSummary, SkillScore, SkillVersion, Usage
-from reflact.reporting.lines import format_count, format_duration, name_count
+from reflact.reporting.lines import ACTION_WORDS, format_count, format_duration, name_count
 from reflact.stages.null_answers import describe_constant
-from reflact.types import Split
+from reflact.types import GateAction, Split
 
 SPLIT_WORDS = {Split.train: "train", Split.val: "validation", Split.test: "test"}
 STOP_WORDS: dict[RunStatus, str] = {
@@ -17,6 +17,9 @@ STOP_WORDS: dict[RunStatus, str] = {
     "cancelled": "Stopped",
     "failed": "Failed",
 }
+SCORE_NAMES = {"null_empty": "empty", "null_refusal": "refusal", "null_frequent": "frequent"}
+"""Names of scores in words; those that are missing here are words already."""
+
 NO_BETTER = "No better document was found; best_skill.md is your initial one."
 
 
@@ -75,6 +78,68 @@ def _reaches(control: SkillScore, best: SkillScore) -> bool:
 
 def _compare_scores(one: SkillScore, other: SkillScore) -> str:
     return f"{one.hard or 0:.2f} against {other.hard or 0:.2f} on {SPLIT_WORDS[one.split]} items"
+
+
+def describe_score_name(score: SkillScore) -> str:
+    """Return which document or constant a score is of, in words; empty if its name is that of a file."""
+    if score.answer is not None:
+        frequent = (
+            ", the most frequent right answer of the train items" if score.name == "null_frequent" else ""
+        )
+        return f"{describe_constant(score.answer)}{frequent}"
+    documents = {
+        "baseline": "the initial skill",
+        "placebo": "a text about something else",
+        "best": "the best skill",
+        "final": "the last skill",
+    }
+    return documents.get(score.name, "")
+
+
+def describe_decisions(summary: RunSummary) -> str:
+    """Return how many steps a run has, and how many of them ended in which way."""
+    others = {each.action: each.count for each in summary.actions}
+    unproven: tuple[GateAction, ...] = ("set_aside", "return", "inconclusive")
+    counts = [
+        f"{summary.accepts} accepted",
+        f"{summary.rejects} rejected",
+        *(f"{others[action]} {ACTION_WORDS[action]}" for action in unproven if action in others),
+        f"{summary.skips} without a change",
+    ]
+    return f"{name_count(summary.steps, 'step')}, {', '.join(counts)}"
+
+
+def describe_gain(skill: str, other: str, gain: Improvement, noun: str = "item") -> str:
+    """Return a line about what a document gains over another one, over so many items of a kind."""
+    low, high, other = 100 * gain.low, 100 * gain.high, SCORE_NAMES.get(other, other)
+    return (
+        f"{skill} over {other} on {SPLIT_WORDS[gain.split]}: {100 * gain.mean:+.1f} points "
+        f"(95% interval {low:+.1f} to {high:+.1f}, {name_count(gain.n, noun)})"
+    )
+
+
+def list_gains(summary: RunSummary) -> tuple[Improvement, ...]:
+    """Return the improvements over the baseline that the claim does not tell; those of the final skill if it is another."""
+    best, final = summary.best, summary.final
+    is_same = best is not None and final is not None and best.skill_hash == final.skill_hash
+    claimed = None if summary.claim is None else summary.claim.improvement
+    gains = (gain for gain in summary.improvements if not (is_same and gain.name == "final"))
+    return tuple(
+        gain for gain in gains if claimed is None or (gain.name, gain.split) != ("best", claimed.split)
+    )
+
+
+def describe_version(version: SkillVersion) -> str:
+    """Return a version with its origin and its validation score, if it has one."""
+    score = _describe_version(version)
+    if version.inherited:
+        score += " (inherited from an earlier version; this text was not measured)"
+    return score
+
+
+def format_cost(calls: int, usd: float | None) -> str:
+    """Return the cost of calls, for a table."""
+    return "-" if not calls else "unknown" if usd is None else format_usd(usd)
 
 
 def describe_cost(summary: RunSummary) -> str:

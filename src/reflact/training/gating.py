@@ -246,7 +246,10 @@ def estimate_gate_power(plan: RunPlan, state: RunState | None = None) -> GatePow
         words = "The gate is off: every candidate is accepted."
     elif gate.policy == "ranked":
         claim = describe_claim(len(plan.data.test) if plan.config.test.enabled else 0)
-        words = f"The ranked gate chooses by belief, on passes of {n} items. {claim}"
+        words = (
+            f"The gate measures a candidate on {n} validation items, again if it is close, and goes on with the skill "
+            f"that is most probably best. {claim}"
+        )
         trials = gate.max_trials or MAX_PASSES
     elif gate.policy == "strict":
         words = (

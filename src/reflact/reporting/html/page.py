@@ -10,7 +10,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from importlib.resources import files
 from itertools import pairwise
 from math import ceil, floor, log10, sqrt
@@ -183,6 +183,15 @@ def build_table(
             h.caption[caption], h.thead[h.tr[heads]], h.tbody[body]
         ]
     ]
+
+
+def build_column_table(
+    caption: str, columns: Mapping[str, Sequence[h.Node]], *, prose: Collection[str] = ()
+) -> h.Element:
+    """Return a table of columns that a terminal shows too; ``prose`` are the headings of columns that hold words."""
+    numbers = {number for number, name in enumerate(columns) if name in prose}
+    names = ["validation" if name == "val" else name for name in columns]
+    return build_table(caption, names, [*zip(*columns.values(), strict=True)], prose=numbers)
 
 
 def build_figure(caption: str, *charts: h.Element) -> h.Element:

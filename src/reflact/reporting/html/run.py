@@ -21,30 +21,42 @@ from reflact.reporting.html.page import (
     ScorePoint,
     TextLimit,
     break_key,
+    build_column_table,
     build_document,
     build_figure,
     build_table,
     draw_estimates,
     draw_scores,
-    format_estimate,
 )
 from reflact.reporting.html.run_details import (
-    ACTION_WORDS,
     SCRIPT,
     build_changes_section,
     build_items_section,
     build_memory_section,
-    format_verdict,
 )
-from reflact.reporting.items import shorten_middle
 from reflact.reporting.lines import (
+    ACTION_WORDS,
     escape_line,
     format_duration,
-    format_score,
     name_count,
 )
-from reflact.reporting.verdict import SPLIT_WORDS, describe_cost, describe_result, format_usd
-from reflact.stages.null_answers import describe_constant
+from reflact.reporting.tables import (
+    PARTIAL_NOTE,
+    list_score_columns,
+    list_step_columns,
+    merge_equal_scores,
+    shorten_middle,
+)
+from reflact.reporting.verdict import (
+    SPLIT_WORDS,
+    describe_cost,
+    describe_decisions,
+    describe_gain,
+    describe_result,
+    describe_score_name,
+    format_usd,
+    list_gains,
+)
 from reflact.training.history import (
     RunHistory,
     VersionText,
@@ -125,23 +137,12 @@ def _build_verdict(history: RunHistory) -> h.Element:
             h.p[f"{note}."],
         ]
     limit = TextLimit(OTHER_BYTES)
-    others = {each.action: each.count for each in summary.actions}
-    counts = [
-        f"{summary.accepts} accepted",
-        f"{summary.rejects} rejected",
-        f"{summary.skips} without a change",
-    ]
-    counts += [
-        f"{others[action]} {ACTION_WORDS[action]}"
-        for action in ("set_aside", "return", "inconclusive")
-        if action in others
-    ]
     return h.div(class_=["verdict", _choose_tone(summary)])[
         h.p(".headline")[limit.fit(summary.verdict or describe_result(summary), 2_000)],
         h.p[f"Cost: {describe_cost(summary)}; {format_duration(summary.seconds)}."],
         h.p[
             f"Run {run_id}, started {history.created:%Y-%m-%d %H:%M} UTC, {summary.status}: "
-            f"{steps}, {', '.join(counts)}."
+            f"{describe_decisions(summary)}."
         ],
         [h.p[f"Warning: {limit.fit(warning, 1_000)}."] for warning in summary.warnings[:MAX_ROWS]],
     ]
@@ -264,25 +265,15 @@ def _build_step_table(records: Sequence[StepRecord]) -> h.Node:
     if not records:
         return None
     limit = TextLimit(OTHER_BYTES)
-    rows = [
-        [
-            str(record.step),
-            str(record.epoch),
-            ACTION_WORDS[record.verdict.action],
-            format_verdict(record.verdict),
-            f"{record.rollout.n - record.n_failures}/{record.rollout.n}",
-            f"{sum(each.status == 'applied' for each in record.edits)}/{len(record.edits)}",
-            f"v{record.current.number}",
-            limit.fit(record.verdict.veto or record.verdict.reason, 300),
-        ]
-        for record in records[-MAX_STEPS:]
-    ]
-    columns = ("step", "epoch", "decision", "validation", "solved", "edits", "skill", "reason")
-    left_out = len(records) - len(rows)
+    shown = records[-MAX_STEPS:]
+    reasons = [limit.fit(record.verdict.veto or record.verdict.reason, 300) for record in shown]
+    columns = {**list_step_columns(shown), "reason": reasons}
+    left_out = len(records) - len(shown)
     return h.details[
         h.summary[f"All {name_count(len(records), 'step')} as a table"],
         left_out > 0 and h.p(".note")[f"The first {left_out:,} steps are left out."],
-        build_table("Steps", columns, rows, prose={2, 3, 7}),
+        build_column_table("Steps", columns, prose=("decision", "val", "reason")),
+        any(record.verdict.partial for record in shown) and h.p(".note")[PARTIAL_NOTE],
     ]
 
 
@@ -372,13 +363,7 @@ def _build_test_section(summary: RunSummary | None) -> PageSection:
     test = [score for score in summary.scores if score.split is Split.test]
     val = [score for score in summary.scores if score.split is not Split.test]
     claim = summary.claim
-    gains = [
-        h.li[
-            f"{shorten_middle(escape_line(gain.name), MAX_NAME_CHARS)} over the initial document, {SPLIT_WORDS[gain.split]}: {100 * gain.mean:+.1f} points "
-            f"(95% interval {100 * gain.low:+.1f} to {100 * gain.high:+.1f}, {name_count(gain.n, 'item')})"
-        ]
-        for gain in summary.improvements
-    ]
+    gains = [h.li[escape_line(describe_gain(gain.name, "baseline", gain))] for gain in list_gains(summary)]
     confirmed = claim is not None and (
         "The claim that the best document is better than the initial one is "
         f"{'confirmed' if claim.confirmed else 'not confirmed'}: its 95% interval "
@@ -407,22 +392,15 @@ def _build_test_section(summary: RunSummary | None) -> PageSection:
 
 def _build_scores(scores: Sequence[SkillScore]) -> h.Node:
     split = SPLIT_WORDS[scores[0].split].capitalize()
-    looks: dict[str, MarkStyle] = {"best": "after", "final": "after"}
-    marks = [
-        (_format_name(score), looks.get(score.name, "before"), estimate)
-        for score in scores
+    named = [(shorten_middle(name, MAX_NAME_CHARS), score) for name, score in merge_equal_scores(scores)]
+    marks: list[tuple[str, MarkStyle, IntervalEstimate]] = [
+        (name, "after" if score.name in {"best", "final"} else "before", estimate)
+        for name, score in named
         if (estimate := _estimate_score(score)) is not None
     ]
-    rows: list[list[h.Node]] = [
-        [
-            [_format_name(score), h.small[_explain_score(score)]],
-            f"{score.n:,}" + (f" (+{score.unmeasured} unmeasured)" if score.unmeasured else ""),
-            f"{score.successes:g}",
-            format_estimate(_estimate_score(score)),
-            format_score(score.soft),
-        ]
-        for score in scores
-    ]
+    columns: dict[str, Sequence[h.Node]] = {**list_score_columns(scores)}
+    del columns["split"]
+    columns["document"] = [[name, h.small[escape_line(describe_score_name(score))]] for name, score in named]
     return [
         build_figure(
             f"{split} items: the share that is solved, with 95% intervals.",
@@ -430,7 +408,7 @@ def _build_scores(scores: Sequence[SkillScore]) -> h.Node:
         )
         if marks
         else None,
-        build_table(f"{split} scores", ("document", "rollouts", "solved", "score", "soft"), rows),
+        build_column_table(f"{split} scores", columns),
     ]
 
 
@@ -438,22 +416,6 @@ def _estimate_score(score: SkillScore) -> IntervalEstimate | None:
     if score.hard is None or score.low is None or score.high is None:
         return None
     return IntervalEstimate(value=score.hard, low=score.low, high=score.high)
-
-
-def _format_name(score: SkillScore) -> str:
-    return shorten_middle(escape_line(score.name).replace("_", " "), MAX_NAME_CHARS)
-
-
-def _explain_score(score: SkillScore) -> str:
-    if score.answer is not None:
-        return escape_line(describe_constant(score.answer))
-    meanings = {
-        "baseline": "the initial document",
-        "placebo": "a text about something else",
-        "best": "the best document",
-        "final": "the last document",
-    }
-    return meanings.get(score.name, "")
 
 
 def _build_task_types(scores: Sequence[SkillScore]) -> h.Node:

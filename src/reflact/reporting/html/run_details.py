@@ -12,8 +12,8 @@ import htpy as h
 
 from reflact.records import ComparisonCategory, EpochRecord, StepRecord
 from reflact.reporting.html.page import PageSection, TextLimit, render_node
-from reflact.reporting.items import CATEGORY_WORDS, format_scores, format_value, shorten_middle
-from reflact.reporting.lines import escape_line, format_change, format_fallback, name_count
+from reflact.reporting.lines import ACTION_WORDS, escape_line, format_change, format_fallback, name_count
+from reflact.reporting.tables import CATEGORY_WORDS, format_scores, format_value, shorten_middle
 from reflact.reporting.verdict import SPLIT_WORDS
 from reflact.skills.document import diff_texts
 from reflact.training.history import RunHistory, VersionText
@@ -28,20 +28,6 @@ ITEM_BYTES, DIFF_BYTES, EDIT_BYTES, EPOCH_BYTES = 2_000_000, 750_000, 1_000_000,
 
 MAX_ITEMS, MAX_TURNS, MAX_DIFF_LINES, MAX_EDITS, MAX_EPOCHS, MAX_FALLBACKS = 1_000, 20, 4_000, 200, 100, 20
 MAX_NAMED_ITEMS, PREVIEW_CHARS, QUESTION_CHARS = 12, 72, 110
-
-ACTION_WORDS = {
-    "accept_new_best": "accepted, new best",
-    "accept": "accepted",
-    "reject": "rejected",
-    "force_accept": "accepted without a test",
-    "no_change": "no change",
-    "no_patches": "no edit was proposed",
-    "no_rewrite": "no document was written",
-    "set_aside": "set aside",
-    "return": "returned to an earlier version",
-    "inconclusive": "inconclusive",
-    "unmeasured": "not measured",
-}
 
 OUTCOMES: tuple[ComparisonCategory | None, ...] = (
     "improved",
@@ -142,8 +128,10 @@ def build_diff(diff: str) -> list[h.Node]:
     kinds = {"+": h.ins, "-": h.del_}
     shown: list[h.Node] = []
     for line in lines[:MAX_DIFF_LINES]:
-        element = kinds.get(line[:1], h.span(".at" if line.startswith("@@") else ".same"))
-        shown.append(element[limit.fit(line, 2_000), "\n"])
+        if line.startswith("@@"):
+            shown.append(h.span(".at")["...\n" if shown else ""])
+            continue
+        shown.append(kinds.get(line[:1], h.span(".same"))[limit.fit(line, 2_000), "\n"])
     left_out = len(lines) - len(shown)
     return [
         h.pre(".diff", tabindex="0", role="region", aria_label="Difference of the documents")[shown],

@@ -29,19 +29,19 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from reflact.errors import ReflactError, StoreError, UsageError
-from reflact.records import SkillScore
 from reflact.reporting.html.page import (
     LiveBar,
     PageSection,
     TextLimit,
     break_key,
+    build_column_table,
     build_document,
     build_table,
 )
 from reflact.reporting.html.run import read_report, render_run_page
 from reflact.reporting.html.run_details import build_diff
-from reflact.reporting.lines import escape_line, format_duration, format_score, name_count
-from reflact.reporting.summary import list_gain_lines
+from reflact.reporting.lines import escape_line, format_score, name_count
+from reflact.reporting.tables import list_comparison_columns, list_gain_lines, list_run_columns, shorten_path
 from reflact.reporting.verdict import format_usd
 from reflact.training.history import RunComparison, RunListing, compare_runs, list_databases, list_runs
 from reflact.types import canonical_json
@@ -164,12 +164,7 @@ class RunPages:
         raise HTTPException(404, "there is no run at this address")
 
     def _name(self, run: ServedRun) -> str:
-        return f"{_shorten(self._root, run.listing)} ({run.listing.run_id})"
-
-
-def _shorten(root: Path, listing: RunListing) -> str:
-    folder = Path(listing.folder)
-    return str(folder.relative_to(root)) if folder.is_relative_to(root) else listing.folder
+        return f"{shorten_path(run.listing.folder, self._root)} ({run.listing.run_id})"
 
 
 def _compute_version(runs: Sequence[ServedRun]) -> str:
@@ -196,40 +191,24 @@ def _describe_list(runs: Sequence[ServedRun]) -> str:
 def render_index(root: Path, runs: Sequence[ServedRun], errors: Sequence[str]) -> str:
     """Return the list of runs as an HTML document."""
     limit = TextLimit(TEXT_BYTES)
-    rows: list[list[h.Node]] = [
-        [
-            h.a(href=f"/runs/{run.key}")[limit.fit(_shorten(root, run.listing), 200)],
-            h.label[
-                h.input(type="checkbox", name="run", value=run.key),
-                f" {escape_line(run.listing.run_id)}",
-            ],
-            run.listing.status or "not ended",
-            f"{run.listing.steps:,}",
-            *(format_score(score) for score in (run.listing.val, run.listing.baseline, run.listing.test)),
-            f"{run.listing.calls:,}",
-            _format_cost(run.listing.calls, run.listing.usd),
-            f"{run.listing.created:%Y-%m-%d %H:%M}",
-        ]
-        for run in runs[:MAX_RUNS]
+    shown = runs[:MAX_RUNS]
+    columns: dict[str, Sequence[h.Node]] = {**list_run_columns([run.listing for run in shown], root)}
+    columns["folder"] = [
+        h.a(href=f"/runs/{run.key}")[limit.fit(shorten_path(run.listing.folder, root), 200)] for run in shown
     ]
-    columns = (
-        "folder",
-        "run",
-        "state",
-        "steps",
-        "validation",
-        "baseline",
-        "test",
-        "calls",
-        "cost",
-        "started",
-    )
-    left_out = len(runs) - len(rows)
+    columns["run"] = [
+        h.label[
+            h.input(type="checkbox", name="run", value=run.key),
+            f" {escape_line(run.listing.run_id)}",
+        ]
+        for run in shown
+    ]
+    left_out = len(runs) - len(shown)
     content: tuple[h.Node, ...] = (
         not runs and h.p["There is no run yet. The page shows the first one when it has begun."],
         bool(runs)
         and h.form(".choose", action="/compare", method="get")[
-            build_table("Runs, the newest first", columns, rows, prose={1, 2}),
+            build_column_table("Runs, the newest first", columns, prose=("run", "status")),
             left_out > 0 and h.p(".note")[f"{left_out:,} older runs are left out."],
             len(runs) > 1 and h.button(type="submit")["Compare the chosen runs"],
         ],
@@ -252,19 +231,8 @@ def render_comparison(comparison: RunComparison, names: Sequence[str]) -> str:
     gains = tuple(
         gain.model_copy(update={"name": by_name.get(gain.name, gain.name)}) for gain in comparison.gains
     )
-    lines = tuple(list_gain_lines(comparison.model_copy(update={"runs": named, "gains": gains})))
-    rows = [
-        [
-            run.name,
-            run.status or "not ended",
-            f"{run.steps:,}",
-            *(_format_score(score) for score in (run.val, run.test)),
-            f"{run.usage.calls:,}",
-            _format_cost(run.usage.calls, run.usage.usd),
-            "–" if run.seconds is None else format_duration(run.seconds),
-        ]
-        for run in named
-    ]
+    renamed = comparison.model_copy(update={"runs": named, "gains": gains})
+    lines = tuple(list_gain_lines(renamed))
     settings: list[list[h.Node]] = [
         [
             break_key(limit.fit(setting.key, 200)),
@@ -275,7 +243,6 @@ def render_comparison(comparison: RunComparison, names: Sequence[str]) -> str:
         ]
         for setting in comparison.settings
     ]
-    columns = ("run", "state", "steps", "validation", "test", "calls", "cost", "time")
     diffs: list[h.Node] = [
         [h.h3[f"From {shown[0]} to {name}"], build_diff(diff) if diff else h.p["The best skills are equal."]]
         for name, diff in zip(shown[1:], comparison.diffs, strict=True)
@@ -291,7 +258,7 @@ def render_comparison(comparison: RunComparison, names: Sequence[str]) -> str:
                 "results",
                 "Results",
                 (
-                    build_table("The best skills", columns, rows),
+                    build_column_table("The best skills", list_comparison_columns(renamed)),
                     h.ul[(h.li[line] for line in lines)]
                     if gains
                     else h.p(".note")["The runs have no measured items in common."],
@@ -303,16 +270,6 @@ def render_comparison(comparison: RunComparison, names: Sequence[str]) -> str:
             PageSection("skills", "Best skills", tuple(diffs)),
         ),
     )
-
-
-def _format_cost(calls: int, usd: float | None) -> str:
-    if usd is None:
-        return "unknown" if calls else "–"
-    return format_usd(usd)
-
-
-def _format_score(score: SkillScore | None) -> str:
-    return format_score(None if score is None else score.hard)
 
 
 # ------------------------------------------------------------------------------------------- the server

@@ -1,0 +1,448 @@
+"""Tables of runs, steps, scores and items: their columns, which pages show too, and their form at a terminal."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from pydantic import JsonValue
+from rich import box
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.measure import Measurement
+from rich.table import Table
+from rich.text import Text
+
+from reflact.llm.pricing import CostEstimate, EstimateRange
+from reflact.records import (
+    CodeFailure,
+    ComparisonCategory,
+    SkillScore,
+    StageCost,
+    StepRecord,
+    Usage,
+    sum_step_costs,
+)
+from reflact.reporting.lines import (
+    ACTION_WORDS,
+    escape_controls,
+    escape_line,
+    format_change,
+    format_count,
+    format_duration,
+    format_score,
+)
+from reflact.reporting.verdict import SCORE_NAMES, describe_gain, format_cost, format_usd
+from reflact.training.history import RunComparison, RunListing
+from reflact.training.items import DocumentResult, ItemResult
+from reflact.types import Split, canonical_json
+
+Columns = Mapping[str, Sequence[str]]
+"""The cells of a table by the headings of its columns."""
+
+PARTIAL_NOTE = "* The decision was certain before all items were measured."
+
+CATEGORY_WORDS: dict[ComparisonCategory, str] = {
+    "improved": "better",
+    "regressed": "worse",
+    "persistent_failure": "still wrong",
+    "stable_success": "right under both",
+}
+TEXTS = ("input", "expected", "baseline", "best")
+ID_CELLS, SCORE_CELLS, COST_CELLS, SEPARATOR_CELLS, INDENT_CELLS = 10, 12, 7, 8, 2
+MIN_TEXT_CELLS, TEXT_LINES = 8, 2
+"""The least width of a column of text, and the most lines of one of its cells."""
+
+
+MAX_SETTING_CHARS = 40
+"""The most characters of a setting's value in a comparison."""
+
+FULL_WIDTH = 1_000
+"""The cells in which every table has room."""
+
+MIN_FOLDED_CELLS = 8
+"""The least width of a column whose cells may take several lines."""
+
+LEFT_COLUMNS = ("step", "epoch", "decision", "document", "split", "sha-256", "folder", "run", "status")
+"""Columns of words, and those that lead a row."""
+
+
+@dataclass(frozen=True)
+class FittedTable:
+    """A table that leaves out columns on a narrow terminal, so that names and numbers stay whole.
+
+    Args:
+        columns: The heading and the cells of each column; those of the first are left-aligned.
+        optional: Headings of columns that may be left out, the first one first.
+        caption: A line below the table.
+        folded: The heading of a column whose cells may take several lines; the table then has narrow gaps.
+    """
+
+    columns: Mapping[str, Sequence[str]]
+    optional: Sequence[str]
+    caption: str | None = None
+    folded: str | None = None
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        wide = options.update(width=FULL_WIDTH)
+        for count in range(len(self.optional) + 1):
+            hidden = self.optional[:count]
+            width = Measurement.get(console, wide, self._build(hidden, folded_width=MIN_FOLDED_CELLS)).maximum
+            if width <= options.max_width:
+                break
+        yield self._build(hidden)
+
+    def _build(self, hidden: Sequence[str], folded_width: int | None = None) -> Table:
+        caption = None if self.caption is None else Text(self.caption)
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True, caption=caption)
+        table.caption_justify = "left"
+        if self.folded is not None:
+            table.padding, table.show_edge = 0, False
+        shown = {heading: cells for heading, cells in self.columns.items() if heading not in hidden}
+        for heading in shown:
+            justify: Literal["left", "right"] = "left" if heading in LEFT_COLUMNS else "right"
+            is_folded = heading == self.folded
+            width = folded_width if is_folded else None
+            table.add_column(
+                heading, justify=justify, no_wrap=not is_folded, overflow="fold", max_width=width
+            )
+        for row in zip(*shown.values(), strict=True):
+            table.add_row(*map(Text, row))
+        return table
+
+
+def merge_equal_scores(scores: Sequence[SkillScore]) -> list[tuple[str, SkillScore]]:
+    """Return scores with the names of their documents; best and final skill have one entry if they are the same."""
+    best = {(score.split, score.skill_hash) for score in scores if score.name == "best"}
+    final = {(score.split, score.skill_hash) for score in scores if score.name == "final"}
+    named = []
+    for score in scores:
+        is_both = (score.split, score.skill_hash) in best & final
+        name = "best, final" if is_both and score.name == "best" else SCORE_NAMES.get(score.name, score.name)
+        if not (is_both and score.name == "final"):
+            named.append((escape_line(name), score))
+    return named
+
+
+def list_score_columns(scores: Sequence[SkillScore], *, with_hash: bool = False) -> Columns:
+    """Return the scores of documents on splits, each with its count and 95% interval."""
+    named = merge_equal_scores(scores)
+
+    def format_interval(score: SkillScore) -> str:
+        return "-" if score.low is None else f"{format_score(score.low)} to {format_score(score.high)}"
+
+    columns = {
+        "document": [name for name, _ in named],
+        "split": [score.split.value for _, score in named],
+        "answers": [f"{score.n:,}" for _, score in named],
+        "unmeasured": [f"{score.unmeasured:,}" for _, score in named],
+        "solved": [f"{score.successes:g}" if score.n else "-" for _, score in named],
+        "score": [format_score(score.hard) for _, score in named],
+        "95% interval": [format_interval(score) for _, score in named],
+        "soft score": [format_score(score.soft) for _, score in named],
+        "sha-256": [score.skill_hash[:8] for _, score in named],
+    }
+    if not any(score.unmeasured for score in scores):
+        del columns["unmeasured"]
+    if all(score.soft == score.hard for score in scores):
+        del columns["soft score"]
+    if not with_hash:
+        del columns["sha-256"]
+    return columns
+
+
+def build_score_table(scores: Sequence[SkillScore], *, with_hash: bool = False) -> FittedTable:
+    """Return the scores of documents as a table."""
+    optional = ("soft score", "sha-256", "solved", "95% interval", "unmeasured")
+    return FittedTable(list_score_columns(scores, with_hash=with_hash), optional)
+
+
+def list_run_columns(runs: Sequence[RunListing], root: Path) -> Columns:
+    """Return a list of runs; their folders are shown as below ``root``."""
+    states = [run.status or ("measured" if run.measured and not run.steps else "open") for run in runs]
+    return {
+        "folder": [escape_line(shorten_path(run.folder, root)) for run in runs],
+        "run": [escape_line(run.run_id) for run in runs],
+        "status": [*states],
+        "steps": [f"{run.steps:,}" for run in runs],
+        "val": [format_score(run.val) for run in runs],
+        "baseline": [format_score(run.baseline) for run in runs],
+        "test": [format_score(run.test) for run in runs],
+        "cost": [format_cost(run.calls, run.usd) for run in runs],
+        "date": [f"{run.created:%Y-%m-%d}" for run in runs],
+    }
+
+
+def build_run_table(runs: Sequence[RunListing], root: Path) -> FittedTable:
+    """Return a list of runs as a table."""
+    optional = ("date", "cost", "steps", "status", "baseline")
+    return FittedTable(list_run_columns(runs, root), optional, folded="folder")
+
+
+def shorten_path(folder: str, root: Path) -> str:
+    """Return the path of a folder as below ``root``, if it is there."""
+    path = Path(folder)
+    return str(path.relative_to(root)) if path.is_relative_to(root) else folder
+
+
+def list_comparison_columns(comparison: RunComparison) -> Columns:
+    """Return the runs of a comparison with the scores of their best skills, cost and time."""
+    runs = comparison.runs
+    return {
+        "run": [escape_line(run.name) for run in runs],
+        "status": [run.status or "open" for run in runs],
+        "steps": [f"{run.steps:,}" for run in runs],
+        "val": [format_score(None if run.val is None else run.val.hard) for run in runs],
+        "test": [format_score(None if run.test is None else run.test.hard) for run in runs],
+        "calls": [format_count(run.usage.calls) for run in runs],
+        "cost": [format_cost(run.usage.calls, run.usage.usd) for run in runs],
+        "time": ["-" if run.seconds is None else format_duration(run.seconds) for run in runs],
+        "letters": [format_count(len(run.best.skill.text)) for run in runs],
+    }
+
+
+def build_comparison_table(comparison: RunComparison) -> FittedTable:
+    """Return the runs of a comparison as a table."""
+    return FittedTable(list_comparison_columns(comparison), ("letters", "calls", "steps"), folded="run")
+
+
+def build_settings_table(comparison: RunComparison) -> Table:
+    """Return the settings that differ, one line each, with the value of each run."""
+    table = Table("setting", box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+    for run in comparison.runs:
+        table.add_column(Text(escape_line(run.name)), overflow="fold")
+    for setting in comparison.settings:
+        values = (
+            Text(shorten_middle(escape_line(canonical_json(v)), MAX_SETTING_CHARS)) for v in setting.values
+        )
+        table.add_row(Text(escape_line(setting.key)), *values)
+    return table
+
+
+def list_gain_lines(comparison: RunComparison) -> Iterator[str]:
+    """Yield the gain of each further run over the first one, with its paired interval."""
+    first = comparison.runs[0].name
+    yield from (describe_gain(gain.name, first, gain, "common item") for gain in comparison.gains)
+    if not comparison.gains:
+        yield "the runs have no measured items in common"
+
+
+def list_step_columns(records: Sequence[StepRecord]) -> Columns:
+    """Return a run's committed steps; a score of a part of the items has a star."""
+    verdicts = [record.verdict for record in records]
+    return {
+        "step": [f"{record.step:,}" for record in records],
+        "epoch": [f"{record.epoch}" for record in records],
+        "decision": [ACTION_WORDS[verdict.action] for verdict in verdicts],
+        "val": [
+            format_change(verdict.current_score, verdict.candidate_score) + ("*" if verdict.partial else "")
+            for verdict in verdicts
+        ],
+        "solved": [f"{r.rollout.n - r.n_failures}/{r.rollout.n}" for r in records],
+        "edits": [f"{sum(e.status == 'applied' for e in r.edits)}/{len(r.edits)}" for r in records],
+        "skill": [f"v{record.current.number}" for record in records],
+    }
+
+
+def build_step_table(records: Sequence[StepRecord]) -> FittedTable:
+    """Return a run's committed steps as a table."""
+    partial = any(record.verdict.partial for record in records)
+    optional = ("epoch", "edits", "solved", "skill")
+    return FittedTable(list_step_columns(records), optional, caption=PARTIAL_NOTE if partial else None)
+
+
+def build_cost_table(costs: Sequence[StageCost]) -> Table:
+    """Return the calls, tokens, dollars and time of each step, one line each; step 0 is the baseline."""
+    steps = sum_step_costs(costs)
+    priced, cut = any(cost.usage.usd is not None for cost in steps), any(cost.unsettled for cost in steps)
+    table = Table("step", box=box.SIMPLE_HEAD, pad_edge=False)
+    optional = (*(("interrupted",) if cut else ()), *(("dollars",) if priced else ()))
+    for heading in ("calls", "tokens in", "tokens out", *optional, "time"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for cost in steps:
+        usage = cost.usage
+        table.add_row(
+            str(cost.step) if cost.step else "baseline",
+            f"{usage.calls:,}",
+            f"{usage.input_tokens:,}",
+            f"{usage.output_tokens:,}",
+            *((f"{cost.unsettled:,}",) if cut else ()),
+            *(("-" if usage.usd is None else format_usd(usage.usd),) if priced else ()),
+            format_duration(cost.seconds),
+        )
+    return table
+
+
+def build_estimate_table(estimate: CostEstimate) -> Table:
+    """Return a table of the least, likely and most calls, with tokens and, if priced, US dollars."""
+    priced = any(row.usd is not None for row in estimate.rows)
+    table = Table("role", "calls for", box=box.SIMPLE_HEAD, pad_edge=False, padding=0)
+    headings = ["calls\nleast", "calls\nlikely", "calls\nmost", "tokens\nlikely", "tokens\nmost"]
+    for heading in [*headings, *(["$\nlikely", "$\nmost"] if priced else [])]:
+        table.add_column(heading, justify="right", no_wrap=True)
+
+    def format_dollars(usd: float) -> str:
+        return f"{usd:.3f}" if usd < 99.9995 else format_count(round(usd))
+
+    def add_row(
+        role: str, purpose: str, calls: EstimateRange, tokens: EstimateRange, usd: EstimateRange | None
+    ) -> None:
+        counts = (calls.low, calls.expected, calls.high, tokens.expected, tokens.high)
+        prices = ("-", "-") if usd is None else (format_dollars(usd.expected), format_dollars(usd.high))
+        cells = (*(format_count(round(n)) for n in counts), *(prices if priced else ()))
+        table.add_row(role, purpose.replace("_", " "), *cells)
+
+    for row in estimate.rows:
+        add_row(row.role, row.purpose, row.calls, row.input_tokens + row.output_tokens, row.usd)
+    table.add_section()
+    add_row("all", "", estimate.calls, estimate.tokens(), estimate.usd)
+    return table
+
+
+# ----------------------------------------------------------------------------------------------- items
+
+
+def choose_items(
+    items: Sequence[ItemResult], *, wrong: bool = False, changed: bool = False
+) -> tuple[ItemResult, ...]:
+    """Return the items that the best document gets wrong, or whose score it changed, or both."""
+    return tuple(
+        item
+        for item in items
+        if not (wrong and not item.wrong) and not (changed and item.category not in {"improved", "regressed"})
+    )
+
+
+def build_item_table(items: Sequence[ItemResult], *, width: int) -> Table:
+    """Return a table of items for a width in cells.
+
+    Each item has a row if its texts fit into it, otherwise a row for each text, which loses its middle if it is long.
+    """
+    priced = any(_find_price(item) is not None for item in items)
+    cells = max((width - ID_CELLS - SCORE_CELLS - COST_CELLS - SEPARATOR_CELLS) // len(TEXTS), MIN_TEXT_CELLS)
+    rows = [(item, [escape_line(text) for text in _list_texts(item)]) for item in items]
+    longest = max((len(text) for _, texts in rows for text in texts), default=0)
+    if longest > TEXT_LINES * cells:
+        return _build_stacked_table(rows, width=width, priced=priced)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=0)
+    table.add_column("item", max_width=ID_CELLS, overflow="fold")
+    for name in TEXTS:
+        table.add_column(name, max_width=cells, overflow="fold")
+    table.add_column("score", justify="right", max_width=SCORE_CELLS)
+    table.add_column("cost" if priced else "tokens", justify="right", max_width=COST_CELLS)
+    for item, texts in rows:
+        shown = (Text(text) for text in (escape_line(item.item_id), *texts))
+        table.add_row(*shown, format_scores(item), _format_cost(item, priced=priced))
+    return table
+
+
+def _build_stacked_table(
+    rows: Sequence[tuple[ItemResult, Sequence[str]]], *, width: int, priced: bool
+) -> Table:
+    table = Table.grid(padding=(0, 2, 0, 0))
+    table.add_column(no_wrap=True, max_width=max(map(len, TEXTS)) + INDENT_CELLS)
+    cells = max(width - max(map(len, TEXTS)) - INDENT_CELLS - 2, MIN_TEXT_CELLS)
+    table.add_column(overflow="fold")
+    for item, texts in rows:
+        cost = f"{_format_cost(item, priced=priced)}{'' if priced else ' tokens'}"
+        word = "not measured under both" if item.category is None else CATEGORY_WORDS[item.category]
+        heading = f"{escape_line(item.item_id)}  {format_scores(item)}, {word}, {cost}"
+        table.add_row(Text("item"), Text(heading, style="bold"))
+        for name, text in zip(TEXTS, texts, strict=True):
+            table.add_row(Text(f"{' ' * INDENT_CELLS}{name}"), Text(shorten_middle(text, cells)))
+    return table
+
+
+def _list_texts(item: ItemResult) -> tuple[str, ...]:
+    answers = (_format_answer(item.baseline), _format_answer(item.best))
+    return (format_value(item.input), format_value(item.expected), *answers)
+
+
+def list_item_lines(item: ItemResult) -> Iterator[str]:
+    """Yield an item in full: input, expected answer, and each document's conversations, scores and costs."""
+    kind = "" if item.task_type is None else f", {item.task_type}"
+    words = "" if item.category is None else f": {CATEGORY_WORDS[item.category]}"
+    yield escape_controls(f"{item.item_id} ({item.split.value}{kind}){words}")
+    yield from _list_block("input", format_value(item.input))
+    if item.expected is not None:
+        yield from _list_block("expected", format_value(item.expected))
+    for name, result in (("baseline", item.baseline), ("best", item.best)):
+        usage = "" if result.usage is None else f", {_format_usage(result.usage)}"
+        if not result.rollouts:
+            yield from _list_block(name, f"not measured: {result.error or 'no stored rollout'}")
+        for number, rollout in enumerate(result.rollouts, start=1):
+            trial = f", trial {number}" if len(result.rollouts) > 1 else ""
+            score = "-" if rollout.score is None else f"{rollout.score.hard:.3g}"
+            if rollout.score is not None and rollout.score.soft != rollout.score.hard:
+                score += f" (soft {rollout.score.soft:.3g})"
+            heading = f"{name}{trial}, score {score}{usage if number == 1 else ''}"
+            yield from _list_block(heading, rollout.answer)
+            if len(rollout.turns) > 2:
+                for turn in rollout.turns:
+                    yield from _list_block(f"  {turn.role}", turn.content)
+
+
+def list_failure_lines(failure: CodeFailure) -> Iterator[str]:
+    """Yield an exception of the caller's own code with its traceback."""
+    where = f"step {failure.step}" + ("" if failure.item_id is None else f", item {failure.item_id}")
+    yield from _list_block(escape_line(f"exception in {where}"), failure.traceback)
+
+
+def summarize_items(items: Sequence[ItemResult], split: Split) -> str:
+    """Return how many items of a split are better, worse, still wrong, and right under both documents."""
+    counts = Counter(item.category for item in items)
+    words = [f"{counts[category]} {word}" for category, word in CATEGORY_WORDS.items()]
+    words += [f"{counts[None]} not measured under both"] if counts[None] else []
+    return f"{len(items)} {split.value} items: {', '.join(words)}"
+
+
+def format_value(value: JsonValue) -> str:
+    """Return a text as it is, nothing for None, and any other value as JSON."""
+    if value is None:
+        return ""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, sort_keys=True)
+
+
+def format_scores(item: ItemResult) -> str:
+    """Return the hard scores under both documents, such as ``0 -> 1``."""
+    before, after = ("-" if r.hard is None else f"{r.hard:.2g}" for r in (item.baseline, item.best))
+    return f"{before} -> {after}"
+
+
+def shorten_middle(text: str, length: int) -> str:
+    """Return a text of at most ``length`` characters; a longer one loses its middle, since its ends tell most."""
+    if len(text) <= length:
+        return text
+    head = (length - 3) // 2
+    return f"{text[:head]}...{text[head + 3 - length :]}"
+
+
+def _list_block(heading: str, text: str) -> Iterator[str]:
+    yield f"{heading}:"
+    yield from (f"    {line}" for line in escape_controls(text).split("\n"))
+
+
+def _format_answer(result: DocumentResult) -> str:
+    return result.answer if result.answer is not None else f"({result.error or 'not measured'})"
+
+
+def _find_price(item: ItemResult) -> float | None:
+    usages = [result.usage for result in (item.baseline, item.best) if result.usage is not None]
+    prices = [usage.usd for usage in usages if usage.usd is not None]
+    return sum(prices) if prices else None
+
+
+def _format_cost(item: ItemResult, *, priced: bool) -> str:
+    if priced:
+        price = _find_price(item)
+        return "-" if price is None else f"${price:.4f}"
+    usages = [result.usage for result in (item.baseline, item.best) if result.usage is not None]
+    return format_count(sum(u.input_tokens + u.output_tokens for u in usages)) if usages else "-"
+
+
+def _format_usage(usage: Usage) -> str:
+    price = "" if usage.usd is None else f", ${usage.usd:.4f}"
+    return f"{usage.input_tokens:,} tokens in, {usage.output_tokens:,} out{price}"
