@@ -100,7 +100,8 @@ class EventLines:
             scores = f"val {format_verdict_scores(verdict)}"
         words = [f"step {event.step:<4}", f"{ACTION_WORDS[event.action]:<12} ", f"{scores:<18}"]
         if rollouts is not None:
-            words.append(f" solved {rollouts.n - rollouts.failures}/{rollouts.n}")
+            solved = f"solved {rollouts.n - rollouts.failures}/{rollouts.n}"
+            words.append(f" {solved:<12}")
         applied = sum(result.status == "applied" for result in self._edits)
         words.append(f" edits {applied}/{len(self._edits)}" if self._edits else " " * len(" edits 0/0"))
         words.append(f" v{event.current.number}")
