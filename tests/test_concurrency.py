@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from reflact.concurrency import (
     INLINE_LIMIT,
+    Slots,
     Stream,
     fan_out,
     fan_out_then,
@@ -512,9 +513,9 @@ async def test_two_functions_that_run_together_share_their_errors() -> None:
             await run_both(*pair)
 
 
-async def test_fan_outs_share_the_places_of_a_semaphore() -> None:
-    """Together they never have more calls at work than it has places, and earlier ones come first."""
-    places, at_work, most, begun = anyio.Semaphore(3), 0, 0, list[int]()
+async def test_fan_outs_share_slots() -> None:
+    """Together they never have more calls at work than there are slots, and earlier ones come first."""
+    places, at_work, most, begun = Slots(3), 0, 0, list[int]()
 
     async def work(n: int) -> None:
         nonlocal at_work, most
@@ -529,3 +530,16 @@ async def test_fan_outs_share_the_places_of_a_semaphore() -> None:
             tasks.start_soon(lambda start=start: fan_out(work, range(start, start + 10), limit=places))
     assert most == 3
     assert begun == list(range(20))
+
+
+async def test_a_fan_out_has_no_more_tasks_than_calls_at_work() -> None:
+    """The inputs of a large fan-out wait without a task of their own, so they take no memory."""
+    before, most = len(asyncio.all_tasks()), 0
+
+    async def work(_: int) -> None:
+        nonlocal most
+        most = max(most, len(asyncio.all_tasks()) - before)
+        await anyio.lowlevel.checkpoint()
+
+    await fan_out(work, range(100), limit=4)
+    assert most == 4

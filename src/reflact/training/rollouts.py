@@ -10,7 +10,7 @@ from functools import partial
 import anyio
 
 from reflact import events
-from reflact.concurrency import fan_out
+from reflact.concurrency import Slots, fan_out
 from reflact.gate.paired_decision import TrialRequest
 from reflact.llm.middleware import find_managed
 from reflact.protocols import Environment, EventCallback
@@ -45,7 +45,7 @@ class RolloutScheduler:
     surplus: int = 0
 
     def __post_init__(self) -> None:
-        self._slots = anyio.Semaphore(self.runtime.config.train.rollout_concurrency)
+        self._slots = Slots(self.runtime.config.train.rollout_concurrency)
 
     def make_runner(
         self, step: int, *, feedback: bool, phase: str, on_rollout: RolloutCallback | None
