@@ -20,11 +20,11 @@ _MIN_TURN_BYTES = 400
 _MARK_BYTES = 64
 
 _TROUBLE = re.compile(
-    r"error|exception|traceback|\bfail|\binvalid|\billegal|\bunexpected|\bunknown|\bdenied|\brefused"
-    r"|\bforbidden|\btimed?[ -]?out|\bnot found|\bno such|\bcannot|\bcould not|\bunable|\bnothing happens"
-    r"|\bwrong\b|\bincorrect",
+    r"(?=[cdefinrtuw])(?:error|exception|traceback|\b(?:fail|invalid|illegal|unexpected|unknown|denied|refused"
+    r"|forbidden|timed?[ -]?out|not found|no such|cannot|could not|unable|nothing happens|wrong\b|incorrect))",
     re.IGNORECASE,
 )
+"""Words of trouble. Their first letters come first, since long texts are searched, and few letters begin a word."""
 
 _CHANGE_OF_COURSE = re.compile(
     r"\b(?:instead|actually|wait|mistake|wrong|again|retry|differently|different|another way)\b",
@@ -123,8 +123,8 @@ def _key_turns(turns: Sequence[Turn]) -> list[int]:
     last = len(turns) - 1
     user = next((i for i, turn in enumerate(turns) if turn.role == "user"), 0)
     answer = next((i for i in range(last, -1, -1) if turns[i].role == "assistant"), last)
-    decisive = [i for i in range(last, -1, -1) if _is_decisive(turns, i)]
-    return list(dict.fromkeys((0, user, last, answer, max(0, answer - 1), *decisive)))
+    first = dict.fromkeys((0, user, last, answer, max(0, answer - 1)))
+    return [*first, *(i for i in range(last, -1, -1) if i not in first and _is_decisive(turns, i))]
 
 
 def _is_decisive(turns: Sequence[Turn], index: int) -> bool:

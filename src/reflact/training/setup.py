@@ -382,7 +382,8 @@ async def open_runtime(
             overrides = replace(overrides, transport=await stack.enter_async_context(opening))
         store = await stack.enter_async_context(open_store(path, ownership=ownership))
         await store.check_integrity()
-        await _refuse_gaps(config, overrides, store)
+        if overrides.transport is not None:
+            await _refuse_gaps(config, overrides, store)
         if config.store is None and not config.fork:
             await store.refuse_other_runs(plan.run_id, plan.identity)
         connecting = connect_models(plan, overrides, store, on_event, graceful_stop=graceful_stop)
@@ -406,8 +407,6 @@ async def _choose_exports(plan: RunPlan, store: SQLiteRunStore) -> Path:
 
 async def _refuse_gaps(config: TrainerConfig, overrides: Overrides, store: SQLiteRunStore) -> None:
     """Refuse to record a run that would use stored replies which the recording lacks, since no replay has them."""
-    if overrides.transport is None:
-        return
     from reflact.llm.cassettes import RecordTransport
 
     if isinstance(transport := overrides.transport, RecordTransport):
