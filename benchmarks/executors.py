@@ -76,7 +76,10 @@ async def measure(side: str, items: int) -> Measured:
     )
     lags: list[float] = []
     store = InMemoryRunStore()
-    async with place_environment(Busy(), config, named=True) as environment, open_task_group() as group:
+    async with (
+        place_environment(Busy(), config, ToyTarget(), named=True) as environment,
+        open_task_group() as group,
+    ):
         runner = RolloutRunner(
             target=ToyTarget(),
             environment=environment,

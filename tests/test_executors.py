@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
@@ -30,6 +31,7 @@ from reflact.executors.pool import WorkerPool
 from reflact.records import RunSummary
 from reflact.testing import ScriptedLLM, ToyEnvironment, ToyTarget, toy_optimizer
 from reflact.types import Grade, Item, Score
+from test_command_target import AGENT, Endpoint, describe_run
 from toy_runs import Actor, settings
 from worker_world import WorkerWorld
 
@@ -135,6 +137,46 @@ async def test_a_run_resumes_with_another_executor(tmp_path: Path) -> None:
     assert again.run_id == first.run_id
     assert describe(again) == describe(first)
     assert target.asked == []
+
+
+AGENTS = {
+    "command": {
+        "kind": "reflact.targets:CommandTarget",
+        "options": {"command": AGENT, "skill_file": "SKILL.md"},
+    },
+    "function": {"kind": "worker_world:make_agent"},
+}
+
+
+@pytest.mark.parametrize("kind", [pytest.param("command", marks=pytest.mark.slow), "function"])
+async def test_an_agent_that_the_configuration_names_runs_in_the_workers(tmp_path: Path, kind: str) -> None:
+    """A command or a function runs in the worker, its requests are those of the loop, and so is the history."""
+    for split, word in {"train": "red", "val": "green", "test": "blue"}.items():
+        (tmp_path / "data" / split).mkdir(parents=True)
+        line = json.dumps({"id": word, "input": f"Say {word}", "reference": word.upper()})
+        (tmp_path / "data" / split / "items.jsonl").write_text(line, encoding="utf-8")
+    (tmp_path / "notes").mkdir()
+    target = (
+        AGENTS[kind]
+        if kind == "command"
+        else {**AGENTS[kind], "options": {"folder": str(tmp_path / "notes")}}
+    )
+    ended, asked = [], []
+    for name, executor in (("local", {}), ("workers", PROCESSES)):
+        config, _ = describe_run(
+            tmp_path / name, data={"path": str(tmp_path / "data")}, executor=executor, target=target
+        )
+        endpoint = Endpoint()
+        run = Trainer({**config, "environment": {"grader": "exact"}}, transport=endpoint)
+        assert (await run.train()).status == "completed"
+        ended.append(left_by(tmp_path / name))
+        asked.append(sorted(json.dumps(body) for body in endpoint.bodies))
+    assert differences(*ended) == []
+    assert asked[0] == asked[1]
+    assert ended[0].summary.best is not None
+    assert ended[0].summary.best.score == 1.0
+    if kind == "function":
+        assert list_noted(tmp_path, "agent") > {str(os.getpid())}
 
 
 @pytest.mark.slow

@@ -10,12 +10,15 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import httpx
+
 from reflact.data import load_dataset
 from reflact.environments import DatasetEnvironment, ExactGrader
 from reflact.errors import ModelError, WorkerLost
 from reflact.executors import ExecutorJob, ExecutorResult, JobRunner
 from reflact.llm.middleware import EnvironmentMiddleware
 from reflact.protocols import Session
+from reflact.targets import AgentRollout, FunctionTarget
 from reflact.testing import ToyEnvironment
 from reflact.types import Grade, Item, Score
 
@@ -113,3 +116,16 @@ class Farm:
 async def open_farm(losses: int) -> AsyncIterator[Farm]:
     """Open the farm."""
     yield Farm(losses)
+
+
+def make_agent(folder: str) -> FunctionTarget:
+    """Return an agent that asks its model once, and leaves a file that is named by its process."""
+
+    async def run_agent(rollout: AgentRollout) -> str:
+        (Path(folder) / f"agent-{os.getpid()}-{time.monotonic_ns()}").touch()
+        messages = [{"role": "system", "content": rollout.skill}, {"role": "user", "content": rollout.task}]
+        async with httpx.AsyncClient(headers={"authorization": f"Bearer {rollout.token}"}) as http:
+            answer = await http.post(f"{rollout.base_url}/chat/completions", json={"messages": messages})
+        return str(answer.json()["choices"][0]["message"]["content"])
+
+    return FunctionTarget(run_agent)

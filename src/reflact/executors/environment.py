@@ -15,12 +15,14 @@ from reflact.executors.jobs import (
     EnvironmentReference,
     Executor,
     ExecutorJob,
+    TargetReference,
     describe_error,
     rebuild_error,
     refer_to_environment,
 )
 from reflact.llm.middleware import EnvironmentMiddleware
-from reflact.protocols import Environment, Session
+from reflact.protocols import ConnectedTarget, Environment, Session, Target
+from reflact.targets.command import GatewaySession
 from reflact.targets.gateway import open_gateway
 from reflact.types import Grade, Item
 
@@ -31,20 +33,30 @@ MIN_KEY_CHARACTERS = 12
 class ExecutedEnvironment(EnvironmentMiddleware):
     """An environment whose rollouts run in the workers of an executor.
 
-    The target stays in the trainer's process. A worker's session asks it through a gateway, with an address and a
-    token of its own for each rollout. So calls, keys, limits, stored replies and records are those of any other run.
+    A chat model and an object stay in the trainer's process: a worker's session sends them each message. A command or a
+    function that the configuration names runs in the worker, and the requests of its agent are sent here. Both go through
+    a gateway with an address and a token of its own for each rollout, so calls, keys, limits, stored replies and records
+    are those of any other run.
 
     Args:
         inner: The environment in the trainer's process, which is asked for items only.
         executor: Runs the jobs.
         reference: How a worker makes the environment.
+        target: How a worker makes the target; None if it stays here.
         host: The address of this machine on which workers reach the gateway.
     """
 
     def __init__(
-        self, inner: Environment, executor: Executor, reference: EnvironmentReference, *, host: str
+        self,
+        inner: Environment,
+        executor: Executor,
+        reference: EnvironmentReference,
+        target: TargetReference | None,
+        *,
+        host: str,
     ) -> None:
         super().__init__(inner)
+        self._target = target
         self._executor = executor
         self._reference = reference
         self._host = host
@@ -67,22 +79,27 @@ class ExecutedEnvironment(EnvironmentMiddleware):
 
         async def answer(body: Mapping[str, Any]) -> str:
             try:
-                return json.dumps({"answer": await session.reply(str(body["messages"][-1]["content"]))})
+                return json.dumps({"answer": await _answer(session, body)})
             except Exception as error:  # noqa: BLE001 - the session in the worker raises it
                 failures.append(error)
                 described = describe_error(error, failure=len(failures) - 1)
                 return json.dumps({"failure": described.model_dump(mode="json")})
 
         async with open_gateway(answer, model="target", host=self._host) as address:
-            result = await self._executor.run(
-                ExecutorJob(
-                    key=f"{next(self._numbers)}/{item.id}/{seed}",
-                    environment=self._reference,
-                    item=item,
-                    seed=seed,
-                    **address._asdict(),
-                )
+            job = ExecutorJob(
+                key=f"{next(self._numbers)}/{item.id}/{seed}",
+                environment=self._reference,
+                item=item,
+                seed=seed,
+                **address._asdict(),
             )
+            copied = session if self._target is not None and isinstance(session, GatewaySession) else None
+            if copied is not None:
+                also = {"target": self._target, "skill": copied.skill.text, "rollout": copied.rollout}
+                job = job.model_copy(update=also)
+            result = await self._executor.run(job)
+            if copied is not None:
+                copied.adopt(result.turns)
         if result.grade is not None:
             return result.grade
         assert result.error is not None
@@ -90,9 +107,28 @@ class ExecutedEnvironment(EnvironmentMiddleware):
         raise rebuild_error(result.error) if number is None else failures[number]
 
 
+async def _answer(session: Session, body: Mapping[str, Any]) -> str:
+    """Return the target's answer to a message, or its model's to a request of the agent in a worker."""
+    if "forwarded" in body and isinstance(session, GatewaySession):
+        return await session.forward(body["forwarded"], **body["call"])
+    return await session.reply(str(body["messages"][-1]["content"]))
+
+
+def refer_to_target(target: Target, config: TrainerConfig) -> TargetReference | None:
+    """Return how workers make a run's target; None if it stays in the trainer's process."""
+    if config.target.kind == "chat" or not isinstance(target, ConnectedTarget):
+        return None
+    from reflact.llm.client import identify_model
+
+    model = config.models.target
+    return TargetReference(
+        identity=target.identity, section=config.target, model=model.model, llm=identify_model(model)
+    )
+
+
 @asynccontextmanager
 async def place_environment(
-    environment: Environment, config: TrainerConfig, *, named: bool
+    environment: Environment, config: TrainerConfig, target: Target, *, named: bool
 ) -> AsyncIterator[Environment]:
     """Yield an environment that runs where the configuration says; ``named`` if the configuration names it.
 
@@ -104,7 +140,8 @@ async def place_environment(
         return
     reference = refer_to_environment(environment, config, named=named)
     async with open_executor(config) as executor:
-        yield ExecutedEnvironment(environment, executor, reference, host=config.executor.host)
+        made = refer_to_target(target, config)
+        yield ExecutedEnvironment(environment, executor, reference, made, host=config.executor.host)
 
 
 @asynccontextmanager

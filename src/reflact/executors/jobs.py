@@ -11,10 +11,10 @@ from typing import Protocol
 from pydantic import Field
 
 from reflact import errors
-from reflact.config.training import EnvironmentConfig, TrainerConfig
+from reflact.config.training import EnvironmentConfig, TargetConfig, TrainerConfig
 from reflact.errors import ConfigError, ReflactError
 from reflact.protocols import Environment
-from reflact.types import FrozenModel, Grade, Item
+from reflact.types import FrozenModel, Grade, Item, Turn
 
 
 class EnvironmentReference(FrozenModel):
@@ -31,6 +31,22 @@ class EnvironmentReference(FrozenModel):
     pickled: str | None = Field(None, repr=False)
 
 
+class TargetReference(FrozenModel):
+    """How a worker makes a target whose agent asks its model through a gateway, such as a command.
+
+    Attributes:
+        identity: The target's identity, which the worker's must equal.
+        section: The configuration's section, which names the target.
+        model: The name of the model behind the gateway.
+        llm: The model's identity.
+    """
+
+    identity: str
+    section: TargetConfig
+    model: str
+    llm: str
+
+
 class ExecutorJob(FrozenModel):
     """One rollout to run in a worker; it holds values only, and no key of a provider.
 
@@ -41,6 +57,9 @@ class ExecutorJob(FrozenModel):
         seed: The seed of the item's trial.
         base_url: Where the session asks the target during this rollout.
         token: The key for this address.
+        target: How the worker makes the target; None: the session sends each message to the trainer's.
+        skill: The skill of the worker's target.
+        rollout: The rollout's key.
     """
 
     key: str
@@ -49,6 +68,9 @@ class ExecutorJob(FrozenModel):
     seed: int
     base_url: str
     token: str = Field(repr=False)
+    target: TargetReference | None = None
+    skill: str = ""
+    rollout: str = ""
 
 
 class WorkerError(FrozenModel):
@@ -70,9 +92,10 @@ class WorkerError(FrozenModel):
 
 
 class ExecutorResult(FrozenModel):
-    """The grade of a job, or the exception that its environment raised."""
+    """The grade of a job, or the exception that its environment raised; ``turns`` are those of the worker's target."""
 
     key: str
+    turns: tuple[Turn, ...] = ()
     grade: Grade | None = None
     error: WorkerError | None = None
 

@@ -9,7 +9,7 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from threading import Thread
 from typing import BinaryIO
 
@@ -18,19 +18,24 @@ import httpx
 from pydantic import JsonValue
 
 from reflact.concurrency import open_task_group
-from reflact.errors import ProviderDown, RunFailed
+from reflact.config.models import ModelConfig
+from reflact.config.training import TrainerConfig
+from reflact.errors import ConfigError, ProviderDown, RunFailed
 from reflact.executors.jobs import (
     EnvironmentReference,
     ExecutorJob,
     ExecutorResult,
+    TargetReference,
     WorkerError,
     describe_error,
     rebuild_environment,
     rebuild_error,
 )
 from reflact.llm.middleware import find_managed
-from reflact.protocols import Environment
-from reflact.types import FrozenModel, Turn
+from reflact.messages import AgentAnswer, CallId
+from reflact.protocols import ConnectedTarget, Environment, Session
+from reflact.stages.rollout import start_session
+from reflact.types import FrozenModel, Skill, Turn
 
 CLOSE_SECONDS = 10.0
 """How long the environment of a worker may take to close."""
@@ -52,6 +57,7 @@ class JobRunner:
         self._lock = anyio.Lock()
         self._environment: Environment | None = None
         self._broken: WorkerError | None = None
+        self._targets: dict[str, WorkerTarget] = {}
         # each rollout has an address of its own, to which no connection is worth keeping
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
         self._http = httpx.AsyncClient(timeout=None, trust_env=False, limits=limits, verify=False)  # noqa: S113, S501 - a model may be slow; no TLS
@@ -65,13 +71,18 @@ class JobRunner:
         environment = await self._open()
         if environment is None:
             return ExecutorResult(key=job.key, error=self._broken)
-        session = WorkerSession(self._http, job)
+        asking = WorkerSession(self._http, job)
+        session: Session = asking
         try:
+            if job.target is not None:
+                target = self._targets.get(job.target.identity) or WorkerTarget(job.target)
+                session = self._targets.setdefault(job.target.identity, target).start(job, asking)
             grade = await environment.run(job.item, session, seed=job.seed)
-            return ExecutorResult(key=job.key, grade=grade)
+            return ExecutorResult(key=job.key, grade=grade, turns=session.turns)
         except Exception as error:  # noqa: BLE001 - raised again by the trainer
-            number = next((n for n, failure in session.failures.items() if failure is error), None)
-            return ExecutorResult(key=job.key, error=describe_error(error, failure=number))
+            number = next((n for n, failure in asking.failures.items() if failure is error), None)
+            described = describe_error(error, failure=number)
+            return ExecutorResult(key=job.key, error=described, turns=session.turns)
 
     async def close(self) -> None:
         """Close the environment and the connections."""
@@ -117,7 +128,12 @@ class WorkerSession:
 
     async def reply(self, message: str) -> str:
         """Send the target a message and return its answer; raises what the target's own session raises."""
-        body = {"messages": [{"role": "user", "content": message}]}
+        answer = await self.ask({"messages": [{"role": "user", "content": message}]})
+        self.turns += (Turn(role="user", content=message), Turn(role="assistant", content=answer))
+        return answer
+
+    async def ask(self, body: Mapping[str, JsonValue]) -> str:
+        """Send the trainer a body and return its answer."""
         try:
             response = await self._http.post(self._address, json=body, headers=self._headers)
             answered = response.raise_for_status().json()
@@ -128,9 +144,47 @@ class WorkerSession:
             failure = rebuild_error(read)
             self.failures[read.failure or 0] = failure
             raise failure
-        answer = str(answered["answer"])
-        self.turns += (Turn(role="user", content=message), Turn(role="assistant", content=answer))
-        return answer
+        return str(answered["answer"])
+
+
+class WorkerTarget:
+    """A target in a worker; it implements ``protocols.RequestSender``, which passes requests on to the trainer."""
+
+    def __init__(self, reference: TargetReference) -> None:
+        from reflact.training.named_objects import load_named_target
+
+        self.identity = reference.llm
+        self._asking: dict[str, WorkerSession] = {}
+        target = load_named_target(TrainerConfig(target=reference.section))
+        assert isinstance(target, ConnectedTarget)
+        self._target = target.connect(self, ModelConfig(model=reference.model))
+        if self._target.identity != reference.identity:
+            raise ConfigError(
+                "the target of a worker differs from the trainer's: install the same versions on all machines"
+            )
+
+    def start(self, job: ExecutorJob, asking: WorkerSession) -> Session:
+        """Start the session of a job, whose requests go through the job's address."""
+        self._asking[job.rollout] = asking
+        return start_session(self._target, job.item, Skill(text=job.skill), rollout=job.rollout)
+
+    async def forward(self, body: Mapping[str, JsonValue], *, call_id: CallId) -> str:
+        """Send a request of an agent to the trainer; see ``protocols.RequestSender``."""
+        call: dict[str, JsonValue] = call_id.model_dump(mode="json", include={"purpose", "number", "part"})
+        asking = self._asking[call_id.rollout or ""]
+        return await asking.ask({"messages": [], "forwarded": {**body}, "call": call})
+
+    async def send(
+        self,
+        body: Mapping[str, JsonValue],
+        *,
+        call_id: CallId,
+        answer: Callable[[], Awaitable[AgentAnswer]],
+    ) -> str:
+        """Refuse: a worker has no key with which to ask an agent's own model."""
+        raise ConfigError(
+            "an agent that brings its model runs in the trainer's process: set executor.name to local"
+        )
 
 
 async def serve(lines: asyncio.Queue[bytes], results: BinaryIO) -> None:

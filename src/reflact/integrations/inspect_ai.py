@@ -93,7 +93,7 @@ class InspectSession(GatewaySession):
 
         sent: list[Any] = list(await messages_to_openai(list(messages)))
         system = [message["content"] for message in sent[:1] if message["role"] == "system"]
-        instructions = "\n\n".join(filter(None, [self._skill.text.strip("\n"), *system]))
+        instructions = "\n\n".join(filter(None, [self.skill.text.strip("\n"), *system]))
         if instructions:
             sent[: len(system)] = [{"role": "system", "content": instructions}]
         body: dict[str, Any] = {"messages": sent}

@@ -228,9 +228,10 @@ class GatewaySession:
         side_call: str | None = None,
     ) -> None:
         self._sender = sender
-        self._skill = skill
-        self._rollout = rollout
+        self.skill = skill
+        self.rollout = rollout
         self._seed, self._side_call = seed, side_call
+        self._copied: tuple[Turn, ...] | None = None
         self._asked: Counter[str] = Counter()
         self._last: list[Mapping[str, Any]] = []
         self._failure: ReflactError | None = None
@@ -241,10 +242,21 @@ class GatewaySession:
     @property
     def turns(self) -> tuple[Turn, ...]:
         """The agent's longest conversation with its model, without instructions."""
+        if self._copied is not None:
+            return self._copied
         task = () if self._task is None else (Turn(role="user", content=self._task),)
         spoken = [turn for message in self._last for turn in _read_turns(message)]
         begin = next((n for n, turn in enumerate(spoken, 1) if turn.content == self._task), 0)
         return (*task, *spoken[begin:])
+
+    async def forward(self, request: Mapping[str, Any], *, purpose: str, number: int, part: str) -> str:
+        """Pass on a request of this session's copy in another process, which keeps its own conversation."""
+        call_id = CallId(role="target", purpose=purpose, rollout=self.rollout, number=number, part=part)
+        return await self._sender.forward(request, call_id=call_id)
+
+    def adopt(self, turns: tuple[Turn, ...]) -> None:
+        """Take the turns of the copy as those of this session."""
+        self._copied = turns
 
     def _refuse(self, reason: str) -> None:
         """End the command, which asks for something that the gateway does not have."""
@@ -269,7 +281,7 @@ class GatewaySession:
             call_id = CallId(
                 role="target",
                 purpose="side_call" if is_side else "rollout",
-                rollout=self._rollout,
+                rollout=self.rollout,
                 number=number,
                 part=digest[:16],
             )
@@ -289,7 +301,7 @@ class GatewaySession:
             nonlocal count
             if isinstance(value, str):
                 count += value.count(seed)
-                return value.replace(seed, self._skill.text)
+                return value.replace(seed, self.skill.text)
             if isinstance(value, list):
                 return [replace_in(part) for part in value]
             if isinstance(value, dict):
@@ -360,7 +372,7 @@ class CommandSession(GatewaySession):
                     f"a link in the workspace leads skill_file {target.skill_file} out of the rollout's folder: remove it"
                 )
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(target.write_skill(self._skill), encoding="utf-8")
+            path.write_text(target.write_skill(self.skill), encoding="utf-8")
 
     def _require_files(self, folder: Path) -> None:
         """Raise EnvironmentFailure if the command names a file that is here, and not in the rollout's folder."""

@@ -140,7 +140,7 @@ class FunctionSession(GatewaySession):
             self._stop = scope.cancel
             async with open_gateway(self._answer, model=self._model, on_refusal=self._refuse) as address:
                 rollout = AgentRollout(
-                    skill=self._skill.text, task=message, model=self._model, **address._asdict()
+                    skill=self.skill.text, task=message, model=self._model, **address._asdict()
                 )
                 try:
                     answer = await _call(self._target.run_agent, rollout)
@@ -165,7 +165,7 @@ class FunctionSession(GatewaySession):
 
     async def _answer(self, body: dict[str, Any]) -> str:
         """Answer one request of the agent, and note whether it has the skill."""
-        self._has_skill = self._has_skill or has_text(body["messages"], self._skill.text.strip())
+        self._has_skill = self._has_skill or has_text(body["messages"], self.skill.text.strip())
         return await super()._answer(body)
 
     def _require_skill(self) -> None:

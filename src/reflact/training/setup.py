@@ -480,7 +480,7 @@ async def connect_models(
         )
         worst = worst_rollout_cost(config) if "target" in overrides.unseen_roles else None
         stoppable = partial(StoppableEnvironment, graceful_stop=stop)
-        opening = place_environment(plan.environment, config, named=overrides.environment is None)
+        opening = place_environment(plan.environment, config, target, named=overrides.environment is None)
         inner = await stack.enter_async_context(opening)
         control = compose(inner, [stoppable, partial(BudgetedEnvironment, account=account)])
         budgeted = partial(BudgetedEnvironment, account=account, worst=worst)
