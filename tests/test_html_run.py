@@ -34,7 +34,7 @@ MARKUP = (
 )
 Model = TypeVar("Model", bound=FrozenModel)
 ENVIRONMENT = ToyEnvironment(train=8, val=4, test=4)
-SECTIONS = ["scores", "changes", "items", "memory", "cost", "test", "settings"]
+SECTIONS = ["scores", "test", "changes", "items", "memory", "cost", "settings"]
 MOST_BYTES = 10_000_000
 
 
@@ -153,6 +153,8 @@ def test_a_page_has_what_the_run_found(report: RunReport) -> None:
     assert len(rows) == len(report.history.items) == 4
     assert report.history.items_note is None
     assert "guidance" in find_section(root, "memory").text
+    assert "test score" in root.text
+    assert "@@" not in changes
     scores = {row[0]: row[3] for row in tables(root)["Test scores"][1:]}
     assert [name.split("the")[0].split("a text")[0].split("always")[0] for name in scores][:2] == [
         "baseline",

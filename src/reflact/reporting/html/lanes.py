@@ -158,7 +158,7 @@ def build_call_lanes(timeline: CallTimeline) -> h.Node:
         h.h3["When calls ran"],
         h.figure[
             h.div(".narrow")[_draw_lanes("lanes-narrow", timeline, 340)],
-            h.div(".wide")[_draw_lanes("lanes-wide", timeline, 760)],
+            h.div(".wide")[_draw_lanes("lanes-wide", timeline, 960)],
             h.figcaption[" ".join(note for note in notes if note)],
         ],
     ]

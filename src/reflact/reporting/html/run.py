@@ -37,6 +37,7 @@ from reflact.reporting.html.run_details import (
 from reflact.reporting.lines import (
     ACTION_WORDS,
     escape_line,
+    format_count,
     format_duration,
     name_count,
 )
@@ -54,6 +55,7 @@ from reflact.reporting.verdict import (
     describe_gain,
     describe_result,
     describe_score_name,
+    format_cost,
     format_usd,
     list_gains,
 )
@@ -112,14 +114,14 @@ def render_run_page(report: RunReport, *, live: LiveBar | None = None) -> str:
     run_id = escape_line(history.run_id)
     return build_document(
         f"Run {run_id}",
-        [h.h1["Training of a skill"], _build_verdict(history)],
+        [h.h1["Training of a skill"], _build_verdict(history), _build_tiles(history)],
         (
             _build_scores_section(history),
+            _build_test_section(history.summary),
             build_changes_section(history, report.baseline, report.best),
             build_items_section(history.items, history.items_note),
             *([build_memory_section(history.epochs)] if history.epochs else []),
             _build_cost_section(history, report.calls),
-            _build_test_section(history.summary),
             _build_settings_section(history),
         ),
         script=SCRIPT,
@@ -148,6 +150,28 @@ def _build_verdict(history: RunHistory) -> h.Element:
     ]
 
 
+def _build_tiles(history: RunHistory) -> h.Node:
+    """Return the main figures of a run that has ended."""
+    summary = history.summary
+    if summary is None:
+        return None
+    tiles: list[tuple[str, str]] = []
+    for split in (Split.test, Split.val):
+        before, after = (summary.score(name, split) for name in ("baseline", "best"))
+        if before is not None and after is not None and before.hard is not None and after.hard is not None:
+            tiles.append((f"{SPLIT_WORDS[split]} score", f"{before.hard:.2f} → {after.hard:.2f}"))
+    usage = sum((entry.usage for entry in summary.spend), Usage())
+    tiles += [
+        ("steps", f"{summary.steps:,}"),
+        ("calls", format_count(usage.calls)),
+        ("tokens", format_count(usage.input_tokens + usage.output_tokens))
+        if usage.usd is None
+        else ("cost", format_cost(usage.calls, usage.usd)),
+        ("time", format_duration(summary.seconds)),
+    ]
+    return h.dl(".tiles")[(h.div[h.dt[name], h.dd[figure]] for name, figure in tiles)]
+
+
 def _choose_tone(summary: RunSummary) -> str | None:
     claim = summary.claim
     if summary.status == "failed" or (claim is not None and claim.improvement.high < 0):
@@ -170,7 +194,7 @@ def _build_scores_section(history: RunHistory) -> PageSection:
     current = _list_current_scores(history)
     charts = [
         draw_scores(f"scores-{size}", "Validation score", drawn, current, width=width)
-        for size, width in (("narrow", 340), ("wide", 760))
+        for size, width in (("narrow", 340), ("wide", 960))
     ]
     thinned = f" Of the documents that were not accepted, 1 of {every} is drawn." if every > 1 else ""
     partial = (

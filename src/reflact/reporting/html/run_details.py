@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import htpy as h
 
 from reflact.records import ComparisonCategory, EpochRecord, StepRecord
-from reflact.reporting.html.page import PageSection, TextLimit, render_node
+from reflact.reporting.html.page import PageSection, TextLimit, format_coordinate, render_node
 from reflact.reporting.lines import ACTION_WORDS, escape_line, format_change, format_fallback, name_count
 from reflact.reporting.tables import CATEGORY_WORDS, format_scores, format_value, shorten_middle
 from reflact.reporting.verdict import SPLIT_WORDS
@@ -306,10 +306,28 @@ def build_items_section(items: Sequence[ItemResult], note: str | None) -> PageSe
             and h.p(".note")[
                 f"{name_count(limit.shortened, 'long text')} lost the middle. reflact show --item ID shows all of it."
             ],
+            _draw_outcomes(counts),
             _build_controls(counts),
             h.ol("#item-list.items")[rows],
         ),
     )
+
+
+def _draw_outcomes(counts: Counter[ComparisonCategory | None]) -> h.Element:
+    """Return a bar of the outcomes, as long as their shares; the sentence above it says the same."""
+    total, x, parts = counts.total(), 0.0, []
+    for outcome in OUTCOMES:
+        width = 960 * counts[outcome] / total
+        if width:
+            place = {
+                "x": format_coordinate(x),
+                "y": "0",
+                "width": format_coordinate(max(width - 2, 1)),
+                "height": "14",
+            }
+            parts.append(h.rect(place, class_=CLASSES[outcome]))
+        x += width
+    return h.svg(".outcomes", viewBox="0 0 960 14", preserveAspectRatio="none", aria_hidden="true")[parts]
 
 
 def _describe(outcome: ComparisonCategory | None) -> str:
