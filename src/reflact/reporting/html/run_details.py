@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import htpy as h
 
 from reflact.records import ComparisonCategory, EpochRecord, StepRecord
-from reflact.reporting.html.page import PageSection, TextLimit, format_coordinate, render_node
+from reflact.reporting.html.page import PageSection, TextLimit, build_svg, format_coordinate, render_node
 from reflact.reporting.lines import ACTION_WORDS, escape_line, format_change, format_fallback, name_count
 from reflact.reporting.tables import CATEGORY_WORDS, format_scores, format_value, shorten_middle
 from reflact.reporting.verdict import SPLIT_WORDS
@@ -314,20 +314,16 @@ def build_items_section(items: Sequence[ItemResult], note: str | None) -> PageSe
 
 
 def _draw_outcomes(counts: Counter[ComparisonCategory | None]) -> h.Element:
-    """Return a bar of the outcomes, as long as their shares; the sentence above it says the same."""
+    """Return a bar of the outcomes, as long as their shares."""
     total, x, parts = counts.total(), 0.0, []
     for outcome in OUTCOMES:
         width = 960 * counts[outcome] / total
         if width:
-            place = {
-                "x": format_coordinate(x),
-                "y": "0",
-                "width": format_coordinate(max(width - 2, 1)),
-                "height": "14",
-            }
-            parts.append(h.rect(place, class_=CLASSES[outcome]))
+            size = {"width": format_coordinate(max(width - 2, 1)), "height": "9"}
+            parts.append(h.rect({"x": format_coordinate(x), "y": "0", **size}, class_=CLASSES[outcome]))
         x += width
-    return h.svg(".outcomes", viewBox="0 0 960 14", preserveAspectRatio="none", aria_hidden="true")[parts]
+    described = ", ".join(f"{_describe(outcome)}: {counts[outcome]:,}" for outcome in OUTCOMES)
+    return h.div(".outcomes")[build_svg("outcomes", "Items by outcome", described, 9, parts, width=960)]
 
 
 def _describe(outcome: ComparisonCategory | None) -> str:
