@@ -21,7 +21,7 @@ RUN = "r1"
 V0 = SkillVersion(number=0, skill_hash="a" * 64, origin="initial", score=0.25)
 PLAN = events.RunStarted(run_id=RUN, steps_per_epoch=14, n_train=56, n_val=40, n_test=80)
 PLAN_LINE = "run r1: 56 train, 40 val, 80 test items; 14 steps per epoch"
-STEP_LINE = "step 3    no_change                            no edits   v0"
+STEP_LINE = "step 3    no change                                    v0"
 
 
 def committed(step: int) -> Event:
