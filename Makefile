@@ -10,13 +10,14 @@ PYTHON := $(shell for p in python3.14 python3.13 python3.12 python3.11 python3; 
 endif
 BIN := $(VENV)/bin
 
-.PHONY: help demo test chaos attack check lint types format docs site wheel-test clean
+.PHONY: help demo test chaos attack bench check lint types format docs site wheel-test clean
 
 help:
 	@echo 'make demo        a recorded training run, into $(OUT)'
 	@echo 'make test        the tests but the slow ones; make check runs all'
 	@echo 'make chaos       a run against a provider that fails in many ways'
 	@echo 'make attack      kills, damaged files, cancellations and ten trainers in one loop; 20 minutes'
+	@echo 'make bench       the cost of calls and of runs by their size, with plots; ten minutes'
 	@echo 'make check       what CI checks: lint, types, all tests, docs, the built wheel'
 	@echo 'make lint        ruff, check only'
 	@echo 'make types       mypy, strict'
@@ -37,6 +38,11 @@ chaos: $(VENV)/.installed-dev
 
 attack: $(VENV)/.installed-dev
 	$(BIN)/python benchmarks/attack.py
+
+bench: $(VENV)/.installed-dev
+	$(BIN)/python benchmarks/calls.py
+	$(BIN)/python benchmarks/runs.py
+	$(BIN)/python benchmarks/schedule.py
 
 check: PYTEST = --thorough --no-loadscope-reorder
 check: lint types wheel-test site test
