@@ -13,7 +13,7 @@ BIN := $(VENV)/bin
 .PHONY: help demo test chaos attack bench check lint types format docs site wheel-test clean
 
 help:
-	@echo 'make demo        a recorded training run, into $(OUT)'
+	@echo 'make demo        two recorded training runs, into $(OUT)'
 	@echo 'make test        the tests but the slow ones; make check runs all'
 	@echo 'make chaos       a run against a provider that fails in many ways'
 	@echo 'make attack      kills, damaged files, cancellations and ten trainers in one loop; 20 minutes'

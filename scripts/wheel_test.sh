@@ -20,7 +20,7 @@ case $home in
 *) echo "error: reflact was imported from $home, not from the wheel" >&2; exit 1 ;;
 esac
 "$work/venv/bin/reflact" demo --out "$work/demo"
-for file in run.db best_skill.md summary.json skills; do
+for file in run.db best_skill.md summary.json skills arithmetic/best_skill.md; do
 	test -e "$work/demo/$file" || { echo "error: the demo left no $file" >&2; exit 1; }
 done
 "$work/venv/bin/reflact" demo --calibrate --out "$work/calibration"

@@ -18,6 +18,7 @@ from reflact.events import EVENT_ADAPTER, RunFinished, RunStarted
 from reflact.records import RunSummary, SkillScore
 from reflact.testing import ScriptedLLM, ToyEnvironment, ToyTarget, toy_optimizer
 from reflact.trainer import Trainer
+from reflact.types import Split
 from served import configured, reflact, say_four, say_four_and_append, serving
 
 
@@ -122,6 +123,7 @@ def test_the_demo_completes_and_leaves_its_files(demo: tuple[Path, str]) -> None
     folder, printed = demo
     summary = RunSummary.model_validate_json((folder / "summary.json").read_text(encoding="utf-8"))
     assert summary.status == "completed"
+    printed, _, _ = printed.partition("\nThe second task is sums:\n")
     assert len(re.findall(r"^step \d+", printed, re.MULTILINE)) == summary.steps
     for name in ("baseline", "placebo", "empty", "refusal", "best, final"):
         assert re.search(rf"^\s*{name}\s+test\s+\d+", printed, re.MULTILINE), name
@@ -129,6 +131,28 @@ def test_the_demo_completes_and_leaves_its_files(demo: tuple[Path, str]) -> None
     assert best == (folder / "skills" / f"v{summary.best.number:04d}.md").read_bytes()
     assert printed.endswith(f"{folder / 'best_skill.md'}:\n\n{best.decode().strip()}\n")
     assert (folder / "run.db").is_file()
+
+
+def test_the_demo_replays_a_second_task(demo: tuple[Path, str]) -> None:
+    """On sums of reasoning-gym, the best skill is confirmed better, and the placebo and the constants are not."""
+    folder, printed = demo
+    summary = RunSummary.model_validate_json(
+        (folder / "arithmetic" / "summary.json").read_text(encoding="utf-8")
+    )
+    assert summary.status == "completed"
+    assert summary.claim is not None
+    assert summary.claim.confirmed
+    best = summary.score("best", Split.test)
+    assert best is not None
+    assert best.low is not None
+    for name in ("baseline", "placebo", "null_empty", "null_refusal"):
+        other = summary.score(name, Split.test)
+        assert other is not None
+        assert other.high is not None
+        assert other.high < best.low, name
+    assert summary.verdict in " ".join(printed.split())
+    skill = (folder / "arithmetic" / "best_skill.md").read_text(encoding="utf-8")
+    assert printed.endswith(f"{folder / 'arithmetic' / 'best_skill.md'}:\n\n{skill.strip()}\n")
 
 
 def test_a_completed_run_is_not_run_again(demo: tuple[Path, str]) -> None:

@@ -11,16 +11,18 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from prepare_arithmetic_data import build_environment
 
+from pure_world import rows
 from reflact import Trainer
 from reflact.config.loading import load_config
 from reflact.errors import ConfigError
 from reflact.integrations import reasoning_gym as adapter
 from reflact.integrations.reasoning_gym import EVALUATING, ReasoningGymEnvironment
 from reflact.targets import Skill
-from reflact.testing import ScriptedLLM, append_reply
+from reflact.testing import ScriptedLLM, append_reply, find_data_folder
 from reflact.training.named_objects import load_named_environment
-from reflact.types import Grade, Item, Split, Turn
+from reflact.types import Grade, Item, Rollout, Split, Turn
 
 pytestmark = pytest.mark.anyio
 INSTALLED = find_spec("reasoning_gym") is not None
@@ -207,3 +209,22 @@ def test_the_families_that_run_answers_as_code_are_known() -> None:
     assert modules <= EVALUATING
     assert set(DATASETS) >= EVALUATING
     assert modules == EVALUATING - {"composite"}
+
+
+@needs_package
+async def test_the_demo_has_the_items_and_scores_of_the_environment(tmp_path: Path) -> None:
+    """The demo's sums are those of the environment, and both solve the same of the recorded replies."""
+    environment = build_environment()
+    folder = find_data_folder("demo") / "arithmetic"
+    for split in Split:
+        lines = (folder / "data" / split / "items.jsonl").read_text(encoding="utf-8").splitlines()
+        assert [Item.model_validate_json(line) for line in lines] == list(environment.items(split))
+    items = {item.id: item for split in Split for item in environment.items(split)}
+    config = load_config(folder / "demo.yaml", overrides=[f"out_dir={tmp_path}"])
+    assert (await Trainer(config).train()).status == "completed"
+    found = rows(tmp_path, "SELECT rollout FROM rollouts")
+    rollouts = [Rollout.model_validate_json(str(row[0])) for row in found]
+    assert len(rollouts) > 100
+    for rollout in rollouts:
+        scored = await grade(environment, items[rollout.item_id], rollout.answer)
+        assert scored.score.hard == rollout.score.hard, rollout.answer

@@ -552,13 +552,13 @@ def demo(
         bool, typer.Option("--calibrate", help="Replay a recorded round of calibration instead.")
     ] = False,
 ) -> None:
-    """Replay a recorded training run and show its best skill.
+    """Replay two recorded training runs.
 
-    The demo needs no key and no network.
+    It shows the best skill of each, and needs no key and no network. The second run is written into the
+    subfolder arithmetic.
     """
     from reflact.errors import ConfigError
     from reflact.prompts import find_data_folder
-    from reflact.reporting.lines import escape_controls
 
     if calibrate:
         memory = out / "memory.db"
@@ -574,6 +574,15 @@ def demo(
         )
         return
     folder = find_data_folder("demo")
+    _replay_demo(folder, out, show=show, times=times)
+    if show is not ShowMode.json:
+        typer.echo("\nThe second task is sums:\n")
+    _replay_demo(folder / "arithmetic", out / "arithmetic", show=show, times=times)
+
+
+def _replay_demo(folder: Path, out: Path, *, show: ShowMode, times: bool) -> None:
+    from reflact.reporting.lines import escape_controls
+
     place = [f"out_dir={json.dumps(str(out))}"]
     settings = _load_with_cassette(folder / "demo.yaml", place, folder / "cassette.jsonl", "replay")
     train_and_show(settings, show=show, times=times)
