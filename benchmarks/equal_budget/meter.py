@@ -3,7 +3,7 @@
 All methods of a task ask the same two models through it. It sets temperature, seed and the largest number of reply
 tokens of each role, so that no method can differ in them. A call that starts within the budget is completed; every
 later one gets the status 402. The optimizer answers a cell one call at a time, so no cell exceeds its budget by more
-than one reply. Replies are stored by their request: an equal call is computed once and counted each time.
+than one call. Replies are stored by their request: an equal call is computed once and counted each time.
 """
 
 from __future__ import annotations

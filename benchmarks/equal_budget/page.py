@@ -154,9 +154,11 @@ def show_spend(settings: Settings, results: Sequence[CellResult], name: str) -> 
 
 def show_end(cell: CellResult, budget: BudgetLimits) -> str:
     """Return what a cell ran out of."""
-    if cell.spend["optimizer"].tokens >= budget.optimizer_tokens:
-        return "tokens"
-    return "rollouts" if cell.spend["target"].calls >= budget.rollouts else "its own end"
+    spent = {
+        "tokens": cell.spend["optimizer"].tokens >= budget.optimizer_tokens,
+        "rollouts": cell.spend["target"].calls >= budget.rollouts,
+    }
+    return " and ".join(name for name, is_spent in spent.items() if is_spent) or "its own end"
 
 
 def show_versions(results: Sequence[CellResult]) -> str:
