@@ -169,7 +169,7 @@ async def test_memory_is_limited(grader: SQLGrader, answer: str) -> None:
     [
         LONG_STEP,
         f"SELECT hex(zeroblob(499999)) LIKE '%{'0' * 40000}1'",
-        f"{NUMBERS.format(10000)} SELECT SUM(instr(hex(zeroblob(499999)), hex(zeroblob(200000)) || '1')) FROM n",
+        f"{NUMBERS.format(10000)} SELECT SUM(instr(hex(zeroblob(499999 - i)), hex(zeroblob(200000)) || '1')) FROM n",
     ],
     ids=["printf", "LIKE", "instr"],
 )
