@@ -3,6 +3,7 @@
 command_agent.py TASK [misbehaviour]
 command_agent.py TASK with FIELDS (further fields of the request, in JSON)
 command_agent.py TASK at PATH (of the request, below the gateway's address)
+command_agent.py TASK write FILE (of 2 MiB)
 """
 
 from __future__ import annotations
@@ -39,14 +40,33 @@ def ask(messages: list[dict[str, Any]], path: str = "/chat/completions", **field
     return "".join(c["choices"][0]["delta"].get("content", "") for c in chunks if c["choices"])
 
 
-def main() -> None:
-    """Answer a task, or misbehave."""
-    task, how = sys.argv[1], sys.argv[2] if len(sys.argv) > 2 else ""
-    instructions = "Be helpful."
-    if os.path.exists("SKILL.md"):  # noqa: PTH110 - pathlib takes long to import
-        with open("SKILL.md", encoding="utf-8") as skill:  # noqa: PTH123
-            instructions = skill.read()
+def read_file(path: str) -> str:
+    """Return the text of a file, or the reason why it cannot be read."""
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:  # noqa: PTH123
+            return file.read()
+    except OSError as error:
+        return str(error)
+
+
+def misbehave(how: str) -> None:
+    """Hang, or take too much of something."""
     if how == "hang":
+        import signal
+
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        time.sleep(600)
+    if how == "hoard":
+        hoard = bytearray(2**28)
+        hoard[:: 2**12] = b"x" * 2**16
+        time.sleep(600)
+    if how == "breed":
+        for _ in range(30):
+            if os.fork() == 0:
+                os.setsid()
+                if os.fork() == 0:
+                    time.sleep(600)
+                os._exit(0)
         time.sleep(600)
     if how == "flood":
         while True:
@@ -54,11 +74,31 @@ def main() -> None:
     if how == "fork":
         import subprocess
 
-        subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+        command = [sys.executable, "-I", "-S", "-c", "import time; time.sleep(600)"]
+        near, far = (subprocess.Popen(command, start_new_session=far) for far in (False, True))
+        with open("children.txt", "w", encoding="utf-8") as file:  # noqa: PTH123
+            file.write(f"{near.pid} {far.pid}")
+
+
+def main() -> None:
+    """Answer a task, or misbehave."""
+    task, how = sys.argv[1], sys.argv[2] if len(sys.argv) > 2 else ""
+    instructions = "Be helpful."
+    if os.path.exists("SKILL.md"):  # noqa: PTH110 - pathlib takes long to import
+        with open("SKILL.md", encoding="utf-8") as skill:  # noqa: PTH123
+            instructions = skill.read()
+    misbehave(how)
+    if how == "write":
+        with open(sys.argv[3], "wb") as file:  # noqa: PTH123
+            file.write(b"x" * 2**21)
     if how == "fail":
         sys.exit("no such tool")
-    if how == "environment":
-        sys.stdout.write(json.dumps(dict(os.environ)))
+    if how == "spy":
+        files = [os.path.join(folder, name) for folder, _, names in os.walk("..") for name in names]  # noqa: PTH118
+        paths = [*files, "/proc/self/cmdline", "/proc/self/environ", f"/proc/{os.getppid()}/environ"]
+        seen = {path: read_file(path) for path in paths}
+        sys.stdout.write(json.dumps({"environment": dict(os.environ), "files": seen}))
+        sys.stderr.write(json.dumps(seen))
         return
     if how == "title":
         titled = [{"role": "user", "content": f"{number}: {task}"} for number in range(3)]

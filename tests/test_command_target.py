@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
+import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +23,10 @@ from reflact.data import DataSet
 from reflact.environments import DatasetEnvironment
 from reflact.errors import ConfigError, EnvironmentFailure, ReplyError
 from reflact.messages import CallId
+from reflact.processes.sandbox import can_confine, can_isolate
 from reflact.records import RunSummary, SkillComparison
 from reflact.targets import CommandTarget
+from reflact.targets.agent_process import FOLDER_PREFIX, remove_stale_folders
 from reflact.training.setup import Overrides
 from reflact.types import Item, Skill, Split
 
@@ -51,15 +58,17 @@ def answer(body: dict[str, Any]) -> str:
 
 
 class Endpoint(httpx.AsyncBaseTransport):
-    """A provider in this process; notes the bodies of its requests."""
+    """A provider in this process; notes the bodies and the keys of its requests."""
 
     def __init__(self) -> None:
         self.bodies: list[dict[str, Any]] = []
+        self.keys: set[str | None] = set()
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """Answer a chat completion."""
         body = json.loads(await request.aread())
         self.bodies.append(body)
+        self.keys.add(request.headers.get("authorization"))
         return httpx.Response(200, text=complete(answer(body)), headers={"content-type": "application/json"})
 
 
@@ -175,37 +184,140 @@ async def test_answers_come_from_a_file_and_streams_are_answered() -> None:
 
 
 @pytest.mark.parametrize(
-    ("how", "words"),
+    ("how", "limits", "words"),
     [
-        ("hang", "the command was ended after 0.2 seconds"),
-        ("flood", "the command was ended after 100,000 bytes of output"),
-        ("fail", "the command ended with 1: no such tool"),
+        ("hang", {"seconds": 0.5}, "the command was ended after 0.5 seconds"),
+        ("flood", {"output_bytes": 100_000}, "the command was ended after 100,000 bytes of output"),
+        ("hoard", {"memory_mib": 100}, "the command was ended with more than 100 MiB of memory"),
+        ("breed", {"processes": 20}, "the command was ended with more than 20 processes"),
+        ("write big.bin", {"file_mib": 1}, "the command ended with 1: .*File too large"),
+        ("fail", {}, "the command ended with 1: no such tool"),
     ],
 )
-async def test_a_command_that_misbehaves_scores_nothing(how: str, words: str) -> None:
-    """A command that hangs, floods or fails is ended and counts as a failure of the agent."""
-    target = CommandTarget(
-        [*AGENT, how], skill_file="SKILL.md", seconds=0.2 if how == "hang" else 60, output_bytes=100_000
-    )
+async def test_a_command_that_misbehaves_scores_nothing(how: str, limits: dict[str, Any], words: str) -> None:
+    """A command that hangs, floods, takes too much memory or disk, or fails is ended: a failure of the agent."""
+    target = CommandTarget([*AGENT, *how.split()], skill_file="SKILL.md", limits=limits)
     with pytest.raises(ReplyError, match=words):
         await start(target).reply("Say red")
 
 
-async def test_children_end_with_the_command() -> None:
-    """A child that keeps the output open does not keep the rollout."""
+async def test_all_children_end_with_the_command() -> None:
+    """Children end with the command, in its process group and out of it, even if they keep the output open."""
+    target = CommandTarget([*AGENT, "fork"], skill_file="SKILL.md", answer_file="children.txt")
     with anyio.fail_after(60):
-        assert await start(CommandTarget([*AGENT, "fork"], skill_file="SKILL.md")).reply("Say red") == "RED"
+        children = (await start(target).reply("Say red")).split()
+    alive = [child for child in children if is_alive(child)]
+    assert (len(children), alive) == (2, [])
 
 
-async def test_a_command_sees_no_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The process has a folder, a HOME and a token of its own, and none of the caller's variables."""
-    monkeypatch.setenv("OPENAI_API_KEY", "sk-canary-1234567890")
-    monkeypatch.setenv("AWS_SECRET", "canary")
-    shown = await start(CommandTarget([*AGENT, "environment"], skill_file="SKILL.md")).reply("Say red")
-    seen = json.loads(shown)
-    assert "canary" not in shown
-    assert seen["OPENAI_BASE_URL"].startswith("http://127.0.0.1:")
-    assert seen["HOME"].endswith("/home")
+@pytest.mark.skipif(not can_confine(), reason="needs Landlock")
+async def test_a_confined_command_writes_in_its_folder_alone(tmp_path: Path) -> None:
+    """A confined command can change files in its own folder, and none outside it."""
+    outside = tmp_path / "outside.bin"
+    target = CommandTarget([*AGENT, "write", str(outside)], skill_file="SKILL.md", confine=True)
+    with pytest.raises(ReplyError, match="Permission denied"):
+        await start(target).reply("Say red")
+    assert not outside.exists()
+    inside = CommandTarget([*AGENT, "write", "inside.bin"], skill_file="SKILL.md", confine=True)
+    assert await start(inside).reply("Say red") == "RED"
+
+
+@pytest.mark.skipif(not can_isolate(), reason="needs Landlock of Linux 6.12")
+@pytest.mark.parametrize("confine", [False, True])
+@pytest.mark.parametrize("command", ["cat /proc/{pid}/environ", "kill -0 {pid}", "kill -9 $PPID"])
+async def test_a_command_reaches_no_other_process(command: str, confine: bool) -> None:
+    """A command can neither read the variables of reflact nor signal it, nor the process that holds its limits."""
+    spy = CommandTarget(["sh", "-c", command.format(pid=os.getpid())], skill_file="a", confine=confine)
+    with pytest.raises(ReplyError, match=r"the command ended with .*(Permission denied|not permitted)"):
+        await start(spy).reply("Say red")
+
+
+def test_a_system_that_cannot_confine_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without Landlock, a target that is to be confined is refused."""
+    monkeypatch.setattr("reflact.targets.command.can_confine", lambda: False)
+    with pytest.raises(ConfigError, match="this system cannot confine a command"):
+        CommandTarget(AGENT, skill_file="a", confine=True)
+
+
+def test_folders_of_killed_rollouts_are_removed(tmp_path: Path) -> None:
+    """A folder that no process has locked is removed, unless it is new, is a link, or is no rollout's."""
+    names = ("stale", "locked", "new", "other", "link")
+    for name in names[:4]:
+        folder = tmp_path / f"{FOLDER_PREFIX if name != 'other' else ''}{name}"
+        folder.mkdir()
+        (folder / "lock").touch()
+        if name != "new":
+            os.utime(folder, (1.0, 1.0))
+    (tmp_path / f"{FOLDER_PREFIX}link").symlink_to(tmp_path / "other")
+    with (tmp_path / f"{FOLDER_PREFIX}locked" / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        remove_stale_folders(tmp_path)
+    left = {path.name.removeprefix(FOLDER_PREFIX) for path in tmp_path.iterdir()}
+    assert left == {"locked", "new", "other", "link"}
+
+
+@pytest.mark.slow
+def test_a_command_ends_if_reflact_is_killed(tmp_path: Path) -> None:
+    """A command whose reflact is killed with -9 ends, with the children that left its process group."""
+    program = f"""
+import anyio
+from pathlib import Path
+from reflact.targets.agent_process import CommandLimits, run_process
+variables, folder = {dict(os.environ)!r}, Path({str(tmp_path)!r})
+command = ["sh", "-c", "setsid sleep 600 & echo $! $$ > pids.tmp; mv pids.tmp pids; sleep 600"]
+anyio.run(lambda: run_process(command, None, folder=folder, variables=variables, limits=CommandLimits(), confine=False))
+"""
+    (tmp_path / "work").mkdir()
+    pids = tmp_path / "work" / "pids"
+    with subprocess.Popen([sys.executable, "-c", program]) as process:
+        wait_until(pids.exists)
+        process.kill()
+    wait_until(lambda: not any(map(is_alive, pids.read_text(encoding="utf-8").split())))
+
+
+def is_alive(pid: str) -> bool:
+    """Whether there is a process with an id."""
+    try:
+        os.kill(int(pid), 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def wait_until(is_true: Callable[[], bool]) -> None:
+    """Wait for something that another process does."""
+    until = time.monotonic() + 60
+    while not is_true():
+        assert time.monotonic() < until
+        time.sleep(0.02)
+
+
+async def test_no_key_reaches_a_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The provider gets the key; the command's variables, arguments, files and parent, the run and its logs do not."""
+    canary = "sk-canary-1234567890"
+    for name in ("OPENAI_API_KEY", "AWS_SECRET"):
+        monkeypatch.setenv(name, canary)
+    endpoint, target = Endpoint(), CommandTarget([*AGENT, "spy"], skill_file="SKILL.md")
+    with caplog.at_level("DEBUG"):
+        await train(
+            tmp_path / "run",
+            endpoint,
+            target,
+            models={"target": {**MODEL, "api_key_env": "OPENAI_API_KEY"}},
+            train={"num_epochs": 1},
+            replay={"cassette": str(tmp_path / "run" / "cassette.jsonl"), "mode": "record"},
+        )
+    assert endpoint.keys == {f"Bearer {canary}"}
+    seen = json.loads(await start(target).reply("Say red"))
+    assert seen["environment"]["OPENAI_BASE_URL"].startswith("http://127.0.0.1:")
+    assert seen["environment"]["HOME"].endswith("/home")
+    assert len(seen["files"]) > 3
+    written = [path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()]
+    assert any(b"OPENAI_BASE_URL" in content for content in written), "the run has what the spy saw"
+    for text in (json.dumps(seen).encode(), caplog.text.encode(), *written):
+        assert canary.encode() not in text
 
 
 def test_a_command_needs_a_place_for_its_skill() -> None:
@@ -219,6 +331,8 @@ def test_a_command_needs_a_place_for_its_skill() -> None:
         {"skill_file": "a", "workspace": "no-such-folder"},
         {"skill_file": "a", "command": "my-agent {task}"},
         {"profile": "no-such-agent"},
+        {"skill_file": "a", "limits": {"seconds": 0}},
+        {"skill_file": "a", "limits": {"second": 1}},
         {"skill_file": "a", "skill_name": "counting"},
         {"skill_file": "a", "skill_name": "No Name", "skill_description": "Counts."},
         {"seed": "a", "skill_name": "counting", "skill_description": "Counts."},
@@ -323,4 +437,4 @@ def test_what_a_command_is_decides_its_identity(tmp_path: Path) -> None:
     first = CommandTarget(AGENT, skill_file="a", workspace=str(tmp_path)).identity
     (tmp_path / "notes.md").write_text("b", encoding="utf-8")
     second = CommandTarget(AGENT, skill_file="a", workspace=str(tmp_path)).identity
-    assert len({first, second, CommandTarget(AGENT, skill_file="a", seconds=1).identity}) == 3
+    assert len({first, second, CommandTarget(AGENT, skill_file="a", limits={"seconds": 1}).identity}) == 3

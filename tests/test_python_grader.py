@@ -20,7 +20,6 @@ from pydantic import JsonValue
 
 from processes import is_gone, is_locked_in, list_children, until
 from reflact.config.training import TrainerConfig
-from reflact.environments import sandbox
 from reflact.environments.dataset import build_environment
 from reflact.environments.python_grader import (
     MAX_OUTPUT_BYTES,
@@ -30,8 +29,9 @@ from reflact.environments.python_grader import (
     build_python_grader,
     find_fault,
 )
-from reflact.environments.sandbox import SandboxRequest, can_confine
 from reflact.errors import ConfigError, DataError, EnvironmentFailure
+from reflact.processes import sandbox
+from reflact.processes.sandbox import SandboxRequest, can_confine
 from reflact.types import Grade, Item
 
 pytestmark = [

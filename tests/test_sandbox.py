@@ -24,9 +24,9 @@ import pytest
 
 import escapes
 from escapes import DONE, ESCAPES, LIMITS, Escape
-from reflact.environments import sandbox
 from reflact.environments.python_grader import PythonGrader
-from reflact.environments.sandbox import (
+from reflact.processes import sandbox
+from reflact.processes.sandbox import (
     ALLOW,
     ARGUMENT_RULES,
     CREATE_RULESET,

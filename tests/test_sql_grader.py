@@ -12,9 +12,9 @@ from anyio.lowlevel import checkpoint
 
 from processes import is_busy, is_gone, is_locked_in, list_children, until
 from reflact.concurrency import fan_out, run_beside
-from reflact.environments.sandbox import can_confine
 from reflact.environments.sql_grader import MAX_QUERY_CHARS, SQLGrader, read_tables
 from reflact.errors import ConfigError, DataError, EnvironmentFailure
+from reflact.processes.sandbox import can_confine
 from reflact.types import Grade, Item
 
 pytestmark = pytest.mark.anyio

@@ -21,7 +21,9 @@ from pydantic import Field, JsonValue, PrivateAttr, ValidationError
 
 from reflact.concurrency import run_in_thread
 from reflact.environments.graders import CheckedGrader, quote_json
-from reflact.environments.sandbox import (
+from reflact.errors import ConfigError, EnvironmentFailure
+from reflact.jsonutil import describe_problems
+from reflact.processes.sandbox import (
     CONFINED_MARK,
     TESTS_PASSED_MARK,
     VARIABLES,
@@ -29,8 +31,6 @@ from reflact.environments.sandbox import (
     build_command,
     can_confine,
 )
-from reflact.errors import ConfigError, EnvironmentFailure
-from reflact.jsonutil import describe_problems
 from reflact.types import FrozenModel, Grade, Item, Score
 
 MAX_PROGRAM_CHARS = 1_000_000

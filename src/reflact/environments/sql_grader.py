@@ -30,9 +30,9 @@ from pydantic import JsonValue, PrivateAttr
 
 from reflact.environments.graders import CheckedGrader
 from reflact.environments.python_grader import find_last_line
-from reflact.environments.sandbox import VARIABLES, SandboxRequest, build_command, can_confine
 from reflact.environments.sql_worker import MAX_SECONDS, OUT_OF_MEMORY
 from reflact.errors import ConfigError, DataError, EnvironmentFailure
+from reflact.processes.sandbox import VARIABLES, SandboxRequest, build_command, can_confine
 from reflact.types import Grade, Item, Score
 
 WORKER = Path(__file__).with_name("sql_worker.py")

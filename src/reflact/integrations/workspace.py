@@ -68,7 +68,7 @@ class WorkspaceSession(CommandSession):
             path = folder / name
             if path.is_file() and _is_inside(path, folder):
                 with path.open("rb") as file:
-                    files[name] = file.read(self._target.output_bytes).decode("utf-8", "replace")
+                    files[name] = file.read(self._target.limits.output_bytes).decode("utf-8", "replace")
         answer = {"output": super()._read_answer(folder, output), "files": files}
         return json.dumps(answer, ensure_ascii=False)
 

@@ -9,6 +9,7 @@ from reflact.protocols import Session, Target
 from reflact.types import Item, Skill, Turn
 
 if TYPE_CHECKING:
+    from reflact.targets.agent_process import CommandLimits
     from reflact.targets.chat import ChatTarget
     from reflact.targets.command import CommandTarget
     from reflact.targets.function import AgentRollout, FunctionTarget
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 __all__ = [
     "AgentRollout",
     "ChatTarget",
+    "CommandLimits",
     "CommandTarget",
     "FunctionTarget",
     "Item",
@@ -30,6 +32,7 @@ __all__ = [
 __getattr__ = load_exports(
     __name__,
     {
+        "targets.agent_process": ("CommandLimits",),
         "targets.chat": ("ChatTarget",),
         "targets.command": ("CommandTarget",),
         "targets.function": ("AgentRollout", "FunctionTarget"),

@@ -12,24 +12,22 @@ import json
 import os
 import re
 import shutil
-import signal
-import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import anyio
-from anyio.abc import ByteReceiveStream, Process
-from pydantic import JsonValue
+from pydantic import JsonValue, ValidationError
 
-from reflact.concurrency import open_task_group
 from reflact.config.models import ModelConfig
 from reflact.errors import ConfigError, EnvironmentFailure, ReflactError, ReplyError, SkillError
+from reflact.jsonutil import describe_problems
 from reflact.messages import CallId
+from reflact.processes.sandbox import can_confine
 from reflact.protocols import RequestSender
 from reflact.skills.package import MAIN_FILE, build_package
+from reflact.targets.agent_process import CommandLimits, ProcessEnd, open_rollout_folder, run_process
 from reflact.targets.gateway import GatewayAddress, open_gateway
 from reflact.targets.profiles import PROFILES, AgentProfile
 from reflact.types import Skill, Turn, canonical_json, digest_json
@@ -57,8 +55,8 @@ class CommandTarget:
 
     Its requests to a model go to a gateway on 127.0.0.1, which speaks Chat Completions, Responses and Messages and
     forwards them to ``models.target``, where the name of the rollout's folder is always ``/reflact-rollout``. The process
-    gets the gateway's address and a token, and no key. The process group is killed at a limit and at the end. A command
-    is not confined otherwise: it can read and write what its user can.
+    gets the gateway's address and a token, and no key. All processes of the command are ended at a limit, at its end, and
+    if reflact is killed. Unless ``confine`` is set, it can write what its user can.
 
     Args:
         profile: A command-line agent by name: ``codex``, ``opencode`` or ``claude-code``. It brings the command, the
@@ -78,13 +76,14 @@ class CommandTarget:
         answer_file: The file, below the folder, with the answer; None for standard output.
         variables: Environment variables beside PATH, HOME and TMPDIR; placeholders as in ``command``. Those of a
             profile stay.
-        seconds: The most time of a rollout.
-        output_bytes: The most bytes of its output.
+        limits: The limits of a rollout, or some of them by name, such as ``{"seconds": 60}``.
+        confine: Whether it can change no file outside the rollout's folder, and signal no other process. Needs Linux
+            with Landlock.
         version: Part of the target's identity; change it with the command's program.
 
     Raises:
         ConfigError: The command or ``seed`` is empty, neither or both of ``skill_file`` and ``seed`` are given, a path
-            leaves the folder, ``workspace`` is no folder, or the profile or the skill's name is wrong.
+            leaves the folder, ``workspace`` is no folder, or the profile, a limit or the skill's name is wrong.
     """
 
     def __init__(
@@ -101,8 +100,8 @@ class CommandTarget:
         side_call: str | None = None,
         answer_file: str | None = None,
         variables: Mapping[str, str] | None = None,
-        seconds: float = 300.0,
-        output_bytes: int = 2**22,
+        limits: CommandLimits | Mapping[str, float] = CommandLimits(),  # noqa: B008 - it is frozen
+        confine: bool = False,
         version: str = "1",
     ) -> None:
         known = _find_profile(profile)
@@ -133,7 +132,17 @@ class CommandTarget:
         self.skill_file, self.skill_name, self.skill_description = skill_file, skill_name, skill_description
         self.seed, self.workspace, self.answer_file = seed, workspace, answer_file
         self.variables = {**(DEFAULT_VARIABLES if known is None else known.variables), **(variables or {})}
-        self.side_call, self.seconds, self.output_bytes = side_call, seconds, output_bytes
+        self.side_call = side_call
+        try:
+            self.limits = CommandLimits.model_validate(limits)
+        except ValidationError as error:
+            raise ConfigError(f"limits: {describe_problems(error)}") from error
+        self.confine = confine
+        if confine and not can_confine():
+            raise ConfigError(
+                "this system cannot confine a command: that needs Linux 5.13 with Landlock; run reflact in a container, "
+                "and leave out confine"
+            )
         self.write_skill(Skill(text=""))
         self._version = version
         self._sender: RequestSender | None = None
@@ -161,7 +170,8 @@ class CommandTarget:
             "workspace": None if self.workspace is None else _digest_folder(Path(self.workspace)),
             "answer_file": self.answer_file,
             "variables": dict(self.variables),
-            "limits": [self.seconds, self.output_bytes],
+            "limits": self.limits.model_dump(),
+            "confine": self.confine,
             "llm": None if self._sender is None else self._sender.identity,
         }
         return canonical_json(settings)
@@ -337,27 +347,23 @@ class CommandSession(GatewaySession):
         if self._task is not None:
             raise EnvironmentFailure("a command answers one message; use an environment with one turn")
         self._task = message
-        with _open_folder() as own:
+        async with open_rollout_folder() as own:
             folder, self._folder = own / "work", json.dumps(str(own), ensure_ascii=False)[1:-1]
             await anyio.to_thread.run_sync(self._write_folder, folder)
             async with open_gateway(self._answer, model=self._model, on_refusal=self._refuse) as address:
-                code, output, errors = await self._run(folder, address)
+                with anyio.CancelScope() as scope:
+                    self._stop = scope.cancel
+                    end = await self._run(own, address)
             if self._failure is not None:
                 raise self._failure
-            if code != 0:
-                self._require_files(folder)
-                words = " ".join(errors[-WORDS_OF_ERROR:].split())
-                raise ReplyError(
-                    f"the command {code if isinstance(code, str) else f'ended with {code}'}"
-                    + (f": {words}" if words else ""),
-                    reasons=(),
-                )
+            if end.how != 0 or end.problem is not None:
+                self._raise_failure(end, folder)
             if self._target.seed is not None and not self._last:
                 raise EnvironmentFailure(
                     "the command asked the gateway nothing, so the skill is not in force: let it ask its model at "
                     "OPENAI_BASE_URL, or at the address that `variables` gives it"
                 )
-            return await anyio.to_thread.run_sync(self._read_answer, folder, output)
+            return await anyio.to_thread.run_sync(self._read_answer, folder, end.output)
 
     def _write_folder(self, folder: Path) -> None:
         target = self._target
@@ -374,14 +380,22 @@ class CommandSession(GatewaySession):
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(target.write_skill(self.skill), encoding="utf-8")
 
-    def _require_files(self, folder: Path) -> None:
-        """Raise EnvironmentFailure if the command names a file that is here, and not in the rollout's folder."""
+    def _raise_failure(self, end: ProcessEnd, folder: Path) -> NoReturn:
+        """Raise EnvironmentFailure if the command cannot work here, and ReplyError if it failed."""
+        program = self._target.command[0]
+        if end.problem is not None:
+            raise EnvironmentFailure(
+                f"the command {end.problem}; give the full path of {program}, or install it"
+            )
         for part in self._target.command:
             if Path(part).is_file() and not (folder / part).exists():
                 raise EnvironmentFailure(
                     f"the command failed, and {part} is not in the folder of its own in which it runs: give the full "
                     "path, or put the file into a folder that `workspace` names"
                 )
+        words = " ".join(end.errors[-WORDS_OF_ERROR:].split())
+        how = end.how if isinstance(end.how, str) else f"ended with {end.how}"
+        raise ReplyError(f"the command {how}" + (f": {words}" if words else ""), reasons=())
 
     def _read_answer(self, folder: Path, output: str) -> str:
         if self._target.answer_file is None:
@@ -390,63 +404,16 @@ class CommandSession(GatewaySession):
         if not (path.is_file() and _is_inside(path, folder)):
             raise ReplyError(f"the command wrote no file {self._target.answer_file}", reasons=())
         with path.open("rb") as file:
-            return file.read(self._target.output_bytes).decode("utf-8", "replace").strip()
+            return file.read(self._target.limits.output_bytes).decode("utf-8", "replace").strip()
 
-    async def _run(self, folder: Path, address: GatewayAddress) -> tuple[int | str, str, str]:
-        """Return how the command ended, its output and its error output."""
+    async def _run(self, own: Path, address: GatewayAddress) -> ProcessEnd:
+        """Run the command in the folder of the rollout."""
         target = self._target
-        command, variables = self._fill_command(folder, address)
-        try:
-            process = await anyio.open_process(command, cwd=folder, env=variables, start_new_session=True)
-        except OSError as error:
-            raise EnvironmentFailure(
-                f"the command {command[0]} cannot be started: {error.strerror}; give its full path, or install it"
-            ) from error
-        outputs: dict[str, bytes] = {}
-        ended: list[int | str] = []
-        try:
-            async with process, open_task_group() as group:
-                self._stop = group.cancel_scope.cancel
-
-                async def read(kind: str, stream: ByteReceiveStream) -> None:
-                    pieces, size = [], 0
-                    async for piece in stream:
-                        pieces.append(piece)
-                        size += len(piece)
-                        if size > target.output_bytes:
-                            ended.append(
-                                f"was ended after {target.output_bytes:,} bytes of output (`output_bytes`)"
-                            )
-                            group.cancel_scope.cancel()
-                    outputs[kind] = b"".join(pieces)
-
-                async def feed() -> None:
-                    assert process.stdin is not None
-                    try:
-                        if not any("{task}" in part for part in target.command):
-                            await process.stdin.send((self._task or "").encode("utf-8"))
-                    except (anyio.BrokenResourceError, anyio.ClosedResourceError):
-                        pass
-                    await process.stdin.aclose()
-
-                async def watch() -> None:
-                    with anyio.move_on_after(target.seconds) as limit:
-                        code = await process.wait()
-                        ended.append(code)
-                    if limit.cancelled_caught:
-                        ended.append(f"was ended after {target.seconds:g} seconds (`seconds`)")
-                    _kill_group(process)
-
-                assert process.stdout is not None
-                assert process.stderr is not None
-                group.start_soon(read, "output", process.stdout)
-                group.start_soon(read, "errors", process.stderr)
-                group.start_soon(feed)
-                group.start_soon(watch)
-        finally:
-            _kill_group(process)
-        texts = [outputs.get(kind, b"").decode("utf-8", "replace") for kind in ("output", "errors")]
-        return ended[0] if ended else "did not end", texts[0], texts[1]
+        command, variables = self._fill_command(own / "work", address)
+        text = None if any("{task}" in part for part in target.command) else self._task
+        return await run_process(
+            command, text, folder=own, variables=variables, limits=target.limits, confine=target.confine
+        )
 
     def _fill_command(self, folder: Path, address: GatewayAddress) -> tuple[list[str], dict[str, str]]:
         """Return the command and the environment variables of this rollout."""
@@ -462,20 +429,6 @@ class CommandSession(GatewaySession):
         variables |= {"HOME": str(folder.parent / "home"), "TMPDIR": str(folder.parent / "tmp")}
         variables |= {name: _fill(value, values) for name, value in self._target.variables.items()}
         return [_fill(part, values) for part in self._target.command], variables
-
-
-@contextmanager
-def _open_folder() -> Iterator[Path]:
-    """Make a folder for a rollout; it is removed when the block ends."""
-    with tempfile.TemporaryDirectory(prefix="reflact-", ignore_cleanup_errors=True) as name:
-        yield Path(name).resolve()
-
-
-def _kill_group(process: Process) -> None:
-    try:
-        os.killpg(process.pid, signal.SIGKILL)
-    except (ProcessLookupError, PermissionError):
-        return
 
 
 def _find_profile(name: str | None) -> AgentProfile | None:

@@ -35,7 +35,8 @@ class AgentProfile(FrozenModel):
 PROFILES: Mapping[str, AgentProfile] = {
     "codex": AgentProfile(
         command=(
-            *("codex", "exec", "--ephemeral", "--skip-git-repo-check", "--sandbox=workspace-write"),
+            *("codex", "exec", "--ephemeral", "--skip-git-repo-check"),
+            '--config=sandbox_mode="workspace-write"',
             '--config=web_search="disabled"',
             '--config=model_provider="reflact"',
             '--config=model_providers.reflact={name="reflact",base_url="{base_url}",env_key="OPENAI_API_KEY",'

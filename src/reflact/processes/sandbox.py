@@ -28,7 +28,7 @@ import signal
 import struct
 import sys
 import types
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 CONFINED_MARK, TESTS_PASSED_MARK = b"r", b"p"
@@ -41,12 +41,28 @@ SHARED_PATHS = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/share/zoneinfo
 """Paths that an interpreter reads beside its own library."""
 
 CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446
-READ_FILE, READ_DIR = 1 << 2, 1 << 3
+WRITE_FILE, READ_FILE, READ_DIR, TRUNCATE = 1 << 1, 1 << 2, 1 << 3, 1 << 14
+CHANGING_RIGHTS = 0x7FF2
+"""The rights that change files and folders: writing, removing, making, moving and truncating."""
+
+WRITABLE_DEVICES = (
+    "/dev/null",
+    "/dev/zero",
+    "/dev/full",
+    "/dev/random",
+    "/dev/urandom",
+    "/dev/tty",
+    "/dev/ptmx",
+)
 LANDLOCK_RIGHTS = {1: 13, 2: 14, 3: 15, 4: 15}
 """Number of access rights of each Landlock version; later versions have 16."""
 
-ALL_PORTS, ALL_SCOPES = 0b11, 0b11
+ALL_PORTS, ALL_SCOPES, SIGNAL_SCOPE = 0b11, 0b11, 0b10
 PORTS_VERSION, SCOPES_VERSION = 4, 6
+
+ALL_CAPABILITIES = 2**64 - 1
+SPYING_CAPABILITIES = 1 << 19 | 1 << 21 | 1 << 38
+"""SYS_PTRACE, SYS_ADMIN and PERFMON, with which root reads the variables of any process."""
 
 SET_DEATH_SIGNAL, SET_SECCOMP, FILTER, NO_NEW_PRIVILEGES = 1, 22, 2, 38
 FIRST_COMMON_CALL = 424
@@ -153,10 +169,19 @@ ALLOW, KILL, DENY, UNKNOWN = 0x7FFF0000, 0x80000000, 0x50000 | errno.EPERM, 0x50
 
 def can_confine() -> bool:
     """Whether this system can confine a process: Linux with Landlock, on a supported processor."""
+    return _read_landlock_version() >= 1
+
+
+def can_isolate() -> bool:
+    """Whether this system can isolate a command that is not confined: Linux 6.12 with Landlock."""
+    return _read_landlock_version() >= SCOPES_VERSION
+
+
+def _read_landlock_version() -> int:
     if sys.platform != "linux" or platform.machine() not in PROCESSORS:
-        return False
+        return 0
     version: int = ctypes.CDLL(None).syscall(CREATE_RULESET, None, 0, 1)
-    return version >= 1
+    return version
 
 
 class SandboxRequest(NamedTuple):
@@ -253,13 +278,24 @@ def confine_process(parent: int | None, *, without: Collection[str] = ()) -> Non
         raise OSError(errno.ESRCH, "the parent process has ended")
     _call_kernel(libc.prctl, NO_NEW_PRIVILEGES, 1, 0, 0, 0)
     if "capabilities" not in without:
-        _call_kernel(libc.syscall, machine.capset, struct.pack("=Ii", 0x20080522, 0), bytes(24))
+        _drop_capabilities(libc)
     if not set(LANDLOCK_RULES) <= set(without):
         _restrict_by_landlock(libc, list_readable_paths(), without)
     program = b"".join(build_filter(machine, os.getpid(), without))
     text = ctypes.create_string_buffer(program, len(program))
     head = struct.pack("@HP", len(program) // 8, ctypes.addressof(text))
     _call_kernel(libc.prctl, SET_SECCOMP, FILTER, head, 0, 0)
+
+
+def _drop_capabilities(libc: Any, dropped: int = ALL_CAPABILITIES) -> None:
+    """Give up capabilities, as bits; the call that reads them comes before that which sets them."""
+    machine = PROCESSORS[platform.machine()]
+    header, found = struct.pack("=Ii", 0x20080522, 0), ctypes.create_string_buffer(24)
+    _call_kernel(libc.syscall, machine.capset - 1, header, found)
+    low, high = ~dropped & 0xFFFFFFFF, ~dropped >> 32 & 0xFFFFFFFF
+    words = zip(struct.unpack("=6I", found.raw), (low, low, low, high, high, high), strict=True)
+    kept = struct.pack("=6I", *(word & mask for word, mask in words))
+    _call_kernel(libc.syscall, machine.capset, header, kept)
 
 
 def list_readable_paths() -> list[str]:
@@ -269,20 +305,57 @@ def list_readable_paths() -> list[str]:
     return [path for path in (*own, *SHARED_PATHS) if os.path.exists(path)]  # noqa: PTH110 - starts faster
 
 
+def isolate_command(folder: str | None) -> None:
+    """Keep this process, and all that it starts, from reaching other processes: their signals, memory and variables.
+
+    With a folder, files outside it cannot be changed either, and all capabilities are dropped. Reading, the network and the
+    attributes of files, such as their modes, stay as they are. Without a folder, a kernel before Linux 6.12 isolates
+    nothing.
+
+    Raises:
+        OSError: The kernel refused a step.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    version = _call_kernel(libc.syscall, CREATE_RULESET, None, 0, 1)
+    if folder is None and version < SCOPES_VERSION:
+        return
+    _call_kernel(libc.prctl, NO_NEW_PRIVILEGES, 1, 0, 0, 0)
+    if folder is None:
+        _drop_capabilities(libc, SPYING_CAPABILITIES)
+        _apply_landlock(libc, (0, 0, SIGNAL_SCOPE), {})
+        return
+    _drop_capabilities(libc)
+    changing = CHANGING_RIGHTS & _list_rights(version)
+    devices = [path for path in WRITABLE_DEVICES if os.path.exists(path)]  # noqa: PTH110 - starts faster
+    allowed = {folder: changing, **dict.fromkeys(devices, changing & (WRITE_FILE | TRUNCATE))}
+    if os.path.isdir("/dev/pts"):  # noqa: PTH112
+        allowed["/dev/pts"] = changing & (WRITE_FILE | TRUNCATE)
+    _apply_landlock(libc, (changing, 0, ALL_SCOPES if version >= SCOPES_VERSION else 0), allowed)
+
+
 def _restrict_by_landlock(libc: Any, paths: Sequence[str], without: Collection[str]) -> None:
     version = _call_kernel(libc.syscall, CREATE_RULESET, None, 0, 1)
-    every_right = (1 << LANDLOCK_RIGHTS.get(version, 16)) - 1
     handled = (
-        0 if "files" in without else every_right,
+        0 if "files" in without else _list_rights(version),
         0 if "ports" in without or version < PORTS_VERSION else ALL_PORTS,
         0 if "scopes" in without or version < SCOPES_VERSION else ALL_SCOPES,
     )
     if not any(handled):
         return
+    readable = {path: READ_FILE | (READ_DIR if os.path.isdir(path) else 0) for path in paths}  # noqa: PTH112
+    _apply_landlock(libc, handled, readable if handled[0] else {})
+
+
+def _list_rights(version: int) -> int:
+    """Return all rights that a version of Landlock knows, as bits."""
+    return (1 << LANDLOCK_RIGHTS.get(version, 16)) - 1
+
+
+def _apply_landlock(libc: Any, handled: tuple[int, int, int], allowed: Mapping[str, int]) -> None:
+    """Refuse all rights of files, ports and scopes that are handled, but for the allowed ones below some paths."""
     ruleset = _call_kernel(libc.syscall, CREATE_RULESET, struct.pack("=3Q", *handled), 24, 0)
-    for path in paths if handled[0] else ():
+    for path, rights in allowed.items():
         descriptor = os.open(path, os.O_PATH)
-        rights = READ_FILE | (READ_DIR if os.path.isdir(path) else 0)  # noqa: PTH112
         _call_kernel(libc.syscall, ADD_RULE, ruleset, 1, struct.pack("=Qi", rights, descriptor), 0)
         os.close(descriptor)
     _call_kernel(libc.syscall, RESTRICT_SELF, ruleset, 0)

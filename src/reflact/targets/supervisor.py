@@ -1,0 +1,170 @@
+"""The process around an agent's command, started as a script: it holds the command to its limits and ends all of it.
+
+On Linux it adopts the processes that the command leaves behind, so that it finds each descendant, in any group or
+session. It ends them all when the command ends, when a limit is reached, when it is told to, and when its own parent
+ends. Elsewhere it ends only the command's process group, and memory and processes have no limit. If the kernel allows
+it, the command can neither signal this process nor read the variables of another one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import itertools
+import json
+import os
+import resource
+import runpy
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from typing import NamedTuple
+
+SET_DEATH_SIGNAL, SET_CHILD_SUBREAPER = 1, 36
+INTERVAL, LOOKS = 0.1, 5
+"""Seconds between two looks at the command, and how many of them make one at all processes and their memory."""
+
+IS_LINUX = sys.platform == "linux"
+
+
+class SupervisorRequest(NamedTuple):
+    """The arguments of a supervisor, as JSON on its command line.
+
+    ``parent`` is the process with which it ends. It writes its report to the open file ``report``. ``memory`` is of all
+    processes together and ``file_size`` of each file, in bytes; ``processes`` is their number. The command is isolated by
+    a function of the file ``sandbox``, if it is given. With ``folder``, it can write nothing outside this folder.
+    """
+
+    command: list[str]
+    parent: int
+    report: int
+    memory: int
+    file_size: int
+    processes: int
+    folder: str | None
+    sandbox: str | None
+
+
+class SupervisorReport(NamedTuple):
+    """How a command ended, as JSON.
+
+    ``limit`` is the limit that it reached, if any; ``problem`` is the reason why it could not be started.
+    """
+
+    code: int | None = None
+    limit: str | None = None
+    problem: str | None = None
+
+
+def build_command(request: SupervisorRequest) -> list[str]:
+    """Return the command of a supervisor."""
+    return [sys.executable, "-I", "-S", "-B", "-X", "utf8", __file__, json.dumps(request)]
+
+
+def main(request: SupervisorRequest) -> None:
+    """Run a command to its end, and write the report."""
+    stops: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, frame: stops.append(number))
+    libc = ctypes.CDLL(None)
+    isolate = None if request.sandbox is None else runpy.run_path(request.sandbox)["isolate_command"]
+
+    def prepare() -> None:
+        if IS_LINUX:
+            libc.prctl(SET_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (request.file_size, request.file_size))
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        if isolate is not None:
+            isolate(request.folder)
+
+    process = None
+    try:
+        if IS_LINUX:
+            libc.prctl(SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        process = subprocess.Popen(  # noqa: S603 - the user's own command
+            request.command,
+            process_group=0,  # so that `kill 0` of a command does not end this process
+            preexec_fn=prepare,  # noqa: PLW1509 - there are no threads
+        )
+        report = _watch(process, request, stops)
+    except OSError as error:
+        report = SupervisorReport(problem=f"{request.command[0]} cannot be started: {error.strerror}")
+    except subprocess.SubprocessError:
+        report = SupervisorReport(problem=f"{request.command[0]} cannot be confined by this system")
+    _end_all(process)
+    os.write(request.report, json.dumps(report._asdict()).encode())
+
+
+def _watch(
+    process: subprocess.Popen[bytes], request: SupervisorRequest, stops: Sequence[int]
+) -> SupervisorReport:
+    """Wait for the end of the command, or for a reason to end it."""
+    for look in itertools.count(1):
+        if stops or os.getppid() != request.parent:
+            break
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return SupervisorReport(code=process.wait(INTERVAL))
+        found = _find_descendants() if IS_LINUX and look % LOOKS == 0 else {}
+        for pid in found:
+            _reap(pid, process)
+        if len(found) > request.processes:
+            return SupervisorReport(
+                limit=f"was ended with more than {request.processes:,} processes (`processes`)"
+            )
+        if sum(found.values()) > request.memory:
+            return SupervisorReport(
+                limit=f"was ended with more than {request.memory // 2**20:,} MiB of memory (`memory_mib`)"
+            )
+    return SupervisorReport(limit="was ended by reflact, or with it")
+
+
+def _find_descendants() -> dict[int, int]:
+    """Return the ids of all processes below this one, each with its resident memory in bytes."""
+    parents, memory = {}, {}
+    page = os.sysconf("SC_PAGE_SIZE")
+    for name in os.listdir("/proc"):  # noqa: PTH208 - starts faster
+        if name.isdecimal():
+            try:
+                with open(f"/proc/{name}/stat", encoding="utf-8", errors="replace") as file:  # noqa: PTH123
+                    fields = file.read().rpartition(")")[2].split()
+            except OSError:
+                continue
+            parents[int(name)], memory[int(name)] = int(fields[1]), int(fields[21]) * page
+    found: dict[int, int] = {}
+    below = {os.getpid()}
+    while below:
+        below = {pid for pid, parent in parents.items() if parent in below and pid not in found}
+        found |= {pid: memory[pid] for pid in below}
+    return found
+
+
+def _reap(pid: int, process: subprocess.Popen[bytes] | None) -> None:
+    """Take notice of the end of an adopted process."""
+    if process is None or pid != process.pid:
+        try:
+            os.waitpid(pid, os.WNOHANG)
+        except ChildProcessError:
+            return
+
+
+def _end_all(process: subprocess.Popen[bytes] | None) -> None:
+    """Kill the command and all processes that it started, until there is none."""
+    if process is not None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+    while IS_LINUX and (found := _find_descendants()):
+        for pid in found:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        for pid in found:
+            _reap(pid, process)
+        if process is not None:
+            process.poll()
+        time.sleep(0.001)
+
+
+if __name__ == "__main__":
+    main(SupervisorRequest(*json.loads(sys.argv[1])))
