@@ -17,6 +17,7 @@ import re
 import shutil
 import subprocess
 import sys
+import textwrap
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -51,6 +52,8 @@ MOVED = {
 }
 """Links of README and the changelog, which stand above docs/, and what they are on the site."""
 
+TABS = re.compile(r"^<!-- tabs -->\n(.*?)^<!-- end of tabs -->\n", re.MULTILINE | re.DOTALL)
+HEADING = re.compile(r"^## (.+)\n", re.MULTILINE)
 PROGRAM = re.compile(r"\]\(\.\./(examples/([\w-]+)\.(\w+))\)")
 SECTION = re.compile(r"^\*\*(.+)\*\*$", re.MULTILINE)
 ENTRY = re.compile(r"^- \[([^\]]+)\]\(([\w-]+\.md)\)", re.MULTILINE)
@@ -193,6 +196,20 @@ def render_reference(where: str) -> str:
     return "\n".join(parts)
 
 
+def to_tabs(text: str) -> str:
+    """Return a page with its sections from ``<!-- tabs -->`` to ``<!-- end of tabs -->`` as tabs.
+
+    The source stays a list of sections, which any other reader of Markdown shows as it is.
+    """
+
+    def turn(found: re.Match[str]) -> str:
+        _, *parts = HEADING.split(found[1])
+        tabs = zip(parts[::2], parts[1::2], strict=True)
+        return "\n".join(f'=== "{title}"\n{textwrap.indent(body, "    ")}' for title, body in tabs)
+
+    return TABS.sub(turn, text)
+
+
 def copy_pages(pages: Path) -> None:
     """Copy docs/, README and the changelog, and add pages for the names and the programs that they link to."""
     shutil.copytree(ROOT / "docs", pages, ignore=shutil.ignore_patterns("*.toml"))
@@ -202,7 +219,7 @@ def copy_pages(pages: Path) -> None:
             text = text.replace(old, new)
         (pages / name.lower()).write_text(text, encoding="utf-8")
     for page in sorted(pages.glob("*.md")):
-        text = page.read_text(encoding="utf-8").replace("```python runnable\n", "```python\n")
+        text = to_tabs(page.read_text(encoding="utf-8").replace("```python runnable\n", "```python\n"))
         for path, name, kind in PROGRAM.findall(text):
             code = (ROOT / path).read_text(encoding="utf-8")
             (pages / f"code-{name}.md").write_text(f"# {path}\n\n````{kind}\n{code}````\n", encoding="utf-8")

@@ -8,6 +8,7 @@ import json
 import re
 import subprocess
 import sys
+import textwrap
 import threading
 import xml.etree.ElementTree as ET
 from collections.abc import Iterator
@@ -17,7 +18,7 @@ from pathlib import Path
 
 import pytest
 import typer
-from build_site import list_doors
+from build_site import list_doors, to_tabs
 from typer.testing import CliRunner
 
 from filled_schema import fill_schema
@@ -257,6 +258,19 @@ def test_the_program_that_is_trained_works_as_printed(tmp_path: Path) -> None:
             )
         server.shutdown()
     assert "2 of 2 test items solved instead of 0" in output
+
+
+def test_each_way_to_train_an_agent_is_a_tab_with_a_tested_example() -> None:
+    """The site shows the four ways as tabs, and each has an example that a test runs as it is printed."""
+    page = read(ROOT / "docs" / "train-your-agent.md")
+    _, *tabs = re.split(r'^=== "(.+)"\n', to_tabs(page), flags=re.MULTILINE)
+    assert tabs[::2] == ["pydantic-ai", "Any framework", "Command line", "HTTP"]
+    tested = [code for name, code in list_blocks() if name == "docs/train-your-agent.md"]
+    for title, text in zip(tabs[::2], tabs[1::2], strict=True):
+        printed = textwrap.dedent(text.partition("\n## ")[0])
+        examples = RUNNABLE.findall(printed) or re.findall(r"^<!-- run -->\n", printed, re.MULTILINE)
+        assert len(examples) == 1, title
+        assert title == "Command line" or examples[0] in tested
 
 
 @pytest.mark.slow
