@@ -84,10 +84,12 @@ def make_trainer(folder: Path, epochs: int, target: ToyTarget, *, stop_at: int |
     toy, part = toy_optimizer(), 1 if epochs else 10
 
     def answer(prompt: RenderedPrompt, reply_type: type[ReplyModel], call_id: CallId) -> ScriptedAnswer:
+        llm.calls.clear()  # it would keep all prompts
         if stop_at is not None and (call_id.step or 0) >= stop_at:
             raise RuntimeError("stopped")
         return toy(prompt, reply_type, call_id)  # type: ignore[return-value]
 
+    llm = ScriptedLLM(answer)
     return Trainer(
         {
             "out_dir": folder,
@@ -98,7 +100,7 @@ def make_trainer(folder: Path, epochs: int, target: ToyTarget, *, stop_at: int |
         },
         environment=ToyEnvironment(train=400 // part, val=100 // part, test=100 // part, rules=6),
         target=target,
-        optimizer=ScriptedLLM(answer),
+        optimizer=llm,
     )
 
 

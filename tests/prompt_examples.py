@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -206,8 +206,9 @@ class Listener:
         self.prompts.append(prompt)
         raise ReplyError(f"{call_id.label} is not answered here")
 
-    async def get(self, step: int, label: str) -> None:
+    async def find(self, step: int, labels: Sequence[str]) -> Mapping[str, JsonValue]:
         """Return that nothing was noted."""
+        return {}
 
     async def put(self, step: int, label: str, value: JsonValue) -> None:
         """Forget it."""

@@ -7,6 +7,7 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from functools import cached_property
 
 from reflact.records import StepRecord
 from reflact.skills.document import UNSPACED_SCRIPTS
@@ -49,17 +50,24 @@ class RejectedEdit(FrozenModel):
         """The text that its relevance is computed from."""
         return f"{self.target}\n{self.content}"
 
+    @cached_property
+    def words(self) -> frozenset[str]:
+        """The content words of its text."""
+        return content_words(self.text)
+
 
 def collect_rejected_edits(
-    records: Sequence[StepRecord], *, run_id: str | None = None
+    records: Sequence[StepRecord], *, known: Sequence[RejectedEdit] = (), run_id: str | None = None
 ) -> tuple[RejectedEdit, ...]:
     """Return the rejected edits of committed steps, oldest first, without duplicates.
+
+    ``known`` is the result for all steps before these, so that each step is read once.
 
     An edit counts if it was applied to a candidate that was shown not to help or that the approver vetoed, and
     no later step accepted it. If suggestions rewrote a document, the suggestions count, not the whole text.
     Their origin is the step, or ``run_id``.
     """
-    edits: list[RejectedEdit] = []
+    edits = list(known)
     for record in records:
         tried = [_build_rejected_edit(result, record, run_id) for result in _list_tried_edits(record.edits)]
         if record.verdict.refuted:
@@ -91,7 +99,7 @@ def select_relevant_edits(
     later one comes first. Content words exclude English function words, numbers and single letters; scripts
     without spaces are compared by pairs of neighbouring characters.
     """
-    terms = [content_words(edit.text) for edit in edits]
+    terms = [edit.words for edit in edits]
     frequencies = Counter(term for each in terms for term in each)
     weights = {t: math.log1p((len(edits) - n + 0.5) / (n + 0.5)) for t, n in frequencies.items()}
     text_words = content_words(text)

@@ -71,10 +71,10 @@ class StageContext:
         """Ask with a rendered prompt, and as ``ask_or_fallback`` does."""
         call_id = CallId(role="optimizer", purpose=purpose, step=self.step, part=part)
         no_reply, shortened = f"no_reply/{call_id.label}", f"shortened_prompt/{call_id.label}"
-        logged = await self.decision_log.get(self.step, no_reply)
-        if logged is not None:
-            return NoReply(reason=str(logged))
-        if shorten is not None and await self.decision_log.get(self.step, shortened) is not None:
+        logged = await self.decision_log.find(self.step, [no_reply, shortened])
+        if no_reply in logged:
+            return NoReply(reason=str(logged[no_reply]))
+        if shorten is not None and shortened in logged:
             prompt, shorten = shorten(), None
 
         async def ask(prompt: RenderedPrompt) -> R:

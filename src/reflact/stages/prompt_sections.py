@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 from statistics import fmean
 
 from pydantic import JsonValue
@@ -39,16 +40,21 @@ class Passage(FrozenModel):
     text: str = ""
     turns: tuple[Turn, ...] = ()
 
-    @property
+    @cached_property
     def full_text(self) -> str:
         """The passage without cuts."""
         return self.label + (
             "\n".join(_format_turn(turn) for turn in self.turns) if self.turns else self.text
         )
 
+    @cached_property
+    def size(self) -> int:
+        """The bytes of the passage without cuts."""
+        return count_bytes(self.full_text)
+
     def fit(self, max_bytes: int) -> str:
         """Return the passage in at most ``max_bytes``; cuts are marked, whatever the size."""
-        if count_bytes(self.full_text) <= max_bytes:
+        if self.size <= max_bytes:
             return self.full_text
         left = max_bytes - count_bytes(self.label)
         return self.label + (fit_conversation(self.turns, left) if self.turns else truncate(self.text, left))
@@ -56,7 +62,7 @@ class Passage(FrozenModel):
 
 def count_bytes(text: str) -> int:
     """Return a text's length in bytes of UTF-8."""
-    return len(text.encode("utf-8"))
+    return len(text) if text.isascii() else len(text.encode("utf-8"))
 
 
 def share_bytes(sizes: Sequence[int], max_bytes: int) -> tuple[int, ...]:
@@ -196,7 +202,8 @@ def show_step_cases(failures: Sequence[Case], successes: Sequence[Case], *, toke
 
 
 def _fence_cases(cases: Sequence[Sequence[Passage]], tokens: int) -> list[str]:
-    limits = share_bytes([count_bytes(_show_passages(case)) for case in cases], tokens * BYTES_PER_TOKEN)
+    sizes = [sum(part.size for part in case) + len(case) - 1 for case in cases]
+    limits = share_bytes(sizes, tokens * BYTES_PER_TOKEN)
     return [
         fence(f"case_{n}", _show_passages(case, limit))
         for n, (case, limit) in enumerate(zip(cases, limits, strict=True), 1)
@@ -291,9 +298,8 @@ def show_json(value: JsonValue) -> str:
     return value if isinstance(value, str) else canonical_json(value)
 
 
-def _show_passages(case: Sequence[Passage], max_bytes: int | None = None) -> str:
-    sizes = [count_bytes(part.full_text) for part in case]
-    limits = sizes if max_bytes is None else share_bytes(sizes, max_bytes - (len(case) - 1))
+def _show_passages(case: Sequence[Passage], max_bytes: int) -> str:
+    limits = share_bytes([part.size for part in case], max_bytes - (len(case) - 1))
     return "\n".join(part.fit(limit) for part, limit in zip(case, limits, strict=True))
 
 

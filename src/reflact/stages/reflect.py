@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import TypeVar
 
 from pydantic import TypeAdapter
@@ -73,6 +73,17 @@ class Minibatch(FrozenModel):
     def part(self) -> str:
         """The part of its call ids: its number among the step's minibatches of its source."""
         return str(self.index) if self.batch == 0 else f"{self.batch}/{self.index}"
+
+    def show_cases(self, tokens: int) -> str:
+        """Return its trajectories in at most so many estimated tokens; several parts of a prompt ask for them."""
+        if tokens not in self._shown:
+            failed = self.source == "failure"
+            self._shown[tokens] = show_cases(self.rollouts, self.items, failed=failed, tokens=tokens)
+        return self._shown[tokens]
+
+    @cached_property
+    def _shown(self) -> dict[int, str]:
+        return {}
 
     @property
     def empty_report(self) -> AnalystReport:
@@ -166,8 +177,7 @@ async def ask_about_minibatch(
     """Ask about a minibatch's cases; if they do not fit the model's context, once more in half the tokens."""
 
     def fill(tokens: int) -> Mapping[str, str]:
-        cases = show_cases(batch.rollouts, batch.items, failed=batch.source == "failure", tokens=tokens)
-        return {**variables, "cases": cases}
+        return {**variables, "cases": batch.show_cases(tokens)}
 
     return await context.ask_or_fallback(
         prompt,

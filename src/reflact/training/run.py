@@ -253,7 +253,9 @@ class Run:
 
     async def _find_stop_reason(self, state: RunState, records: Sequence[StepRecord]) -> str | None:
         """Return why the training ends before its last step, and emit it; None if it goes on."""
-        reason = find_stop_reason(self._config.train, state, records, await self._store.epochs(self.id))
+        train = self._config.train
+        epochs = () if train.stop_at is None else await self._store.epochs(self.id)  # reading them takes long
+        reason = find_stop_reason(train, state, records, epochs)
         if reason is not None:
             await self._emit(events.TrainingStopped(run_id=self.id, step=state.step, reason=reason))
         return reason

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate
 
 from reflact.data import plan_epoch
@@ -22,7 +22,6 @@ from reflact.stages.overlap import roll_out_and_reflect
 from reflact.stages.prompt_sections import (
     join_sections,
     show_buffer,
-    show_cases,
     show_figures,
     show_memory,
     show_meta,
@@ -67,6 +66,8 @@ class StepRunner:
     gate_keeper: GateKeeper
     timer: StageTimer
     pinned_edits: tuple[RejectedEdit, ...]
+    _collected_edits: dict[int, tuple[RejectedEdit, ...]] = field(default_factory=dict, init=False)
+    """The rejected edits that the steps of the latest epoch begin with, by that epoch."""
 
     @property
     def _candidate_source(self) -> CandidateSource:
@@ -109,8 +110,7 @@ class StepRunner:
             skill=skill,
             batches=self.list_batches(step),
             state=state,
-            earlier=earlier,
-            pinned=self.pinned_edits,
+            rejected=self._collect_edits(earlier, epoch),
         )
         proposed = await self._candidate_source.propose(work)
         rollouts, reports, candidate = proposed.rollouts, proposed.reports, proposed.candidate
@@ -158,6 +158,14 @@ class StepRunner:
             record = record.model_copy(update={"fail_reasons": reasons})
         return CommitOutcome(record=record, skills=(candidate.skill, appended.skill), undecided=undecided)
 
+    def _collect_edits(self, earlier: Sequence[StepRecord], epoch: int) -> tuple[RejectedEdit, ...]:
+        """Return the rejected edits of other runs and of the epochs before this one."""
+        if epoch not in self._collected_edits:
+            first, known = self._collected_edits.popitem() if self._collected_edits else (0, ())
+            new = [record for record in earlier if first <= record.epoch < epoch]
+            self._collected_edits[epoch] = collect_rejected_edits(new, known=known)
+        return deduplicate_edits((*self.pinned_edits, *self._collected_edits[epoch]))
+
     async def _update_appendix(
         self, context: StageContext, skill: Skill, reports: Sequence[AnalystReport]
     ) -> AppendixResult:
@@ -177,12 +185,10 @@ def build_step_input(
     skill: Skill,
     batches: tuple[tuple[Item, ...], ...],
     state: RunState,
-    earlier: Sequence[StepRecord],
-    pinned: Sequence[RejectedEdit],
+    rejected: tuple[RejectedEdit, ...],
 ) -> StepInput:
-    """Return what a step begins with; ``earlier`` are the records before it, ``pinned`` edits of other runs."""
+    """Return what a step begins with; ``rejected`` are the edits of other runs and earlier epochs that did not help."""
     reflect, sizes = runtime.config.reflect, runtime.config.select
-    cards = deduplicate_edits((*pinned, *collect_rejected_edits([r for r in earlier if r.epoch < epoch])))
     most = None
     if sizes.lr_control != "none":
         most = edit_budget(
@@ -197,7 +203,7 @@ def build_step_input(
         skill=skill,
         batches=batches,
         attempts=state.step_buffer if reflect.step_buffer and state.epoch == epoch else (),
-        rejected_edits=() if reflect.memory == "off" else cards,
+        rejected_edits=() if reflect.memory == "off" else rejected,
         meta_skill=state.meta_skill,
         max_edits=most,
     )
@@ -280,8 +286,7 @@ class StageProposer:
         attempts, meta = show_buffer(work.attempts), show_meta(work.meta_skill)
 
         def notes(batch: Minibatch) -> str:
-            text = show_cases(batch.rollouts, batch.items, failed=batch.source == "failure", tokens=tokens)
-            memory = show_memory(select_relevant_edits(cards, text)) if cards else ""
+            memory = show_memory(select_relevant_edits(cards, batch.show_cases(tokens))) if cards else ""
             return join_sections(attempts, memory, meta)
 
         return notes
