@@ -241,10 +241,11 @@ async def test_an_overrun_stops_the_run_after_what_is_in_flight() -> None:
 async def test_caps_matter_only_where_something_rests_on_them() -> None:
     """A provider that ignores caps does not stop a run without limits of tokens or money."""
     held = budget(max_calls=5)
-    for _ in range(2):
-        async with held.reserve(WORST) as reservation:
-            reservation.mark_sent()
-            reservation.settle(Usage(calls=1, output_tokens=1000))
+    async with held.reserve(WORST) as reservation:
+        reservation.mark_sent()
+        reservation.settle(Usage(calls=1, output_tokens=1000))
+    assert held.find_exceeded_limit(WORST) is None
+    held.check()
 
 
 async def test_time_is_a_limit_over_all_starts() -> None:

@@ -131,7 +131,7 @@ def test_a_signal_while_the_store_is_being_opened(tmp_path: Path) -> None:
             while not (tmp_path / "run" / "run.lock").exists():
                 time.sleep(0.01)
             process.send_signal(signal.SIGTERM)
-            _, errors = process.communicate(timeout=10)
+            _, errors = process.communicate(timeout=HANGS / 2)
         other.execute("ROLLBACK")
     assert_in_order(process, errors, 143)
 
@@ -157,7 +157,7 @@ def test_a_blocked_event_loop_does_not_keep_the_process() -> None:
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout.readline() == "ready\n"
         process.send_signal(signal.SIGTERM)
-        _, errors = process.communicate(timeout=10)
+        _, errors = process.communicate(timeout=HANGS / 2)
     assert_in_order(process, errors, 143)
 
 
@@ -172,7 +172,7 @@ def test_a_signal_while_a_person_is_asked(tmp_path: Path) -> None:
         while "take it?" not in said:
             said += process.stderr.read(1)
         process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=10)
+        _, errors = process.communicate(timeout=HANGS / 2)
     os.close(terminal)
     os.close(keyboard)
     assert process.returncode == 130
@@ -212,6 +212,6 @@ def test_an_interrupted_measurement_ends_at_once(tmp_path: Path) -> None:
     ):
         assert endpoint.held.wait(HANGS)
         process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=10)
+        _, errors = process.communicate(timeout=HANGS / 2)
     assert process.returncode == 130
     assert errors == "interrupted; run the same command again to resume\n"

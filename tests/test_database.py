@@ -66,7 +66,7 @@ def holding(entered: threading.Event, go_on: threading.Event) -> Callable[[Table
 
     def work(tables: Tables) -> None:
         entered.set()
-        assert go_on.wait(20)
+        assert go_on.wait(60)
 
     return work
 
@@ -79,7 +79,7 @@ def overwrite(path: Path, content: bytes, at: int = 0) -> bytes:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    with anyio.fail_after(20):
+    with anyio.fail_after(60):
         while not condition():
             await anyio.lowlevel.checkpoint()
 
@@ -177,7 +177,7 @@ async def test_readers_do_not_block_the_writer(database: Database) -> None:
     def look(tables: Tables) -> None:
         seen.append(tables.execute("SELECT count(*) FROM notes").fetchone()[0])
         begun.set()
-        assert go_on.wait(20)
+        assert go_on.wait(60)
         seen.append(tables.execute("SELECT count(*) FROM notes").fetchone()[0])
 
     async with open_task_group() as tasks:

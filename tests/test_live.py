@@ -150,7 +150,7 @@ def test_a_thread_draws_and_ends_with_the_block() -> None:
         view.restore((PLAN, committed(1), committed(2)))
         view.show_event(events.WarningIssued(run_id=RUN, message="[b]take care[/b]\x1b[2J"))
         screen.written.clear()
-        assert screen.written.wait(20)
+        assert screen.written.wait(60)
     assert any("2 committed" in text for text in screen.writes)
     assert screen.terminal.cursor_shown
     assert screen.lines == [
@@ -167,13 +167,13 @@ def test_a_slow_or_lost_terminal_does_not_delay_the_run() -> None:
 
     def write(text: str) -> int:
         stuck.set()
-        assert release.wait(20)
+        assert release.wait(60)
         raise OSError(5, "Input/output error")
 
     view, _ = build_view(screen, frames_per_second=100)
     with view:
         screen.write = write  # type: ignore[method-assign,assignment]
-        assert stuck.wait(20)
+        assert stuck.wait(60)
         for step in range(1, 100):
             view.show_event(committed(step))
         release.set()

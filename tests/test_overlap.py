@@ -283,7 +283,7 @@ async def test_analysts_work_while_rollouts_run() -> None:
         analysed.set()
         return part.empty_report
 
-    with anyio.fail_after(5):
+    with anyio.fail_after(60):
         _, reports = await gathered(
             [batch], environment=World(on_run=on_run), store=await opened(), analyse=analyse
         )

@@ -267,6 +267,7 @@ async def test_a_program_ends_with_the_process_that_started_it(tmp_path: Path) -
     async with await anyio.open_process([sys.executable, "-c", starter], env=variables) as process:
         await until(lambda: any(is_locked_in(child) for child in list_children(process.pid)))
         (sleeper,) = list_children(process.pid)
+        assert not is_gone(sleeper)
         process.kill()
         await process.wait()
     await until(lambda: is_gone(sleeper))

@@ -212,5 +212,5 @@ def test_a_browser_follows_a_run_of_another_process(tmp_path: Path) -> None:
             assert all(url.startswith((found[0], "data:")) for url in asked(browser, found[0]))
         finally:
             process.send_signal(signal.SIGINT)
-            output = process.communicate(timeout=20)
+            output = process.communicate(timeout=60)
     assert (process.returncode, output) == (0, ("", "ended\n"))

@@ -198,17 +198,20 @@ async def test_a_run_that_nobody_reads_can_be_cancelled(tmp_path: Path, whole: W
 
 
 async def test_all_consumers_of_a_run_hear_the_same(tmp_path: Path, whole: Whole) -> None:
-    """An ordinary view hears every event in one order; a slow one of the latest all that is durable."""
+    """An ordinary view hears every event in one order; a late one of the latest all that is durable."""
     heard: list[events.Event] = []
     latest: list[events.Event] = []
+    many_heard = anyio.Event()
 
     async def listen(view: AsyncIterator[events.Event]) -> None:
-        heard.extend([event async for event in view])
+        async for event in view:
+            heard.append(event)
+            if len(heard) == BUFFER // 2:
+                many_heard.set()
 
     async def glance(view: AsyncIterator[events.Event]) -> None:
-        async for event in view:
-            latest.append(event)
-            await anyio.sleep(0.005)
+        await many_heard.wait()
+        latest.extend([event async for event in view])
 
     async with anyio.create_task_group() as tasks, whole.trainer(tmp_path).stream() as happenings:
         tasks.start_soon(listen, aiter(happenings.subscribe()))

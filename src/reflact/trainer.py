@@ -298,7 +298,7 @@ async def _run(run: Run, environment: Environment, graceful_stop: GracefulStop) 
     except ReflactError as error:
         await _store_summary_after_error(run, "failed", str(error))
         raise
-    except Exception as error:
+    except Exception as error:  # whatever it is, the summary says so
         await _store_summary_after_error(run, "failed", f"{type(error).__name__} was raised")
         raise
     except anyio.get_cancelled_exc_class():
@@ -470,7 +470,7 @@ async def _grade_item(item: Item, runtime: Runtime) -> Grade:
             await plan.annotator.annotate(item, rollout)
     except ReflactError:
         raise
-    except Exception as error:
+    except Exception as error:  # the caller's grader may raise anything
         raise EnvironmentFailure(
             f"item {item.id!r} could not be graded: {type(error).__name__}: {error}"
         ) from error

@@ -72,7 +72,7 @@ class ResultCache(Generic[T]):
         pending = self._in_progress[key] = _PendingResult()
         try:
             result = self._results[key] = await compute()
-        except Exception as error:
+        except Exception as error:  # those who wait for the result get it too
             pending.error = error
             raise
         else:

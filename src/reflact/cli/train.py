@@ -155,20 +155,7 @@ def init(  # noqa: PLR0917 - one for each option of the command
             raise ConfigError("which model answers? Name it with --model, or run this command at a terminal")
         model = str(typer.prompt("Model that answers (the target)"))
         base_url = base_url or str(typer.prompt("Address of its API", default=OPENAI_URL))
-    base_url = base_url or OPENAI_URL
-    is_local = any(f"//{host}" in base_url for host in ("localhost", "127.0.0.1", "[::1]"))
-    key = api_key_env or ("null" if is_local else "OPENAI_API_KEY")
-    critic = f"  # The model that grades.\n  critic:\n    model: {quote_yaml(optimizer or model)}\n"
-    text = TEMPLATE.format(
-        **draft,
-        critic=critic if draft["grader"] == "critic" else "",
-        model=quote_yaml(model),
-        base_url=quote_yaml(base_url),
-        key="null" if key == "null" else quote_yaml(key),
-        optimizer="max_tokens: 4096"
-        if optimizer is None
-        else f"model: {quote_yaml(optimizer)}\n    max_tokens: 4096",
-    )
+    text = fill_template(draft, model, optimizer, base_url or OPENAI_URL, api_key_env)
     write_atomically(out, text)
     load_trainer_config(out, None)
     n_val = int(draft["n_val"])
@@ -180,6 +167,24 @@ def init(  # noqa: PLR0917 - one for each option of the command
         f"wrote {out}; next: reflact check {out}",
     ):
         typer.echo(escape_line(line))
+
+
+def fill_template(
+    draft: Mapping[str, str], model: str, optimizer: str | None, base_url: str, api_key_env: str | None
+) -> str:
+    """Return a configuration; a local address needs no key unless one is named."""
+    is_local = any(f"//{host}" in base_url for host in ("localhost", "127.0.0.1", "[::1]"))
+    key = api_key_env or ("null" if is_local else "OPENAI_API_KEY")
+    critic = f"  # The model that grades.\n  critic:\n    model: {quote_yaml(optimizer or model)}\n"
+    own = "" if optimizer is None else f"model: {quote_yaml(optimizer)}\n    "
+    return TEMPLATE.format(
+        **draft,
+        critic=critic if draft["grader"] == "critic" else "",
+        model=quote_yaml(model),
+        base_url=quote_yaml(base_url),
+        key="null" if key == "null" else quote_yaml(key),
+        optimizer=f"{own}max_tokens: 4096",
+    )
 
 
 def describe_data(data: Path, out: Path, columns: Mapping[str, str]) -> dict[str, str]:

@@ -246,7 +246,7 @@ class InspectEnvironment:
             try:
                 state = await self._run_solver(state, generate)
                 score = await self._task.scorer[0](state, Target(sample.target))
-            except Exception:
+            except Exception:  # a solver wraps the failure of its model as it likes
                 if not failures:
                     raise
         if failures:
@@ -406,7 +406,7 @@ def _open_models(models: Mapping[str, Any]) -> dict[str, Any]:
 
     try:
         return {role: get_model(model) for role, model in models.items()}
-    except Exception as error:
+    except Exception as error:  # providers raise anything
         raise ConfigError(f"a model of the task's roles cannot be opened: {error}") from error
 
 
@@ -419,7 +419,7 @@ def _load_task(task: Any, arguments: dict[str, JsonValue]) -> Any:
         module, _, name = task.partition(":")
         try:
             task = getattr(import_module(module), name)
-        except Exception as error:
+        except Exception as error:  # a module may raise anything while it is imported
             raise ConfigError(f"the Inspect task {task} cannot be imported: {error}") from error
     made = task if isinstance(task, Task) else task(**arguments)
     if not isinstance(made, Task):

@@ -197,7 +197,7 @@ class Tracing:
             try:
                 with _attach_value(_CALL_KEY, call):
                     yield call
-            except BaseException as raised:
+            except BaseException as raised:  # the span ends with it, also if it is a cancellation
                 error = raised
                 raise
             finally:
@@ -299,10 +299,10 @@ class Tracing:
         token = context.attach(trace.set_span_in_context(span))
         try:
             yield span
-        except Exception as error:
+        except Exception as error:  # only marked, and raised on
             self._mark_failed(span, type(error).__name__, str(error))
             raise
-        except BaseException:
+        except BaseException:  # a cancellation is no failure
             span.set_attribute("reflact.cancelled", True)
             raise
         finally:

@@ -109,7 +109,7 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
     """Let a test whose request is not recorded fail with the difference to the nearest one, without a traceback."""
     try:
         return (yield)
-    except Exception as error:
+    except Exception as error:  # only looked at, and raised on
         from reflact.errors import CassetteMiss
 
         if not isinstance(error, CassetteMiss) or FIXTURE not in getattr(item, "fixturenames", ()):

@@ -109,7 +109,7 @@ class ReasoningGymEnvironment:
             raise ConfigError("this needs reasoning-gym: pip install 'reflact[reasoning-gym]'") from error
         try:
             dataset = create_dataset(family, **{"seed": seed, "size": 3 * count + 10, **settings})
-        except Exception as error:
+        except Exception as error:  # generators of tasks raise anything on their arguments
             raise ConfigError(f"reasoning-gym cannot make {family}: {error}") from error
         self._datasets[family] = dataset
         items: list[Item] = []

@@ -305,7 +305,7 @@ class RolloutRunner:
             raise
         except (ContextOverflow, ReplyError) as error:
             graded = Grade(score=Score.of(0), answer="", feedback=str(error))
-        except Exception as error:
+        except Exception as error:  # environments and targets may raise anything
             if isinstance(error, BadRequest) and error.status == FATAL_STATUS:
                 raise
             if isinstance(error, WorkerLost) and tries > 1:

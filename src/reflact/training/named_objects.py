@@ -84,7 +84,7 @@ def load_named_executor(config: TrainerConfig) -> AbstractAsyncContextManager[An
         raise ConfigError(f"{error}; reflact's own executors are local, processes and ray") from error
     try:
         opening = found(**config.executor.options)
-    except Exception as error:
+    except Exception as error:  # named code may raise anything
         raise ConfigError(
             f"executor.options: {name} failed with them: {type(error).__name__}: {error}"
         ) from error
@@ -106,7 +106,7 @@ def _load(key: str, name: str, group: str) -> Any:
         )
     try:
         return reduce(getattr, attribute.split("."), import_module(module)) if colon else entries[name].load()
-    except Exception as error:
+    except Exception as error:  # a module may raise anything while it is imported
         raise ConfigError(f"{key}: {name} cannot be imported: {type(error).__name__}: {error}") from error
 
 
@@ -121,7 +121,7 @@ def _call(section: str, name: str, found: Any, options: Mapping[str, Any], *, ne
             found = found(**options)
         except ReflactError:
             raise
-        except Exception as error:
+        except Exception as error:  # named code may raise anything
             raise ConfigError(
                 f"{section}.options: {name} failed with them: {type(error).__name__}: {error}"
             ) from error

@@ -229,7 +229,7 @@ async def manage_environment(environment: Environment, failures: FailureLog) -> 
         await managed.set_up()
     try:
         yield
-    except BaseException:
+    except BaseException:  # cancellation too must close it
         with anyio.move_on_after(CLOSE_SECONDS, shield=True), suppress(Exception):
             await managed.close()
         raise

@@ -478,18 +478,28 @@ async def connect_models(
             else TracedLLM(overrides.optimizer, tracing, None),
             stop,
         )
-        worst = worst_rollout_cost(config) if "target" in overrides.unseen_roles else None
-        stoppable = partial(StoppableEnvironment, graceful_stop=stop)
         opening = place_environment(plan.environment, config, target, named=overrides.environment is None)
         inner = await stack.enter_async_context(opening)
+        stoppable = partial(StoppableEnvironment, graceful_stop=stop)
         control = compose(inner, [stoppable, partial(BudgetedEnvironment, account=account)])
+        worst = worst_rollout_cost(config) if "target" in overrides.unseen_roles else None
         budgeted = partial(BudgetedEnvironment, account=account, worst=worst)
         environment = compose(inner, [stoppable, partial(TracedEnvironment, tracing=tracing), budgeted])
         annotator = None if plan.annotator is None else StoppableAnnotator(plan.annotator, stop)
         plan = replace(plan, environment=environment, annotator=annotator)
-        budget, rejected = account.budget, account.rejected
-        runtime = Runtime(plan, store, target, optimizer, budget, tracing, critic, stop, rejected, control)
-        yield replace(runtime, watch=watch)
+        yield Runtime(
+            plan,
+            store,
+            target,
+            optimizer,
+            account.budget,
+            tracing,
+            critic,
+            stop,
+            account.rejected,
+            control,
+            watch,
+        )
 
 
 def _open_account(

@@ -177,7 +177,7 @@ class FailureLog:
             yield
         except ReflactError:
             raise
-        except Exception as error:
+        except Exception as error:  # callers' code raises anything; the run ends with its words
             reason = f"{what}: {type(error).__name__}: {error}"
             raise RunFailed(await self.record(error, reason, step=step, key=f"{what}/{step}")) from error
 
