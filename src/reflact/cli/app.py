@@ -14,9 +14,10 @@ from typer.core import TyperGroup
 
 from reflact.cli.calibrate import calibrate
 from reflact.cli.common import print_error
+from reflact.cli.init import init
 from reflact.cli.memory import memory_app
 from reflact.cli.runs import compare, export, print_diff, print_skill, report, runs, serve, show
-from reflact.cli.train import check, demo, evaluate, init, record, replay, train
+from reflact.cli.train import check, demo, evaluate, record, replay, train
 from reflact.errors import CassetteError, ReflactError, StoreError, UsageError
 
 

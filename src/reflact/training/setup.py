@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -469,9 +469,7 @@ async def connect_models(
         if config.uses_critic:
             critic = await _pin_critic(plan, store, await connect("critic"))
             plan = _add_critic(plan, critic)
-        target = overrides.target or _build_chat_target(config, await connect("target"))
-        if isinstance(target, ConnectedTarget):
-            target = target.connect(await open_client("target"), config.models.target)
+        target = await _connect_target(config, overrides.target, connect, open_client)
         optimizer = StoppableLLM(
             await connect("optimizer")
             if overrides.optimizer is None
@@ -485,21 +483,10 @@ async def connect_models(
         worst = worst_rollout_cost(config) if "target" in overrides.unseen_roles else None
         budgeted = partial(BudgetedEnvironment, account=account, worst=worst)
         environment = compose(inner, [stoppable, partial(TracedEnvironment, tracing=tracing), budgeted])
-        annotator = None if plan.annotator is None else StoppableAnnotator(plan.annotator, stop)
+        annotator = plan.annotator and StoppableAnnotator(plan.annotator, stop)
         plan = replace(plan, environment=environment, annotator=annotator)
-        yield Runtime(
-            plan,
-            store,
-            target,
-            optimizer,
-            account.budget,
-            tracing,
-            critic,
-            stop,
-            account.rejected,
-            control,
-            watch,
-        )
+        shared = (account.budget, tracing, critic, stop, account.rejected, control)
+        yield Runtime(plan, store, target, optimizer, *shared, watch=watch)
 
 
 def _open_account(
@@ -523,10 +510,21 @@ def _open_account(
     return account, watch
 
 
-def _build_chat_target(config: TrainerConfig, llm: LLM) -> Target:
+async def _connect_target(
+    config: TrainerConfig,
+    own: Target | None,
+    connect: Callable[[str], Awaitable[LLM]],
+    open_client: Callable[[str], Awaitable[Client]],
+) -> Target:
+    """Return the target: the caller's, with a client if it asks for one, or a chat model."""
     from reflact.targets.chat import ChatTarget
 
-    return ChatTarget(llm, preamble=config.target.preamble, postamble=config.target.postamble)
+    if own is None:
+        settings = config.target
+        return ChatTarget(await connect("target"), preamble=settings.preamble, postamble=settings.postamble)
+    if isinstance(own, ConnectedTarget):
+        return own.connect(await open_client("target"), config.models.target)
+    return own
 
 
 async def _pin_critic(plan: RunPlan, store: RunStore, llm: LLM) -> Critic:

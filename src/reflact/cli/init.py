@@ -1,0 +1,267 @@
+"""The command ``init``: a first configuration, guessed from the data."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from reflact.cli.common import load_trainer_config
+
+if TYPE_CHECKING:
+    from reflact.config.training import FieldsConfig
+
+OPENAI_URL = "https://api.openai.com/v1"
+
+RATIO_LINES = """\
+  # To choose another split (train:val:test; the last may be 0):
+  # ratio: [1, 1, 1]
+"""
+TEST_LINES = """
+# The folder has no test split, so the claim at the end rests on the validation items.
+test:
+  enabled: false
+"""
+TEMPLATE = """\
+# A training of reflact on {data}. Next:
+#   reflact check {name}             one small call to each model and one graded item
+#   reflact train {name} --dry-run   the plan and its cost; sends nothing
+#   reflact train {name}
+out_dir: {out_dir}
+
+data:
+  path: {path}
+{fields}  # {sizes}
+{ratio}
+environment:
+  # {why}
+  # Others: exact, normalized, token_f1, numeric, regex, json_fields, sql, python, critic.
+  grader: {grader}
+{extra}  # What the tasks are and what a good answer is; the optimizer reads it.
+  description: ""
+  # The message to the target. Other columns of the data may be used too: {columns}.
+  template: "{{input}}"
+
+models:
+  # The model that answers, and whose instructions are trained.
+  target:
+    model: {model}
+    base_url: {base_url}
+    # The environment variable that holds the key; null for an endpoint without keys.
+    api_key_env: {key}
+    max_tokens: 1024
+  # The model that writes the instructions. It uses the target's model, address and key unless it has its own.
+  optimizer:
+    {optimizer}
+{critic}
+train:
+  num_epochs: 2
+  batch_size: {batch}
+{test}
+# The run stops before it exceeds a limit. max_usd needs a known price.
+budget:
+  max_calls: null
+  max_usd: null
+"""
+
+
+def init(  # noqa: PLR0917 - one for each option of the command
+    data: Annotated[
+        Path,
+        typer.Argument(metavar="DATA", help="A .csv, .json or .jsonl file, or a folder.", show_default=False),
+    ],
+    out: Annotated[
+        Path, typer.Option(metavar="FILE", help="The new configuration; never overwritten.")
+    ] = Path("run.yaml"),
+    model: Annotated[
+        str | None, typer.Option(metavar="NAME", help="The target's model.", show_default=False)
+    ] = None,
+    optimizer: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", help="The optimizer's model. Default: the target's.", show_default=False
+        ),
+    ] = None,
+    base_url: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help=f"Root of the API. Default: {OPENAI_URL}.", show_default=False),
+    ] = None,
+    input_column: Annotated[
+        str | None,
+        typer.Option("--input", metavar="COLUMN", help="Column of the task.", show_default=False),
+    ] = None,
+    reference: Annotated[
+        str | None,
+        typer.Option(metavar="COLUMN", help="Column of the right answer.", show_default=False),
+    ] = None,
+    api_key_env: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Variable that holds the key, or null. Default: OPENAI_API_KEY, or null for a local address.",
+            show_default=False,
+        ),
+    ] = None,
+) -> None:
+    """Write a first configuration for your data.
+
+    The command reads DATA and guesses its columns and the grader. At a terminal it asks for the model and
+    its address if you do not give them as options. Edit the file as you like.
+    """
+    from reflact.errors import ConfigError
+    from reflact.reporting.lines import escape_line
+    from reflact.store.artifacts import write_atomically
+    from reflact.training.gating import FEW_ITEMS, describe_few_items
+
+    if out.exists() or out.suffix not in {".yaml", ".yml"}:
+        problem = "exists already" if out.exists() else "does not end in .yaml"
+        raise ConfigError(f"{out} {problem}; choose another file with --out")
+    columns = {"input": input_column, "reference": reference}
+    draft = describe_data(data, out, {name: column for name, column in columns.items() if column is not None})
+    if model is None:
+        model, base_url = ask_for_model(base_url)
+    write_atomically(out, fill_template(draft, model, optimizer, base_url or OPENAI_URL, api_key_env))
+    load_trainer_config(out, None)
+    n_val = int(draft["n_val"])
+    for line in (
+        draft["sizes"],
+        f"columns: {draft['used']}",
+        f"grader {draft['grader']}: {draft['why']}",
+        *([f"warning: {describe_few_items(n_val)}"] if n_val < FEW_ITEMS else []),
+        f"wrote {out}; next: reflact check {out}",
+    ):
+        typer.echo(escape_line(line))
+
+
+def ask_for_model(base_url: str | None) -> tuple[str, str]:
+    """Return the target's model and its address as a person at a terminal names them."""
+    from reflact.errors import ConfigError
+
+    if not sys.stdin.isatty():
+        raise ConfigError("which model answers? Name it with --model, or run this command at a terminal")
+    model = str(typer.prompt("Model that answers (the target)"))
+    return model, base_url or str(typer.prompt("Address of its API", default=OPENAI_URL))
+
+
+def fill_template(
+    draft: Mapping[str, str], model: str, optimizer: str | None, base_url: str, api_key_env: str | None
+) -> str:
+    """Return a configuration; a local address needs no key unless one is named."""
+    is_local = any(f"//{host}" in base_url for host in ("localhost", "127.0.0.1", "[::1]"))
+    key = api_key_env or ("null" if is_local else "OPENAI_API_KEY")
+    critic = f"  # The model that grades.\n  critic:\n    model: {quote_yaml(optimizer or model)}\n"
+    own = "" if optimizer is None else f"model: {quote_yaml(optimizer)}\n    "
+    return TEMPLATE.format(
+        **draft,
+        critic=critic if draft["grader"] == "critic" else "",
+        model=quote_yaml(model),
+        base_url=quote_yaml(base_url),
+        key="null" if key == "null" else quote_yaml(key),
+        optimizer=f"{own}max_tokens: 4096",
+    )
+
+
+def describe_data(data: Path, out: Path, columns: Mapping[str, str]) -> dict[str, str]:
+    """Return what a data file says about its configuration, as values of the template.
+
+    Args:
+        data: The file or folder.
+        out: The configuration.
+        columns: The columns of fields that the caller knows.
+
+    Raises:
+        DataError: The data cannot be read, is not fit for a run, or has no column that could be the input.
+    """
+    from reflact.data import FIELD_NAMES, check_dataset, load_dataset, read_rows
+    from reflact.environments.dataset import DatasetEnvironment
+    from reflact.environments.graders import PLAIN_GRADERS, guess_grader
+    from reflact.reporting.lines import escape_line
+    from reflact.types import Split
+
+    sample = data
+    if data.is_dir():
+        files = (p for p in sorted(data.rglob("*")) if p.suffix in {".json", ".jsonl", ".csv"})
+        sample = next((p for p in files if "train" in p.relative_to(data).parts[0]), data)
+    rows = [row.value for row in read_rows(sample)] if sample.is_file() else []
+    fields, names, used = guess_fields([row for row in rows if isinstance(row, dict)], columns, str(sample))
+    has_test = not data.is_dir() or any(
+        (data / f"test{end}").exists() for end in ("", ".json", ".jsonl", ".csv")
+    )
+    dataset = load_dataset(data, None, 42, fields=fields, needs_test=has_test)
+    check_dataset(dataset)
+    items = [item for split in Split for item in dataset.items(split)]
+    others = ", ".join(f"{{{name}}}" for name in items[0].metadata)
+    grader, why = guess_grader([item.reference for item in items]) or (
+        "critic",
+        "No column looks like the right answer, so a critic grades. If one is, name it with --reference"
+        + (f" ({', '.join(items[0].metadata)})." if others else "."),
+    )
+    if grader in PLAIN_GRADERS:
+        DatasetEnvironment(dataset, grade=PLAIN_GRADERS[grader]())  # says which rows it cannot grade
+    n_train, n_val, n_test = (len(dataset.items(split)) for split in Split)
+    lines = [f"    {name}: {quote_yaml(names[name])}\n" for name in FIELD_NAMES if name in names]
+    return {
+        "data": escape_line(str(data)),
+        "name": out.name,
+        "out_dir": quote_yaml("runs/" + re.sub(r"[^\w.-]+", "-", data.resolve().stem)),
+        "path": quote_yaml(os.path.relpath(data.resolve(), out.resolve().parent)),
+        "fields": "  fields:\n" + "".join(lines) if lines else "",
+        "ratio": "" if data.is_dir() else RATIO_LINES,
+        "test": "" if n_test else TEST_LINES,
+        "sizes": f"{len(items)} items: {n_train} train, {n_val} validation, {n_test} test",
+        "n_val": str(n_val),
+        "grader": grader,
+        "why": why,
+        "extra": "  tables: tables  # folder of .csv tables\n" if grader == "sql" else "",
+        "columns": escape_line(others or "there are none"),
+        "used": used,
+        "batch": str(max(1, min(16, n_train))),
+    }
+
+
+def guess_fields(
+    rows: Sequence[Mapping[str, Any]], chosen: Mapping[str, str], where: str
+) -> tuple[FieldsConfig, dict[str, str], str]:
+    """Return the columns of the fields that need a line in ``data.fields``, also by name, and all in words.
+
+    Raises:
+        DataError: No column could be the input.
+    """
+    from reflact.config.training import FieldsConfig
+    from reflact.data import FIELD_NAMES, guess_column
+    from reflact.errors import DataError
+
+    known = {"input": ("input", "question"), "reference": ("reference", "answers", "answer")}
+    first, most = rows[0] if rows else {}, len(rows) * 0.9
+    columns = [name for name in first if sum(name in row for row in rows) >= most]
+    names, usual = dict(chosen), dict[str, str]()
+    for field in FIELD_NAMES:
+        if own := [name for name in known.get(field, (field,)) if name in columns]:
+            usual[field] = own[0]
+        if field in names or field in usual:
+            continue
+        column = guess_column(field, [name for name in columns if name not in names.values()])
+        if column is not None and not (field == "id" and len({str(row[column]) for row in rows}) < len(rows)):
+            names[field] = column
+        elif field == "input" and rows:
+            listed = ", ".join(map(repr, rows[0])) or "none"
+            raise DataError(
+                f"{where}: no column looks like the task; name it with --input, and that of the right answer with "
+                f"--reference (the columns are {listed})"
+            )
+    used = ", ".join(f"{field} from {column!r}" for field, column in sorted((usual | names).items()))
+    return FieldsConfig.model_validate(names), names, used
+
+
+def quote_yaml(text: str) -> str:
+    """Return a text as a scalar of YAML on one line; a plain word stays as it is."""
+    import yaml
+
+    is_plain = re.fullmatch(r"[A-Za-z][\w.-]*", text, re.ASCII) is not None and yaml.safe_load(text) == text
+    return text if is_plain else json.dumps(text)
