@@ -20,10 +20,9 @@ from calibration_memory import ListMemory
 from doubles import PROMPT, RUN, Endpoint, completion, connected, opened
 from flattered_world import PURPOSE, answer, flattered_traces, name_traces, record_flattered
 from reflact import Calibrator, Critic
-from reflact.calibration.cache import ResultCache
 from reflact.calibration.call_policies import FAIL_FAST_CALLS, MeteredLLM, UsageLedger, sum_usage
 from reflact.calibration.config import CalibratorSettings, PairSettings
-from reflact.calibration.critic import CriticReply
+from reflact.calibration.critic import CriticReply, ResultCache
 from reflact.calibration.curriculum import CurriculumSettings
 from reflact.calibration.events import CalibrationEvent, CalibratorStopped
 from reflact.calibration.judges import JudgeReply

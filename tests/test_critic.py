@@ -14,7 +14,7 @@ from critic_world import pair, store_of
 from doubles import Endpoint, completion, config, connected
 from reflact import Critic
 from reflact.calibration.critic import CRITIC_SCOPE, CriticReply
-from reflact.calibration.rendering import estimate_tokens
+from reflact.calibration.transition_view import estimate_tokens
 from reflact.concurrency import fan_out
 from reflact.config.critic import CriticSettings
 from reflact.errors import ProviderDown, ReplyError

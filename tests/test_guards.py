@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pydantic import JsonValue
 
 from reflact.calibration.guards import GUARDS, GuardCase, QuotableTexts, apply_guards, find_objection
-from reflact.calibration.state_diff import TransitionView
+from reflact.calibration.transition_view import TransitionView
 from reflact.config.critic import CriticSettings
 from reflact.memory.models import Action, Evaluation, Transition
 

@@ -19,7 +19,7 @@ from reflact.calibration.perturbations import (
     find_reference,
     quote_changes,
 )
-from reflact.calibration.state_diff import TransitionView
+from reflact.calibration.transition_view import TransitionView
 from reflact.memory.models import (
     MISTAKE_KINDS,
     Action,

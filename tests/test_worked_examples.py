@@ -15,11 +15,16 @@ import pytest
 import critic_world
 from critic_world import EQUAL, World, pair, store_of, transition
 from memory_pairs import promote
-from reflact.calibration.cache import PairCache
 from reflact.calibration.critic import CRITIC_SCOPE, Critic
-from reflact.calibration.rendering import EXAMPLES_HEADER, MAX_PAIRS_TRIED, ExampleRenderer, estimate_tokens
-from reflact.calibration.state_diff import TransitionView
-from reflact.calibration.worked_examples import RankingIndex, rank_pairs
+from reflact.calibration.transition_view import TransitionView, estimate_tokens
+from reflact.calibration.worked_examples import (
+    EXAMPLES_HEADER,
+    MAX_PAIRS_TRIED,
+    ExampleRenderer,
+    PairCache,
+    RankingIndex,
+    rank_pairs,
+)
 from reflact.config.critic import CriticSettings
 from reflact.memory.cards import is_visible_to
 from reflact.memory.models import MISTAKE_KINDS, Action, ContrastPair, Evaluation, Transition

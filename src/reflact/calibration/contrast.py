@@ -41,8 +41,7 @@ from reflact.calibration.planning import (
     plan_jobs,
     plan_ways,
 )
-from reflact.calibration.rendering import show_transition
-from reflact.calibration.state_diff import TransitionView, show_state
+from reflact.calibration.transition_view import TransitionView, show_state, show_transition
 from reflact.concurrency import fan_out, run_in_thread
 from reflact.errors import ConfigError, ContextOverflow, ReplyError
 from reflact.memory.models import ContrastPair, Evaluation, ScoreEvent, Transition

@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Sequence
 from copy import copy
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeVar
 
+import anyio
 from pydantic import Field, JsonValue, field_validator
 
 from reflact.calibration.arguments import require_memory, require_model, require_type
-from reflact.calibration.cache import ResultCache
 from reflact.calibration.guards import GuardCase, QuotableTexts, apply_guards, find_objection
-from reflact.calibration.rendering import (
-    ExampleRenderer,
-    ShownExamples,
-    TokenCounter,
-    estimate_tokens,
-    show_transition,
-)
-from reflact.calibration.state_diff import TransitionView
-from reflact.calibration.worked_examples import RankingIndex, rank_pairs
+from reflact.calibration.transition_view import TokenCounter, TransitionView, estimate_tokens, show_transition
+from reflact.calibration.worked_examples import ExampleRenderer, RankingIndex, ShownExamples, rank_pairs
 from reflact.concurrency import fan_out, run_in_thread
 from reflact.config.critic import CriticSettings
 from reflact.errors import ReplyError
@@ -33,6 +27,8 @@ from reflact.types import canonical_json, digest_json, digest_text
 
 if TYPE_CHECKING:
     from reflact.memory.store import MemoryStore
+
+T = TypeVar("T")
 
 CRITIC_SCOPE = Scope(roles=("critic",))
 """Who the critic is to the memory, where nothing else is said."""
@@ -315,6 +311,55 @@ def _combine_samples(
         spread=spread,
         pair_ids=pair_ids,
     )
+
+
+class ResultCache(Generic[T]):
+    """Computes each result once, and keeps the ``size`` most recently used ones; callers that ask meanwhile wait.
+
+    An error goes to all who wait and is not kept. If the caller that computes is cancelled, the next one does.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._results: OrderedDict[str, T] = OrderedDict()
+        self._in_progress: dict[str, _PendingResult[T]] = {}
+
+    async def get_or_compute(self, key: str, compute: Callable[[], Awaitable[T]]) -> T:
+        """Return the result for a key."""
+        while key not in self._results:
+            pending = self._in_progress.get(key)
+            if pending is None:
+                return await self._compute(key, compute)
+            await pending.is_done.wait()
+            if pending.error is not None:
+                raise pending.error
+            if pending.results:
+                return pending.results[0]
+        self._results.move_to_end(key)
+        return self._results[key]
+
+    async def _compute(self, key: str, compute: Callable[[], Awaitable[T]]) -> T:
+        pending = self._in_progress[key] = _PendingResult()
+        try:
+            result = self._results[key] = await compute()
+        except Exception as error:  # those who wait for the result get it too
+            pending.error = error
+            raise
+        else:
+            pending.results.append(result)
+            while len(self._results) > self._size:
+                self._results.popitem(last=False)
+            return result
+        finally:
+            del self._in_progress[key]
+            pending.is_done.set()
+
+
+class _PendingResult(Generic[T]):
+    def __init__(self) -> None:
+        self.is_done = anyio.Event()
+        self.results: list[T] = []
+        self.error: Exception | None = None
 
 
 class Scorer(Protocol):

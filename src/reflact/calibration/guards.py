@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
-from reflact.calibration.state_diff import ABSENT_TEXT, FieldChange, TransitionView
+from reflact.calibration.transition_view import ABSENT_TEXT, FieldChange, TransitionView
 from reflact.config.critic import CriticSettings
 from reflact.memory.models import Evaluation
 

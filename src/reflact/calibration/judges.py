@@ -13,7 +13,7 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from reflact.calibration.perturbations import DISTANCE_TOLERANCE
-from reflact.calibration.state_diff import show_state
+from reflact.calibration.transition_view import show_state
 from reflact.data import make_rng
 from reflact.errors import ReplyError
 from reflact.memory.models import ContrastPair, Evaluation

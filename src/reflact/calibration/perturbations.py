@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from pydantic import JsonValue
 
 from reflact.calibration.guards import QuotableTexts
-from reflact.calibration.state_diff import TransitionView, list_changes, show_state
+from reflact.calibration.transition_view import TransitionView, list_changes, show_state
 from reflact.jsonutil import is_same_json
 from reflact.memory.models import (
     Action,

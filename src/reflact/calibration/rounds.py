@@ -9,7 +9,6 @@ import anyio
 from anyio import to_thread
 from anyio.lowlevel import checkpoint
 
-from reflact.calibration.balance import choose_batch, draw_candidates
 from reflact.calibration.call_policies import (
     FAIL_FAST_CALLS,
     FailFastLLM,
@@ -46,7 +45,14 @@ from reflact.calibration.events import (
 from reflact.calibration.metrics import ScoredStep
 from reflact.calibration.mistakes import DroppedCandidate
 from reflact.calibration.perturbations import DistanceBand, build_observed_pair
-from reflact.calibration.planning import GenerationTask, TracePlan, plan_jobs, plan_labeled_jobs
+from reflact.calibration.planning import (
+    GenerationTask,
+    TracePlan,
+    choose_batch,
+    draw_candidates,
+    plan_jobs,
+    plan_labeled_jobs,
+)
 from reflact.calibration.promotion import (
     PromotionTester,
     compare_metrics,

@@ -1,4 +1,4 @@
-"""Which pairs a critic is shown: the relevant ones, the kinds of mistakes balanced.
+"""Worked examples for a critic: which pairs are shown, the kinds of mistakes balanced, and how, in a budget of tokens.
 
 The choice does not depend on the order in which pairs come, nor on anything that differs between processes.
 """
@@ -7,18 +7,71 @@ from __future__ import annotations
 
 import math
 import re
+import threading
 import unicodedata
-from collections import Counter, defaultdict, deque
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Generic, NamedTuple, TypeVar
 
-from reflact.calibration.cache import PairCache
-from reflact.calibration.rendering import show_action
-from reflact.calibration.state_diff import TransitionView
-from reflact.memory.models import ContrastPair, Direction
+from reflact.calibration.transition_view import (
+    TokenCounter,
+    TransitionView,
+    estimate_tokens,
+    show_action,
+    show_state,
+    show_transition,
+)
+from reflact.memory.models import ContrastPair, Direction, Evaluation
+from reflact.prompts import fence
+
+T = TypeVar("T")
 
 _WORD = re.compile(r"[\u0e00-\U0010ffff]|[^\W_\u0e00-\U0010ffff]+")
 _MAX_INDEXED_CHARS = 4000
+
+EXAMPLES_HEADER = "Other transitions. Each has an evaluation that is right and one that is wrong:"
+"""The line above the worked examples."""
+
+_NO_NUMBER = 0
+
+MAX_PAIRS_TRIED = 32
+"""Pairs in a row that may not fit before a room counts as full."""
+
+
+class ShownExamples(NamedTuple):
+    """The worked examples as text, and the pairs that it holds; both empty if there is room for none."""
+
+    text: str
+    pairs: tuple[ContrastPair, ...]
+
+
+class PairCache(Generic[T]):
+    """The values of the ``size`` most recently used pairs, for several threads; equal pairs share a value."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._lock = threading.Lock()
+        self._values: OrderedDict[str, tuple[ContrastPair, T]] = OrderedDict()
+
+    def get(self, pair: ContrastPair) -> T | None:
+        """Return the value of a pair, or None."""
+        known = self._values.get(pair.id)
+        if known is None or (known[0] is not pair and known[0] != pair):
+            return None
+        self.put(pair, known[1])
+        return known[1]
+
+    def put(self, pair: ContrastPair, value: T) -> None:
+        """Keep the value of a pair."""
+        with self._lock:
+            self._values[pair.id] = pair, value
+            self._values.move_to_end(pair.id)
+            while len(self._values) > self._size:
+                self._values.popitem(last=False)
+
+    def ensure_size(self, size: int) -> None:
+        """Keep at least so many from now on."""
+        self._size = max(self._size, size)
 
 
 class RankingEntry(NamedTuple):
@@ -125,3 +178,59 @@ def _cosine_similarity(words: frozenset[str], others: frozenset[str]) -> float:
     if not words or not others:
         return 0.0
     return len(words & others) / math.sqrt(len(words) * len(others))
+
+
+class ExampleRenderer:
+    """Renders worked examples, each pair once; ``max_tokens`` is for each part of a transition."""
+
+    def __init__(self, max_tokens: int, count_tokens: TokenCounter = estimate_tokens) -> None:
+        self._max_tokens = max_tokens
+        self._count_tokens = count_tokens
+        self._texts: PairCache[dict[int, str]] = PairCache(4096)
+
+    def render(self, pair: ContrastPair, number: int) -> str:
+        """Return a pair as the example of a number, fenced."""
+        texts = self._texts.get(pair)
+        if texts is None:
+            texts = {_NO_NUMBER: self._format_example(pair)}
+            self._texts.put(pair, texts)
+        if number not in texts:
+            texts[number] = fence(f"example_{number}", texts[_NO_NUMBER])
+        return texts[number]
+
+    def show(self, pairs: Iterable[ContrastPair], *, max_tokens: int, max_pairs: int) -> ShownExamples:
+        """Return as many of the pairs as fit, in their order; one that does not fit is passed over whole.
+
+        Once ``MAX_PAIRS_TRIED`` in a row do not fit, the room counts as full. The text, with its heading and all tags,
+        never exceeds ``max_tokens``.
+        """
+        shown, passed = ShownExamples("", ()), 0
+        for pair in pairs:
+            is_full = self._count_tokens(shown.text or EXAMPLES_HEADER) >= max_tokens
+            if len(shown.pairs) == max_pairs or passed == MAX_PAIRS_TRIED or is_full:
+                break
+            text = f"{shown.text or EXAMPLES_HEADER}\n\n{self.render(pair, len(shown.pairs) + 1)}"
+            fits = self._count_tokens(text) <= max_tokens
+            shown = ShownExamples(text, (*shown.pairs, pair)) if fits else shown
+            passed = 0 if fits else passed + 1
+        return shown
+
+    def _format_example(self, pair: ContrastPair) -> str:
+        view, limit, count = TransitionView(pair.transition), self._max_tokens, self._count_tokens
+        parts = (
+            show_transition(pair.purpose, view, max_tokens=limit, count_tokens=count),
+            fence("right", _format_evaluation(pair.right)),
+            fence("wrong", _format_evaluation(pair.wrong)),
+            fence("why", show_state(f"{pair.mistake}: {pair.reason}")),
+        )
+        return "\n\n".join(parts)
+
+
+def _format_evaluation(evaluation: Evaluation) -> str:
+    lines = (
+        f"reasoning: {evaluation.reasoning}",
+        *(f"evidence: {quote}" for quote in evaluation.evidence),
+        f"phi before: {evaluation.progress_before:g}",
+        f"phi after: {evaluation.progress_after:g}",
+    )
+    return show_state("\n".join(lines))

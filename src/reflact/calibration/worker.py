@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from reflact.calibration.balance import choose_batch
 from reflact.calibration.checkpoint import StoredGeneration
 from reflact.calibration.config import CalibratorSettings
+from reflact.calibration.planning import choose_batch
 from reflact.calibration.promotion import MemorySnapshot
 from reflact.calibration.replay import list_labeled_steps, load_recordings
 from reflact.calibration.rounds import RoundRunner

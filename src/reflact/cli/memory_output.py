@@ -247,7 +247,7 @@ def _list_facts(card: MemoryCard) -> list[tuple[str, str]]:
 
 def render_trace(trace: StoredTrace, summary: TraceSummary) -> Iterator[str]:
     """Yield the lines of a trace, step by step."""
-    from reflact.calibration.rendering import truncate_to_tokens
+    from reflact.calibration.transition_view import truncate_to_tokens
     from reflact.reporting.lines import escape_line
 
     yield f"trace {escape_line(trace.id)}"
@@ -261,8 +261,7 @@ def render_trace(trace: StoredTrace, summary: TraceSummary) -> Iterator[str]:
 
 
 def _render_event(event: ScoreEvent) -> Iterator[str]:
-    from reflact.calibration.rendering import show_action, truncate_to_tokens
-    from reflact.calibration.state_diff import show_change
+    from reflact.calibration.transition_view import show_action, show_change, truncate_to_tokens
 
     step, evaluation, label = event.transition, event.evaluation, event.label
     yield f"step {event.step}: {' '.join(truncate_to_tokens(show_action(step.action), MAX_CHANGE_TOKENS).split())}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -469,24 +469,27 @@ async def connect_models(
         if config.uses_critic:
             critic = await _pin_critic(plan, store, await connect("critic"))
             plan = _add_critic(plan, critic)
-        target = await _connect_target(config, overrides.target, connect, open_client)
+        target = overrides.target or _build_chat_target(config, await connect("target"))
+        if isinstance(target, ConnectedTarget):
+            target = target.connect(await open_client("target"), config.models.target)
         optimizer = StoppableLLM(
             await connect("optimizer")
             if overrides.optimizer is None
             else TracedLLM(overrides.optimizer, tracing, None),
             stop,
         )
+        worst = worst_rollout_cost(config) if "target" in overrides.unseen_roles else None
+        stoppable = partial(StoppableEnvironment, graceful_stop=stop)
         opening = place_environment(plan.environment, config, target, named=overrides.environment is None)
         inner = await stack.enter_async_context(opening)
-        stoppable = partial(StoppableEnvironment, graceful_stop=stop)
         control = compose(inner, [stoppable, partial(BudgetedEnvironment, account=account)])
-        worst = worst_rollout_cost(config) if "target" in overrides.unseen_roles else None
         budgeted = partial(BudgetedEnvironment, account=account, worst=worst)
         environment = compose(inner, [stoppable, partial(TracedEnvironment, tracing=tracing), budgeted])
-        annotator = plan.annotator and StoppableAnnotator(plan.annotator, stop)
+        annotator = None if plan.annotator is None else StoppableAnnotator(plan.annotator, stop)
         plan = replace(plan, environment=environment, annotator=annotator)
-        shared = (account.budget, tracing, critic, stop, account.rejected, control)
-        yield Runtime(plan, store, target, optimizer, *shared, watch=watch)
+        budget, rejected = account.budget, account.rejected
+        runtime = Runtime(plan, store, target, optimizer, budget, tracing, critic, stop, rejected, control)
+        yield replace(runtime, watch=watch)
 
 
 def _open_account(
@@ -510,21 +513,10 @@ def _open_account(
     return account, watch
 
 
-async def _connect_target(
-    config: TrainerConfig,
-    own: Target | None,
-    connect: Callable[[str], Awaitable[LLM]],
-    open_client: Callable[[str], Awaitable[Client]],
-) -> Target:
-    """Return the target: the caller's, with a client if it asks for one, or a chat model."""
+def _build_chat_target(config: TrainerConfig, llm: LLM) -> Target:
     from reflact.targets.chat import ChatTarget
 
-    if own is None:
-        settings = config.target
-        return ChatTarget(await connect("target"), preamble=settings.preamble, postamble=settings.postamble)
-    if isinstance(own, ConnectedTarget):
-        return own.connect(await open_client("target"), config.models.target)
-    return own
+    return ChatTarget(llm, preamble=config.target.preamble, postamble=config.target.postamble)
 
 
 async def _pin_critic(plan: RunPlan, store: RunStore, llm: LLM) -> Critic:

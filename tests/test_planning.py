@@ -11,10 +11,17 @@ from calibration_memory import ListMemory
 from critic_flaws import FLAWS, Flaw, count_calls, make_flaw
 from critic_world import event, round_of
 from memory_pairs import make_pair
-from reflact.calibration.balance import choose_batch, count_room, draw_candidates
 from reflact.calibration.config import PairSettings
 from reflact.calibration.mistakes import AskedMistakePlan, CandidatePlan, ImpossiblePlan
-from reflact.calibration.planning import GenerationTask, TracePlan, plan_jobs, plan_labeled_jobs
+from reflact.calibration.planning import (
+    GenerationTask,
+    TracePlan,
+    choose_batch,
+    count_room,
+    draw_candidates,
+    plan_jobs,
+    plan_labeled_jobs,
+)
 from reflact.memory.models import ContrastPair, Evaluation
 
 pytestmark = pytest.mark.anyio

@@ -9,13 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import JsonValue
 
-from reflact.calibration.rendering import estimate_tokens, truncate_to_tokens
-from reflact.calibration.state_diff import (
+from reflact.calibration.transition_view import (
     NO_CHANGE_TEXT,
     TransitionView,
+    estimate_tokens,
     list_changes,
     show_change,
     show_state,
+    truncate_to_tokens,
 )
 from reflact.memory.cards import compute_subject_hash
 from reflact.memory.models import Action, Transition

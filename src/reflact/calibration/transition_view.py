@@ -1,4 +1,4 @@
-"""What differs between two states: fields of JSON values, lines of text, in time linear in their size. Pure."""
+"""How a transition is shown: its states, what differs between them, and all of it fenced in a budget of tokens. Pure."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from operator import eq
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, TypeAlias, TypeVar
 
 from pydantic import JsonValue
 
 from reflact.jsonutil import is_same_json
-from reflact.memory.models import Transition
+from reflact.memory.models import Action, Transition
+from reflact.prompts import fence
 from reflact.types import canonical_json, digest_text, join_canonical_json
 
 S = TypeVar("S")
@@ -195,3 +196,68 @@ class TransitionView:
         """Return the hash of the transition under a purpose; see ``memory.cards.compute_subject_hash``."""
         fields = {"purpose": canonical_json(purpose), "transition": self.canonical_json}
         return digest_text(join_canonical_json(fields))
+
+
+TokenCounter: TypeAlias = Callable[[str], int]
+"""Returns how many tokens a text takes, at least 0; longer texts take no fewer."""
+
+_DENSE_LETTERS = b" ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+_LETTERS_PER_TOKEN = 3
+
+
+def estimate_tokens(text: str) -> int:
+    """Return how many tokens a text takes at most, or nearly so.
+
+    ASCII letters and spaces count three to a token, other ASCII characters one each, and everything else one for each
+    byte of its UTF-8, which is the most that a tokenizer with a byte fallback can take.
+    """
+    encoded = text.encode("utf-8", "surrogatepass")
+    others = len(encoded.translate(None, _DENSE_LETTERS))
+    return others - (others - len(encoded)) // _LETTERS_PER_TOKEN
+
+
+def truncate_to_tokens(text: str, max_tokens: int, *, count_tokens: TokenCounter = estimate_tokens) -> str:
+    """Return a text in at most ``max_tokens`` tokens: two thirds from its beginning, one from its end.
+
+    Between them stands a mark with the number of missing characters; without room, the mark stands alone.
+    """
+    if count_tokens(text) <= max_tokens:
+        return text
+    least, most = 0, len(text) - 1
+    while least < most:
+        kept = (least + most + 1) // 2
+        if count_tokens(_truncate_to_chars(text, kept)) <= max_tokens:
+            least = kept
+        else:
+            most = kept - 1
+    return _truncate_to_chars(text, least)
+
+
+def _truncate_to_chars(text: str, n_chars: int) -> str:
+    tail = n_chars // 3
+    head, end = text[: n_chars - tail], text[len(text) - tail :]
+    parts = (head, f"[... {len(text) - n_chars:,} characters cut ...]", end)
+    return "\n".join(part for part in parts if part)
+
+
+def show_transition(
+    purpose: str, view: TransitionView, *, max_tokens: int, count_tokens: TokenCounter = estimate_tokens
+) -> str:
+    """Return purpose, state before, action, state after and what changed, each fenced and cut to ``max_tokens``."""
+    change_fits = count_tokens(view.change_text) <= max_tokens
+    parts = {
+        "purpose": show_state(purpose),
+        "before": view.before_text,
+        "action": show_action(view.transition.action),
+        "after": view.after_text,
+        "change": view.change_text if change_fits else view.short_change_text,
+    }
+    return "\n\n".join(
+        fence(tag, truncate_to_tokens(text, max_tokens, count_tokens=count_tokens))
+        for tag, text in parts.items()
+    )
+
+
+def show_action(action: Action) -> str:
+    """Return an action's name and, if there are any, its arguments below."""
+    return action.name if action.arguments is None else f"{action.name}\n{show_state(action.arguments)}"
