@@ -277,7 +277,7 @@ def test_a_skill_is_measured_where_the_run_is(tmp_path: Path) -> None:
         *happened, last = reflact(*command, "--show", "json").stdout.splitlines()
         quiet = reflact(*command, "--show", "quiet").stdout
     assert lines.exit_code == 0, lines.output
-    assert "test split opened (opening 1 in this run)" in lines.stdout
+    assert "the sealed test split is opened (1 opening in this run)" in lines.stdout
     assert re.search(r"^ *skill +test +3 ", lines.stdout, re.M)
     assert happened
     assert all(EVENT_ADAPTER.validate_json(line).run_id for line in happened)

@@ -365,8 +365,8 @@ def test_below_coverage_nothing_is_decided() -> None:
     found = ruled(whole, {0: trial([(None, None), (None, None), *[WON] * 18])})
     assert found.action == "unmeasured"
     assert found.reason == (
-        "Only 18 of 20 pairs are measured on both sides, with 2 rollouts of the candidate and 2 of the "
-        "current skill missing; the gate needs a share of 0.95, and the sides' shares at most 5 points apart."
+        "Only 18 of 20 comparisons are measured with both skills: 2 rollouts of the candidate and 2 of the current "
+        "skill are missing. The gate needs a share of 0.95, and the skills' shares at most 5 points apart."
     )
 
 
@@ -544,7 +544,7 @@ def test_the_record_says_that_it_is_a_bound() -> None:
     assert ruling is not None
     assert ruling.reason == (
         "The candidate's 0 is not above the current skill's 1, on 3 of 6 items. "
-        "The 3 open pairs cannot change that."
+        "The 3 comparisons that are left cannot change that."
     )
     assert (ruling.evidence.rounds, ruling.evidence.pairs, ruling.evidence.bound) == (1, 3, True)
 

@@ -161,7 +161,7 @@ def test_a_page_has_what_the_run_found(report: RunReport) -> None:
         "placebo",
     ]
     assert summary.claim is not None
-    assert "The claim that the best document is better" in find_section(root, "test").text
+    assert "The gain of the best skill over the initial one" in find_section(root, "test").text
     settings = dict(tables(root)["Settings that differ from the defaults"][1:])
     assert settings["train.num_epochs"] == "2"
 

@@ -249,7 +249,7 @@ def test_the_summary_names_what_there_is(tmp_path: Path) -> None:
     text = io.StringIO()
     print_summary(Console(file=text, width=100), ended, tmp_path)
     for words in (
-        "best: v1 from step 1 (validation 0.50)",
+        "best: v1 from step 1 (validation 0.500)",
         "best_skill.md",
         "attempts of calls: 12 x 429, 1 x timeout",
     ):

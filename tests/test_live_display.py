@@ -309,11 +309,11 @@ def test_scores_and_decisions_are_shown_by_step() -> None:
 
 
 def test_the_rows_of_a_step_show_its_stages_and_its_gate() -> None:
-    """A stage of at least a second has its time; the gate has its pairs, rollouts and their limit."""
+    """A stage of at least a second has its time; the gate has its request, rollouts and their limit."""
     state = state_after(*EVERYTHING)
     chain = "rollout 12s › reflect › aggregate › select › update › evaluate"
     assert find_row(state, "stages") == chain
-    assert find_row(state, "gate") == "look 2: 12 pairs of trial 2   104 of at most 320 rollouts"
+    assert find_row(state, "gate") == "12 items with both skills, again   104 of at most 320 rollouts"
 
 
 def test_the_current_stage_has_a_bar() -> None:

@@ -12,11 +12,13 @@ import pytest
 from reflact import Trainer, compare_runs, read_run
 from reflact.errors import UsageError
 from reflact.records import EpochRecord, SkillVersion, SlowUpdate, Spend, StepRecord, Usage
+from reflact.reporting.lines import hide_positions
 from reflact.reporting.summary import format_details
-from reflact.reporting.tables import build_run_table
+from reflact.reporting.tables import build_run_table, list_setting_rows
+from reflact.skills.document import diff_texts
 from reflact.store.runs import RunRow
 from reflact.testing import ScriptedLLM, ToyEnvironment, ToyTarget, toy_optimizer
-from reflact.training.history import RunListing, StepDetails, choose_run
+from reflact.training.history import RunComparison, RunListing, SettingDifference, StepDetails, choose_run
 from reflact.types import (
     AggregateResult,
     AnalystReport,
@@ -300,6 +302,37 @@ def test_runs_are_compared_on_common_items(folder: Path, tmp_path: Path) -> None
     texts = [(path / "best_skill.md").read_text(encoding="utf-8") for path in (folder, short)]
     removed = {line[1:] for line in found.diffs[0].splitlines() if line.startswith("-- ")}
     assert removed == {line for line in texts[0].splitlines() if line and line not in texts[1]}
+
+
+def test_settings_are_compared_in_words() -> None:
+    """Hashes are short, and the identity of the environment has a row only if no setting explains the difference."""
+    made = [f'{{"environment":"dataset","template":"{name}"}}' for name in "ab"]
+    rows = {
+        "data": ("0123456789abcdef" * 4, "f" * 64),
+        "environment": tuple(made),
+        "environment.template": ("a", None),
+        "prompts.merge": ("v2 0123456789abcdef", "v3 fedcba9876543210"),
+    }
+    found = [SettingDifference(key=key, values=values) for key, values in rows.items()]
+    comparison = RunComparison.model_construct(settings=tuple(found))
+    assert list_setting_rows(comparison) == [
+        ("data (content)", ("01234567", "ffffffff")),
+        ("environment.template", ("a", "-")),
+        ("prompts.merge", ("v2 01234567", "v3 fedcba98")),
+    ]
+    alone = RunComparison.model_construct(settings=(found[1],))
+    assert list_setting_rows(alone) == [("environment (identity)", tuple(made))]
+
+
+def test_a_difference_is_read_without_positions() -> None:
+    """At a terminal, dots stand between the parts of a difference; lines of the text stay."""
+    old = "".join(f"{n}\n" for n in range(20))
+    diff = diff_texts(old, old.replace("3\n", "@@ x\n", 1).replace("18\n", "", 1))
+    shown = hide_positions(diff).splitlines()
+    assert shown[:3] == ["--- before", "+++ after", " 0"]
+    assert [line for line in shown if line[0] not in " -+"] == ["..."]
+    assert "+@@ x" in shown
+    assert hide_positions("") == ""
 
 
 def test_the_command_compares_runs(folder: Path, tmp_path: Path) -> None:

@@ -226,9 +226,9 @@ def test_partial_means_are_labelled() -> None:
     """The scores of a decision that stopped early are shown as partial, and those of a complete one are not."""
     evidence = Evidence(policy="strict", deterministic=True, rounds=1, pairs=12, bound=True)
     verdict = Verdict(action="reject", reason="r", candidate_score=0.25, current_score=0.5, evidence=evidence)
-    assert format_verdict_scores(verdict) == "0.500 -> 0.250 (partial, 12 pairs)"
+    assert format_verdict_scores(verdict) == "0.500 -> 0.250 (partial, 12 comparisons)"
     whole = verdict.model_copy(update={"evidence": evidence.model_copy(update={"bound": False})})
     assert format_verdict_scores(whole) == "0.500 -> 0.250"
     partial = V2.model_copy(update={"partial": True, "deviation": None})
     summary = RunSummary(run_id="r1", status="cancelled", steps=2, best=partial)
-    assert "(validation 0.58 on a part of the items)" in describe_result(summary)
+    assert "(validation 0.580 on a part of the items)" in describe_result(summary)

@@ -264,13 +264,13 @@ def _print_step(console: Console, details: StepDetails, *, as_json: bool) -> Non
 def _print_diff(console: Console, diff: str) -> None:
     from rich.syntax import Syntax
 
-    from reflact.reporting.lines import escape_controls
+    from reflact.reporting.lines import escape_controls, hide_positions
 
-    text = escape_controls(diff)
     if console.is_terminal:
+        text = escape_controls(hide_positions(diff))
         console.print(Syntax(text, "diff", background_color="default", word_wrap=True))
     else:
-        typer.echo(text)
+        typer.echo(escape_controls(diff))
 
 
 def report(
@@ -383,7 +383,8 @@ def print_diff(
 ) -> None:
     """Print the difference between two versions.
 
-    The difference is a unified diff, by default from the initial skill to the best one.
+    The difference is a unified diff, by default from the initial skill to the best one. A pipe or a file gets the
+    positions of its lines too.
     """
     import anyio
     from rich.console import Console

@@ -127,4 +127,4 @@ def describe_claim(n: int) -> str:
     if not n:
         return "Without a test split, fresh passes of the validation items decide if the gain is confirmed."
     gain = min(1.0, (Z_95 + POWER_QUANTILE) * math.sqrt(PAIR_VARIANCE / n))
-    return f"The test split of {n} items can confirm a gain of about {100 * gain:.0f} points or more."
+    return f"The test split of {n} item{'s' * (n != 1)} can confirm a gain of about {100 * gain:.0f} points or more."

@@ -281,8 +281,8 @@ def build_ruling(
     )
     sentence = _explain(settings, sums, action, evidence) if reason is None else reason
     if open_pairs:
-        pairs = "The open pair" if open_pairs == 1 else f"The {open_pairs} open pairs"
-        sentence = f"{sentence} {pairs} cannot change that."
+        rest = "The comparison that is" if open_pairs == 1 else f"The {open_pairs} comparisons that are"
+        sentence = f"{sentence} {rest} left cannot change that."
     return Ruling(action=action, reason=sentence, evidence=evidence, deterministic=not noisy)
 
 
@@ -382,9 +382,9 @@ def _explain(settings: GateSettings, sums: PairStatistics, action: RulingAction,
     where = f"on {part} items" if rounds <= 1 else f"on {n} items in {rounds} trials"
     if action == "unmeasured":
         return (
-            f"Only {sums.n_measured} of {sums.n_pairs} pairs are measured on both sides, with {sums.n_unmeasured[0]} rollouts of the candidate and "
-            f"{sums.n_unmeasured[1]} of the current skill missing; the gate needs a share of {settings.coverage:g}, "
-            f"and the sides' shares at most {MAX_UNMEASURED_GAP} points apart."
+            f"Only {sums.n_measured} of {sums.n_pairs} comparisons are measured with both skills: {sums.n_unmeasured[0]} "
+            f"rollouts of the candidate and {sums.n_unmeasured[1]} of the current skill are missing. The gate needs "
+            f"a share of {settings.coverage:g}, and the skills' shares at most {MAX_UNMEASURED_GAP} points apart."
         )
     new, old = (f"{total / sums.n_measured:.4g}" for total in sums.totals)
     if evidence.value is None or evidence.level is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
@@ -22,6 +23,9 @@ ALLOWED_CONTROLS = "\n\t\u200c\u200d"
 
 ESCAPED_CATEGORIES = {"Cc", "Cf", "Cs", "Zl", "Zp"}
 """Unicode categories of controls, formats, surrogates, and line and paragraph separators."""
+
+POSITIONS = re.compile(r"^@@ .*\n", re.MULTILINE)
+"""The line of a unified diff that says where a part of it stands; lines of the text begin with another sign."""
 
 MINUTE, HOUR, DAY = 60, 3600, 86400
 
@@ -132,7 +136,7 @@ def _format_single(event: events.Event) -> str | None:
         case events.PromotionJudged():
             line = f"promotion {ACTION_WORDS[event.verdict.action]}: {event.verdict.reason}"
         case events.TestSplitOpened():
-            line = f"test      test split opened (opening {event.count} in this run)"
+            line = f"test      the sealed test split is opened ({name_count(event.count, 'opening')} in this run)"
         case events.StepRetried():
             line = f"retry     {event.reason}"
         case events.WarningIssued():
@@ -174,7 +178,7 @@ def format_verdict_scores(verdict: Verdict) -> str:
     scores = format_change(verdict.current_score, verdict.candidate_score)
     if verdict.evidence is None or not verdict.partial:
         return scores
-    return f"{scores} (partial, {name_count(verdict.evidence.pairs, 'pair')})"
+    return f"{scores} (partial, {name_count(verdict.evidence.pairs, 'comparison')})"
 
 
 def format_clock(seconds: float) -> str:
@@ -207,6 +211,12 @@ def format_count(number: int) -> str:
 def name_count(count: int, noun: str, plural: str | None = None) -> str:
     """Return a count with its noun: ``1 trace``, ``1,200 traces``."""
     return f"{count:,} {noun if count == 1 else plural or noun + 's'}"
+
+
+def hide_positions(diff: str) -> str:
+    """Return a unified diff with three dots between its parts, instead of the positions of their lines."""
+    first, *others = POSITIONS.split(diff)
+    return first + "...\n".join(others)
 
 
 def escape_controls(text: str) -> str:

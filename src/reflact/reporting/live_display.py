@@ -24,6 +24,7 @@ from reflact.reporting.lines import (
     format_count,
     format_duration,
     format_score,
+    name_count,
 )
 from reflact.types import GateAction
 
@@ -336,12 +337,13 @@ def _list_rows(state: LiveState, now: float, options: ConsoleOptions) -> Iterato
         name = "baseline" if stage.step == 0 and stage.name == "evaluate" else stage.name.replace("_", " ")
         yield DisplayRow(1, name, _build_progress(stage, width, now))
     if state.trials:
-        last, rollouts = state.trials[-1], sum(look.sides * look.n for look in state.trials)
+        last, rollouts = state.trials[-1], sum(each.sides * each.n for each in state.trials)
         limit = "" if state.max_rollouts is None else f" of at most {state.max_rollouts}"
-        part = "" if last.part == "step" else f"{last.part}, "
-        sides = "pairs" if last.sides == 2 else "items"
-        look = Text(f"{part}look {len(state.trials)}: {last.n} {sides} of trial {last.trial + 1}")
-        yield DisplayRow(5, "gate", look.append(f"   {rollouts}{limit} rollouts", "dim"))
+        part = "" if last.part == "step" else f"{last.part.replace('_', ' ')}, "
+        both = " with both skills" if last.sides == 2 else ""
+        repeat = ", again" if last.trial else ""
+        request = Text(f"{part}{name_count(last.n, 'item')}{both}{repeat}")
+        yield DisplayRow(5, "gate", request.append(f"   {rollouts}{limit} rollouts", "dim"))
     yield from [row for at, pause in state.pauses for row in _list_pause(pause, now - at, options)][-2:]
 
 

@@ -14,6 +14,7 @@ from reflact.records import (
     EpochRecord,
     IntervalEstimate,
     RunSummary,
+    SkillScore,
     SkillVersion,
     Spend,
     StageCost,
@@ -41,7 +42,7 @@ from reflact.reporting.verdict import (
     list_gains,
 )
 from reflact.training.history import StepDetails
-from reflact.types import Edit, EditResult, Rewrite, SelectResult
+from reflact.types import Edit, EditResult, Rewrite, SelectResult, Split
 
 
 def format_costs(costs: Sequence[StageCost]) -> tuple[str, ...]:
@@ -263,11 +264,24 @@ RUN_FILES = (
 
 
 def _list_versions(summary: RunSummary) -> Iterator[tuple[str, SkillVersion]]:
-    """Yield the best and the last version with their names, as one if they are the same."""
-    best, final = summary.best, summary.final
+    """Yield the best and the last version with their names, as one if they are the same.
+
+    Each has its score at the end of the run if it was measured there.
+    """
+    best, final = (
+        _use_final_score(summary.score(name, Split.val), version)
+        for name, version in (("best", summary.best), ("final", summary.final))
+    )
     if best is not None and best == final:
         yield "best and final", best
         return
     yield from (
         (name, version) for name, version in (("best", best), ("final", final)) if version is not None
     )
+
+
+def _use_final_score(score: SkillScore | None, version: SkillVersion | None) -> SkillVersion | None:
+    if version is None or score is None or score.hard is None:
+        return version
+    measured = {"score": score.hard, "deviation": None, "partial": False, "inherited": False}
+    return version.model_copy(update=measured)

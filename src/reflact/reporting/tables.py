@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -59,6 +60,12 @@ MIN_TEXT_CELLS, TEXT_LINES = 8, 2
 
 MAX_SETTING_CHARS = 40
 """The most characters of a setting's value in a comparison."""
+
+IDENTITY_NAMES = {"data": "data (content)", "environment": "environment (identity)"}
+"""Parts of a run's identity that are no settings, in words."""
+
+CONTENT_HASH = re.compile(r"\b([0-9a-f]{8})[0-9a-f]{8,56}\b")
+"""A hash; its first characters are enough to see that two differ."""
 
 FULL_WIDTH = 1_000
 """The cells in which every table has room."""
@@ -214,12 +221,36 @@ def build_settings_table(comparison: RunComparison) -> Table:
     table = Table("setting", box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
     for run in comparison.runs:
         table.add_column(Text(escape_line(run.name)), overflow="fold")
-    for setting in comparison.settings:
-        values = (
-            Text(shorten_middle(escape_line(canonical_json(v)), MAX_SETTING_CHARS)) for v in setting.values
-        )
-        table.add_row(Text(escape_line(setting.key)), *values)
+    for key, values in list_setting_rows(comparison):
+        cells = (Text(shorten_middle(escape_line(value), MAX_SETTING_CHARS)) for value in values)
+        table.add_row(Text(escape_line(key)), *cells)
     return table
+
+
+def list_setting_rows(comparison: RunComparison) -> list[tuple[str, tuple[str, ...]]]:
+    """Return the settings that differ, each with the value of each run; hashes of contents are shortened.
+
+    The identity of an environment that reflact made says nothing more than a setting of the environment that differs.
+    """
+    keys = [setting.key for setting in comparison.settings]
+    explained = {"environment"} if any(key.startswith("environment.") for key in keys) else set()
+    return [
+        (
+            IDENTITY_NAMES.get(setting.key, setting.key),
+            tuple(CONTENT_HASH.sub(r"\1", format_setting(value)) for value in setting.values),
+        )
+        for setting in comparison.settings
+        if setting.key not in explained or not all(map(_is_made_identity, setting.values))
+    ]
+
+
+def format_setting(value: JsonValue) -> str:
+    """Return a setting's value: a text as it is, anything else as JSON; a dash if there is none."""
+    return "-" if value is None else value if isinstance(value, str) else canonical_json(value)
+
+
+def _is_made_identity(value: JsonValue) -> bool:
+    return isinstance(value, str) and value.startswith('{"environment":')
 
 
 def list_gain_lines(comparison: RunComparison) -> Iterator[str]:
@@ -280,8 +311,8 @@ def build_estimate_table(estimate: CostEstimate) -> Table:
     """Return a table of the least, likely and most calls, with tokens and, if priced, US dollars."""
     priced = any(row.usd is not None for row in estimate.rows)
     table = Table("role", "calls for", box=box.SIMPLE_HEAD, pad_edge=False, padding=0)
-    headings = ["calls\nleast", "calls\nlikely", "calls\nmost", "tokens\nlikely", "tokens\nmost"]
-    for heading in [*headings, *(["$\nlikely", "$\nmost"] if priced else [])]:
+    headings = ["calls\nat least", "calls\nlikely", "calls\nat most", "tokens\nlikely", "tokens\nat most"]
+    for heading in [*headings, *(["$\nlikely", "$\nat most"] if priced else [])]:
         table.add_column(heading, justify="right", no_wrap=True)
 
     def format_dollars(usd: float) -> str:

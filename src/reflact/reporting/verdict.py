@@ -7,7 +7,7 @@ from pathlib import Path
 
 from reflact.gate.intervals import wilson_interval
 from reflact.records import Claim, Improvement, RunStatus, RunSummary, SkillScore, SkillVersion, Usage
-from reflact.reporting.lines import ACTION_WORDS, format_count, format_duration, name_count
+from reflact.reporting.lines import ACTION_WORDS, format_count, format_duration, format_score, name_count
 from reflact.stages.null_answers import describe_constant
 from reflact.types import GateAction, Split
 
@@ -192,9 +192,9 @@ def _describe_stop(summary: RunSummary) -> str:
 def _describe_version(version: SkillVersion) -> str:
     if version.score is None:
         return f"v{version.number} from {version.origin}"
-    about = "about " if version.deviation is not None else ""
+    score = format_score(version.score) if version.deviation is None else f"about {version.score:.2f}"
     part = " on a part of the items" if version.partial else ""
-    return f"v{version.number} from {version.origin} (validation {about}{version.score:.2f}{part})"
+    return f"v{version.number} from {version.origin} (validation {score}{part})"
 
 
 def _describe_claim(summary: RunSummary, claim: Claim) -> str:

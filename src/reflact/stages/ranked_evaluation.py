@@ -152,16 +152,17 @@ class RankedEvaluator:
         new, old = decision.candidate, decision.current
         sentence = (
             f"The candidate is better than the current skill with probability {decision.p_better:.2f}: "
-            f"{_format_belief(new)} after {self._count_passes(new)} against {_format_belief(old)} after "
-            f"{self._count_passes(old)} of {len(self._settings.item_ids)} items."
+            f"its score is about {_format_belief(new)}, {self._describe_passes(new)}, against "
+            f"{_format_belief(old)}, {self._describe_passes(old)}."
         )
         if chosen.skill_hash in {new.skill_hash, old.skill_hash}:
             return sentence
-        return f"{sentence} An earlier version has {_format_belief(chosen)} and becomes current again."
+        return f"{sentence} An earlier version has about {_format_belief(chosen)} and becomes current again."
 
-    def _count_passes(self, belief: Belief) -> str:
-        count = len(self._passes[belief.skill_hash])
-        return "1 pass" if count == 1 else f"{count} passes"
+    def _describe_passes(self, belief: Belief) -> str:
+        count, n = len(self._passes[belief.skill_hash]), len(self._settings.item_ids)
+        items = "1 item" if n == 1 else f"{n} items"
+        return f"measured {'once' if count == 1 else f'{count} times'} on {items}"
 
     def _score(self, rollouts: Sequence[Rollout]) -> ItemScores:
         return {rollout.item_id: self._metric.score_rollout(rollout) for rollout in rollouts}

@@ -242,19 +242,20 @@ def estimate_gate_power(plan: RunPlan, state: RunState | None = None) -> GatePow
     """Return the gate's power in the next step; ``state`` is None before the first one."""
     gate, n = plan.config.gate, len(plan.data.val)
     trials, effect = 1, None
+    items = f"{n} validation item{'s' * (n != 1)}"
     if not gate.enabled:
         words = "The gate is off: every candidate is accepted."
     elif gate.policy == "ranked":
         claim = describe_claim(len(plan.data.test) if plan.config.test.enabled else 0)
         words = (
-            f"The gate measures a candidate on {n} validation items, again if it is close, and goes on with the skill "
+            f"The gate measures a candidate on {items}, again if it is close, and goes on with the skill "
             f"that is most probably best. {claim}"
         )
         trials = gate.max_trials or MAX_PASSES
     elif gate.policy == "strict":
         words = (
-            f"The strict gate takes any gain on one pass of {n} items, noise included: treat its "
-            "acceptances as unverified unless the target is deterministic."
+            f"The strict gate accepts any gain on {items}, even one by chance: do not rely on it unless the target "
+            "always gives the same answers."
         )
     else:
         alpha = find_alpha_budget(

@@ -62,7 +62,7 @@ def cut_middle(text: str, length: int) -> str:
 
 
 class PageSection(NamedTuple):
-    """A part of a page: its id, its heading, and its content."""
+    """A part of a page: its id, its heading, and its content; without a heading it is the whole of the page."""
 
     section_id: str
     heading: str
@@ -117,10 +117,14 @@ def build_document(
         h.section(id=part.section_id, aria_labelledby=f"{part.section_id}-heading")[
             h.h2(id=f"{part.section_id}-heading")[part.heading], part.content
         ]
+        if part.heading
+        else h.div(id=part.section_id)[part.content]
         for part in sections
     )
     end = [h.script[Markup(code)] for code in codes]  # noqa: S704 - files of this package
-    main = h.main[live is not None and _build_live_bar(live), h.header[header, links], parts]
+    bar = None if live is None else _build_live_bar(live)
+    is_list = live is not None and live.is_list
+    main = h.main[not is_list and bar, h.header[header, is_list and bar, links], parts]
     return f"{h.html(lang='en')[head, h.body[main, end]]}\n"
 
 

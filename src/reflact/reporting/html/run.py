@@ -39,6 +39,7 @@ from reflact.reporting.lines import (
     escape_line,
     format_count,
     format_duration,
+    format_score,
     name_count,
 )
 from reflact.reporting.tables import (
@@ -81,9 +82,13 @@ MAX_STEPS, MAX_POINTS, MAX_ROWS, MAX_NAME_CHARS = 1_000, 400, 60, 200
 
 
 class RunReport(FrozenModel):
-    """What the page of a run shows: its history with items, its initial and best document if any, and its calls."""
+    """What the page of a run shows: its history with items, its initial and best document if any, and its calls.
+
+    ``name`` is that of its folder.
+    """
 
     history: RunHistory
+    name: str = ""
     baseline: VersionText | None = None
     best: VersionText | None = None
     calls: CallTimeline = CallTimeline()
@@ -98,10 +103,12 @@ async def read_report(path: Path | str, run_id: str | None = None) -> RunReport:
         history = history.model_copy(update={"items_note": str(error)})
     async with open_run(path, history.run_id) as (store, row):
         calls = bin_calls(await store.call_times(row.run_id))
+        folder = row.config.get("out_dir") if isinstance(row.config, dict) else None
+    report = RunReport(history=history, name="" if folder is None else Path(str(folder)).name, calls=calls)
     if not history.versions:
-        return RunReport(history=history, calls=calls)
+        return report
     baseline, best = await read_versions(path, ("baseline", "best"), history.run_id)
-    return RunReport(history=history, baseline=baseline, best=best, calls=calls)
+    return report.model_copy(update={"baseline": baseline, "best": best})
 
 
 def render_run_page(report: RunReport, *, live: LiveBar | None = None) -> str:
@@ -111,10 +118,10 @@ def render_run_page(report: RunReport, *, live: LiveBar | None = None) -> str:
     tells the page when there is something new.
     """
     history = report.history
-    run_id = escape_line(history.run_id)
+    name = shorten_middle(escape_line(report.name), MAX_NAME_CHARS)
     return build_document(
-        f"Run {run_id}",
-        [h.h1["Training of a skill"], _build_verdict(history), _build_tiles(history)],
+        f"Run {escape_line(history.run_id)}{name and f' · {name}'}",
+        [h.h1["Training of a skill", name and f" · {name}"], _build_verdict(history), _build_tiles(history)],
         (
             _build_scores_section(history),
             _build_test_section(history.summary),
@@ -159,16 +166,19 @@ def _build_tiles(history: RunHistory) -> h.Node:
     for split in (Split.test, Split.val):
         before, after = (summary.score(name, split) for name in ("baseline", "best"))
         if before is not None and after is not None and before.hard is not None and after.hard is not None:
-            tiles.append((f"{SPLIT_WORDS[split]} score", f"{before.hard:.2f} → {after.hard:.2f}"))
+            tiles.append(
+                (f"{SPLIT_WORDS[split]} score", f"{format_score(before.hard)} → {format_score(after.hard)}")
+            )
     usage = sum((entry.usage for entry in summary.spend), Usage())
-    tiles += [
-        ("steps", f"{summary.steps:,}"),
-        ("calls", format_count(usage.calls)),
-        ("tokens", format_count(usage.input_tokens + usage.output_tokens))
-        if usage.usd is None
-        else ("cost", format_cost(usage.calls, usage.usd)),
-        ("time", format_duration(summary.seconds)),
-    ]
+    tiles.append(("steps", f"{summary.steps:,}"))
+    if usage.calls:
+        tiles += [
+            ("calls", format_count(usage.calls)),
+            ("tokens", format_count(usage.input_tokens + usage.output_tokens))
+            if usage.usd is None
+            else ("cost", format_cost(usage.calls, usage.usd)),
+        ]
+    tiles.append(("time", format_duration(summary.seconds)))
     return h.dl(".tiles")[(h.div[h.dt[name], h.dd[figure]] for name, figure in tiles)]
 
 
@@ -387,11 +397,12 @@ def _build_test_section(summary: RunSummary | None) -> PageSection:
     test = [score for score in summary.scores if score.split is Split.test]
     val = [score for score in summary.scores if score.split is not Split.test]
     claim = summary.claim
-    gains = [h.li[escape_line(describe_gain(gain.name, "baseline", gain))] for gain in list_gains(summary)]
+    gains = [
+        h.p[escape_line(describe_gain(gain.name, "baseline", gain)), "."] for gain in list_gains(summary)
+    ]
     confirmed = claim is not None and (
-        "The claim that the best document is better than the initial one is "
-        f"{'confirmed' if claim.confirmed else 'not confirmed'}: its 95% interval "
-        f"{'lies' if claim.confirmed else 'does not lie'} above 0."
+        f"The gain of the best skill over the initial one is {'' if claim.confirmed else 'not '}confirmed: its 95% "
+        f"interval {'lies' if claim.confirmed else 'does not lie'} above 0."
     )
     limit = TextLimit(OTHER_BYTES)
     critics = [critic for critic in (summary.critic, summary.annotated_by) if critic is not None]
@@ -401,8 +412,9 @@ def _build_test_section(summary: RunSummary | None) -> PageSection:
         (
             not test and h.p["There was no sealed test, so these scores are those of the validation items."],
             confirmed and h.p[confirmed],
+            _build_score_charts([scores for scores in (test, val) if scores]),
             [_build_scores(scores) for scores in (test, val) if scores],
-            bool(gains) and h.ul[gains],
+            gains,
             any(score.selected_on for score in val)
             and h.p(".note")[
                 "Best and final were selected on the validation items: expect less on new ones."
@@ -414,26 +426,32 @@ def _build_test_section(summary: RunSummary | None) -> PageSection:
     )
 
 
+def _build_score_charts(splits: Sequence[Sequence[SkillScore]]) -> h.Node:
+    charts = []
+    for scores in splits:
+        split = SPLIT_WORDS[scores[0].split].capitalize()
+        marks: list[tuple[str, MarkStyle, IntervalEstimate]] = [
+            (name, "after" if score.name in {"best", "final"} else "before", estimate)
+            for name, score in _name_scores(scores)
+            if (estimate := _estimate_score(score)) is not None
+        ]
+        if marks:
+            charts.append(draw_estimates(f"estimates-{scores[0].split.value}", f"{split} score", marks))
+    return build_figure("Mean scores of documents, with 95% intervals.", *charts) if charts else None
+
+
+def _name_scores(scores: Sequence[SkillScore]) -> list[tuple[str, SkillScore]]:
+    return [(shorten_middle(name, MAX_NAME_CHARS), score) for name, score in merge_equal_scores(scores)]
+
+
 def _build_scores(scores: Sequence[SkillScore]) -> h.Node:
     split = SPLIT_WORDS[scores[0].split].capitalize()
-    named = [(shorten_middle(name, MAX_NAME_CHARS), score) for name, score in merge_equal_scores(scores)]
-    marks: list[tuple[str, MarkStyle, IntervalEstimate]] = [
-        (name, "after" if score.name in {"best", "final"} else "before", estimate)
-        for name, score in named
-        if (estimate := _estimate_score(score)) is not None
-    ]
     columns: dict[str, Sequence[h.Node]] = {**list_score_columns(scores)}
     del columns["split"]
-    columns["document"] = [[name, h.small[escape_line(describe_score_name(score))]] for name, score in named]
-    return [
-        build_figure(
-            f"{split} items: the share that is solved, with 95% intervals.",
-            draw_estimates(f"estimates-{scores[0].split.value}", f"{split} score", marks),
-        )
-        if marks
-        else None,
-        build_column_table(f"{split} scores", columns),
+    columns["document"] = [
+        [name, h.small[escape_line(describe_score_name(score))]] for name, score in _name_scores(scores)
     ]
+    return build_column_table(f"{split} scores", columns)
 
 
 def _estimate_score(score: SkillScore) -> IntervalEstimate | None:

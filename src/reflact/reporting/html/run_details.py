@@ -45,6 +45,13 @@ MARKS: dict[ComparisonCategory | None, str] = {
 }
 """The outcomes of items by shape, because not everyone sees colours."""
 
+EDIT_WORDS = {
+    "append": "Addition at the end",
+    "insert_after": "Insertion",
+    "replace": "Replacement",
+    "delete": "Deletion",
+}
+
 CLASSES: dict[ComparisonCategory | None, str] = {outcome: outcome or "unknown" for outcome in OUTCOMES}
 
 
@@ -181,7 +188,7 @@ def _build_edit(result: EditResult, record: StepRecord, limit: TextLimit) -> h.E
     facts = [
         (
             "outcome",
-            result.status if result.reason is None else f"{result.status}: {limit.fit(result.reason, 300)}",
+            "" if result.reason is None else f"{result.status}: {limit.fit(result.reason, 300)}",
         ),
         ("support", f"{support}{'' if edit.source_type is None else f' ({edit.source_type})'}"),
         ("rank", by),
@@ -190,7 +197,7 @@ def _build_edit(result: EditResult, record: StepRecord, limit: TextLimit) -> h.E
     ]
     patterns = {pattern: None for report in sources for pattern in report.patterns}
     return h.li(".edit")[
-        h.p[h.strong[edit.op]],
+        h.p[h.strong[EDIT_WORDS[edit.op]]],
         edit.target and h.pre[h.del_[limit.fit(edit.target)]]
         if edit.op != "insert_after"
         else h.p(".note")["after: ", limit.fit(edit.target, 300)],

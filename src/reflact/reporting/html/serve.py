@@ -41,10 +41,15 @@ from reflact.reporting.html.page import (
 from reflact.reporting.html.run import read_report, render_run_page
 from reflact.reporting.html.run_details import build_diff
 from reflact.reporting.lines import escape_line, format_score, name_count
-from reflact.reporting.tables import list_comparison_columns, list_gain_lines, list_run_columns, shorten_path
+from reflact.reporting.tables import (
+    list_comparison_columns,
+    list_gain_lines,
+    list_run_columns,
+    list_setting_rows,
+    shorten_path,
+)
 from reflact.reporting.verdict import format_usd
 from reflact.training.history import RunComparison, RunListing, compare_runs, list_databases, list_runs
-from reflact.types import canonical_json
 
 LOCAL_HOSTS = ("127.0.0.1", "localhost", "[::1]")
 LOCAL_ADDRESSES = {"127.0.0.1", "localhost", "::1"}
@@ -185,7 +190,7 @@ def describe_progress(listing: RunListing) -> str:
 
 def _describe_list(runs: Sequence[ServedRun]) -> str:
     open_runs = sum(run.listing.status is None for run in runs)
-    return f"{name_count(len(runs), 'run')}{f', {open_runs:,} not ended' if open_runs else ''}."
+    return f"{name_count(len(runs), 'run')}{f', {open_runs:,} not ended' if open_runs else ''}, the newest first."
 
 
 def render_index(root: Path, runs: Sequence[ServedRun], errors: Sequence[str]) -> str:
@@ -194,30 +199,40 @@ def render_index(root: Path, runs: Sequence[ServedRun], errors: Sequence[str]) -
     shown = runs[:MAX_RUNS]
     columns: dict[str, Sequence[h.Node]] = {**list_run_columns([run.listing for run in shown], root)}
     columns["folder"] = [
-        h.a(href=f"/runs/{run.key}")[limit.fit(shorten_path(run.listing.folder, root), 200)] for run in shown
-    ]
-    columns["run"] = [
-        h.label[
-            h.input(type="checkbox", name="run", value=run.key),
-            f" {escape_line(run.listing.run_id)}",
+        [
+            h.input(
+                type="checkbox", name="run", value=run.key, aria_label=f"Compare run {run.listing.run_id}"
+            ),
+            h.a(href=f"/runs/{run.key}")[limit.fit(shorten_path(run.listing.folder, root), 200)],
+            h.small[escape_line(run.listing.run_id)],
         ]
         for run in shown
     ]
+    columns["val"], columns["test"] = zip(*map(_list_scores, shown), strict=True) if shown else ((), ())
+    del columns["run"], columns["baseline"]
     left_out = len(runs) - len(shown)
     content: tuple[h.Node, ...] = (
         not runs and h.p["There is no run yet. The page shows the first one when it has begun."],
         bool(runs)
         and h.form(".choose", action="/compare", method="get")[
-            build_column_table("Runs, the newest first", columns, prose=("run", "status")),
+            build_column_table("Runs, the newest first", columns, prose=("status",)),
             left_out > 0 and h.p(".note")[f"{left_out:,} older runs are left out."],
             len(runs) > 1 and h.button(type="submit")["Compare the chosen runs"],
         ],
         [h.p(".note")[f"A database cannot be read: {limit.fit(error, 500)}"] for error in errors[:20]],
     )
     bar = LiveBar("/events", _compute_version(runs), _describe_list(runs), is_list=True)
-    return build_document(
-        "Runs", [h.h1["Training of skills"]], [PageSection("runs", "Runs", content)], live=bar
-    )
+    return build_document("Runs", h.h1(".title")["Runs"], [PageSection("runs", "", content)], live=bar)
+
+
+def _list_scores(run: ServedRun) -> tuple[str, str]:
+    """Return a run's scores on validation and test; that of the initial skill stands before one of them."""
+    listing = run.listing
+    before = "" if listing.baseline is None else f"{format_score(listing.baseline)} → "
+    val, test = format_score(listing.val), format_score(listing.test)
+    if listing.test is not None:
+        return val, f"{before}{test}"
+    return (f"{before}{val}" if listing.val is not None else val), test
 
 
 def render_comparison(comparison: RunComparison, names: Sequence[str]) -> str:
@@ -235,13 +250,10 @@ def render_comparison(comparison: RunComparison, names: Sequence[str]) -> str:
     lines = tuple(list_gain_lines(renamed))
     settings: list[list[h.Node]] = [
         [
-            break_key(limit.fit(setting.key, 200)),
-            *(
-                limit.fit(value if isinstance(value, str) else canonical_json(value), 300)
-                for value in setting.values
-            ),
+            break_key(limit.fit(key, 200)),
+            *(limit.fit(value, 300) for value in values),
         ]
-        for setting in comparison.settings
+        for key, values in list_setting_rows(comparison)
     ]
     diffs: list[h.Node] = [
         [h.h3[f"From {shown[0]} to {name}"], build_diff(diff) if diff else h.p["The best skills are equal."]]
@@ -252,13 +264,15 @@ def render_comparison(comparison: RunComparison, names: Sequence[str]) -> str:
     )
     return build_document(
         "Comparison of runs",
-        [h.p[h.a(href="/")["All runs"]], h.h1["Comparison of runs"]],
+        [h.p(".live")[h.a(href="/")["All runs"]], h.h1(".title")["Comparison of runs"]],
         (
             PageSection(
                 "results",
                 "Results",
                 (
-                    build_column_table("The best skills", list_comparison_columns(renamed)),
+                    build_column_table(
+                        "The best skills", list_comparison_columns(renamed), prose=("status",)
+                    ),
                     h.ul[(h.li[line] for line in lines)]
                     if gains
                     else h.p(".note")["The runs have no measured items in common."],
