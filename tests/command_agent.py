@@ -93,13 +93,6 @@ def main() -> None:
             file.write(b"x" * 2**21)
     if how == "fail":
         sys.exit("no such tool")
-    if how == "spy":
-        files = [os.path.join(folder, name) for folder, _, names in os.walk("..") for name in names]  # noqa: PTH118
-        paths = [*files, "/proc/self/cmdline", "/proc/self/environ", f"/proc/{os.getppid()}/environ"]
-        seen = {path: read_file(path) for path in paths}
-        sys.stdout.write(json.dumps({"environment": dict(os.environ), "files": seen}))
-        sys.stderr.write(json.dumps(seen))
-        return
     if how == "title":
         titled = [{"role": "user", "content": f"{number}: {task}"} for number in range(3)]
         ask([{"role": "system", "content": "You write titles."}, *titled])
@@ -107,6 +100,13 @@ def main() -> None:
     fields = json.loads(sys.argv[3]) if how == "with" else {}
     path = sys.argv[3] if how == "at" else "/chat/completions"
     answer = ask(messages, path, stream=how == "stream", **fields)
+    if how == "spy":
+        files = [os.path.join(folder, name) for folder, _, names in os.walk("..") for name in names]  # noqa: PTH118
+        paths = [*files, "/proc/self/cmdline", "/proc/self/environ", f"/proc/{os.getppid()}/environ"]
+        seen = {path: read_file(path) for path in paths}
+        sys.stdout.write(json.dumps({"environment": dict(os.environ), "files": seen}))
+        sys.stderr.write(json.dumps(seen))
+        return
     with open("answer.txt", "w", encoding="utf-8") as file:  # noqa: PTH123
         file.write(answer)
     sys.stdout.write(answer)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -19,6 +20,7 @@ import pytest
 from filled_schema import fill_schema
 from reflact import Trainer, compare_skill
 from reflact.config.models import ModelConfig
+from reflact.config.training import TrainerConfig
 from reflact.data import DataSet
 from reflact.environments import DatasetEnvironment
 from reflact.errors import ConfigError, EnvironmentFailure, ReplyError
@@ -27,6 +29,8 @@ from reflact.processes.sandbox import can_confine, can_isolate
 from reflact.records import RunSummary, SkillComparison
 from reflact.targets import CommandTarget
 from reflact.targets.agent_process import FOLDER_PREFIX, remove_stale_folders
+from reflact.testing import ScriptedLLM
+from reflact.trainer import SetupCheck, check_setup
 from reflact.training.setup import Overrides
 from reflact.types import Item, Skill, Split
 
@@ -318,6 +322,55 @@ async def test_no_key_reaches_a_command(
     assert any(b"OPENAI_BASE_URL" in content for content in written), "the run has what the spy saw"
     for text in (json.dumps(seen).encode(), caplog.text.encode(), *written):
         assert canary.encode() not in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (
+            {"skill_file": "AGENTS.md"},
+            "no request of the agent has the skill.* it is in AGENTS.md of the rollout",
+        ),
+        ({"seed": "Be rude."}, "has the seed 0 times instead of once"),
+        (
+            {"skill_file": "a/SKILL.md", "skill_name": "word-answers", "skill_description": "Answers."},
+            "no request of the agent has the name of the skill, word-answers",
+        ),
+        ({"skill_file": "SKILL.md", "command": ["false"]}, "the agent asked the gateway nothing"),
+    ],
+)
+async def test_a_skill_that_does_not_reach_the_agent_costs_nothing(
+    arguments: dict[str, Any], words: str, tmp_path: Path
+) -> None:
+    """A training fails before its first call if no request has the skill, and says where to look."""
+    endpoint, target = Endpoint(), CommandTarget(**{"command": AGENT, **arguments})
+    summary = await train(tmp_path, endpoint, target)
+    assert (summary.status, endpoint.bodies) == ("failed", [])
+    assert re.search(words, str(summary.reason))
+
+
+async def test_a_check_says_that_the_skill_reaches_the_agent(tmp_path: Path) -> None:
+    """A check tests the skill before it grades an item, and says in words what it found."""
+    settings, environment = describe_run(tmp_path)
+    endpoint = Endpoint()
+    optimizer = ScriptedLLM(lambda prompt, reply_type, call_id: {"word": "ready"})
+
+    async def check(skill_file: str) -> SetupCheck:
+        target = CommandTarget(AGENT, skill_file=skill_file)
+        overrides = Overrides(environment=environment, target=target, transport=endpoint, optimizer=optimizer)
+        return await check_setup(TrainerConfig.model_validate(settings), overrides)
+
+    assert (await check("SKILL.md")).skill == "the agent's request has it, so it is in force"
+    asked = len(endpoint.bodies)
+    with pytest.raises(EnvironmentFailure, match="so the skill is not in force"):
+        await check("AGENTS.md")
+    assert len(endpoint.bodies) == asked == 1
+
+
+async def test_the_test_of_the_skill_can_be_switched_off(tmp_path: Path) -> None:
+    """An agent that may read the file later is trained without the test."""
+    target = CommandTarget(AGENT, skill_file="AGENTS.md", preflight=False)
+    assert (await train(tmp_path, Endpoint(), target)).status == "completed"
 
 
 def test_a_command_needs_a_place_for_its_skill() -> None:

@@ -187,3 +187,22 @@ def test_a_target_outside_of_a_run_has_no_model() -> None:
         FunctionTarget(ask).session(Skill(text=RULE), rollout="r")
     with pytest.raises(ConfigError, match=r"models\.target\.model is required"):
         FunctionTarget(ask).describe_model(ModelConfig())
+
+
+async def test_a_training_begins_with_a_test_of_the_skill(tmp_path: Path) -> None:
+    """A function that ignores the skill fails before the first call; one that gives it twice is warned about."""
+
+    async def ignore(rollout: AgentRollout) -> str:
+        return await ask(rollout, "Be helpful.")
+
+    async def repeat(rollout: AgentRollout) -> str:
+        return await ask(rollout, 2 * rollout.skill)
+
+    endpoint = Endpoint()
+    failed = await train(tmp_path / "a", endpoint, FunctionTarget(ignore))
+    assert (failed.status, endpoint.bodies) == ("failed", [])
+    assert "no request of the agent had the skill" in str(failed.reason)
+    summary = await train(tmp_path / "b", endpoint, FunctionTarget(repeat))
+    assert summary.warnings[-1:] == (
+        "a request of the agent has the skill 2 times: look at how the function gives `rollout.skill` to the agent",
+    )

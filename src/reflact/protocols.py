@@ -179,6 +179,23 @@ class ConnectedTarget(Target, Protocol):
 
 
 @runtime_checkable
+class ProbedTarget(ConnectedTarget, Protocol):
+    """A target that can find out without a model whether its agent's requests have the skill."""
+
+    preflight: bool
+    """Whether a training begins with this test."""
+
+    async def test_skill(self, item: Item, skill: Skill, config: ModelConfig) -> str | None:
+        """Run the agent on an item until a request has the skill; no model is asked.
+
+        Return a warning if the request has it more than once; else None.
+
+        Raises:
+            EnvironmentFailure: No request has the skill; says which file or setting to look at.
+        """
+
+
+@runtime_checkable
 class Described(Protocol):
     """An environment or a target that tells the optimizer what it should know, in plain text."""
 

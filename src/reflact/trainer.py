@@ -36,6 +36,7 @@ from reflact.protocols import (
     Approver,
     Environment,
     EventCallback,
+    ProbedTarget,
     Proposer,
     Target,
 )
@@ -395,7 +396,10 @@ class RoleCheck(FrozenModel):
 
 
 class SetupCheck(FrozenModel):
-    """What a check of a configuration found; ``grade`` is that of the target's answer to ``item``."""
+    """What a check of a configuration found; ``grade`` is that of the target's answer to ``item``.
+
+    ``skill`` says in words if the skill reaches an agent behind a gateway; None if that was not tested.
+    """
 
     n_train: int
     n_val: int
@@ -403,6 +407,7 @@ class SetupCheck(FrozenModel):
     roles: tuple[RoleCheck, ...]
     item: Item
     grade: Grade
+    skill: str | None = None
 
 
 async def check_setup(config: TrainerConfig, overrides: Overrides | None = None) -> SetupCheck:
@@ -413,7 +418,7 @@ async def check_setup(config: TrainerConfig, overrides: Overrides | None = None)
     Raises:
         UsageError: The configuration, the data, a prompt or a key is wrong.
         ModelError: A role gave no usable reply.
-        EnvironmentFailure: The item could not be graded.
+        EnvironmentFailure: The item could not be graded, or the skill does not reach the agent.
     """
     from reflact.store.runs import open_store
 
@@ -433,6 +438,10 @@ async def check_setup(config: TrainerConfig, overrides: Overrides | None = None)
         await store.open_run(plan.run_id, plan.identity, plan.config.model_dump(mode="json"))
         runtime.budget.begin((), 0.0)
         item = plan.data.train[0]
+        skill = None
+        if isinstance(plan.target, ProbedTarget) and plan.target.preflight:
+            warning = await plan.target.test_skill(item, plan.initial_skill, plan.config.models.target)
+            skill = warning or "the agent's request has it, so it is in force"
         grade = await _grade_item(item, runtime)
         if "optimizer" not in overrides.brought_roles:
             call_id = CallId(role="optimizer", purpose="check", step=0)
@@ -449,6 +458,7 @@ async def check_setup(config: TrainerConfig, overrides: Overrides | None = None)
         roles=tuple(roles),
         item=item,
         grade=grade,
+        skill=skill,
     )
 
 

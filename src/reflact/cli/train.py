@@ -42,8 +42,8 @@ CassetteOption = Annotated[Path, typer.Option(metavar="FILE", help="The recordin
 def check(config: ConfigArgument, overrides: OverrideOption = None) -> None:
     """Test the models and grade one item.
 
-    The command makes one small call to each model, and lets the target answer one train item. It writes
-    nothing to the run's folder. If a key, a model, an address or the data is wrong, it ends with exit code 2.
+    The command makes one small call to each model, and lets the target answer one train item. Before that, it
+    tests without a model if the skill reaches an agent that is a command. It writes nothing to the run's folder. If a key, a model, an address or the data is wrong, it ends with exit code 2.
     """
     import anyio
 
@@ -60,6 +60,7 @@ def check(config: ConfigArgument, overrides: OverrideOption = None) -> None:
         raise typer.Exit(2) from None
     lines = [
         f"data: {found.n_train} train, {found.n_val} validation, {found.n_test} test items",
+        *([] if found.skill is None else [f"skill: {found.skill}"]),
         *(describe_role(role) for role in found.roles),
         *describe_item(found, settings.environment.grader),
     ]

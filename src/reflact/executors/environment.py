@@ -22,8 +22,8 @@ from reflact.executors.jobs import (
 )
 from reflact.llm.middleware import EnvironmentMiddleware
 from reflact.protocols import ConnectedTarget, Environment, Session, Target
-from reflact.targets.command import GatewaySession
 from reflact.targets.gateway import open_gateway
+from reflact.targets.gateway_session import GatewaySession
 from reflact.types import Grade, Item
 
 MIN_KEY_CHARACTERS = 12

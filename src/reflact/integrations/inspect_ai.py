@@ -26,7 +26,7 @@ from reflact.data import shuffle
 from reflact.errors import ConfigError, EnvironmentFailure
 from reflact.protocols import RequestSender, Session
 from reflact.stages.null_answers import ConstantSession
-from reflact.targets.command import GatewaySession
+from reflact.targets.gateway_session import GatewaySession
 from reflact.types import Grade, Item, Score, Skill, Split, canonical_json
 
 INSPECT_TARGET_VERSION = 1

@@ -12,25 +12,24 @@ import json
 import os
 import re
 import shutil
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import anyio
 from pydantic import JsonValue, ValidationError
 
 from reflact.config.models import ModelConfig
-from reflact.errors import ConfigError, EnvironmentFailure, ReflactError, ReplyError, SkillError
+from reflact.errors import ConfigError, EnvironmentFailure, ReplyError, SkillError
 from reflact.jsonutil import describe_problems
-from reflact.messages import CallId
 from reflact.processes.sandbox import can_confine
 from reflact.protocols import RequestSender
 from reflact.skills.package import MAIN_FILE, build_package
 from reflact.targets.agent_process import CommandLimits, ProcessEnd, open_rollout_folder, run_process
 from reflact.targets.gateway import GatewayAddress, open_gateway
+from reflact.targets.gateway_session import GatewaySession, test_skill
 from reflact.targets.profiles import PROFILES, AgentProfile
-from reflact.types import Skill, Turn, canonical_json, digest_json
+from reflact.types import Item, Skill, canonical_json, digest_json
 
 COMMAND_TARGET_VERSION = 2
 """Version of what a command gets, part of every rollout's key; raise it if that changes."""
@@ -38,14 +37,6 @@ COMMAND_TARGET_VERSION = 2
 PLACEHOLDER = re.compile(r"\{(task|folder|base_url|root_url|token|model)\}")
 DEFAULT_VARIABLES: Mapping[str, str] = {"OPENAI_BASE_URL": "{base_url}", "OPENAI_API_KEY": "{token}"}
 KEPT_VARIABLES = ("PATH", "LANG", "LC_ALL", "SYSTEMROOT")
-DROPPED_FIELDS = frozenset(
-    {"model", "n", "stream", "stream_options", "user", "prompt_cache_key", "safety_identifier"}
-)
-"""Fields that the run sets itself, that differ between equal rollouts, or that ask for several answers."""
-
-SHOWN_FOLDER = "/reflact-rollout"
-"""What a model sees instead of the folder of a rollout, whose name differs between equal rollouts."""
-
 WORDS_OF_ERROR = 500
 """The most characters of a command's error output that a message quotes."""
 
@@ -79,6 +70,8 @@ class CommandTarget:
         limits: The limits of a rollout, or some of them by name, such as ``{"seconds": 60}``.
         confine: Whether it can change no file outside the rollout's folder, and signal no other process. Needs Linux
             with Landlock.
+        preflight: Whether a training begins with a test that the agent's requests have the skill. Switch it off for an
+            agent that reads the file later, with a tool.
         version: Part of the target's identity; change it with the command's program.
 
     Raises:
@@ -102,6 +95,7 @@ class CommandTarget:
         variables: Mapping[str, str] | None = None,
         limits: CommandLimits | Mapping[str, float] = CommandLimits(),  # noqa: B008 - it is frozen
         confine: bool = False,
+        preflight: bool = True,
         version: str = "1",
     ) -> None:
         known = _find_profile(profile)
@@ -137,7 +131,7 @@ class CommandTarget:
             self.limits = CommandLimits.model_validate(limits)
         except ValidationError as error:
             raise ConfigError(f"limits: {describe_problems(error)}") from error
-        self.confine = confine
+        self.confine, self.preflight = confine, preflight
         if confine and not can_confine():
             raise ConfigError(
                 "this system cannot confine a command: that needs Linux 5.13 with Landlock; run reflact in a container, "
@@ -205,6 +199,16 @@ class CommandTarget:
         connected._identity = connected._describe()
         return connected
 
+    async def test_skill(self, item: Item, skill: Skill, config: ModelConfig) -> str | None:
+        """Run the command once without its model; see ``reflact.protocols.ProbedTarget``."""
+        place = (
+            "look at `seed`"
+            if self.skill_file is None
+            else f"it is in {self.skill_file} of the rollout's folder, so look whether the agent reads this file there, or "
+            "name another one with `skill_file`; if it reads the file later, with a tool, set `preflight: false`"
+        )
+        return await test_skill(self, item, skill, config, place=place, name=self.skill_name)
+
     def session(self, skill: Skill, *, rollout: str) -> CommandSession:
         """Start a rollout; ``rollout`` is its key.
 
@@ -214,116 +218,6 @@ class CommandTarget:
         if self._sender is None:
             raise ConfigError("a CommandTarget works in a run, which has the model behind its gateway")
         return CommandSession(self, self._sender, self._model, skill, rollout)
-
-
-class GatewaySession:
-    """One rollout of an agent that asks its model through a gateway; subclasses run the agent.
-
-    Args:
-        sender: The run, which answers the agent's requests.
-        skill: The instructions.
-        rollout: The rollout's key.
-        seed: The text in the agent's requests that the skill replaces; None if the agent gets the skill itself.
-        side_call: A text in the first message of requests that are no part of the task. They have no seed, and are
-            booked under a purpose of their own.
-    """
-
-    def __init__(
-        self,
-        sender: RequestSender,
-        skill: Skill,
-        rollout: str,
-        *,
-        seed: str | None,
-        side_call: str | None = None,
-    ) -> None:
-        self._sender = sender
-        self.skill = skill
-        self.rollout = rollout
-        self._seed, self._side_call = seed, side_call
-        self._copied: tuple[Turn, ...] | None = None
-        self._asked: Counter[str] = Counter()
-        self._last: list[Mapping[str, Any]] = []
-        self._failure: ReflactError | None = None
-        self._stop: Callable[[], None] = lambda: None
-        self._task: str | None = None
-        self._folder = SHOWN_FOLDER
-
-    @property
-    def turns(self) -> tuple[Turn, ...]:
-        """The agent's longest conversation with its model, without instructions."""
-        if self._copied is not None:
-            return self._copied
-        task = () if self._task is None else (Turn(role="user", content=self._task),)
-        spoken = [turn for message in self._last for turn in _read_turns(message)]
-        begin = next((n for n, turn in enumerate(spoken, 1) if turn.content == self._task), 0)
-        return (*task, *spoken[begin:])
-
-    async def forward(self, request: Mapping[str, Any], *, purpose: str, number: int, part: str) -> str:
-        """Pass on a request of this session's copy in another process, which keeps its own conversation."""
-        call_id = CallId(role="target", purpose=purpose, rollout=self.rollout, number=number, part=part)
-        return await self._sender.forward(request, call_id=call_id)
-
-    def adopt(self, turns: tuple[Turn, ...]) -> None:
-        """Take the turns of the copy as those of this session."""
-        self._copied = turns
-
-    def _refuse(self, reason: str) -> None:
-        """End the command, which asks for something that the gateway does not have."""
-        self._failure = self._failure or EnvironmentFailure(
-            f"the gateway refused a request of the agent: {reason}"
-        )
-        self._stop()
-
-    async def _answer(self, body: dict[str, Any]) -> str:
-        """Answer one request of the agent; a failure ends the command."""
-        try:
-            text = json.dumps(body, ensure_ascii=False).replace(self._folder, SHOWN_FOLDER)
-            body = json.loads(text.replace(_flatten(self._folder), _flatten(SHOWN_FOLDER)))
-            request = {name: value for name, value in body.items() if name not in DROPPED_FIELDS}
-            is_side = self._side_call is not None and has_text(request["messages"][:1], self._side_call)
-            if self._seed is not None and not is_side:
-                request["messages"] = self._replace_seed(request["messages"])
-            if not is_side:
-                self._last = max(self._last, [m for m in request["messages"] if isinstance(m, dict)], key=len)
-            digest = digest_json(request)
-            number, self._asked[digest] = self._asked[digest], self._asked[digest] + 1
-            call_id = CallId(
-                role="target",
-                purpose="side_call" if is_side else "rollout",
-                rollout=self.rollout,
-                number=number,
-                part=digest[:16],
-            )
-            completion = await self._sender.forward(request, call_id=call_id)
-        except ReflactError as error:
-            self._failure = self._failure or error
-            self._stop()
-            raise
-        completion = completion.replace(SHOWN_FOLDER, self._folder)
-        return completion.replace(_flatten(SHOWN_FOLDER), _flatten(self._folder))
-
-    def _replace_seed(self, messages: Any) -> list[Any]:
-        seed = self._seed or ""
-        count = 0
-
-        def replace_in(value: Any) -> Any:
-            nonlocal count
-            if isinstance(value, str):
-                count += value.count(seed)
-                return value.replace(seed, self.skill.text)
-            if isinstance(value, list):
-                return [replace_in(part) for part in value]
-            if isinstance(value, dict):
-                return {name: replace_in(part) for name, part in value.items()}
-            return value
-
-        replaced = [replace_in(message) for message in messages]
-        if count != 1:
-            raise EnvironmentFailure(
-                f"a request of the command has the seed {count} times instead of once, so the skill is not in force"
-            )
-        return replaced
 
 
 class CommandSession(GatewaySession):
@@ -443,11 +337,6 @@ def _fill(text: str, values: Mapping[str, str]) -> str:
     return PLACEHOLDER.sub(lambda match: values[match[1]], text)
 
 
-def _flatten(path: str) -> str:
-    """Return a path as a single name, as Claude Code writes it into texts."""
-    return re.sub(r"[^A-Za-z0-9]", "-", path)
-
-
 def _is_inside(path: Path, folder: Path) -> bool:
     """Whether a path, with its links followed, is below a folder."""
     return path.resolve().is_relative_to(folder.resolve())
@@ -456,28 +345,3 @@ def _is_inside(path: Path, folder: Path) -> bool:
 def _digest_folder(folder: Path) -> str:
     files = sorted(path for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
     return digest_json([[str(path.relative_to(folder)), path.read_bytes().hex()] for path in files])
-
-
-def _read_turns(message: Mapping[str, Any]) -> list[Turn]:
-    """Return a chat message as turns; instructions are none."""
-    role, content = message.get("role"), message.get("content")
-    if isinstance(content, list):
-        content = "".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
-    turns = []
-    if content and role in {"user", "assistant", "tool"}:
-        turns.append(Turn(role=role, content=str(content)))
-    for call in message.get("tool_calls") or ():
-        function = call.get("function", {}) if isinstance(call, dict) else {}
-        turns.append(
-            Turn(role="assistant", content=f"calls {function.get('name')}({function.get('arguments')})")
-        )
-    return turns
-
-
-def has_text(value: object, text: str) -> bool:
-    """Whether a text is part of a string in a JSON value."""
-    if isinstance(value, str):
-        return text in value
-    if isinstance(value, Mapping):
-        return any(has_text(part, text) for part in value.values())
-    return isinstance(value, Sequence) and any(has_text(part, text) for part in value)

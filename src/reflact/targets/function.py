@@ -24,9 +24,9 @@ import anyio
 from reflact.config.models import ModelConfig
 from reflact.errors import ConfigError, EnvironmentFailure, ReflactError, ReplyError
 from reflact.protocols import RequestSender
-from reflact.targets.command import GatewaySession, has_text
 from reflact.targets.gateway import open_gateway
-from reflact.types import FrozenModel, Skill, canonical_json
+from reflact.targets.gateway_session import GatewaySession, has_text, test_skill
+from reflact.types import FrozenModel, Item, Skill, canonical_json
 
 FUNCTION_TARGET_VERSION = 2
 """Version of what a function gets, part of every rollout's key; raise it if that changes."""
@@ -65,13 +65,22 @@ class FunctionTarget:
         version: Part of the target's identity. Change it if the function or its agent changes what the agent does, so
             that stored rollouts of the old agent are not reused.
         seconds: The most time of a rollout.
+        preflight: Whether a training begins with a test that the agent's requests have the skill. Switch it off if only
+            later requests have it, for example those of an agent to which another one hands over.
         description: What the optimizer should know of the agent, for example its tools.
     """
 
     def __init__(
-        self, run_agent: RunAgent, *, version: str = "1", seconds: float = 300.0, description: str = ""
+        self,
+        run_agent: RunAgent,
+        *,
+        version: str = "1",
+        seconds: float = 300.0,
+        preflight: bool = True,
+        description: str = "",
     ) -> None:
         self.run_agent, self.seconds, self.description = run_agent, seconds, description
+        self.preflight = preflight
         self._version = version
         self._sender: RequestSender | None = None
         self._model = ""
@@ -100,6 +109,11 @@ class FunctionTarget:
         connected = copy.copy(self)
         connected._sender, connected._model = sender, config.model
         return connected
+
+    async def test_skill(self, item: Item, skill: Skill, config: ModelConfig) -> str | None:
+        """Run the function once without its model; see ``reflact.protocols.ProbedTarget``."""
+        place = "look at how the function gives `rollout.skill` to the agent"
+        return await test_skill(self, item, skill, config, place=place, name=None)
 
     def session(self, skill: Skill, *, rollout: str) -> FunctionSession:
         """Start a rollout; ``rollout`` is its key.

@@ -12,7 +12,7 @@ from reflact import events
 from reflact.concurrency import finish_if_cancelled, run_beside
 from reflact.errors import RunFailed, Unmeasured
 from reflact.messages import CallId, Message, RenderedPrompt, Text
-from reflact.protocols import Approver, CommitRecord, EventCallback
+from reflact.protocols import Approver, CommitRecord, EventCallback, ProbedTarget
 from reflact.records import (
     CriticDescription,
     PromotionRecord,
@@ -127,6 +127,7 @@ class Run:
         ):
             self._runtime.watch.check_budget(self._runtime.budget)
         await self._check_null_answers()
+        await self._test_skill()
         await self._test_optimizer()
         await self._measure_critic()
         state = self.state or await self._measure_baseline()
@@ -206,6 +207,14 @@ class Run:
         if checked is not None:
             self._warnings = () if checked.warning is None else (checked.warning,)
             await self._emit(checked)
+
+    async def _test_skill(self) -> None:
+        """Find out whether the skill reaches the agent, before anything is paid; on a cluster, the agent may be elsewhere."""
+        target, is_near = self._plan.target, self._config.executor.name != "ray"
+        if self.state is None and is_near and isinstance(target, ProbedTarget) and target.preflight:
+            item, config = self._plan.data.train[0], self._config.models.target
+            warning = await target.test_skill(item, self._plan.initial_skill, config)
+            self._warnings += () if warning is None else (warning,)
 
     async def _test_optimizer(self) -> None:
         """Find a wrong key, model or address of the optimizer before the baseline is paid; its reply is stored."""
