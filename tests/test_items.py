@@ -13,10 +13,10 @@ import pytest
 
 from reflact import Trainer, read_run
 from reflact.errors import StoreError, UsageError
-from reflact.protocols import Environment
+from reflact.protocols import Environment, Session
 from reflact.stages.reply_models import AnalystReply
 from reflact.testing import ScriptedLLM, ToyEnvironment, ToyTarget, append_reply
-from reflact.types import Item, Split
+from reflact.types import Grade, Item, Score, Split
 from served import configured, reflact, say_four_and_append, serving
 from toy_runs import LINES, playing
 
@@ -179,6 +179,41 @@ def test_items_show_what_they_took(tmp_path: Path) -> None:
     usages = [result.usage for item in history.items for result in (item.baseline, item.best)]
     assert [usage is not None and usage.input_tokens for usage in usages] == [5] * len(usages)
     assert " tokens" in reflact("show", tmp_path / "run", "--items").stdout
+
+
+def test_further_numbers_are_stored_and_shown(tmp_path: Path) -> None:
+    """Metrics beside the score are in records, in JSON, in both tables, in the whole item and on the page."""
+
+    class Measured(ToyEnvironment):
+        async def run(self, item: Item, session: Session, *, seed: int) -> Grade:
+            graded = await super().run(item, session, seed=seed)
+            metrics = {"letters": float(len(graded.answer)), STEERING: 0.5}
+            return graded.model_copy(update={"score": Score.of(graded.score.hard, metrics)})
+
+    run = train(tmp_path, environment=Measured(train=8, val=4, test=4, rules=4))
+    history = anyio.run(lambda: read_run(run, items=True))
+    answers = [result.answer for item in history.items for result in (item.baseline, item.best)]
+    scores = [
+        item[side].rollouts[0].score for item in map(dict, history.items) for side in ("baseline", "best")
+    ]
+    assert [score.metrics["letters"] for score in scores] == [float(len(answer or "")) for answer in answers]
+    rows = [json.loads(line) for line in reflact("show", run, "--items", "--json").stdout.splitlines()]
+    assert rows[0]["baseline"]["rollouts"][0]["score"]["metrics"]["letters"] == scores[0].metrics["letters"]
+    summary = json.loads((run / "summary.json").read_text(encoding="utf-8"))
+    (mean,) = [
+        each["metrics"]["letters"]
+        for each in summary["scores"]
+        if (each["name"], each["split"]) == ("best", "test")
+    ]
+    assert mean == pytest.approx(sum(len(answer or "") for answer in answers[1::2]) / 4)
+    item = history.items[0].item_id
+    shown = [reflact("show", run, *words).stdout for words in ((), ("--items",), ("--item", item))]
+    assert all(
+        letters in text
+        for letters, text in zip(("mean letters", "letters 7 -> ", "letters 7"), shown, strict=True)
+    )
+    assert not any("\x1b" in text for text in shown)
+    assert "mean letters" in (run / "report.html").read_text(encoding="utf-8")
 
 
 def test_items_steer_no_terminal(tmp_path: Path) -> None:

@@ -285,7 +285,8 @@ class SkillScore(FrozenModel):
     with scores of 0 and 1, else a normal one over the means of items (see ``reflact.gate.intervals``).
     ``selected_on`` is true if the gate used the same trials, which biases the score upwards. ``buckets`` are
     the task types in alphabetical order; empty if items have no type. A null answer, which is graded in place of
-    the target's, has an ``answer``; its ``skill_hash`` is that of a document which stands for it.
+    the target's, has an ``answer``; its ``skill_hash`` is that of a document which stands for it. ``metrics`` are the
+    means of the environment's further numbers, each over the rollouts that have it.
     """
 
     name: str
@@ -302,6 +303,7 @@ class SkillScore(FrozenModel):
     soft: float | None = None
     low: float | None = None
     high: float | None = None
+    metrics: dict[str, float] = Field(default_factory=dict, exclude_if=lambda value: not value)
 
 
 EVALUATION_LABEL = "eval/"

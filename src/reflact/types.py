@@ -87,15 +87,20 @@ class Item(FrozenModel):
 
 
 class Score(FrozenModel):
-    """The score of an answer: ``hard`` and ``soft``, both in 0..1 (hard is usually 0 or 1)."""
+    """The score of an answer: ``hard`` and ``soft``, both in 0..1 (hard is usually 0 or 1).
+
+    ``metrics`` are further numbers by name, in any unit, such as seconds or calls of tools. They are stored and shown
+    beside the score; no decision uses them.
+    """
 
     hard: float = Field(ge=0, le=1)
     soft: float = Field(ge=0, le=1)
+    metrics: dict[str, float] = Field(default_factory=dict, exclude_if=lambda value: not value)
 
     @classmethod
-    def of(cls, success: float) -> Score:
-        """Return a score whose hard and soft parts are equal."""
-        return cls(hard=float(success), soft=float(success))
+    def of(cls, success: float, metrics: Mapping[str, float] | None = None) -> Score:
+        """Return a score whose hard and soft parts are equal, with further numbers by name."""
+        return cls(hard=float(success), soft=float(success), metrics=dict(metrics or {}))
 
 
 class Turn(FrozenModel):

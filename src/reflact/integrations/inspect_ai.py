@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import cache, partial
 from importlib import import_module
 from importlib.metadata import version
+from math import isfinite
 from typing import Any
 
 import anyio
@@ -253,9 +254,13 @@ class InspectEnvironment:
             raise failures[0]
         value = value_to_float()(self._choose_value(score.value))
         feedback = score.explanation or f"the task's scorer gives {score.value}"
-        whole = value == 1 and not isinstance(score.value, Mapping)
+        several = score.value if isinstance(score.value, Mapping) else {}
+        metrics = {str(name): value_to_float()(each) for name, each in several.items()}
+        whole = value == 1 and not several
         return Grade(
-            score=Score.of(value), answer=state.output.completion, feedback=None if whole else feedback
+            score=Score.of(value, {name: number for name, number in metrics.items() if isfinite(number)}),
+            answer=state.output.completion,
+            feedback=None if whole else feedback,
         )
 
     def _choose_value(self, value: Any) -> Any:

@@ -37,9 +37,10 @@ from reflact.reporting.lines import (
     format_score,
 )
 from reflact.reporting.verdict import SCORE_NAMES, describe_gain, format_cost, format_usd
+from reflact.stages.final_test import average_metrics
 from reflact.training.history import RunComparison, RunListing
 from reflact.training.items import DocumentResult, ItemResult
-from reflact.types import Split, canonical_json
+from reflact.types import Score, Split, canonical_json
 
 Columns = Mapping[str, Sequence[str]]
 """The cells of a table by the headings of its columns."""
@@ -152,6 +153,8 @@ def list_score_columns(scores: Sequence[SkillScore], *, with_hash: bool = False)
         "soft score": [format_score(score.soft) for _, score in named],
         "sha-256": [score.skill_hash[:8] for _, score in named],
     }
+    for metric in _list_metrics(scores):
+        columns[f"mean {escape_line(metric)}"] = [_format_metric(score.metrics, metric) for _, score in named]
     if not any(score.unmeasured for score in scores):
         del columns["unmeasured"]
     if all(score.soft == score.hard for score in scores):
@@ -163,8 +166,17 @@ def list_score_columns(scores: Sequence[SkillScore], *, with_hash: bool = False)
 
 def build_score_table(scores: Sequence[SkillScore], *, with_hash: bool = False) -> FittedTable:
     """Return the scores of documents as a table."""
-    optional = ("soft score", "sha-256", "solved", "95% interval", "unmeasured")
+    metrics = [f"mean {escape_line(metric)}" for metric in _list_metrics(scores)]
+    optional = ("soft score", *metrics, "sha-256", "solved", "95% interval", "unmeasured")
     return FittedTable(list_score_columns(scores, with_hash=with_hash), optional)
+
+
+def _list_metrics(scores: Sequence[SkillScore]) -> list[str]:
+    return sorted({name for score in scores for name in score.metrics})
+
+
+def _format_metric(metrics: Mapping[str, float], name: str) -> str:
+    return f"{metrics[name]:.4g}" if name in metrics else "-"
 
 
 def list_run_columns(runs: Sequence[RunListing], root: Path) -> Columns:
@@ -363,10 +375,13 @@ def build_item_table(items: Sequence[ItemResult], *, width: int) -> Table:
     for name in TEXTS:
         table.add_column(name, max_width=cells, overflow="fold")
     table.add_column("score", justify="right", max_width=SCORE_CELLS)
+    if any(metrics := [format_metrics(item) for item in items]):
+        table.add_column("metrics", overflow="fold")
     table.add_column("cost" if priced else "tokens", justify="right", max_width=COST_CELLS)
     for item, texts in rows:
         shown = (Text(text) for text in (escape_line(item.item_id), *texts))
-        table.add_row(*shown, format_scores(item), _format_cost(item, priced=priced))
+        between = [Text(format_metrics(item))] if any(metrics) else []
+        table.add_row(*shown, format_scores(item), *between, _format_cost(item, priced=priced))
     return table
 
 
@@ -382,7 +397,8 @@ def _build_stacked_table(
         word = "not measured under both" if item.category is None else CATEGORY_WORDS[item.category]
         heading = f"{escape_line(item.item_id)}  {format_scores(item)}, {word}, {cost}"
         table.add_row(Text("item"), Text(heading, style="bold"))
-        for name, text in zip(TEXTS, texts, strict=True):
+        measured = format_metrics(item).replace("\n", ", ")
+        for name, text in (*zip(TEXTS, texts, strict=True), *([("metrics", measured)] if measured else [])):
             table.add_row(Text(f"{' ' * INDENT_CELLS}{name}"), Text(shorten_middle(text, cells)))
     return table
 
@@ -406,10 +422,7 @@ def list_item_lines(item: ItemResult) -> Iterator[str]:
             yield from _list_block(name, f"not measured: {result.error or 'no stored rollout'}")
         for number, rollout in enumerate(result.rollouts, start=1):
             trial = f", trial {number}" if len(result.rollouts) > 1 else ""
-            score = "-" if rollout.score is None else f"{rollout.score.hard:.3g}"
-            if rollout.score is not None and rollout.score.soft != rollout.score.hard:
-                score += f" (soft {rollout.score.soft:.3g})"
-            heading = f"{name}{trial}, score {score}{usage if number == 1 else ''}"
+            heading = f"{name}{trial}, score {describe_score(rollout.score)}{usage if number == 1 else ''}"
             yield from _list_block(heading, rollout.answer)
             if len(rollout.turns) > 2:
                 for turn in rollout.turns:
@@ -441,6 +454,27 @@ def format_scores(item: ItemResult) -> str:
     """Return the hard scores under both documents, such as ``0 -> 1``."""
     before, after = ("-" if r.hard is None else f"{r.hard:.2g}" for r in (item.baseline, item.best))
     return f"{before} -> {after}"
+
+
+def describe_score(score: Score | None) -> str:
+    """Return a score with all that is not its hard part in brackets, such as ``1 (soft 0.5, seconds 3.2)``."""
+    if score is None:
+        return "-"
+    others = {"soft": score.soft} if score.soft != score.hard else {}
+    further = ", ".join(
+        f"{escape_line(name)} {value:.4g}" for name, value in {**others, **score.metrics}.items()
+    )
+    return f"{score.hard:.3g} ({further})" if further else f"{score.hard:.3g}"
+
+
+def format_metrics(item: ItemResult) -> str:
+    """Return the further numbers under both documents, a line for each, such as ``seconds 3.2 -> 1.5``."""
+    before, after = (average_metrics(result.rollouts) for result in (item.baseline, item.best))
+    names = sorted({*before, *after})
+    return "\n".join(
+        f"{escape_line(name)} {_format_metric(before, name)} -> {_format_metric(after, name)}"
+        for name in names
+    )
 
 
 def shorten_middle(text: str, length: int) -> str:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 
 from reflact.gate.intervals import improvement_interval, mean_interval, within_item_interval
 from reflact.records import Claim, Improvement, SkillScore, TaskTypeScore
@@ -41,7 +42,17 @@ def score_skill(
         soft=measured.soft,
         low=low,
         high=high,
+        metrics=average_metrics(rollouts),
     )
+
+
+def average_metrics(rollouts: Iterable[Rollout]) -> dict[str, float]:
+    """Return the mean of each further number of the rollouts, by name, over those that have it."""
+    values: defaultdict[str, list[float]] = defaultdict(list)
+    for rollout in rollouts:
+        for name, value in () if rollout.score is None else rollout.score.metrics.items():
+            values[name].append(value)
+    return {name: math.fsum(values[name]) / len(values[name]) for name in sorted(values)}
 
 
 def measure_improvement(

@@ -13,7 +13,13 @@ import htpy as h
 from reflact.records import ComparisonCategory, EpochRecord, StepRecord
 from reflact.reporting.html.page import PageSection, TextLimit, build_svg, format_coordinate, render_node
 from reflact.reporting.lines import ACTION_WORDS, escape_line, format_change, format_fallback, name_count
-from reflact.reporting.tables import CATEGORY_WORDS, format_scores, format_value, shorten_middle
+from reflact.reporting.tables import (
+    CATEGORY_WORDS,
+    describe_score,
+    format_scores,
+    format_value,
+    shorten_middle,
+)
 from reflact.reporting.verdict import SPLIT_WORDS
 from reflact.skills.document import diff_texts
 from reflact.training.history import RunHistory, VersionText
@@ -384,12 +390,12 @@ def _build_answers(name: str, result: DocumentResult, limit: TextLimit) -> list[
     parts: list[h.Element] = []
     for number, rollout in enumerate(result.rollouts, start=1):
         trial = f", trial {number}" if len(result.rollouts) > 1 else ""
-        score = "–" if rollout.score is None else f"{rollout.score.hard:.3g}"
         spent = ""
         if number == 1 and result.usage is not None:
             price = "" if result.usage.usd is None else f", ${result.usage.usd:.4f}"
             spent = f", {name_count(result.usage.input_tokens + result.usage.output_tokens, 'token')}{price}"
-        parts.append(_build_text(f"{name}{trial}: score {score}{spent}", limit.fit(rollout.answer)))
+        heading = f"{name}{trial}: score {describe_score(rollout.score)}{spent}"
+        parts.append(_build_text(heading, limit.fit(rollout.answer)))
         if rollout.feedback:
             parts.append(_build_text("feedback", limit.fit(rollout.feedback)))
         if len(rollout.turns) > 2:
