@@ -36,7 +36,7 @@ from reflact.calibration.calibrator import Calibrator
 from reflact.calibration.config import CalibratorSettings, PairSettings
 from reflact.calibration.curriculum import CurriculumSettings
 from reflact.calibration.mistakes import Mistake
-from reflact.calibration.significance import assign_fold
+from reflact.calibration.splits import assign_fold
 from reflact.calibration.trace import Trace
 from reflact.concurrency import run_beside
 from reflact.memory.models import Action, Evaluation, Label, Transition

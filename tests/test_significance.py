@@ -19,7 +19,6 @@ from reflact.calibration.significance import (
     NotEnoughTraces,
     ReplayTestResult,
     UnscoredStep,
-    assign_fold,
     bound_unscored_effect,
     count_needed_traces,
     decide_replay_test,
@@ -233,13 +232,6 @@ def test_planning() -> None:
     assert count_needed_traces(0.5) < count_needed_traces(0.5, n_earlier_tests=3)
     assert "as batch 1" in describe_test_power(60)
     assert "at least 20" in describe_test_power(12)
-
-
-def test_slices_are_stable_and_even() -> None:
-    """A trace's slice follows from its id, and slices are about equally large."""
-    slices = [assign_fold(f"trace {n}", n_folds=4) for n in range(4000)]
-    assert slices[:6] == [assign_fold(f"trace {n}", n_folds=4) for n in range(6)]
-    assert all(900 < slices.count(number) < 1100 for number in range(4))
 
 
 PURPOSE = "Fill the shelf."

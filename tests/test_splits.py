@@ -20,6 +20,7 @@ from reflact.calibration.splits import (
     HoldoutRule,
     HoldoutSplit,
     TrainingHistory,
+    assign_fold,
     deduplicate_traces,
     list_labeled_events,
     list_tested_marks,
@@ -62,6 +63,13 @@ def copy_of(recording: Trace, name: str, steps: int) -> Trace:
     for event in recording.events[:steps]:
         made.record(event.transition, label=event.label if event.step == 0 else None)
     return made
+
+
+def test_slices_are_stable_and_even() -> None:
+    """A trace's slice follows from its id, and slices are about equally large."""
+    slices = [assign_fold(f"trace {n}", n_folds=4) for n in range(4000)]
+    assert slices[:6] == [assign_fold(f"trace {n}", n_folds=4) for n in range(6)]
+    assert all(900 < slices.count(number) < 1100 for number in range(4))
 
 
 def test_copies_of_a_recording_are_one_trace() -> None:

@@ -122,7 +122,7 @@ async def test_all_traces_of_a_pair_were_learned_from(memory: MemoryStore) -> No
     stored = {one.pair.id: one.origins for one in await memory.pairs()}
     assert stored[pair.id] == (Origin(trace_id="first", step=1), Origin(trace_id="second", step=4))
     standing = await reviewer(memory).take_snapshot()
-    assert standing.training_trace_ids == {"first", "second"}
+    assert standing.learned.trace_ids == {"first", "second"}
     assert {one.id for one in standing.list_testable_pairs([])} == {pair.id, other.id}
     assert standing.list_testable_pairs([Trace("p", id="second")]) == (other,)
     assert standing.list_testable_pairs([Trace("p", id="first")]) == ()
@@ -135,7 +135,7 @@ async def test_forgetting_takes_pairs_that_other_traces_gave_too(memory: MemoryS
         await memory.submit(one)
     assert (await memory.forget("second")).unit_ids == (pair.id,)
     assert [one.pair.id for one in await memory.pairs()] == [kept.id]
-    assert (await reviewer(memory).take_snapshot()).training_trace_ids == {"first"}
+    assert (await reviewer(memory).take_snapshot()).learned.trace_ids == {"first"}
     assert (await memory.submit(pair)).is_new
     assert (await memory.pairs([pair.id]))[0].origins == (Origin(trace_id="first", step=1),)
 

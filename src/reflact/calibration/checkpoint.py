@@ -95,12 +95,12 @@ class CalibrationInputs(NamedTuple):
     def split_traces(self, snapshot: MemorySnapshot, tests: Sequence[BatchTest]) -> HoldoutSplit:
         """Return what is learned from and what is held out; the rule's choice if the caller made none."""
         if self.heldout is not None:
-            return split_by_caller(self.traces, self.heldout, training=snapshot.training_history)
+            return split_by_caller(self.traces, self.heldout, training=snapshot.learned)
         settings = self.settings
         n_purposes = len({trace.purpose for trace in self.traces})
         return split_by_rule(
             self.traces,
-            training=snapshot.training_history,
+            training=snapshot.learned,
             tests=tests,
             rule=HoldoutRule.choose(
                 n_purposes, n_folds=settings.holdout_folds, holdout_by=settings.holdout_by
@@ -270,12 +270,10 @@ def find_missing(
         f"a batch is tested on at least {MIN_TRACES}, so {missing} more {'is' if missing == 1 else 'are'} missing: "
     )
     if by_caller:
-        spoilt = sum(
-            trace.id in snapshot.training_trace_ids for trace in traces if list_labeled_events(trace)
-        )
+        spoilt = sum(trace.id in snapshot.learned.trace_ids for trace in traces if list_labeled_events(trace))
         learned = f", since pairs were made from {spoilt} of these earlier" if spoilt else ""
         return f"{words}hold out more labelled traces{learned}"
-    usable = sum(trace.id not in snapshot.training_trace_ids for trace in deduplicate_traces(traces))
+    usable = sum(trace.id not in snapshot.learned.trace_ids for trace in deduplicate_traces(traces))
     folds = inputs.settings.holdout_folds
     return (
         f"{words}one fold of {folds} is held out, and {usable} of {_count_traces(traces)} have labels and were not "

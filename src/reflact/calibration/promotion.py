@@ -39,20 +39,14 @@ class MemorySnapshot(NamedTuple):
 
     ``known_pair_ids`` were tested, promoted or archived and are not made again. Other pairs are, so that a round
     which was cut off before its test is made again as it was. ``waiting_pairs`` may be tested and were not since
-    they last changed. ``training_*`` are the traces that any pair was made from, and their purposes.
+    they last changed. ``learned`` is what any pair was made from.
     """
 
     known_pair_ids: frozenset[str]
-    training_trace_ids: frozenset[str]
-    training_purposes: frozenset[str]
+    learned: TrainingHistory
     promoted: tuple[ContrastPair, ...]
     waiting_pairs: tuple[StoredPair, ...]
     tests: tuple[BatchTest, ...]
-
-    @property
-    def training_history(self) -> TrainingHistory:
-        """What was learned from."""
-        return TrainingHistory(self.training_trace_ids, self.training_purposes)
 
     def list_testable_pairs(self, held_out: Iterable[Trace]) -> tuple[ContrastPair, ...]:
         """Return the waiting pairs that were made of none of these traces."""
@@ -85,9 +79,9 @@ class PromotionTester:
                 for one in stored
                 if one.pair.id in tested or one.status in {"promoted", "archived"}
             ),
-            training_trace_ids=frozenset(origin.trace_id for one in stored for origin in one.origins),
-            training_purposes=frozenset(
-                one.pair.purpose for one in stored if one.pair.construction != "other_purpose"
+            learned=TrainingHistory(
+                frozenset(origin.trace_id for one in stored for origin in one.origins),
+                frozenset(one.pair.purpose for one in stored if one.pair.construction != "other_purpose"),
             ),
             promoted=tuple(one.pair for one in ours if one.status == "promoted"),
             waiting_pairs=tuple(

@@ -229,7 +229,7 @@ class RoundRunner:
         """Measure each promoted batch again, the oldest first, and demote batches that do harm."""
         snapshot = await self.tester.take_snapshot()
         await load_recordings(heldout)
-        steps = list_labeled_steps(trace for trace in heldout if trace.id not in snapshot.training_trace_ids)
+        steps = list_labeled_steps(trace for trace in heldout if trace.id not in snapshot.learned.trace_ids)
         results = []
         for batch in group_by_test(snapshot.promoted, snapshot.tests):
             promoted = (await self.tester.take_snapshot()).promoted

@@ -14,7 +14,6 @@ changes its sign with the sides as any other step does. To leave it out would hi
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
@@ -268,11 +267,6 @@ def describe_test_power(n_traces: int, *, n_earlier_tests: int = 0) -> str:
 def _sum_quantiles(n_earlier_tests: int) -> float:
     quantile = NormalDist().inv_cdf
     return quantile(1 - compute_alpha(n_earlier_tests)) + quantile(TEST_POWER)
-
-
-def assign_fold(trace_id: str, *, n_folds: int) -> int:
-    """Return the fold of a trace, from its id alone: 0 to ``n_folds - 1``."""
-    return int.from_bytes(hashlib.sha256(trace_id.encode()).digest()[:8]) % n_folds
 
 
 def _list_accuracy_changes(without: Sequence[ScoredStep], with_: Sequence[ScoredStep]) -> list[float]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from reflact.calibration.config import HoldoutBy
-from reflact.calibration.significance import assign_fold, is_level_used_up
+from reflact.calibration.significance import is_level_used_up
 from reflact.calibration.trace import Trace
 from reflact.memory.cards import MIN_TRACES, count_tests
 from reflact.memory.models import BatchTest, ScoreEvent
@@ -64,6 +65,11 @@ def deduplicate_traces(traces: Iterable[Trace]) -> tuple[Trace, ...]:
         whole.setdefault(trace.recording.content_hashes[-1], trace)
     kept_ids = {trace.id for content, trace in whole.items() if content not in parts}
     return tuple(trace for trace in labeled if trace.id in kept_ids)
+
+
+def assign_fold(trace_id: str, *, n_folds: int) -> int:
+    """Return the fold of a trace, from its id alone: 0 to ``n_folds - 1``."""
+    return int.from_bytes(hashlib.sha256(trace_id.encode()).digest()[:8]) % n_folds
 
 
 class HoldoutRule(NamedTuple):

@@ -30,7 +30,7 @@ class HoldoutCollection:
     ) -> None:
         self.rule = rule
         self._limit = limit
-        self._training_history = snapshot.training_history
+        self._training_history = snapshot.learned
         self._tests = snapshot.tests
         self._excluded_marks = list_tested_marks(snapshot.tests) if only_untested else frozenset[str]()
         self._trace_ids_by_content: dict[str, str] = {}

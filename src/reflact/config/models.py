@@ -57,12 +57,12 @@ class ModelConfig(ConfigSection):
     base_url: str = Field(
         "https://api.openai.com/v1",
         pattern=r"^https?://\S+$",
-        description="Root of an OpenAI-compatible API. A list is a first address and its `replicas`.",
+        description="Root of an OpenAI-compatible API. In a list, all addresses after the first are `replicas`.",
     )
     replicas: tuple[str, ...] = changeable_field(
         (),
-        description="Further addresses that serve the same model; each request goes to the least busy one. Keys of "
-        "replies and the run's identity have `base_url` alone.",
+        description="Further addresses that serve the same model; each request goes to the least busy one. They "
+        "are no part of the run's identity, so stored replies are found whichever address gave them.",
     )
     api: Literal["openai", "azure", "pydantic_ai"] = Field(
         "openai",
@@ -123,8 +123,8 @@ class ModelConfig(ConfigSection):
     max_response_bytes: int | None = changeable_field(
         None,
         ge=1,
-        description="Maximum size of a response in bytes, compressed or not; null: 4 MiB and 512 bytes for each token of "
-        "`max_tokens`, or for each of 16,384 tokens if that is null.",
+        description="Maximum size of a response in bytes, compressed or not; null: 4 MiB, and 512 bytes for each token "
+        "of `max_tokens` (if that is null: 12 MiB in all).",
     )
     concurrency: int = changeable_field(
         8,
