@@ -26,8 +26,8 @@ from reflact import Trainer
 from reflact.errors import ReflactError
 from reflact.records import RunSummary
 from served import asked_of, serving
-from test_provider_failures import NEVER, HurriedLoop
 from test_wrong_endpoints import assert_one_message, trained
+from virtual_time import NEVER, HurriedLoop
 
 pytestmark = pytest.mark.slow
 

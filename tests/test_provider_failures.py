@@ -18,9 +18,8 @@ from pure_world import URL, Ended, PureNetwork, differences, left_by, rows, sett
 from reflact import Trainer, events
 from reflact.records import RunSummary
 from reflact.testing import Fault, FaultyTransport
-from virtual_time import HurriedLoop
+from virtual_time import NEVER, HurriedLoop
 
-NEVER = 1e6
 DEATHS = 8
 HERE = Path(__file__).parent
 REFLACT = (sys.executable, "-c", "from reflact.cli import main; main()")
@@ -115,7 +114,7 @@ def commanded(config: dict[str, Any], folder: Path) -> subprocess.CompletedProce
     """Train in a process of its own, as at a terminal."""
     (folder / "run.yaml").write_text(json.dumps(config), encoding="utf-8")
     command = [*REFLACT, "train", str(folder / "run.yaml")]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
 
 
 def assert_failed(ended: subprocess.CompletedProcess[str], out_dir: Path, *, steps: int) -> None:

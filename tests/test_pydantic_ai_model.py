@@ -30,7 +30,7 @@ from reflact.llm import read_cassette
 from reflact.llm.pricing import usd_of
 from reflact.records import Usage
 from reflact.testing import TOY_RULES, ToyEnvironment
-from virtual_time import HurriedLoop
+from virtual_time import NEVER, HurriedLoop
 
 pytestmark = pytest.mark.anyio
 
@@ -69,7 +69,7 @@ def make_model(
 
 async def train(folder: Path, model: Any, **config: Any) -> Any:
     """Return the summary of a toy run whose both roles ask a model of pydantic-ai."""
-    role = {"api": "pydantic_ai", "model": "function:f", "open_model": lambda: model}
+    role = {"api": "pydantic_ai", "model": "function:f", "open_model": lambda: model, "timeout": NEVER}
     settings = {
         "out_dir": str(folder),
         "models": {"target": role, "optimizer": role},

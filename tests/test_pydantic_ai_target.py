@@ -28,7 +28,7 @@ from reflact.records import RunSummary, Usage
 from reflact.targets import PydanticAITarget
 from reflact.testing import ScriptedLLM, append_reply
 from reflact.types import Item, Skill
-from virtual_time import HurriedLoop
+from virtual_time import NEVER, HurriedLoop
 
 pytestmark = pytest.mark.anyio
 
@@ -207,7 +207,7 @@ def test_failures_of_the_provider_are_repeated(tmp_path: Path) -> None:
         if n == 4:
             raise ModelAPIError("m", "Connection error.")
 
-    trainer = make_trainer(make_target(BankModel(fail=fail)), tmp_path)
+    trainer = make_trainer(make_target(BankModel(fail=fail)), tmp_path, models__target__timeout=NEVER)
     summary = anyio.run(trainer.train, backend_options={"loop_factory": HurriedLoop})
     assert summary.best is not None
     assert (summary.status, summary.best.score) == ("completed", 1.0)

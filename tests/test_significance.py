@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from flattered_world import EXAMPLE
 from memory_pairs import make_pair
 from reflact.calibration.critic import Critic, CriticReply
+from reflact.calibration.labeled_steps import LeakFilter, list_labeled_steps, score_steps
 from reflact.calibration.metrics import ScoredStep
-from reflact.calibration.replay import LeakFilter, list_labeled_steps, score_steps
 from reflact.calibration.significance import (
     NotEnoughTraces,
     ReplayTestResult,

@@ -14,7 +14,7 @@ from flattered_world import flattered, flattered_traces
 from memory_pairs import make_pair
 from reflact import Calibrator, Trace
 from reflact.calibration.config import CalibratorSettings, PairSettings
-from reflact.calibration.replay import list_labeled_steps
+from reflact.calibration.labeled_steps import list_labeled_steps
 from reflact.calibration.significance import is_level_used_up
 from reflact.calibration.splits import (
     HoldoutRule,

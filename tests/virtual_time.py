@@ -45,6 +45,9 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 HURRY = 50
 """How much faster time passes on a hurried loop."""
 
+NEVER = 1e6
+"""A time-out in seconds that passes on no loop, however slow the machine is."""
+
 
 class HurriedLoop(asyncio.SelectorEventLoop):
     """An event loop on which waits are short."""

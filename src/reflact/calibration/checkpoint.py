@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 from pydantic import JsonValue, ValidationError
 
 from reflact.calibration.config import CalibratorSettings
+from reflact.calibration.labeled_steps import LabeledStep
 from reflact.calibration.metrics import CriticMetrics, ScoredStep
 from reflact.calibration.mistakes import DroppedCandidate, GenerationResult
 from reflact.calibration.planning import select_events
 from reflact.calibration.promotion import MemorySnapshot
-from reflact.calibration.replay import LabeledStep
 from reflact.calibration.report import CalibrationReport
 from reflact.calibration.significance import find_missing_traces
 from reflact.calibration.splits import (

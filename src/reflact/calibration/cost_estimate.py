@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from reflact.calibration.checkpoint import CalibrationState, list_free_events
 from reflact.calibration.config import CalibratorSettings
 from reflact.calibration.curriculum import MAX_MEASURED_STEPS
+from reflact.calibration.labeled_steps import LabeledStep, list_labeled_steps, list_pair_steps
 from reflact.calibration.metrics import pairwise_accuracy
 from reflact.calibration.perturbations import OTHER_PURPOSE_MISTAKE
 from reflact.calibration.planning import DIRECTIONS, count_room, select_events
-from reflact.calibration.replay import LabeledStep, list_labeled_steps, list_pair_steps
 from reflact.calibration.significance import describe_test_power, find_missing_traces
 from reflact.memory.cards import AnchorExclusions, compute_subject_hash
 from reflact.memory.models import ContrastPair, Evaluation

@@ -10,8 +10,8 @@ from pydantic import JsonValue
 
 from reflact.calibration.critic import Critic
 from reflact.calibration.guards import split_words
+from reflact.calibration.labeled_steps import LabeledStep, list_labeled_steps, score_steps
 from reflact.calibration.metrics import CriticMetrics, compute_metrics
-from reflact.calibration.replay import LabeledStep, list_labeled_steps, score_steps
 from reflact.calibration.trace import Trace
 from reflact.calibration.trace_sources import REPLY_ACTION, last_messages, list_transitions
 from reflact.concurrency import fan_out

@@ -11,8 +11,8 @@ from anyio import to_thread
 
 from reflact.calibration.call_policies import FailFastCritic
 from reflact.calibration.critic import CRITIC_SCOPE, Critic
+from reflact.calibration.labeled_steps import LabeledStep, pair_scores, score_steps
 from reflact.calibration.metrics import CriticMetrics, ScoredStep, bootstrap_mean, compute_metrics
-from reflact.calibration.replay import LabeledStep, pair_scores, score_steps
 from reflact.calibration.report import MetricsChange
 from reflact.calibration.significance import (
     MIN_COVERAGE,

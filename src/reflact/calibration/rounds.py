@@ -42,6 +42,13 @@ from reflact.calibration.events import (
     RoundStarted,
     summarize_scores,
 )
+from reflact.calibration.labeled_steps import (
+    LabeledStep,
+    list_labeled_steps,
+    list_pair_steps,
+    list_steps_to_contrast,
+    load_recordings,
+)
 from reflact.calibration.metrics import ScoredStep
 from reflact.calibration.mistakes import DroppedCandidate
 from reflact.calibration.perturbations import DistanceBand, build_observed_pair
@@ -58,13 +65,6 @@ from reflact.calibration.promotion import (
     compare_metrics,
     group_by_test,
     measure_in_thread,
-)
-from reflact.calibration.replay import (
-    LabeledStep,
-    list_labeled_steps,
-    list_pair_steps,
-    list_steps_to_contrast,
-    load_recordings,
 )
 from reflact.calibration.report import CalibrationReport, count_drops, count_pairs
 from reflact.calibration.significance import (

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 from reflact.calibration.checkpoint import StoredGeneration
 from reflact.calibration.config import CalibratorSettings
+from reflact.calibration.labeled_steps import list_labeled_steps, load_recordings
 from reflact.calibration.planning import choose_batch
 from reflact.calibration.promotion import MemorySnapshot
-from reflact.calibration.replay import list_labeled_steps, load_recordings
 from reflact.calibration.rounds import RoundRunner
 from reflact.calibration.significance import NotEnoughTraces, find_missing_traces
 from reflact.calibration.splits import MIN_PURPOSES, HoldoutRule, list_labeled_events, list_tested_marks

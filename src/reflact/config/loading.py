@@ -100,10 +100,7 @@ def load_keys(values: Mapping[str, Any]) -> TrainerConfig:
     Raises:
         ConfigError: A key is unknown or has a wrong value.
     """
-    sections: dict[str, Any] = {}
-    for key, value in values.items():
-        sections = _overlay(sections, _nest_key(key, value))
-    return load_config(sections)
+    return load_config(nest_keys(values))
 
 
 def config_identity(config: TrainerConfig) -> dict[str, JsonValue]:

@@ -594,3 +594,17 @@ class TrainerConfig(ConfigSection):
     def uses_critic(self) -> bool:
         """Whether a critic grades or advises the failure analysts."""
         return self.environment.grader == "critic" or self.critic.annotate
+
+    @property
+    def repeats_baseline(self) -> bool:
+        """Whether the initial skill is measured twice: the target is noisy, or has to show whether it is."""
+        gate, declared = self.gate, self.target.deterministic
+        is_ranked = gate.policy == "ranked" and declared is not True
+        return gate.enabled and (is_ranked or (gate.policy == "paired" and declared is None))
+
+    @property
+    def reports_fresh_trials(self) -> bool:
+        """Whether fresh trials give the reported validation scores of a noisy target."""
+        gate = self.gate
+        claims_here = gate.policy == "ranked" and not self.test.enabled
+        return gate.enabled and (gate.policy == "paired" or claims_here)

@@ -22,8 +22,8 @@ BASELINE_MEAN, BASELINE_VARIANCE = 0.5, 0.25
 EXPECTED_CHANGE, CHANGE_VARIANCE = -0.01, 0.06**2
 """The prior of the difference between a version's true mean and its parent's."""
 
-BASELINE_PASSES, MAX_PASSES = 2, 4
-"""The passes of a baseline that may be noisy, and the most passes of any version."""
+MAX_PASSES = 4
+"""The most passes of a version."""
 
 REJECT_BELOW = 0.2
 """A candidate is rejected if it is better than the current version with a smaller probability."""

@@ -125,11 +125,7 @@ class RunCostEstimator:
     def _baseline(self) -> EstimateRange:
         if self._done:
             return EstimateRange()
-        gate, n = self._config.gate, len(self._data.val)
-        declared = self._config.target.deterministic
-        repeats = gate.policy == "ranked" and declared is not True
-        repeats = repeats or (gate.policy == "paired" and declared is None)
-        return exact_range(2 * n if gate.enabled and repeats else n)
+        return exact_range((1 + self._config.repeats_baseline) * len(self._data.val))
 
     def _decision(self, expected: float = 1.0) -> EstimateRange:
         """Return the rollouts of one gate decision on both sides; those of the current skill are mostly stored."""
@@ -161,10 +157,8 @@ class RunCostEstimator:
 
     def _final(self) -> EstimateRange:
         n_val, n_test = len(self._data.val), len(self._data.test)
-        gate, extra = self._config.gate, int(self._config.test.placebo)
-        claims_here = gate.policy == "ranked" and not self._config.test.enabled
-        is_fresh = gate.enabled and (gate.policy == "paired" or claims_here)
-        trials = gate.report_trials if is_fresh else 1
+        extra = int(self._config.test.placebo)
+        trials = self._config.gate.report_trials if self._config.reports_fresh_trials else 1
         if not self._config.test.enabled:
             return EstimateRange(expected=n_val * extra, high=n_val * (3 + extra) * trials)
         val = EstimateRange(high=n_val * 3 * trials)

@@ -291,11 +291,9 @@ class FinalEvaluator:
         return documents, {"placebo": make_placebo(text, best)}
 
     def _trials(self, split: Split, state: RunState) -> tuple[int, ...]:
-        gate = self.runtime.config.gate
-        claims_here = gate.policy == "ranked" and not self.runtime.config.test.enabled
-        is_fresh = gate.enabled and (gate.policy == "paired" or claims_here) and not state.deterministic
-        if split is Split.val and is_fresh:
-            return tuple(range(FIRST_REPORT_TRIAL, FIRST_REPORT_TRIAL + gate.report_trials))
+        config = self.runtime.config
+        if split is Split.val and config.reports_fresh_trials and not state.deterministic:
+            return tuple(range(FIRST_REPORT_TRIAL, FIRST_REPORT_TRIAL + config.gate.report_trials))
         return (0,)
 
     def _is_selected(self, name: str, skill: Skill, split: Split, state: RunState) -> bool:

@@ -13,7 +13,7 @@ from reflact.events import GatePowerEstimated
 from reflact.gate.betting import choose_trials, describe_power, detectable_effect
 from reflact.gate.intervals import describe_claim
 from reflact.gate.paired_decision import SCORE_TOLERANCE, GateSettings, TrialRequest
-from reflact.gate.ranked_decision import BASELINE_PASSES, MAX_PASSES, start_ranking
+from reflact.gate.ranked_decision import MAX_PASSES, start_ranking
 from reflact.protocols import Approver, CommitRecord
 from reflact.records import AlphaBudget, CandidateReview, DecisionPoint, OpenComparison, RunState
 from reflact.skills.document import diff_texts
@@ -68,12 +68,6 @@ class GateKeeper:
         """Whether the gate has to repeat rollouts to learn if the target is deterministic."""
         gate = self._gate
         return gate.enabled and gate.policy != "strict" and self._declared_deterministic is None
-
-    @property
-    def baseline_passes(self) -> int:
-        """The passes of the initial skill before the first step."""
-        noisy = self._gate.enabled and self._gate.policy == "ranked" and not self.presumes_deterministic
-        return BASELINE_PASSES if noisy or self.must_test_determinism else 1
 
     @property
     def presumes_deterministic(self) -> bool:

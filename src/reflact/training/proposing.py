@@ -334,14 +334,9 @@ class RewritingProposer:
         return [measured[n] for n in sorted(range(len(measured)), key=lambda n: -means[n])]
 
 
-def build_proposer(plan: RunPlan) -> Proposer | None:
-    """Return the proposer that the configuration names; None: the stages."""
+def build_proposer(plan: RunPlan, metric: GateMetric) -> Proposer | None:
+    """Return the proposer that the configuration names, with the gate's metric; None: the stages."""
     config = plan.config
     if not config.proposer.rewrites:
         return None
-    metric = GateMetric(
-        metric=config.gate.metric,
-        mixed_weight=config.gate.mixed_weight,
-        threshold=config.train.success_threshold,
-    )
     return RewritingProposer(config.proposer.rewrites, plan.prompts, config.reflect, metric)

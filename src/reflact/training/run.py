@@ -238,7 +238,7 @@ class Run:
 
     async def _measure_baseline(self) -> RunState:
         """Measure the initial skill, and repeat it if the gate has to learn whether rollouts agree."""
-        initial, trials = self._plan.initial_skill, range(self._gate_keeper.baseline_passes)
+        initial, trials = self._plan.initial_skill, range(1 + self._config.repeats_baseline)
         async with self._timer.stage("evaluate", step=0, name="baseline"):
             passes = await self.scheduler.roll_out_trials(
                 Split.val, initial, trials, step=0, phase=GATE_PHASE

@@ -20,7 +20,7 @@ from reflact.calibration.grading import (
     describe_critic,
     measure_critic_on_steps,
 )
-from reflact.calibration.replay import list_pair_steps
+from reflact.calibration.labeled_steps import list_pair_steps
 from reflact.concurrency import open_outbox
 from reflact.config.loading import config_identity
 from reflact.config.models import ModelConfig

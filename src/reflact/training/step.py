@@ -71,7 +71,8 @@ class StepRunner:
 
     @property
     def _candidate_source(self) -> CandidateSource:
-        proposer = self.runtime.plan.proposer or build_proposer(self.runtime.plan)
+        plan = self.runtime.plan
+        proposer = plan.proposer or build_proposer(plan, self.gate_keeper.metric)
         if proposer is None:
             return StageProposer(self.runtime, self.scheduler, self.timer)
         return ProposerAdapter(self.runtime, self.scheduler, self.timer, proposer)

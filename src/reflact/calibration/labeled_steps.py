@@ -1,4 +1,4 @@
-"""Scores of labelled steps, which measure a critic and decide a replay test."""
+"""Labelled steps, and the scores of them that measure a critic and decide a replay test."""
 
 from __future__ import annotations
 
