@@ -10,9 +10,8 @@ import re
 from fractions import Fraction
 from pathlib import Path
 from typing import Annotated, Literal
-from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BeforeValidator, Field, JsonValue, field_validator, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, JsonValue, model_validator
 
 from reflact.config.critic import CriticConfig
 from reflact.config.models import (
@@ -20,6 +19,7 @@ from reflact.config.models import (
     ConfigSection,
     ExecutorConfig,
     ModelsConfig,
+    TelemetryConfig,
     changeable_field,
     refuse_secrets,
 )
@@ -71,32 +71,6 @@ class EnvironmentConfig(ConfigSection):
         description="The message to the target; `{input}` is the item's input, and `{NAME}` another column of the data.",
         pattern=r"\{input\}",
     )
-
-
-class TelemetryConfig(ConfigSection):
-    """The content of spans, and logging of the run to MLflow."""
-
-    content: bool = changeable_field(
-        False,
-        description="Include prompts and replies in spans of model calls, and error messages in failed spans; "
-        "keys are removed.",
-    )
-    mlflow: str | None = changeable_field(
-        None,
-        min_length=1,
-        description="MLflow's tracking address; null: no logging to MLflow. Needs the extra `mlflow`.",
-    )
-    experiment: str = changeable_field("reflact", min_length=1, description="MLflow's experiment.")
-
-    @field_validator("mlflow")
-    @classmethod
-    def _no_password(cls, value: str | None) -> str | None:
-        if value is not None and "@" in urlsplit(value).netloc:
-            raise ValueError(
-                "an address is stored with the run, so it must not contain a name or password: MLflow reads them "
-                "from MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD"
-            )
-        return value
 
 
 class FieldsConfig(ConfigSection):
