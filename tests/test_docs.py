@@ -295,6 +295,16 @@ def test_the_readme_shows_a_short_environment_that_runs() -> None:
     assert len([*filter(str.strip, code.splitlines())]) <= 22
 
 
+def test_environments_are_as_short_as_promised() -> None:
+    """The page's environment of one turn has at most 20 lines, and the one of several turns with set-up at most 40."""
+    page = read(ROOT / "docs" / "own-environment.md")
+    one, several = re.findall(r"^class .*?(?=^def )", page, re.MULTILINE | re.DOTALL)
+    for code, limit in ((one, 20), (several, 40)):
+        assert len([*filter(str.strip, code.splitlines())]) <= limit
+    assert "async def set_up" in several
+    assert "async def close" in several
+
+
 def test_named_tests_exist() -> None:
     """Each test file that a page names exists and holds the test that is named with it."""
     missing = [

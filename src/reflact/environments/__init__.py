@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from reflact.data import DataSet
+from reflact.environments.batches import CallBatcher
 from reflact.environments.dataset import DatasetEnvironment
 from reflact.environments.graders import (
     CheckedGrader,
@@ -22,6 +23,7 @@ from reflact.protocols import Environment, ManagedEnvironment, Session
 from reflact.types import Grade, Item, Score, Split
 
 __all__ = [
+    "CallBatcher",
     "CheckedGrader",
     "DataSet",
     "DatasetEnvironment",

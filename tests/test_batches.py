@@ -1,0 +1,210 @@
+"""Calls of rollouts that are computed together: shared, bounded, and cancelled with their last caller."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from reflact import Trainer
+from reflact.concurrency import fan_out
+from reflact.environments import CallBatcher
+from reflact.errors import ConfigError
+from reflact.protocols import Session
+from reflact.stages.rollout import RolloutRunner
+from reflact.testing import InMemoryRunStore, ScriptedLLM, ToyEnvironment, ToyTarget, toy_optimizer
+from reflact.types import Grade, Item, Skill, Split
+from toy_runs import settings
+
+pytestmark = pytest.mark.anyio
+LONG = 60.0
+"""Longer than any test: such a batch starts when it is full."""
+
+
+class Doubler:
+    """Doubles numbers in batches, which it notes; ``block`` keeps the first one until ``go`` is set."""
+
+    def __init__(self, *, block: bool = False) -> None:
+        self.batches: list[tuple[int, ...]] = []
+        self.computing = self.most = 0
+        self.begun, self.go = anyio.Event(), anyio.Event()
+        self.cancelled = False
+        if not block:
+            self.go.set()
+
+    async def compute(self, values: Sequence[int]) -> list[int | Exception]:
+        """Return the doubles; an odd number above 100 has an error in its place, and 666 none for any."""
+        self.batches.append(tuple(values))
+        self.computing += 1
+        self.most = max(self.most, self.computing)
+        self.begun.set()
+        try:
+            await self.go.wait()
+            await anyio.lowlevel.checkpoint()
+        except BaseException:
+            self.cancelled = True
+            raise
+        finally:
+            self.computing -= 1
+        if 666 in values:
+            raise OSError("the simulator broke")
+        results: list[int | Exception] = [
+            KeyError(value) if value > 100 and value % 2 else 2 * value for value in values
+        ]
+        return results[: None if 777 not in values else -1]
+
+
+async def test_calls_are_computed_together() -> None:
+    """Each caller gets its own result; a batch has at most its size, and no two are computed at a time."""
+    doubler = Doubler()
+    double = CallBatcher(doubler.compute, size=4, seconds=LONG)
+    assert await fan_out(double, range(12)) == tuple(range(0, 24, 2))
+    assert doubler.batches == [(0, 1, 2, 3), (4, 5, 6, 7), (8, 9, 10, 11)]
+    assert doubler.most == 1
+
+
+async def test_a_batch_does_not_wait_forever_for_others() -> None:
+    """A single call is computed after a moment; while a batch is computed, the next one collects."""
+    doubler = Doubler(block=True)
+    double = CallBatcher(doubler.compute, size=8, seconds=0)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(double, 1)
+        await doubler.begun.wait()
+        for value in (2, 3, 4):
+            tasks.start_soon(double, value)
+            await anyio.wait_all_tasks_blocked()
+        doubler.go.set()
+    assert doubler.batches == [(1,), (2, 3, 4)]
+
+
+async def test_an_error_of_one_value_is_that_of_its_caller() -> None:
+    """An exception in the place of a result is raised to one caller; one that is raised, or a lost result, to all."""
+
+    async def attempt(value: int) -> Any:
+        try:
+            return await double(value)
+        except Exception as error:  # noqa: BLE001 - compared below
+            return type(error).__name__
+
+    double = CallBatcher(Doubler().compute, size=3, seconds=LONG)
+    assert await fan_out(attempt, (1, 101, 2)) == (2, "KeyError", 4)
+    assert await fan_out(attempt, (1, 666, 2)) == ("OSError",) * 3
+    assert await fan_out(attempt, (1, 777, 2)) == ("ValueError",) * 3
+    with pytest.raises(ConfigError, match="at least 1"):
+        CallBatcher(Doubler().compute, size=0)
+
+
+@pytest.mark.parametrize("first", [0, 1])
+async def test_a_batch_goes_on_while_one_caller_waits(first: int) -> None:
+    """A cancelled caller, also the one that began the batch, takes nothing from the others; the last one ends it."""
+    doubler, results = Doubler(block=True), {}
+    double = CallBatcher(doubler.compute, size=2, seconds=LONG)
+    scopes = [anyio.CancelScope(), anyio.CancelScope()]
+
+    async def call(n: int) -> None:
+        with scopes[n]:
+            results[n] = await double(n + 1)
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(call, 0)
+        tasks.start_soon(call, 1)
+        await doubler.begun.wait()
+        scopes[first].cancel()
+        await anyio.wait_all_tasks_blocked()
+        doubler.go.set()
+    assert results == {1 - first: 2 * (2 - first)}
+    assert (doubler.batches, doubler.cancelled) == ([(1, 2)], False)
+
+    doubler.go, doubler.begun = anyio.Event(), anyio.Event()
+    scopes[:] = [anyio.CancelScope(), anyio.CancelScope()]
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(call, 0)
+        tasks.start_soon(call, 1)
+        await doubler.begun.wait()
+        for scope in scopes:
+            scope.cancel()
+    assert doubler.cancelled
+    doubler.go.set()
+    assert await fan_out(double, (5, 6)) == (10, 12)
+
+
+async def test_callers_that_left_before_a_batch_began_leave_no_trace() -> None:
+    """A batch whose only caller is cancelled while it collects is not joined by later callers."""
+    doubler = Doubler()
+    double = CallBatcher(doubler.compute, size=2, seconds=LONG)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(double, 1)
+        await anyio.wait_all_tasks_blocked()
+        tasks.cancel_scope.cancel()
+    assert await fan_out(double, (5, 6)) == (10, 12)
+    assert doubler.batches == [(5, 6)]
+
+
+class BatchedWorld(ToyEnvironment):
+    """The toy world with a simulator that grades many answers in one step; one item's step fails for a while."""
+
+    def __init__(self, *, broken: str = "") -> None:
+        super().__init__(train=8, val=8, test=8)
+        self.sizes: list[int] = []
+        self.broken = broken
+        self._step = CallBatcher(self._grade_all, size=4)
+
+    async def _grade_all(self, grades: Sequence[tuple[Item, Grade]]) -> list[Grade | Exception]:
+        self.sizes.append(len(grades))
+        await anyio.lowlevel.checkpoint()
+        return [OSError("no world") if item.id == self.broken else grade for item, grade in grades]
+
+    async def run(self, item: Item, session: Session, *, seed: int) -> Grade:
+        return await self._step((item, await super().run(item, session, seed=seed)))
+
+
+async def test_a_run_over_batches_is_the_same_run(tmp_path: Path) -> None:
+    """A training whose environment computes batches has the history of one without; a failure costs one rollout."""
+
+    async def train(folder: Path, environment: ToyEnvironment) -> tuple[str, int]:
+        trainer = Trainer(
+            settings(folder, train={"num_epochs": 1, "batch_size": 4}, gate={"coverage": 0.5}),
+            environment=environment,
+            target=ToyTarget(),
+            optimizer=ScriptedLLM(toy_optimizer()),
+        )
+        summary = await trainer.train()
+        skill = (folder / "best_skill.md").read_text(encoding="utf-8")
+        return skill + str([score.model_dump() for score in summary.scores]), sum(
+            score.unmeasured for score in summary.scores if score.name == "best"
+        )
+
+    plain = await train(tmp_path / "plain", ToyEnvironment(train=8, val=8, test=8))
+    world = BatchedWorld()
+    assert await train(tmp_path / "batched", world) == plain
+    assert max(world.sizes) == 4
+    broken = BatchedWorld(broken="val-002")
+    assert (await train(tmp_path / "broken", broken))[1] == 1
+
+
+async def test_each_rollout_of_a_batch_is_stored_by_itself() -> None:
+    """Rollouts that are stored take part in no batch again; a failed one of a batch is the only one to be repeated."""
+    store, world = InMemoryRunStore(), BatchedWorld(broken="train-001")
+    items = world.items(Split.train)
+
+    async def roll_out(count: int) -> list[bool]:
+        runner = RolloutRunner(
+            target=ToyTarget(),
+            environment=world,
+            store=store,
+            decision_log=store.decision_log("r"),
+            step=1,
+            feedback=False,
+            limit=4,
+        )
+        rollouts = await runner.roll_out(items[:count], Skill(text=""), coverage=None)
+        return [rollout.score is not None for rollout in rollouts]
+
+    assert await roll_out(4) == [True, False, True, True]
+    assert world.sizes == [4]
+    world.broken = ""
+    assert await roll_out(6) == [True] * 6
+    assert sum(world.sizes[1:]) == 3
