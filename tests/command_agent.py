@@ -112,4 +112,5 @@ def main() -> None:
     sys.stdout.write(answer)
 
 
-main()
+if __name__ == "__main__":
+    main()

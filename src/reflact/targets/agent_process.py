@@ -10,13 +10,13 @@ import shutil
 import signal
 import tempfile
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
 import anyio
-from anyio.abc import ByteReceiveStream, Process
+from anyio.abc import Process
 from pydantic import Field
 
 from reflact.concurrency import open_task_group
@@ -110,9 +110,79 @@ def remove_stale_folders(parent: Path) -> None:
             os.close(lock)
 
 
+class LimitReached(Exception):
+    """A command has to be ended; the message says at which limit."""
+
+
+class AgentPipes:
+    """The standard input and output of a command that runs."""
+
+    def __init__(self, process: Process, limits: CommandLimits) -> None:
+        self._process = process
+        self._limit, self._left = limits.output_bytes, limits.output_bytes
+
+    async def send(self, text: str) -> None:
+        """Write to the input, also if nobody reads it."""
+        assert self._process.stdin is not None
+        with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
+            await self._process.stdin.send(text.encode("utf-8"))
+
+    async def send_all(self, text: str) -> None:
+        """Write to the input and close it."""
+        await self.send(text)
+        assert self._process.stdin is not None
+        await self._process.stdin.aclose()
+
+    async def receive(self) -> bytes:
+        """Return a part of the output; an empty one at its end.
+
+        Raises:
+            LimitReached: There was more output than is allowed.
+        """
+        assert self._process.stdout is not None
+        try:
+            part = await self._process.stdout.receive()
+        except (anyio.EndOfStream, anyio.ClosedResourceError, anyio.BrokenResourceError):
+            return b""
+        self._left -= len(part)
+        if self._left < 0:
+            raise self._too_much()
+        return part
+
+    async def receive_all(self) -> str:
+        """Return all output of a command that ends by itself."""
+        parts = []
+        while part := await self.receive():
+            parts.append(part)
+        await self.wait()
+        return b"".join(parts).decode("utf-8", "replace")
+
+    async def wait(self) -> None:
+        """Wait for the end of the command."""
+        await self._process.wait()
+
+    async def read_errors(self) -> str:
+        """Return the error output at its end.
+
+        Raises:
+            LimitReached: There was more than is allowed.
+        """
+        assert self._process.stderr is not None
+        parts, left = [], self._limit
+        async for part in self._process.stderr:
+            parts.append(part)
+            left -= len(part)
+            if left < 0:
+                raise self._too_much()
+        return b"".join(parts).decode("utf-8", "replace")
+
+    def _too_much(self) -> LimitReached:
+        return LimitReached(f"was ended after {self._limit:,} bytes of output (`output_bytes`)")
+
+
 async def run_process(
     command: Sequence[str],
-    text: str | None,
+    converse: Callable[[AgentPipes], Awaitable[str]],
     *,
     folder: Path,
     variables: Mapping[str, str],
@@ -123,14 +193,13 @@ async def run_process(
 
     Args:
         command: The program and its arguments.
-        text: Its standard input; None for an empty one.
+        converse: Talks with the command and returns its output; then the command is ended, if it has not ended.
         folder: The rollout's folder.
         variables: All of its environment variables.
         limits: At which it is ended.
         confine: Whether it can write nothing outside the folder.
     """
-    outputs: dict[str, bytes] = {}
-    limit: list[str] = []
+    output, limit, errors = "", None, list[str]()
     reading, writing = os.pipe()
     request = SupervisorRequest(
         command=list(command),
@@ -153,47 +222,42 @@ async def run_process(
             )
         finally:
             os.close(writing)
+        pipes, has_ended = AgentPipes(process, limits), False
+
+        async def read_errors() -> None:
+            errors.append(await pipes.read_errors())
+
         try:
             async with open_task_group() as group:
-
-                async def read(kind: str, stream: ByteReceiveStream | None) -> None:
-                    assert stream is not None
-                    pieces, size = [], 0
-                    async for piece in stream:
-                        pieces.append(piece)
-                        size += len(piece)
-                        if size > limits.output_bytes:
-                            limit.append(
-                                f"was ended after {limits.output_bytes:,} bytes of output (`output_bytes`)"
-                            )
-                            group.cancel_scope.cancel()
-                    outputs[kind] = b"".join(pieces)
-
-                group.start_soon(read, "output", process.stdout)
-                group.start_soon(read, "errors", process.stderr)
-                group.start_soon(_feed, process, text or "")
-                with anyio.move_on_after(limits.seconds) as scope:
-                    await process.wait()
-                if scope.cancelled_caught:
-                    limit.append(f"was ended after {limits.seconds:g} seconds (`seconds`)")
-                    group.cancel_scope.cancel()
+                group.start_soon(read_errors)
+                try:
+                    with anyio.move_on_after(limits.seconds) as scope:
+                        output = await converse(pipes)
+                        has_ended = process.returncode is not None
+                    if scope.cancelled_caught:
+                        limit = f"was ended after {limits.seconds:g} seconds (`seconds`)"
+                finally:
+                    with anyio.CancelScope(shield=True):
+                        await _end(process)
+        except LimitReached as error:
+            limit = str(error)
         finally:
             with anyio.CancelScope(shield=True):
-                await _end(process)
+                await process.aclose()
         report = _read_report(reading)
     finally:
         os.close(reading)
     code = report.code if report.code is not None else process.returncode
-    how = limit[0] if limit else report.limit or (code if code is not None else "did not end")
-    texts = [outputs.get(kind, b"").decode("utf-8", "replace") for kind in ("output", "errors")]
-    return ProcessEnd(how, texts[0], texts[1], report.problem)
+    how = limit or report.limit or (code if code is not None else "did not end")
+    is_answered = limit is None and not has_ended and report.problem is None
+    return ProcessEnd(0 if is_answered else how, output, "".join(errors), report.problem)
 
 
-async def _feed(process: Process, text: str) -> None:
-    assert process.stdin is not None
-    with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
-        await process.stdin.send(text.encode("utf-8"))
-    await process.stdin.aclose()
+async def exchange_text(pipes: AgentPipes, text: str) -> str:
+    """Give a command its whole input and return its whole output."""
+    async with open_task_group() as group:
+        group.start_soon(pipes.send_all, text)
+        return await pipes.receive_all()
 
 
 def _read_report(pipe: int) -> SupervisorReport:
@@ -213,4 +277,3 @@ async def _end(process: Process) -> None:
             await process.wait()
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)
-    await process.aclose()

@@ -91,8 +91,7 @@ class GatewaySession:
     async def _answer(self, body: dict[str, Any]) -> str:
         """Answer one request of the agent; a failure ends the command."""
         try:
-            text = json.dumps(body, ensure_ascii=False).replace(self._folder, SHOWN_FOLDER)
-            body = json.loads(text.replace(_flatten(self._folder), _flatten(SHOWN_FOLDER)))
+            body = json.loads(self._hide_folder(json.dumps(body, ensure_ascii=False)))
             request = {name: value for name, value in body.items() if name not in DROPPED_FIELDS}
             is_side = self._side_call is not None and has_text(request["messages"][:1], self._side_call)
             if self._seed is not None and not is_side:
@@ -115,6 +114,11 @@ class GatewaySession:
             raise
         completion = completion.replace(SHOWN_FOLDER, self._folder)
         return completion.replace(_flatten(SHOWN_FOLDER), _flatten(self._folder))
+
+    def _hide_folder(self, text: str) -> str:
+        """Return a text with the name that all rollouts' folders have in place of that of this one."""
+        text = text.replace(self._folder, SHOWN_FOLDER)
+        return text.replace(_flatten(self._folder), _flatten(SHOWN_FOLDER))
 
     def _replace_seed(self, messages: Any) -> list[Any]:
         seed = self._seed or ""

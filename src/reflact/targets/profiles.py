@@ -6,6 +6,7 @@ Each profile was tried with the version that it names.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Literal
 
 from reflact.types import FrozenModel
 
@@ -18,7 +19,8 @@ class AgentProfile(FrozenModel):
         variables: Environment variables, with placeholders.
         skill_file: Where it reads instructions that are always in force.
         skills_folder: Where it looks for skills, each in a folder of its own.
-        answer_file: The file with its answer; None for standard output.
+        protocol: How it gets its task and gives its answer; see ``CommandTarget``.
+        answer_file: The file with its answer; None for that by its protocol.
         side_call: A text in the first message of requests that are no part of the task, such as that for a title.
         tried: The version that this profile was tried with.
     """
@@ -27,10 +29,22 @@ class AgentProfile(FrozenModel):
     variables: Mapping[str, str]
     skill_file: str
     skills_folder: str
+    protocol: Literal["text", "acp"] = "text"
     answer_file: str | None = None
     side_call: str | None = None
     tried: str
 
+
+OPENCODE_VARIABLES: Mapping[str, str] = {
+    "OPENAI_API_KEY": "{token}",
+    "OPENCODE_CONFIG_CONTENT": '{"model": "reflact/{model}", "small_model": "reflact/{model}", '
+    '"share": "disabled", "autoupdate": false, "permission": "allow", "provider": {"reflact": '
+    '{"npm": "@ai-sdk/openai-compatible", "options": {"baseURL": "{base_url}", "apiKey": '
+    '"{env:OPENAI_API_KEY}"}, "models": {"{model}": {}}}}}',
+    "OPENCODE_DISABLE_AUTOUPDATE": "1",
+    "OPENCODE_DISABLE_LSP_DOWNLOAD": "1",
+    "OPENCODE_DISABLE_MODELS_FETCH": "1",
+}
 
 PROFILES: Mapping[str, AgentProfile] = {
     "codex": AgentProfile(
@@ -51,18 +65,18 @@ PROFILES: Mapping[str, AgentProfile] = {
     ),
     "opencode": AgentProfile(
         command=("opencode", "run"),
-        variables={
-            "OPENAI_API_KEY": "{token}",
-            "OPENCODE_CONFIG_CONTENT": '{"model": "reflact/{model}", "small_model": "reflact/{model}", '
-            '"share": "disabled", "autoupdate": false, "permission": "allow", "provider": {"reflact": '
-            '{"npm": "@ai-sdk/openai-compatible", "options": {"baseURL": "{base_url}", "apiKey": '
-            '"{env:OPENAI_API_KEY}"}, "models": {"{model}": {}}}}}',
-            "OPENCODE_DISABLE_AUTOUPDATE": "1",
-            "OPENCODE_DISABLE_LSP_DOWNLOAD": "1",
-            "OPENCODE_DISABLE_MODELS_FETCH": "1",
-        },
+        variables=OPENCODE_VARIABLES,
         skill_file="AGENTS.md",
         skills_folder=".opencode/skills",
+        side_call="You are a title generator.",
+        tried="1.18.33",
+    ),
+    "opencode-acp": AgentProfile(
+        command=("opencode", "acp"),
+        variables=OPENCODE_VARIABLES,
+        skill_file="AGENTS.md",
+        skills_folder=".opencode/skills",
+        protocol="acp",
         side_call="You are a title generator.",
         tried="1.18.33",
     ),
