@@ -226,7 +226,6 @@ async def examples() -> dict[str, Example]:
         await _contrast(small, load_prompts(PromptsConfig(versions={"contrast": version})))
     default = Listener()
     await _ask_stages(default, PromptsConfig())
-    await _rewrite(_context_of(default, PromptsConfig()))
     heard = default.heard | small.heard
     larger = (set(default.heard) - set(small.heard)) | UNANSWERED
     return {name: replace(e, model=LARGER if name in larger else MODEL) for name, e in heard.items()}
@@ -239,6 +238,7 @@ async def _ask_stages(listener: Listener, config: PromptsConfig) -> None:
     await _merge(context, LIST, "rewrite", DRAFTS)
     await _decide(context)
     await _close(context)
+    await _rewrite(context)
 
 
 def _context_of(listener: Listener, config: PromptsConfig) -> StageContext:

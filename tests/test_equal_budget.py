@@ -96,13 +96,17 @@ def write_settings(folder: Path, url: str) -> Path:
         (folder / "data" / split / "items.json").write_text(json.dumps(items), encoding="utf-8")
     (folder / "task.yaml").write_text("data: {path: data}\n", encoding="utf-8")
     settings = yaml.safe_load((FOLDER / "settings.yaml").read_text(encoding="utf-8"))
-    for role, name in (("target", "small"), ("optimizer", "large")):
-        servers = [{"base_url": url, "at_once": 4}]
-        settings["models"][role] = {"model": name, "servers": servers, "temperature": 0, "max_tokens": 300}
+    common = {"servers": [{"base_url": url, "at_once": 4}], "temperature": 0, "max_tokens": 300}
+    roles = (("target", "small"), ("optimizer", "large"))
+    settings["models"] = {"played": {role: {"model": name, **common} for role, name in roles}}
     budget = {"rollouts": ROLLOUTS, "optimizer_tokens": TOKENS}
     sizes = {"train": 8, "val": 8, "test": 8}
     task = {"title": "rules", "config": str(folder / "task.yaml"), "keep": ["data"], **sizes}
-    settings["tasks"] = {"rules": {**task, "budget": budget}}
+    settings["tasks"] = {"rules": {**task, "models": "played", "budget": budget}}
+    for method in settings["methods"].values():
+        method.pop("task_settings", None)
+    own = settings["methods"]["reflact"]
+    own["settings"], own["task_settings"] = {"unknown.key": 1}, {"rules": own["settings"]}
     settings["seeds"] = [1, 2]
     path = folder / "settings.yaml"
     path.write_text(yaml.safe_dump(settings), encoding="utf-8")
@@ -123,7 +127,7 @@ def run(script: str, *arguments: str | Path) -> str:
 
 
 def test_a_cell_ends_within_its_budget_and_its_result_is_kept(endpoint: Endpoint, tmp_path: Path) -> None:
-    """A run of reflact learns within the budget; a second start runs nothing; the page shows what was not run."""
+    """A run of reflact learns within the budget, with the settings for the task; a second start runs nothing."""
     settings = write_settings(tmp_path, endpoint.url)
     folders = ("--settings", settings, "--results", tmp_path / "results")
     chosen = (*folders, "--work", tmp_path / "work", "--seeds", "1", "--methods", "none", "reflact")
@@ -144,6 +148,8 @@ def test_a_cell_ends_within_its_budget_and_its_result_is_kept(endpoint: Endpoint
     assert "| gepa | not run | not run |" in page
     assert "**0.000** | 0.000 to 0.000" in page
     assert "points above no skill" in page
+    assert "The optimizer is `large` at temperature 0, with at most 300 tokens in a reply." in page
+    assert "| reflact, on rules | `" in page
 
 
 @pytest.mark.parametrize("method", PEERS)

@@ -13,15 +13,17 @@ from pure_world import PureNetwork, differences, left_by, write_world
 from pure_world import settings as world_settings
 from reflact import Trainer, read_run
 from reflact.config.loading import config_identity, load_config
+from reflact.config.training import PromptsConfig
 from reflact.errors import ConfigError, ContextOverflow
 from reflact.llm import CallId, Message, RenderedPrompt, ReplyModel, Text
+from reflact.prompts import load_prompts
 from reflact.proposers import NoReply, Rewrite, StepBudget, StepEvidence
 from reflact.reporting.summary import format_step
-from reflact.stages.reply_models import check_document_rules
+from reflact.stages.reply_models import check_document_rules, one_shot_reply_type
 from reflact.testing import ScriptedLLM, ToyEnvironment, ToyTarget, toy_optimizer
 from reflact.testing.llm import Script, ScriptedAnswer
 from reflact.types import Item, Skill
-from toy_runs import LINES, Actor, document, run, settings
+from toy_runs import LINES, Actor, document, run, settings, shown_to
 
 pytestmark = pytest.mark.anyio
 
@@ -166,6 +168,31 @@ def test_a_document_that_only_records_answers_is_sent_back(text: str, refused: b
         return
     with pytest.raises(ValueError, match="records the answers of cases 1"):
         check_document_rules(text, skill, ITEMS)
+
+
+async def test_a_small_model_rewrites_without_reasoning(tmp_path: Path) -> None:
+    """The small profile asks for patterns with counts and the document alone, of failures and successes alike."""
+    done = await run(
+        tmp_path,
+        initial=document("double"),
+        proposer={"name": "one_shot"},
+        prompts={"profile": "small"},
+        train={"batch_size": 4},
+        gate=STRICT,
+    )
+    first, call = done.records[0], done.asked("one_shot")[0]
+    assert (
+        call.prompt.version == load_prompts(PromptsConfig(profile="small")).prompts["one_shot"].header.version
+    )
+    assert "Cases in which the agent succeeded:" in shown_to(call)
+    assert first.verdict.action == "accept_new_best"
+    (rewrite,) = first.rewrites
+    assert rewrite.reasoning == ""
+    assert rewrite.patterns
+    assert (
+        one_shot_reply_type(failures=0).model_validate({"patterns": [], "document": "Heed."}).document
+        == "Heed."
+    )
 
 
 # ---------------------------------------------------------------------------------------- several rewrites

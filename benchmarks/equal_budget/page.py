@@ -66,11 +66,21 @@ def show_task(settings: Settings, results: Sequence[CellResult], name: str) -> s
         f"## Results: {task.title}",
         f"{task.train} train, {task.val} validation and {task.test} test items of `{task.config}`. A cell may spend "
         f"{task.budget.rollouts} rollouts and {task.budget.optimizer_tokens:,} tokens of the optimizer.",
+        show_models(settings, name),
         show_scores(settings, results, name),
         show_differences(settings, results, name),
         show_spend(settings, results, name),
     ]
     return "\n\n".join(filter(None, parts))
+
+
+def show_models(settings: Settings, name: str) -> str:
+    """Return a sentence on the models of a task."""
+    return " ".join(
+        f"The {role} is `{model.model}` at temperature {model.temperature:g}, with at most {model.max_tokens} tokens "
+        "in a reply."
+        for role, model in settings.list_models(name).items()
+    )
 
 
 def show_scores(settings: Settings, results: Sequence[CellResult], name: str) -> str:
@@ -182,11 +192,15 @@ def render(settings: Settings, results: Sequence[CellResult]) -> str:
 def show_settings(settings: Settings) -> str:
     """Return the table of all settings that are no defaults."""
     rows = [
-        f"| {about.title} | "
-        + ("; ".join(f"`{k}: {v}`" for k, v in about.settings.items()) or "defaults")
+        f"| {about.title}{where} | "
+        + ("; ".join(f"`{k}: {v}`" for k, v in values.items()) or "defaults")
         + " |"
         for about in settings.methods.values()
         if about.script is not None
+        for where, values in (
+            ("", about.settings),
+            *((f", on {settings.tasks[task].title}", own) for task, own in about.task_settings.items()),
+        )
     ]
     return "\n".join(["| method | settings |", "|---|---|", *rows])
 

@@ -46,7 +46,7 @@ ALARM = 3 * 3600
 
 
 class TaskSettings(Frozen):
-    """A task: a configuration of reflact, the keys of it that are the task, and how many items of each split count."""
+    """A task: a configuration of reflact, its keys that are the task, how many items of each split count, its models."""
 
     title: str
     config: Path
@@ -54,35 +54,53 @@ class TaskSettings(Frozen):
     train: int
     val: int
     test: int
+    models: str
     budget: BudgetLimits
 
 
 class MethodSettings(Frozen):
-    """A method: its script, the name of its environment, the packages whose versions count, and its settings."""
+    """A method: its script, the name of its environment, the packages whose versions count, and its settings.
+
+    ``task_settings`` replace ``settings`` for the tasks that they name.
+    """
 
     title: str
     script: str | None = None
     environment: str | None = None
     version: tuple[str, ...] = ()
     settings: dict[str, Any] = {}
+    task_settings: dict[str, dict[str, Any]] = {}
+
+    def for_task(self, task: str) -> dict[str, Any]:
+        """Return the settings for a task."""
+        return self.task_settings.get(task, self.settings)
 
 
 class Settings(Frozen):
-    """All of settings.yaml."""
+    """All of settings.yaml; ``models`` are pairs of a target and an optimizer, by the name that tasks use."""
 
-    models: dict[str, ModelSettings]
+    models: dict[str, dict[str, ModelSettings]]
     seeds: tuple[int, ...]
     tasks: dict[str, TaskSettings]
     methods: dict[str, MethodSettings]
 
     def digest(self, task: str, method: str) -> str:
         """Return a digest of all settings that a cell depends on."""
+        about = self.methods[method]
+        models = self.list_models(task)
         parts = {
-            "models": {role: model.model_dump(exclude={"servers"}) for role, model in self.models.items()},
-            "task": self.tasks[task].model_dump(mode="json", exclude={"title", "test"}),
-            "method": self.methods[method].model_dump(exclude={"title"}),
+            "models": {role: model.model_dump(exclude={"servers"}) for role, model in models.items()},
+            "task": self.tasks[task].model_dump(mode="json", exclude={"title", "test", "models"}),
+            "method": {
+                **about.model_dump(exclude={"title", "task_settings"}),
+                "settings": about.for_task(task),
+            },
         }
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:12]
+
+    def list_models(self, task: str) -> dict[str, ModelSettings]:
+        """Return the models of a task by their role."""
+        return self.models[self.tasks[task].models]
 
 
 class Outcomes(Frozen):
@@ -211,7 +229,7 @@ class Comparison:
         self._peers = peers
         work.mkdir(parents=True, exist_ok=True)
         self._replies = ReplyStore(work / "replies.jsonl")
-        self._servers = Servers(settings.models)
+        self._servers = {name: Servers(models) for name, models in settings.models.items()}
 
     def train(self, method: str, name: str, seed: int) -> CellResult | None:
         """Run a method in a cell; None if its environment is missing."""
@@ -225,7 +243,7 @@ class Comparison:
             if python is None:
                 return None
             versions = _read_versions(python, settings.version)
-            best = self._run_script(python, settings, task, meter, f"{name}-{method}-{seed}")
+            best = self._run_script(python, method, name, task, meter)
         result = CellResult(
             method=method,
             task=name,
@@ -251,8 +269,9 @@ class Comparison:
         return opened
 
     def _build_meter(self, task: str, seed: int) -> Meter:
-        budget = self.settings.tasks[task].budget
-        return Meter(self.settings.models, budget, self._replies, self._servers, seed)
+        about = self.settings.tasks[task]
+        models, servers = self.settings.models[about.models], self._servers[about.models]
+        return Meter(models, about.budget, self._replies, servers, seed)
 
     def _find_python(self, settings: MethodSettings) -> Path | None:
         if settings.environment is None:
@@ -260,9 +279,8 @@ class Comparison:
         path = self._peers / f"venv-{settings.environment}" / "bin" / "python"
         return path if path.exists() else None
 
-    def _run_script(
-        self, python: Path, settings: MethodSettings, task: Task, meter: Meter, cell: str
-    ) -> dict[str, Any]:
+    def _run_script(self, python: Path, method: str, name: str, task: Task, meter: Meter) -> dict[str, Any]:
+        about, cell = self.settings.methods[method], f"{name}-{method}-{meter.seed}"
         folder = self._work / cell
         shutil.rmtree(folder, ignore_errors=True)
         for split in ("train", "val"):
@@ -278,8 +296,8 @@ class Comparison:
                 "seed": meter.seed,
                 "url": server.url,
                 "rollouts": limits.rollouts,
-                "optimizer_max_tokens": self.settings.models["optimizer"].max_tokens,
-                "settings": settings.settings,
+                "optimizer_max_tokens": self.settings.list_models(name)["optimizer"].max_tokens,
+                "settings": about.for_task(name),
                 "config": {**task.config, "data.path": str(folder / "data")},
                 "items": {
                     split: [_describe(task, item) for item in task.items[split]] for split in ("train", "val")
@@ -287,7 +305,7 @@ class Comparison:
             }
             (folder / "job.json").write_text(json.dumps(job), encoding="utf-8")
             done = subprocess.run(
-                [python, HERE / str(settings.script), folder / "job.json"],
+                [python, HERE / str(about.script), folder / "job.json"],
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 cwd=folder,

@@ -46,6 +46,7 @@ SMALL_PROFILE: Mapping[str, int] = {
     "merge_final": 2,
     "ranking": 2,
     "rewrite": 1,
+    "one_shot": 2,
     "step_size": 1,
     "slow_update": 1,
     "meta_skill": 1,

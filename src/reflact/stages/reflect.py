@@ -211,10 +211,15 @@ def _build_report(blank: AnalystReport, skill: Skill, reply: Proposals) -> Analy
 
 
 def build_pattern(pattern: PatternReply | ReasonedPattern, item_ids: Sequence[str]) -> FailurePattern:
-    """Return the pattern of a reply with the items of its cases, out of those that the prompt showed."""
+    """Return the pattern of a reply with the items of its cases, out of those that the prompt showed.
+
+    Small models name a count alone; it is at most that of the items.
+    """
     if isinstance(pattern, ReasonedPattern):
         item_ids = [item_ids[number - 1] for number in sorted(set(pattern.cases))]
-    count = pattern.count if isinstance(pattern, PatternReply) else len(item_ids)
+    count = len(item_ids)
+    if isinstance(pattern, PatternReply):
+        count = min(pattern.count, count)
     return FailurePattern(
         type=pattern.type, count=count, description=pattern.description, item_ids=tuple(item_ids)
     )

@@ -322,11 +322,12 @@ def draft_reply_type(*, cases: int, reasoned: bool = False) -> type[DraftReply]:
 
 
 @lru_cache(maxsize=64)
-def one_shot_reply_type(*, failures: int) -> type[ReasonedOneShotReply]:
+def one_shot_reply_type(*, failures: int, reasoned: bool = False) -> type[DraftReply]:
     """Return the reply type of a document written from all cases, the first ``failures`` of which failed."""
-    kind, bounds = _pattern_field(max(1, failures), reasoned=True)
-    bounds = {"min_length": min(1, failures), "max_length": failures}
-    return narrow_reply_type(ReasonedOneShotReply, patterns=(kind, bounds))
+    kind, bounds = _pattern_field(max(1, failures), reasoned=reasoned)
+    if failures == 0:
+        bounds = {"min_length": 0, "max_length": 0}
+    return narrow_reply_type(ReasonedOneShotReply if reasoned else DraftReply, patterns=(kind, bounds))
 
 
 @lru_cache(maxsize=64)

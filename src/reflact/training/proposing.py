@@ -28,6 +28,7 @@ from reflact.stages.prompt_sections import (
 )
 from reflact.stages.reflect import Minibatch, annotate_failures, build_pattern
 from reflact.stages.reply_models import (
+    DraftReply,
     ReasonedOneShotReply,
     check_document_rules,
     check_reply,
@@ -296,13 +297,13 @@ class RewritingProposer:
             }
             return self.prompts.render(PURPOSE, values)
 
-        def check(reply: ReasonedOneShotReply) -> None:
+        def check(reply: DraftReply) -> None:
             check_reply(reply, skill=skill)
             check_document_rules(reply.document, skill, [case.item for case in cases])
 
         reply = await budget.ask(
             render(tokens),
-            one_shot_reply_type(failures=len(failures)),
+            one_shot_reply_type(failures=len(failures), reasoned=self.prompts.is_reasoned(PURPOSE)),
             purpose=PURPOSE,
             part=str(number),
             check=check,
@@ -312,7 +313,7 @@ class RewritingProposer:
             return Rewrite(reason=reply.reason, number=number)
         return Rewrite(
             document=reply.document,
-            reasoning=reply.reasoning,
+            reasoning=reply.reasoning if isinstance(reply, ReasonedOneShotReply) else "",
             patterns=tuple(
                 build_pattern(pattern, [c.item.id for c in failures]) for pattern in reply.patterns
             ),
