@@ -108,7 +108,7 @@ async def test_a_scorer_that_raises_gives_nothing(stand_in: None) -> None:
     assert (unread.score.hard, unread.score.soft) == (0, 0)
     assert "the scorer cannot read the reply: ValueError" in str(unread.feedback)
     assert (wrong.score.hard, wrong.score.soft) == (0, 0.25)
-    assert wrong.feedback == "the scorer gives 0.25 of 1; a right answer is 1"
+    assert wrong.feedback == 'the scorer gives 0.25 of 1; the reply "1" and nothing else is right'
     assert (right.score.hard, right.feedback) == (1, None)
 
 

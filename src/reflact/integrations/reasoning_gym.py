@@ -156,10 +156,12 @@ class ReasoningGymEnvironment:
         entry = self._entries[item.id]
         try:
             score = float(self._datasets[str(item.task_type)].score_answer(reply.strip(), entry))
-            reason = f"the scorer gives {score:g} of 1"
+            reason = f"the scorer gives {score:.2g} of 1"
         except Exception as error:  # noqa: BLE001  # scorers raise anything on replies that they cannot read
             score, reason = 0.0, f"the scorer cannot read the reply: {type(error).__name__}: {error}"
-        expected = "" if item.reference is None else f"; a right answer is {item.reference}"
+        expected = (
+            "" if item.reference is None else f'; the reply "{item.reference}" and nothing else is right'
+        )
         passed = score >= self._passes_at
         return Grade(
             score=Score(hard=float(passed), soft=score),
