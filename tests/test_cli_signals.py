@@ -73,7 +73,7 @@ def test_calls_that_hang_are_cut_off(tmp_path: Path, number: signal.Signals, cod
             process.send_signal(number)
         shown, errors = process.communicate(timeout=HANGS / 2)
     assert_in_order(process, said + errors, code, signals=2 if grace == HANGS else 1)
-    reason = f"stopped by {number.name}"
+    reason = f"stopped by {'Ctrl-C' if number is signal.SIGINT else number.name}"
     assert stored(tmp_path, "SELECT status, reason FROM runs") == [("cancelled", reason)]
     if grace < HANGS:
         assert "cancelled: 0 steps" in shown
@@ -177,7 +177,7 @@ def test_a_signal_while_a_person_is_asked(tmp_path: Path) -> None:
     os.close(keyboard)
     assert process.returncode == 130
     assert "work under way may finish" in errors
-    assert stored(tmp_path, "SELECT status, reason FROM runs") == [("cancelled", "stopped by SIGINT")]
+    assert stored(tmp_path, "SELECT status, reason FROM runs") == [("cancelled", "stopped by Ctrl-C")]
 
 
 @pytest.mark.parametrize("show", ["live", "lines"])
@@ -198,7 +198,9 @@ def test_a_closed_terminal_ends_the_run_with_grace(tmp_path: Path, show: str) ->
             endpoint.go_on.set()
             time.sleep(0.05)
         assert process.wait(HANGS) == 129
-    assert stored(tmp_path, "SELECT status, reason FROM runs") == [("cancelled", "stopped by SIGHUP")]
+    assert stored(tmp_path, "SELECT status, reason FROM runs") == [
+        ("cancelled", "stopped by the end of its terminal")
+    ]
     assert stored(tmp_path, "SELECT count(*) FROM calls WHERE state <> 'settled'") == [(0,)]
 
 

@@ -113,7 +113,7 @@ def test_the_demo_is_interrupted_and_goes_on(tmp_path: Path) -> None:
     assert find_display(terminal) == []
     assert terminal.cursor_shown
     lines = terminal.scrolled + terminal.screen
-    assert sum(line.startswith("SIGINT: work under way may finish") for line in lines) == 1
+    assert sum(line.startswith("Ctrl-C: work under way may finish") for line in lines) == 1
     assert any(line.startswith("cancelled: ") for line in lines)
 
     terminal = Terminal(160, 50)
@@ -134,7 +134,7 @@ def test_two_interrupts_end_a_run_that_hangs(tmp_path: Path) -> None:
     """The view shows the effect of the first one and stays; the second one removes it at once."""
     endpoint = Endpoint(lambda call_id, before: True)
     terminal = Terminal(80, 24)
-    words = ("before the first step", "SIGINT: work under way may finish")
+    words = ("before the first step", "Ctrl-C: work under way may finish")
     interrupting = Interrupting(*words, ready=endpoint.held.is_set)
     with world(tmp_path, endpoint, grace=HANGS) as path:
         code, _ = run_at(terminal, "train", path, watch=interrupting, PYTHONIOENCODING="ascii")

@@ -234,7 +234,7 @@ def test_a_second_interrupt_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
             handler._handle_signal(signal.SIGINT, None)
     first, second = told.getvalue().decode().splitlines()
     assert "work under way may finish" in first
-    assert second == "SIGINT again: the run ends at once; finished calls are stored"
+    assert second == "Ctrl-C again: the run ends at once; finished calls are stored"
 
 
 def test_a_signal_after_the_event_loop_has_closed_is_harmless(monkeypatch: pytest.MonkeyPatch) -> None:

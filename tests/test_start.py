@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
@@ -67,6 +68,9 @@ def test_init_writes_a_configuration_that_works(tmp_path: Path) -> None:
         assert "60 items: 20 train, 20 validation, 20 test" in result.stdout
         checked = reflact("check", config)
         assert checked.exit_code == 0, checked.output
+        assert re.search(
+            r"time: \d+ calls of the target are likely; at .+ and 4 at once they take", checked.stdout
+        )
     loaded = load_config(config)
     assert loaded.data.fields.input == "prompt"
     assert loaded.data.fields.reference == "gold"
@@ -83,6 +87,7 @@ def test_init_writes_a_configuration_that_works(tmp_path: Path) -> None:
         (["question_id", "Prompt (English)", "expected_label"], "Prompt (English)", "expected_label"),
         (["message", "answer_text", "answer_length"], "message", "answer_text"),
         (["Ticket No.", "Customer Message", "Dept (gold)"], "Customer Message", "Dept (gold)"),
+        (["Customer message", "Channel", "Correct team", "is_correct"], "Customer message", "Correct team"),
         (["first_answer", "second_answer"], None, None),
         (["input_text", "user_message"], None, None),
     ],
@@ -103,6 +108,15 @@ def test_all_rows_with_errors_are_named_at_once(tmp_path: Path) -> None:
     assert result.exit_code == 2
     assert "row 11: there is no column 'gold queue'" in result.stderr
     assert "these rows have errors too: 26" in result.stderr
+
+
+def test_columns_that_the_target_does_not_see_are_named(tmp_path: Path) -> None:
+    """A task that needs its choices is not sent without them in silence."""
+    path = tmp_path / "exam.jsonl"
+    rows = [{"question": f"q{k}", "choices": ["a", "b"], "answer": "a"} for k in range(30)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    result = reflact("init", path, "--out", tmp_path / "run.yaml", "--model", "m")
+    assert "the target does not see 'choices'; environment.template can name it" in result.stdout
 
 
 def test_init_asks_for_the_column_that_it_cannot_guess(tmp_path: Path) -> None:

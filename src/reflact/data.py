@@ -86,11 +86,13 @@ TELLING_WORDS: Mapping[str, frozenset[str]] = {
             "ticket",
         }
     ),
-    "reference": frozenset({"answer", "answers", "expected", "gold", "label", "solution", "truth"}),
+    "reference": frozenset(
+        {"answer", "answers", "correct", "expected", "gold", "label", "solution", "truth"}
+    ),
 }
 """Words that tell a field also in a longer name, such as "right answer" or "customer_message"."""
 
-COUNTING_WORDS = frozenset({"id", "nr", "no", "number", "count", "length", "type", "date", "url"})
+COUNTING_WORDS = frozenset({"id", "is", "nr", "no", "number", "count", "length", "type", "date", "url"})
 """Words of a name that is no task and no answer, whatever its other words are."""
 
 MAX_SHOWN_COLUMNS = 12
@@ -300,7 +302,9 @@ def read_rows(path: Path) -> tuple[FileRow, ...]:
         OSError: The file cannot be read.
     """
     if path.suffix not in SUFFIXES:
-        raise DataError(f"{path}: a data file ends in .csv, .json or .jsonl")
+        raise DataError(
+            f"{path}: a data file ends in .csv, .json or .jsonl; a .csv file may have tabs or semicolons between its cells"
+        )
     try:
         with path.open(encoding="utf-8-sig", newline="" if path.suffix == ".csv" else None) as file:
             text = file.read()
@@ -315,12 +319,11 @@ def read_rows(path: Path) -> tuple[FileRow, ...]:
         return tuple(FileRow(_parse(line, where), where) for where, line in lines.items() if line.strip())
     rows = _parse(text, str(path))
     if not isinstance(rows, list):
-        lists = (
-            [name for name, value in rows.items() if isinstance(value, list)]
-            if isinstance(rows, dict)
-            else []
-        )
+        entries = rows if isinstance(rows, dict) else {}
+        lists = [name for name, value in entries.items() if isinstance(value, list)]
         advice = f"; save the list under {lists[0]!r} as a file of its own" if len(lists) == 1 else ""
+        if entries and all(isinstance(value, dict) for value in entries.values()):
+            advice = "; save the list of its values, without their names"
         raise DataError(f"{path}: expected a list of items, found {_type_name(rows)}{advice}")
     return tuple(FileRow(row, f"{path} row {n}") for n, row in enumerate(rows, start=1))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
@@ -399,6 +400,7 @@ class SetupCheck(FrozenModel):
     """What a check of a configuration found; ``grade`` is that of the target's answer to ``item``.
 
     ``skill`` says in words if the skill reaches an agent behind a gateway; None if that was not tested.
+    ``target_calls`` is the likely number of the target's calls in a run.
     """
 
     n_train: int
@@ -407,6 +409,7 @@ class SetupCheck(FrozenModel):
     roles: tuple[RoleCheck, ...]
     item: Item
     grade: Grade
+    target_calls: float
     skill: str | None = None
 
 
@@ -450,7 +453,7 @@ async def check_setup(config: TrainerConfig, overrides: Overrides | None = None)
             await _describe_role(role, getattr(plan.config.models, role), finished, runtime)
             for role in dict.fromkeys(event.role for event in finished)
         ]
-    data = plan.data
+    data, likely = plan.data, plan.estimate_cost(done=0, skill=None, spent=())
     return SetupCheck(
         n_train=len(data.train),
         n_val=len(data.val),
@@ -459,6 +462,7 @@ async def check_setup(config: TrainerConfig, overrides: Overrides | None = None)
         item=item,
         grade=grade,
         skill=skill,
+        target_calls=math.fsum(row.calls.expected for row in likely.rows if row.role == "target"),
     )
 
 

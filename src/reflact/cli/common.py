@@ -38,6 +38,11 @@ MARGIN_SECONDS = 2.0
 _BoundRun = tuple[asyncio.AbstractEventLoop, Callable[[str], None], Callable[[], None]]
 
 
+SIGNAL_NAMES = {"SIGINT": "Ctrl-C"}
+STOP_CAUSES = {"SIGHUP": "the end of its terminal"}
+"""Signals in words, for those who did not send them by name."""
+
+
 class InterruptHandler:
     """Handles SIGINT, SIGTERM and SIGHUP during a block; use it in the main thread.
 
@@ -79,7 +84,8 @@ class InterruptHandler:
 
     def _handle_signal(self, number: int, frame: FrameType | None) -> None:
         first = self.exit_code is None
-        name = signal.Signals(number).name
+        signal_name = signal.Signals(number).name
+        name = SIGNAL_NAMES.get(signal_name, signal_name)
         self._leave_lost_terminals()
         if first:
             self.exit_code = 128 + number
@@ -95,7 +101,9 @@ class InterruptHandler:
             raise KeyboardInterrupt
         loop, stop, cancel = self._bound_run
         with suppress(RuntimeError):  # the loop is closed, and the process about to end
-            loop.call_soon_threadsafe(partial(stop, f"stopped by {name}") if first else cancel)
+            loop.call_soon_threadsafe(
+                partial(stop, f"stopped by {STOP_CAUSES.get(signal_name, name)}") if first else cancel
+            )
 
     def _leave_lost_terminals(self) -> None:
         """Discard what is written to a terminal that has been closed, because writing to it fails."""

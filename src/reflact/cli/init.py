@@ -28,6 +28,10 @@ TEST_LINES = """
 test:
   enabled: false
 """
+LOCAL_LINES = """\
+    # The calls in flight; 1 for a server that answers one call at a time.
+    concurrency: 4
+"""
 TEMPLATE = """\
 # A training of reflact on {data}. Next:
 #   reflact check {name}             one small call to each model and one graded item
@@ -55,7 +59,7 @@ models:
     base_url: {base_url}
     # The environment variable that holds the key; null for an endpoint without keys.
     api_key_env: {key}
-    max_tokens: 1024
+{pace}    max_tokens: 1024
   # The model that writes the instructions. It uses the target's model, address and key unless it has its own.
   optimizer:
     {optimizer}
@@ -120,8 +124,8 @@ def init(  # noqa: PLR0917 - one for each option of the command
     from reflact.training.gating import FEW_ITEMS, describe_few_items
 
     if out.exists() or out.suffix not in {".yaml", ".yml"}:
-        problem = "exists already" if out.exists() else "does not end in .yaml"
-        raise ConfigError(f"{out} {problem}; choose another file with --out")
+        problem = "exists already; remove it, or" if out.exists() else "does not end in .yaml;"
+        raise ConfigError(f"{out} {problem} choose another file with --out")
     columns = {"input": input_column, "reference": reference}
     draft = describe_data(data, out, {name: column for name, column in columns.items() if column is not None})
     if model is None:
@@ -132,6 +136,11 @@ def init(  # noqa: PLR0917 - one for each option of the command
     for line in (
         draft["sizes"],
         f"columns: {draft['used']}",
+        *(
+            [f"the target does not see {draft['unseen']}; environment.template can name it"]
+            if draft["unseen"]
+            else []
+        ),
         f"grader {draft['grader']}: {draft['why']}",
         *([f"warning: {describe_few_items(n_val)}"] if n_val < FEW_ITEMS else []),
         f"wrote {out}; next: reflact check {out}",
@@ -163,6 +172,7 @@ def fill_template(
         model=quote_yaml(model),
         base_url=quote_yaml(base_url),
         key="null" if key == "null" else quote_yaml(key),
+        pace=LOCAL_LINES if is_local else "",
         optimizer=f"{own}max_tokens: 4096",
     )
 
@@ -220,6 +230,7 @@ def describe_data(data: Path, out: Path, columns: Mapping[str, str]) -> dict[str
         "why": why,
         "extra": "  tables: tables  # folder of .csv tables\n" if grader == "sql" else "",
         "columns": escape_line(others or "there are none"),
+        "unseen": ", ".join(map(repr, items[0].metadata)),
         "used": used,
         "batch": str(max(1, min(16, n_train))),
     }

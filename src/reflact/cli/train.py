@@ -63,6 +63,7 @@ def check(config: ConfigArgument, overrides: OverrideOption = None) -> None:
         *([] if found.skill is None else [f"skill: {found.skill}"]),
         *(describe_role(role) for role in found.roles),
         *describe_item(found, settings.environment.grader),
+        *describe_time(found, settings.models.target.concurrency),
     ]
     if found.n_val < FEW_ITEMS:
         lines.append(f"warning: {describe_few_items(found.n_val)}")
@@ -82,6 +83,18 @@ def describe_role(role: RoleCheck) -> str:
     mode = "" if role.mode is None else f", typed replies by {role.mode}"
     tokens = f"{usage.input_tokens:,} tokens in and {usage.output_tokens:,} out"
     return f"{role.role}: {role.title}: {role.seconds:.1f} s{mode}, {tokens}, {price}"
+
+
+def describe_time(found: SetupCheck, concurrency: int) -> list[str]:
+    """Return how long the target's calls will probably take, as at most one line."""
+    from reflact.reporting.lines import format_count, format_duration
+
+    seconds = [role.seconds for role in found.roles if role.role == "target"]
+    return [
+        f"time: {format_count(round(found.target_calls))} calls of the target are likely; at {format_duration(each)} "
+        f"each and {concurrency} at once they take about {format_duration(found.target_calls * each / concurrency)}"
+        for each in seconds
+    ]
 
 
 def describe_item(found: SetupCheck, grader: str) -> list[str]:
