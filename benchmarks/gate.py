@@ -34,7 +34,6 @@ from reflact.gate.early_stop import EarlyStopMonitor
 from reflact.gate.intervals import improvement_interval
 from reflact.gate.paired_decision import GateSettings, ScorePair, TrialRequest, decide
 from reflact.gate.ranked_decision import (
-    BASELINE_PASSES,
     BEST_ABOVE,
     MAX_PASSES,
     Posterior,
@@ -49,6 +48,9 @@ SEED, BATCH, ALPHA, EFFECT, WORTH = 2026, 40, 0.10, 0.15, 0.00005
 START, CEILING, FLOOR = 0.5, 0.865, 0.02
 ITEM_SPREAD, ITEM_MEMORY = 1.3, 0.98
 """Items differ by this deviation (in probits); an edit leaves this correlation of the items' differences."""
+
+BASELINE_PASSES = 2
+"""The passes of a baseline whose target is noisy."""
 
 PLANNED_DECISIONS = 41
 """What the paired policy divides alpha by: 40 steps and a promotion."""
