@@ -266,10 +266,12 @@ def test_a_command_ends_if_reflact_is_killed(tmp_path: Path) -> None:
     program = f"""
 import anyio
 from pathlib import Path
-from reflact.targets.agent_process import CommandLimits, run_process
+from functools import partial
+from reflact.targets.agent_process import CommandLimits, exchange_text, run_process
 variables, folder = {dict(os.environ)!r}, Path({str(tmp_path)!r})
 command = ["sh", "-c", "setsid sleep 600 & echo $! $$ > pids.tmp; mv pids.tmp pids; sleep 600"]
-anyio.run(lambda: run_process(command, None, folder=folder, variables=variables, limits=CommandLimits(), confine=False))
+talk = partial(exchange_text, text="")
+anyio.run(lambda: run_process(command, talk, folder=folder, variables=variables, limits=CommandLimits(), confine=False))
 """
     (tmp_path / "work").mkdir()
     pids = tmp_path / "work" / "pids"

@@ -305,32 +305,34 @@ def list_readable_paths() -> list[str]:
     return [path for path in (*own, *SHARED_PATHS) if os.path.exists(path)]  # noqa: PTH110 - starts faster
 
 
-def isolate_command(folder: str | None) -> None:
-    """Keep this process, and all that it starts, from reaching other processes: their signals, memory and variables.
+def isolate_command(folder: str | None) -> bool:
+    """Keep this process, and all that it starts, from signalling other processes and from reading their variables.
 
     With a folder, files outside it cannot be changed either, and all capabilities are dropped. Reading, the network and the
-    attributes of files, such as their modes, stay as they are. Without a folder, a kernel before Linux 6.12 isolates
-    nothing.
+    attributes of files, such as their modes, stay as they are. Return whether signals reach no other process; before
+    Linux 6.12 they do, and without a folder nothing is isolated there.
 
     Raises:
         OSError: The kernel refused a step.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     version = _call_kernel(libc.syscall, CREATE_RULESET, None, 0, 1)
-    if folder is None and version < SCOPES_VERSION:
-        return
+    is_scoped = version >= SCOPES_VERSION
+    if folder is None and not is_scoped:
+        return False
     _call_kernel(libc.prctl, NO_NEW_PRIVILEGES, 1, 0, 0, 0)
     if folder is None:
         _drop_capabilities(libc, SPYING_CAPABILITIES)
         _apply_landlock(libc, (0, 0, SIGNAL_SCOPE), {})
-        return
+        return True
     _drop_capabilities(libc)
     changing = CHANGING_RIGHTS & _list_rights(version)
     devices = [path for path in WRITABLE_DEVICES if os.path.exists(path)]  # noqa: PTH110 - starts faster
     allowed = {folder: changing, **dict.fromkeys(devices, changing & (WRITE_FILE | TRUNCATE))}
     if os.path.isdir("/dev/pts"):  # noqa: PTH112
         allowed["/dev/pts"] = changing & (WRITE_FILE | TRUNCATE)
-    _apply_landlock(libc, (changing, 0, ALL_SCOPES if version >= SCOPES_VERSION else 0), allowed)
+    _apply_landlock(libc, (changing, 0, ALL_SCOPES if is_scoped else 0), allowed)
+    return is_scoped
 
 
 def _restrict_by_landlock(libc: Any, paths: Sequence[str], without: Collection[str]) -> None:

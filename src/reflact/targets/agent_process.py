@@ -29,7 +29,7 @@ LOCK_FILE = "lock"
 STALE_SECONDS = 600.0
 """A younger folder of a rollout may not be locked yet."""
 
-SECONDS_TO_END = 1.0
+SECONDS_TO_END = 10.0
 """The time that a supervisor gets to end all processes before it is killed itself."""
 
 
