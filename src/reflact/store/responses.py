@@ -29,6 +29,7 @@ T = TypeVar("T")
 JSON_ADAPTER: TypeAdapter[JsonValue] = TypeAdapter(JsonValue)
 ROLLOUT_VALUES = "INTO rollouts (key, rollout, checksum) VALUES (?, ?, ?)"
 RESPONSE_VALUES = "INTO responses (key, run_id, response, checksum) VALUES (?, ?, ?, ?)"
+RESPONSE_QUERY = "SELECT CAST(response AS BLOB), CAST(checksum AS BLOB) FROM responses WHERE key = ?"
 NEWEST_OPEN_CALL = "(SELECT max(id) FROM calls WHERE run_id = ? AND key = ? AND state = 'open')"
 
 SPEND_SUMS = """
@@ -92,7 +93,7 @@ class SQLiteResponseStore:
 
     async def find_response(self, key: str) -> StoredResponse | None:
         """Return the response under a key; None if there is none or it is unreadable."""
-        found = await self._database.read(lambda tables: _find_response(tables, key))
+        found = _read_response(key, await self._database.fetch_rows(RESPONSE_QUERY, (key,)))
         self._reuse = self._reuse.add(replies=found is not None)
         return found
 
@@ -104,11 +105,12 @@ class SQLiteResponseStore:
         """Store a response, unless its key has a readable one, and settle its call in one transaction."""
         text = response.model_dump_json()
         row = (response.key, reservation.run_id, text, compute_checksum(response.key, text))
+        find = (RESPONSE_QUERY, (response.key,))
 
         def store(tables: Tables) -> None:
             _settle(tables, reservation, response.usage)
             added = tables.execute(f"INSERT OR IGNORE {RESPONSE_VALUES}", row).rowcount
-            if not added and _find_response(tables, response.key) is None:
+            if not added and _read_response(response.key, tables.execute(*find).fetchall()) is None:
                 tables.execute(f"INSERT OR REPLACE {RESPONSE_VALUES}", row)
 
         await self._database.write(store)
@@ -257,11 +259,9 @@ def mark_unsettled(tables: Tables, run_id: str) -> None:
     tables.execute("UPDATE calls SET state = 'unsettled' WHERE run_id = ? AND state = 'open'", (run_id,))
 
 
-def _find_response(tables: Tables, key: str) -> StoredResponse | None:
-    """Return the response under a key; None if there is none or it is damaged."""
-    sql = "SELECT CAST(response AS BLOB), CAST(checksum AS BLOB) FROM responses WHERE key = ?"
-    row = tables.execute(sql, (key,)).fetchone()
-    if row is None or (text := _decode_checked(key, *row)) is None:
+def _read_response(key: str, rows: Sequence[tuple[Any, ...]]) -> StoredResponse | None:
+    """Return the response in the row of a key; None if there is none or it is damaged."""
+    if not rows or (text := _decode_checked(key, *rows[0])) is None:
         return None
     try:
         return StoredResponse.model_validate_json(text)
