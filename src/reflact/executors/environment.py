@@ -130,14 +130,11 @@ def refer_to_target(target: Target, config: TrainerConfig) -> TargetReference | 
 async def place_environment(
     environment: Environment, config: TrainerConfig, target: Target, *, named: bool
 ) -> AsyncIterator[Environment]:
-    """Yield an environment that runs where the configuration says; ``named`` if the configuration names it.
+    """Yield an environment that runs in the configured executor; ``named`` if the configuration names it.
 
     Raises:
         ConfigError: Workers cannot make the environment, or the executor cannot be opened.
     """
-    if config.executor.name == "local":
-        yield environment
-        return
     reference = refer_to_environment(environment, config, named=named)
     async with open_executor(config) as executor:
         made = refer_to_target(target, config)

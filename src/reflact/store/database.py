@@ -188,19 +188,19 @@ class Database:
             self._jobs.put(self._commit_pending)
         return await future
 
-    async def read(self, work: Callable[[Tables], T]) -> T:
-        """Run a function on a read-only snapshot; it must return values and no open cursors."""
+    async def read(self, work: Callable[[Tables], T], *, single: bool = False) -> T:
+        """Run a function on a read-only snapshot; it must return values and no open cursors.
+
+        ``single``: it executes one statement, which is a snapshot without a transaction.
+        """
 
         def read(tables: Tables) -> T:
             with tables.atomic():
                 return work(tables)
 
-        return await self._read(read)
-
-    async def _read(self, work: Callable[[Tables], T]) -> T:
         self._require_open()
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        self._reads.put(_Request(work, future))
+        self._reads.put(_Request(work if single else read, future))
         return await future
 
     async def checkpoint(self) -> bool:
@@ -216,8 +216,8 @@ class Database:
         return await self.write(lambda tables: tables.execute(sql, parameters).rowcount)
 
     async def fetch_rows(self, sql: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
-        """Execute a query and return all rows; a query alone is a snapshot."""
-        return await self._read(lambda tables: tables.execute(sql, parameters).fetchall())
+        """Execute a query and return all rows."""
+        return await self.read(lambda tables: tables.execute(sql, parameters).fetchall(), single=True)
 
     def _require_open(self) -> None:
         if not self._open:

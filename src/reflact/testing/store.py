@@ -42,7 +42,7 @@ class InMemoryDatabase(Database):
         except (sqlite3.Error, *UNSTORABLE_ERRORS) as error:
             raise translate_error(error, self.path) from error
 
-    async def read(self, work: Callable[[Tables], T]) -> T:
+    async def read(self, work: Callable[[Tables], T], *, single: bool = False) -> T:
         """Run a function and return its result."""
         return await self.write(work)
 

@@ -39,7 +39,7 @@ from reflact.training.gating import (
     find_alpha_budget,
 )
 from reflact.training.rollouts import GATE_PHASE, RolloutScheduler
-from reflact.training.setup import Runtime, measure_critic
+from reflact.training.setup import Runtime
 from reflact.training.state import (
     apply_record,
     build_commit_events,
@@ -228,6 +228,8 @@ class Run:
 
     async def _measure_critic(self) -> None:
         if self._runtime.critic is not None:
+            from reflact.training.critic import measure_critic
+
             step = 0 if self.state is None else self.state.step
             async with self._timer.stage("evaluate", step=step, name="critic"):
                 self._critic = await measure_critic(self._runtime.critic, self._config, self._decision_log)

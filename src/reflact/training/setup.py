@@ -11,16 +11,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pydantic import JsonValue, TypeAdapter
+from pydantic import JsonValue
 
-from reflact.calibration.critic import Critic
-from reflact.calibration.grading import (
-    CriticAnnotator,
-    CriticGrader,
-    describe_critic,
-    measure_critic_on_steps,
-)
-from reflact.calibration.labeled_steps import list_pair_steps
 from reflact.concurrency import open_outbox
 from reflact.config.loading import config_identity
 from reflact.config.models import ModelConfig
@@ -28,12 +20,9 @@ from reflact.config.training import TrainerConfig
 from reflact.data import DataSet, check_dataset, count_steps_per_epoch
 from reflact.errors import ConfigError
 from reflact.events import BudgetUpdated, Event, RateLimited
-from reflact.executors.environment import place_environment
-from reflact.jsonutil import parse_stored
 from reflact.llm.budget import Account, Budget, BudgetedEnvironment, require_caps, worst_rollout_cost
 from reflact.llm.middleware import compose, unwrap_environment
 from reflact.llm.pricing import usd_of
-from reflact.memory.models import ContrastPair
 from reflact.prompts import PromptBook, list_used_prompts, load_prompts
 from reflact.protocols import (
     LLM,
@@ -49,7 +38,7 @@ from reflact.protocols import (
     RunStore,
     Target,
 )
-from reflact.records import CriticAccuracy, CriticDescription, Spend, Usage
+from reflact.records import CriticDescription, Spend, Usage
 from reflact.skills.package import load_skill
 from reflact.stages.context import StageContext
 from reflact.stages.prompt_sections import show_task
@@ -58,11 +47,12 @@ from reflact.training.cost_estimate import RunCostEstimate, RunCostEstimator
 from reflact.training.named_objects import load_named_environment, load_named_proposer, load_named_target
 from reflact.training.shutdown import GracefulStop, StoppableAnnotator, StoppableEnvironment, StoppableLLM
 from reflact.training.trouble import RunWatch
-from reflact.types import Skill, Split, canonical_json, digest_json
+from reflact.types import Skill, Split, digest_json
 
 if TYPE_CHECKING:
     import httpx
 
+    from reflact.calibration.critic import Critic
     from reflact.integrations.opentelemetry import Telemetry, Tracing
     from reflact.llm.client import Client
     from reflact.llm.rate_limit import LimitChange
@@ -71,10 +61,6 @@ if TYPE_CHECKING:
 
 ROLES = ("target", "optimizer")
 """The roles of every run."""
-
-PAIRS_ADAPTER: TypeAdapter[tuple[ContrastPair, ...]] = TypeAdapter(tuple[ContrastPair, ...])
-PAIRS_LABEL = "critic_pairs"
-ACCURACY_LABEL = "critic_accuracy"
 
 
 @dataclass(frozen=True)
@@ -467,8 +453,7 @@ async def connect_models(
 
         critic = None
         if config.uses_critic:
-            critic = await _pin_critic(plan, store, await connect("critic"))
-            plan = _add_critic(plan, critic)
+            plan, critic = await _connect_critic(plan, store, await connect("critic"))
         target = overrides.target or _build_chat_target(config, await connect("target"))
         if isinstance(target, ConnectedTarget):
             target = target.connect(await open_client("target"), config.models.target)
@@ -480,8 +465,12 @@ async def connect_models(
         )
         worst = worst_rollout_cost(config) if "target" in overrides.unseen_roles else None
         stoppable = partial(StoppableEnvironment, graceful_stop=stop)
-        opening = place_environment(plan.environment, config, target, named=overrides.environment is None)
-        inner = await stack.enter_async_context(opening)
+        inner = plan.environment
+        if config.executor.name != "local":
+            from reflact.executors.environment import place_environment
+
+            opening = place_environment(inner, config, target, named=overrides.environment is None)
+            inner = await stack.enter_async_context(opening)
         control = compose(inner, [stoppable, partial(BudgetedEnvironment, account=account)])
         budgeted = partial(BudgetedEnvironment, account=account, worst=worst)
         environment = compose(inner, [stoppable, partial(TracedEnvironment, tracing=tracing), budgeted])
@@ -519,68 +508,21 @@ def _build_chat_target(config: TrainerConfig, llm: LLM) -> Target:
     return ChatTarget(llm, preamble=config.target.preamble, postamble=config.target.postamble)
 
 
-async def _pin_critic(plan: RunPlan, store: RunStore, llm: LLM) -> Critic:
-    """Return a run's critic with the pairs that were promoted at the run's first start."""
-    from reflact.memory.store import MemoryStore
+async def _connect_critic(plan: RunPlan, store: RunStore, llm: LLM) -> tuple[RunPlan, Critic]:
+    """Return the critic of a run, and a plan in which it does what the configuration asks it for."""
+    from reflact.training.critic import grade_with_critic, pin_critic
 
-    config, decision_log = plan.config, store.decision_log(plan.run_id)
-    critic = Critic(llm, settings=config.critic.settings, prompts=plan.prompts)
-    stored = await decision_log.get(0, PAIRS_LABEL)
-    if stored is None:
-        pairs: tuple[ContrastPair, ...] = ()
-        if (path := config.critic.memory) is not None:
-            if not path.is_file():
-                raise ConfigError(
-                    f"critic.memory: there is no file {path}; null is a critic without examples"
-                )
-            async with MemoryStore(path) as memory:
-                pairs = (await Critic(llm, memory=memory).pin()).pairs or ()
-        await store.open_run(plan.run_id, plan.identity, config.model_dump(mode="json"), resume=False)
-        stored = canonical_json(PAIRS_ADAPTER.dump_python(pairs, mode="json"))
-        await decision_log.put(0, PAIRS_LABEL, stored)
-    return critic.pin_to(parse_stored(PAIRS_ADAPTER.validate_json, str(stored), "critic of this run"))
-
-
-async def measure_critic(
-    critic: Critic, config: TrainerConfig, decision_log: DecisionLog
-) -> CriticDescription:
-    """Return a run's critic with its accuracy on the memory's anchors, which are scored once in a run.
-
-    Raises:
-        ProviderError, BudgetSpent: Its endpoint or the run's budget failed.
-        StoreError: The memory cannot be read.
-    """
-    from reflact.memory.store import MemoryStore
-
-    stored = await decision_log.get(0, ACCURACY_LABEL)
-    if stored is not None:
-        accuracy = CriticAccuracy.model_validate(stored)
-        return describe_critic(critic, None).model_copy(update={"accuracy": accuracy})
-    anchors: tuple[ContrastPair, ...] = ()
-    path, most = config.critic.memory, config.critic.max_anchors
-    if path is not None and most and path.is_file():
-        async with MemoryStore(path) as memory:
-            anchors = (await memory.anchors())[:most]
-    measurements = await measure_critic_on_steps(
-        critic, list_pair_steps(anchors), max_concurrent=config.models.critic.concurrency
+    critic = await pin_critic(
+        llm,
+        store,
+        config=plan.config,
+        prompts=plan.prompts,
+        run_id=plan.run_id,
+        identity=plan.identity,
     )
-    description = describe_critic(critic, measurements)
-    if description.accuracy is not None:
-        await decision_log.put(0, ACCURACY_LABEL, description.accuracy.model_dump(mode="json"))
-    return description
-
-
-def _add_critic(plan: RunPlan, critic: Critic) -> RunPlan:
-    """Return a plan in which the run's own critic does what the configuration asks it for."""
-    from reflact.environments.dataset import DatasetEnvironment
-
-    config, environment = plan.config, plan.environment
-    if config.environment.grader == "critic" and isinstance(environment, DatasetEnvironment):
-        environment = environment.with_grader(
-            CriticGrader(critic, pass_threshold=config.critic.pass_threshold)
-        )
-    annotator = CriticAnnotator(critic) if config.critic.annotate else plan.annotator
-    return replace(plan, environment=environment, critic=_find_critic(environment), annotator=annotator)
+    graded, annotator = grade_with_critic(plan.environment, critic, plan.config)
+    found = _find_critic(graded)
+    return replace(plan, environment=graded, critic=found, annotator=annotator or plan.annotator), critic
 
 
 def _model_settings(plan: RunPlan, role: str) -> ModelConfig:

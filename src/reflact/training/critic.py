@@ -1,0 +1,98 @@
+"""The critic of a run: its pinned pairs, its measured accuracy, and what it grades or annotates.
+
+It is imported only by runs with a critic, since the start of a run is waited for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from pydantic import JsonValue, TypeAdapter
+
+from reflact.calibration.critic import Critic
+from reflact.calibration.grading import (
+    CriticAnnotator,
+    CriticGrader,
+    describe_critic,
+    measure_critic_on_steps,
+)
+from reflact.calibration.labeled_steps import list_pair_steps
+from reflact.config.training import TrainerConfig
+from reflact.environments.dataset import DatasetEnvironment
+from reflact.errors import ConfigError
+from reflact.jsonutil import parse_stored
+from reflact.memory.models import ContrastPair
+from reflact.memory.store import MemoryStore
+from reflact.prompts import PromptBook
+from reflact.protocols import LLM, DecisionLog, Environment, RunStore
+from reflact.records import CriticAccuracy, CriticDescription
+from reflact.types import canonical_json
+
+PAIRS_ADAPTER: TypeAdapter[tuple[ContrastPair, ...]] = TypeAdapter(tuple[ContrastPair, ...])
+PAIRS_LABEL = "critic_pairs"
+ACCURACY_LABEL = "critic_accuracy"
+
+
+async def pin_critic(
+    llm: LLM,
+    store: RunStore,
+    *,
+    config: TrainerConfig,
+    prompts: PromptBook,
+    run_id: str,
+    identity: Mapping[str, JsonValue],
+) -> Critic:
+    """Return a run's critic with the pairs that were promoted at the run's first start."""
+    decision_log = store.decision_log(run_id)
+    critic = Critic(llm, settings=config.critic.settings, prompts=prompts)
+    stored = await decision_log.get(0, PAIRS_LABEL)
+    if stored is None:
+        pairs: tuple[ContrastPair, ...] = ()
+        if (path := config.critic.memory) is not None:
+            if not path.is_file():
+                raise ConfigError(
+                    f"critic.memory: there is no file {path}; null is a critic without examples"
+                )
+            async with MemoryStore(path) as memory:
+                pairs = (await Critic(llm, memory=memory).pin()).pairs or ()
+        await store.open_run(run_id, identity, config.model_dump(mode="json"), resume=False)
+        stored = canonical_json(PAIRS_ADAPTER.dump_python(pairs, mode="json"))
+        await decision_log.put(0, PAIRS_LABEL, stored)
+    return critic.pin_to(parse_stored(PAIRS_ADAPTER.validate_json, str(stored), "critic of this run"))
+
+
+async def measure_critic(
+    critic: Critic, config: TrainerConfig, decision_log: DecisionLog
+) -> CriticDescription:
+    """Return a run's critic with its accuracy on the memory's anchors, which are scored once in a run.
+
+    Raises:
+        ProviderError, BudgetSpent: Its endpoint or the run's budget failed.
+        StoreError: The memory cannot be read.
+    """
+    stored = await decision_log.get(0, ACCURACY_LABEL)
+    if stored is not None:
+        accuracy = CriticAccuracy.model_validate(stored)
+        return describe_critic(critic, None).model_copy(update={"accuracy": accuracy})
+    anchors: tuple[ContrastPair, ...] = ()
+    path, most = config.critic.memory, config.critic.max_anchors
+    if path is not None and most and path.is_file():
+        async with MemoryStore(path) as memory:
+            anchors = (await memory.anchors())[:most]
+    measurements = await measure_critic_on_steps(
+        critic, list_pair_steps(anchors), max_concurrent=config.models.critic.concurrency
+    )
+    description = describe_critic(critic, measurements)
+    if description.accuracy is not None:
+        await decision_log.put(0, ACCURACY_LABEL, description.accuracy.model_dump(mode="json"))
+    return description
+
+
+def grade_with_critic(
+    environment: Environment, critic: Critic, config: TrainerConfig
+) -> tuple[Environment, CriticAnnotator | None]:
+    """Return the environment, graded by the run's critic if the configuration says so, and an annotator if it asks."""
+    if config.environment.grader == "critic" and isinstance(environment, DatasetEnvironment):
+        grader = CriticGrader(critic, pass_threshold=config.critic.pass_threshold)
+        environment = environment.with_grader(grader)
+    return environment, CriticAnnotator(critic) if config.critic.annotate else None
