@@ -4,7 +4,7 @@ All ask the same server, a process of its own, with the same body, with 8, 50 or
 client, instructor with the same typed reply, and reflact's client with its store, decision log, limits, budget and
 typed reply, which then reads the same replies back. They take turns, and the least processor time of this process,
 with all its threads, counts: other programs on the machine only add to it. The openai client and instructor use
-reflact's small pools of connections, since a pool of httpx takes far longer with many connections.
+reflact's pools of one connection, since a pool of httpx takes far longer with many connections.
 
 Then the wall time of 1,000 calls in flight on one loop, each of which takes the server a second, and how much later
 than it should a task beside them wakes. The bare openai client does the same.

@@ -1,4 +1,4 @@
-"""The network: calls are spread over pools that stay small, and places come back whatever happens."""
+"""The network: each call in flight has a pool, and pools come back whatever happens."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from reflact.concurrency import open_task_group
 from reflact.errors import ConfigError
-from reflact.llm.connection_pool import CALLS_PER_POOL, PooledTransport
+from reflact.llm.connection_pool import PooledTransport
 from served import asked_of, send, serving
 
 pytestmark = pytest.mark.anyio
@@ -62,7 +62,7 @@ def request(method: str = "POST") -> httpx.Request:
 
 
 async def test_pools_are_opened_as_they_are_needed_and_closed_together() -> None:
-    """Three pools for two and a half pools' calls, whose answers arrive whole."""
+    """Calls in flight have a pool each, later ones use the same pools, and answers arrive whole."""
     pools, read = Pools(), list[bytes]()
     async with PooledTransport(pools.open) as network:
 
@@ -72,26 +72,27 @@ async def test_pools_are_opened_as_they_are_needed_and_closed_together() -> None
             await response.aclose()
 
         async with open_task_group() as tasks:
-            for _ in range(5 * CALLS_PER_POOL // 2):
+            for _ in range(3):
                 tasks.start_soon(one)
             await anyio.wait_all_tasks_blocked()
-            assert [pool.sent for pool in pools] == [CALLS_PER_POOL, CALLS_PER_POOL, CALLS_PER_POOL // 2]
+            assert [pool.sent for pool in pools] == [1, 1, 1]
             pools.let.set()
-        for _ in range(CALLS_PER_POOL):
+        for _ in range(4):
             await one()
+        assert sum(pool.sent for pool in pools) == 7
         assert len(pools) == 3
-    assert read == [b"ab"] * (5 * CALLS_PER_POOL // 2 + CALLS_PER_POOL)
+    assert read == [b"ab"] * 7
     assert all(pool.closed for pool in pools)
 
 
 @pytest.mark.parametrize("how", ["closed", "closed twice", "failed", "cancelled"])
-async def test_a_place_comes_back_once(how: str) -> None:
-    """However calls end, as many fit into the first pool as before; answers under way keep their places."""
+async def test_a_pool_comes_back_once(how: str) -> None:
+    """However calls end, the first pool is free again, once; an answer under way keeps its pool."""
     pools = Pools()
     if how != "cancelled":
         pools.let.set()
     network = PooledTransport(pools.open)
-    for _ in range(CALLS_PER_POOL + 1):
+    for _ in range(3):
         if how == "failed":
             with pytest.raises(httpx.ReadError):
                 await network.handle_async_request(request("PUT"))
@@ -105,7 +106,7 @@ async def test_a_place_comes_back_once(how: str) -> None:
                 await response.aclose()
     assert len(pools) == 1
     pools.let.set()
-    for _ in range(CALLS_PER_POOL + 1):
+    for _ in range(2):
         await network.handle_async_request(request())
     assert len(pools) == 2
 
