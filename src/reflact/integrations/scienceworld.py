@@ -45,16 +45,19 @@ class ScienceWorldEnvironment:
     ) -> None:
         self._task, self._simplifications, self._max_turns = task, simplifications, max_turns
         self._lock = anyio.Lock()
-        self._world: Any = _start_world()
+        self._world: Any = None
+        world = _start_world()
         try:
-            self._world.load(task, 0, simplifications)
+            world.load(task, 0, simplifications)
+            found = {
+                Split.train: (train, world.get_variations_train()),
+                Split.val: (val, world.get_variations_dev()),
+                Split.test: (test, world.get_variations_test()),
+            }
         except ValueError as error:
             raise ConfigError(f"ScienceWorld: {error}; name another task or simplification") from error
-        found = {
-            Split.train: (train, self._world.get_variations_train()),
-            Split.val: (val, self._world.get_variations_dev()),
-            Split.test: (test, self._world.get_variations_test()),
-        }
+        finally:
+            _stop_world(world)  # rollouts may take place in other processes
         for split, (size, variations) in found.items():
             if not 1 <= size <= len(variations):
                 raise ConfigError(
