@@ -105,7 +105,7 @@ async def test_events_follow_the_store(runs: Path) -> None:
     pages = RunPages(folder, is_closing=lambda: next(ends))
     (line,) = [line async for line in pages._follow(None)]
     progress = json.loads(line.split("data: ")[1])
-    assert progress["text"] == "1 run, the newest first."
+    assert progress["text"] == "1 run."
     async with client(folder) as asking:
         assert progress["version"] in (await asking.get("/")).text
 

@@ -121,6 +121,8 @@ def describe_gain(skill: str, other: str, gain: Improvement, noun: str = "item")
 def list_gains(summary: RunSummary) -> tuple[Improvement, ...]:
     """Return the improvements over the baseline that the claim does not tell; those of the final skill if it is another."""
     best, final = summary.best, summary.final
+    if best is not None and best == final and not best.number:
+        return ()
     is_same = best is not None and final is not None and best.skill_hash == final.skill_hash
     claimed = None if summary.claim is None else summary.claim.improvement
     gains = (gain for gain in summary.improvements if not (is_same and gain.name == "final"))

@@ -209,7 +209,7 @@ def _draw_lanes(name: str, timeline: CallTimeline, width: int) -> h.Element:
 
 
 def _format_lane(lane: CallLane) -> str:
-    return escape_line(f"{lane.role}: {lane.stage or 'before stages were stored'}").replace("_", " ")
+    return escape_line(f"{lane.role}: {lane.stage or 'before the baseline'}").replace("_", " ")
 
 
 def _draw_area(lane: CallLane, across: AxisScale, base: float) -> h.Element:

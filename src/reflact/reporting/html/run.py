@@ -37,6 +37,7 @@ from reflact.reporting.html.run_details import (
 from reflact.reporting.lines import (
     ACTION_WORDS,
     escape_line,
+    format_change,
     format_count,
     format_duration,
     format_score,
@@ -84,11 +85,11 @@ MAX_STEPS, MAX_POINTS, MAX_ROWS, MAX_NAME_CHARS = 1_000, 400, 60, 200
 class RunReport(FrozenModel):
     """What the page of a run shows: its history with items, its initial and best document if any, and its calls.
 
-    ``name`` is that of its folder.
+    ``config`` is its configuration.
     """
 
     history: RunHistory
-    name: str = ""
+    config: JsonValue = None
     baseline: VersionText | None = None
     best: VersionText | None = None
     calls: CallTimeline = CallTimeline()
@@ -103,8 +104,7 @@ async def read_report(path: Path | str, run_id: str | None = None) -> RunReport:
         history = history.model_copy(update={"items_note": str(error)})
     async with open_run(path, history.run_id) as (store, row):
         calls = bin_calls(await store.call_times(row.run_id))
-        folder = row.config.get("out_dir") if isinstance(row.config, dict) else None
-    report = RunReport(history=history, name="" if folder is None else Path(str(folder)).name, calls=calls)
+    report = RunReport(history=history, config=row.config, calls=calls)
     if not history.versions:
         return report
     baseline, best = await read_versions(path, ("baseline", "best"), history.run_id)
@@ -118,7 +118,8 @@ def render_run_page(report: RunReport, *, live: LiveBar | None = None) -> str:
     tells the page when there is something new.
     """
     history = report.history
-    name = shorten_middle(escape_line(report.name), MAX_NAME_CHARS)
+    config = report.config if isinstance(report.config, dict) else {}
+    name = shorten_middle(escape_line(Path(str(config.get("out_dir", ""))).name), MAX_NAME_CHARS)
     return build_document(
         f"Run {escape_line(history.run_id)}{name and f' · {name}'}",
         [h.h1["Training of a skill", name and f" · {name}"], _build_verdict(history), _build_tiles(history)],
@@ -129,7 +130,7 @@ def render_run_page(report: RunReport, *, live: LiveBar | None = None) -> str:
             build_items_section(history.items, history.items_note),
             *([build_memory_section(history.epochs)] if history.epochs else []),
             _build_cost_section(history, report.calls),
-            _build_settings_section(history),
+            _build_settings_section(history, config),
         ),
         script=SCRIPT,
         live=live,
@@ -158,19 +159,11 @@ def _build_verdict(history: RunHistory) -> h.Element:
 
 
 def _build_tiles(history: RunHistory) -> h.Node:
-    """Return the main figures of a run that has ended."""
+    """Return the main figures of a run; nothing if it has not begun."""
     summary = history.summary
-    if summary is None:
-        return None
-    tiles: list[tuple[str, str]] = []
-    for split in (Split.test, Split.val):
-        before, after = (summary.score(name, split) for name in ("baseline", "best"))
-        if before is not None and after is not None and before.hard is not None and after.hard is not None:
-            tiles.append(
-                (f"{SPLIT_WORDS[split]} score", f"{format_score(before.hard)} → {format_score(after.hard)}")
-            )
-    usage = sum((entry.usage for entry in summary.spend), Usage())
-    tiles.append(("steps", f"{summary.steps:,}"))
+    spend = [entry for cost in history.costs for entry in cost.spend] if summary is None else summary.spend
+    usage = sum((entry.usage for entry in spend), Usage())
+    tiles = [("steps", f"{len(history.steps) if summary is None else summary.steps:,}")]
     if usage.calls:
         tiles += [
             ("calls", format_count(usage.calls)),
@@ -178,8 +171,30 @@ def _build_tiles(history: RunHistory) -> h.Node:
             if usage.usd is None
             else ("cost", format_cost(usage.calls, usage.usd)),
         ]
-    tiles.append(("time", format_duration(summary.seconds)))
+    if summary is not None:
+        tiles.append(("time", format_duration(summary.seconds)))
+    tiles = [*_list_score_tiles(history), *tiles]
     return h.dl(".tiles")[(h.div[h.dt[name], h.dd[figure]] for name, figure in tiles)]
+
+
+def _list_score_tiles(history: RunHistory) -> Iterator[tuple[str, str]]:
+    """Yield the scores of the initial and the best skill; during a run, those of its gate."""
+    summary = history.summary
+    if summary is None:
+        baseline, best = find_baseline(history), history.steps[-1].best if history.steps else None
+        if baseline is not None:
+            score = None if best is None or best.partial or not best.number else best.score
+            yield "validation score", format_change(baseline.score, score).replace("->", "→")
+        return
+    for split in (Split.test, Split.val):
+        before, after = (summary.score(name, split) for name in ("baseline", "best"))
+        if before is not None and after is not None and before.hard is not None and after.hard is not None:
+            yield f"{SPLIT_WORDS[split]} score", f"{format_score(before.hard)} → {format_score(after.hard)}"
+
+
+def find_baseline(history: RunHistory) -> events.BaselineMeasured | None:
+    """Return the measurement of the initial skill, if it is done."""
+    return next((event for event in history.events if isinstance(event, events.BaselineMeasured)), None)
 
 
 def _choose_tone(summary: RunSummary) -> str | None:
@@ -231,7 +246,7 @@ def _build_scores_section(history: RunHistory) -> PageSection:
 
 
 def _list_points(history: RunHistory) -> Iterator[ScorePoint]:
-    baseline = next((e for e in history.events if isinstance(e, events.BaselineMeasured)), None)
+    baseline = find_baseline(history)
     if baseline is not None:
         interval = wilson_interval(baseline.score * baseline.n, baseline.n) if baseline.n else None
         yield _build_point(0, "initial document", baseline.score, interval, accepted=True)
@@ -285,7 +300,7 @@ def _estimate_interval(verdict: Verdict) -> tuple[float, float] | None:
 
 def _list_current_scores(history: RunHistory) -> list[tuple[float, float | None]]:
     ends = {end.step: end for end in history.epochs}
-    baseline = next((e for e in history.events if isinstance(e, events.BaselineMeasured)), None)
+    baseline = find_baseline(history)
     scores: list[tuple[float, float | None]] = [] if baseline is None else [(0, baseline.score)]
     for record in history.steps:
         for at, found in ((record.step, record), (record.step + 0.5, ends.get(record.step))):
@@ -317,11 +332,12 @@ def _build_step_table(records: Sequence[StepRecord]) -> h.Node:
 def _build_cost_section(history: RunHistory, calls: CallTimeline) -> PageSection:
     summary = history.summary
     parts = history.costs if summary is None else ()
+    staged = [cost for cost in parts if cost.stage]
     spend = _sum_spend(
         [entry for cost in parts for entry in cost.spend] if summary is None else summary.spend
     )
-    times = {cost.stage: 0.0 for cost in parts} if summary is None else {}
-    for cost in parts:
+    times = {cost.stage: 0.0 for cost in staged}
+    for cost in staged:
         times[cost.stage] += cost.seconds
     if summary is not None:
         times = {stage.stage: stage.seconds for stage in summary.stages}
@@ -392,7 +408,9 @@ def _list_usage(usage: Usage) -> tuple[str, ...]:
 
 def _build_test_section(summary: RunSummary | None) -> PageSection:
     name, heading = "test", "The sealed test"
-    if summary is None or not summary.scores:
+    if summary is None:
+        return PageSection(name, heading, (h.p["The test split stays sealed until the run ends."],))
+    if not summary.scores:
         return PageSection(name, heading, (h.p["Nothing was measured at the end."],))
     test = [score for score in summary.scores if score.split is Split.test]
     val = [score for score in summary.scores if score.split is not Split.test]
@@ -486,13 +504,10 @@ def _build_task_types(scores: Sequence[SkillScore]) -> h.Node:
 # -------------------------------------------------------------------------------------------- settings
 
 
-def _build_settings_section(history: RunHistory) -> PageSection:
+def _build_settings_section(history: RunHistory, config: Mapping[str, JsonValue]) -> PageSection:
     summary = history.summary
-    config = None if summary is None else summary.config
-    if not isinstance(config, dict):
-        return PageSection("settings", "Settings", (h.p["The settings are stored when the run ends."],))
     usual = dict(flatten_settings(TrainerConfig().model_dump(mode="json")))
-    settings = dict(flatten_settings(config))
+    settings = dict(flatten_settings(dict(config)))
     chosen = {key: value for key, value in settings.items() if key not in usual or usual[key] != value}
     rest = {key: value for key, value in settings.items() if key not in chosen}
     version = None if summary is None else summary.version

@@ -33,7 +33,7 @@ ITEM_BYTES, DIFF_BYTES, EDIT_BYTES, EPOCH_BYTES = 2_000_000, 750_000, 1_000_000,
 """The room for texts of models and data."""
 
 MAX_ITEMS, MAX_TURNS, MAX_DIFF_LINES, MAX_EDITS, MAX_EPOCHS, MAX_FALLBACKS = 1_000, 20, 4_000, 200, 100, 20
-MAX_NAMED_ITEMS, PREVIEW_CHARS, QUESTION_CHARS = 12, 72, 110
+MAX_NAMED_ITEMS, MAX_PATTERNS, PREVIEW_CHARS, QUESTION_CHARS = 5, 12, 72, 110
 
 OUTCOMES: tuple[ComparisonCategory | None, ...] = (
     "improved",
@@ -113,17 +113,17 @@ def build_changes_section(
             blocks.append(
                 _build_step(record, limit) if isinstance(record, StepRecord) else _build_slow_update(record)
             )
-    left_out = len(lineage) - len(blocks)
+    left_out, changes = len(lineage) - len(blocks), name_count(len(lineage), "accepted change")
     return PageSection(
         name,
         heading,
         (
             h.p[
-                f"From the initial document ({sizes[0]}) to the best one, v{best.version.number} ({sizes[1]}), in "
-                f"{name_count(len(lineage), 'accepted change')}."
+                f"From the initial document ({sizes[0]}) to the best one, v{best.version.number} ({sizes[1]})"
+                f"{f', in {changes}' if lineage else ''}."
             ],
             build_diff(diff_texts(baseline.skill.text, best.skill.text)),
-            h.h3["Where each change came from"],
+            bool(lineage) and h.h3["Where each change came from"],
             left_out > 0
             and h.p(".note")[
                 f"The first {name_count(left_out, 'change')} are left out, to keep the page small."
@@ -172,7 +172,7 @@ def _build_step(record: StepRecord, limit: TextLimit) -> h.Element:
         h.p[f"Gate: {limit.fit(verdict.reason, 600)} Validation {format_verdict(verdict)}."],
         record.rewrite_summary and h.p[f"Rewritten as a whole: {limit.fit(record.rewrite_summary)}"],
         rewrites,
-        [_build_patterns(record.patterns, limit)] if record.rewrites or not record.edits else None,
+        [_build_patterns(record.patterns, limit)],
         h.ol(".edits")[[_build_edit(result, record, limit) for result in record.edits]],
         notes,
     ]
@@ -201,7 +201,6 @@ def _build_edit(result: EditResult, record: StepRecord, limit: TextLimit) -> h.E
         ("asked for by", _describe_sources(sources, merged=merged, limit=limit)),
         ("evidence", limit.fit(edit.evidence, 1_000)),
     ]
-    patterns = {pattern: None for report in sources for pattern in report.patterns}
     return h.li(".edit")[
         h.p[h.strong[EDIT_WORDS[edit.op]]],
         edit.target and h.pre[h.del_[limit.fit(edit.target)]]
@@ -209,7 +208,6 @@ def _build_edit(result: EditResult, record: StepRecord, limit: TextLimit) -> h.E
         else h.p(".note")["after: ", limit.fit(edit.target, 300)],
         edit.content and h.pre[h.ins[limit.fit(edit.content)]],
         h.dl(".facts")[[h.div[h.dt[name], h.dd[text]] for name, text in facts if text]],
-        _build_patterns([*patterns], limit),
     ]
 
 
@@ -229,7 +227,7 @@ def _build_patterns(patterns: Sequence[FailurePattern], limit: TextLimit) -> h.N
         return None
     rows = [
         h.li[f"{limit.fit(one.type, 200)} ({one.count}): {limit.fit(one.description, 600)}"]
-        for one in patterns[:MAX_NAMED_ITEMS]
+        for one in list(dict.fromkeys(patterns))[:MAX_PATTERNS]
     ]
     return [h.p["Failures that were seen:"], h.ul[rows]]
 

@@ -190,7 +190,8 @@ def describe_progress(listing: RunListing) -> str:
 
 def _describe_list(runs: Sequence[ServedRun]) -> str:
     open_runs = sum(run.listing.status is None for run in runs)
-    return f"{name_count(len(runs), 'run')}{f', {open_runs:,} not ended' if open_runs else ''}, the newest first."
+    order = "; the newest first" if len(runs) > 1 else ""
+    return f"{name_count(len(runs), 'run')}{f', {open_runs:,} not ended' if open_runs else ''}{order}."
 
 
 def render_index(root: Path, runs: Sequence[ServedRun], errors: Sequence[str]) -> str:
