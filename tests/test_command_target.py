@@ -18,7 +18,7 @@ import httpx
 import pytest
 
 from filled_schema import fill_schema
-from reflact import Trainer, compare_skill
+from reflact import Trainer, compare_skill, read_run
 from reflact.config.models import ModelConfig
 from reflact.config.training import TrainerConfig
 from reflact.data import DataSet
@@ -32,7 +32,7 @@ from reflact.targets.agent_process import FOLDER_PREFIX, remove_stale_folders
 from reflact.testing import ScriptedLLM
 from reflact.trainer import SetupCheck, check_setup
 from reflact.training.setup import Overrides
-from reflact.types import Item, Skill, Split
+from reflact.types import Item, Score, Skill, Split
 
 pytestmark = pytest.mark.anyio
 
@@ -203,6 +203,18 @@ async def test_a_command_that_misbehaves_scores_nothing(how: str, limits: dict[s
     target = CommandTarget([*AGENT, *how.split()], skill_file="SKILL.md", limits=limits)
     with pytest.raises(ReplyError, match=words):
         await start(target).reply("Say red")
+
+
+async def test_a_run_goes_on_if_a_command_is_ended(tmp_path: Path) -> None:
+    """A command that multiplies is ended: its items score 0, and the optimizer is told at which limit it was ended."""
+    endpoint = Endpoint()
+    target = CommandTarget([*AGENT, "breed"], skill_file="a", limits={"processes": 20}, preflight=False)
+    summary = await train(tmp_path, endpoint, target)
+    assert (summary.status, summary.best.score) == ("completed", 0)
+    remark = "remark: the command was ended with more than 20 processes (`processes`)"
+    assert remark in endpoint.bodies[0]["messages"][-1]["content"]
+    [item] = (await read_run(tmp_path, items=True)).items
+    assert [rollout.score for rollout in item.best.rollouts] == [Score.of(0)]
 
 
 async def test_all_children_end_with_the_command() -> None:

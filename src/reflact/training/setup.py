@@ -9,7 +9,8 @@ from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, cast
 
 from pydantic import JsonValue
 
@@ -56,6 +57,7 @@ if TYPE_CHECKING:
     from reflact.integrations.opentelemetry import Telemetry, Tracing
     from reflact.llm.client import Client
     from reflact.llm.rate_limit import LimitChange
+    from reflact.protocols import RequestSender
     from reflact.store.runs import SQLiteRunStore
 
 
@@ -261,6 +263,8 @@ def prepare_run(config: TrainerConfig, overrides: Overrides) -> RunPlan:
     for name in ("target", "optimizer", "annotator", "proposer"):
         if (collaborator := getattr(overrides, name)) is not None:
             identity[name] = collaborator.identity
+    if isinstance(overrides.target, ConnectedTarget):
+        identity["target"] = _identify_connected(overrides.target, _add_agent_model(config, overrides))
     if config.uses_critic:
         identity["critic.memory"] = config.critic.memory is not None
     return RunPlan(
@@ -276,6 +280,14 @@ def prepare_run(config: TrainerConfig, overrides: Overrides) -> RunPlan:
         overrides.proposer,
         overrides.target,
     )
+
+
+def _identify_connected(target: ConnectedTarget, config: TrainerConfig) -> str:
+    """Return the identity that a target has in the run, and so in the keys of its rollouts."""
+    from reflact.llm.client import identify_model
+
+    sender = SimpleNamespace(identity=identify_model(config.models.target))
+    return target.connect(cast("RequestSender", sender), config.models.target).identity
 
 
 def _add_agent_model(config: TrainerConfig, overrides: Overrides) -> TrainerConfig:
