@@ -15,6 +15,7 @@ from pydantic import JsonValue, ValidationError
 from reflact.errors import StoreError
 from reflact.types import canonical_json
 
+S = TypeVar("S")
 T = TypeVar("T")
 
 CHUNK_SIZE = 20_000
@@ -122,14 +123,14 @@ def describe_problems(error: ValidationError) -> str:
     return "; ".join(problems)
 
 
-def parse_stored(validate: Callable[[str], T], text: str, what: str) -> T:
-    """Return the value of a stored text.
+def parse_stored(validate: Callable[[S], T], stored: S, what: str) -> T:
+    """Return the value of a stored text, or of stored JSON.
 
     Raises:
-        StoreError: The text does not validate; names ``what`` it is and the first problem.
+        StoreError: It does not validate; names ``what`` it is and the first problem.
     """
     try:
-        return validate(text)
+        return validate(stored)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         where = ".".join(str(part) for part in first["loc"])

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple
 
-from pydantic import JsonValue, ValidationError
+from pydantic import JsonValue
 
 from reflact.calibration.config import CalibratorSettings
 from reflact.calibration.labeled_steps import LabeledStep
@@ -31,6 +31,7 @@ from reflact.calibration.splits import (
     split_by_rule,
 )
 from reflact.calibration.trace import Trace
+from reflact.jsonutil import parse_stored
 from reflact.memory.cards import MIN_TRACES, AnchorExclusions, count_tests
 from reflact.memory.models import BatchTest, ContrastPair, Origin, PromotionEvidence, ScoreEvent
 from reflact.prompts import PromptBook
@@ -38,8 +39,6 @@ from reflact.types import FrozenModel, digest_json
 
 if TYPE_CHECKING:
     from reflact.memory.store import MemoryStore
-
-StoredModel = TypeVar("StoredModel", bound=FrozenModel)
 
 IDENTITY_PROMPTS = ("contrast", "judge", "other_purpose")
 """The prompts that a calibration asks with, beside the critic's own."""
@@ -174,29 +173,28 @@ async def open_calibration(
     inputs: CalibrationInputs, identity: str, *, snapshot: MemorySnapshot, store: MemoryStore
 ) -> CalibrationState:
     """Return the state of a calibration: a new one, or the last one with the same identity."""
-    last = await store.find_calibration(identity)
-    baseline = None if last is None or last.result else _parse_stored(CalibrationBaseline, last.baseline)
-    promoted = () if baseline is None else await load_pairs(store, baseline.promoted_pair_ids)
-    if last is not None and baseline is not None and len(promoted) == len(baseline.promoted_pair_ids):
-        before = tuple(test for test in snapshot.tests if test.number <= baseline.last_test_number)
-        split = inputs.split_traces(snapshot, before)
-        return CalibrationState(
-            identity,
-            split,
-            frozenset(baseline.known_pair_ids),
-            promoted,
-            before,
-            finished_tests=_find_finished_tests(snapshot.tests[len(before) :], split, critic=inputs.critic),
-            number=last.number,
+    last, report = await store.find_calibration(identity), None
+    if last is not None and last.result:
+        result = parse_stored(CalibrationResult.model_validate_json, last.result, "result of a calibration")
+        report = result.report if result.snapshot_hash == hash_snapshot(snapshot) else None
+    elif last is not None:
+        baseline = parse_stored(
+            CalibrationBaseline.model_validate_json, last.baseline, "baseline of a calibration"
         )
-    result = None if last is None or not last.result else _parse_stored(CalibrationResult, last.result)
+        promoted = await load_pairs(store, baseline.promoted_pair_ids)
+        if len(promoted) == len(baseline.promoted_pair_ids):
+            before = tuple(test for test in snapshot.tests if test.number <= baseline.last_test_number)
+            split = inputs.split_traces(snapshot, before)
+            finished = _find_finished_tests(snapshot.tests[len(before) :], split, critic=inputs.critic)
+            known = frozenset(baseline.known_pair_ids)
+            return CalibrationState(identity, split, known, promoted, before, finished, last.number)
     return CalibrationState(
         identity,
         inputs.split_traces(snapshot, snapshot.tests),
         snapshot.known_pair_ids,
         snapshot.promoted,
         snapshot.tests,
-        report=result.report if result and result.snapshot_hash == hash_snapshot(snapshot) else None,
+        report=report,
     )
 
 
@@ -236,14 +234,6 @@ def _hash_traces(traces: Iterable[Trace]) -> str:
         for trace in traces
     )
     return digest_json(list[JsonValue](sorted(hashes)))
-
-
-def _parse_stored(model_type: type[StoredModel], text: str) -> StoredModel | None:
-    """Return a stored value; None if another version wrote it in another form."""
-    try:
-        return model_type.model_validate_json(text)
-    except ValidationError:
-        return None
 
 
 NOTHING_TO_LEARN = "there is no trace to learn from, because all are held out; pass more traces"

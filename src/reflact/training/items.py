@@ -6,10 +6,11 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from pydantic import JsonValue, ValidationError
+from pydantic import JsonValue
 
 from reflact.config.training import TrainerConfig
 from reflact.errors import UsageError
+from reflact.jsonutil import parse_stored
 from reflact.records import ComparisonCategory, Usage
 from reflact.stages.rollout import build_rollout_key
 from reflact.training.rollouts import FIRST_REPORT_TRIAL, GATE_PHASE
@@ -79,27 +80,27 @@ async def read_items(
     if state is None:
         raise UsageError(f"run {run.run_id} has not measured its initial document yet; resume it first")
     identity = await store.identity(run.run_id)
-    config, baseline, best = _parse_config(run.config), str(identity["skill"]), state.best.skill_hash
+    config = parse_stored(TrainerConfig.model_validate, run.config, f"configuration of run {run.run_id}")
+    baseline, best = str(identity["skill"]), state.best.skill_hash
     if split is None:
         opened = summary is not None and summary.score("best", Split.test) is not None
         split = Split.test if opened else Split.val
     rollouts = await store.list_rollouts((baseline, best))
-    items, find_key = (
-        (await store.items(str(identity["data"]))).items(split),
-        _make_key_finder(config, identity),
-    )
+    items = (await store.items(str(identity["data"]))).items(split)
+    find_key = _make_key_finder(config, identity)
     usage, errors = await store.rollout_usage(), await store.unmeasured(run.run_id)
     by_item: dict[tuple[str, str], list[Rollout]] = {}
     for rollout in rollouts:
         by_item.setdefault((rollout.item_id, rollout.skill_hash), []).append(rollout)
-    threshold = None if config is None else config.train.success_threshold
 
     def find_result(item: Item, skill_hash: str) -> DocumentResult:
         found = by_item.get((item.id, skill_hash), ())
         return _choose_rollouts(found, usage, errors, lambda t, p: find_key(item, skill_hash, t, p))
 
     results = tuple(
-        _compare(item, split, find_result(item, baseline), find_result(item, best), threshold)
+        _compare(
+            item, split, find_result(item, baseline), find_result(item, best), config.train.success_threshold
+        )
         for item in items
     )
     if not any(result.baseline.rollouts or result.best.rollouts for result in results):
@@ -107,23 +108,16 @@ async def read_items(
     return results
 
 
-def _parse_config(stored: JsonValue) -> TrainerConfig | None:
-    try:
-        return TrainerConfig.model_validate(stored)
-    except ValidationError:
-        return None
-
-
 def _ignore_key(item: Item, skill_hash: str, trial: int, phase: str | None) -> str | None:
     return None
 
 
 def _make_key_finder(
-    config: TrainerConfig | None, identity: Mapping[str, JsonValue]
+    config: TrainerConfig, identity: Mapping[str, JsonValue]
 ) -> Callable[[Item, str, int, str | None], str | None]:
-    """Return a function for the key of a rollout of this run; it returns None if the key is not known."""
+    """Return a function for the key of a rollout of this run; it returns None if a critic grades."""
     target = identity.get("target")
-    if config is None or config.environment.grader == "critic":
+    if config.environment.grader == "critic":
         return _ignore_key
     if target is None:
         from reflact.llm.client import identify_model
