@@ -19,11 +19,12 @@ from reflact.types import Split
 DATA = Path(__file__).parents[1] / "fixtures" / "demo" / "arithmetic" / "data"
 FAMILIES = {"chain_sum": {"max_terms": 2, "max_digits": 2}}
 SIZES = {"train": 12, "val": 20, "test": 48}
+SEED = 4000
 
 
 def build_environment() -> ReasoningGymEnvironment:
     """Return the environment whose items the demo uses."""
-    return ReasoningGymEnvironment(FAMILIES, **SIZES, seed=4000)
+    return ReasoningGymEnvironment(FAMILIES, **SIZES, seed=SEED)
 
 
 def write_items(out: Path) -> None:

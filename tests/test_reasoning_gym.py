@@ -10,19 +10,23 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import httpx
 import pytest
-from prepare_arithmetic_data import build_environment
+from prepare_arithmetic_data import FAMILIES, SEED, SIZES, build_environment
 
 from pure_world import rows
 from reflact import Trainer
 from reflact.config.loading import load_config
+from reflact.environments.dataset import SCORE_WORDS
 from reflact.errors import ConfigError
 from reflact.integrations import reasoning_gym as adapter
 from reflact.integrations.reasoning_gym import EVALUATING, ReasoningGymEnvironment
+from reflact.llm.cache_keys import drop_stream_fields
+from reflact.llm.cassettes import ReplayTransport, read_cassette
 from reflact.targets import Skill
 from reflact.testing import ScriptedLLM, append_reply, find_data_folder
 from reflact.training.named_objects import load_named_environment
-from reflact.types import Grade, Item, Rollout, Split, Turn
+from reflact.types import Grade, Item, Rollout, Split, Turn, canonical_json
 
 pytestmark = pytest.mark.anyio
 INSTALLED = find_spec("reasoning_gym") is not None
@@ -108,7 +112,7 @@ async def test_a_scorer_that_raises_gives_nothing(stand_in: None) -> None:
     assert (unread.score.hard, unread.score.soft) == (0, 0)
     assert "the scorer cannot read the reply: ValueError" in str(unread.feedback)
     assert (wrong.score.hard, wrong.score.soft) == (0, 0.25)
-    assert wrong.feedback == 'the scorer gives 0.25 of 1; the reply "1" and nothing else is right'
+    assert wrong.feedback == 'expected "1", got "99": the answer must be a single number and nothing else'
     assert (right.score.hard, right.feedback) == (1, None)
 
 
@@ -228,3 +232,54 @@ async def test_the_demo_has_the_items_and_scores_of_the_environment(tmp_path: Pa
     for rollout in rollouts:
         scored = await grade(environment, items[rollout.item_id], rollout.answer)
         assert scored.score.hard == rollout.score.hard, rollout.answer
+
+
+class ByContent(httpx.AsyncBaseTransport):
+    """Replays a recording under other call ids: those of rollouts contain the environment's identity.
+
+    Attributes:
+        asked: The recorded calls that were asked for.
+    """
+
+    def __init__(self, cassette: Path) -> None:
+        recorded = read_cassette(cassette)
+        self._calls = {canonical_json(drop_stream_fields(one.body)): one.call_id for one in recorded}
+        self._inner = ReplayTransport(cassette, recorded)
+        self.asked: set[str] = set()
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        body = canonical_json(drop_stream_fields(json.loads(await request.aread())))
+        request.extensions["reflact_call_id"] = self._calls.get(body, "")
+        self.asked.add(self._calls.get(body, ""))
+        return await self._inner.handle_async_request(request)
+
+
+class RecordedSums(ReasoningGymEnvironment):
+    """The environment with the sentence on the score that the optimizer read when the demo was recorded."""
+
+    description = SCORE_WORDS["numeric"]
+
+
+@needs_package
+async def test_the_recorded_training_is_one_of_the_environment(tmp_path: Path) -> None:
+    """A small model's whole training replays through the environment: same requests, same skill, confirmed gain."""
+    folder = find_data_folder("demo") / "arithmetic"
+    transport = ByContent(folder / "cassette.jsonl")
+    config = load_config(
+        folder / "demo.yaml", overrides=[f"out_dir={tmp_path / 'gym'}", "replay.cassette=null"]
+    )
+    environment = RecordedSums(FAMILIES, **SIZES, seed=SEED)
+    ours = await Trainer(config, environment=environment, transport=transport).train()
+    demo = await Trainer(
+        load_config(folder / "demo.yaml", overrides=[f"out_dir={tmp_path / 'demo'}"])
+    ).train()
+    assert "" not in transport.asked
+    assert len(transport.asked) == len(read_cassette(folder / "cassette.jsonl"))
+    assert ours.claim is not None
+    assert ours.claim.confirmed
+    assert ours.verdict == demo.verdict
+    assert [(s.name, s.split, s.skill_hash, s.successes) for s in ours.scores] == [
+        (s.name, s.split, s.skill_hash, s.successes) for s in demo.scores
+    ]
+    skills = [(tmp_path / name / "best_skill.md").read_text(encoding="utf-8") for name in ("gym", "demo")]
+    assert skills[0] == skills[1]

@@ -15,6 +15,7 @@ from typing import Any
 
 from pydantic import JsonValue
 
+from reflact.environments.graders import parse_number, quote_json
 from reflact.errors import ConfigError
 from reflact.protocols import Session
 from reflact.types import Grade, Item, Score, Split, canonical_json
@@ -135,8 +136,8 @@ class ReasoningGymEnvironment:
     def description(self) -> str:
         """What the tasks are, and that the form of an answer counts."""
         return (
-            f"The tasks are generated puzzles of these families: {', '.join(self._families)}. A program scores the "
-            "whole reply as it is, so its exact form counts: words around the answer usually cost the score."
+            f"The tasks are generated puzzles of these families: {', '.join(self._families)}. An answer is right if the "
+            "whole of it has the expected content and form."
         )
 
     def items(self, split: Split) -> Sequence[Item]:
@@ -154,20 +155,26 @@ class ReasoningGymEnvironment:
         """
         reply = await session.reply(str(item.input))
         entry = self._entries[item.id]
+        reason = ""
         try:
             score = float(self._datasets[str(item.task_type)].score_answer(reply.strip(), entry))
-            reason = f"the scorer gives {score:.2g} of 1"
         except Exception as error:  # noqa: BLE001  # scorers raise anything on replies that they cannot read
             score, reason = 0.0, f"the scorer cannot read the reply: {type(error).__name__}: {error}"
-        expected = (
-            "" if item.reference is None else f'; the reply "{item.reference}" and nothing else is right'
-        )
         passed = score >= self._passes_at
         return Grade(
             score=Score(hard=float(passed), soft=score),
             answer=reply,
-            feedback=None if passed else reason + expected,
+            feedback=None if passed else _describe_fault(item, reply, score, reason),
         )
+
+
+def _describe_fault(item: Item, reply: str, score: float, reason: str) -> str:
+    """Return what is wrong with a reply, in the words of reflact's graders if one answer is right."""
+    if item.reference is None:
+        return reason or f"the scorer gives {score:.2g} of 1"
+    form = "a single number" if parse_number(str(item.reference)) is not None else "exactly this"
+    must = f"the answer must be {form} and nothing else"
+    return f"expected {quote_json(item.reference)}, got {quote_json(reply)}: {reason or must}"
 
 
 def _list_items(family: str, dataset: Any) -> Iterator[tuple[Item, Mapping[str, Any]]]:
