@@ -48,6 +48,7 @@ def connect(role: str, **fields: Any) -> dspy.LM:
         api_key="none",
         cache=False,
         num_retries=0,
+        timeout=3600,
         **fields,
     )
 
