@@ -15,8 +15,9 @@ import pytest
 from reflact.cli.train import describe_zero
 from reflact.config.loading import load_config
 from reflact.config.training import TrainerConfig
-from reflact.data import guess_column
-from reflact.types import Grade, Item, Score
+from reflact.data import guess_column, load_dataset
+from reflact.messages import unfold_chat
+from reflact.types import Grade, Item, Score, Split
 from served import asked_of, completion, configured, reflact, send, serving
 
 ANSWERS = {"big": '{"word": "ready"}', "small": "4"}
@@ -108,6 +109,27 @@ def test_all_rows_with_errors_are_named_at_once(tmp_path: Path) -> None:
     assert result.exit_code == 2
     assert "row 11: there is no column 'gold queue'" in result.stderr
     assert "these rows have errors too: 26" in result.stderr
+
+
+def test_a_chat_is_read_as_a_task_and_its_answer(tmp_path: Path) -> None:
+    """A file for fine-tuning needs no change; its right answers are not sent to the target."""
+    path, config = tmp_path / "chat.jsonl", tmp_path / "run.yaml"
+    roles = ("system", "user", "assistant")
+    rows = [
+        {"messages": [{"role": r, "content": f"{r} {k}"} for r in (*roles, *roles[1:])[: 3 + 2 * (k % 2)]]}
+        for k in range(30)
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    result = reflact("init", path, "--out", config, "--model", "m")
+    assert result.exit_code == 0, result.output
+    assert "columns: input from 'input', reference from 'reference', both out of 'messages'" in result.stdout
+    assert "the target does not see 'system'" in result.stdout
+    items = [item for split in Split for item in load_dataset(path, None, 42).items(split)]
+    found = {item.input: item.reference for item in items}
+    assert found["user 2"] == "assistant 2"
+    assert found["user: user 3\n\nassistant: assistant 3\n\nuser: user 3"] == "assistant 3"
+    for row in ({"messages": "x"}, {"messages": rows[0]["messages"], "answer": "a"}, {"messages": [{}, {}]}):
+        assert unfold_chat(row) == row
 
 
 def test_columns_that_the_target_does_not_see_are_named(tmp_path: Path) -> None:

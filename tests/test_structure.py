@@ -17,7 +17,7 @@ SOURCE = ROOT / "src" / "reflact"
 
 RANKS = (
     {"errors", "types", "jsonutil", "lazy", "records", "messages"},
-    {"config", "events", "data", "prompts", "skills", "gate", "concurrency", "processes"},
+    {"config", "events", "columns", "data", "prompts", "skills", "gate", "concurrency", "processes"},
     {"protocols"},
     {"stages", "llm", "store", "environments", "targets"},
     {"memory", "proposers"},

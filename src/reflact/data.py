@@ -27,6 +27,7 @@ from pydantic import Field, JsonValue, ValidationError
 from reflact.config.loading import LARGE_RATIO
 from reflact.config.training import FieldsConfig
 from reflact.errors import DataError
+from reflact.messages import unfold_chat
 from reflact.types import FrozenModel, Item, Split, digest_json
 
 T = TypeVar("T")
@@ -47,52 +48,33 @@ SUFFIXES = (".json", ".jsonl", ".csv")
 FIELD_NAMES = ("id", "input", "reference", "task_type")
 """The fields of an item that a column can fill."""
 
+
+def _list_words(text: str) -> tuple[str, ...]:
+    return tuple(text.split())
+
+
 LIKELY_COLUMNS: Mapping[str, tuple[str, ...]] = {
-    "id": ("id", "uid", "uuid", "qid", "question_id", "item_id", "task_id", "key"),
-    "input": (
-        *("input", "question", "prompt", "problem", "instruction", "query", "task", "text", "sentence"),
-        *("request", "message", "content", "source", "q"),
+    "id": _list_words("id uid uuid qid question_id item_id task_id key"),
+    "input": _list_words(
+        "input question prompt problem instruction query task text sentence request message content source q"
     ),
-    "reference": (
-        *(
-            "reference",
-            "references",
-            "answers",
-            "answer",
-            "expected",
-            "expected_output",
-            "gold",
-            "label",
-            "target",
-        ),
-        *("solution", "output", "completion", "response", "ground_truth", "correct_answer", "result", "a"),
+    "reference": _list_words(
+        "reference references answers answer expected expected_output gold label target "
+        "solution output completion response ground_truth correct_answer result a"
     ),
-    "task_type": ("task_type", "type", "category", "topic", "subject", "kind", "domain"),
+    "task_type": _list_words("task_type type category topic subject kind domain"),
 }
 """Usual names of the columns of each field, the likeliest first."""
 
 TELLING_WORDS: Mapping[str, frozenset[str]] = {
     "input": frozenset(
-        {
-            "question",
-            "prompt",
-            "problem",
-            "instruction",
-            "query",
-            "message",
-            "request",
-            "task",
-            "text",
-            "ticket",
-        }
+        _list_words("question prompt problem instruction query message request task text ticket")
     ),
-    "reference": frozenset(
-        {"answer", "answers", "correct", "expected", "gold", "label", "solution", "truth"}
-    ),
+    "reference": frozenset(_list_words("answer answers correct expected gold label solution truth")),
 }
 """Words that tell a field also in a longer name, such as "right answer" or "customer_message"."""
 
-COUNTING_WORDS = frozenset({"id", "is", "nr", "no", "number", "count", "length", "type", "date", "url"})
+COUNTING_WORDS = frozenset(_list_words("id is nr no number count length type date url"))
 """Words of a name that is no task and no answer, whatever its other words are."""
 
 MAX_SHOWN_COLUMNS = 12
@@ -349,14 +331,16 @@ def build_item(row: Any, fields: FieldsConfig, where: str) -> Item:
 
     A field of the item is the column that ``fields`` names, or else the column of its own name. Without ``input``,
     a column ``question`` and, if there is one, its ``context`` are the input. Without ``reference``, a column
-    ``answers`` or ``answer`` is the reference. A row without an id gets a digest of its input and reference. All
-    other columns are metadata.
+    ``answers`` or ``answer`` is the reference. ``unfold_chat`` says how a chat is read. A row without an id gets a
+    digest of its input and reference. All other columns are metadata.
 
     Raises:
         DataError: A field is missing or wrong.
     """
     if not isinstance(row, dict):
         raise DataError(f"{where}: expected an object with an input, found {_type_name(row)}")
+    if fields.input is None:
+        row = unfold_chat(row)
     if _has_lone_surrogate(row):
         raise DataError(f"{where}: half of a surrogate pair (\\ud800 to \\udfff) is not text; remove it")
     columns = _find_columns(row, fields, where)

@@ -191,6 +191,7 @@ def describe_data(data: Path, out: Path, columns: Mapping[str, str]) -> dict[str
     from reflact.data import FIELD_NAMES, check_dataset, load_dataset, read_rows
     from reflact.environments.dataset import DatasetEnvironment
     from reflact.environments.graders import PLAIN_GRADERS, guess_grader
+    from reflact.messages import unfold_chat
     from reflact.reporting.lines import escape_line
     from reflact.types import Split
 
@@ -198,8 +199,12 @@ def describe_data(data: Path, out: Path, columns: Mapping[str, str]) -> dict[str
     if data.is_dir():
         files = (p for p in sorted(data.rglob("*")) if p.suffix in {".json", ".jsonl", ".csv"})
         sample = next((p for p in files if "train" in p.relative_to(data).parts[0]), data)
-    rows = [row.value for row in read_rows(sample)] if sample.is_file() else []
-    fields, names, used = guess_fields([row for row in rows if isinstance(row, dict)], columns, str(sample))
+    found = [row.value for row in read_rows(sample)] if sample.is_file() else []
+    rows = [row for row in found if isinstance(row, dict)]
+    unfolded = rows if "input" in columns else [unfold_chat(row) for row in rows]
+    fields, names, used = guess_fields(unfolded, columns, str(sample))
+    if unfolded != rows:
+        used = f"{used}, both out of 'messages'"
     has_test = not data.is_dir() or any(
         (data / f"test{end}").exists() for end in ("", ".json", ".jsonl", ".csv")
     )
