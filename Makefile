@@ -17,7 +17,7 @@ help:
 	@echo 'make test        the tests but the slow ones; make check runs all'
 	@echo 'make chaos       a run against a provider that fails in many ways'
 	@echo 'make attack      kills, damaged files, cancellations and ten trainers in one loop; 20 minutes'
-	@echo 'make bench       the cost of calls and of runs by their size, with plots; ten minutes'
+	@echo 'make bench       the cost of calls and of runs by their size, with plots; eleven minutes'
 	@echo 'make check       what CI checks: lint, types, all tests, docs, the built wheel'
 	@echo 'make lint        ruff, check only'
 	@echo 'make types       mypy, strict'
@@ -42,6 +42,7 @@ attack: $(VENV)/.installed-dev
 bench: $(VENV)/.installed-dev
 	$(BIN)/python benchmarks/calls.py
 	$(BIN)/python benchmarks/runs.py
+	$(BIN)/python benchmarks/page.py
 	$(BIN)/python benchmarks/schedule.py
 
 check: PYTEST = --thorough --no-loadscope-reorder

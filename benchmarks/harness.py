@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from html import escape
 from pathlib import Path
@@ -23,6 +24,11 @@ def take_turns(cases: Mapping[K, Callable[[], Mapping[Any, Any]]], rounds: int) 
     return [
         {name: figure for case in cases.values() for name, figure in case().items()} for _ in range(rounds)
     ]
+
+
+def describe_machine() -> str:
+    """Return how busy the machine is: its load in the last minute, and its processors."""
+    return f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} processors"
 
 
 def write_results(name: str, results: object) -> None:

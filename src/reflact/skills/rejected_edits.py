@@ -117,7 +117,7 @@ def select_relevant_edits(
 def content_words(text: str) -> frozenset[str]:
     """Return the content words of a text; see ``select_relevant_edits``."""
     words: set[str] = set()
-    for run in _RUN.findall(unicodedata.normalize("NFKC", text).casefold()):
+    for run in set(_RUN.findall(unicodedata.normalize("NFKC", text).casefold())):
         if _UNSPACED_RUN.fullmatch(run):
             words.update(run[i : i + 2] for i in range(max(1, len(run) - 1)))
         elif len(run) > 1 and not run.isnumeric() and run not in _FUNCTION_WORDS:
