@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -224,6 +225,15 @@ async def test_all_children_end_with_the_command() -> None:
         children = (await start(target).reply("Say red")).split()
     alive = [child for child in children if is_alive(child)]
     assert (len(children), alive) == (2, [])
+
+
+async def test_a_child_that_is_not_found_does_not_keep_the_rollout(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If a command escapes its limits on a system that cannot isolate it, an open output does not keep the rollout."""
+    monkeypatch.setattr("reflact.targets.agent_process.sandbox.can_confine", lambda: False)
+    escape = "setsid sleep 600 & echo $! >&2; kill -9 $PPID; sleep 600"
+    with anyio.fail_after(60), pytest.raises(ReplyError, match="the command ended with -9") as caught:
+        await start(CommandTarget(["sh", "-c", escape], skill_file="a")).reply("Say red")
+    os.kill(int(str(caught.value).rpartition(" ")[2]), signal.SIGKILL)
 
 
 @pytest.mark.skipif(not can_confine(), reason="needs Landlock")

@@ -32,6 +32,9 @@ STALE_SECONDS = 600.0
 SECONDS_TO_END = 10.0
 """The time that a supervisor gets to end all processes before it is killed itself."""
 
+SECONDS_TO_READ = 1.0
+"""The time for the rest of an output at its end, which a process that was not found may keep open."""
+
 
 class CommandLimits(FrozenModel):
     """The limits of a command and of all that it starts, in one rollout.
@@ -149,32 +152,23 @@ class AgentPipes:
             raise self._too_much()
         return part
 
-    async def receive_all(self) -> str:
-        """Return all output of a command that ends by itself."""
-        parts = []
-        while part := await self.receive():
-            parts.append(part)
-        await self.wait()
-        return b"".join(parts).decode("utf-8", "replace")
-
     async def wait(self) -> None:
         """Wait for the end of the command."""
         await self._process.wait()
 
-    async def read_errors(self) -> str:
-        """Return the error output at its end.
+    async def read_errors(self, parts: list[bytes]) -> None:
+        """Add the error output to a list.
 
         Raises:
             LimitReached: There was more than is allowed.
         """
         assert self._process.stderr is not None
-        parts, left = [], self._limit
+        left = self._limit
         async for part in self._process.stderr:
             parts.append(part)
             left -= len(part)
             if left < 0:
                 raise self._too_much()
-        return b"".join(parts).decode("utf-8", "replace")
 
     def _too_much(self) -> LimitReached:
         return LimitReached(f"was ended after {self._limit:,} bytes of output (`output_bytes`)")
@@ -199,7 +193,7 @@ async def run_process(
         limits: At which it is ended.
         confine: Whether it can write nothing outside the folder.
     """
-    output, limit, errors = "", None, list[str]()
+    output, limit, errors = "", None, list[bytes]()
     reading, writing = os.pipe()
     request = SupervisorRequest(
         command=list(command),
@@ -223,13 +217,9 @@ async def run_process(
         finally:
             os.close(writing)
         pipes, has_ended = AgentPipes(process, limits), False
-
-        async def read_errors() -> None:
-            errors.append(await pipes.read_errors())
-
         try:
             async with open_task_group() as group:
-                group.start_soon(read_errors)
+                group.start_soon(pipes.read_errors, errors)
                 try:
                     with anyio.move_on_after(limits.seconds) as scope:
                         output = await converse(pipes)
@@ -239,6 +229,7 @@ async def run_process(
                 finally:
                     with anyio.CancelScope(shield=True):
                         await _end(process)
+                    group.cancel_scope.deadline = anyio.current_time() + SECONDS_TO_READ
         except LimitReached as error:
             limit = str(error)
         finally:
@@ -250,14 +241,24 @@ async def run_process(
     code = report.code if report.code is not None else process.returncode
     how = limit or report.limit or (code if code is not None else "did not end")
     is_answered = limit is None and not has_ended and report.problem is None
-    return ProcessEnd(0 if is_answered else how, output, "".join(errors), report.problem)
+    errors_text = b"".join(errors).decode("utf-8", "replace")
+    return ProcessEnd(0 if is_answered else how, output, errors_text, report.problem)
 
 
 async def exchange_text(pipes: AgentPipes, text: str) -> str:
-    """Give a command its whole input and return its whole output."""
+    """Give a command its whole input and return its output at its end."""
+    parts: list[bytes] = []
+
+    async def read() -> None:
+        while part := await pipes.receive():
+            parts.append(part)
+
     async with open_task_group() as group:
         group.start_soon(pipes.send_all, text)
-        return await pipes.receive_all()
+        group.start_soon(read)
+        await pipes.wait()
+        group.cancel_scope.deadline = anyio.current_time() + SECONDS_TO_READ
+    return b"".join(parts).decode("utf-8", "replace")
 
 
 def _read_report(pipe: int) -> SupervisorReport:
