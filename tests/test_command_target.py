@@ -209,10 +209,11 @@ async def test_a_command_that_misbehaves_scores_nothing(how: str, limits: dict[s
 async def test_a_run_goes_on_if_a_command_is_ended(tmp_path: Path) -> None:
     """A command that multiplies is ended: its items score 0, and the optimizer is told at which limit it was ended."""
     endpoint = Endpoint()
-    target = CommandTarget([*AGENT, "breed"], skill_file="a", limits={"processes": 20}, preflight=False)
+    breed = ["sh", "-c", "for n in 1 2 3 4 5; do setsid sleep 600 & done; wait"]
+    target = CommandTarget(breed, skill_file="a", limits={"processes": 3}, preflight=False)
     summary = await train(tmp_path, endpoint, target)
     assert (summary.status, summary.best.score) == ("completed", 0)
-    remark = "remark: the command was ended with more than 20 processes (`processes`)"
+    remark = "remark: the command was ended with more than 3 processes (`processes`)"
     assert remark in endpoint.bodies[0]["messages"][-1]["content"]
     [item] = (await read_run(tmp_path, items=True)).items
     assert [rollout.score for rollout in item.best.rollouts] == [Score.of(0)]
