@@ -408,6 +408,7 @@ async def test_work_that_hangs_is_not_seen_through() -> None:
             tasks.start_soon(lambda: finish_if_cancelled(anyio.sleep_forever, seconds=0.01))
             await anyio.wait_all_tasks_blocked()
             tasks.cancel_scope.cancel()
+    assert tasks.cancel_scope.cancelled_caught
 
 
 async def test_what_is_seen_through_gives_its_result_or_its_error() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -10,7 +11,7 @@ from pydantic import Field
 from reflact.calibration.curriculum import CurriculumSettings
 from reflact.calibration.mistakes import JUDGED_PAIRS_HELP, ContrastSettings, JudgedPairs
 from reflact.config.critic import CriticSettings
-from reflact.config.models import ConfigSection, ModelConfig
+from reflact.config.models import ConfigSection, ModelConfig, resolve_path
 from reflact.config.training import BudgetConfig, PromptsConfig, ReplayConfig
 
 FullQueuePolicy = Literal["block", "drop_oldest", "reject"]
@@ -132,10 +133,7 @@ class CalibrateConfig(ConfigSection):
 
 def resolve_paths(config: CalibrateConfig, folder: Path) -> CalibrateConfig:
     """Return a configuration whose inputs count from a folder; ``memory`` and ``store`` stay as they are."""
-
-    def at(path: Path | None) -> Path | None:
-        return None if path is None else folder / path.expanduser()
-
+    at = partial(resolve_path, folder)
     return config.model_copy(
         update={
             "traces": at(config.traces),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import reduce
+from functools import partial, reduce
 from operator import getitem
 from pathlib import Path
 from types import NoneType, UnionType
@@ -16,7 +16,7 @@ from pydantic import BaseModel, JsonValue, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from reflact.config.models import CHANGEABLE, ConfigSection
+from reflact.config.models import CHANGEABLE, ConfigSection, resolve_path
 from reflact.config.training import TrainerConfig
 from reflact.errors import ConfigError
 
@@ -245,9 +245,7 @@ def _overlay(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]
 
 
 def _resolve_paths(config: TrainerConfig, base: Path) -> TrainerConfig:
-    def at(path: Path | None) -> Path | None:
-        return None if path is None else base / path.expanduser()
-
+    at = partial(resolve_path, base)
     return config.model_copy(
         update={
             "skill": at(config.skill),

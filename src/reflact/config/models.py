@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
@@ -21,6 +22,11 @@ SECRET_NAME = re.compile(
     r"|^(api|access|auth|bearer|hf|id|refresh|session)?token$"
 )
 """Pattern of the names of secrets, in lower case without dashes and underscores."""
+
+
+def resolve_path(folder: Path, path: Path | None) -> Path | None:
+    """Return the path of an input, which counts from a folder; None if there is none."""
+    return None if path is None else folder / path.expanduser()
 
 
 def changeable_field(default: Any, **arguments: Any) -> Any:
