@@ -208,3 +208,20 @@ async def test_each_rollout_of_a_batch_is_stored_by_itself() -> None:
     world.broken = ""
     assert await roll_out(6) == [True] * 6
     assert sum(world.sizes[1:]) == 3
+
+
+@pytest.mark.slow
+async def test_each_worker_makes_batches_of_its_own(tmp_path: Path) -> None:
+    """An environment that computes batches can be sent to worker processes, and the scores are those in the loop."""
+    scores = []
+    for name in ("local", "processes"):
+        trainer = Trainer(
+            settings(tmp_path / name, executor={"name": name, "workers": 2}),
+            environment=BatchedWorld(),
+            target=ToyTarget(),
+            optimizer=ScriptedLLM(toy_optimizer()),
+        )
+        summary = await trainer.train()
+        assert summary.status == "completed"
+        scores.append([score.model_dump() for score in summary.scores])
+    assert scores[0] == scores[1]
