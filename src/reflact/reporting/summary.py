@@ -30,7 +30,7 @@ from reflact.reporting.lines import (
     name_count,
     wrap_line,
 )
-from reflact.reporting.tables import build_score_table
+from reflact.reporting.tables import CATEGORY_WORDS, build_score_table
 from reflact.reporting.verdict import (
     SCORE_NAMES,
     SPLIT_WORDS,
@@ -129,7 +129,7 @@ def _list_epoch_lines(end: EpochRecord) -> Iterator[str]:
     yield format_epoch(end)
     if end.comparisons:
         counts = Counter(comparison.category for comparison in end.comparisons)
-        words = ", ".join(f"{count} {category.replace('_', ' ')}" for category, count in counts.items())
+        words = ", ".join(f"{count} {CATEGORY_WORDS[category]}" for category, count in counts.items())
         yield f"compared with the epoch before: {words}"
     slow = end.slow_update
     if slow is not None:

@@ -85,7 +85,7 @@ MAX_STEPS, MAX_POINTS, MAX_ROWS, MAX_NAME_CHARS = 1_000, 400, 60, 200
 class RunReport(FrozenModel):
     """What the page of a run shows: its history with items, its initial and best document if any, and its calls.
 
-    ``config`` is its configuration.
+    ``config`` is its configuration, as it is stored at the start.
     """
 
     history: RunHistory
@@ -118,7 +118,8 @@ def render_run_page(report: RunReport, *, live: LiveBar | None = None) -> str:
     tells the page when there is something new.
     """
     history = report.history
-    config = report.config if isinstance(report.config, dict) else {}
+    found = report.config if history.summary is None else history.summary.config
+    config = found if isinstance(found, dict) else {}
     name = shorten_middle(escape_line(Path(str(config.get("out_dir", ""))).name), MAX_NAME_CHARS)
     return build_document(
         f"Run {escape_line(history.run_id)}{name and f' · {name}'}",
@@ -451,7 +452,7 @@ def _build_score_charts(splits: Sequence[Sequence[SkillScore]]) -> h.Node:
         marks: list[tuple[str, MarkStyle, IntervalEstimate]] = [
             (name, "after" if score.name in {"best", "final"} else "before", estimate)
             for name, score in _name_scores(scores)
-            if (estimate := _estimate_score(score)) is not None
+            if (estimate := estimate_score(score)) is not None
         ]
         if marks:
             charts.append(draw_estimates(f"estimates-{scores[0].split.value}", f"{split} score", marks))
@@ -472,7 +473,8 @@ def _build_scores(scores: Sequence[SkillScore]) -> h.Node:
     return build_column_table(f"{split} scores", columns)
 
 
-def _estimate_score(score: SkillScore) -> IntervalEstimate | None:
+def estimate_score(score: SkillScore) -> IntervalEstimate | None:
+    """Return a score with its interval; None if it is not measured."""
     if score.hard is None or score.low is None or score.high is None:
         return None
     return IntervalEstimate(value=score.hard, low=score.low, high=score.high)

@@ -250,7 +250,7 @@ def build_memory_section(epochs: Sequence[EpochRecord]) -> PageSection:
     left_out = len(epochs) - len(shown)
     return PageSection(
         "memory",
-        "Slow guidance and memory by epoch",
+        "Guidance and memory by epoch",
         (
             left_out > 0 and h.p(".note")[f"The first {name_count(left_out, 'epoch')} are left out."],
             _note_limit(limit),
@@ -262,7 +262,7 @@ def build_memory_section(epochs: Sequence[EpochRecord]) -> PageSection:
 def _build_epoch(end: EpochRecord, limit: TextLimit, *, is_open: bool) -> h.Element:
     slow, counts = end.slow_update, Counter(each.category for each in end.comparisons)
     words = "" if slow is None else f": slow update {slow.action.replace('_', ' ')}"
-    compared = ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in counts.items())
+    compared = ", ".join(f"{count} {_describe(name)}" for name, count in counts.items())
     parts: list[tuple[str, str]] = [("items compared with the epoch before", compared)]
     if slow is not None:
         parts += [

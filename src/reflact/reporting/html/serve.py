@@ -29,16 +29,20 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from reflact.errors import ReflactError, StoreError, UsageError
+from reflact.records import IntervalEstimate
 from reflact.reporting.html.page import (
     LiveBar,
+    MarkStyle,
     PageSection,
     TextLimit,
     break_key,
     build_column_table,
     build_document,
+    build_figure,
     build_table,
+    draw_estimates,
 )
-from reflact.reporting.html.run import read_report, render_run_page
+from reflact.reporting.html.run import estimate_score, read_report, render_run_page
 from reflact.reporting.html.run_details import build_diff
 from reflact.reporting.lines import escape_line, format_score, name_count
 from reflact.reporting.tables import (
@@ -46,10 +50,18 @@ from reflact.reporting.tables import (
     list_gain_lines,
     list_run_columns,
     list_setting_rows,
+    shorten_middle,
     shorten_path,
 )
 from reflact.reporting.verdict import format_usd
-from reflact.training.history import RunComparison, RunListing, compare_runs, list_databases, list_runs
+from reflact.training.history import (
+    ComparedRun,
+    RunComparison,
+    RunListing,
+    compare_runs,
+    list_databases,
+    list_runs,
+)
 
 LOCAL_HOSTS = ("127.0.0.1", "localhost", "[::1]")
 LOCAL_ADDRESSES = {"127.0.0.1", "localhost", "::1"}
@@ -64,7 +76,7 @@ HEADERS = {
 }
 """The rest of the policy is written in each page, with the hashes of its style and scripts."""
 
-MAX_RUNS, TEXT_BYTES = 1_000, 500_000
+MAX_RUNS, TEXT_BYTES, MAX_LABEL_CHARS = 1_000, 500_000, 15
 
 
 class ServedRun(NamedTuple):
@@ -100,8 +112,9 @@ class RunPages:
         return HTMLResponse(await to_thread.run_sync(partial(render_run_page, report, live=bar)))
 
     async def compare(self, request: Request) -> Response:
-        """Return the comparison of the runs that the query names."""
+        """Return the comparison of the runs that the query names, with the oldest of them."""
         chosen = [await self._find(key) for key in request.query_params.getlist("run")]
+        chosen.sort(key=lambda run: run.listing.created)
         if len(chosen) < 2:
             raise HTTPException(400, "choose at least two runs")
         comparison = await compare_runs(
@@ -274,6 +287,7 @@ def render_comparison(comparison: RunComparison, names: Sequence[str]) -> str:
                     build_column_table(
                         "The best skills", list_comparison_columns(renamed), prose=("status",)
                     ),
+                    _draw_scores(comparison.runs, shown),
                     h.ul[(h.li[line] for line in lines)]
                     if gains
                     else h.p(".note")["The runs have no measured items in common."],
@@ -285,6 +299,22 @@ def render_comparison(comparison: RunComparison, names: Sequence[str]) -> str:
             PageSection("skills", "Best skills", tuple(diffs)),
         ),
     )
+
+
+def _draw_scores(runs: Sequence[ComparedRun], names: Sequence[str]) -> h.Node:
+    charts = []
+    for title, scores in (
+        ("Test score", [r.test for r in runs]),
+        ("Validation score", [r.val for r in runs]),
+    ):
+        marks: list[tuple[str, MarkStyle, IntervalEstimate]] = [
+            (shorten_middle(name.rpartition(" (")[0], MAX_LABEL_CHARS), "after", estimate)
+            for name, score in zip(names, scores, strict=True)
+            if score is not None and (estimate := estimate_score(score)) is not None
+        ]
+        if marks:
+            charts.append(draw_estimates(f"compared-{title[:3].lower()}", title, marks))
+    return build_figure("Mean scores of the best skills, with 95% intervals.", *charts) if charts else None
 
 
 # ------------------------------------------------------------------------------------------- the server
