@@ -173,8 +173,13 @@ class RolloutRunner:
 
         An unmeasured rollout is retried once after all others have finished. Raises as ``roll_out``.
         """
-        await self.roll_out(items, skill, coverage=None, trial=trial)
-        return await fan_out(self.retry, [self.make_job(i, skill, trial) for i in items], limit=self.limit)
+        first = await self.roll_out(items, skill, coverage=None, trial=trial)
+        lost = [item for item, rollout in zip(items, first, strict=True) if rollout.score is None]
+        if not lost:
+            return first
+        jobs = [self.make_job(item, skill, trial) for item in lost]
+        retried = {r.key: r for r in await fan_out(self.retry, jobs, limit=self.limit)}
+        return tuple(retried.get(rollout.key, rollout) for rollout in first)
 
     async def read_stored(self, items: Sequence[Item], skill: Skill, *, trial: int) -> tuple[Rollout, ...]:
         """Return the stored rollouts of a trial, in the order of the items; one that is missing is left out."""
