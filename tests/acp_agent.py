@@ -6,6 +6,7 @@ acp_agent.py [BEHAVIOUR]
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import sys
 from pathlib import Path
@@ -91,6 +92,16 @@ class WordAgent:
                 '{"id": []}',
             ):
                 os.write(1, line.encode() + b"\n")
+        if self._behaviour == "half":
+            params = {
+                "sessionId": "s",
+                "update": {"sessionUpdate": "tool_call", "toolCallId": "h", "title": "cut"},
+            }
+            params["update"]["rawInput"] = {"a": "\ud83d"}
+            line = {"jsonrpc": "2.0", "method": "session/update", "params": params}
+            os.write(1, json.dumps(line).encode() + b"\n")
+        if self._behaviour == "half error":
+            raise RequestError.internal_error({"details": "half \ud83d"})
         if self._behaviour == "error":
             raise RequestError.internal_error({"details": "no tools"})
         if self._behaviour == "end":

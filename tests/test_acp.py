@@ -81,6 +81,16 @@ async def test_lines_that_are_no_messages_are_left_out(caplog: pytest.LogCapture
     assert [record for record in caplog.records if record.levelname == "ERROR"] == []
 
 
+async def test_half_a_surrogate_pair_of_an_agent_is_replaced(tmp_path: Path) -> None:
+    """Half of a surrogate pair in a call or an error of an agent does not end the run: U+FFFD takes its place."""
+    session = start("half")
+    assert await session.reply("Say red") == "RED"
+    assert session.turns[1].content == 'calls cut({"a": "\ufffd"})'
+    target = build_target("half error", preflight=False)
+    summary = await train(tmp_path, Endpoint(), target)
+    assert (summary.status, summary.best.score) == ("completed", 0)
+
+
 @pytest.mark.parametrize(
     ("behaviour", "limits", "words"),
     [

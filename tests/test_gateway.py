@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -374,3 +375,16 @@ async def test_settings_of_messages_are_those_of_a_completion(
     assert expected.items() <= run.asked[0].items()
     assert "top_k" not in run.asked[0]
     assert (message["content"], message["stop_reason"]) == ([{"type": "text", "text": "Wait."}], "end_turn")
+
+
+@pytest.mark.parametrize("path", ["/chat/completions", "/responses", "/messages"])
+async def test_text_that_is_none_is_replaced_or_refused(path: str) -> None:
+    """Half of a surrogate pair in a request becomes U+FFFD; a number that JSON does not have is refused, with a reason."""
+    run, name = Run(), "input" if path == "/responses" else "messages"
+    body = {"model": "m", "max_tokens": 9, name: [{"role": "user", "content": "\ud83d"}]}
+    async with run.open() as client:
+        assert (await client.post(path, content=json.dumps(body))).status_code == 200
+        assert (await client.post(path, content=json.dumps({**body, "top_p": math.nan}))).status_code == 400
+        assert (await client.post(path, content=b"[" * 100_000)).status_code == 400
+    assert "\ufffd" in json.dumps(run.asked, ensure_ascii=False).encode().decode()
+    assert [reason.partition(" of ")[0] for reason in run.refused] == ["the body is no request"] * 2

@@ -6,9 +6,10 @@ pass it a long value as a whole.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import zip_longest
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from pydantic import JsonValue, ValidationError
 
@@ -110,6 +111,24 @@ def _group(values: Sequence[T], size: Callable[[T], int]) -> Iterator[list[T]]:
         total += added
     if group:
         yield group
+
+
+def replace_surrogates(text: str) -> str:
+    """Return text with U+FFFD in place of lone surrogates, which JSON can express and files cannot store."""
+    return text if text.isascii() else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+def parse_foreign(text: bytes) -> Any:
+    """Return the value of another program's JSON, with U+FFFD in place of lone surrogates.
+
+    Raises:
+        ValueError: It is no JSON; NaN and infinities are none.
+        RecursionError: It is too deep.
+    """
+    value = json.loads(text)
+    written = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    cleaned = replace_surrogates(written)
+    return value if cleaned == written else json.loads(cleaned)
 
 
 def describe_problems(error: ValidationError) -> str:

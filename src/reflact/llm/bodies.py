@@ -133,8 +133,3 @@ class _Decoder:
 def decode_text(body: bytes) -> str:
     """Return a body as text: UTF-8, UTF-16 or UTF-32 as its bytes show, whatever its headers say."""
     return body.decode(json.detect_encoding(body), "replace").removeprefix("\ufeff")
-
-
-def replace_surrogates(text: str) -> str:
-    """Return text with U+FFFD in place of lone surrogates, which JSON can express and files cannot store."""
-    return text if text.isascii() else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

@@ -12,7 +12,8 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, Field, ValidationError
 
-from reflact.llm.bodies import AnswerFault, replace_surrogates
+from reflact.jsonutil import replace_surrogates
+from reflact.llm.bodies import AnswerFault
 from reflact.llm.pricing import read_counts, write_counts
 from reflact.llm.sse import END_MARK, EVENT_STREAM, JSON, parse_chunk, read_events
 from reflact.records import FaultKind

@@ -18,8 +18,7 @@ from openai.types.chat import ChatCompletion
 from pydantic import BaseModel, ValidationError, ValidationInfo, model_validator
 
 from reflact.errors import ProviderError, UnknownModel
-from reflact.jsonutil import describe_problems
-from reflact.llm.bodies import replace_surrogates
+from reflact.jsonutil import describe_problems, replace_surrogates
 from reflact.messages import Message, ReplyModel
 
 Body = dict[str, Any]

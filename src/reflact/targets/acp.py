@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 from pydantic import ValidationError
 
+from reflact.jsonutil import parse_foreign
 from reflact.targets.agent_process import AgentPipes, LimitReached
 from reflact.types import Turn
 
@@ -118,7 +119,7 @@ class ACPConversation:
         )
 
     def _take_update(self, params: Any) -> None:
-        """Note an update of the agent; one that this version of the protocol does not know is none."""
+        """Note an update of the agent; an unknown or malformed one is left out."""
         from acp.schema import (
             AgentMessageChunk,
             SessionNotification,
@@ -152,7 +153,7 @@ class ACPConversation:
 
 
 class _MessageTransport:
-    """The messages of an agent, one a line; lines that are none are left out, such as those of a log."""
+    """The messages of an agent, one a line; other lines, such as those of a log, are left out."""
 
     def __init__(self, pipes: AgentPipes, on_update: Callable[[Any], None]) -> None:
         self._pipes = pipes
@@ -193,7 +194,7 @@ class _MessageTransport:
 def _read_message(line: bytes) -> dict[str, Any] | None:
     """Return a message of JSON-RPC; None for anything else."""
     try:
-        message = json.loads(line)
+        message = parse_foreign(line)
     except (ValueError, RecursionError):
         return None
     if not isinstance(message, dict) or not isinstance(message.get("method", ""), str):

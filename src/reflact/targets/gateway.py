@@ -21,6 +21,7 @@ from anyio.abc import SocketAttribute, SocketStream
 
 from reflact.concurrency import open_task_group
 from reflact.errors import ConfigError, ReflactError
+from reflact.jsonutil import parse_foreign
 from reflact.targets import anthropic_messages, responses
 
 MAX_REQUEST_BYTES = 2**26
@@ -234,9 +235,9 @@ def _describe_error(message: str) -> dict[str, Any]:
 def _read(dialect: Dialect, content: bytes) -> tuple[Mapping[str, Any], dict[str, Any]]:
     """Return a body, and the request of a chat completion that it means."""
     try:
-        body = json.loads(content)
+        body = parse_foreign(content)
         return body, dialect.read(body)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(f"the body is no request of {dialect.name}") from error
 
 
