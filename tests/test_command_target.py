@@ -180,6 +180,17 @@ async def test_a_skill_replaces_the_seed() -> None:
         await start(CommandTarget(AGENT, seed="Be rude.")).reply("Say red")
 
 
+def test_a_command_begins_with_the_instructions_that_it_has(tmp_path: Path) -> None:
+    """The seed, or the file of the workspace that the skill replaces, is what a training begins with."""
+    (tmp_path / "AGENTS.md").write_text("Be brief.")
+    assert CommandTarget(AGENT, seed="Be helpful.").instructions == "Be helpful."
+    assert CommandTarget(AGENT, skill_file="AGENTS.md", workspace=str(tmp_path)).instructions == "Be brief."
+    assert not CommandTarget(AGENT, skill_file="OTHER.md", workspace=str(tmp_path)).instructions
+    assert not CommandTarget(AGENT, skill_file="AGENTS.md").instructions
+    named = CommandTarget(profile="codex", skill_name="a", skill_description="b", workspace=str(tmp_path))
+    assert not named.instructions
+
+
 async def test_answers_come_from_a_file_and_streams_are_answered() -> None:
     """The answer may be a file of the agent, and the agent may ask for a stream."""
     target = CommandTarget([*AGENT, "stream"], skill_file="SKILL.md", answer_file="answer.txt")

@@ -9,6 +9,7 @@ from typing import Any
 import anyio
 import pytest
 from pydantic_ai import Agent
+from pydantic_ai.agent import WrapperAgent
 from pydantic_ai.exceptions import ModelAPIError, ModelHTTPError
 from pydantic_ai.messages import ModelResponse, TextPart
 from pydantic_ai.models.function import FunctionModel
@@ -39,19 +40,33 @@ def make_target(model: BankModel, **arguments: Any) -> PydanticAITarget[Any, Any
 
 
 async def test_an_agent_is_trained_without_a_change(tmp_path: Path) -> None:
-    """The skill takes the place of the literal instructions; instruction functions, tools, deps and output stay."""
+    """Training begins with the literal instructions; instruction functions, tools, deps and output stay."""
     model = BankModel()
     agent = make_agent(model)
     summary = await make_trainer(PydanticAITarget(agent, deps=make_deps), tmp_path).train()
     assert (summary.status, summary.best.score) == ("completed", 1.0)
+    own = "You are a support agent in our bank, give the customer support."
     assert {
-        *(f"The customer's name is {name}" for name in ("John", "Ann", "Bob")),
-        *(f"{RULE}\n\nThe customer's name is {name}" for name in ("Ann", "Bob")),
+        *(f"{own}\n\nThe customer's name is {name}" for name in ("John", "Ann", "Bob")),
+        *(f"{own}\n\n{RULE}\n\nThe customer's name is {name}" for name in ("Ann", "Bob")),
     } <= set(model.instructions)
-    assert not any("support agent" in text for text in model.instructions)
+    placebo = {text for text in model.instructions if "teapot" in text}
+    assert placebo
+    assert not any(own in text for text in placebo)
     with agent.override(deps=make_deps(ITEMS[0])):
         await agent.run("Hello")
     assert "You are a support agent" in model.instructions[-1]
+
+
+async def test_a_named_skill_takes_the_place_of_the_instructions(tmp_path: Path) -> None:
+    """If ``skill`` names a document, no request has the agent's literal instructions, also within a wrapper."""
+    model, skill = BankModel(), tmp_path / "skill.md"
+    skill.write_text("")
+    agent = WrapperAgent(make_agent(model))
+    assert "support agent" in PydanticAITarget(agent).instructions
+    target = PydanticAITarget(agent, deps=make_deps)
+    await make_trainer(target, tmp_path / "run", skill=str(skill)).train()
+    assert not any("support agent" in text for text in model.instructions)
 
 
 async def test_the_budget_sees_each_request(tmp_path: Path) -> None:

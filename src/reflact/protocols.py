@@ -196,6 +196,15 @@ class ProbedTarget(ConnectedTarget, Protocol):
 
 
 @runtime_checkable
+class InstructedTarget(Target, Protocol):
+    """A target whose agent has instructions, with which a training begins unless ``skill`` names a document."""
+
+    @property
+    def instructions(self) -> str:
+        """The instructions that the skill replaces; empty if there are none."""
+
+
+@runtime_checkable
 class Described(Protocol):
     """An environment or a target that tells the optimizer what it should know, in plain text."""
 

@@ -495,7 +495,9 @@ class TrainerConfig(ConfigSection):
         True, description="Write a page on the run, report.html, into `out_dir` at its end."
     )
     skill: Path | None = changeable_field(
-        None, description="The initial skill document, or the folder of a skill; null: an empty document."
+        None,
+        description="The initial skill document, or the folder of a skill; null: the agent's own instructions, if the target has "
+        "them, or else an empty document.",
     )
     skill_files: tuple[str, ...] = changeable_field(
         (),

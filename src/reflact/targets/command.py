@@ -26,7 +26,7 @@ from reflact.errors import ConfigError, EnvironmentFailure, ReplyError, SkillErr
 from reflact.jsonutil import describe_problems
 from reflact.processes.sandbox import can_confine
 from reflact.protocols import RequestSender
-from reflact.skills.package import MAIN_FILE, build_package
+from reflact.skills.package import MAIN_FILE, build_package, load_skill
 from reflact.targets.acp import ACPConversation
 from reflact.targets.agent_process import (
     CommandLimits,
@@ -187,6 +187,14 @@ class CommandTarget:
             "llm": None if self._sender is None else self._sender.identity,
         }
         return canonical_json(settings)
+
+    @property
+    def instructions(self) -> str:
+        """``seed``, or the file of the workspace that the skill replaces: a training begins with it."""
+        if self.seed is not None or self.workspace is None or self.skill_name is not None:
+            return self.seed or ""
+        file = Path(self.workspace, self.skill_file or "")
+        return load_skill(file).text if file.is_file() else ""
 
     def write_skill(self, skill: Skill) -> str:
         """Return the text of the skill's file.

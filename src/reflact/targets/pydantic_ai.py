@@ -152,6 +152,12 @@ class PydanticAITarget(Generic[D, Out]):
         )
 
     @property
+    def instructions(self) -> str:
+        """The literal instructions of the agent, with which a training begins unless ``skill`` names a document."""
+        own = getattr(getattr(self._agent, "wrapped", self._agent), "_instructions", ())
+        return "\n\n".join(each.instruction for each in own if isinstance(each.instruction, str))
+
+    @property
     def _own_settings(self) -> Mapping[str, Any]:
         """The settings of the agent and its model, without those that a function of the agent makes."""
         chosen = getattr(self._agent, "model_settings", None)

@@ -34,12 +34,14 @@ from reflact.protocols import (
     Described,
     Environment,
     EventCallback,
+    InstructedTarget,
     Prompted,
     Proposer,
     RunStore,
     Target,
 )
 from reflact.records import CriticDescription, Spend, Usage
+from reflact.skills.document import check_document
 from reflact.skills.package import load_skill
 from reflact.stages.context import StageContext
 from reflact.stages.prompt_sections import show_task
@@ -252,7 +254,7 @@ def prepare_run(config: TrainerConfig, overrides: Overrides) -> RunPlan:
         config = config.model_copy(update={"test": config.test.model_copy(update={"enabled": False})})
     own = environment.prompt_folder if isinstance(environment, Prompted) else None
     prompts = load_prompts(config.prompts, folder=own)
-    initial = Skill(text="") if config.skill is None else load_skill(config.skill, config.skill_files)
+    initial = load_initial_skill(config, overrides.target)
     identity: dict[str, JsonValue] = {
         **config_identity(config),
         **prompts.identity(list_used_prompts(config)),
@@ -280,6 +282,20 @@ def prepare_run(config: TrainerConfig, overrides: Overrides) -> RunPlan:
         overrides.proposer,
         overrides.target,
     )
+
+
+def load_initial_skill(config: TrainerConfig, target: Target | None) -> Skill:
+    """Return the document that ``skill`` names, or else the target's own instructions.
+
+    Raises:
+        SkillError: It cannot be read, or is malformed.
+    """
+    if config.skill is not None:
+        return load_skill(config.skill, config.skill_files)
+    if not isinstance(target, InstructedTarget):
+        return Skill(text="")
+    check_document(target.instructions)
+    return Skill(text=target.instructions)
 
 
 def _identify_connected(target: ConnectedTarget, config: TrainerConfig) -> str:
