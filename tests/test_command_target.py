@@ -30,6 +30,7 @@ from reflact.processes.sandbox import can_confine, can_isolate
 from reflact.records import RunSummary, SkillComparison
 from reflact.targets import CommandTarget
 from reflact.targets.agent_process import FOLDER_PREFIX, remove_stale_folders
+from reflact.targets.supervisor import SupervisorReport, SupervisorRequest, build_command
 from reflact.testing import ScriptedLLM
 from reflact.trainer import SetupCheck, check_setup
 from reflact.training.setup import Overrides
@@ -270,11 +271,50 @@ async def test_a_command_reaches_no_other_process(command: str, confine: bool) -
         await start(spy).reply("Say red")
 
 
-def test_a_system_that_cannot_confine_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without Landlock, a target that is to be confined is refused."""
-    monkeypatch.setattr("reflact.targets.command.can_confine", lambda: False)
-    with pytest.raises(ConfigError, match="this system cannot confine a command"):
+@pytest.mark.parametrize("version", [0, 2])
+def test_a_system_that_cannot_confine_says_so(version: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without Landlock, or with one that lets files be truncated, a target that is to be confined is refused."""
+    monkeypatch.setattr("reflact.processes.sandbox._read_landlock_version", lambda: version)
+    with pytest.raises(ConfigError, match=r"this system cannot confine a command: that needs Linux 6\.2"):
         CommandTarget(AGENT, skill_file="a", confine=True)
+
+
+async def test_a_long_task_and_one_that_is_no_text_reach_a_command() -> None:
+    """A task as argument has all the room of the system, in any script; half of a surrogate pair becomes U+FFFD."""
+    count = CommandTarget(["sh", "-c", 'printf %s "$1" | wc -c', "sh", "{task}"], skill_file="a")
+    assert await start(count).reply("\u4e09" * 40_000) == "120000"
+    assert await start(count).reply("\ud83d") == "3"
+
+
+@pytest.mark.parametrize(
+    ("task", "variables", "words"),
+    [
+        ("x" * 2**22, {}, "the command true cannot be started: Argument list too long; leave out {task}"),
+        ("x" * 2**22, {"TASK": "{task}"}, "the command cannot be started: Argument list too long; leave out"),
+        ("a\0b", {}, "the command true cannot be started: embedded null byte; leave out {task}"),
+    ],
+)
+async def test_a_task_that_is_no_argument_is_no_failure_of_the_agent(
+    task: str, variables: dict[str, str], words: str
+) -> None:
+    """A task that the system takes neither as argument nor as variable leaves no score, and the reason says what to do."""
+    with pytest.raises(EnvironmentFailure, match=words):
+        await start(CommandTarget(["true", "{task}"], skill_file="a", variables=variables)).reply(task)
+
+
+def test_a_lower_limit_of_the_system_holds(tmp_path: Path) -> None:
+    """A command starts under a hard limit of the size of files that is below that of reflact."""
+    most = 2**20
+    program = f"import resource; assert resource.getrlimit(resource.RLIMIT_FSIZE)[0] == {most}"
+    limit = ["sh", "-c", 'ulimit -f "$1"; shift; exec "$@"', "sh", str(most // 512)]
+    with (tmp_path / "request.json").open("w+b") as file, (tmp_path / "report.json").open("w+b") as report:
+        command = [sys.executable, "-c", program]
+        order = SupervisorRequest(command, os.getpid(), report.fileno(), 2**40, 2**30, 512, None, None)
+        file.write(json.dumps(order).encode())
+        file.seek(0)
+        files = (file.fileno(), report.fileno())
+        subprocess.run([*limit, *build_command(file.fileno())], pass_fds=files, check=True)
+        assert json.loads((tmp_path / "report.json").read_bytes()) == SupervisorReport(code=0)._asdict()
 
 
 def test_folders_of_killed_rollouts_are_removed(tmp_path: Path) -> None:

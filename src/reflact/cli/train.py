@@ -43,7 +43,8 @@ def check(config: ConfigArgument, overrides: OverrideOption = None) -> None:
     """Test the models and grade one item.
 
     The command makes one small call to each model, and lets the target answer one train item. Before that, it
-    tests without a model if the skill reaches an agent that is a command. It writes nothing to the run's folder. If a key, a model, an address or the data is wrong, it ends with exit code 2.
+    tests without a model if the skill reaches an agent that is a command. It writes nothing to the run's folder. If a
+    key, a model, an address or the data is wrong, it ends with exit code 2.
     """
     import anyio
 

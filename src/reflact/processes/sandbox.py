@@ -58,7 +58,7 @@ LANDLOCK_RIGHTS = {1: 13, 2: 14, 3: 15, 4: 15}
 """Number of access rights of each Landlock version; later versions have 16."""
 
 ALL_PORTS, ALL_SCOPES, SIGNAL_SCOPE = 0b11, 0b11, 0b10
-PORTS_VERSION, SCOPES_VERSION = 4, 6
+TRUNCATION_VERSION, PORTS_VERSION, SCOPES_VERSION = 3, 4, 6
 
 ALL_CAPABILITIES = 2**64 - 1
 SPYING_CAPABILITIES = 1 << 19 | 1 << 21 | 1 << 38
@@ -170,6 +170,11 @@ ALLOW, KILL, DENY, UNKNOWN = 0x7FFF0000, 0x80000000, 0x50000 | errno.EPERM, 0x50
 def can_confine() -> bool:
     """Whether this system can confine a process: Linux with Landlock, on a supported processor."""
     return _read_landlock_version() >= 1
+
+
+def can_confine_writes() -> bool:
+    """Whether this system can keep a command from changing files: Linux 6.2 with Landlock, which refuses truncation."""
+    return _read_landlock_version() >= TRUNCATION_VERSION
 
 
 def can_isolate() -> bool:
@@ -313,13 +318,15 @@ def isolate_command(folder: str | None) -> bool:
     Linux 6.12 they do, and without a folder nothing is isolated there.
 
     Raises:
-        OSError: The kernel refused a step.
+        OSError: The kernel refused a step, or cannot refuse to truncate files (before Linux 6.2).
     """
     libc = ctypes.CDLL(None, use_errno=True)
     version = _call_kernel(libc.syscall, CREATE_RULESET, None, 0, 1)
     is_scoped = version >= SCOPES_VERSION
     if folder is None and not is_scoped:
         return False
+    if folder is not None and version < TRUNCATION_VERSION:
+        raise OSError(errno.ENOTSUP, "this version of Landlock lets files be truncated")
     _call_kernel(libc.prctl, NO_NEW_PRIVILEGES, 1, 0, 0, 0)
     if folder is None:
         _drop_capabilities(libc, SPYING_CAPABILITIES)

@@ -21,7 +21,12 @@ from pydantic import Field
 
 from reflact.concurrency import open_task_group
 from reflact.processes import sandbox
-from reflact.targets.supervisor import SupervisorReport, SupervisorRequest, build_command
+from reflact.targets.supervisor import (
+    SupervisorReport,
+    SupervisorRequest,
+    build_command,
+    describe_start_error,
+)
 from reflact.types import FrozenModel
 
 FOLDER_PREFIX = "reflact-rollout-"
@@ -125,7 +130,7 @@ class AgentPipes:
         self._limit, self._left = limits.output_bytes, limits.output_bytes
 
     async def send(self, text: str) -> None:
-        """Write to the input, also if nobody reads it."""
+        """Write to the input; what the command no longer reads is lost."""
         assert self._process.stdin is not None
         with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
             await self._process.stdin.send(text.encode("utf-8"))
@@ -203,17 +208,13 @@ async def run_process(
         file_size=limits.file_mib * 2**20,
         processes=limits.processes,
         folder=str(folder) if confine else None,
-        sandbox=sandbox.__file__ if sandbox.can_confine() else None,
+        sandbox=sandbox.__file__ if confine or sandbox.can_confine() else None,
     )
     try:
         try:
-            process = await anyio.open_process(
-                build_command(request),
-                cwd=folder / "work",
-                env=variables,
-                start_new_session=True,
-                pass_fds=(writing,),
-            )
+            process = await _start(request, folder / "work", variables)
+        except (OSError, ValueError) as error:
+            return ProcessEnd("did not start", "", "", describe_start_error(error))
         finally:
             os.close(writing)
         pipes, has_ended = AgentPipes(process, limits), False
@@ -243,6 +244,20 @@ async def run_process(
     is_answered = limit is None and not has_ended and report.problem is None
     errors_text = b"".join(errors).decode("utf-8", "replace")
     return ProcessEnd(0 if is_answered else how, output, errors_text, report.problem)
+
+
+async def _start(request: SupervisorRequest, folder: Path, variables: Mapping[str, str]) -> Process:
+    """Start a supervisor."""
+    with tempfile.TemporaryFile() as file:
+        file.write(json.dumps(request).encode("ascii"))
+        file.seek(0)
+        return await anyio.open_process(
+            build_command(file.fileno()),
+            cwd=folder,
+            env=variables,
+            start_new_session=True,
+            pass_fds=(file.fileno(), request.report),
+        )
 
 
 async def exchange_text(pipes: AgentPipes, text: str) -> str:

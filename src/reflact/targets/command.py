@@ -23,8 +23,8 @@ from pydantic import JsonValue, ValidationError
 
 from reflact.config.models import ModelConfig
 from reflact.errors import ConfigError, EnvironmentFailure, ReplyError, SkillError
-from reflact.jsonutil import describe_problems
-from reflact.processes.sandbox import can_confine
+from reflact.jsonutil import describe_problems, replace_surrogates
+from reflact.processes.sandbox import can_confine_writes
 from reflact.protocols import RequestSender
 from reflact.skills.package import MAIN_FILE, build_package, load_skill
 from reflact.targets.acp import ACPConversation
@@ -59,8 +59,8 @@ class CommandTarget:
     if reflact is killed. Unless ``confine`` is set, it can write what its user can.
 
     Args:
-        profile: A command-line agent by name: ``codex``, ``opencode`` or ``claude-code``. It brings the command, the
-            variables, and the places of skill and answer; arguments that you give replace those.
+        profile: A command-line agent by name: ``codex``, ``opencode``, ``opencode-acp`` or ``claude-code``. It brings the
+            command, the variables, and the places of skill and answer; arguments that you give replace those.
         command: The program and its arguments; ``{task}``, ``{folder}``, ``{base_url}``, ``{root_url}`` (without
             ``/v1``), ``{token}`` and ``{model}`` are replaced. Without ``{task}`` the task goes to standard input.
         arguments: Further arguments, after those of the profile.
@@ -80,8 +80,8 @@ class CommandTarget:
         variables: Environment variables beside PATH, HOME and TMPDIR; placeholders as in ``command``. Those of a
             profile stay.
         limits: The limits of a rollout, or some of them by name, such as ``{"seconds": 60}``.
-        confine: Whether it can change no file outside the rollout's folder, and signal no other process. Needs Linux
-            with Landlock.
+        confine: Whether it can write to no file outside the rollout's folder, and signal no other process. Modes and
+            times of files stay open to it. Needs Linux 6.2 with Landlock; signals need Linux 6.12.
         preflight: Whether a training begins with a test that the agent's requests have the skill. Switch it off for an
             agent that reads the file later, with a tool.
         version: Part of the target's identity; change it with the command's program.
@@ -146,9 +146,9 @@ class CommandTarget:
         except ValidationError as error:
             raise ConfigError(f"limits: {describe_problems(error)}") from error
         self.confine, self.preflight = confine, preflight
-        if confine and not can_confine():
+        if confine and not can_confine_writes():
             raise ConfigError(
-                "this system cannot confine a command: that needs Linux 5.13 with Landlock; run reflact in a container, "
+                "this system cannot confine a command: that needs Linux 6.2 with Landlock; run reflact in a container, "
                 "and leave out confine"
             )
         self.protocol, self.allow_permissions = protocol or "text", allow_permissions
@@ -278,7 +278,7 @@ class CommandSession(GatewaySession):
         """
         if self._task is not None:
             raise EnvironmentFailure("a command answers one message; use an environment with one turn")
-        self._task = message
+        self._task = replace_surrogates(message)
         async with open_rollout_folder() as own:
             folder, self._folder = own / "work", json.dumps(str(own), ensure_ascii=False)[1:-1]
             await anyio.to_thread.run_sync(self._write_folder, folder)
@@ -316,11 +316,8 @@ class CommandSession(GatewaySession):
 
     def _raise_failure(self, end: ProcessEnd, folder: Path) -> NoReturn:
         """Raise EnvironmentFailure if the command cannot work here, and ReplyError if it failed."""
-        program = self._target.command[0]
         if end.problem is not None:
-            raise EnvironmentFailure(
-                f"the command {end.problem}; give the full path of {program}, or install it"
-            )
+            raise EnvironmentFailure(f"the command {end.problem}")
         for part in self._target.command:
             if Path(part).is_file() and not (folder / part).exists():
                 raise EnvironmentFailure(

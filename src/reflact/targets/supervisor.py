@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import itertools
 import json
 import os
@@ -29,9 +30,17 @@ INTERVAL, LOOKS = 0.1, 5
 
 IS_LINUX = sys.platform == "linux"
 
+START_ADVICE = {
+    errno.ENOENT: "give its full path, or install it",
+    errno.EACCES: "allow its execution",
+    errno.E2BIG: "leave out {task}, so that the task goes to standard input",
+    errno.EINVAL: "leave out {task}, so that the task goes to standard input",
+}
+"""What to do if a program cannot be started, by the number of the error; EINVAL is an argument with a NUL."""
+
 
 class SupervisorRequest(NamedTuple):
-    """The arguments of a supervisor, as JSON on its command line.
+    """What a supervisor is to do, as JSON in an open file, since an argument has a limit of 128 KiB on Linux.
 
     ``parent`` is the process with which it ends. It writes its report to the open file ``report``. ``memory`` is of all
     processes together and ``file_size`` of each file, in bytes; ``processes`` is their number. The command is isolated by
@@ -59,9 +68,17 @@ class SupervisorReport(NamedTuple):
     problem: str | None = None
 
 
-def build_command(request: SupervisorRequest) -> list[str]:
-    """Return the command of a supervisor."""
-    return [sys.executable, "-I", "-S", "-B", "-X", "utf8", __file__, json.dumps(request)]
+def build_command(request: int) -> list[str]:
+    """Return the command of a supervisor; ``request`` is the open file with its request."""
+    return [sys.executable, "-I", "-S", "-B", "-X", "utf8", __file__, str(request)]
+
+
+def describe_start_error(error: OSError | ValueError) -> str:
+    """Return why a program cannot be started, and what to do."""
+    number = error.errno if isinstance(error, OSError) else errno.EINVAL
+    reason = error.strerror if isinstance(error, OSError) else str(error)
+    advice = START_ADVICE.get(number or 0)
+    return f"cannot be started: {reason}" + (f"; {advice}" if advice else "")
 
 
 def main(request: SupervisorRequest) -> None:
@@ -71,10 +88,13 @@ def main(request: SupervisorRequest) -> None:
     libc = ctypes.CDLL(None)
     isolate = None if request.sandbox is None else runpy.run_path(request.sandbox)["isolate_command"]
 
+    most = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+    file_size = request.file_size if most == resource.RLIM_INFINITY else min(request.file_size, most)
+
     def prepare() -> None:
         if IS_LINUX:
             libc.prctl(SET_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (request.file_size, request.file_size))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (file_size, file_size))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         if isolate is not None:
             isolate(request.folder)
@@ -90,8 +110,8 @@ def main(request: SupervisorRequest) -> None:
             preexec_fn=prepare,  # noqa: PLW1509 - there are no threads
         )
         report = _watch(process, request, stops)
-    except OSError as error:
-        report = SupervisorReport(problem=f"{request.command[0]} cannot be started: {error.strerror}")
+    except (OSError, ValueError) as error:
+        report = SupervisorReport(problem=f"{request.command[0]} {describe_start_error(error)}")
     except subprocess.SubprocessError:
         report = SupervisorReport(problem=f"{request.command[0]} cannot be confined by this system")
     _end_all(process, is_scoped=is_scoped)
@@ -203,4 +223,6 @@ def _end_all(process: subprocess.Popen[bytes] | None, *, is_scoped: bool) -> Non
 
 
 if __name__ == "__main__":
-    main(SupervisorRequest(*json.loads(sys.argv[1])))
+    with os.fdopen(int(sys.argv[1]), encoding="utf-8") as file:
+        order = SupervisorRequest(*json.load(file))
+    main(order)
