@@ -28,13 +28,13 @@ from reflact.errors import ConfigError, EnvironmentFailure, ReplyError
 from reflact.messages import CallId
 from reflact.processes.sandbox import can_confine, can_isolate
 from reflact.records import RunSummary, SkillComparison
-from reflact.targets import CommandTarget
+from reflact.targets import AgentRollout, CommandTarget, FunctionTarget
 from reflact.targets.agent_process import FOLDER_PREFIX, remove_stale_folders
 from reflact.targets.supervisor import SupervisorReport, SupervisorRequest, build_command
 from reflact.testing import ScriptedLLM
 from reflact.trainer import SetupCheck, check_setup
 from reflact.training.setup import Overrides
-from reflact.types import Item, Score, Skill, Split
+from reflact.types import Grade, Item, Score, Skill, Split
 
 pytestmark = pytest.mark.anyio
 
@@ -425,6 +425,69 @@ async def test_a_skill_that_does_not_reach_the_agent_costs_nothing(
     assert re.search(words, str(summary.reason))
 
 
+async def test_the_test_of_the_skill_sends_the_message_of_a_rollout() -> None:
+    """The test gives an agent its task as the environment words it, and another task if the agent fails on the first."""
+    messages: list[str] = []
+    graded: list[str] = []
+
+    class Worded:
+        """Wraps the input in JSON, which the agent needs."""
+
+        identity = "worded"
+
+        def items(self, split: Split) -> tuple[Item, ...]:
+            return {"train": (Item(id="bad", input="fail"), *ITEMS[:1]), "val": ITEMS[1:]}.get(split, ())
+
+        async def run(self, item: Item, session: Any, *, seed: int) -> Grade:
+            messages.append(json.dumps({"text": item.input}))
+            answer = await session.reply(messages[-1])
+            graded.append(item.id)
+            return Grade(score=Score.of(answer == item.reference), answer=answer)
+
+    async def read_task(rollout: AgentRollout) -> str:
+        body = {"messages": [{"content": rollout.skill}, {"content": json.loads(rollout.task)["text"]}]}
+        if body["messages"][1]["content"] == "fail":
+            raise KeyError("no such task")
+        async with httpx.AsyncClient() as client:
+            headers = {"Authorization": f"Bearer {rollout.token}"}
+            url = f"{rollout.base_url}/chat/completions"
+            return str((await client.post(url, json=body, headers=headers)).text)
+
+    items, config = Worded().items(Split.train), ModelConfig(model="m")
+    target = FunctionTarget(read_task)
+    assert await target.test_skill(Worded(), items, Skill(text=RULE), config) is None
+    assert (messages, graded) == ([json.dumps({"text": text}) for text in ("fail", "Say red")], [])
+    with pytest.raises(EnvironmentFailure, match="the agent failed: KeyError: 'no such task'"):
+        await target.test_skill(Worded(), items[:1], Skill(text=RULE), config)
+
+
+async def test_an_agent_that_fails_before_it_asks_hears_its_own_error_first() -> None:
+    """If an agent fails on each task before it asks its model, the reason begins with its error."""
+    target = CommandTarget([*AGENT, "fail"], skill_file="SKILL.md")
+    with pytest.raises(EnvironmentFailure, match=r"^the command ended with 1: no such tool; the agent asked"):
+        await target.test_skill(describe_run(Path())[1], ITEMS, Skill(text=RULE), ModelConfig(model="m"))
+    late = CommandTarget(AGENT, skill_file="AGENTS.md", answer_file="none.txt")
+    with pytest.raises(EnvironmentFailure, match=r"^the command wrote no file none\.txt; before, no request"):
+        await late.test_skill(describe_run(Path())[1], ITEMS, Skill(text=RULE), ModelConfig(model="m"))
+
+
+async def test_an_environment_that_fails_before_it_asks_is_a_warning() -> None:
+    """If the environment fails before the agent gets a task, a warning says that the skill was not tested."""
+
+    class Broken:
+        identity = "broken"
+
+        def items(self, split: Split) -> tuple[Item, ...]:
+            return ITEMS
+
+        async def run(self, item: Item, session: Any, *, seed: int) -> Grade:
+            raise OSError("no world")
+
+    target = CommandTarget(AGENT, skill_file="SKILL.md")
+    warning = await target.test_skill(Broken(), ITEMS, Skill(text=RULE), ModelConfig(model="m"))
+    assert str(warning).endswith("because of the environment: OSError: no world")
+
+
 async def test_a_check_says_that_the_skill_reaches_the_agent(tmp_path: Path) -> None:
     """A check tests the skill before it grades an item, and says in words what it found."""
     settings, environment = describe_run(tmp_path)
@@ -438,7 +501,7 @@ async def test_a_check_says_that_the_skill_reaches_the_agent(tmp_path: Path) -> 
 
     assert (await check("SKILL.md")).skill == "the agent's request has it, so it is in force"
     asked = len(endpoint.bodies)
-    with pytest.raises(EnvironmentFailure, match="so the skill is not in force"):
+    with pytest.raises(EnvironmentFailure, match="so it is not in force"):
         await check("AGENTS.md")
     assert len(endpoint.bodies) == asked == 1
 

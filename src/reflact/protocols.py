@@ -185,13 +185,17 @@ class ProbedTarget(ConnectedTarget, Protocol):
     preflight: bool
     """Whether a training begins with this test."""
 
-    async def test_skill(self, item: Item, skill: Skill, config: ModelConfig) -> str | None:
-        """Run the agent on an item until a request has the skill; no model is asked.
+    async def test_skill(
+        self, environment: Environment, items: Sequence[Item], skill: Skill, config: ModelConfig
+    ) -> str | None:
+        """Run the agent on the first item until a request has the skill; no model is asked, and nothing is graded.
 
-        Return a warning if the request has it more than once; else None.
+        If the agent asks nothing, further items are tried. Return a warning if the request has the skill more than once,
+        or if the environment fails before the agent gets its task; else None.
 
         Raises:
-            EnvironmentFailure: No request has the skill; says which file or setting to look at.
+            EnvironmentFailure: No request has the skill; says which file or setting to look at. Or the agent failed
+                before it asked.
         """
 
 

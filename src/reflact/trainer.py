@@ -443,7 +443,9 @@ async def check_setup(config: TrainerConfig, overrides: Overrides | None = None)
         item = plan.data.train[0]
         skill = None
         if isinstance(plan.target, ProbedTarget) and plan.target.preflight:
-            warning = await plan.target.test_skill(item, plan.initial_skill, plan.config.models.target)
+            warning = await plan.target.test_skill(
+                plan.environment, plan.data.train, plan.initial_skill, plan.config.models.target
+            )
             skill = warning or "the agent's request has it, so it is in force"
         grade = await _grade_item(item, runtime)
         if "optimizer" not in overrides.brought_roles:

@@ -25,7 +25,7 @@ from reflact.config.models import ModelConfig
 from reflact.errors import ConfigError, EnvironmentFailure, ReplyError, SkillError
 from reflact.jsonutil import describe_problems, replace_surrogates
 from reflact.processes.sandbox import can_confine_writes
-from reflact.protocols import RequestSender
+from reflact.protocols import Environment, RequestSender
 from reflact.skills.package import MAIN_FILE, build_package, load_skill
 from reflact.targets.acp import ACPConversation
 from reflact.targets.agent_process import (
@@ -225,15 +225,17 @@ class CommandTarget:
         connected._identity = connected._describe()
         return connected
 
-    async def test_skill(self, item: Item, skill: Skill, config: ModelConfig) -> str | None:
-        """Run the command once without its model; see ``reflact.protocols.ProbedTarget``."""
+    async def test_skill(
+        self, environment: Environment, items: Sequence[Item], skill: Skill, config: ModelConfig
+    ) -> str | None:
+        """Run the command without its model; see ``reflact.protocols.ProbedTarget``."""
         place = (
             "look at `seed`"
             if self.skill_file is None
             else f"it is in {self.skill_file} of the rollout's folder, so look whether the agent reads this file there, or "
             "name another one with `skill_file`; if it reads the file later, with a tool, set `preflight: false`"
         )
-        return await test_skill(self, item, skill, config, place=place, name=self.skill_name)
+        return await test_skill(self, environment, items, skill, config, place=place, name=self.skill_name)
 
     def session(self, skill: Skill, *, rollout: str) -> CommandSession:
         """Start a rollout; ``rollout`` is its key.

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -23,7 +23,7 @@ import anyio
 
 from reflact.config.models import ModelConfig
 from reflact.errors import ConfigError, EnvironmentFailure, ReflactError, ReplyError
-from reflact.protocols import RequestSender
+from reflact.protocols import Environment, RequestSender
 from reflact.targets.gateway import open_gateway
 from reflact.targets.gateway_session import GatewaySession, has_text, test_skill
 from reflact.types import FrozenModel, Item, Skill, canonical_json
@@ -110,10 +110,12 @@ class FunctionTarget:
         connected._sender, connected._model = sender, config.model
         return connected
 
-    async def test_skill(self, item: Item, skill: Skill, config: ModelConfig) -> str | None:
-        """Run the function once without its model; see ``reflact.protocols.ProbedTarget``."""
+    async def test_skill(
+        self, environment: Environment, items: Sequence[Item], skill: Skill, config: ModelConfig
+    ) -> str | None:
+        """Run the function without its model; see ``reflact.protocols.ProbedTarget``."""
         place = "look at how the function gives `rollout.skill` to the agent"
-        return await test_skill(self, item, skill, config, place=place, name=None)
+        return await test_skill(self, environment, items, skill, config, place=place, name=None)
 
     def session(self, skill: Skill, *, rollout: str) -> FunctionSession:
         """Start a rollout; ``rollout`` is its key.

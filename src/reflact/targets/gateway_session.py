@@ -9,9 +9,9 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from reflact.config.models import ModelConfig
-from reflact.errors import EnvironmentFailure, ReflactError
+from reflact.errors import EnvironmentFailure, ReflactError, ReplyError
 from reflact.messages import AgentAnswer, CallId
-from reflact.protocols import ConnectedTarget, ItemTarget, RequestSender
+from reflact.protocols import ConnectedTarget, Environment, ItemTarget, RequestSender, Session
 from reflact.types import Item, Skill, Turn, digest_json
 
 DROPPED_FIELDS = frozenset(
@@ -22,8 +22,8 @@ DROPPED_FIELDS = frozenset(
 PROBE = "This line tests whether an agent reads these instructions: 7f3b91c2d4."
 """The line that a test adds to a skill, and looks for in the agent's requests."""
 
-MAX_PROBED_REQUESTS = 5
-"""The requests that a test answers before it ends the agent."""
+MAX_PROBED_REQUESTS, MAX_PROBED_ITEMS = 5, 3
+"""The requests that a test answers before it ends the agent, and the tasks that it tries if the agent asks nothing."""
 
 SHOWN_FOLDER = "/reflact-rollout"
 """What a model sees instead of the folder of a rollout, whose name differs between equal rollouts."""
@@ -179,49 +179,90 @@ def count_text(value: object, text: str) -> int:
 
 
 async def test_skill(
-    target: ConnectedTarget, item: Item, skill: Skill, config: ModelConfig, *, place: str, name: str | None
+    target: ConnectedTarget,
+    environment: Environment,
+    items: Sequence[Item],
+    skill: Skill,
+    config: ModelConfig,
+    *,
+    place: str,
+    name: str | None,
 ) -> str | None:
-    """Run an agent once without its model; see ``reflact.protocols.ProbedTarget``.
+    """Run an agent without its model; see ``reflact.protocols.ProbedTarget``.
 
     Args:
         target: The agent, not connected.
-        item: Its task.
+        environment: Gives it its task, as in a rollout.
+        items: Its tasks; another one is tried if the agent asks nothing.
         skill: The initial skill; a line is added to it.
         config: The settings of ``models.target``.
         place: Where the agent gets the skill, and what to change if it does not, in words.
         name: The name of a skill that the agent loads if it seems useful, so that a request has this name alone.
     """
-    probe = _ProbeSender(name or PROBE)
-    connected = target.connect(probe, config)
     probed = Skill(text=f"{skill.text}\n\n{PROBE}\n".lstrip())
-    session = (
-        connected.session_for(item, probed, rollout="probe")
-        if isinstance(connected, ItemTarget)
-        else connected.session(probed, rollout="probe")
+    for item in items[:MAX_PROBED_ITEMS]:
+        probe = _ProbeSender(name or PROBE)
+        connected = target.connect(probe, config)
+        session = _ProbeSession(
+            connected.session_for(item, probed, rollout="probe")
+            if isinstance(connected, ItemTarget)
+            else connected.session(probed, rollout="probe")
+        )
+        reason = "it asked the agent nothing"
+        try:
+            await environment.run(item, session, seed=0)
+        except Exception as caught:  # noqa: BLE001 - environments may raise anything
+            reason = f"{type(caught).__name__}: {caught}"
+        if probe.requests:
+            break
+    error = session.error
+    if probe.count:
+        is_sound = probe.count == 1 or name is not None
+        return None if is_sound else f"a request of the agent has the skill {probe.count} times: {place}"
+    if not session.is_asked:
+        return f"it was not tested whether the agent gets the skill, because of the environment: {reason}"
+    if error is not None and not isinstance(error, ReplyError | _ProbeEnded):
+        raise error
+    if probe.requests:
+        what = "the skill" if name is None else f"the name of the skill, {name}"
+        if isinstance(error, ReplyError):
+            raise EnvironmentFailure(f"{error}; before, no request of the agent had {what}: {place}")
+        end = "" if error is None else f"; {error}"
+        raise EnvironmentFailure(f"no request of the agent has {what}, so it is not in force: {place}{end}")
+    if error is not None:
+        raise EnvironmentFailure(
+            f"{error}; the agent asked the gateway nothing before, so the test of the skill found out nothing: mend "
+            "this, or switch `preflight` off if the agent works on other tasks"
+        )
+    raise EnvironmentFailure(
+        "the agent asked the gateway nothing, so it has neither its model nor the skill: let it ask at the address "
+        "and with the token that it gets"
     )
-    ended = ""
-    try:
-        await session.reply(str(item.input))
-    except _ProbeEnded:
-        ended = f"; the agent was ended after {MAX_PROBED_REQUESTS} requests"
-    except EnvironmentFailure:
-        if not probe.count:
-            raise
-    except ReflactError as error:
-        ended = f"; then {error}"
-    if not probe.requests:
-        raise EnvironmentFailure(
-            "the agent asked the gateway nothing, so it has neither its model nor the skill: let it ask at the address "
-            f"and with the token that it gets{ended}"
-        )
-    if not probe.count:
-        what = "the skill" if name is None else f"the name of the skill, {name},"
-        raise EnvironmentFailure(
-            f"no request of the agent has {what} so the skill is not in force: {place}{ended}"
-        )
-    if probe.count == 1 or name is not None:
-        return None
-    return f"a request of the agent has the skill {probe.count} times: {place}"
+
+
+class _ProbeSession:
+    """Lets an agent answer the first message of an environment, and ends the environment before it grades."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self.is_asked = False
+        self.error: Exception | None = None
+
+    @property
+    def turns(self) -> tuple[Turn, ...]:
+        """The agent's conversation."""
+        return self._session.turns
+
+    async def reply(self, message: str) -> str:
+        """Run the agent, if it has not run, and note its error."""
+        if not self.is_asked:
+            self.is_asked = True
+            try:
+                await self._session.reply(message)
+            except Exception as error:  # agents may raise anything
+                self.error = error
+                raise
+        raise _ProbeEnded("the test of the agent is over")
 
 
 class _ProbeEnded(EnvironmentFailure):
@@ -242,7 +283,7 @@ class _ProbeSender:
         self.count = max(self.count, count_text(body["messages"], self._sought))
         self.requests += 1
         if self.count or self.requests == MAX_PROBED_REQUESTS:
-            raise _ProbeEnded("the test of the agent is over")
+            raise _ProbeEnded(f"the agent was ended after {self.requests} requests")
         message = {"role": "assistant", "content": "This is a test of the connection."}
         usage = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
         choice = {"index": 0, "finish_reason": "stop", "message": message}

@@ -212,8 +212,8 @@ class Run:
         """Find out whether the skill reaches the agent, before anything is paid; on a cluster, the agent may be elsewhere."""
         target, is_near = self._plan.target, self._config.executor.name != "ray"
         if self.state is None and is_near and isinstance(target, ProbedTarget) and target.preflight:
-            item, config = self._plan.data.train[0], self._config.models.target
-            warning = await target.test_skill(item, self._plan.initial_skill, config)
+            plan, config = self._plan, self._config.models.target
+            warning = await target.test_skill(plan.environment, plan.data.train, plan.initial_skill, config)
             self._warnings += () if warning is None else (warning,)
 
     async def _test_optimizer(self) -> None:
