@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from reflact.config.models import ModelConfig
-from reflact.errors import ConfigError, ReplyError
+from reflact.errors import ReplyError
 from reflact.targets import CommandTarget
 from reflact.types import Skill
 from test_command_target import RULE, Endpoint, Sender, train
@@ -114,10 +114,3 @@ async def test_a_command_that_does_not_speak_the_protocol_fails() -> None:
     session = target.connect(Sender(), ModelConfig(model="m")).session(Skill(text=RULE), rollout="r")
     with pytest.raises(ReplyError, match="the agent ended before it answered"):
         await session.reply("Say red")
-
-
-def test_the_extra_is_named_if_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the package, the target is refused with the command that installs it."""
-    monkeypatch.setattr("reflact.targets.command.find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"pip install 'reflact\[acp\]'"):
-        build_target()

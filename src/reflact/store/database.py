@@ -395,7 +395,8 @@ class Database:
             try:
                 return work()
             except sqlite3.OperationalError as error:
-                locked = error.sqlite_errorcode & 0xFF in {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
+                code = getattr(error, "sqlite_errorcode", 0)  # a text that is no UTF-8 has none
+                locked = code & 0xFF in {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
                 if not locked or time.monotonic() >= end or self._closing.wait(LOCK_POLL_SECONDS / 10):
                     raise
 
