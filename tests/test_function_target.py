@@ -11,6 +11,7 @@ import anyio
 import httpx
 import pytest
 
+from reflact import read_run
 from reflact.config.models import ModelConfig
 from reflact.errors import ConfigError, EnvironmentFailure, ModelError, ReplyError
 from reflact.messages import CallId
@@ -206,3 +207,25 @@ async def test_a_training_begins_with_a_test_of_the_skill(tmp_path: Path) -> Non
     assert summary.warnings[-1:] == (
         "a request of the agent has the skill 2 times: look at how the function gives `rollout.skill` to the agent",
     )
+
+
+@pytest.mark.parametrize(("fails", "status"), [(False, "completed"), (True, "failed")])
+async def test_half_a_surrogate_pair_of_an_agent_does_not_break_a_run(
+    fails: bool, status: str, tmp_path: Path
+) -> None:
+    """An answer, or an error, with half of a surrogate pair is stored with U+FFFD in its place."""
+
+    async def halve(rollout: AgentRollout) -> str:
+        said = f"{await ask(rollout)} \ud83d"
+        if fails:
+            raise ValueError(said)
+        return said
+
+    summary = await train(tmp_path, Endpoint(), FunctionTarget(halve, preflight=False))
+    assert summary.status == status
+    if fails:
+        stored = str(summary.reason)
+    else:
+        [item] = (await read_run(tmp_path, items=True)).items
+        stored = item.best.rollouts[0].answer
+    assert stored.endswith(" \ufffd")

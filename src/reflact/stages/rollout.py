@@ -25,8 +25,9 @@ from reflact.errors import (
     StoreError,
     WorkerLost,
 )
+from reflact.jsonutil import replace_surrogates
 from reflact.protocols import DecisionLog, Environment, ItemTarget, RolloutStore, Session, Target
-from reflact.types import Grade, Item, Rollout, Score, Skill, digest_json
+from reflact.types import Grade, Item, Rollout, Score, Skill, Turn, digest_json
 
 RolloutCallback = Callable[[Rollout], Awaitable[None]]
 RolloutPair = tuple[Rollout, Rollout]
@@ -317,17 +318,29 @@ class RolloutRunner:
                 return await self._run_new(job, tries - 1)
             is_own = isinstance(error, ReflactError) and not isinstance(error, EnvironmentFailure)
             reason = str(error) if is_own else await self.on_exception(job, error)
-            return blank.model_copy(update={"error": reason, "turns": session.turns})
+            failed = {"error": replace_surrogates(reason), "turns": _clean_turns(session.turns)}
+            return blank.model_copy(update=failed)
+        feedback = graded.feedback if self.feedback else None
         finished = blank.model_copy(
             update={
-                "turns": session.turns,
-                "answer": graded.answer,
+                "turns": _clean_turns(session.turns),
+                "answer": replace_surrogates(graded.answer),
                 "score": graded.score,
-                "feedback": graded.feedback if self.feedback else None,
+                "feedback": None if feedback is None else replace_surrogates(feedback),
             }
         )
         await self.store.store_rollout(finished)
         return finished
+
+
+def _clean_turns(turns: Sequence[Turn]) -> tuple[Turn, ...]:
+    """Return turns with U+FFFD in place of lone surrogates, which agents can say and a database cannot store."""
+    return tuple(
+        turn
+        if turn.content.isascii()
+        else turn.model_copy(update={"content": replace_surrogates(turn.content)})
+        for turn in turns
+    )
 
 
 def _finalize_pairs(

@@ -16,6 +16,7 @@ from reflact import events
 from reflact.config.models import SECRET_NAME, ModelConfig
 from reflact.config.training import TrainerConfig
 from reflact.errors import ConfigError, EnvironmentFailure, ReflactError, RunFailed
+from reflact.jsonutil import replace_surrogates
 from reflact.llm.budget import Budget
 from reflact.llm.pricing import read_cap, worst_case
 from reflact.messages import CallReservation
@@ -189,7 +190,8 @@ class FailureLog:
             raise error
         if self._keys is None:
             self._keys = await find_keys(self._config)
-        reason, text = (self._remove_keys(part) for part in (reason, format_exception(error)))
+        parts = (reason, format_exception(error))
+        reason, text = (self._remove_keys(replace_surrogates(part)) for part in parts)
         failure = CodeFailure(step=step, item_id=item_id, reason=reason, traceback=text)
         await self._store.store_failure(self._run_id, key, failure)
         place = find_place(error)
