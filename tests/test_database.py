@@ -8,7 +8,7 @@ import subprocess
 import sys
 import textwrap
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -187,6 +187,71 @@ async def test_readers_do_not_block_the_writer(database: Database) -> None:
         assert await texts(database) == ["meanwhile"]
         go_on.set()
     assert seen == [0, 0]
+
+
+async def test_a_slow_read_keeps_no_other_outcome(database: Database) -> None:
+    """The outcome of a short read reaches its caller while its thread already does a read that takes long."""
+    entered = [threading.Event() for _ in range(3)]
+    go_on = [threading.Event() for _ in range(3)]
+    with anyio.fail_after(60):
+        async with anyio.create_task_group() as tasks:
+            for index in (0, 1):  # one for each thread
+                tasks.start_soon(database.read, holding(entered[index], go_on[index]))
+            await until(lambda: entered[0].is_set() and entered[1].is_set())
+            short = tasks.start_soon(texts, database)
+            await anyio.wait_all_tasks_blocked()
+            tasks.start_soon(database.read, holding(entered[2], go_on[2]))
+            await anyio.wait_all_tasks_blocked()
+            go_on[0].set()
+            try:
+                await short.wait()
+                assert short.return_value == []
+                assert not go_on[2].is_set()
+            finally:
+                for event in go_on:
+                    event.set()
+
+
+async def test_an_outcome_that_no_future_can_hold_harms_no_other(database: Database) -> None:
+    """Work that raises StopIteration fails with another error, and what shares its batch succeeds."""
+
+    def stop(_: Tables) -> None:
+        raise StopIteration
+
+    async def fails(call: Callable[[Callable[[Tables], None]], Awaitable[None]]) -> None:
+        with pytest.raises(RuntimeError, match="StopIteration"):
+            await call(stop)
+
+    with anyio.fail_after(60):
+        async with anyio.create_task_group() as tasks:
+            for call in (database.read, database.write):
+                tasks.start_soon(fails, call)
+            tasks.start_soon(put, database, "kept")
+        assert await texts(database) == ["kept"]
+
+
+async def test_callers_on_two_loops_get_their_outcomes(database: Database) -> None:
+    """Writes of two event loops that share a transaction wake both, and each loop reads what both wrote."""
+    entered, go_on, has_asked = (threading.Event() for _ in range(3))
+
+    async def work_elsewhere() -> list[str]:
+        with anyio.fail_after(60):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(put, database, "there")
+                await anyio.wait_all_tasks_blocked()
+                has_asked.set()
+            return await texts(database)
+
+    with anyio.fail_after(60):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(database.write, holding(entered, go_on))
+            await until(entered.is_set)
+            tasks.start_soon(put, database, "here")
+            await anyio.wait_all_tasks_blocked()
+            elsewhere = tasks.start_soon(anyio.to_thread.run_sync, anyio.run, work_elsewhere)
+            await until(has_asked.is_set)
+            go_on.set()
+        assert elsewhere.return_value == await texts(database) == ["here", "there"]
 
 
 async def test_reads_cannot_write(database: Database) -> None:

@@ -1,8 +1,8 @@
 """An asynchronous SQLite database: one writer thread that commits in groups, and two reader threads.
 
 Concurrent writes share a transaction and so one wait for the disk. Other modules pass work on the tables as
-plain functions. The threads take it from queues: an executor's threads would take several times the processor time to
-hand it over, which is most of that of a short read.
+plain functions. The threads take it from queues, since an executor needs several times the processor time to hand work
+over, which is more than a short read takes itself.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from concurrent.futures import Future
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 from tempfile import TemporaryDirectory
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
@@ -51,8 +51,8 @@ UNSTORABLE_ERRORS = (UnicodeEncodeError, OverflowError)
 """Errors of the driver for values that SQLite cannot store."""
 
 
-def translate_error(error: Exception, path: Path) -> Exception:
-    """Return reflact's error for an error of SQLite or its driver; other errors are returned unchanged."""
+def translate_error(error: BaseException, path: Path) -> BaseException:
+    """Return reflact's error for an error of SQLite or its driver; others that a future can hold are unchanged."""
     if isinstance(error, UnicodeEncodeError):
         return DataError(
             f"{error.object!a} holds half of a surrogate pair, which a file cannot represent; remove it"
@@ -60,16 +60,21 @@ def translate_error(error: Exception, path: Path) -> Exception:
     if isinstance(error, OverflowError):
         return DataError("a number is beyond the 64 bits of a file; give a smaller one")
     # These errors quote what is damaged.
-    if isinstance(error, UnicodeDecodeError) or str(error).startswith("Could not decode"):
+    if isinstance(error, UnicodeDecodeError) or (
+        isinstance(error, sqlite3.Error) and str(error).startswith("Could not decode")
+    ):
         return StoreError(f"database {path}: {SQLITE_REASONS[sqlite3.SQLITE_CORRUPT]} (a text is not UTF-8)")
     if isinstance(error, ValidationError):
         problem = describe_problems(error)
         return StoreError(f"database {path}: {SQLITE_REASONS[sqlite3.SQLITE_CORRUPT]} ({problem})")
-    if not isinstance(error, sqlite3.Error):
+    if isinstance(error, sqlite3.Error):
+        code = getattr(error, "sqlite_errorcode", None)
+        reason = SQLITE_REASONS.get(code & 0xFF) if code is not None else None
+        found: Exception = StoreError(f"database {path}: {f'{reason} ({error})' if reason else error}")
+    elif isinstance(error, StopIteration):
+        found = RuntimeError("work on the tables raised StopIteration")
+    else:
         return error
-    code = getattr(error, "sqlite_errorcode", None)
-    reason = SQLITE_REASONS.get(code & 0xFF) if code is not None else None
-    found = StoreError(f"database {path}: {f'{reason} ({error})' if reason else error}")
     found.__cause__ = error
     return found
 
@@ -88,10 +93,46 @@ LOCK_POLL_SECONDS = 0.1
 _FileIdentities = tuple[tuple[int, int] | None, tuple[int, int] | None]
 
 
+_Outcome = tuple[Any, BaseException | None]
+
+
+class _Mailbox:
+    """Outcomes for the callers on one event loop, which is woken once for all that it has not yet fetched."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, path: Path) -> None:
+        self._loop = loop
+        self._path = path
+        self._outcomes: deque[tuple[asyncio.Future[Any], _Outcome]] = deque()
+        self._is_fetch_due = False
+
+    def put(self, future: asyncio.Future[Any], outcome: _Outcome) -> None:
+        """Add an outcome, on any thread."""
+        self._outcomes.append((future, outcome))
+
+    def wake(self) -> None:
+        """Have the loop fetch the outcomes, on any thread."""
+        if not self._is_fetch_due:
+            self._is_fetch_due = True
+            with suppress(RuntimeError):  # the loop of cancelled callers may be closed
+                self._loop.call_soon_threadsafe(self._fetch)
+
+    def _fetch(self) -> None:
+        self._is_fetch_due = False  # before the outcomes are fetched: a later one wakes the loop again
+        for _ in range(len(self._outcomes)):
+            future, (value, failure) = self._outcomes.popleft()
+            if future.done():
+                continue  # its caller was cancelled
+            if failure is None:
+                future.set_result(value)
+            else:
+                future.set_exception(translate_error(failure, self._path))
+
+
 @dataclass(frozen=True)
 class _Request(Generic[T]):
     work: Callable[[Tables], T]
     future: asyncio.Future[T]
+    mailbox: _Mailbox
 
 
 class Database:
@@ -149,6 +190,7 @@ class Database:
         self._reads: SimpleQueue[_Request[Any] | None] = SimpleQueue()
         self._readers: list[threading.Thread] = []
         self._connections: list[Tables] = []
+        self._mailboxes: dict[asyncio.AbstractEventLoop, _Mailbox] = {}
 
     async def __aenter__(self) -> Self:
         self._pid = os.getpid()
@@ -181,12 +223,12 @@ class Database:
         caller returns at once; its function still runs and is committed.
         """
         self._require_writable()
-        future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        self._pending.append(_Request(work, future))
+        request = self._request(work)
+        self._pending.append(request)
         if not self._is_commit_due:
             self._is_commit_due = True
             self._jobs.put(self._commit_pending)
-        return await future
+        return await request.future
 
     async def read(self, work: Callable[[Tables], T], *, single: bool = False) -> T:
         """Run a function on a read-only snapshot; it must return values and no open cursors.
@@ -199,9 +241,9 @@ class Database:
                 return work(tables)
 
         self._require_open()
-        future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        self._reads.put(_Request(work if single else read, future))
-        return await future
+        request = self._request(work if single else read)
+        self._reads.put(request)
+        return await request.future
 
     async def checkpoint(self) -> bool:
         """Move committed data from the log into the file; return whether the log is empty.
@@ -218,6 +260,13 @@ class Database:
     async def fetch_rows(self, sql: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         """Execute a query and return all rows."""
         return await self.read(lambda tables: tables.execute(sql, parameters).fetchall(), single=True)
+
+    def _request(self, work: Callable[[Tables], T]) -> _Request[T]:
+        loop = asyncio.get_running_loop()
+        mailbox = self._mailboxes.get(loop)
+        if mailbox is None:
+            mailbox = self._mailboxes[loop] = _Mailbox(loop, self.path)
+        return _Request(work, loop.create_future(), mailbox)
 
     def _require_open(self) -> None:
         if not self._open:
@@ -357,26 +406,17 @@ class Database:
         batch = [self._pending.popleft() for _ in range(len(self._pending))]
         if not batch:
             return
-        outcomes: list[tuple[Any, Exception | None]]
+        outcomes: list[_Outcome]
         try:
             outcomes = self._retry_while_locked(lambda: self._transact(lambda: self._attempt_all(batch)))
             self._check_files()
             self.n_transactions += 1
-        except Exception as error:  # noqa: BLE001 - handed to everyone who waits for this transaction
+        except BaseException as error:  # noqa: BLE001 - handed to everyone who waits for this transaction
             outcomes = [(None, error)] * len(batch)
-        self._deliver(batch, outcomes)
-
-    def _resolve(
-        self, batch: Sequence[_Request[Any]], outcomes: Sequence[tuple[Any, Exception | None]]
-    ) -> None:
-        """Hand the outcomes of work to its callers, on the event loop."""
-        for request, (value, failure) in zip(batch, outcomes, strict=True):
-            if request.future.done():
-                continue  # its caller was cancelled
-            if failure is None:
-                request.future.set_result(value)
-            else:
-                request.future.set_exception(translate_error(failure, self.path))
+        for request, outcome in zip(batch, outcomes, strict=True):
+            request.mailbox.put(request.future, outcome)
+        for mailbox in {request.mailbox for request in batch}:
+            mailbox.wake()
 
     def _checkpoint(self) -> bool:
         end = time.monotonic() + min(self._lock_timeout, CHECKPOINT_SECONDS)
@@ -410,7 +450,7 @@ class Database:
             raise
         return result
 
-    def _attempt_all(self, batch: Sequence[_Request[Any]]) -> list[tuple[Any, Exception | None]]:
+    def _attempt_all(self, batch: Sequence[_Request[Any]]) -> list[_Outcome]:
         self._check_files()
         if self.fence is not None:
             self.fence(self._tables)
@@ -426,11 +466,11 @@ class Database:
                 "replaced while it was open; put the right files back and start again"
             )
 
-    def _attempt(self, work: Callable[[Tables], T]) -> tuple[T | None, Exception | None]:
+    def _attempt(self, work: Callable[[Tables], Any]) -> _Outcome:
         tables = self._tables
         tables.execute("SAVEPOINT attempt")  # one name, so that SQLite's driver keeps the prepared statement
         try:
-            outcome: tuple[T | None, Exception | None] = (work(tables), None)
+            outcome: _Outcome = (work(tables), None)
         except Exception as error:  # its caller gets it; the other functions continue
             if not tables.conn.in_transaction:
                 raise
@@ -452,32 +492,13 @@ class Database:
     # ------------------------------------------------------------------ on a reader's thread, or any
 
     def _do_reads(self, tables: Tables) -> None:
-        """Do reads as they come; the outcomes of those that are there together are delivered together."""
-        batch: list[_Request[Any]] = []
-        outcomes: list[tuple[Any, Exception | None]] = []
-        while True:
+        while (request := self._reads.get()) is not None:
             try:
-                request = self._reads.get_nowait()
-            except Empty:
-                if batch:
-                    self._deliver(batch, outcomes)
-                    batch, outcomes = [], []
-                request = self._reads.get()
-            if request is None:
-                if batch:
-                    self._deliver(batch, outcomes)
-                return
-            batch.append(request)
-            try:
-                outcomes.append((request.work(tables), None))
-            except Exception as error:  # noqa: BLE001 - handed to the caller
-                outcomes.append((None, error))
-
-    def _deliver(
-        self, batch: Sequence[_Request[Any]], outcomes: Sequence[tuple[Any, Exception | None]]
-    ) -> None:
-        with suppress(RuntimeError):  # the loop of cancelled callers may be closed
-            batch[0].future.get_loop().call_soon_threadsafe(self._resolve, batch, outcomes)
+                outcome: _Outcome = (request.work(tables), None)
+            except BaseException as error:  # noqa: BLE001 - handed to the caller
+                outcome = (None, error)
+            request.mailbox.put(request.future, outcome)
+            request.mailbox.wake()
 
 
 def _is_cancellation(kind: type[BaseException]) -> bool:
