@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import html
+import io
 import json
 import sqlite3
 from contextlib import closing
@@ -10,10 +12,12 @@ from typing import Any
 
 import anyio
 import pytest
+from rich.console import Console
 
 from reflact import Trainer, read_run
 from reflact.errors import StoreError, UsageError
 from reflact.protocols import Environment, Session
+from reflact.reporting.tables import FittedTable, describe_score
 from reflact.stages.reply_models import AnalystReply
 from reflact.testing import ScriptedLLM, ToyEnvironment, ToyTarget, append_reply
 from reflact.types import Grade, Item, Score, Split
@@ -21,6 +25,9 @@ from served import configured, reflact, say_four_and_append, serving
 from toy_runs import LINES, playing
 
 STEERING = "\x1b[2J\x1b]0;title\x07\r\u202e\u200b"
+MARKUP = "[/b]<b>"
+"""Markup of terminals and pages as a metric's name."""
+
 LEARNING = playing((AnalystReply, lambda kind, _: append_reply(kind, LINES["double"])))
 """An optimizer that adds one rule, whatever the feedback."""
 
@@ -187,7 +194,7 @@ def test_further_numbers_are_stored_and_shown(tmp_path: Path) -> None:
     class Measured(ToyEnvironment):
         async def run(self, item: Item, session: Session, *, seed: int) -> Grade:
             graded = await super().run(item, session, seed=seed)
-            metrics = {"letters": float(len(graded.answer)), STEERING: 0.5}
+            metrics = {"letters": float(len(graded.answer)), STEERING: 0.5, MARKUP: 2.0}
             return graded.model_copy(update={"score": Score.of(graded.score.hard, metrics)})
 
     run = train(tmp_path, environment=Measured(train=8, val=4, test=4, rules=4))
@@ -213,7 +220,23 @@ def test_further_numbers_are_stored_and_shown(tmp_path: Path) -> None:
         for letters, text in zip(("mean letters", "letters 7 -> ", "letters 7"), shown, strict=True)
     )
     assert not any("\x1b" in text for text in shown)
-    assert "mean letters" in (run / "report.html").read_text(encoding="utf-8")
+    assert all(MARKUP in text for text in shown[1:])
+    page = (run / "report.html").read_text(encoding="utf-8")
+    assert "mean letters" in page
+    assert "<b>" not in page
+    assert f"mean {html.escape(MARKUP)}" in page
+
+
+def test_markup_in_a_heading_is_text() -> None:
+    """A table shows a heading as it is, which may be a metric's name."""
+    console = Console(file=(shown := io.StringIO()), width=80)
+    console.print(FittedTable({"run": ["a"], f"mean {MARKUP}": ["1"]}, optional=()))
+    assert f"mean {MARKUP}" in shown.getvalue()
+
+
+def test_a_metric_named_soft_hides_no_soft_score() -> None:
+    """A score is shown with its soft part, whatever its metrics are called."""
+    assert describe_score(Score(hard=1, soft=0.5, metrics={"soft": 9})) == "1 (soft 0.5, soft 9)"
 
 
 def test_items_steer_no_terminal(tmp_path: Path) -> None:

@@ -13,7 +13,19 @@ from pydantic import JsonValue, ValidationError
 
 from reflact.jsonutil import CHUNK_SIZE, is_same_json, is_short, iter_json_chunks, measure_size
 from reflact.messages import CallId
-from reflact.types import Edit, Item, Rollout, Score, Skill, canonical_json, digest_json, is_failure
+from reflact.records import SkillScore
+from reflact.types import (
+    Edit,
+    Grade,
+    Item,
+    Rollout,
+    Score,
+    Skill,
+    Split,
+    canonical_json,
+    digest_json,
+    is_failure,
+)
 
 texts = st.text(max_size=20) | st.sampled_from(["", "a\ud800", "\u65e5"])
 values: st.SearchStrategy[JsonValue] = st.recursive(
@@ -116,6 +128,19 @@ def test_values_are_frozen_and_closed() -> None:
         Score.of(math.nan)
     with pytest.raises(ValidationError):
         Score.of(1.5)
+
+
+def test_scores_are_members_of_sets() -> None:
+    """Equal scores, and the rollouts and grades that have them, are one member of a set; other metrics make two."""
+    scores = [Score.of(1), Score.of(1), Score.of(1, {"seconds": 2})]
+    assert len({Grade(score=score, answer="a") for score in scores}) == len(set(scores)) == 2
+    assert len({Rollout(key="k", item_id="i", skill_hash="s", score=score) for score in scores}) == 2
+    assert (
+        len(
+            {SkillScore(name="best", skill_hash="s", split=Split.val, n=1, metrics=s.metrics) for s in scores}
+        )
+        == 2
+    )
 
 
 @pytest.mark.parametrize(("hard", "fails"), [(0.0, True), (0.1, False), (1.0, False), (None, False)])

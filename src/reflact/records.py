@@ -305,6 +305,9 @@ class SkillScore(FrozenModel):
     high: float | None = None
     metrics: dict[str, float] = Field(default_factory=dict, exclude_if=lambda value: not value)
 
+    def __hash__(self) -> int:
+        return hash((self.name, self.skill_hash, self.split))
+
 
 EVALUATION_LABEL = "eval/"
 """The beginning of the labels under which a decision log has the scores of documents measured outside a training."""

@@ -97,6 +97,9 @@ class Score(FrozenModel):
     soft: float = Field(ge=0, le=1)
     metrics: dict[str, float] = Field(default_factory=dict, exclude_if=lambda value: not value)
 
+    def __hash__(self) -> int:
+        return hash((self.hard, self.soft))
+
     @classmethod
     def of(cls, success: float, metrics: Mapping[str, float] | None = None) -> Score:
         """Return a score whose hard and soft parts are equal, with further numbers by name."""

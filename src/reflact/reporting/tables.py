@@ -115,7 +115,7 @@ class FittedTable:
             is_folded = heading == self.folded
             width = folded_width if is_folded else None
             table.add_column(
-                heading, justify=justify, no_wrap=not is_folded, overflow="fold", max_width=width
+                Text(heading), justify=justify, no_wrap=not is_folded, overflow="fold", max_width=width
             )
         for row in zip(*shown.values(), strict=True):
             table.add_row(*map(Text, row))
@@ -460,10 +460,8 @@ def describe_score(score: Score | None) -> str:
     """Return a score with all that is not its hard part in brackets, such as ``1 (soft 0.5, seconds 3.2)``."""
     if score is None:
         return "-"
-    others = {"soft": score.soft} if score.soft != score.hard else {}
-    further = ", ".join(
-        f"{escape_line(name)} {value:.4g}" for name, value in {**others, **score.metrics}.items()
-    )
+    soft = [("soft", score.soft)] if score.soft != score.hard else []
+    further = ", ".join(f"{escape_line(name)} {value:.4g}" for name, value in [*soft, *score.metrics.items()])
     return f"{score.hard:.3g} ({further})" if further else f"{score.hard:.3g}"
 
 
