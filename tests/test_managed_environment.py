@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import anyio
 import pytest
 
 from reflact import Trainer
+from reflact.config.training import TrainerConfig
+from reflact.errors import RunFailed
 from reflact.llm.middleware import EnvironmentMiddleware
 from reflact.protocols import Environment, Session
 from reflact.testing import ScriptedLLM, ToyEnvironment, ToyTarget, toy_optimizer
+from reflact.trainer import check_setup
+from reflact.training.setup import Overrides
 from reflact.types import Grade, Item
 from toy_runs import settings
 
@@ -91,3 +96,15 @@ async def test_an_environment_that_cannot_be_closed_is_named(tmp_path: Path) -> 
     assert summary.status == "failed"
     assert summary.reason == "the environment could not be closed: OSError: it hangs"
     assert summary.steps > 0
+
+
+async def test_a_check_sets_the_environment_up_and_closes_it(tmp_path: Path) -> None:
+    """The item of a check is carried out in an environment that was started, which ends with the check."""
+    server = Server()
+    played = Overrides(environment=server, target=ToyTarget(), optimizer=ScriptedLLM(toy_optimizer()))
+    await check_setup(TrainerConfig.model_validate(settings(tmp_path)), played)
+    assert server.happened == ["set up", "rollout", "closed"]
+    with pytest.raises(RunFailed, match="could not be set up: OSError: the port is taken"):
+        await check_setup(
+            TrainerConfig.model_validate(settings(tmp_path)), replace(played, environment=Server("set_up"))
+        )

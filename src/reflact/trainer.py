@@ -64,6 +64,7 @@ from reflact.training.setup import (
     track_with_mlflow,
 )
 from reflact.training.shutdown import GracefulStop, make_approver_stoppable
+from reflact.training.trouble import FailureLog
 from reflact.types import FrozenModel, Grade, Item, Rollout, Split
 
 if TYPE_CHECKING:
@@ -422,6 +423,7 @@ async def check_setup(config: TrainerConfig, overrides: Overrides | None = None)
         UsageError: The configuration, the data, a prompt or a key is wrong.
         ModelError: A role gave no usable reply.
         EnvironmentFailure: The item could not be graded, or the skill does not reach the agent.
+        RunFailed: The environment could not be set up or closed.
     """
     from reflact.store.runs import open_store
 
@@ -442,12 +444,14 @@ async def check_setup(config: TrainerConfig, overrides: Overrides | None = None)
         runtime.budget.begin((), 0.0)
         item = plan.data.train[0]
         skill = None
-        if isinstance(plan.target, ProbedTarget) and plan.target.preflight:
-            warning = await plan.target.test_skill(
-                plan.environment, plan.data.train, plan.initial_skill, plan.config.models.target
-            )
-            skill = warning or "the agent's request has it, so it is in force"
-        grade = await _grade_item(item, runtime)
+        failures = FailureLog(plan.run_id, plan.config, store, collect)
+        async with manage_environment(plan.environment, failures):
+            if isinstance(plan.target, ProbedTarget) and plan.target.preflight:
+                warning = await plan.target.test_skill(
+                    plan.environment, plan.data.train, plan.initial_skill, plan.config.models.target
+                )
+                skill = warning or "the agent's request has it, so it is in force"
+            grade = await _grade_item(item, runtime)
         if "optimizer" not in overrides.brought_roles:
             call_id = CallId(role="optimizer", purpose="check", step=0)
             await runtime.optimizer.ask(CHECK_PROMPT, ReadyReply, call_id=call_id)
