@@ -12,7 +12,7 @@ import pytest
 from reflact import Trainer
 from reflact.concurrency import fan_out
 from reflact.environments import CallBatcher
-from reflact.errors import ConfigError
+from reflact.errors import ConfigError, EnvironmentFailure
 from reflact.protocols import Session
 from reflact.stages.rollout import RolloutRunner
 from reflact.testing import InMemoryRunStore, ScriptedLLM, ToyEnvironment, ToyTarget, toy_optimizer
@@ -129,6 +129,48 @@ async def test_a_batch_goes_on_while_one_caller_waits(first: int) -> None:
     assert doubler.cancelled
     doubler.go.set()
     assert await fan_out(double, (5, 6)) == (10, 12)
+
+
+@pytest.mark.parametrize("first", [0, 1])
+async def test_a_cancelled_caller_leaves_at_once(first: int) -> None:
+    """A caller that is cancelled, also the one that began the batch, does not wait for the computation."""
+    doubler = Doubler(block=True)
+    double = CallBatcher(doubler.compute, size=2, seconds=LONG)
+    scopes, has_left = [anyio.CancelScope(), anyio.CancelScope()], anyio.Event()
+
+    async def call(n: int) -> None:
+        with scopes[n]:
+            await double(n + 1)
+        if n == first:
+            has_left.set()
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(call, 0)
+        tasks.start_soon(call, 1)
+        await doubler.begun.wait()
+        scopes[first].cancel()
+        with anyio.fail_after(LONG):
+            await has_left.wait()
+        assert doubler.computing
+        doubler.go.set()
+
+
+async def test_a_cancellation_inside_a_computation_is_a_failure() -> None:
+    """If something that ``compute`` waits for is cancelled, its callers fail, and the next batch is computed."""
+
+    async def compute(values: Sequence[int]) -> Sequence[int]:
+        if 0 in values:
+            raise anyio.get_cancelled_exc_class()
+        return values
+
+    async def attempt(value: int) -> str:
+        with pytest.raises(EnvironmentFailure, match="cancelled from inside"):
+            await same(value)
+        return "failed"
+
+    same = CallBatcher(compute, size=2, seconds=LONG)
+    assert await fan_out(attempt, (0, 1)) == ("failed", "failed")
+    assert await fan_out(same, (1, 2)) == (1, 2)
 
 
 async def test_callers_that_left_before_a_batch_began_leave_no_trace() -> None:

@@ -427,6 +427,40 @@ async def open_outbox(deliver: Callable[[T], Awaitable[None]]) -> AsyncIterator[
             yield post
 
 
+class SharedTask:
+    """A task that belongs to none of its callers, each of which may be cancelled by itself; the last one ends it.
+
+    It starts at once. A caller that ends it waits until it has cleaned up. ``work`` handles its own errors.
+    """
+
+    def __init__(self, work: Callable[[], Awaitable[None]]) -> None:
+        self._work = work
+        self._n_waiting = 0
+        self._scope = anyio.CancelScope()
+        self._task = asyncio.create_task(self._run())
+
+    @property
+    def is_cancelled(self) -> bool:
+        """Whether its last caller has left before its end."""
+        return self._scope.cancel_called
+
+    async def wait(self) -> None:
+        """Wait for its end; also if it was cancelled from inside, nothing is raised."""
+        self._n_waiting += 1
+        try:
+            await asyncio.wait({self._task})
+        finally:
+            self._n_waiting -= 1
+            if not self._n_waiting and not self._task.done():
+                self._scope.cancel()
+                with anyio.CancelScope(shield=True):
+                    await asyncio.wait({self._task})
+
+    async def _run(self) -> None:
+        with self._scope:
+            await self._work()
+
+
 def require_asyncio() -> None:
     """Raise UsageError if the caller runs on another library than asyncio, such as trio."""
     try:

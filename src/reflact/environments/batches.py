@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Generic, TypeVar
 
 import anyio
 
-from reflact.concurrency import open_task_group
-from reflact.errors import ConfigError
+from reflact.concurrency import SharedTask
+from reflact.errors import ConfigError, EnvironmentFailure
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -18,8 +19,8 @@ class CallBatcher(Generic[T, U]):
     """Joins calls that happen at the same time: each caller passes one value, and ``compute`` gets many.
 
     For a simulator, a grader or a model whose step costs about as much for many worlds as for one. The callers stay
-    rollouts of their own: each is stored, cancelled and resumed by itself. A batch goes on as long as one of its
-    callers waits. Batches are computed one after the other, and the next one collects values meanwhile.
+    rollouts of their own: each is stored, cancelled and resumed by itself, also while its batch is computed. A batch
+    goes on as long as one of its callers waits. Batches are computed one after the other, and the next one collects values meanwhile.
 
     Args:
         compute: Returns one result for each value, in order. An exception in the place of a result is raised to the
@@ -29,6 +30,7 @@ class CallBatcher(Generic[T, U]):
 
     Raises:
         ConfigError: ``size`` is below 1.
+        EnvironmentFailure: To the callers of a batch: something inside ``compute`` was cancelled.
     """
 
     def __init__(
@@ -49,52 +51,42 @@ class CallBatcher(Generic[T, U]):
     async def __call__(self, value: T) -> U:
         """Return the result of a value; raises what ``compute`` raises or returns in its place."""
         batch = self._open
-        if batch is None:
+        if batch is None or batch.task.is_cancelled:
             batch = self._open = _Batch(self._last_ended)
+            batch.task = SharedTask(partial(self._run, batch))
             self._last_ended = batch.ended
         number = len(batch.values)
         batch.values.append(value)
         if len(batch.values) == self._size:
             batch.full.set()
             self._open = None
-        if number:
-            await self._wait(batch)
-        else:
-            async with open_task_group() as tasks:
-                tasks.start_soon(self._run, batch)
-                await self._wait(batch)
+        await batch.task.wait()
+        if not batch.results:
+            raise EnvironmentFailure(
+                "the computation of a batch was cancelled from inside; let it raise another exception"
+            )
         result = batch.results[number]
         if isinstance(result, Exception):
             raise result
         return result
 
-    async def _wait(self, batch: _Batch[T, U]) -> None:
-        """Wait for the end of a batch; the last caller that is cancelled ends it."""
-        batch.waiting += 1
-        try:
-            await batch.ended.wait()
-        finally:
-            batch.waiting -= 1
-            if not batch.waiting:
-                self._close(batch)
-                batch.scope.cancel()
-
     async def _run(self, batch: _Batch[T, U]) -> None:
-        """Collect and compute a batch, whatever happens to the caller whose task this is."""
+        """Collect and compute a batch."""
         try:
-            with batch.scope:
-                with anyio.move_on_after(self._seconds):
-                    await batch.full.wait()
-                if batch.after is not None:
-                    await batch.after.wait()
-                self._close(batch)
-                try:
-                    batch.results = await self._compute(tuple(batch.values))
-                    if len(batch.results) != len(batch.values):
-                        raise ValueError(f"{len(batch.results)} results for {len(batch.values)} values")
-                except Exception as error:  # noqa: BLE001 - raised to each caller
-                    batch.results = [error] * len(batch.values)
+            with anyio.move_on_after(self._seconds):
+                await batch.full.wait()
+            if batch.after is not None:
+                await batch.after.wait()
+            self._close(batch)
+            try:
+                results = await self._compute(tuple(batch.values))
+                if len(results) != len(batch.values):
+                    raise ValueError(f"{len(results)} results for {len(batch.values)} values")
+                batch.results = results
+            except Exception as error:  # noqa: BLE001 - raised to each caller
+                batch.results = [error] * len(batch.values)
         finally:
+            self._close(batch)
             batch.ended.set()
 
     def _close(self, batch: _Batch[T, U]) -> None:
@@ -103,12 +95,12 @@ class CallBatcher(Generic[T, U]):
 
 
 class _Batch(Generic[T, U]):
-    """Values that are computed together; ``after`` is the end of the batch before, ``waiting`` counts callers."""
+    """Values that are computed together; ``after`` is the end of the batch before."""
+
+    task: SharedTask
 
     def __init__(self, after: anyio.Event | None) -> None:
         self.after = after
         self.values: list[T] = []
         self.results: Sequence[U | Exception] = ()
-        self.waiting = 0
         self.full, self.ended = anyio.Event(), anyio.Event()
-        self.scope = anyio.CancelScope(shield=True)
