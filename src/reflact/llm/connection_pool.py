@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import ssl
-from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Mapping
+import time
+from collections import defaultdict, deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from errno import ENOTDIR
 from functools import cache, partial
 from ipaddress import ip_address
@@ -17,61 +18,90 @@ import httpx
 from reflact.errors import ConfigError
 from reflact.llm.cache_keys import strip_credentials
 
+KEEP_ALIVE_SECONDS = 5.0
+"""How long a connection may be idle before it is closed, as in httpx; servers close theirs at some time too."""
+
+MAX_CLOSED = 16
+"""The most idle pools that the end of one call closes, which takes one to two milliseconds."""
+
 
 class PooledTransport(httpx.AsyncBaseTransport):
     """Sends each request in flight through a pool of its own, so that a pool has one connection.
 
     A pool of httpcore scans all its connections for each call. With 500 calls in flight, pools of 16 connections take
-    1.7 times the processor time of pools of one.
+    1.7 times the processor time of pools of one. Pools that a burst of calls has left idle are closed by later calls.
 
     Network connections go through the proxies that ``HTTP_PROXY``, ``HTTPS_PROXY`` and ``ALL_PROXY`` name, but for the
     hosts of ``NO_PROXY`` and this machine.
 
     Args:
         pool: Opens a pool; None opens pools of network connections that share one store of certificates.
+        keep_alive: Seconds after which an idle pool may be closed.
 
     Raises:
         ConfigError: Without ``pool``: ``SSL_CERT_FILE`` or a proxy's variable has a wrong value.
     """
 
-    def __init__(self, pool: Callable[[], httpx.AsyncBaseTransport] | None = None) -> None:
+    def __init__(
+        self,
+        pool: Callable[[], httpx.AsyncBaseTransport] | None = None,
+        *,
+        keep_alive: float = KEEP_ALIVE_SECONDS,
+    ) -> None:
         self._proxies = read_proxies() if pool is None else {}
         self._open = _make_opener() if pool is None else lambda _: pool()
-        self._pools: list[httpx.AsyncBaseTransport] = []
-        self._idle: defaultdict[str | None, list[httpx.AsyncBaseTransport]] = defaultdict(list)
+        self._keep_alive = keep_alive
+        self._pools: set[httpx.AsyncBaseTransport] = set()
+        self._idle: defaultdict[str | None, deque[tuple[httpx.AsyncBaseTransport, float]]] = defaultdict(
+            deque
+        )
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """Send a request; it occupies its pool until the answer is closed."""
         proxy = find_proxy(request.url, self._proxies)
         idle = self._idle[proxy]
-        if not idle:
-            self._pools.append(self._open(proxy))
-            idle.append(self._pools[-1])
-        pool = idle.pop()
+        if idle:
+            pool, _ = idle.pop()
+        else:
+            pool = self._open(proxy)
+            self._pools.add(pool)
         try:
             response = await pool.handle_async_request(request)
         except BaseException as error:
-            idle.append(pool)
+            idle.append((pool, time.monotonic()))
             if proxy is not None and isinstance(error, httpx.ConnectError | httpx.ProxyError):
                 named = f"{error or type(error).__name__} (through the proxy {strip_credentials(proxy)})"
                 raise type(error)(named) from error
             raise
         assert isinstance(response.stream, httpx.AsyncByteStream)
-        response.stream = _Stream(response.stream, partial(idle.append, pool))
+        response.stream = _Stream(response.stream, partial(self._free, pool, idle))
         return response
+
+    async def _free(
+        self, pool: httpx.AsyncBaseTransport, idle: deque[tuple[httpx.AsyncBaseTransport, float]]
+    ) -> None:
+        """Make a pool idle, and close some that have been idle for long; the first is so for the longest time."""
+        now = time.monotonic()
+        expired: list[httpx.AsyncBaseTransport] = []
+        while idle and len(expired) < MAX_CLOSED and now - idle[0][1] >= self._keep_alive:
+            expired.append(idle.popleft()[0])
+        idle.append((pool, now))
+        for each in expired:
+            await each.aclose()
+            self._pools.discard(each)
 
     async def aclose(self) -> None:
         """Close all connections."""
-        for pool in self._pools:
+        for pool in list(self._pools):
             await pool.aclose()
 
 
 class _Stream(httpx.AsyncByteStream):
     """A body in transfer; closing it frees its pool once."""
 
-    def __init__(self, inner: httpx.AsyncByteStream, free: Callable[[], None]) -> None:
+    def __init__(self, inner: httpx.AsyncByteStream, free: Callable[[], Awaitable[None]]) -> None:
         self._inner = inner
-        self._free: Callable[[], None] | None = free
+        self._free: Callable[[], Awaitable[None]] | None = free
 
     def __aiter__(self) -> AsyncIterator[bytes]:
         return self._inner.__aiter__()
@@ -80,9 +110,9 @@ class _Stream(httpx.AsyncByteStream):
         try:
             await self._inner.aclose()
         finally:
-            if self._free is not None:
-                self._free()
-                self._free = None
+            free, self._free = self._free, None
+            if free is not None:
+                await free()
 
 
 def _make_opener() -> Callable[[str | None], httpx.AsyncBaseTransport]:
