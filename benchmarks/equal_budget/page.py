@@ -149,7 +149,7 @@ def show_spend(settings: Settings, results: Sequence[CellResult], name: str) -> 
         target = [cell.spend["target"] for cell in cells]
         optimizer = [cell.spend["optimizer"] for cell in cells]
         seconds = fmean(t.seconds + o.seconds for t, o in zip(target, optimizer, strict=True))
-        ended = ", ".join(sorted({show_end(cell, settings.tasks[name].budget) for cell in cells}))
+        ended = "; ".join(sorted({show_end(cell, settings.tasks[name].budget) for cell in cells}))
         lines.append(
             f"| {about.title} | {fmean(t.calls for t in target):.0f} | {fmean(t.tokens for t in target):,.0f} | "
             f"{fmean(o.calls for o in optimizer):.1f} | {fmean(o.tokens for o in optimizer):,.0f} | {seconds:,.0f} | "
