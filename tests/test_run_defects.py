@@ -47,7 +47,8 @@ def build_trainer(
 
 def read_files(folder: Path) -> dict[str, bytes]:
     """Return the exported files of a folder."""
-    paths = (folder / "best_skill.md", folder / "summary.json", *sorted((folder / "skills").glob("*.md")))
+    named = ("best_skill.md", "summary.json", "report.html")
+    paths = (*(folder / name for name in named), *sorted((folder / "skills").glob("*.md")))
     return {path.name: path.read_bytes() for path in paths}
 
 
@@ -55,7 +56,7 @@ def read_files(folder: Path) -> dict[str, bytes]:
 def test_a_fork_keeps_the_files_of_the_first_run(tmp_path: Path, shared: bool) -> None:
     """A second run in a folder writes its files into a folder of its own; each run resumes with its own files."""
     out = tmp_path / "run"
-    where = {"store": tmp_path / "all.db"} if shared else {"fork": True}
+    where = {"report": True, **({"store": tmp_path / "all.db"} if shared else {"fork": True})}
     first = build_trainer(out, **where)
     anyio.run(first.train)
     before = read_files(out)

@@ -267,7 +267,7 @@ class Trainer:
                         summary = await _run(run, runtime.plan.environment, stop)
                         runtime.tracing.record_outcome(summary)
                     if self._config.report and summary.status != "cancelled":
-                        await _write_report(plan, emit)
+                        await _write_report(plan, runtime.folder, emit)
             finally:
                 self._graceful_stop = GracefulStop(self._config.train.grace_seconds)
             await tracked(events.RunFinished(run_id=plan.run_id, step=summary.steps, summary=summary))
@@ -310,8 +310,8 @@ async def _run(run: Run, environment: Environment, graceful_stop: GracefulStop) 
     return summary
 
 
-async def _write_report(plan: RunPlan, on_event: EventCallback) -> None:
-    """Write the page of a run; a failure is a warning, because all that the page shows is in the store."""
+async def _write_report(plan: RunPlan, folder: Path, on_event: EventCallback) -> None:
+    """Write the page of a run into the folder of its files; a failure is a warning, since the store has all of it."""
 
     def render() -> str:
         from reflact.reporting.html.run import read_report, render_run_page
@@ -321,7 +321,7 @@ async def _write_report(plan: RunPlan, on_event: EventCallback) -> None:
 
     try:
         page = await anyio.to_thread.run_sync(render, abandon_on_cancel=True)
-        write_atomically(plan.config.out_dir / "report.html", page)
+        write_atomically(folder / "report.html", page)
     except Exception as error:  # noqa: BLE001 - whatever it is, the run is complete without its page
         reason = f"the page of the run could not be written: {type(error).__name__}: {error}"
         await on_event(events.WarningIssued(run_id=plan.run_id, message=reason))
