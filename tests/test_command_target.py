@@ -418,11 +418,13 @@ async def test_no_key_reaches_a_command(
 async def test_a_skill_that_does_not_reach_the_agent_costs_nothing(
     arguments: dict[str, Any], words: str, tmp_path: Path
 ) -> None:
-    """A training fails before its first call if no request has the skill, and says where to look."""
+    """A training fails before its first call if no request has the skill, says where to look, and leaves its folder free."""
     endpoint, target = Endpoint(), CommandTarget(**{"command": AGENT, **arguments})
     summary = await train(tmp_path, endpoint, target)
     assert (summary.status, endpoint.bodies) == ("failed", [])
     assert re.search(words, str(summary.reason))
+    mended = await train(tmp_path, endpoint, CommandTarget(AGENT, skill_file="SKILL.md"))
+    assert mended.status == "completed"
 
 
 async def test_the_test_of_the_skill_sends_the_message_of_a_rollout() -> None:

@@ -205,6 +205,7 @@ def test_a_mute_optimizer_fails_the_run(tmp_path: Path) -> None:
         path = configured(tmp_path, url)
         result = reflact("train", path, "--set", "train.num_epochs=1", "--show", "quiet")
     assert result.exit_code == 1, result.output
+    assert "then start another run, since these steps are decided: add --fork" in result.output
     assert "no analyst gave a valid reply in 1 step" in result.stderr
     assert "models.optimizer.model" in result.stderr
     history = anyio.run(read_run, tmp_path / "run")

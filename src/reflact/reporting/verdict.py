@@ -20,6 +20,9 @@ STOP_WORDS: dict[RunStatus, str] = {
 SCORE_NAMES = {"null_empty": "empty", "null_refusal": "refusal", "null_frequent": "frequent"}
 """Names of scores in words; those that are missing here are words already."""
 
+NO_REPORTS = "no analyst gave a valid reply"
+"""Begins the reason of a run whose steps are all decided without a single report, so that it cannot be resumed."""
+
 NO_BETTER = "No better document was found; best_skill.md is your initial one."
 
 
@@ -167,6 +170,8 @@ def describe_next(summary: RunSummary, folder: Path) -> str:
     match summary.status:
         case "budget":
             return f"raise the limit, {again}"
+        case "failed" if (summary.reason or "").startswith(NO_REPORTS):
+            return "mend the cause, then start another run, since these steps are decided: add --fork, or name another out_dir"
         case "failed":
             return f"mend the cause, {again}"
         case "cancelled":

@@ -24,7 +24,7 @@ from reflact.records import (
     summarize_history,
 )
 from reflact.reporting.lines import name_count
-from reflact.reporting.verdict import describe_result
+from reflact.reporting.verdict import NO_REPORTS, describe_result
 from reflact.skills.rejected_edits import RejectedEdit, collect_rejected_edits, deduplicate_edits
 from reflact.stages.evaluate import build_measurement
 from reflact.store import artifacts as exports
@@ -126,8 +126,8 @@ class Run:
             self.state is None or self.state.step < self._plan.total_steps
         ):
             self._runtime.watch.check_budget(self._runtime.budget)
-        await self._check_null_answers()
         await self._test_skill()
+        await self._check_null_answers()
         await self._test_optimizer()
         await self._measure_critic()
         state = self.state or await self._measure_baseline()
@@ -205,7 +205,7 @@ class Run:
         """Warn if a constant answer has a high score on train items, before anything is paid."""
         checked = await self.final_evaluator.null_answers.check_train_items()
         if checked is not None:
-            self._warnings = () if checked.warning is None else (checked.warning,)
+            self._warnings += () if checked.warning is None else (checked.warning,)
             await self._emit(checked)
 
     async def _test_skill(self) -> None:
@@ -384,6 +384,7 @@ def require_reports(records: Sequence[StepRecord]) -> None:
     reasons = [report.no_reply_reason for record in records for report in record.reports]
     if reasons and None not in reasons:
         raise RunFailed(
-            f"no analyst gave a valid reply in {name_count(len(records), 'step')}, so nothing could be learned; the first reason: "
-            f"{reasons[0]}; choose another models.optimizer.model or mode, or prompts.profile: small"
+            f"{NO_REPORTS} in {name_count(len(records), 'step')}, so nothing could be learned; the first reason: "
+            f"{reasons[0]}; mend the optimizer's endpoint, or choose another models.optimizer.model or mode, or "
+            "prompts.profile: small"
         )
