@@ -406,6 +406,14 @@ async def test_a_changed_identity_is_refused_by_name(store: SQLiteRunStore) -> N
     assert "out_dir" in message
 
 
+async def test_a_change_in_a_long_value_is_shown(store: SQLiteRunStore) -> None:
+    """Of two long values, a conflict shows the place where they differ."""
+    identity = {**IDENTITY, "target": "a" * 300 + "workspace 1"}
+    await store.open_run("other", identity, {})
+    with pytest.raises(RunConflict, match=r'target was \.\.\.a+workspace 1" and is now \.\.\.a+workspace 2"'):
+        await store.open_run("other", {**identity, "target": "a" * 300 + "workspace 2"}, {})
+
+
 async def test_a_refused_start_changes_nothing(store: SQLiteRunStore) -> None:
     """A start under another identity leaves config, status and open calls as they were."""
     await store.reserve(reserved_call("k"))

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import datetime
 from functools import partial
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -67,7 +68,9 @@ PROMPT_ADVICE = "use the same prompts (a new version of reflact, or prompts.fold
 MAX_FAILURES = 1_000
 """The most exceptions of the caller's code that are stored of a run."""
 
-MAX_SHOWN_CHARS = 60
+MAX_SHOWN_CHARS, SHOWN_BEFORE_CHANGE = 60, 20
+"""Values in a conflict: their length, and how much of it stands before the first difference of two long ones."""
+
 COMMIT_COLUMNS = "number, kind, step, record, state, checksum"
 LAST_COMMIT = f"SELECT {COMMIT_COLUMNS} FROM commits WHERE run_id = ? ORDER BY number DESC LIMIT 1"  # noqa: S608
 CHECKED_ROWS = {
@@ -504,17 +507,26 @@ def check_commit_count(tables: Tables, path: Path, lock: Path, run_id: str, comm
 def describe_changes(before: Mapping[str, JsonValue], after: Mapping[str, JsonValue]) -> list[str]:
     """Return a phrase for each different key of two identities."""
 
-    def show(values: Mapping[str, JsonValue], key: str) -> str:
-        if key not in values:
-            return "absent"
-        text = canonical_json(values[key])
-        return text if len(text) <= MAX_SHOWN_CHARS else f"{text[:MAX_SHOWN_CHARS]}..."
+    def describe(key: str) -> str:
+        texts = [canonical_json(values[key]) if key in values else "absent" for values in (before, after)]
+        common = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(*texts, strict=False)))
+        begin = max(0, common - SHOWN_BEFORE_CHANGE)
+        was, now = (_shorten(text, begin) for text in texts)
+        return f"{key} was {was} and is now {now}"
 
     return [
-        f"{key} was {show(before, key)} and is now {show(after, key)}"
+        describe(key)
         for key in sorted({*before, *after})
         if (key in before) != (key in after) or canonical_json(before[key]) != canonical_json(after[key])
     ]
+
+
+def _shorten(text: str, begin: int) -> str:
+    """Return a text of at most ``MAX_SHOWN_CHARS`` characters; a longer one is shown from ``begin``."""
+    if len(text) <= MAX_SHOWN_CHARS:
+        return text
+    end = begin + MAX_SHOWN_CHARS
+    return f"{'...' * (begin > 0)}{text[begin:end]}{'...' * (end < len(text))}"
 
 
 def write_commit(
