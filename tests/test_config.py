@@ -130,6 +130,8 @@ def test_overrides_apply_to_a_ready_configuration() -> None:
         ("train.num_epochs", "--set takes section.key=value"),
         ("=3", "--set takes section.key=value"),
         ("seed=[1", "--set seed: its value is not YAML"),
+        ("environment.template={input} {country}", "--set 'environment.template=\"...\"'"),
+        ("environment.description=", "--set 'environment.description=\"\"'"),
         ("train.epochs=3", "unknown key train.epochs"),
         ("seed.deep=3", "seed: "),
     ],

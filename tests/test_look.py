@@ -12,9 +12,10 @@ import pytest
 from reflact import Trainer, compare_runs, read_run
 from reflact.errors import UsageError
 from reflact.records import EpochRecord, SkillVersion, SlowUpdate, Spend, StepRecord, Usage
+from reflact.reporting.html.serve import render_comparison
 from reflact.reporting.lines import hide_positions
 from reflact.reporting.summary import format_details
-from reflact.reporting.tables import build_run_table, list_setting_rows
+from reflact.reporting.tables import build_run_table, list_gain_lines, list_setting_rows
 from reflact.skills.document import diff_texts
 from reflact.store.runs import RunRow
 from reflact.testing import ScriptedLLM, ToyEnvironment, ToyTarget, toy_optimizer
@@ -368,4 +369,41 @@ def test_other_items_are_not_paired(folder: Path, tmp_path: Path) -> None:
     anyio.run(other.train)
     found = anyio.run(compare_runs, [folder, tmp_path])
     assert found.gains == ()
-    assert "the runs have no measured items in common" in reflact("compare", folder, tmp_path).stdout
+    again = tmp_path / "again"
+    anyio.run(build_trainer(again, seed=1).train)
+    lines = reflact("compare", folder, tmp_path, again).stdout.splitlines()
+    (told,) = (line for line in lines if "no measured items in common" in line)
+    assert told.startswith(f"{tmp_path} and {folder} have no measured items in common")
+    assert "seed, data.ratio" in told
+
+
+class LenientEnvironment(ToyEnvironment):
+    """The toy world with the identity of an environment that has another grader."""
+
+    @property
+    def identity(self) -> str:
+        """The name of the grader alone."""
+        return '{"environment":"toy","grader":"lenient"}'
+
+
+def test_other_graders_are_told_beside_the_gain(folder: Path, tmp_path: Path) -> None:
+    """A comparison says which runs were graded otherwise, and says nothing of graders that are the same."""
+    environment = LenientEnvironment(train=8, val=4, test=4)
+    trainer = Trainer(
+        {"out_dir": tmp_path / "a", "train": {"num_epochs": 1}},
+        environment=environment,
+        target=ToyTarget(),
+        optimizer=ScriptedLLM(toy_optimizer()),
+    )
+    anyio.run(trainer.train)
+    anyio.run(build_trainer(tmp_path / "b", seed=1).train)
+    comparison = anyio.run(compare_runs, [folder, tmp_path / "a", tmp_path / "b"])
+    assert {gain.name for gain in comparison.gains} == {str(tmp_path / "a"), str(tmp_path / "b")}
+    assert [line for line in list_gain_lines(comparison) if "have different" in line] == [
+        f"{tmp_path / 'a'} and {folder} have different graders, so their difference may come from the graders"
+    ]
+    settings = (SettingDifference(key="environment", values=("one", "two", "one")),)
+    own = comparison.model_copy(update={"settings": settings})
+    assert any("different environments" in line for line in list_gain_lines(own))
+    page = render_comparison(comparison, ["one", "two", "three"])
+    assert "two and one have different graders" in page

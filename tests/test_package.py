@@ -114,6 +114,19 @@ def test_training_changes_the_body_alone(folder: Path, tmp_path: Path) -> None:
     assert read_folder(tmp_path / "word-rules") == files
 
 
+def test_an_export_says_if_training_found_nothing_better(tmp_path: Path) -> None:
+    """A run whose best document is the initial one says so; one that asks for the initial document knows it."""
+    (tmp_path / "word-rules").mkdir()
+    rules = "\n".join(rule.line for rule in TOY_RULES.values())
+    (tmp_path / "word-rules" / MAIN_FILE).write_bytes(FRONT + f"\n{rules}\n".encode())
+    train(tmp_path / "run", tmp_path / "word-rules")
+    hint = "hint: the run has no better document; this is its initial skill"
+    best = reflact("export", tmp_path / "run", "--out", tmp_path / "best")
+    assert (best.exit_code, best.stdout.splitlines()[0]) == (0, hint), best.output
+    first = reflact("export", tmp_path / "run", "--out", tmp_path / "first", "--version", "baseline")
+    assert hint not in first.stdout
+
+
 def test_several_files_are_trained_as_one_document_and_split_again(folder: Path, tmp_path: Path) -> None:
     """Chosen files are joined for the run; the export has them apart, and unchanged ones keep their bytes."""
     more = "references/more.md"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import re
 from collections.abc import Callable
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from reflact.cli.init import ask_for_models
 from reflact.cli.train import describe_zero
 from reflact.config.loading import load_config
 from reflact.config.training import TrainerConfig
@@ -194,6 +196,32 @@ def test_init_never_overwrites_and_asks_only_at_a_terminal(tmp_path: Path) -> No
     assert result.exit_code == 2
     assert "exists already" in result.stderr
     assert config.read_text(encoding="utf-8") == "mine"
+
+
+class Terminal(io.StringIO):
+    """A person at a terminal, who types the lines of a text."""
+
+    def isatty(self) -> bool:
+        """Return that this is a terminal."""
+        return True
+
+
+@pytest.mark.parametrize(("typed", "optimizer"), [("large", "large"), ("", None)])
+def test_init_asks_for_both_models(
+    monkeypatch: pytest.MonkeyPatch, typed: str, optimizer: str | None
+) -> None:
+    """A person names the target, the optimizer, which may be the same model, and the address."""
+    monkeypatch.setattr("sys.stdin", Terminal(f"small\n{typed}\nhttp://host/v1\n"))
+    assert ask_for_models(None, None) == ("small", optimizer, "http://host/v1")
+
+
+def test_init_says_if_the_target_is_its_own_optimizer(tmp_path: Path) -> None:
+    """Without an own model for the optimizer, a line names the option that changes it."""
+    data = write_questions(tmp_path / "sums.csv")
+    alone = reflact("init", data, "--out", tmp_path / "a.yaml", "--model", "m")
+    both = reflact("init", data, "--out", tmp_path / "b.yaml", "--model", "m", "--optimizer", "o")
+    assert "the target is also its own optimizer; --optimizer" in alone.stdout
+    assert "its own optimizer" not in both.stdout
 
 
 @pytest.mark.parametrize(

@@ -353,6 +353,9 @@ GateAction = Literal[
 ]
 
 
+REPEATED_REASON = "This run has used or rejected the same document before."
+"""The reason of the verdict on a document that is known already."""
+
 GatePolicy = Literal["ranked", "paired", "strict"]
 
 

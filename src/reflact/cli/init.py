@@ -19,6 +19,10 @@ if TYPE_CHECKING:
 
 OPENAI_URL = "https://api.openai.com/v1"
 
+SAME_MODEL = (
+    "the target is also its own optimizer; --optimizer, or models.optimizer.model, names another model"
+)
+
 RATIO_LINES = """\
   # To choose another split (train:val:test; the last may be 0):
   # ratio: [1, 1, 1]
@@ -115,8 +119,8 @@ def init(  # noqa: PLR0917 - one for each option of the command
 ) -> None:
     """Write a first configuration for your data.
 
-    The command reads DATA and guesses its columns and the grader. At a terminal it asks for the model and
-    its address if you do not give them as options. Edit the file as you like.
+    The command reads DATA and guesses its columns and the grader. At a terminal it asks for the two models and
+    their address if you do not name the target with --model. Edit the file as you like.
     """
     from reflact.errors import ConfigError
     from reflact.reporting.lines import escape_line
@@ -129,7 +133,7 @@ def init(  # noqa: PLR0917 - one for each option of the command
     columns = {"input": input_column, "reference": reference}
     draft = describe_data(data, out, {name: column for name, column in columns.items() if column is not None})
     if model is None:
-        model, base_url = ask_for_model(base_url)
+        model, optimizer, base_url = ask_for_models(optimizer, base_url)
     write_atomically(out, fill_template(draft, model, optimizer, base_url or OPENAI_URL, api_key_env))
     load_trainer_config(out, None)
     n_val = int(draft["n_val"])
@@ -142,20 +146,27 @@ def init(  # noqa: PLR0917 - one for each option of the command
             else []
         ),
         f"grader {draft['grader']}: {draft['why']}",
+        *([SAME_MODEL] if optimizer is None else []),
         *([f"warning: {describe_few_items(n_val)}"] if n_val < FEW_ITEMS else []),
         f"wrote {out}; next: reflact check {out}",
     ):
         typer.echo(escape_line(line))
 
 
-def ask_for_model(base_url: str | None) -> tuple[str, str]:
-    """Return the target's model and its address as a person at a terminal names them."""
+def ask_for_models(optimizer: str | None, base_url: str | None) -> tuple[str, str | None, str]:
+    """Return the target's model, that of the optimizer and the address as a person at a terminal names them.
+
+    The optimizer's is None if it is the target's.
+    """
     from reflact.errors import ConfigError
 
     if not sys.stdin.isatty():
         raise ConfigError("which model answers? Name it with --model, or run this command at a terminal")
     model = str(typer.prompt("Model that answers (the target)"))
-    return model, base_url or str(typer.prompt("Address of its API", default=OPENAI_URL))
+    if optimizer is None:
+        question = "Model that writes the instructions (the optimizer; empty: the target's)"
+        optimizer = str(typer.prompt(question, default="", show_default=False)).strip() or None
+    return model, optimizer, base_url or str(typer.prompt("Address of the API", default=OPENAI_URL))
 
 
 def fill_template(

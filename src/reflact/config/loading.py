@@ -227,7 +227,9 @@ def _assign(raw: Mapping[str, Any], assignment: str) -> dict[str, Any]:
     try:
         value: Any = yaml.safe_load(text)
     except yaml.YAMLError:
-        raise ConfigError(f"--set {key}: its value is not YAML; quote it") from None
+        raise ConfigError(
+            f"--set {key}: its value is not YAML; quote it inside the quotes of the shell: --set '{key}=\"...\"'"
+        ) from None
     return _overlay(raw, _nest_key(key.strip(), value))
 
 
@@ -262,6 +264,7 @@ EXPECTED_FORMS = {
     "base_url": "expected an address that begins with http:// or https://, such as http://localhost:8000/v1",
     "api_key_env": "expected the name of an environment variable, or null; a key itself never stands here",
     "template": "expected a text with {input} in it, where the item's input goes",
+    "description": 'expected a text; an empty one is "", as in --set \'environment.description=""\'',
     "ratio": "expected train:val:test, such as 2:1:7",
     "out_dir": "expected a folder",
 }

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from reflact import events
 from reflact.records import EpochRecord
-from reflact.types import EditResult, Fallback, GateAction, Verdict
+from reflact.types import REPEATED_REASON, EditResult, Fallback, GateAction, Verdict
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -111,6 +111,8 @@ class EventLines:
         words.append(f" v{event.current.number}")
         if event.best.number != event.current.number:
             words[-1] += f", best v{event.best.number}"
+        if verdict is not None and verdict.reason == REPEATED_REASON:
+            words[-1] += "; repeated: same document as before"
         return " ".join(words)
 
 

@@ -6,6 +6,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -266,11 +267,28 @@ def _is_made_identity(value: JsonValue) -> bool:
 
 
 def list_gain_lines(comparison: RunComparison) -> Iterator[str]:
-    """Yield the gain of each further run over the first one, with its paired interval."""
-    first = comparison.runs[0].name
+    """Yield the gain of each further run over the first one, and why scores cannot be compared, if so."""
+    first, *others = (run.name for run in comparison.runs)
     yield from (describe_gain(gain.name, first, gain, "common item") for gain in comparison.gains)
-    if not comparison.gains:
-        yield "the runs have no measured items in common"
+    identities = next((setting.values for setting in comparison.settings if setting.key == "environment"), ())
+    graders = [_read_grader(identity) for identity in identities] or [None] * len(comparison.runs)
+    for name, grader in zip(others, graders[1:], strict=True):
+        if all(gain.name != name for gain in comparison.gains):
+            yield (
+                f"{name} and {first} have no measured items in common; the usual reason is another split "
+                "(seed, data.ratio) or other ids (data.fields.id)"
+            )
+        elif grader != graders[0]:
+            noun = "environments" if grader in identities or graders[0] in identities else "graders"
+            yield f"{name} and {first} have different {noun}, so their difference may come from the {noun}"
+
+
+def _read_grader(identity: JsonValue) -> JsonValue:
+    """Return the grader in the identity of an environment; the identity of an environment that names none."""
+    with suppress(ValueError):
+        found = json.loads(str(identity))
+        return found["grader"] if isinstance(found, dict) and "grader" in found else identity
+    return identity
 
 
 def list_step_columns(records: Sequence[StepRecord]) -> Columns:

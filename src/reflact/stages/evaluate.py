@@ -19,6 +19,7 @@ from reflact.gate.paired_decision import (
     has_coverage,
 )
 from reflact.types import (
+    REPEATED_REASON,
     AggregateResult,
     Candidate,
     FrozenModel,
@@ -136,7 +137,7 @@ def decide_without_evaluation(
     if candidate.skill.hash == current.hash:
         return Verdict(action="no_change", reason="The edits leave the document as it is.")
     if candidate.skill.hash in known:
-        return Verdict(action="no_change", reason="This run has used or rejected the same document before.")
+        return Verdict(action="no_change", reason=REPEATED_REASON)
     return None
 
 

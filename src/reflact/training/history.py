@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 LOCATIONS = {"out_dir", "store", "fork"}
 """Settings that say where a run is, and nothing of what it does."""
 
+INITIAL_HINT = "the run has no better document; this is its initial skill"
+
 LOCK_NAME = re.compile(r"(.+)-r[0-9a-f]{12}\.lock")
 """The name of the lock file of a run beside its store."""
 
@@ -268,7 +270,7 @@ async def read_package(
         description = str(settings.get("environment.description") or "")
     files = settings.get("skill_files")
     default = suggest_name(Path(str(settings.get("out_dir") or path)).name) or "skill"
-    return build_package(
+    package = build_package(
         found.skill,
         name=default if name is None else name,
         description=description,
@@ -276,6 +278,9 @@ async def read_package(
         files=[str(each) for each in files] if isinstance(files, list) else (),
         is_renamed=name is not None,
     )
+    if version != "best" or found.version.number:
+        return package
+    return package.model_copy(update={"hints": (INITIAL_HINT, *package.hints)})
 
 
 def _find_skill_folder(setting: JsonValue) -> Path | None:

@@ -288,9 +288,7 @@ def render_comparison(comparison: RunComparison, names: Sequence[str]) -> str:
                         "The best skills", list_comparison_columns(renamed), prose=("status",)
                     ),
                     _draw_scores(comparison.runs, shown),
-                    h.ul[(h.li[line] for line in lines)]
-                    if gains
-                    else h.p(".note")["The runs have no measured items in common."],
+                    h.ul[(h.li[line] for line in lines)],
                 ),
             ),
             PageSection(
