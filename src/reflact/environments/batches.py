@@ -20,7 +20,8 @@ class CallBatcher(Generic[T, U]):
 
     For a simulator, a grader or a model whose step costs about as much for many worlds as for one. The callers stay
     rollouts of their own: each is stored, cancelled and resumed by itself, also while its batch is computed. A batch
-    goes on as long as one of its callers waits. Batches are computed one after the other, and the next one collects values meanwhile.
+    goes on as long as one of its callers waits. Batches are computed one after the other, and the next one collects
+    values meanwhile.
 
     Args:
         compute: Returns one result for each value, in order. An exception in the place of a result is raised to the
