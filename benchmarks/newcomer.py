@@ -5,7 +5,7 @@
     python benchmarks/newcomer.py --serve 1  # only the endpoint, a second a call; prints its address
 
 The endpoint is a process of its own and knows nothing of reflact. Its small model answers questions of an office
-in everyday words, and in the form of the house as far as its instructions ask for it. Now and then it forgets.
+in everyday words, and in the house style as far as its instructions ask for it. Now and then it forgets.
 Its large model reads the cases that failed and writes instructions. Times, dates and ports of the page are fixed.
 """
 
@@ -53,7 +53,7 @@ COMMANDS = (
     ("Compare the two runs", "compare runs/questions runs/two"),
     (
         "Take the skill away",
-        'export runs/questions --name house-style --description "Answers in the form of the house."',
+        'export runs/questions --name house-style --description "Answers in the house style."',
     ),
 )
 WRITTEN = {"init": "run.yaml", "export": "house-style/SKILL.md"}
@@ -96,7 +96,7 @@ def list_questions(n: int = 60) -> list[tuple[str, str, str]]:
 
 
 def answer(question: str, instructions: str, forgets: float = 0.0) -> str:
-    """Return the small model's answer: in the form of the house if its instructions say so."""
+    """Return the small model's answer: in the house style if its instructions say so."""
     found = QUESTION.search(question)
     if found is None:
         return "ready"
