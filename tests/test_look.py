@@ -269,6 +269,43 @@ def test_a_run_is_named_by_the_beginning_of_its_id(tmp_path: Path) -> None:
         choose_run(rows, "rx", tmp_path)
 
 
+def test_a_folder_with_several_runs_says_which_one_is_taken(tmp_path: Path) -> None:
+    """Every command that looks at one run tells which of several it took, unless one is named by a prefix."""
+    out = tmp_path / "run"
+    first = build_trainer(out, epochs=1)
+    anyio.run(first.train)
+    second = Trainer(
+        {"out_dir": out, "fork": True, "seed": 1, "train": {"num_epochs": 1, "batch_size": 4}},
+        environment=ToyEnvironment(train=8, val=4, test=4),
+        target=ToyTarget(),
+        optimizer=ScriptedLLM(toy_optimizer()),
+    )
+    anyio.run(second.train)
+    note = f"{out} has 2 runs; this is the newest, {second.run_id} ({out / first.run_id} names another)"
+    commands = ("show", "report", "skill", "diff", "export")
+    for command in commands:
+        options = ("--out", tmp_path / "newest", "--description", "Toys.") if command == "export" else ()
+        assert reflact(command, out, *options).stderr == f"note: {note}\n", command
+    assert note in reflact("compare", out, out / first.run_id[:6]).stderr
+    before = (out / "report.html").read_text(encoding="utf-8")
+    for run in (first, second):
+        prefix = run.run_id[:6]
+        for command in commands:
+            options = ("--out", tmp_path / prefix, "--description", "Toys.") if command == "export" else ()
+            named = reflact(command, out / prefix, *options)
+            assert (named.exit_code, named.stderr) == (0, ""), command
+            if command != "export":
+                assert named.stdout == reflact(command, out, "--run", prefix).stdout
+    assert (out / "report.html").read_text(encoding="utf-8") == before
+    assert f"run {first.run_id}, " in reflact("show", out / first.run_id[:6]).stdout
+    whole = reflact("compare", out, "--json")
+    assert whole.stderr == ""
+    named = reflact("compare", out / first.run_id, out / second.run_id, "--json")
+    ids = [run["run_id"] for run in json.loads(named.stdout)["runs"]]
+    assert ids == [run["run_id"] for run in json.loads(whole.stdout)["runs"]] == [first.run_id, second.run_id]
+    assert "needs at least two runs" in reflact("compare", out / first.run_id).stderr
+
+
 async def _read_created(folder: Path) -> RunRow:
     from reflact.store.runs import open_store
 

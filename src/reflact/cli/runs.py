@@ -66,7 +66,12 @@ def runs(
 
 
 RunArgument = Annotated[
-    Path, typer.Argument(metavar="RUN_DIR", help="The out_dir of a run, or its database.", show_default=False)
+    Path,
+    typer.Argument(
+        metavar="RUN_DIR",
+        help="The out_dir of a run, or its database. RUN_DIR/RUN_ID names one of several runs.",
+        show_default=False,
+    ),
 ]
 RunOption = Annotated[
     str | None,
@@ -74,6 +79,26 @@ RunOption = Annotated[
         metavar="RUN_ID", help="The run of the folder, or the beginning of its id. Default: the newest."
     ),
 ]
+
+
+def _find_run(folder: Path, run: str | None = None) -> str:
+    """Return the id of the run that a command is about.
+
+    If the folder has several runs and the caller named none, standard error says which one this is.
+    """
+    import anyio
+
+    from reflact.reporting.lines import escape_line, name_count
+    from reflact.training.history import find_run
+
+    choice = anyio.run(find_run, folder, run)
+    if choice.others:
+        count = name_count(len(choice.others) + 1, "run")
+        named = f"{folder / choice.others[-1]} names another"
+        listed = f", and reflact runs {folder} lists all" if len(choice.others) > 1 else ""
+        line = f"note: {folder} has {count}; this is the newest, {choice.run_id} ({named}{listed})"
+        typer.echo(escape_line(line), err=True)
+    return choice.run_id
 
 
 def show(  # noqa: PLR0917 - one for each option of the command
@@ -112,6 +137,7 @@ def show(  # noqa: PLR0917 - one for each option of the command
     from reflact.training.history import read_run, read_step
     from reflact.types import Split
 
+    run = _find_run(folder, run)
     console = Console()
     if items or wrong or changed or item is not None:
         if step is not None:
@@ -230,13 +256,14 @@ def _print_run(console: Console, history: RunHistory, folder: Path) -> None:
 
 
 def _find_exports(path: Path, history: RunHistory) -> Path:
-    """Return the folder of a run's files, where ``path`` is the run's folder or its database."""
+    """Return the folder of a run's files; ``path`` is what the caller named, see ``read_run``."""
     from reflact.store.artifacts import find_exports
 
     config = None if history.summary is None else history.summary.config
     if not path.is_dir():
-        is_shared = path.name != "run.db" and isinstance(config, dict)
-        path = Path(str(config["out_dir"])) if is_shared and isinstance(config, dict) else path.parent
+        database = path.parent if path.parent.is_file() else path
+        is_shared = database.is_file() and database.name != "run.db"
+        path = Path(str(config["out_dir"])) if is_shared and isinstance(config, dict) else database.parent
     return find_exports(path, history.run_id)
 
 
@@ -292,8 +319,8 @@ def report(
     from reflact.reporting.lines import escape_line
     from reflact.store.artifacts import write_atomically
 
-    found = anyio.run(read_report, folder, run)
-    path = out or (folder if folder.is_dir() else folder.parent) / "report.html"
+    found = anyio.run(read_report, folder, _find_run(folder, run))
+    path = out or _find_exports(folder, found.history) / "report.html"
     write_atomically(path, render_run_page(found))
     typer.echo(f"wrote {escape_line(str(path))}")
     if found.history.items_note is not None:
@@ -363,7 +390,7 @@ def print_skill(
     from reflact.reporting.lines import escape_controls
     from reflact.training.history import read_versions
 
-    (found,) = anyio.run(read_versions, folder, [version], run)
+    (found,) = anyio.run(read_versions, folder, [version], _find_run(folder, run))
     if as_json:
         typer.echo(found.model_dump_json(ensure_ascii=True))
     elif sys.stdout.isatty():
@@ -392,7 +419,7 @@ def print_diff(
     from reflact.skills.document import diff_texts
     from reflact.training.history import read_versions
 
-    old, new = anyio.run(read_versions, folder, [before, after], run)
+    old, new = anyio.run(read_versions, folder, [before, after], _find_run(folder, run))
     diff = diff_texts(old.skill.text, new.skill.text)
     if as_json:
         versions = {name: found.version.model_dump(mode="json") for name, found in (("a", old), ("b", new))}
@@ -440,6 +467,7 @@ def export(  # noqa: PLR0917 - one for each option of the command
     from reflact.store.artifacts import write_package
     from reflact.training.history import read_package
 
+    run = _find_run(folder, run)
     package = anyio.run(partial(read_package, folder, version, run, name=name, description=description))
     written = write_package(package, out)
     for hint in package.hints:
@@ -453,7 +481,10 @@ def export(  # noqa: PLR0917 - one for each option of the command
 def compare(
     folders: Annotated[
         list[Path],
-        typer.Argument(metavar="RUN_DIR...", help="The out_dirs of runs, or one with several runs."),
+        typer.Argument(
+            metavar="RUN_DIR...",
+            help="The out_dirs of runs, or one with several runs. RUN_DIR/RUN_ID names one of several.",
+        ),
     ],
     as_json: JsonLinesOption = False,
 ) -> None:
@@ -469,7 +500,8 @@ def compare(
     from reflact.reporting.tables import build_comparison_table, build_settings_table, list_gain_lines
     from reflact.training.history import compare_runs
 
-    comparison = anyio.run(compare_runs, folders)
+    ids = [_find_run(folder) for folder in folders] if len(folders) > 1 else None
+    comparison = anyio.run(partial(compare_runs, folders, run_ids=ids))
     if as_json:
         typer.echo(comparison.model_dump_json(ensure_ascii=True))
         return

@@ -90,8 +90,10 @@ async def read_run(
     """Return the stored history of a run; the run may be under way.
 
     Args:
-        path: The run's ``out_dir``, or its database file.
-        run_id: The run to read, or a prefix of its id that no other run has; None: the newest.
+        path: The run's ``out_dir``, or its database file. If these have several runs, a further part of the path names
+            one by its id, or by a prefix that no other run has: ``runs/default/r67d5``.
+        run_id: The run to read, or a prefix of its id that no other run has; None: the one of the path, or else the
+            newest.
         items: Also read what the target answered to each item under the initial and the best document.
         split: The split of these items; None: the test split if it was measured, otherwise the validation split.
 
@@ -200,6 +202,26 @@ async def _list_run(store: SQLiteRunStore, row: RunRow, database: Path) -> RunLi
         usd=used.usd,
         created=row.created,
     )
+
+
+class RunChoice(FrozenModel):
+    """The run that a path and an id mean, and the ids of the others, oldest first, if neither named one."""
+
+    run_id: str
+    others: tuple[str, ...] = ()
+
+
+async def find_run(path: Path | str, run_id: str | None = None) -> RunChoice:
+    """Return which run is meant; arguments and errors are those of ``read_run``."""
+    from reflact.store.runs import open_store
+
+    database, own = _find_database(Path(path))
+    async with open_store(database, read_only=True) as store:
+        rows = await store.runs()
+    chosen = choose_run(rows, run_id or own, database).run_id
+    is_named = run_id is not None or own is not None
+    others = () if is_named else tuple(row.run_id for row in rows if row.run_id != chosen)
+    return RunChoice(run_id=chosen, others=others)
 
 
 @asynccontextmanager
@@ -382,11 +404,11 @@ async def compare_runs(
     *,
     run_ids: Sequence[str] | None = None,
 ) -> RunComparison:
-    """Compare runs with the first of them; a single path means all runs of its store.
+    """Compare runs with the first of them; a single path that names no run means all runs of its store.
 
     Args:
-        paths: The ``out_dir`` or the database of each run.
-        run_ids: The run of each path; by default the newest.
+        paths: The ``out_dir`` or the database of each run, or a path that names the run too; see ``read_run``.
+        run_ids: The run of each path; by default the one that it names, or else the newest.
 
     Raises:
         UsageError: There are less than two runs, or one of them has not measured its initial document.
@@ -397,8 +419,8 @@ async def compare_runs(
         (str(path), path, run_id) for path, run_id in zip(paths, ids, strict=True)
     ]
     if len(named) == 1:
-        async with open_run(paths[0]) as (store, _):
-            named = [(row.run_id, paths[0], row.run_id) for row in await store.runs()]
+        choice = await find_run(paths[0], ids[0])
+        named = [(each, paths[0], each) for each in (*choice.others, choice.run_id)]
     if len(named) < 2:
         raise UsageError("a comparison needs at least two runs; name the out_dir of each")
     found = [await _read_for_comparison(*each) for each in named]
@@ -498,7 +520,7 @@ def list_databases(folder: Path) -> tuple[Path, ...]:
 
 
 def _find_database(path: Path) -> tuple[Path, str | None]:
-    """Return the database of a run, and the run's id if its folder names a store that runs share."""
+    """Return the database of a run, and the run's id or a prefix of it if the path names one of several runs."""
     if path.is_file():
         return path, None
     if (database := path / "run.db").is_file():
@@ -508,6 +530,7 @@ def _find_database(path: Path) -> tuple[Path, str | None]:
         store = summary.config.get("store") if isinstance(summary.config, dict) else None
         if store is not None and Path(str(store)).is_file():
             return Path(str(store)), summary.run_id
-    if path.is_dir() and (database := path.parent / "run.db").is_file():
-        return database, path.name  # the files of a forked run
+    for database in (path.parent, path.parent / "run.db"):
+        if database.is_file():
+            return database, path.name
     raise UsageError(f"there is no run at {path}; name the out_dir of a run, or its database")
