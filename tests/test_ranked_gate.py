@@ -49,7 +49,7 @@ from reflact.types import (
     Split,
     VersionNode,
 )
-from toy_runs import Actor, playing, right, run
+from toy_runs import LINES, Actor, playing, right, run
 
 pytestmark = pytest.mark.anyio
 
@@ -524,6 +524,24 @@ async def test_noise_that_shows_late_changes_the_rule(tmp_path: Path) -> None:
     assert not done.state.deterministic
     judged = [record.verdict for record in done.records if record.verdict.candidate_score is not None]
     assert judged[-1].ranked is not None
+
+
+async def test_noise_that_shows_late_forgets_no_measurement(tmp_path: Path) -> None:
+    """The current skill, which one comparison accepted before, enters the beliefs with the pass of that comparison."""
+
+    def late(skill: Skill, message: str, times: int) -> str | None:
+        if sum(line in skill.text for line in LINES.values()) > 1:
+            return right(message) if times == 0 else "unknown"
+        return None
+
+    done = await run(tmp_path, actor=Actor(late), train={"num_epochs": 2})
+    first, second = done.records[:2]
+    assert (first.verdict.action, first.verdict.ranked) == ("accept_new_best", None)
+    decision = second.verdict.ranked
+    assert decision is not None
+    assert decision.current.skill_hash == first.candidate_hash
+    measured = decision.passes[0]
+    assert (measured.skill_hash, measured.trial, measured.mean) == (first.candidate_hash, 0, 0.25)
 
 
 # -------------------------------------------------------------------------------------------- the claim

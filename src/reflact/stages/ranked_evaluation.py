@@ -60,8 +60,14 @@ class RankedEvaluator:
         self._passes: dict[str, list[Sequence[Rollout]]] = {}
         self._repeats: list[Rollout] = []
 
-    async def evaluate(self, candidate: Skill, current: Skill, ranking: Ranking) -> EvaluationResult:
-        """Return the verdict on a candidate, which was made from the current skill."""
+    async def evaluate(
+        self, candidate: Skill, current: Skill, ranking: Ranking, *, measures_current: bool = False
+    ) -> EvaluationResult:
+        """Return the verdict on a candidate, which was made from the current skill.
+
+        ``measures_current``: a current skill without a pass gets one first. It was accepted before the target
+        showed noise, by a comparison that is no pass.
+        """
         settings, skills = self._settings, {skill.hash: skill for skill in (candidate, current)}
         known = len(ranking.passes)
         ranking = ranking.add_version(candidate.hash, current.hash)
@@ -69,9 +75,11 @@ class RankedEvaluator:
             trials = range(ranking.count_passes(skill.hash))
             self._passes[skill.hash] = [await self._read_pass(skill, t, settings.item_ids) for t in trials]
         n, worth = len(settings.item_ids), settings.worth
-        while version := choose_pass(
+        first = current.hash if measures_current and not ranking.count_passes(current.hash) else None
+        while version := first or choose_pass(
             ranking, candidate.hash, current.hash, worth=worth, n=n, most=settings.max_passes
         ):
+            first = None
             passes = self._passes[version]
             rollouts = await self._run_pass(skills[version], len(passes), settings.item_ids)
             measured = sum(rollout.score is not None for rollout in rollouts)

@@ -144,7 +144,9 @@ class GateKeeper:
             run_pass=self._scheduler.make_pass_runner(step=step, part=part),
             read_pass=self._scheduler.read_pass,
         )
-        return await evaluator.evaluate(candidate, current, state.ranking)
+        return await evaluator.evaluate(
+            candidate, current, state.ranking, measures_current=state.deterministic
+        )
 
     def _build_settings(self, candidate: Skill, state: RunState, step: int) -> GateSettings:
         gate, alpha = self._gate, find_alpha_budget(self._plan, state, step=step)
