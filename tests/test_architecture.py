@@ -21,7 +21,8 @@ import pytest
 import reflact
 from reflact import Trainer
 from reflact.events import StepStarted
-from reflact.testing import ScriptedLLM, ToyEnvironment, ToyTarget, toy_optimizer
+from reflact.testing import ToyEnvironment
+from toy_runs import build_trainer
 
 PAGE = Path(__file__).parent.parent / "docs" / "architecture.md"
 SOURCE = Path(reflact.__file__).parent
@@ -165,11 +166,9 @@ def test_a_training_takes_the_first_path(tmp_path: Path) -> None:
 @pytest.mark.anyio
 async def test_a_training_takes_the_second_path(tmp_path: Path) -> None:
     """A step goes from an analyst's reply to its commit by the functions of the second path."""
-    trainer = Trainer(
+    trainer = build_trainer(
         {"out_dir": tmp_path, "train": {"num_epochs": 1}, "reflect": {"overlap": False}},
         environment=ToyEnvironment(train=4, val=4, test=4, rules=1),
-        target=ToyTarget(),
-        optimizer=ScriptedLLM(toy_optimizer()),
     )
     recorder = Recorder()
     async with trainer.stream() as stream:

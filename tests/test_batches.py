@@ -9,15 +9,14 @@ from typing import Any
 import anyio
 import pytest
 
-from reflact import Trainer
 from reflact.concurrency import fan_out
 from reflact.environments import CallBatcher
 from reflact.errors import ConfigError, EnvironmentFailure
 from reflact.protocols import Session
 from reflact.stages.rollout import RolloutRunner
-from reflact.testing import InMemoryRunStore, ScriptedLLM, ToyEnvironment, ToyTarget, toy_optimizer
+from reflact.testing import InMemoryRunStore, ToyEnvironment, ToyTarget
 from reflact.types import Grade, Item, Skill, Split
-from toy_runs import settings
+from toy_runs import build_trainer, settings
 
 pytestmark = pytest.mark.anyio
 LONG = 60.0
@@ -207,11 +206,9 @@ async def test_a_run_over_batches_is_the_same_run(tmp_path: Path) -> None:
     """A training whose environment computes batches has the history of one without; a failure costs one rollout."""
 
     async def train(folder: Path, environment: ToyEnvironment) -> tuple[str, int]:
-        trainer = Trainer(
+        trainer = build_trainer(
             settings(folder, train={"num_epochs": 1, "batch_size": 4}, gate={"coverage": 0.5}),
             environment=environment,
-            target=ToyTarget(),
-            optimizer=ScriptedLLM(toy_optimizer()),
         )
         summary = await trainer.train()
         skill = (folder / "best_skill.md").read_text(encoding="utf-8")
@@ -257,11 +254,8 @@ async def test_each_worker_makes_batches_of_its_own(tmp_path: Path) -> None:
     """An environment that computes batches can be sent to worker processes, and the scores are those in the loop."""
     scores = []
     for name in ("local", "processes"):
-        trainer = Trainer(
-            settings(tmp_path / name, executor={"name": name, "workers": 2}),
-            environment=BatchedWorld(),
-            target=ToyTarget(),
-            optimizer=ScriptedLLM(toy_optimizer()),
+        trainer = build_trainer(
+            settings(tmp_path / name, executor={"name": name, "workers": 2}), environment=BatchedWorld()
         )
         summary = await trainer.train()
         assert summary.status == "completed"

@@ -46,11 +46,11 @@ from reflact.stages.null_answers import (
     list_null_answers,
 )
 from reflact.stages.reply_models import AnalystReply
-from reflact.testing import ScriptedLLM, ToyEnvironment, append_reply, toy_optimizer
+from reflact.testing import ToyEnvironment, append_reply, toy_optimizer
 from reflact.training.history import read_run
 from reflact.types import Grade, Score, Skill, Split
 from test_run_cost_estimate import PLAIN, measured
-from toy_runs import Actor, playing, run, settings
+from toy_runs import Actor, build_trainer, playing, run, settings
 
 pytestmark = pytest.mark.anyio
 
@@ -122,11 +122,8 @@ async def test_a_task_that_a_constant_solves_says_so_before_anything_is_asked(tm
     """One warning names the constant, its score and what it means: event, line and summary."""
     asked_before: list[int] = []
     actor = Actor(lambda *_: "no")
-    trainer = Trainer(
-        settings(tmp_path, **ON),
-        environment=questions(["yes", "yes", "no", "yes"]),
-        target=actor,
-        optimizer=ScriptedLLM(toy_optimizer()),
+    trainer = build_trainer(
+        settings(tmp_path, **ON), environment=questions(["yes", "yes", "no", "yes"]), target=actor
     )
     lines, printed = EventLines(), list[str | None]()
     async with trainer.stream() as stream:

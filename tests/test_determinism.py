@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 from anyio.lowlevel import checkpoint
 
-from reflact import Trainer, events
+from reflact import events
 from reflact.messages import CallId, RenderedPrompt, ReplyModel
 from reflact.store.runs import open_store
-from reflact.testing import ScriptedLLM, ToyEnvironment, toy_optimizer
+from reflact.testing import ToyEnvironment, toy_optimizer
 from reflact.testing.llm import Script, ScriptedAnswer
-from toy_runs import Actor
+from toy_runs import Actor, build_trainer
 
 pytestmark = pytest.mark.anyio
 
@@ -76,11 +76,11 @@ async def history(
         "gate": {"policy": policy},
         "proposer": {"name": proposer, "n": 3},
     }
-    trainer = Trainer(
+    trainer = build_trainer(
         config,
         environment=ToyEnvironment(train=24, val=6, test=6, rules=6),
         target=Actor(lambda *_: waits.some(), noise=0.2),
-        optimizer=ScriptedLLM(slow(toy_optimizer(), waits)),
+        script=slow(toy_optimizer(), waits),
     )
     happened = [event async for event in trainer.stream() if event.durable]
     async with open_store(folder / "run.db") as store:

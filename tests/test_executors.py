@@ -29,10 +29,10 @@ from reflact.executors.environment import select_variables
 from reflact.executors.jobs import refer_to_environment
 from reflact.executors.pool import WorkerPool
 from reflact.records import RunSummary
-from reflact.testing import ScriptedLLM, ToyEnvironment, ToyTarget, toy_optimizer
+from reflact.testing import ToyEnvironment
 from reflact.types import Grade, Item, Score
 from test_command_target import AGENT, Endpoint, describe_run
-from toy_runs import Actor, settings
+from toy_runs import Actor, build_trainer, settings
 from worker_world import WorkerWorld
 
 pytestmark = pytest.mark.anyio
@@ -56,7 +56,7 @@ def trainer(folder: Path, executor: dict[str, Any], *, target: Any = None, **opt
     """Return a trainer of one epoch in the world that notes what happens."""
     folder.mkdir()
     config = settings(folder / "run", environment=world(folder / "notes", **options), executor=executor)
-    return Trainer(config, target=target or ToyTarget(), optimizer=ScriptedLLM(toy_optimizer()))
+    return build_trainer(config, target=target, environment=None)
 
 
 def list_noted(folder: Path, what: str) -> set[str]:
@@ -133,7 +133,7 @@ async def test_a_run_resumes_with_another_executor(tmp_path: Path) -> None:
     first = await trainer(tmp_path / "a", {}).train()
     config = settings(tmp_path / "a/run", environment=world(tmp_path / "a/notes"), executor=PROCESSES)
     target = Actor()
-    again = await Trainer(config, target=target, optimizer=ScriptedLLM(toy_optimizer())).train()
+    again = await build_trainer(config, target=target, environment=None).train()
     assert again.run_id == first.run_id
     assert describe(again) == describe(first)
     assert target.asked == []
@@ -203,23 +203,13 @@ async def test_an_object_is_sent_if_it_can_be(tmp_path: Path) -> None:
     """An environment that is passed in Python is pickled; one that cannot be is refused with advice."""
     (tmp_path / "notes").mkdir()
     config = settings(tmp_path / "run", executor=PROCESSES)
-    trained = Trainer(
-        config,
-        environment=WorkerWorld(str(tmp_path / "notes")),
-        target=ToyTarget(),
-        optimizer=ScriptedLLM(toy_optimizer()),
-    )
+    trained = build_trainer(config, environment=WorkerWorld(str(tmp_path / "notes")))
     assert (await trained.train()).status == "completed"
     assert str(os.getpid()) not in list_noted(tmp_path, "ran")
     data = ToyEnvironment()
     for grade in (lambda item, answer: 1.0, _main_function()):
         environment = DatasetEnvironment(data._data, grade=grade)
-        refused = Trainer(
-            settings(tmp_path / "refused", executor=PROCESSES),
-            environment=environment,
-            target=ToyTarget(),
-            optimizer=ScriptedLLM(toy_optimizer()),
-        )
+        refused = build_trainer(settings(tmp_path / "refused", executor=PROCESSES), environment=environment)
         with pytest.raises(ConfigError, match="that workers can import"):
             await refused.train()
 
@@ -392,7 +382,7 @@ async def test_a_killed_worker_changes_nothing(tmp_path: Path, executor: dict[st
     ended = []
     for name, chosen in (("local", {}), ("killed", executor)):
         config = settings(tmp_path / name, environment=section, executor=chosen, test={"enabled": True})
-        run = Trainer(config, target=ToyTarget(), optimizer=ScriptedLLM(toy_optimizer()))
+        run = build_trainer(config, environment=None)
         assert (await run.train()).status == "completed"
         ended.append(left_by(tmp_path / name))
         order_kills(tmp_path / "notes", "val-002", 1)

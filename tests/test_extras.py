@@ -18,6 +18,7 @@ from reflact.integrations.scienceworld import ScienceWorldEnvironment
 from reflact.targets import CommandTarget
 from reflact.testing import ScriptedLLM, ToyEnvironment, ToyTarget, toy_optimizer
 from served import reflact
+from toy_runs import build_trainer
 
 SIZES = {"train": 1, "val": 1, "test": 1}
 PYPROJECT = Path(__file__).parents[1] / "pyproject.toml"
@@ -37,11 +38,8 @@ def serve() -> None:
 
 def train_with_mlflow() -> None:
     """Start a run that is to be sent to MLflow."""
-    trainer = Trainer(
-        {"out_dir": "never", "telemetry": {"mlflow": "http://127.0.0.1:9"}},
-        environment=ToyEnvironment(),
-        target=ToyTarget(),
-        optimizer=ScriptedLLM(toy_optimizer()),
+    trainer = build_trainer(
+        {"out_dir": "never", "telemetry": {"mlflow": "http://127.0.0.1:9"}}, environment=ToyEnvironment()
     )
     anyio.run(trainer.train)
 

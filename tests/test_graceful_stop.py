@@ -22,9 +22,9 @@ from reflact import Trainer
 from reflact.concurrency import open_task_group
 from reflact.protocols import Target
 from reflact.records import RunSummary
-from reflact.testing import ScriptedLLM, ToyEnvironment, ToyTarget, toy_optimizer
+from reflact.testing import ToyEnvironment
 from reflact.training.shutdown import GracefulStop
-from toy_runs import Actor
+from toy_runs import Actor, build_trainer
 
 pytestmark = pytest.mark.anyio
 
@@ -68,12 +68,7 @@ def settings(folder: Path, *, concurrency: int = 3, grace: float = GRACE) -> dic
 
 
 def trainer(config: dict[str, Any], target: Target | None = None) -> Trainer:
-    return Trainer(
-        config,
-        environment=ToyEnvironment(train=8, val=VALIDATION, test=4),
-        target=target or ToyTarget(),
-        optimizer=ScriptedLLM(toy_optimizer()),
-    )
+    return build_trainer(config, environment=ToyEnvironment(train=8, val=VALIDATION, test=4), target=target)
 
 
 def kept(folder: Path, table: str) -> int:

@@ -14,9 +14,9 @@ from reflact.events import StepCommitted
 from reflact.integrations.opentelemetry import Tracing
 from reflact.llm.budget import CurrentStage
 from reflact.records import Usage, sum_step_costs
-from reflact.testing import ScriptedLLM, ToyEnvironment, ToyTarget, toy_optimizer
 from reflact.training.setup import ignore_event
 from reflact.training.timing import StageTimer
+from toy_runs import build_trainer
 from virtual_time import run as run_on_virtual_time
 
 pytestmark = pytest.mark.anyio
@@ -24,17 +24,14 @@ pytestmark = pytest.mark.anyio
 
 def trainer(folder: Path, *, seed: int = 0, store: Path | None = None) -> Trainer:
     """Return a small run; another seed is another run."""
-    return Trainer(
+    return build_trainer(
         {
             "out_dir": folder,
             "report": False,
             "store": store,
             "seed": seed,
             "train": {"num_epochs": 1, "batch_size": 4},
-        },
-        environment=ToyEnvironment(train=8, val=4, test=4),
-        target=ToyTarget(),
-        optimizer=ScriptedLLM(toy_optimizer()),
+        }
     )
 
 

@@ -24,12 +24,12 @@ from reflact.messages import CallId, RenderedPrompt, ReplyModel
 from reflact.protocols import Session
 from reflact.reporting.html.serve import create_run_pages
 from reflact.skills.package import read_front_matter
-from reflact.testing import TOY_RULES, ScriptedLLM, ToyEnvironment, toy_optimizer
+from reflact.testing import TOY_RULES, ToyEnvironment, toy_optimizer
 from reflact.types import Grade, Item, Skill, Split
 from served import reflact
 from test_html_browser import SCROLLED
 from test_live_terminal import run_at
-from toy_runs import Actor
+from toy_runs import Actor, build_trainer
 
 pytestmark = pytest.mark.slow
 
@@ -68,9 +68,9 @@ for arguments in json.loads(sys.argv[1]):
 LIVE = """
 import logging, pathlib, sys
 import anyio
-from test_hostile_words import build_trainer
+from test_hostile_words import build_hostile_trainer
 logging.basicConfig()
-trainer = build_trainer(pathlib.Path(sys.argv[1]), epochs=1, fails="train-001")
+trainer = build_hostile_trainer(pathlib.Path(sys.argv[1]), epochs=1, fails="train-001")
 anyio.run(lambda: trainer.train(show=True))
 """
 
@@ -117,7 +117,7 @@ def spoil(value: object, key: str = "") -> object:
     return value
 
 
-def build_trainer(folder: Path, *, epochs: int, fails: str | None = None) -> Trainer:
+def build_hostile_trainer(folder: Path, *, epochs: int, fails: str | None = None) -> Trainer:
     """Return a run in which the data, the target and the optimizer are hostile."""
     obey = toy_optimizer(edits=2)
 
@@ -131,7 +131,7 @@ def build_trainer(folder: Path, *, epochs: int, fails: str | None = None) -> Tra
     }
     world = HostileWorld()
     world.fails = fails
-    return Trainer(settings, environment=world, target=Actor(answer), optimizer=ScriptedLLM(reply))
+    return build_trainer(settings, environment=world, target=Actor(answer), script=reply)
 
 
 @pytest.fixture(scope="module")
@@ -141,7 +141,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     folders = tuple(above / f"{n}{WORDS[-60:].replace('/', '')}" for n in (1, 2))
     for epochs, folder in enumerate(folders, start=1):
         fails = "train-001" if epochs == 2 else None
-        anyio.run(build_trainer(folder, epochs=epochs, fails=fails).train)
+        anyio.run(build_hostile_trainer(folder, epochs=epochs, fails=fails).train)
     return folders
 
 

@@ -22,7 +22,7 @@ from reflact.stages.reply_models import AnalystReply
 from reflact.testing import ScriptedLLM, ToyEnvironment, ToyTarget, append_reply
 from reflact.types import Grade, Item, Score, Split
 from served import configured, reflact, say_four_and_append, serving
-from toy_runs import LINES, playing
+from toy_runs import LINES, build_trainer, playing
 
 STEERING = "\x1b[2J\x1b]0;title\x07\r\u202e\u200b"
 MARKUP = "[/b]<b>"
@@ -120,10 +120,11 @@ def test_each_run_of_a_store_has_its_own_answers(tmp_path: Path) -> None:
     store = tmp_path / "all.db"
     data = {"path": write_items(tmp_path / "data")}
     for name, noise in (("right", 0.0), ("noisy", 1.0)):
-        trainer = Trainer(
+        trainer = build_trainer(
             {"out_dir": tmp_path / name, "store": store, "train": {"num_epochs": 1}, "data": data},
             target=ToyTarget(noise=noise),
-            optimizer=ScriptedLLM(LEARNING),
+            script=LEARNING,
+            environment=None,
         )
         anyio.run(trainer.train)
         history = anyio.run(lambda run_id: read_run(store, run_id, items=True), trainer.run_id)

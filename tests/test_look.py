@@ -18,7 +18,7 @@ from reflact.reporting.summary import format_details
 from reflact.reporting.tables import build_run_table, list_gain_lines, list_setting_rows
 from reflact.skills.document import diff_texts
 from reflact.store.runs import RunRow
-from reflact.testing import ScriptedLLM, ToyEnvironment, ToyTarget, toy_optimizer
+from reflact.testing import ToyEnvironment, toy_optimizer
 from reflact.training.history import RunComparison, RunListing, SettingDifference, StepDetails, choose_run
 from reflact.types import (
     AggregateResult,
@@ -33,15 +33,17 @@ from reflact.types import (
     Verdict,
 )
 from served import reflact
-from toy_runs import LINES
+from toy_runs import LINES, build_trainer
 
 STEERING = "\x1b[2J\x1b]0;title\x07\u202e"
 V1 = SkillVersion(number=1, skill_hash="b" * 64, origin="step 1", score=0.5)
 
 
-def build_trainer(folder: Path, *, seed: int = 0, store: Path | None = None, epochs: int = 2) -> Trainer:
+def build_learning_trainer(
+    folder: Path, *, seed: int = 0, store: Path | None = None, epochs: int = 2
+) -> Trainer:
     """Return a run of two epochs in the toy world."""
-    return Trainer(
+    return build_trainer(
         {
             "out_dir": folder,
             "store": store,
@@ -49,9 +51,7 @@ def build_trainer(folder: Path, *, seed: int = 0, store: Path | None = None, epo
             "train": {"num_epochs": epochs, "batch_size": 4},
             "select": {"max_edits": 1, "min_edits": 1},
         },
-        environment=ToyEnvironment(train=8, val=4, test=4),
-        target=ToyTarget(),
-        optimizer=ScriptedLLM(toy_optimizer(edits=2)),
+        script=toy_optimizer(edits=2),
     )
 
 
@@ -59,7 +59,7 @@ def build_trainer(folder: Path, *, seed: int = 0, store: Path | None = None, epo
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a completed run."""
     out = tmp_path_factory.mktemp("look") / "run"
-    anyio.run(build_trainer(out).train)
+    anyio.run(build_learning_trainer(out).train)
     return out
 
 
@@ -240,7 +240,9 @@ def test_the_cost_of_a_run_may_be_unknown(usage: Usage, shown: str, folder: Path
 def test_runs_of_a_shared_store_are_found(tmp_path: Path) -> None:
     """Runs that share a store are listed with their folders, and each folder leads to its own run."""
     store = tmp_path / "all.db"
-    trainers = [build_trainer(tmp_path / name, seed=seed, store=store) for seed, name in enumerate("ab")]
+    trainers = [
+        build_learning_trainer(tmp_path / name, seed=seed, store=store) for seed, name in enumerate("ab")
+    ]
     for trainer in trainers:
         anyio.run(trainer.train)
     rows = [json.loads(line) for line in reflact("runs", tmp_path, "--json").stdout.splitlines()]
@@ -309,7 +311,7 @@ def test_a_folder_with_several_runs_says_which_one_is_taken(tmp_path: Path) -> N
 async def _read_created(folder: Path) -> RunRow:
     from reflact.store.runs import open_store
 
-    await build_trainer(folder).train()
+    await build_learning_trainer(folder).train()
     async with open_store(folder / "run.db") as store:
         return (await store.runs())[0]
 
@@ -326,7 +328,7 @@ def test_steps_steer_no_terminal() -> None:
 def test_runs_are_compared_on_common_items(folder: Path, tmp_path: Path) -> None:
     """A comparison has the settings that differ, paired gains on common items, and the diff of the best skills."""
     short = tmp_path / "short"
-    anyio.run(build_trainer(short, epochs=1).train)
+    anyio.run(build_learning_trainer(short, epochs=1).train)
     found = anyio.run(compare_runs, [folder, short])
     assert [(each.key, each.values) for each in found.settings] == [("train.num_epochs", (2, 1))]
     long_run, short_run = found.runs
@@ -377,7 +379,7 @@ def test_the_command_compares_runs(folder: Path, tmp_path: Path) -> None:
     """`compare` prints runs, gains, settings and the diff; a store with several runs stands for all of them."""
     store = tmp_path / "all.db"
     for epochs, name in ((2, "a"), (1, "b")):
-        anyio.run(build_trainer(tmp_path / name, store=store, seed=epochs, epochs=epochs).train)
+        anyio.run(build_learning_trainer(tmp_path / name, store=store, seed=epochs, epochs=epochs).train)
     shown = reflact("compare", tmp_path / "a", tmp_path / "b")
     assert shown.exit_code == 0, shown.output
     assert "over" in shown.stdout
@@ -397,17 +399,14 @@ def test_the_command_compares_runs(folder: Path, tmp_path: Path) -> None:
 
 def test_other_items_are_not_paired(folder: Path, tmp_path: Path) -> None:
     """Items with the same id and another input are not compared."""
-    other = Trainer(
-        {"out_dir": tmp_path, "train": {"num_epochs": 1}},
-        environment=ToyEnvironment(train=6, val=4, test=4),
-        target=ToyTarget(),
-        optimizer=ScriptedLLM(toy_optimizer()),
+    other = build_trainer(
+        {"out_dir": tmp_path, "train": {"num_epochs": 1}}, environment=ToyEnvironment(train=6, val=4, test=4)
     )
     anyio.run(other.train)
     found = anyio.run(compare_runs, [folder, tmp_path])
     assert found.gains == ()
     again = tmp_path / "again"
-    anyio.run(build_trainer(again, seed=1).train)
+    anyio.run(build_learning_trainer(again, seed=1).train)
     lines = reflact("compare", folder, tmp_path, again).stdout.splitlines()
     (told,) = (line for line in lines if "no measured items in common" in line)
     assert told.startswith(f"{tmp_path} and {folder} have no measured items in common")
@@ -426,14 +425,9 @@ class LenientEnvironment(ToyEnvironment):
 def test_other_graders_are_told_beside_the_gain(folder: Path, tmp_path: Path) -> None:
     """A comparison says which runs were graded otherwise, and says nothing of graders that are the same."""
     environment = LenientEnvironment(train=8, val=4, test=4)
-    trainer = Trainer(
-        {"out_dir": tmp_path / "a", "train": {"num_epochs": 1}},
-        environment=environment,
-        target=ToyTarget(),
-        optimizer=ScriptedLLM(toy_optimizer()),
-    )
+    trainer = build_trainer({"out_dir": tmp_path / "a", "train": {"num_epochs": 1}}, environment=environment)
     anyio.run(trainer.train)
-    anyio.run(build_trainer(tmp_path / "b", seed=1).train)
+    anyio.run(build_learning_trainer(tmp_path / "b", seed=1).train)
     comparison = anyio.run(compare_runs, [folder, tmp_path / "a", tmp_path / "b"])
     assert {gain.name for gain in comparison.gains} == {str(tmp_path / "a"), str(tmp_path / "b")}
     assert [line for line in list_gain_lines(comparison) if "have different" in line] == [

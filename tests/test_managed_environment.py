@@ -17,7 +17,7 @@ from reflact.testing import ScriptedLLM, ToyEnvironment, ToyTarget, toy_optimize
 from reflact.trainer import check_setup
 from reflact.training.setup import Overrides
 from reflact.types import Grade, Item
-from toy_runs import settings
+from toy_runs import build_trainer, settings
 
 pytestmark = pytest.mark.anyio
 
@@ -57,12 +57,7 @@ class Server(EnvironmentMiddleware):
 
 def trainer(folder: Path, environment: Environment) -> Trainer:
     """Return a trainer of one epoch in an environment."""
-    return Trainer(
-        settings(folder, train={"num_epochs": 1}),
-        environment=environment,
-        target=ToyTarget(),
-        optimizer=ScriptedLLM(toy_optimizer()),
-    )
+    return build_trainer(settings(folder, train={"num_epochs": 1}), environment=environment)
 
 
 async def test_an_environment_is_set_up_once_and_closed_after_the_last_rollout(tmp_path: Path) -> None:

@@ -23,10 +23,10 @@ from reflact.errors import StoreError
 from reflact.messages import CallId, RenderedPrompt, ReplyModel
 from reflact.records import RunSummary
 from reflact.store.runs import open_store
-from reflact.testing import ScriptedLLM, ToyEnvironment, ToyTarget, toy_optimizer
+from reflact.testing import toy_optimizer
 from reflact.testing.llm import Script, ScriptedAnswer
 from served import Endpoint, serving
-from toy_runs import settings
+from toy_runs import build_trainer, settings
 from training_process import REFUSED, STOPPED, train
 
 pytestmark = pytest.mark.anyio
@@ -83,12 +83,7 @@ def trainer_in(folder: Path, store: Path | None = None, script: Script | None = 
     config: dict[str, Any] = settings(folder, train={"batch_size": 4, "num_epochs": 1})
     if store is not None:
         config["store"] = store
-    return Trainer(
-        config,
-        environment=ToyEnvironment(train=8, val=4, test=4),
-        target=ToyTarget(),
-        optimizer=ScriptedLLM(script or toy_optimizer()),
-    )
+    return build_trainer(config, script=script)
 
 
 def read_summaries(folder: Path) -> list[RunSummary]:

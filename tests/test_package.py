@@ -10,7 +10,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reflact import Trainer, export_skill
+from reflact import export_skill
 from reflact.config.loading import load_config
 from reflact.errors import ConfigError, SkillError, UsageError
 from reflact.skills.document import (
@@ -23,10 +23,11 @@ from reflact.skills.document import (
 )
 from reflact.skills.package import MAIN_FILE, build_package, load_skill, read_front_matter, suggest_name
 from reflact.stages.prompt_sections import show_skill
-from reflact.testing import TOY_RULES, ScriptedLLM, ToyEnvironment, ToyTarget, toy_optimizer
+from reflact.testing import TOY_RULES
 from reflact.training.history import read_package
 from reflact.types import Edit, Skill
 from served import reflact
+from toy_runs import build_trainer
 
 FRONT = (
     b"---\nname: word-rules # as the folder\r\ndescription: >\n  Rules for words.\n"
@@ -59,17 +60,14 @@ def read_folder(folder: Path) -> dict[str, bytes]:
 
 def train(out: Path, skill: Path | None = None, files: tuple[str, ...] = ()) -> Path:
     """Train in the toy world for one epoch and return the run's folder."""
-    trainer = Trainer(
+    trainer = build_trainer(
         {
             "out_dir": out,
             "skill": skill,
             "skill_files": files,
             "train": {"num_epochs": 1},
             "test": {"enabled": False},
-        },
-        environment=ToyEnvironment(train=8, val=4, test=4),
-        target=ToyTarget(),
-        optimizer=ScriptedLLM(toy_optimizer()),
+        }
     )
     assert anyio.run(trainer.train).status == "completed"
     return out

@@ -23,7 +23,7 @@ from reflact.stages.reply_models import check_document_rules, one_shot_reply_typ
 from reflact.testing import ScriptedLLM, ToyEnvironment, ToyTarget, toy_optimizer
 from reflact.testing.llm import Script, ScriptedAnswer
 from reflact.types import Item, Skill
-from toy_runs import LINES, Actor, document, run, settings, shown_to
+from toy_runs import LINES, Actor, build_trainer, document, run, settings, shown_to
 
 pytestmark = pytest.mark.anyio
 
@@ -334,12 +334,7 @@ async def test_a_configuration_names_an_own_proposer(tmp_path: Path) -> None:
     """An import path with options stands for the object; the estimate says that its calls are unknown."""
     named = {"name": f"{__name__}:LineProposer", "options": {"identity": "lines/3"}}
     config = load_config(settings(tmp_path, proposer=named, gate=STRICT))
-    trainer = Trainer(
-        config,
-        environment=ToyEnvironment(train=8, val=4, test=4),
-        target=ToyTarget(),
-        optimizer=ScriptedLLM(naming),
-    )
+    trainer = build_trainer(config, script=naming)
     plan = trainer._prepare()
     assert plan.identity["proposer"] == "lines/3"
     assert "prompts.one_shot" not in plan.identity
@@ -358,12 +353,7 @@ async def test_a_configuration_names_an_own_proposer(tmp_path: Path) -> None:
 )
 def test_a_name_that_is_no_proposer_is_refused(tmp_path: Path, name: str, words: str) -> None:
     """A misspelt name, or another object, is named before anything is asked."""
-    trainer = Trainer(
-        settings(tmp_path, proposer={"name": name}),
-        environment=ToyEnvironment(train=8, val=4, test=4),
-        target=ToyTarget(),
-        optimizer=ScriptedLLM(naming),
-    )
+    trainer = build_trainer(settings(tmp_path, proposer={"name": name}), script=naming)
     with pytest.raises(ConfigError, match=words):
         trainer._prepare()
 
@@ -379,12 +369,8 @@ async def test_an_own_proposer_may_propose_nothing(tmp_path: Path) -> None:
         ) -> Sequence[Rewrite]:
             return ()
 
-    trainer = Trainer(
-        settings(tmp_path),
-        environment=ToyEnvironment(),
-        target=ToyTarget(),
-        optimizer=ScriptedLLM(naming),
-        proposer=Silent(),
+    trainer = build_trainer(
+        settings(tmp_path), environment=ToyEnvironment(), script=naming, proposer=Silent()
     )
     summary = await trainer.train()
     assert {action.action for action in summary.actions} == {"no_rewrite"}
@@ -397,12 +383,6 @@ def test_two_proposers_or_lapses_without_analysts_are_refused(
     """A proposer in Python goes with no other one, and reminders need the stages."""
     config = settings(tmp_path, **sections)
     with pytest.raises(ConfigError, match="a proposer is passed in Python"):
-        Trainer(
-            config,
-            environment=ToyEnvironment(),
-            target=ToyTarget(),
-            optimizer=ScriptedLLM(naming),
-            proposer=LineProposer(),
-        )
+        build_trainer(config, environment=ToyEnvironment(), script=naming, proposer=LineProposer())
     with pytest.raises(ConfigError, match="proposer"):
         load_config({"proposer": {"name": "one_shot"}, "appendix": {"enabled": True}})

@@ -24,9 +24,10 @@ from reflact.integrations.reasoning_gym import EVALUATING, ReasoningGymEnvironme
 from reflact.llm.cache_keys import drop_stream_fields
 from reflact.llm.cassettes import ReplayTransport, read_cassette
 from reflact.targets import Skill
-from reflact.testing import ScriptedLLM, append_reply, find_data_folder
+from reflact.testing import append_reply, find_data_folder
 from reflact.training.named_objects import load_named_environment
 from reflact.types import Grade, Item, Rollout, Split, Turn, canonical_json
+from toy_runs import build_trainer
 
 pytestmark = pytest.mark.anyio
 INSTALLED = find_spec("reasoning_gym") is not None
@@ -144,10 +145,11 @@ async def test_a_run_of_a_configuration_learns_a_convention(stand_in: None, tmp_
         "environment": {"name": name, "options": options},
         "train": {"num_epochs": 1},
     }
-    trainer = Trainer(
+    trainer = build_trainer(
         config,
         target=Clerk(),
-        optimizer=ScriptedLLM(lambda prompt, reply_type, call_id: append_reply(reply_type, "Only digits.")),
+        script=lambda prompt, reply_type, call_id: append_reply(reply_type, "Only digits."),
+        environment=None,
     )
     assert (await trainer.train()).best.score == 1.0
 

@@ -31,17 +31,17 @@ from reflact.training.history import RunListing
 from reflact.training.setup import Overrides
 from reflact.types import Grade, Item, Skill, Split
 from served import configured, reflact, say_four, serving
+from toy_runs import build_trainer
 
 
-def build_trainer(
+def build_short_trainer(
     folder: Path, *, target: ToyTarget | None = None, script: Script | None = None, **settings: Any
 ) -> Trainer:
     """Return a short run in the toy world."""
-    return Trainer(
+    return build_trainer(
         {"out_dir": folder, "report": False, "train": {"num_epochs": 1, "batch_size": 4}, **settings},
-        environment=ToyEnvironment(train=8, val=4, test=4),
-        target=target or ToyTarget(),
-        optimizer=ScriptedLLM(script or toy_optimizer()),
+        target=target,
+        script=script,
     )
 
 
@@ -57,16 +57,16 @@ def test_a_fork_keeps_the_files_of_the_first_run(tmp_path: Path, shared: bool) -
     """A second run in a folder writes its files into a folder of its own; each run resumes with its own files."""
     out = tmp_path / "run"
     where = {"report": True, **({"store": tmp_path / "all.db"} if shared else {"fork": True})}
-    first = build_trainer(out, **where)
+    first = build_short_trainer(out, **where)
     anyio.run(first.train)
     before = read_files(out)
-    second = build_trainer(out, seed=1, select={"max_edits": 1, "min_edits": 1}, **where)
+    second = build_short_trainer(out, seed=1, select={"max_edits": 1, "min_edits": 1}, **where)
     summary = anyio.run(second.train)
     assert read_files(out) == before
     own = read_files(out / second.run_id)
     assert json.loads(own["summary.json"])["run_id"] == second.run_id
     assert own["best_skill.md"] != b""
-    anyio.run(build_trainer(out, **where).train)
+    anyio.run(build_short_trainer(out, **where).train)
     assert json.loads(read_files(out)["summary.json"])["run_id"] == first.run_id
     assert read_files(out / second.run_id) == own
     assert anyio.run(read_run, out / second.run_id).summary == summary
@@ -128,7 +128,7 @@ def test_a_document_is_compared_with_others_which_are_paid_once(tmp_path: Path) 
 
 def test_documents_measured_beside_a_training_are_listed(tmp_path: Path) -> None:
     """A document that is measured in a trained run's folder is listed beside the run's own scores."""
-    trainer = build_trainer(tmp_path)
+    trainer = build_short_trainer(tmp_path)
     anyio.run(trainer.train)
     overrides = Overrides(ToyEnvironment(train=8, val=4, test=4), ToyTarget(), ScriptedLLM(toy_optimizer()))
 
@@ -146,11 +146,7 @@ def test_repeated_ids_name_their_rows(tmp_path: Path) -> None:
     rows = [{"id": f"q{n % 6}", "input": str(n)} for n in range(8)]
     data = tmp_path / "items.jsonl"
     data.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
-    trainer = Trainer(
-        {"out_dir": tmp_path / "run", "data": {"path": data}},
-        target=ToyTarget(),
-        optimizer=ScriptedLLM(toy_optimizer()),
-    )
+    trainer = build_trainer({"out_dir": tmp_path / "run", "data": {"path": data}}, environment=None)
     with pytest.raises(DataError) as caught:
         anyio.run(trainer.train)
     assert str(caught.value) == (
@@ -163,11 +159,7 @@ def test_repeated_ids_in_two_files_name_both(tmp_path: Path) -> None:
     """An id in two splits is an error that names both files."""
     for split in ("train", "val", "test"):
         (tmp_path / f"{split}.json").write_text(json.dumps([{"id": "q", "input": split}]), encoding="utf-8")
-    trainer = Trainer(
-        {"out_dir": tmp_path / "run", "data": {"path": tmp_path}},
-        target=ToyTarget(),
-        optimizer=ScriptedLLM(toy_optimizer()),
-    )
+    trainer = build_trainer({"out_dir": tmp_path / "run", "data": {"path": tmp_path}}, environment=None)
     words = [rf"{split}\.json row 1" for split in ("train", "val", "test")]
     with pytest.raises(DataError, match=".*".join(words)):
         anyio.run(trainer.train)
@@ -175,11 +167,11 @@ def test_repeated_ids_in_two_files_name_both(tmp_path: Path) -> None:
 
 def test_a_conflict_advises_what_its_cause_needs(tmp_path: Path) -> None:
     """The error of another run in the folder advises to undo what differs, and no more than that."""
-    anyio.run(build_trainer(tmp_path).train)
+    anyio.run(build_short_trainer(tmp_path).train)
     for trainer, advice in (
-        (build_trainer(tmp_path, seed=1), "to resume it, put the old value of seed back; or start"),
+        (build_short_trainer(tmp_path, seed=1), "to resume it, put the old value of seed back; or start"),
         (
-            build_trainer(tmp_path, target=ToyTarget(noise=0.5)),
+            build_short_trainer(tmp_path, target=ToyTarget(noise=0.5)),
             "to resume it, pass the same target; or start",
         ),
     ):
@@ -187,12 +179,7 @@ def test_a_conflict_advises_what_its_cause_needs(tmp_path: Path) -> None:
             anyio.run(trainer.train)
         assert advice in str(caught.value)
         assert "settings" not in str(caught.value)
-    other = Trainer(
-        trainer.config,
-        environment=ToyEnvironment(train=8, val=4, test=5),
-        target=ToyTarget(),
-        optimizer=ScriptedLLM(toy_optimizer()),
-    )
+    other = build_trainer(trainer.config, environment=ToyEnvironment(train=8, val=4, test=5))
     with pytest.raises(
         RunConflict, match="to resume it, restore the items of the data; or start another run"
     ):
@@ -221,7 +208,7 @@ def test_an_optimizer_that_replies_once_completes(tmp_path: Path) -> None:
         is_first = call_id.step == 1 or "analyst" not in call_id.purpose
         return usual(prompt, reply_type, call_id) if is_first else {"nothing": 1}
 
-    assert anyio.run(build_trainer(tmp_path, script=answer).train).status == "completed"
+    assert anyio.run(build_short_trainer(tmp_path, script=answer).train).status == "completed"
     assert asked
 
 
@@ -275,12 +262,7 @@ def test_examples_show_the_result_of_a_run_that_measured_nothing(tmp_path: Path)
         async def run(self, item: Item, session: Session, *, seed: int) -> Grade:
             raise OSError("no server")
 
-    trainer = Trainer(
-        {"out_dir": tmp_path},
-        environment=Broken(),
-        target=ToyTarget(),
-        optimizer=ScriptedLLM(toy_optimizer()),
-    )
+    trainer = build_trainer({"out_dir": tmp_path}, environment=Broken())
     summary = anyio.run(trainer.train)
     assert (summary.status, summary.best) == ("failed", None)
     assert "no server" in summary.verdict
@@ -296,15 +278,14 @@ def test_a_run_without_a_test_split_starts(tmp_path: Path) -> None:
     for split in ("train", "val"):
         rows = [item.model_dump() for item in ToyEnvironment(train=4, val=4, test=0).items(Split(split))]
         (tmp_path / f"{split}.json").write_text(json.dumps(rows), encoding="utf-8")
-    trainer = Trainer(
+    trainer = build_trainer(
         {
             "out_dir": tmp_path / "run",
             "data": {"path": tmp_path},
             "test": {"enabled": False},
             "report": False,
         },
-        target=ToyTarget(),
-        optimizer=ScriptedLLM(toy_optimizer()),
+        environment=None,
     )
     assert anyio.run(trainer.train).test_openings == 0
 

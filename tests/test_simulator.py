@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from reflact import Grade, Score, Session, Skill, Split, Trainer
+from reflact import Grade, Score, Session, Skill, Split
 from reflact.environments.simulator import SimulatorEnvironment
 from reflact.errors import ConfigError
 from reflact.store.runs import open_store
-from reflact.testing import ScriptedLLM, ToyTarget, toy_optimizer
+from reflact.testing import ToyTarget, toy_optimizer
+from toy_runs import build_trainer
 
 pytestmark = pytest.mark.anyio
 
@@ -51,11 +52,10 @@ async def test_a_seed_plays_its_own_world() -> None:
 
 async def test_a_run_deals_seeds(tmp_path: Path) -> None:
     """A training run on a simulator deals its seeds as items and learns from the worlds."""
-    trainer = Trainer(
+    trainer = build_trainer(
         {"out_dir": tmp_path, "train": {"batch_size": 4, "num_epochs": 1}},
         environment=world(),
-        target=ToyTarget(),
-        optimizer=ScriptedLLM(toy_optimizer(edits=2)),
+        script=toy_optimizer(edits=2),
     )
     summary = await trainer.train()
     best = summary.score("best", Split.test)

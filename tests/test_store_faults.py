@@ -28,6 +28,7 @@ from reflact.testing import ScriptedLLM, ToyEnvironment, ToyTarget, toy_optimize
 from reflact.training import setup as wiring
 from reflact.training.run import Run
 from served import HANGS, MAIN, Endpoint, reflact, reflact_process, world
+from toy_runs import build_trainer
 
 pytestmark = [
     pytest.mark.slow,
@@ -302,7 +303,7 @@ async def test_a_lock_that_outlasts_the_patience(tmp_path: Path) -> None:
         other.execute("ROLLBACK")
     before = kept(tmp_path / "run")
     assert len(before["commits"]) >= 3
-    trainer = Trainer(config, environment=environment, target=target, optimizer=ScriptedLLM(toy_optimizer()))
+    trainer = build_trainer(config, environment=environment, target=target)
     summary = await trainer.train()
     assert (summary.status, summary.steps) == ("completed", 4)
     assert_kept(tmp_path / "run", before)

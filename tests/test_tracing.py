@@ -35,6 +35,7 @@ from reflact.testing import ScriptedLLM, ToyEnvironment, ToyTarget, toy_optimize
 from reflact.training.evaluation import evaluate_skill
 from reflact.training.setup import Overrides, ignore_event
 from reflact.types import Skill, Split
+from toy_runs import build_trainer
 
 pytestmark = pytest.mark.anyio
 
@@ -378,13 +379,7 @@ async def test_a_step_says_what_became_of_it() -> None:
 
 def toy_trainer(folder: Path, watch: Watch, seed: int = 1) -> Trainer:
     """Return a trainer in the toy world whose models are passed in."""
-    return Trainer(
-        {"out_dir": folder, "seed": seed},
-        environment=ToyEnvironment(train=8, val=4, test=4),
-        target=ToyTarget(),
-        optimizer=ScriptedLLM(toy_optimizer()),
-        telemetry=watch.telemetry,
-    )
+    return build_trainer({"out_dir": folder, "seed": seed}, telemetry=watch.telemetry)
 
 
 @pytest.mark.slow

@@ -19,7 +19,6 @@ from reflact.errors import (
     RunConflict,
 )
 from reflact.messages import CallId, RenderedPrompt, ReplyModel
-from reflact.protocols import Target
 from reflact.records import RunState, RunSummary, StepRecord
 from reflact.stages.reply_models import AnalystReply, MergeReply
 from reflact.store.runs import open_store
@@ -28,7 +27,7 @@ from reflact.testing.llm import Script, ScriptedAnswer
 from reflact.training.evaluation import evaluate_skill
 from reflact.training.setup import Overrides
 from reflact.types import FrozenModel, Skill, Split
-from toy_runs import Actor, playing
+from toy_runs import Actor, build_trainer, playing
 
 pytestmark = pytest.mark.anyio
 
@@ -52,18 +51,6 @@ def settings(folder: Path, **sections: Mapping[str, Any]) -> dict[str, Any]:
     for name, values in {"train": {"num_epochs": 2}, "reflect": {"minibatch_size": 2}, **ends}.items():
         sections[name] = {**values, **sections.get(name, {})}
     return toy_runs.settings(folder, **sections)
-
-
-def trainer(
-    config: Mapping[str, Any], *, target: Target | None = None, script: Script | None = None
-) -> Trainer:
-    """Return a trainer in the toy world."""
-    return Trainer(
-        config,
-        environment=ToyEnvironment(train=8, val=4, test=4),
-        target=target or ToyTarget(),
-        optimizer=ScriptedLLM(script or toy_optimizer()),
-    )
 
 
 async def left(folder: Path, run_id: str) -> Left:
@@ -98,7 +85,7 @@ async def broken_off(config: Mapping[str, Any], *, after: int, script: Script | 
                 scope.cancel()
 
         target = Actor(cancel)
-        await trainer(config, target=target, script=script).train()
+        await build_trainer(config, target=target, script=script).train()
     assert scope.cancelled_caught
     summary = RunSummary.model_validate_json((Path(config["out_dir"]) / "summary.json").read_text("utf-8"))
     assert summary.status == "cancelled"
@@ -146,7 +133,7 @@ async def test_the_step_buffer_survives(tmp_path: Path) -> None:
 async def test_a_finished_run_asks_nothing_again(tmp_path: Path) -> None:
     """Starting a completed run again returns the same summary without a call."""
     config = settings(tmp_path)
-    first = await trainer(config).train()
+    first = await build_trainer(config).train()
     target, optimizer = Actor(), ScriptedLLM(toy_optimizer())
     environment = ToyEnvironment(train=8, val=4, test=4)
     again = await Trainer(config, environment=environment, target=target, optimizer=optimizer).train()
@@ -157,7 +144,7 @@ async def test_a_finished_run_asks_nothing_again(tmp_path: Path) -> None:
 
 async def test_without_a_gate_everything_is_accepted(tmp_path: Path) -> None:
     """Where the gate is off candidates are measured and accepted, and the best is still the best measured."""
-    summary = await trainer(settings(tmp_path, gate={"enabled": False})).train()
+    summary = await build_trainer(settings(tmp_path, gate={"enabled": False})).train()
     records = (await left(tmp_path, summary.run_id)).records
     assert {r.verdict.action for r in records} <= {"force_accept", "no_change", "no_patches"}
     assert summary.final is not None
@@ -169,7 +156,7 @@ async def test_unmeasured_items_are_no_zeros(tmp_path: Path) -> None:
     """Items that the provider failed are left out of means, failures and minibatches, and are noted."""
     train = ToyEnvironment(train=8, val=4, test=4).items(Split.train)
     target = losing(str(train[0].input), str(train[1].input))
-    summary = await trainer(settings(tmp_path, train={"batch_size": 8}), target=target).train()
+    summary = await build_trainer(settings(tmp_path, train={"batch_size": 8}), target=target).train()
     assert summary.status == "completed"
     for record in (await left(tmp_path, summary.run_id)).records:
         assert record.rollout.unmeasured == (train[0].id, train[1].id)
@@ -182,17 +169,17 @@ async def test_too_few_measured_items_decide_nothing(tmp_path: Path, lost: int) 
     """An initial skill whose measurement is below the coverage ends the run as failed, never as a decision."""
     val = ToyEnvironment(train=8, val=4, test=4).items(Split.val)
     target = losing(*(str(item.input) for item in val[:lost]))
-    summary = await trainer(settings(tmp_path), target=target).train()
+    summary = await build_trainer(settings(tmp_path), target=target).train()
     assert (summary.status, summary.steps, summary.best) == ("failed", 0, None)
     assert f"only {4 - lost} of 4 rollouts could be measured" in str(summary.reason)
     assert "no answer to" in str(summary.reason)
-    assert (await trainer(settings(tmp_path)).train()).status == "completed"
+    assert (await build_trainer(settings(tmp_path)).train()).status == "completed"
 
 
 async def test_exports_match_the_database(tmp_path: Path) -> None:
     """best_skill.md, the versions and summary.json hold what the database holds, and come back if lost."""
     config = settings(tmp_path)
-    summary = await trainer(config).train()
+    summary = await build_trainer(config).train()
     async with open_store(tmp_path / "run.db") as store:
         versions = await store.versions(summary.run_id)
         texts = {v.number: (await store.skill(v.skill_hash)).text for v in versions}
@@ -206,19 +193,19 @@ async def test_exports_match_the_database(tmp_path: Path) -> None:
     for path in [*(tmp_path / "skills").iterdir(), tmp_path / "best_skill.md"]:
         path.unlink()
     (tmp_path / "skills" / ".v0001.md.part").write_text("half", encoding="utf-8")
-    await trainer(config).train()
+    await build_trainer(config).train()
     assert {p.name: p.read_text("utf-8") for p in (tmp_path / "skills").iterdir()} == files
     assert (tmp_path / "best_skill.md").is_file()
 
 
 async def test_a_folder_holds_one_run(tmp_path: Path) -> None:
     """Another configuration in a run's folder is refused before any call, naming the keys that differ."""
-    first = await trainer(settings(tmp_path)).train()
+    first = await build_trainer(settings(tmp_path)).train()
     target = Actor()
     with pytest.raises(RunConflict, match=r"train\.batch_size was 4 and is now 2"):
-        await trainer(settings(tmp_path, train={"batch_size": 2}), target=target).train()
+        await build_trainer(settings(tmp_path, train={"batch_size": 2}), target=target).train()
     assert target.asked == []
-    again = await trainer(settings(tmp_path)).train()
+    again = await build_trainer(settings(tmp_path)).train()
     assert again.run_id == first.run_id
 
 
@@ -227,14 +214,14 @@ async def test_the_test_split_is_sealed(tmp_path: Path) -> None:
     config = settings(tmp_path)
     test = {str(i.input) for i in ToyEnvironment(train=8, val=4, test=4).items(Split.test)}
     target = Actor()
-    summary = await trainer(config, target=target).train()
+    summary = await build_trainer(config, target=target).train()
     opened = [message in test for _, message in target.asked]
     assert any(opened)
     first = opened.index(True)
     train_or_val = [n for n, is_test in enumerate(opened) if not is_test]
     assert max(train_or_val) < first
     assert summary.test_openings == 1
-    assert (await trainer(config).train()).test_openings == 1
+    assert (await build_trainer(config).train()).test_openings == 1
     assert (await left(tmp_path, summary.run_id)).openings == 1
 
 
@@ -242,7 +229,7 @@ async def test_the_test_split_may_stay_closed(tmp_path: Path) -> None:
     """With test.enabled false no test item is rolled out and no opening counted."""
     test = {str(i.input) for i in ToyEnvironment(train=8, val=4, test=4).items(Split.test)}
     target = Actor()
-    summary = await trainer(settings(tmp_path, test={"enabled": False}), target=target).train()
+    summary = await build_trainer(settings(tmp_path, test={"enabled": False}), target=target).train()
     assert not [message for _, message in target.asked if message in test]
     assert summary.test_openings == 0
     assert {s.split for s in summary.scores} == {Split.val}
@@ -264,7 +251,7 @@ async def test_a_run_needs_no_test_split(tmp_path: Path) -> None:
 async def test_measuring_a_document_leaves_the_run_as_it_ended(tmp_path: Path) -> None:
     """An evaluation in a completed run's folder changes neither its status nor its configuration."""
     config = settings(tmp_path)
-    await trainer(config).train()
+    await build_trainer(config).train()
     passed = Overrides(ToyEnvironment(train=8, val=4, test=4), ToyTarget(), ScriptedLLM(toy_optimizer()))
     changed = {**config, "train": {**config["train"], "num_epochs": 3}}
     await evaluate_skill(changed, Skill(text="- another"), Split.val, overrides=passed)
@@ -392,12 +379,7 @@ async def test_a_score_ends_a_run_at_the_same_step_after_any_stop(tmp_path: Path
             test={"enabled": True},
         )
         while True:
-            trainer = Trainer(
-                config,
-                environment=ToyEnvironment(train=8, val=4, test=4),
-                target=ToyTarget(),
-                optimizer=ScriptedLLM(toy_optimizer()),
-            )
+            trainer = build_trainer(config)
             async with trainer.stream() as stream:
                 async for event in stream:
                     if stops and isinstance(event, (*ENDS, events.TrainingStopped)):

@@ -23,7 +23,7 @@ from reflact.testing import ScriptedLLM, ToyTarget, append_reply
 from reflact.training.trouble import MAX_TRACEBACK_CHARS, RunWatch, format_exception
 from reflact.types import Item, Rewrite, Skill
 from served import completion, configured, reflact, say_four, serving
-from toy_runs import LINES, playing
+from toy_runs import LINES, build_trainer, playing
 
 LEARNING = playing((AnalystReply, lambda kind, _: append_reply(kind, LINES["double"])))
 KEY = "sk-1234567890abcdefgh"
@@ -36,7 +36,7 @@ def solve(item: Item, answer: str) -> bool:
     return answer == item.reference
 
 
-def build_trainer(folder: Path, *, proposer: Proposer | None = None, **settings: Any) -> Trainer:
+def build_list_trainer(folder: Path, *, proposer: Proposer | None = None, **settings: Any) -> Trainer:
     """Return a short run on lists of items, whose grader fails on two validation items."""
     lists = {name: [(f"{name[0]}{n}", "x") for n in range(20)] for name in ("train", "val")}
     if proposer is not None:
@@ -53,12 +53,8 @@ def build_trainer(folder: Path, *, proposer: Proposer | None = None, **settings:
     )
     if proposer is None:
         return trainer
-    return Trainer(
-        trainer.config,
-        environment=trainer._overrides.environment,
-        target=ToyTarget(),
-        optimizer=ScriptedLLM(LEARNING),
-        proposer=proposer,
+    return build_trainer(
+        trainer.config, environment=trainer._overrides.environment, script=LEARNING, proposer=proposer
     )
 
 
@@ -74,7 +70,7 @@ def test_an_exception_of_a_grader_keeps_its_traceback(
     """It is stored and shown for each item, logged and told once, without keys; the run goes on without the items."""
     monkeypatch.setenv("MY_API_KEY", KEY)
     with caplog.at_level(logging.ERROR, "reflact"):
-        heard = anyio.run(list_events, build_trainer(tmp_path))
+        heard = anyio.run(list_events, build_list_trainer(tmp_path))
     (warning,) = [event.message for event in heard if isinstance(event, WarningIssued)]
     assert "KeyError: 'no column of [key]" in warning
     assert f"reflact show {tmp_path} --item " in warning
@@ -98,7 +94,7 @@ def test_an_exception_of_a_grader_keeps_its_traceback(
 
 def test_an_exception_on_every_item_can_be_looked_at(tmp_path: Path) -> None:
     """If nothing could be measured, `show` prints the traceback of a run that has no version yet."""
-    trainer = build_trainer(tmp_path, gate__coverage=1.0)
+    trainer = build_list_trainer(tmp_path, gate__coverage=1.0)
     assert anyio.run(trainer.train).status == "failed"
     assert " exceptions in your own code; the last one:" in reflact("show", tmp_path).stdout
     item_id = anyio.run(read_run, tmp_path).failures[0].item_id
@@ -107,14 +103,14 @@ def test_an_exception_on_every_item_can_be_looked_at(tmp_path: Path) -> None:
 
 def test_an_exception_is_raised_on_request(tmp_path: Path) -> None:
     """`raise_on_exception` raises the exception itself, ends the run as failed, and does not change its id."""
-    trainer = build_trainer(tmp_path, train__raise_on_exception=True)
+    trainer = build_list_trainer(tmp_path, train__raise_on_exception=True)
     with pytest.raises(KeyError, match="no column") as caught:
         anyio.run(trainer.train)
     assert "solve" in [entry.name for entry in caught.traceback]
-    assert trainer.run_id == build_trainer(tmp_path).run_id
+    assert trainer.run_id == build_list_trainer(tmp_path).run_id
     history = anyio.run(read_run, tmp_path)
     assert (history.status, history.reason) == ("failed", "KeyError was raised")
-    assert anyio.run(build_trainer(tmp_path).train).status == "completed"
+    assert anyio.run(build_list_trainer(tmp_path).train).status == "completed"
 
 
 class BrokenProposer:
@@ -129,7 +125,7 @@ class BrokenProposer:
 
 def test_an_exception_of_a_proposer_ends_the_run_with_its_traceback(tmp_path: Path) -> None:
     """The run fails with a reason that names the step, and keeps the traceback."""
-    summary = anyio.run(build_trainer(tmp_path, proposer=BrokenProposer()).train)
+    summary = anyio.run(build_list_trainer(tmp_path, proposer=BrokenProposer()).train)
     assert (summary.status, summary.reason) == (
         "failed",
         "the proposer failed in step 1: ZeroDivisionError: by nothing",
@@ -229,7 +225,7 @@ def test_a_python_run_is_shown_in_lines_without_a_terminal(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """`train(show=True)` prints a line for each important event, each warning once, and the closing lines."""
-    trainer = build_trainer(tmp_path)
+    trainer = build_list_trainer(tmp_path)
     summary = anyio.run(lambda: trainer.train(show=True))
     printed = capsys.readouterr()
     lines = printed.out.splitlines()
@@ -239,5 +235,5 @@ def test_a_python_run_is_shown_in_lines_without_a_terminal(
     assert summary.verdict in lines
     assert any(line.startswith("completed: 1 step,") for line in lines)
     assert "\x1b" not in printed.out
-    anyio.run(lambda: build_trainer(tmp_path).train(show=True))
+    anyio.run(lambda: build_list_trainer(tmp_path).train(show=True))
     assert "resumes after 1 committed step" in capsys.readouterr().out

@@ -10,14 +10,14 @@ import anyio
 import pytest
 from rich.console import Console
 
-from reflact import Trainer
 from reflact.gate.intervals import improvement_interval, mean_interval
 from reflact.records import Claim, Improvement, RunSummary, SkillScore, SkillVersion, Spend, Usage
 from reflact.reporting.lines import format_verdict_scores
 from reflact.reporting.summary import print_summary
 from reflact.reporting.verdict import describe_cost, describe_next, describe_outcome, describe_result
-from reflact.testing import ScriptedLLM, ToyEnvironment, ToyTarget, toy_optimizer
+from reflact.testing import ToyEnvironment
 from reflact.types import Evidence, Split, Verdict
+from toy_runs import build_trainer
 
 V0 = SkillVersion(number=0, skill_hash="a" * 64, origin="initial", score=0.2)
 V2 = SkillVersion(number=2, skill_hash="b" * 64, origin="step 2", score=0.58, deviation=0.03)
@@ -210,11 +210,8 @@ def test_the_verdict_comes_before_the_tables(tmp_path: Path) -> None:
 
 def test_the_verdict_is_stored(tmp_path: Path) -> None:
     """The summary of a run, and its file, have the sentence."""
-    trainer = Trainer(
-        {"out_dir": tmp_path, "train": {"num_epochs": 1}},
-        environment=ToyEnvironment(train=4, val=4, test=4),
-        target=ToyTarget(),
-        optimizer=ScriptedLLM(toy_optimizer()),
+    trainer = build_trainer(
+        {"out_dir": tmp_path, "train": {"num_epochs": 1}}, environment=ToyEnvironment(train=4, val=4, test=4)
     )
     summary = anyio.run(trainer.train)
     assert summary.verdict == describe_result(summary) != ""

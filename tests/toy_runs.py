@@ -10,8 +10,9 @@ from typing import Any, NamedTuple
 from anyio.lowlevel import checkpoint
 
 from reflact import Trainer, events
+from reflact.config.training import TrainerConfig
 from reflact.messages import CallId, RenderedPrompt, ReplyModel
-from reflact.protocols import Approver, Environment, Session
+from reflact.protocols import Approver, Environment, Session, Target
 from reflact.records import EpochRecord, PromotionRecord, RunState, RunSummary, StepRecord
 from reflact.store.runs import open_store
 from reflact.testing import TOY_RULES, ScriptedLLM, ToyEnvironment, ToyTarget, toy_optimizer
@@ -26,6 +27,9 @@ Part = tuple[type[ReplyModel], Plays | ScriptedAnswer]
 
 Acts = Callable[[Skill, str, int], str | Awaitable[None] | None]
 """Answers a message under a skill that was asked it so often before; None: as the toy target would."""
+
+WORLD = ToyEnvironment(train=8, val=4, test=4)
+"""The world of most runs: four rules."""
 
 LINES = {name: rule.line for name, rule in TOY_RULES.items()}
 
@@ -130,6 +134,24 @@ def settings(folder: Path, **sections: Mapping[str, Any]) -> dict[str, Any]:
     return {"out_dir": folder, **plain}
 
 
+def build_trainer(
+    config: Mapping[str, Any] | TrainerConfig,
+    *,
+    environment: Environment | None = WORLD,
+    target: Target | None = None,
+    script: Script | None = None,
+    **passed: Any,
+) -> Trainer:
+    """Return a trainer of a toy target with a scripted optimizer; without an environment, as configured.
+
+    The environment has eight train, four validation and four test items of four rules, unless given.
+    """
+    optimizer = ScriptedLLM(script or toy_optimizer())
+    return Trainer(
+        config, environment=environment, target=target or ToyTarget(), optimizer=optimizer, **passed
+    )
+
+
 async def run(
     folder: Path,
     *,
@@ -167,7 +189,7 @@ async def run(
     optimizer, actor = ScriptedLLM(script or toy_optimizer()), actor or Actor()
     trainer = Trainer(
         config,
-        environment=environment or ToyEnvironment(train=8, val=4, test=4),
+        environment=environment or WORLD,
         target=actor,
         optimizer=optimizer,
         approve=approve,
