@@ -15,7 +15,6 @@ from reflact.types import Skill
 from test_command_target import RULE, Endpoint, Sender, train
 
 pytest.importorskip("acp", reason="needs the extra acp")
-pytestmark = pytest.mark.anyio
 
 
 def build_target(behaviour: str = "", **options: Any) -> CommandTarget:

@@ -20,8 +20,6 @@ from reflact.testing import ScriptedLLM
 from reflact.testing.llm import ScriptedAnswer, add_reasoning
 from reflact.types import AggregateResult, AnalystReport, Edit, Patch, RolloutSource, SelectResult, Skill
 
-pytestmark = pytest.mark.anyio
-
 SKILL = Skill(text="Answer briefly.\n")
 PROPOSAL = re.compile(r"<(proposal_(\d+)_*)>\n(.*?)\n</\1>", re.DOTALL)
 

@@ -16,7 +16,6 @@ from types import CodeType, FrameType
 from typing import Any
 
 import httpx
-import pytest
 
 import reflact
 from reflact import Trainer
@@ -163,7 +162,6 @@ def test_a_training_takes_the_first_path(tmp_path: Path) -> None:
     assert stated == (str(len(endpoint.awaiting)), str(len(entered))), sorted(endpoint.awaiting)
 
 
-@pytest.mark.anyio
 async def test_a_training_takes_the_second_path(tmp_path: Path) -> None:
     """A step goes from an analyst's reply to its commit by the functions of the second path."""
     trainer = build_trainer(

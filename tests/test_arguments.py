@@ -21,8 +21,6 @@ from reflact.memory.store import MemoryStore
 from reflact.testing import ScriptedLLM
 from served import reflact
 
-pytestmark = pytest.mark.anyio
-
 WRONG: Any = None
 STEP = Transition(before="open", action=Action(name="pay"), after="paid")
 SAID = Evaluation(progress_before=0, progress_after=1, reasoning="It is paid.")

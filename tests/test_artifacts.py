@@ -20,8 +20,6 @@ from reflact.errors import ConfigError, StoreError
 from reflact.store.artifacts import export_best, export_version, remove_versions, write_atomically
 from reflact.types import Item, Skill
 
-pytestmark = pytest.mark.anyio
-
 SKILL = Skill(text="Rule.\n")
 ELSEWHERE = "Not yours.\n"
 

@@ -21,8 +21,6 @@ from reflact.memory.cards import TOTAL_ALPHA, TraceIdentity, compute_alpha, coun
 from reflact.memory.models import Action, BatchTest, Evaluation, Label, Transition
 from reflact.testing import ScriptedLLM
 
-pytestmark = pytest.mark.anyio
-
 
 @pytest.fixture
 async def memory(tmp_path: Path) -> AsyncIterator[MemoryStore]:

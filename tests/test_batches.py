@@ -18,7 +18,6 @@ from reflact.testing import InMemoryRunStore, ToyEnvironment, ToyTarget
 from reflact.types import Grade, Item, Skill, Split
 from toy_runs import build_trainer, settings
 
-pytestmark = pytest.mark.anyio
 LONG = 60.0
 """Longer than any test: such a batch starts when it is full."""
 

@@ -35,7 +35,7 @@ from reflact.records import Spend, Usage
 from reflact.testing import InMemoryRunStore, ToyEnvironment, ToyTarget
 from reflact.types import Grade, Item, Score, Skill, Split
 
-pytestmark = [pytest.mark.anyio, pytest.mark.virtual_time]
+pytestmark = pytest.mark.virtual_time
 
 WORST = Usage(calls=1, input_tokens=80, output_tokens=20, usd=0.1)
 USED = Usage(calls=1, input_tokens=30, output_tokens=10, usd=0.04)

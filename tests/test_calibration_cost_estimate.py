@@ -20,8 +20,6 @@ from reflact.messages import CallId, RenderedPrompt, ReplyModel
 from reflact.testing import ScriptedLLM
 from reflact.testing.llm import Script, ScriptedAnswer, ScriptedCall
 
-pytestmark = pytest.mark.anyio
-
 
 def settings(
     *, judges: int = 0, rounds: int = 1, patience: int = 1, per_event: int = 2

@@ -24,8 +24,6 @@ from reflact.memory.models import PromotionEvidence
 from reflact.testing import ScriptedLLM
 from served import reflact_process
 
-pytestmark = pytest.mark.anyio
-
 PLACES = 2
 CONFIG = """
 memory: {memory}

@@ -32,8 +32,6 @@ from reflact.messages import CallId, RenderedPrompt, ReplyModel
 from reflact.testing import ScriptedLLM
 from reflact.testing.llm import ScriptedAnswer
 
-pytestmark = pytest.mark.anyio
-
 SETTINGS = CalibratorSettings(
     contrast=PairSettings(candidates_per_event=2, n_judges=2), curriculum=CurriculumSettings(max_rounds=2)
 )

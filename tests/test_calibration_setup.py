@@ -17,8 +17,6 @@ from reflact.config.training import ReplayConfig
 from reflact.errors import BudgetSpent, ConfigError
 from reflact.llm import BudgetConfig, ModelConfig
 
-pytestmark = pytest.mark.anyio
-
 
 @contextmanager
 def endpoint() -> Iterator[tuple[ModelConfig, list[bytes]]]:

@@ -55,8 +55,6 @@ from reflact.messages import CallId, RenderedPrompt, ReplyModel
 from reflact.testing import ScriptedLLM
 from reflact.testing.llm import ScriptedAnswer
 
-pytestmark = pytest.mark.anyio
-
 PLAIN = PairSettings(n_judges=0, candidates_per_event=2, write_other_purposes=False)
 STEPS, STEP_SECONDS = 20, 0.1
 

@@ -35,8 +35,6 @@ from reflact.reporting.html.calibration import render_calibration_page
 from reflact.testing import ScriptedLLM
 from reflact.testing.llm import ScriptedAnswer
 
-pytestmark = pytest.mark.anyio
-
 PLACE = CallId(role="judge", purpose="compare")
 GOOD = json.dumps({"reasoning": "By the states.", "better": "first"})
 ONE = Usage(calls=1, input_tokens=10, cached_tokens=4, output_tokens=3)

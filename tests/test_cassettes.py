@@ -26,8 +26,6 @@ from reflact.llm.sse import JSON
 from reflact.messages import Message, RenderedPrompt, ReplyModel, Text
 from reflact.testing import InMemoryRunStore
 
-pytestmark = pytest.mark.anyio
-
 SECRET = "sk-very-secret-key"
 
 

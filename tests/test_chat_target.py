@@ -11,8 +11,6 @@ from reflact.targets.chat import CHAT_TARGET_VERSION, ChatTarget, join_system_me
 from reflact.testing import ScriptedLLM
 from reflact.types import Skill, Turn
 
-pytestmark = pytest.mark.anyio
-
 
 def _echo(prompt: RenderedPrompt, reply_type: type[ReplyModel], call_id: CallId) -> str:
     return f"{prompt.messages[-1].content}!"

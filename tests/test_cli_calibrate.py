@@ -32,8 +32,6 @@ from reflact.memory.cards import compute_alpha
 from reflact.reporting.html.calibration import render_calibration_page
 from served import HANGS, MAIN, reflact_process
 
-pytestmark = pytest.mark.anyio
-
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:

@@ -36,8 +36,6 @@ from reflact.trainer import SetupCheck, check_setup
 from reflact.training.setup import Overrides
 from reflact.types import Grade, Item, Score, Skill, Split
 
-pytestmark = pytest.mark.anyio
-
 RULE = "Answer in capitals."
 AGENT = [sys.executable, "-I", "-S", str(Path(__file__).parent / "command_agent.py"), "{task}"]
 WORDS = ("red", "green")

@@ -30,8 +30,6 @@ from reflact.concurrency import (
     start_ahead,
 )
 
-pytestmark = pytest.mark.anyio
-
 
 async def checkpoints(count: int) -> None:
     """Give the other tasks ``count`` turns."""

@@ -14,8 +14,6 @@ from reflact.errors import ConfigError
 from reflact.llm.connection_pool import PooledTransport
 from served import asked_of, send, serving
 
-pytestmark = pytest.mark.anyio
-
 
 class Body(httpx.AsyncByteStream):
     """A body in two pieces."""

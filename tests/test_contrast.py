@@ -38,8 +38,6 @@ from reflact.prompts import load_prompts
 from reflact.testing import ScriptedLLM
 from reflact.types import digest_json
 
-pytestmark = pytest.mark.anyio
-
 EVENTS = (event(0), event(1, said=(2, 9)), event(2, after=2, said=(2, 5), changed=False), event(3, before=5))
 
 

@@ -52,8 +52,6 @@ from reflact.types import Grade, Score, Skill, Split
 from test_run_cost_estimate import PLAIN, measured
 from toy_runs import Actor, build_trainer, playing, run, settings
 
-pytestmark = pytest.mark.anyio
-
 ON: dict[str, Any] = {"test": {"enabled": True, "placebo": True, "null_answers": True}}
 APPENDING = playing((AnalystReply, lambda kind, _: append_reply(kind, "Answer.")))
 NAMES = ["baseline", "placebo", "null_empty", "null_refusal", "null_frequent", "best", "final"]

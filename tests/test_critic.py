@@ -21,8 +21,6 @@ from reflact.errors import ProviderDown, ReplyError
 from reflact.memory.models import Action, Scope, Transition
 from reflact.testing import ScriptedLLM
 
-pytestmark = pytest.mark.anyio
-
 PAID = Transition(
     before={"status": "open", "mails": 0},
     action=Action(name="pay", arguments={"amount": 3}),

@@ -43,8 +43,6 @@ from reflact.testing import InMemoryRunStore, ScriptedLLM, ToyEnvironment, ToyTa
 from reflact.types import Grade, RolloutSource, Turn
 from toy_runs import settings
 
-pytestmark = pytest.mark.anyio
-
 ITEM = Item(id="greet", input="Greet the queen.")
 ROLLOUT = Rollout(
     key="k",

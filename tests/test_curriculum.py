@@ -27,8 +27,6 @@ from reflact.calibration.curriculum import (
 from reflact.calibration.metrics import ScoredStep
 from reflact.memory.models import MISTAKE_KINDS, ContrastPair, Label
 
-pytestmark = pytest.mark.anyio
-
 FOUR = CurriculumSettings(max_rounds=9)
 
 

@@ -24,8 +24,6 @@ from reflact.concurrency import fan_out, open_task_group
 from reflact.errors import StoreError
 from reflact.store.database import Database, Tables
 
-pytestmark = pytest.mark.anyio
-
 TABLE = "CREATE TABLE notes (id INTEGER PRIMARY KEY, text TEXT NOT NULL UNIQUE)"
 COLOUR = "ALTER TABLE notes ADD COLUMN colour TEXT; CREATE TABLE other (id INTEGER)"
 

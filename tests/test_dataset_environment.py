@@ -84,7 +84,6 @@ def test_a_template_without_a_hole_is_refused() -> None:
         DatasetEnvironment(_data(), grade=ExactGrader(), template="Solve it.")
 
 
-@pytest.mark.anyio
 async def test_an_item_is_asked_once_and_its_answer_graded() -> None:
     """One message goes out, and the grader gets the item and what came back."""
     item = Item(id="q", input="2 + 2", reference="4")
@@ -95,7 +94,6 @@ async def test_an_item_is_asked_once_and_its_answer_graded() -> None:
     assert graded == Grade(score=Score.of(0), answer="5", feedback='expected "4", got "5"')
 
 
-@pytest.mark.anyio
 async def test_a_grader_of_ones_own() -> None:
     """An async function judges the answer; no reference is needed."""
 
@@ -107,7 +105,6 @@ async def test_a_grader_of_ones_own() -> None:
     assert (await environment.run(item, _session("four")[0], seed=0)).score == Score.of(0.25)
 
 
-@pytest.mark.anyio
 async def test_a_model_error_is_passed_on() -> None:
     """A provider's failure is not an answer and is not graded."""
     item = Item(id="q", input="?", reference="4")

@@ -17,8 +17,6 @@ from reflact.testing import ToyEnvironment, toy_optimizer
 from reflact.testing.llm import Script, ScriptedAnswer
 from toy_runs import Actor, build_trainer
 
-pytestmark = pytest.mark.anyio
-
 LONGEST_WAIT = 40
 
 

@@ -44,8 +44,6 @@ from reflact.types import (
 )
 from toy_runs import Actor, Part, Ran, document, playing, right, run
 
-pytestmark = pytest.mark.anyio
-
 CANDIDATE, CURRENT, BEST = Skill(text="candidate"), Skill(text="current"), Skill(text="best")
 ITEMS = tuple(f"v{n}" for n in range(8))
 HARD = GateMetric(metric="hard")

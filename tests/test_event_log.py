@@ -98,7 +98,6 @@ async def log_of(store: InMemoryRunStore) -> list[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.anyio
 async def test_a_kill_at_any_write_loses_and_repeats_no_event(tmp_path: Path, thorough: bool) -> None:
     """Whichever commit or event a process dies after, the next one completes the log, in its order."""
     unbroken = Mortal()

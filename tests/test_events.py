@@ -83,7 +83,6 @@ def test_a_newer_live_event_about_the_same_makes_one_old() -> None:
     assert STARTED.subject is None
 
 
-@pytest.mark.anyio
 async def test_the_store_keeps_the_time_beside_the_event(tmp_path: Path) -> None:
     """The row's time is the event's, and what is read back has it; the stored text has none."""
     at = datetime(2026, 5, 4, 3, 2, 1, 987654, tzinfo=UTC)
@@ -115,7 +114,6 @@ async def called(endpoint: Endpoint, store: InMemoryRunStore, **chosen: Any) -> 
 GOOD = completion('{"reasoning": "r", "selected": [1]}')
 
 
-@pytest.mark.anyio
 async def test_a_call_is_told_once_with_all_its_attempts() -> None:
     """A reply that was mended counts two attempts and what both consumed; from the store nothing is sent."""
     store = await opened()
@@ -128,7 +126,6 @@ async def test_a_call_is_told_once_with_all_its_attempts() -> None:
     assert (again.outcome, again.attempts, again.usage, again.from_store) == ("reply", 2, event.usage, True)
 
 
-@pytest.mark.anyio
 async def test_a_call_that_failed_is_told_as_failed() -> None:
     """Whether no reply was valid or none came, and only what was answered counts."""
     event = await called(Endpoint(completion("no JSON")), await opened(), reasks=1)
@@ -222,7 +219,6 @@ def test_stages_begin_and_end(told: list[events.Event]) -> None:
     assert all(event.seconds >= 0 for event in of(told, events.StageFinished))
 
 
-@pytest.mark.anyio
 async def test_every_version_of_the_skill_is_told(told: list[events.Event], folder: Path) -> None:
     """The initial document is version 0; each version is told before what its commit closes with."""
     made = of(told, events.SkillVersionCreated)
@@ -249,7 +245,6 @@ def test_a_back_off_is_told_once(told: list[events.Event]) -> None:
     assert event.step > 0
 
 
-@pytest.mark.anyio
 async def test_the_log_reads_as_it_was_told(told: list[events.Event], folder: Path) -> None:
     """All durable events of a run can be read from its database, in order and with their times."""
     async with open_store(folder / "run" / "run.db") as store:
@@ -260,7 +255,6 @@ async def test_the_log_reads_as_it_was_told(told: list[events.Event], folder: Pa
     assert [event.at for event in log] == [event.at for event in durable]
 
 
-@pytest.mark.anyio
 async def test_a_run_has_let_go_when_its_last_event_comes(tmp_path: Path) -> None:
     """Whoever hears ``Finished`` may start another run in the same folder at once."""
     chosen = settings(write_world(tmp_path / "world"), tmp_path / "run", train={"num_epochs": 1})
@@ -282,7 +276,6 @@ class Bodies(PureNetwork):
         return await super().handle_async_request(request)
 
 
-@pytest.mark.anyio
 async def test_nothing_is_drafted_for_nobody(tmp_path: Path) -> None:
     """``train`` asks for whole answers; ``stream`` has typed replies streamed."""
     world, networks = write_world(tmp_path / "world"), (Bodies(), Bodies())

@@ -24,8 +24,6 @@ from reflact.types import AnalystReport, Skill
 from skill_documents import documents
 from toy_runs import LINES, Actor, Part, document, playing, run
 
-pytestmark = pytest.mark.anyio
-
 ON: dict[str, Any] = {"appendix": {"enabled": True}}
 ALL = document("double", "square", "negate", "parity")
 DEAF = "Mind the rule double."

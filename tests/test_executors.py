@@ -35,8 +35,6 @@ from test_command_target import AGENT, Endpoint, describe_run
 from toy_runs import Actor, build_trainer, settings
 from worker_world import WorkerWorld
 
-pytestmark = pytest.mark.anyio
-
 CANARY = "sk-canary-0123456789"
 PROCESSES = {"name": "processes", "workers": 2}
 RAY = {"name": "ray", "workers": 2}

@@ -19,8 +19,6 @@ from reflact.training.setup import Overrides
 from reflact.types import Rollout, Skill, Split
 from toy_runs import LINES, Actor, Part, playing, right, run, settings
 
-pytestmark = pytest.mark.anyio
-
 TEST: dict[str, Any] = {"test": {"enabled": True}}
 IDLE: Part = (AnalystReply, lambda wanted, _: append_reply(wanted, "- nonsense"))
 HARM: Part = (GuidanceReply, {"reasoning": "r", "helped": "unclear", "guidance": "HARM"})

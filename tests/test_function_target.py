@@ -20,8 +20,6 @@ from reflact.targets.function import RunAgent
 from reflact.types import Skill
 from test_command_target import RULE, Endpoint, Sender, train
 
-pytestmark = pytest.mark.anyio
-
 
 def build_request(rollout: AgentRollout, instructions: str) -> dict[str, Any]:
     """Return the arguments of a POST that asks the model of a rollout."""

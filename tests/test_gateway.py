@@ -15,8 +15,6 @@ from pydantic import TypeAdapter
 
 from reflact.targets.gateway import open_gateway
 
-pytestmark = pytest.mark.anyio
-
 
 class Run:
     """A run behind a gateway: notes the requests and answers each with the same completion."""

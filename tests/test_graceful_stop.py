@@ -26,8 +26,6 @@ from reflact.testing import ToyEnvironment
 from reflact.training.shutdown import GracefulStop
 from toy_runs import Actor, build_trainer
 
-pytestmark = pytest.mark.anyio
-
 GRACE = 60.0
 VALIDATION = 6
 

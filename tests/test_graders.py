@@ -385,7 +385,6 @@ def _returning(outcome: GraderOutput) -> Grader:
 GRADED = Grade(score=Score.of(0), answer="part", feedback="because")
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize(
     ("outcome", "expected"),
     [
@@ -407,7 +406,6 @@ async def test_own_functions_return_what_suits_them(outcome: GraderOutput, expec
     assert await apply_grader(grade, _item(None), "a") == expected
 
 
-@pytest.mark.anyio
 async def test_anything_else_is_a_failure_of_the_environment() -> None:
     """A value of another type or out of range is no score; the error names the item."""
     outcomes: tuple[Any, ...] = (1.5, -0.1, math.nan, math.inf, None, "1", [1])
@@ -428,7 +426,6 @@ class ThreadGrader(ReferenceGrader[str]):
         return 0, f"thread {threading.get_ident()}"
 
 
-@pytest.mark.anyio
 async def test_long_answers_are_graded_beside_the_event_loop() -> None:
     """A long answer or reference goes to another thread, a short one does not."""
 
@@ -441,7 +438,6 @@ async def test_long_answers_are_graded_beside_the_event_loop() -> None:
     assert await is_beside(_item(["a"] * 3000), "b")
 
 
-@pytest.mark.anyio
 async def test_patterns_are_matched_beside_the_event_loop() -> None:
     """A pattern can take its whole time on a short answer, so other work is done meanwhile."""
     order = []

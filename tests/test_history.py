@@ -19,8 +19,6 @@ from reflact.training.timing import StageTimer
 from toy_runs import build_trainer
 from virtual_time import run as run_on_virtual_time
 
-pytestmark = pytest.mark.anyio
-
 
 def trainer(folder: Path, *, seed: int = 0, store: Path | None = None) -> Trainer:
     """Return a small run; another seed is another run."""

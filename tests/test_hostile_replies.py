@@ -183,7 +183,6 @@ def play(part: int, kind: Kind) -> list[str]:
     return [wrong for case in load_cases()[part::PARTS] for wrong in virtual_time.run(check, case, kind)]
 
 
-@pytest.mark.anyio
 @pytest.mark.virtual_time
 @pytest.mark.parametrize("status", [301, 302, 303])
 async def test_a_redirect_that_loses_the_request_is_not_followed(status: int) -> None:

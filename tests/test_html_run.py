@@ -26,8 +26,6 @@ from reflact.types import Belief, FrozenModel, RankedDecision
 from served import reflact
 from test_look import build_step
 
-pytestmark = pytest.mark.anyio
-
 MARKUP = (
     "</script></style></title><script>alert(1)</script><img src=x onerror=alert(2)>"
     "\"'&amp;{{7*7}}\x1b[31m\u202ehttps://example.com/"

@@ -62,8 +62,6 @@ from reflact.types import (
     Turn,
 )
 
-pytestmark = pytest.mark.anyio
-
 Says = Callable[[str], str]
 """Gives the text for a place that is named."""
 

@@ -21,8 +21,6 @@ from reflact.memory.models import ContrastPair, Evaluation, Label
 from reflact.prompts import load_prompts
 from reflact.testing import ScriptedLLM
 
-pytestmark = pytest.mark.anyio
-
 PAIRS = 200
 BOOK = load_prompts()
 

@@ -36,7 +36,7 @@ from reflact.records import Usage
 from reflact.store.runs import open_store
 from reflact.types import FrozenModel
 
-pytestmark = [pytest.mark.anyio, pytest.mark.virtual_time]
+pytestmark = pytest.mark.virtual_time
 
 SECRET = "sk-very-secret-key"
 

@@ -19,8 +19,6 @@ from reflact.training.setup import Overrides
 from reflact.types import Grade, Item
 from toy_runs import build_trainer, settings
 
-pytestmark = pytest.mark.anyio
-
 
 class Server(EnvironmentMiddleware):
     """The toy environment behind something that must run; ``broken`` names what fails."""

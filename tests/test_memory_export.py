@@ -16,8 +16,6 @@ from reflact.memory.cards import create_card
 from reflact.memory.models import Action, CardQuery, Evaluation, Label, Scope, ScoreEvent, Transition
 from reflact.memory.store import ImportResult
 
-pytestmark = pytest.mark.anyio
-
 PROMOTED, HELD, TAKEN_BACK = (
     make_pair(1, note="lone \ud800 and 検索"),
     make_pair(2, note="j@doe.com"),

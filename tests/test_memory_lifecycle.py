@@ -29,8 +29,6 @@ from reflact.memory.models import Action, Evaluation, Label, Scope, Transition
 from reflact.reporting.html.calibration import render_calibration_page
 from served import reflact
 
-pytestmark = pytest.mark.anyio
-
 
 async def test_pairs_come_and_go_with_their_state(tmp_path: Path) -> None:
     """What another opening promotes, edits, archives or forgets is known; what stays is not read again."""

@@ -25,8 +25,6 @@ from reflact.memory.models import Action, Label, Transition
 from reflact.store.database import copy_database
 from served import reflact
 
-pytestmark = pytest.mark.anyio
-
 READING = (
     ["list"],
     ["search", "report"],

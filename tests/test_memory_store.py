@@ -38,8 +38,6 @@ from reflact.memory.search import split_words
 from reflact.store.runs import open_store
 from served import reflact
 
-pytestmark = pytest.mark.anyio
-
 START = datetime(2026, 1, 1, tzinfo=UTC)
 EVERYTHING = CardQuery(statuses=(), all_scopes=True, limit=1000)
 

@@ -16,8 +16,6 @@ from reflact.testing import ToyEnvironment, append_reply
 from reflact.testing.llm import ScriptedAnswer
 from toy_runs import LINES, Actor, Part, Ran, playing, run
 
-pytestmark = pytest.mark.anyio
-
 META: Mapping[str, Any] = {"enabled": True}
 IDLE: Part = (AnalystReply, lambda wanted, _: append_reply(wanted, "- nonsense"))
 

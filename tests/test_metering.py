@@ -26,7 +26,7 @@ from reflact.messages import CallReservation, StoredResponse, Text
 from reflact.records import Usage
 from reflact.testing import InMemoryRunStore
 
-pytestmark = [pytest.mark.anyio, pytest.mark.virtual_time]
+pytestmark = pytest.mark.virtual_time
 
 PRICE = Price(input=1000, cached_input=100, output=10_000)
 PRICED = config(max_tokens=50, price=PRICE, max_retries=0)

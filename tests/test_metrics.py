@@ -29,8 +29,6 @@ from reflact.data import make_rng
 from reflact.memory.models import Action, Evaluation, Label, ScoreEvent, Transition
 from reflact.testing import ScriptedLLM
 
-pytestmark = pytest.mark.anyio
-
 PHI = st.floats(0, 10)
 
 

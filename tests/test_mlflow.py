@@ -30,8 +30,6 @@ from reflact.training import setup as wiring
 from reflact.types import Split
 from toy_runs import settings
 
-pytestmark = pytest.mark.anyio
-
 INSTALLED = find_spec("mlflow") is not None
 """The suite does without MLflow's client, which is large; with it, one test more runs."""
 

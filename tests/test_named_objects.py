@@ -21,8 +21,6 @@ from reflact.records import SkillComparison
 from reflact.testing import ScriptedLLM, ToyEnvironment, ToyTarget, append_reply
 from reflact.training.named_objects import load_named_environment, load_named_target
 
-pytestmark = pytest.mark.anyio
-
 SUPPORT = """
 from bank_agent import BankModel, make_agent, make_deps
 from reflact.testing import ToyEnvironment, ToyTarget

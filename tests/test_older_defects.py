@@ -32,8 +32,6 @@ from reflact.testing import TOY_RULES, ScriptedLLM, ToyEnvironment, ToyTarget, a
 from reflact.testing.llm import Script, ScriptedAnswer
 from reflact.types import Measurement, Rollout, Skill, Split
 
-pytestmark = pytest.mark.anyio
-
 WORLD = ToyEnvironment(train=12, val=6, test=6, rules=6)
 NONSENSE = "- nonsense"
 

@@ -27,8 +27,6 @@ from reflact.testing import InMemoryRunStore, ScriptedLLM
 from reflact.testing.llm import ScriptedAnswer, append_edit
 from reflact.types import AnalystReport, Grade, Item, Rollout, Score, Skill, Split, Turn, digest_json
 
-pytestmark = pytest.mark.anyio
-
 BOOK = load_prompts()
 SKILL = Skill(text="Answer briefly.\n")
 SEED, STEP, THRESHOLD = 7, 3, 0.5

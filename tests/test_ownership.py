@@ -29,8 +29,6 @@ from served import Endpoint, serving
 from toy_runs import build_trainer, settings
 from training_process import REFUSED, STOPPED, train
 
-pytestmark = pytest.mark.anyio
-
 FOLDERS, TOGETHER, IN_FLIGHT, LIMIT = 3, 2, 16, 120
 HANGS = 120
 

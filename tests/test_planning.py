@@ -24,8 +24,6 @@ from reflact.calibration.planning import (
 )
 from reflact.memory.models import ContrastPair, Evaluation
 
-pytestmark = pytest.mark.anyio
-
 MOST_CALLS = 600
 
 

@@ -5,15 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from reflact.skills.document import read_guidance
 from reflact.stages.reply_models import AnalystReply
 from reflact.testing import ToyEnvironment, append_reply
 from reflact.types import Skill, Split
 from toy_runs import Actor, Part, playing, right, run
-
-pytestmark = pytest.mark.anyio
 
 OLDER: dict[str, Any] = {
     "preset": "skillopt",

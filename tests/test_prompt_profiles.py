@@ -35,8 +35,6 @@ from reflact.types import (
     Turn,
 )
 
-pytestmark = pytest.mark.anyio
-
 QUERY = "SELECT COUNT(*) FROM airports WHERE state = 'OH'"
 ITEM = Item(id="ohio", input="How many airports are in Ohio?", reference=QUERY)
 OTHER = Item(id="iowa", input="How many airports are in Iowa?", reference=QUERY.replace("OH", "IA"))

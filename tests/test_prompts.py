@@ -178,8 +178,6 @@ def test_a_file_that_is_no_text_is_one_sentence(tmp_path: Path) -> None:
         read_prompt(path)
 
 
-pytestmark = pytest.mark.anyio
-
 VERSIONS = sorted(
     f"{path.parent.name}/{path.stem}"
     for path in find_data_folder("prompts").glob("*/v*.md")

@@ -25,8 +25,6 @@ from reflact.testing.llm import Script, ScriptedAnswer
 from reflact.types import Item, Skill
 from toy_runs import LINES, Actor, build_trainer, document, run, settings, shown_to
 
-pytestmark = pytest.mark.anyio
-
 STRICT = {"policy": "strict"}
 GUARDED = "Heed the rules.\n\n<!-- SLOW_UPDATE_START -->\nTake your time.\n<!-- SLOW_UPDATE_END -->\n"
 

@@ -19,8 +19,6 @@ from reflact.integrations.pydantic_ai import record_tools
 from reflact.memory.models import Action, Transition
 from reflact.testing import ScriptedLLM
 
-pytestmark = pytest.mark.anyio
-
 
 @dataclass
 class Shop:

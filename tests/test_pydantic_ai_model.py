@@ -32,8 +32,6 @@ from reflact.records import Usage
 from reflact.testing import TOY_RULES, ToyEnvironment
 from virtual_time import NEVER, HurriedLoop
 
-pytestmark = pytest.mark.anyio
-
 Say = Callable[[list[ModelMessage], AgentInfo], str]
 LINES = [rule.line for rule in TOY_RULES.values()]
 

@@ -31,8 +31,6 @@ from reflact.testing import ScriptedLLM, append_reply
 from reflact.types import Item, Skill
 from virtual_time import NEVER, HurriedLoop
 
-pytestmark = pytest.mark.anyio
-
 
 def make_target(model: BankModel, **arguments: Any) -> PydanticAITarget[Any, Any]:
     """Return the bank's agent as a target."""

@@ -35,7 +35,6 @@ from reflact.processes.sandbox import SandboxRequest, can_confine
 from reflact.types import Grade, Item
 
 pytestmark = [
-    pytest.mark.anyio,
     pytest.mark.skipif(not can_confine(), reason="this system cannot confine a process"),
 ]
 

@@ -51,8 +51,6 @@ from reflact.types import (
 )
 from toy_runs import LINES, Actor, playing, right, run
 
-pytestmark = pytest.mark.anyio
-
 CANDIDATE, CURRENT, OLDER = Skill(text="candidate"), Skill(text="current"), Skill(text="older")
 ITEMS = tuple(f"v{n}" for n in range(20))
 

@@ -29,7 +29,7 @@ from reflact.llm.rate_limit import (
 )
 from virtual_time import run
 
-pytestmark = [pytest.mark.anyio, pytest.mark.virtual_time]
+pytestmark = pytest.mark.virtual_time
 
 WIDE = {"concurrency": 1000}
 

@@ -29,7 +29,6 @@ from reflact.training.named_objects import load_named_environment
 from reflact.types import Grade, Item, Rollout, Split, Turn, canonical_json
 from toy_runs import build_trainer
 
-pytestmark = pytest.mark.anyio
 INSTALLED = find_spec("reasoning_gym") is not None
 needs_package = pytest.mark.skipif(not INSTALLED, reason="reasoning-gym takes a minute to install")
 

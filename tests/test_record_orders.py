@@ -54,7 +54,6 @@ def test_there_are_enough_traces_and_anchors_of_all_outcomes() -> None:
     assert Counter(pair.right.direction for pair in anchors) == {"rises": 4, "stays": 4, "falls": 4}
 
 
-@pytest.mark.anyio
 async def test_the_recorded_replies_give_the_stored_report() -> None:
     """A replay asks no model and comes to the same figures, which docs/calibrate-demo.md states."""
     folder = record_orders.FOLDER

@@ -34,8 +34,6 @@ from reflact.messages import Text
 from reflact.testing import InMemoryRunStore
 from served import asked_of, send, serving
 
-pytestmark = pytest.mark.anyio
-
 KEY = "sk-canary-9c41e07ab3d25f68"
 ENVIRONMENT = {
     "CANARY_KEY": "sk-canary-variable-31d9a7",

@@ -6,8 +6,6 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
 from doubles import open_context
 from reflact.config.training import ReflectConfig, UpdateConfig
 from reflact.errors import ContextOverflow, ReplyError
@@ -18,8 +16,6 @@ from reflact.testing import ScriptedLLM, ToyEnvironment
 from reflact.testing.llm import ScriptedAnswer
 from reflact.types import AnalystReport, Item, Patch, Rollout, Score, Skill, Split, Turn, is_failure
 from toy_runs import run, shown_to
-
-pytestmark = pytest.mark.anyio
 
 SKILL = Skill(text="Answer briefly.\n")
 

@@ -233,8 +233,6 @@ def test_the_optimizers_memory_is_fenced() -> None:
     assert show_meta(" \n") == ""
 
 
-pytestmark = pytest.mark.anyio
-
 TRIED = "- nonsense about the missing rule"
 """An edit that bears on cases of the toy world: it shares their words."""
 

@@ -19,7 +19,7 @@ from reflact.llm.rate_limit import LimitChange
 from reflact.messages import CallId, Text
 from reflact.testing import InMemoryRunStore
 
-pytestmark = [pytest.mark.anyio, pytest.mark.virtual_time]
+pytestmark = pytest.mark.virtual_time
 
 ONE, TWO = "http://one.test:8001/v1", "http://two.test:8002/v1"
 

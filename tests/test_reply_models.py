@@ -33,8 +33,6 @@ from reflact.types import (
     Skill,
 )
 
-pytestmark = pytest.mark.anyio
-
 DOCUMENT = "Answer in one word.\nNever guess.\nAnswer in English."
 
 

@@ -24,7 +24,7 @@ from reflact.messages import CallId, ReplyModel, StoredResponse, Text
 from reflact.testing import InMemoryRunStore
 from reflact.types import digest_json
 
-pytestmark = [pytest.mark.anyio, pytest.mark.virtual_time]
+pytestmark = pytest.mark.virtual_time
 
 MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "2 + 2?"}]
 CASES: list[tuple[dict[str, Any], str]] = [

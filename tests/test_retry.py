@@ -25,7 +25,7 @@ from reflact.llm.retry import RetryTransport, is_quota_spent, is_unknown_model, 
 from reflact.messages import Text
 from reflact.records import FaultCount, FaultKind
 
-pytestmark = [pytest.mark.anyio, pytest.mark.virtual_time]
+pytestmark = pytest.mark.virtual_time
 
 OK = httpx.Response(200, text="fine")
 DOWN = httpx.ConnectError("connection refused")

@@ -18,8 +18,6 @@ from reflact.types import Skill
 from served import MAIN, reflact
 from toy_runs import LINES, Part, playing, run
 
-pytestmark = pytest.mark.anyio
-
 DOUBLE: Part = (AnalystReply, lambda wanted, _: append_reply(wanted, LINES["double"]))
 IDLE: Part = (AnalystReply, lambda wanted, _: append_reply(wanted, "- nonsense"))
 

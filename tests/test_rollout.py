@@ -20,9 +20,6 @@ from reflact.stages.rollout import RolloutPair, RolloutRunner, derive_rollout_se
 from reflact.testing import InMemoryRunStore
 from reflact.types import Grade, Item, Rollout, Score, Skill, Split, Turn
 
-pytestmark = pytest.mark.anyio
-
-
 NEW, OLD = Skill(text="new"), Skill(text="old")
 
 

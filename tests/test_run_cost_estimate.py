@@ -19,8 +19,6 @@ from reflact.training.setup import Overrides, prepare_run
 from served import reflact
 from toy_runs import Actor
 
-pytestmark = pytest.mark.anyio
-
 DEMO = Path(__file__).parent.parent / "fixtures" / "demo" / "demo.yaml"
 PLAIN: dict[str, Any] = {"train": {"batch_size": 4, "num_epochs": 2}, "reflect": {"minibatch_size": 2}}
 STRICT: dict[str, Any] = {"gate": {"policy": "strict", "early_stop": False}, "select": {"max_edits": 1}}

@@ -290,7 +290,6 @@ def test_a_killed_run_repeats_no_call_of_its_critic(world: Path, call: int) -> N
     assert differences(left_by(world.parent / "run"), unbroken, but=("spend",)) == []
 
 
-@pytest.mark.anyio
 async def test_notes_that_would_begin_are_held_back_once_a_run_is_told_to_stop(tmp_path: Path) -> None:
     """Like rollouts and the optimizer's calls: the critic is not asked about another trajectory."""
     judge = ScriptedLLM(lambda *_: "no score")
@@ -402,7 +401,6 @@ def test_what_python_passes_does_not_contradict_the_keys(world: Path) -> None:
         Trainer(configured(world, URL, environment=environment, critic=critic), annotator=notes)
 
 
-@pytest.mark.anyio
 async def test_the_critic_of_a_configuration_judges_only_in_a_run(world: Path) -> None:
     """Its environment, taken by itself, has the items and says who is to judge them."""
     environment = build_environment(load_config(configured(world, URL)))

@@ -44,8 +44,6 @@ from reflact.types import (
     Verdict,
 )
 
-pytestmark = pytest.mark.anyio
-
 FIRST = Skill(text="# Skill\n")
 SECOND = Skill(text="# Skill\n\nUse {braces}, $dollars and \x00.\n")
 IDENTITY = {"seed": 42, "train.batch_size": 40}

@@ -138,7 +138,6 @@ def test_every_escape_is_refused(world: World) -> None:
     assert world.victim.poll() is None
 
 
-@pytest.mark.anyio
 @needs_confinement
 async def test_no_answer_escapes(world: World) -> None:
     """The grader runs an answer under all rules: it tries all escapes, and names those that succeed."""

@@ -17,7 +17,6 @@ from reflact.testing import ScriptedLLM, append_reply
 from reflact.types import Skill, Split, Turn
 from toy_runs import settings
 
-pytestmark = pytest.mark.anyio
 INSTALLED = find_spec("scienceworld") is not None and which("java") is not None
 needs_package = pytest.mark.skipif(not INSTALLED, reason="scienceworld needs Java")
 

@@ -73,8 +73,6 @@ def test_arguments_out_of_range_are_errors(step: int, total: int, max_edits: int
         edit_budget(step, total, scheduler="linear", max_edits=max_edits, floor=floor)
 
 
-pytestmark = pytest.mark.anyio
-
 AUTONOMOUS: dict[str, Any] = {"select": {"lr_control": "autonomous", "max_edits": 2, "min_edits": 2}}
 SMALL: dict[str, Any] = {"reflect": {"minibatch_size": 1}}
 UNMERGED: Part = (MergeReply, "no")

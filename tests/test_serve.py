@@ -27,8 +27,6 @@ from reflact.testing import toy_optimizer
 from served import reflact_process
 from test_html_run import build_trainer
 
-pytestmark = pytest.mark.anyio
-
 HOSTILE = "<img src=x onerror=alert(1)>"
 HIDDEN_COLUMNS = """
 return [...document.querySelectorAll('.scroll')].filter(one => one.scrollWidth > one.clientWidth).map(

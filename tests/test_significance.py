@@ -262,7 +262,6 @@ def trace(number: int) -> Trace:
     return made
 
 
-@pytest.mark.anyio
 async def test_pairs_that_show_the_state_after_a_step_tell_its_score() -> None:
     """On either side of a pair, under the same purpose; a state before that many runs share tells nothing."""
     (scored,) = list_labeled_steps([trace(1)])
@@ -274,7 +273,6 @@ async def test_pairs_that_show_the_state_after_a_step_tell_its_score() -> None:
     assert await index.exclude_leaking(silent, scored) == silent
 
 
-@pytest.mark.anyio
 async def test_a_critic_that_remembers_states_gains_nothing() -> None:
     """What copies the score of a state that it has seen is right where states come again, and is not let."""
 

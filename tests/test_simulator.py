@@ -13,8 +13,6 @@ from reflact.store.runs import open_store
 from reflact.testing import ToyTarget, toy_optimizer
 from toy_runs import build_trainer
 
-pytestmark = pytest.mark.anyio
-
 NAMES = ("double", "square")
 
 

@@ -21,8 +21,6 @@ from reflact.testing.llm import ScriptedAnswer
 from reflact.types import Item, Rollout, Score, Skill, Split
 from toy_runs import LINES, Actor, Part, playing, right, run
 
-pytestmark = pytest.mark.anyio
-
 SLOW: dict[str, Any] = {"slow_update": {"enabled": True}}
 UNGATED: dict[str, Any] = {"slow_update": {"enabled": True, "gated": False}}
 EPOCHS: dict[str, Any] = {"train": {"num_epochs": 2}}

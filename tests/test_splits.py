@@ -31,8 +31,6 @@ from reflact.errors import DataError
 from reflact.memory.cards import MIN_TRACES, count_tests
 from reflact.memory.models import Action, BatchTest, Evaluation, Label, LabelSource, Transition
 
-pytestmark = pytest.mark.anyio
-
 SLICES = 4
 
 

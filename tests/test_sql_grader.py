@@ -17,8 +17,6 @@ from reflact.errors import ConfigError, DataError, EnvironmentFailure
 from reflact.processes.sandbox import can_confine
 from reflact.types import Grade, Item
 
-pytestmark = pytest.mark.anyio
-
 NUMBERS = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n LIMIT {})"
 ENDLESS = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT COUNT(*) FROM n"
 LONG_STEP = "SELECT " + " + ".join(f"length(printf('%.{n}c', 'x'))" for n in range(900_000_000, 900_000_005))

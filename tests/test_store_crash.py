@@ -19,7 +19,7 @@ from reflact import MemoryStore
 from reflact.memory.models import CardQuery
 from reflact.store.runs import open_store
 
-pytestmark = [pytest.mark.slow, pytest.mark.anyio]
+pytestmark = pytest.mark.slow
 
 KILLS = 20
 PROCESSES = 4

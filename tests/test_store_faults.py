@@ -268,7 +268,6 @@ def test_what_is_read_only(place: World, part: str) -> None:
     place.goes_on(before)
 
 
-@pytest.mark.anyio
 async def test_a_lock_that_outlasts_the_patience(tmp_path: Path) -> None:
     """Another process's lock ends a run under way with one error; what was committed stands, it goes on."""
     config = {

@@ -16,8 +16,6 @@ from hypothesis import strategies as st
 
 from reflact.concurrency import Stream, Subscription, open_outbox
 
-pytestmark = pytest.mark.anyio
-
 Hand = Callable[[int], Awaitable[None]]
 
 

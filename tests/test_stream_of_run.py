@@ -18,7 +18,6 @@ from reflact import Trainer, events
 from reflact.concurrency import Stream
 
 pytestmark = [
-    pytest.mark.anyio,
     pytest.mark.skipif(sys.platform != "linux", reason="open files are counted in /proc"),
 ]
 

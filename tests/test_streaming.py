@@ -49,7 +49,7 @@ from reflact.messages import Draft, Reply, ReplyModel, Text
 from reflact.records import FaultCount, Usage
 from reflact.types import FrozenModel
 
-pytestmark = [pytest.mark.anyio, pytest.mark.virtual_time]
+pytestmark = pytest.mark.virtual_time
 
 
 class Told(list[Event]):

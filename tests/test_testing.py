@@ -36,8 +36,6 @@ from reflact.testing import (
 )
 from reflact.types import Item, Operation, Skill, Split
 
-pytestmark = pytest.mark.anyio
-
 PROMPT = RenderedPrompt(name="p", version=1, messages=(Message(role="user", content="?"),))
 SAMPLE = CallId(role="optimizer", purpose="test", step=1)
 

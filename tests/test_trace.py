@@ -30,8 +30,6 @@ from reflact.memory.models import (
 from reflact.memory.store import MemoryStore
 from reflact.types import canonical_json
 
-pytestmark = pytest.mark.anyio
-
 TRACES = sorted((Path(__file__).parent.parent / "fixtures" / "calibration" / "traces").rglob("*.jsonl"))
 
 PURPOSE = "Ship the order."

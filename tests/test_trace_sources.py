@@ -14,8 +14,6 @@ from reflact.memory.models import Action, ContrastPair, Evaluation, Label, Label
 from reflact.memory.store import MemoryStore
 from reflact.types import Rollout, Score, Turn
 
-pytestmark = pytest.mark.anyio
-
 PHI = st.floats(0, 10)
 
 

@@ -27,8 +27,6 @@ from reflact.memory.models import (
 from reflact.memory.store import ImportResult
 from reflact.testing import ScriptedLLM
 
-pytestmark = pytest.mark.anyio
-
 
 @pytest.fixture
 async def memory(tmp_path: Path) -> AsyncIterator[MemoryStore]:

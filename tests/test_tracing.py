@@ -37,8 +37,6 @@ from reflact.training.setup import Overrides, ignore_event
 from reflact.types import Skill, Split
 from toy_runs import build_trainer
 
-pytestmark = pytest.mark.anyio
-
 STAGES = ("aggregate", "select", "update", "evaluate", "rollout", "reflect", "appendix")
 ROLLOUT = "reflact.rollout > chat pure"
 PROMPT = RenderedPrompt(name="target", version=1, messages=(Message(role="user", content="how much is it?"),))

@@ -29,8 +29,6 @@ from reflact.training.setup import Overrides
 from reflact.types import FrozenModel, Skill, Split
 from toy_runs import Actor, build_trainer, playing
 
-pytestmark = pytest.mark.anyio
-
 
 class Left(FrozenModel):
     """What the database holds of a run."""

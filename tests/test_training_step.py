@@ -5,14 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 
-import pytest
-
 from reflact.data import plan_epoch
 from reflact.testing import ToyEnvironment
 from reflact.types import Split
 from toy_runs import run
-
-pytestmark = pytest.mark.anyio
 
 
 async def test_a_step_takes_several_batches(tmp_path: Path) -> None:

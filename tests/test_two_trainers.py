@@ -23,8 +23,6 @@ from reflact.records import RunSummary
 from reflact.store.runs import open_store
 from reflact.types import Split
 
-pytestmark = pytest.mark.anyio
-
 Expected = dict[str, tuple[str, ...]]
 
 

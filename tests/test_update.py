@@ -20,8 +20,6 @@ from reflact.types import Edit, Patch, SelectResult, Skill, Split
 from skill_documents import documents, plain, protected, wild
 from toy_runs import LINES, Actor, Ran, playing, run
 
-pytestmark = pytest.mark.anyio
-
 MODES = pytest.mark.parametrize("mode", ["patch", "rewrite", "full_rewrite"])
 GUARDED = (
     "---\nname: toy\ndescription: Answers --- questions.\n---\n# Toy\n\nHeed the rules.\n\n"

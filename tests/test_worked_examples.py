@@ -31,8 +31,6 @@ from reflact.memory.models import MISTAKE_KINDS, Action, ContrastPair, Evaluatio
 from reflact.memory.store import MemoryStore
 from reflact.testing import ScriptedLLM
 
-pytestmark = pytest.mark.anyio
-
 
 async def test_random_stores_and_budgets(thorough: bool) -> None:
     """Each prompt is within budget and shows whole pairs: promoted, in scope, of another transition, in any order."""

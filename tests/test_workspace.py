@@ -17,8 +17,6 @@ from reflact.records import RunSummary
 from reflact.types import Item, Skill, Split
 from test_command_target import AGENT, MODEL, RULE, Endpoint, Sender
 
-pytestmark = pytest.mark.anyio
-
 MODEL_CONFIG = ModelConfig(model="m")
 SIZES = {"train": 1, "val": 1, "test": 1}
 
