@@ -274,13 +274,10 @@ def test_a_run_is_named_by_the_beginning_of_its_id(tmp_path: Path) -> None:
 def test_a_folder_with_several_runs_says_which_one_is_taken(tmp_path: Path) -> None:
     """Every command that looks at one run tells which of several it took, unless one is named by a prefix."""
     out = tmp_path / "run"
-    first = build_trainer(out, epochs=1)
+    first = build_learning_trainer(out, epochs=1)
     anyio.run(first.train)
-    second = Trainer(
-        {"out_dir": out, "fork": True, "seed": 1, "train": {"num_epochs": 1, "batch_size": 4}},
-        environment=ToyEnvironment(train=8, val=4, test=4),
-        target=ToyTarget(),
-        optimizer=ScriptedLLM(toy_optimizer()),
+    second = build_trainer(
+        {"out_dir": out, "fork": True, "seed": 1, "train": {"num_epochs": 1, "batch_size": 4}}
     )
     anyio.run(second.train)
     note = f"{out} has 2 runs; this is the newest, {second.run_id} ({out / first.run_id} names another)"
