@@ -138,10 +138,14 @@ def test_what_changes_nothing_is_not_evaluated(
 ) -> None:
     """No proposals, no rewrite, no change, and a document known before each have an outcome of their own."""
     chosen = SelectResult(patch=merged.patch, pool_size=len(merged.patch.edits))
-    verdict = decide_without_evaluation(candidate, CURRENT, merged=merged, chosen=chosen, known=[BEST.hash])
+    verdict = decide_without_evaluation(
+        candidate, CURRENT, merged=merged, chosen=chosen, known={BEST.hash: "v1", CURRENT.hash: "v2"}
+    )
     assert (None if verdict is None else verdict.action) == action
     if verdict is not None:
         assert (verdict.candidate, verdict.candidate_score, verdict.accepted) == (None, None, False)
+        assert verdict.repeats == ("v1" if candidate.skill == BEST else None)
+        assert action != "no_change" or (" v1, " if candidate.skill == BEST else ", v2.") in verdict.reason
 
 
 @pytest.mark.parametrize(
@@ -161,7 +165,7 @@ def test_a_step_size_of_0_is_the_reason(decision: StepSize | None, reason: str) 
         CURRENT,
         merged=PROPOSED,
         chosen=SelectResult(pool_size=1, budget=0, decision=decision),
-        known=[],
+        known={},
     )
     assert verdict is not None
     assert (verdict.action, verdict.reason) == ("no_change", reason)

@@ -31,7 +31,7 @@ from reflact.reporting.lines import (
 )
 from reflact.reporting.summary import format_spend, print_summary
 from reflact.reporting.tables import build_estimate_table, build_score_table
-from reflact.types import REPEATED_REASON, Edit, EditResult, Split, Verdict
+from reflact.types import Edit, EditResult, Split, Verdict
 from served import reflact
 
 RUN = "r1"
@@ -74,12 +74,12 @@ def test_a_step_is_one_line() -> None:
 
 def test_a_repeated_document_is_named() -> None:
     """The line of a step says if its document was used or rejected before, and the next step does not."""
-    verdict = Verdict(action="no_change", reason=REPEATED_REASON)
+    verdict = Verdict(action="no_change", reason="The same.", repeats="in step 1")
     done = events.StepCommitted(run_id=RUN, step=2, epoch=1, action="no_change", current=V1, best=V1)
     begun = events.StepStarted(run_id=RUN, step=2, epoch=1, item_ids=("a",))
     judged = events.CandidateJudged(run_id=RUN, step=2, verdict=verdict)
     first, second = format_all(begun, judged, done, begun, done)
-    assert first.endswith("v1; repeated: same document as before")
+    assert first.endswith("v1; same as in step 1")
     assert second.endswith("v1")
 
 

@@ -72,6 +72,7 @@ async def test_a_veto_rejects(tmp_path: Path, answer: bool | str, veto: str) -> 
     assert f"Vetoed: {veto}" in verdict.reason
     assert verdict.candidate_score == 0.25
     assert done.actions == ["reject", "no_change"]
+    assert done.records[1].verdict.repeats == "in step 1"
     assert len(reviewer.reviews) == 1
     assert (done.current, done.best) == ("", "")
     assert done.summary.rejects == 1

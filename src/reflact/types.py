@@ -353,9 +353,6 @@ GateAction = Literal[
 ]
 
 
-REPEATED_REASON = "This run has used or rejected the same document before."
-"""The reason of the verdict on a document that is known already."""
-
 GatePolicy = Literal["ranked", "paired", "strict"]
 
 
@@ -503,7 +500,7 @@ class Verdict(FrozenModel):
 
     ``against_best`` is the evidence of the second comparison, if the best skill is not the current one.
     ``ranked`` are the beliefs of the ranked gate, whose scores are the means of these beliefs. ``veto`` is the
-    approver's reason.
+    approver's reason. ``repeats`` says which earlier document the candidate equals: ``v2``, or ``in step 3``.
     """
 
     action: GateAction
@@ -517,6 +514,7 @@ class Verdict(FrozenModel):
     ranked: RankedDecision | None = Field(default=None, exclude_if=lambda value: value is None)
     deterministic: bool = True
     veto: str | None = None
+    repeats: str | None = Field(default=None, exclude_if=lambda value: value is None)
 
     @property
     def accepted(self) -> bool:

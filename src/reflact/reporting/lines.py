@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from reflact import events
 from reflact.records import EpochRecord
-from reflact.types import REPEATED_REASON, EditResult, Fallback, GateAction, Verdict
+from reflact.types import EditResult, Fallback, GateAction, Verdict
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -111,8 +111,8 @@ class EventLines:
         words.append(f" v{event.current.number}")
         if event.best.number != event.current.number:
             words[-1] += f", best v{event.best.number}"
-        if verdict is not None and verdict.reason == REPEATED_REASON:
-            words[-1] += "; repeated: same document as before"
+        if verdict is not None and verdict.repeats is not None:
+            words[-1] += f"; {describe_decision(verdict)}"
         return " ".join(words)
 
 
@@ -144,6 +144,11 @@ def _format_single(event: events.Event) -> str | None:
         case events.WarningIssued():
             line = f"warning   {event.message}"
     return line
+
+
+def describe_decision(verdict: Verdict) -> str:
+    """Return a gate's decision in words; for a document that the run had before, the one that it equals."""
+    return ACTION_WORDS[verdict.action] if verdict.repeats is None else f"same as {verdict.repeats}"
 
 
 def format_epoch(record: EpochRecord | events.EpochCommitted) -> str:

@@ -29,7 +29,7 @@ from reflact.records import (
     sum_step_costs,
 )
 from reflact.reporting.lines import (
-    ACTION_WORDS,
+    describe_decision,
     escape_controls,
     escape_line,
     format_change,
@@ -297,7 +297,7 @@ def list_step_columns(records: Sequence[StepRecord]) -> Columns:
     return {
         "step": [f"{record.step:,}" for record in records],
         "epoch": [f"{record.epoch}" for record in records],
-        "decision": [ACTION_WORDS[verdict.action] for verdict in verdicts],
+        "decision": [describe_decision(verdict) for verdict in verdicts],
         "val": [
             format_change(verdict.current_score, verdict.candidate_score) + ("*" if verdict.partial else "")
             for verdict in verdicts

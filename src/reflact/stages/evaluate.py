@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Literal
 
@@ -19,7 +19,6 @@ from reflact.gate.paired_decision import (
     has_coverage,
 )
 from reflact.types import (
-    REPEATED_REASON,
     AggregateResult,
     Candidate,
     FrozenModel,
@@ -114,11 +113,12 @@ def decide_without_evaluation(
     *,
     merged: AggregateResult,
     chosen: SelectResult,
-    known: Collection[str],
+    known: Mapping[str, str],
 ) -> Verdict | None:
     """Return the verdict on a candidate that needs no evaluation; None if it needs one.
 
-    ``chosen`` are the edits of the pool ``merged`` that the candidate was made with. ``known`` are the hashes of all documents that this run uses or has rejected.
+    ``chosen`` are the edits of the pool ``merged`` that the candidate was made with. ``known`` are all documents that
+    this run uses or has rejected, by hash, each with the version or the step that it is from.
     """
     if not merged.patch.edits:
         return Verdict(action="no_patches", reason="No analyst proposed an edit.")
@@ -134,10 +134,13 @@ def decide_without_evaluation(
         else:
             reason = f"The schedule allows no edit in this step, so none of the {pool} was applied."
         return Verdict(action="no_change", reason=reason)
+    name = known.get(candidate.skill.hash)
     if candidate.skill.hash == current.hash:
-        return Verdict(action="no_change", reason="The edits leave the document as it is.")
-    if candidate.skill.hash in known:
-        return Verdict(action="no_change", reason=REPEATED_REASON)
+        version = "" if name is None else f", {name}"
+        return Verdict(action="no_change", reason=f"The edits leave the document as it is{version}.")
+    if name is not None:
+        reason = f"The document is the same as {name}, so it was not measured again."
+        return Verdict(action="no_change", reason=reason, repeats=name)
     return None
 
 

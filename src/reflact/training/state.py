@@ -63,6 +63,14 @@ def create_versions(
     return (*created, inherit_version(current, number=number, skill=appended, origin=f"step {step} notes"))
 
 
+def name_documents(state: RunState, earlier: Sequence[StepRecord]) -> dict[str, str]:
+    """Return where each document that the run has decided on is from, by hash: a version, or else its first step."""
+    names = dict.fromkeys(state.seen_hashes, "in a slow update")
+    steps = {record.candidate_hash: f"in step {record.step}" for record in reversed(earlier)}
+    names |= {document: name for document, name in steps.items() if document in names}
+    return names | {version.skill_hash: f"v{version.number}" for version in reversed(state.kept)}
+
+
 def find_current(state: RunState, verdict: Verdict | None) -> SkillVersion:
     """Return the version on which the run goes on, unless it goes on with an accepted candidate."""
     if verdict is None or verdict.ranked is None or verdict.action != "return":

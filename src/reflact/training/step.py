@@ -40,7 +40,7 @@ from reflact.training.proposing import (
 )
 from reflact.training.rollouts import RolloutScheduler
 from reflact.training.setup import Runtime
-from reflact.training.state import create_versions, find_current, replaces_best
+from reflact.training.state import create_versions, find_current, name_documents, replaces_best
 from reflact.training.timing import StageTimer
 from reflact.types import (
     AggregateResult,
@@ -119,7 +119,11 @@ class StepRunner:
             verdict, undecided = proposed.verdict, None
             if verdict is None:
                 verdict = decide_without_evaluation(
-                    candidate, skill, merged=proposed.merged, chosen=proposed.chosen, known=state.seen_hashes
+                    candidate,
+                    skill,
+                    merged=proposed.merged,
+                    chosen=proposed.chosen,
+                    known=name_documents(state, earlier),
                 )
             if verdict is None:
                 subject = f"step {step} is unmeasured"
