@@ -6,7 +6,7 @@ import csv
 import io
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
@@ -100,6 +100,32 @@ def test_columns_are_found_by_a_telling_word(
 ) -> None:
     """A longer name is guessed if exactly one column has a word that tells the field."""
     assert (guess_column("input", columns), guess_column("reference", columns)) == (task, answer)
+
+
+@pytest.mark.parametrize(
+    ("column", "values", "is_taken"),
+    [
+        *((name, range(1, 21), True) for name in ("id", "nr", "No.", "number", "key", "uid", "Ticket Nr")),
+        ("nr", [1, *range(1, 20)], False),
+        ("nr", [None, *range(1, 20)], False),
+        ("nr", [index + 0.5 for index in range(20)], False),
+        ("amount", range(1, 21), False),
+    ],
+)
+def test_init_takes_a_column_of_unique_numbers_as_ids(
+    tmp_path: Path, column: str, values: Sequence[float | None], is_taken: bool
+) -> None:
+    """A column is the id if its name says so and its values are words or whole numbers without a repeat."""
+    data, config = tmp_path / "sums.jsonl", tmp_path / "run.yaml"
+    rows = [
+        {"question": f"{index} + 1?", "answer": str(index + 1)} | ({} if value is None else {column: value})
+        for index, value in enumerate(values)
+    ]
+    data.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    result = reflact("init", data, "--model", "small", "--out", config)
+    assert result.exit_code == 0, result.output
+    assert (f"id from {column!r}" in result.stdout) is is_taken
+    assert (f"does not see {column!r}" in result.stdout) is (not is_taken and values[0] is not None)
 
 
 def test_all_rows_with_errors_are_named_at_once(tmp_path: Path) -> None:

@@ -54,7 +54,7 @@ def _list_words(text: str) -> tuple[str, ...]:
 
 
 LIKELY_COLUMNS: Mapping[str, tuple[str, ...]] = {
-    "id": _list_words("id uid uuid qid question_id item_id task_id key"),
+    "id": _list_words("id uid uuid qid question_id item_id task_id key nr no number"),
     "input": _list_words(
         "input question prompt problem instruction query task text sentence request message content source q"
     ),
@@ -73,6 +73,9 @@ TELLING_WORDS: Mapping[str, frozenset[str]] = {
     "reference": frozenset(_list_words("answer answers correct expected gold label solution truth")),
 }
 """Words that tell a field also in a longer name, such as "right answer" or "customer_message"."""
+
+ID_WORDS = frozenset(_list_words("id uid nr no number"))
+"""Last words of a longer name that tell an id, such as "Ticket No."."""
 
 COUNTING_WORDS = frozenset(_list_words("id is nr no number count length type date url"))
 """Words of a name that is no task and no answer, whatever its other words are."""
@@ -314,6 +317,9 @@ def guess_column(name: str, columns: Sequence[str]) -> str | None:
     """Return the column that probably fills a field of an item; None if none has a usual name."""
     by_name = {"_".join(re.findall(r"[^\W_]+", column.lower())): column for column in columns}
     usual = next((by_name[likely] for likely in LIKELY_COLUMNS[name] if likely in by_name), None)
+    if usual is None and name == "id":
+        found = [column for short, column in by_name.items() if short.rpartition("_")[2] in ID_WORDS]
+        return found[0] if len(found) == 1 else None
     if usual is not None or name not in TELLING_WORDS:
         return usual
     words = {column: set(short.split("_")) for short, column in by_name.items()}

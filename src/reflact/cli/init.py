@@ -274,7 +274,7 @@ def guess_fields(
         if field in names or field in usual:
             continue
         column = guess_column(field, [name for name in columns if name not in names.values()])
-        if column is not None and not (field == "id" and len({str(row[column]) for row in rows}) < len(rows)):
+        if column is not None and (field != "id" or are_ids([row.get(column) for row in rows])):
             names[field] = column
         elif field == "input" and rows:
             listed = ", ".join(map(repr, rows[0])) or "none"
@@ -284,6 +284,12 @@ def guess_fields(
             )
     used = ", ".join(f"{field} from {column!r}" for field, column in sorted((usual | names).items()))
     return FieldsConfig.model_validate(names), names, used
+
+
+def are_ids(values: Sequence[Any]) -> bool:
+    """Whether all values of a column are words or whole numbers, and no two are equal."""
+    are_names = all(isinstance(value, str | int) and not isinstance(value, bool) for value in values)
+    return are_names and len(set(map(str, values))) == len(values)
 
 
 def quote_yaml(text: str) -> str:
