@@ -12,21 +12,19 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
-from typing import Any
 
 import anyio
 import pytest
 from pydantic import JsonValue
 
 from processes import is_gone, is_locked_in, list_children, until
-from reflact.config.training import TrainerConfig
+from reflact.config.training import EnvironmentConfig, TrainerConfig
 from reflact.environments.dataset import build_environment
 from reflact.environments.python_grader import (
     MAX_OUTPUT_BYTES,
     AssertionCase,
     ProgramResult,
     PythonGrader,
-    build_python_grader,
     find_fault,
 )
 from reflact.errors import ConfigError, DataError, EnvironmentFailure
@@ -277,12 +275,12 @@ async def test_a_program_ends_with_the_process_that_started_it(tmp_path: Path) -
 
 def test_a_system_that_cannot_lock_in_is_refused() -> None:
     """Without confinement there is no grader, unless that is allowed; and then its scores are others."""
-    limits: dict[str, Any] = {"seconds": 5, "mebibytes": 1024, "is_available": lambda: False}
     with pytest.raises(ConfigError, match=r"environment\.allow_unconfined: true"):
-        build_python_grader(**limits, allow_unconfined=False)
-    free = build_python_grader(**limits, allow_unconfined=True)
+        PythonGrader.from_config(EnvironmentConfig(), is_available=lambda: False)
+    allowed = EnvironmentConfig(allow_unconfined=True)
+    free = PythonGrader.from_config(allowed, is_available=lambda: False)
     assert not free.confined
-    assert free.identity != build_python_grader(seconds=5, mebibytes=1024, allow_unconfined=True).identity
+    assert free.identity != PythonGrader.from_config(allowed, is_available=lambda: True).identity
 
 
 def test_an_answer_is_not_run_where_locking_in_fails(tmp_path: Path) -> None:

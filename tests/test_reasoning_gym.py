@@ -17,7 +17,7 @@ from prepare_arithmetic_data import FAMILIES, SEED, SIZES, build_environment
 from pure_world import rows
 from reflact import Trainer
 from reflact.config.loading import load_config
-from reflact.environments.dataset import SCORE_WORDS
+from reflact.environments import NumericGrader
 from reflact.errors import ConfigError
 from reflact.integrations import reasoning_gym as adapter
 from reflact.integrations.reasoning_gym import EVALUATING, ReasoningGymEnvironment
@@ -258,7 +258,7 @@ class ByContent(httpx.AsyncBaseTransport):
 class RecordedSums(ReasoningGymEnvironment):
     """The environment with the sentence on the score that the optimizer read when the demo was recorded."""
 
-    description = SCORE_WORDS["numeric"]
+    description = NumericGrader.meaning
 
 
 @needs_package

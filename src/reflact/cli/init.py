@@ -200,8 +200,7 @@ def describe_data(data: Path, out: Path, columns: Mapping[str, str]) -> dict[str
         DataError: The data cannot be read, is not fit for a run, or has no column that could be the input.
     """
     from reflact.data import FIELD_NAMES, check_dataset, load_dataset, read_rows
-    from reflact.environments.dataset import DatasetEnvironment
-    from reflact.environments.graders import PLAIN_GRADERS, guess_grader
+    from reflact.environments.dataset import PLAIN_GRADERS, DatasetEnvironment, guess_grader
     from reflact.messages import unfold_chat
     from reflact.reporting.lines import escape_line
     from reflact.types import Split

@@ -116,7 +116,7 @@ def describe_item(found: SetupCheck, grader: str) -> list[str]:
 
 def describe_zero(item: Item, grade: Grade, grader: str) -> list[str]:
     """Return what to do if the graded answer is right and its score is 0, as a line."""
-    from reflact.environments.graders import score_with_others
+    from reflact.environments.dataset import score_with_others
 
     if grade.score.hard > 0:
         return []

@@ -13,36 +13,51 @@ from pydantic import JsonValue
 from reflact.config.training import TrainerConfig
 from reflact.data import MAX_SHOWN_ROWS, DataSet, check_dataset, guess_column, has_made_id, load_dataset
 from reflact.environments.graders import (
-    PLAIN_GRADERS,
     CheckedGrader,
+    ExactGrader,
     Grader,
+    JsonFieldsGrader,
+    NormalizedGrader,
     NumericGrader,
+    ReferenceGrader,
+    RegexGrader,
     TokenF1Grader,
     apply_grader,
     identify_grader,
     list_right_answers,
+    parse_number,
 )
-from reflact.environments.python_grader import build_python_grader
-from reflact.environments.sql_grader import SQLGrader, read_tables
-from reflact.errors import ConfigError, DataError
+from reflact.environments.python_grader import PythonGrader
+from reflact.environments.sql_grader import SQLGrader
+from reflact.errors import ConfigError, DataError, EnvironmentFailure
 from reflact.protocols import CriticBacked, Session
 from reflact.records import CriticDescription
 from reflact.types import Grade, Item, Split, canonical_json
 
 INPUT_VARIABLE = "{input}"
 
-SCORE_WORDS: Mapping[str, str] = {
-    "exact": "An answer is right if it equals the reference, character by character, apart from spaces around it.",
-    "normalized": "An answer is right if it equals the reference, apart from case, punctuation and spaces.",
-    "token_f1": "The score of an answer is the F1 of its words and those of the reference, so missing and needless "
-    "words both cost.",
-    "numeric": "An answer is right if its number equals the reference's, within a tolerance.",
-    "regex": "An answer is right if the whole of it matches the reference, which is a regular expression.",
-    "json_fields": "An answer is a JSON object; it is right if it has the reference's fields with their values.",
-    "sql": "An answer is a query; it is right if it returns the same rows as the reference.",
-    "python": "An answer is a Python program; it is right if it passes the reference's tests.",
+LONG_ANSWER_WORDS = 6
+"""The mean length above which references are graded by the overlap of words."""
+
+GRADERS: Mapping[str, type[CheckedGrader[Any]]] = {
+    grader.name: grader
+    for grader in (
+        ExactGrader,
+        NormalizedGrader,
+        TokenF1Grader,
+        NumericGrader,
+        RegexGrader,
+        JsonFieldsGrader,
+        SQLGrader,
+        PythonGrader,
+    )
 }
-"""What the graders of a configuration measure, in words for the optimizer."""
+"""The graders that a configuration can name, beside the critic; ``EnvironmentConfig.grader`` lists the names."""
+
+PLAIN_GRADERS: Mapping[str, type[ReferenceGrader[Any]]] = {
+    name: grader for name, grader in GRADERS.items() if issubclass(grader, ReferenceGrader)
+}
+"""Those that need nothing but a reference."""
 
 
 class DatasetEnvironment:
@@ -93,7 +108,7 @@ class DatasetEnvironment:
     @property
     def description(self) -> str:
         """What the grader measures; empty for an own function."""
-        return SCORE_WORDS.get(getattr(self._grade, "name", ""), "")
+        return self._grade.meaning if isinstance(self._grade, CheckedGrader) else ""
 
     @property
     def scored_by(self) -> CriticDescription | None:
@@ -220,25 +235,43 @@ def build_grader(config: TrainerConfig) -> Grader:
     Raises:
         ConfigError: The tables of ``sql`` are missing, or this system cannot confine programs for ``python``.
     """
-    settings = config.environment
-    match settings.grader:
-        case "token_f1":
-            return TokenF1Grader(threshold=settings.threshold)
-        case "numeric":
-            return NumericGrader(tolerance=settings.tolerance, relative_tolerance=settings.relative_tolerance)
-        case "critic":
-            return _PendingCriticGrader(config)
-        case "python":
-            return build_python_grader(
-                seconds=settings.time_limit,
-                mebibytes=settings.memory_limit,
-                allow_unconfined=settings.allow_unconfined,
-            )
-        case "sql":
-            if settings.tables is None:
-                raise ConfigError(
-                    "environment.tables is required for grader: sql; name a folder of .csv files"
-                )
-            return SQLGrader(tables=read_tables(settings.tables))
-        case name:
-            return PLAIN_GRADERS[name]()
+    if config.environment.grader == "critic":
+        return _PendingCriticGrader(config)
+    return GRADERS[config.environment.grader].from_config(config.environment)
+
+
+def guess_grader(references: Sequence[JsonValue]) -> tuple[str, str] | None:
+    """Return the name of a grader that fits the references, and the reason; None if there are none."""
+    answers = [one for ref in references for one in (ref if isinstance(ref, list) else [ref])]
+    answers = [one for one in answers if one is not None]
+    texts = [str(one) for one in answers]
+    if not answers:
+        return None
+    if all(isinstance(one, dict) for one in answers):
+        if all(isinstance(one, dict) and {"tests", "stdout"} & one.keys() for one in answers):
+            guess = "python", "The references are tests or expected outputs of programs."
+        else:
+            guess = "json_fields", "The references are objects: an answer needs their fields and values."
+    elif all(type(one) is not bool and parse_number(str(one)) is not None for one in answers):
+        guess = "numeric", "The references are numbers: an answer must be that number and nothing else."
+    elif all(text.lstrip().lower().startswith(("select ", "with ")) for text in texts):
+        guess = "sql", "The references are queries: an answer must return the same rows."
+    elif sum(len(text.split()) for text in texts) > LONG_ANSWER_WORDS * len(texts):
+        guess = "token_f1", "The references are long: the score is the overlap of words."
+    else:
+        words = "The references are short texts: case, spaces and punctuation at both ends do not count."
+        guess = "normalized", words
+    lists = " A list holds several right answers: one of them is enough."
+    has_choice = guess[0] != "python" and any(isinstance(ref, list) for ref in references)
+    return guess[0], guess[1] + (lists if has_choice else "")
+
+
+def score_with_others(item: Item, answer: str) -> Mapping[str, float]:
+    """Return the graders of ``PLAIN_GRADERS`` that give an answer a soft score above 0, the highest first."""
+    scores = dict[str, float]()
+    for name, grader in PLAIN_GRADERS.items():
+        try:
+            scores[name] = grader()(item, answer).score.soft
+        except (DataError, EnvironmentFailure):
+            continue
+    return {name: score for name, score in sorted(scores.items(), key=lambda pair: -pair[1]) if score > 0}

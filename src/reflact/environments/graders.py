@@ -16,13 +16,14 @@ import re
 import unicodedata
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, NoReturn, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NoReturn, Self, TypeAlias, TypeVar
 
 from pydantic import Field, JsonValue
 
 from reflact.concurrency import INLINE_LIMIT, run_in_thread
+from reflact.config.training import EnvironmentConfig
 from reflact.errors import ConfigError, DataError, EnvironmentFailure
 from reflact.types import FrozenModel, Grade, Item, Score
 
@@ -222,10 +223,22 @@ MATCH_SECONDS = 0.25
 
 
 class CheckedGrader(FrozenModel, ABC, Generic[E]):
-    """Base of the graders with an identity and a check of references."""
+    """Base of the graders with an identity and a check of references.
+
+    Attributes:
+        name: The name in a configuration.
+        meaning: What the grader measures, in words for the optimizer.
+        version: Raised if scores change their meaning.
+    """
 
     name: ClassVar[str]
+    meaning: ClassVar[str] = ""
     version: ClassVar[int] = 1
+
+    @classmethod
+    def from_config(cls, config: EnvironmentConfig) -> Self:
+        """Return the grader with the settings of a configuration."""
+        return cls()
 
     @abstractmethod
     def __call__(self, item: Item, answer: str) -> Awaitable[GraderOutput] | GraderOutput:
@@ -306,6 +319,9 @@ class ExactGrader(ReferenceGrader[str]):
     """
 
     name = "exact"
+    meaning = (
+        "An answer is right if it equals the reference, character by character, apart from spaces around it."
+    )
 
     def list_right_answers(self, item: Item) -> tuple[str, ...]:
         """Return the references without white space at both ends."""
@@ -325,6 +341,7 @@ class NormalizedGrader(ReferenceGrader[str]):
     """
 
     name = "normalized"
+    meaning = "An answer is right if it equals the reference, apart from case, punctuation and spaces."
 
     def list_right_answers(self, item: Item) -> tuple[str, ...]:
         """Return the references after ``normalize``."""
@@ -348,7 +365,16 @@ class TokenF1Grader(ReferenceGrader[Counter[str]]):
     """
 
     name = "token_f1"
+    meaning = (
+        "The score of an answer is the F1 of its words and those of the reference, so missing and needless "
+        "words both cost."
+    )
     threshold: float = Field(1.0, gt=0, le=1)
+
+    @classmethod
+    def from_config(cls, config: EnvironmentConfig) -> Self:
+        """Return the grader with the configured threshold."""
+        return cls(threshold=config.threshold)
 
     @property
     def _pass_threshold(self) -> float:
@@ -379,8 +405,14 @@ class NumericGrader(ReferenceGrader[float]):
     """
 
     name = "numeric"
+    meaning = "An answer is right if its number equals the reference's, within a tolerance."
     tolerance: float = Field(0.0, ge=0)
     relative_tolerance: float = Field(1e-6, ge=0)
+
+    @classmethod
+    def from_config(cls, config: EnvironmentConfig) -> Self:
+        """Return the grader with the configured tolerances."""
+        return cls(tolerance=config.tolerance, relative_tolerance=config.relative_tolerance)
 
     def list_right_answers(self, item: Item) -> tuple[str, ...]:
         """Return the references as decimal numbers."""
@@ -414,6 +446,7 @@ class RegexGrader(ReferenceGrader["Pattern[str]"]):
     """
 
     name = "regex"
+    meaning = "An answer is right if the whole of it matches the reference, which is a regular expression."
     inline_limit = 0
 
     def _read(self, reference: JsonValue) -> Pattern[str]:
@@ -446,6 +479,7 @@ class JsonFieldsGrader(ReferenceGrader[dict[str, JsonValue]]):
     """
 
     name = "json_fields"
+    meaning = "An answer is a JSON object; it is right if it has the reference's fields with their values."
 
     def list_right_answers(self, item: Item) -> tuple[str, ...]:
         """Return the references as JSON with sorted keys."""
@@ -477,53 +511,6 @@ def _list_wrong_fields(expected: dict[str, JsonValue], answer: Any) -> list[str]
         for name, value in expected.items()
         if name not in answer or not json_equal(value, answer[name])
     ]
-
-
-PLAIN_GRADERS: Mapping[str, type[ReferenceGrader[Any]]] = {
-    grader.name: grader
-    for grader in (ExactGrader, NormalizedGrader, TokenF1Grader, NumericGrader, RegexGrader, JsonFieldsGrader)
-}
-"""The graders that need nothing but a reference, by name."""
-
-LONG_ANSWER_WORDS = 6
-"""The mean length above which references are graded by the overlap of words."""
-
-
-def guess_grader(references: Sequence[JsonValue]) -> tuple[str, str] | None:
-    """Return the name of a grader that fits the references, and the reason; None if there are none."""
-    answers = [one for ref in references for one in (ref if isinstance(ref, list) else [ref])]
-    answers = [one for one in answers if one is not None]
-    texts = [str(one) for one in answers]
-    if not answers:
-        return None
-    if all(isinstance(one, dict) for one in answers):
-        if all(isinstance(one, dict) and {"tests", "stdout"} & one.keys() for one in answers):
-            guess = "python", "The references are tests or expected outputs of programs."
-        else:
-            guess = "json_fields", "The references are objects: an answer needs their fields and values."
-    elif all(type(one) is not bool and parse_number(str(one)) is not None for one in answers):
-        guess = "numeric", "The references are numbers: an answer must be that number and nothing else."
-    elif all(text.lstrip().lower().startswith(("select ", "with ")) for text in texts):
-        guess = "sql", "The references are queries: an answer must return the same rows."
-    elif sum(len(text.split()) for text in texts) > LONG_ANSWER_WORDS * len(texts):
-        guess = "token_f1", "The references are long: the score is the overlap of words."
-    else:
-        words = "The references are short texts: case, spaces and punctuation at both ends do not count."
-        guess = "normalized", words
-    lists = " A list holds several right answers: one of them is enough."
-    has_choice = guess[0] != "python" and any(isinstance(ref, list) for ref in references)
-    return guess[0], guess[1] + (lists if has_choice else "")
-
-
-def score_with_others(item: Item, answer: str) -> Mapping[str, float]:
-    """Return the graders of ``PLAIN_GRADERS`` that give an answer a soft score above 0, the highest first."""
-    scores = dict[str, float]()
-    for name, grader in PLAIN_GRADERS.items():
-        try:
-            scores[name] = grader()(item, answer).score.soft
-        except (DataError, EnvironmentFailure):
-            continue
-    return {name: score for name, score in sorted(scores.items(), key=lambda pair: -pair[1]) if score > 0}
 
 
 # --------------------------------------------------------------------------------------------- applying

@@ -13,13 +13,14 @@ import tempfile
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import ExitStack, asynccontextmanager, suppress
 from functools import partial
-from typing import IO, ClassVar, NamedTuple
+from typing import IO, ClassVar, NamedTuple, Self
 
 import anyio
 from anyio.abc import Process
 from pydantic import Field, JsonValue, PrivateAttr, ValidationError
 
 from reflact.concurrency import run_in_thread
+from reflact.config.training import EnvironmentConfig
 from reflact.environments.graders import CheckedGrader, quote_json
 from reflact.errors import ConfigError, EnvironmentFailure
 from reflact.jsonutil import describe_problems
@@ -82,10 +83,11 @@ class PythonGrader(CheckedGrader[ProgramCase]):
         seconds: Limit of processor time for a program.
         patience: Limit of wall-clock time, as a multiple of ``seconds``.
         mebibytes: Memory limit in MiB.
-        confined: Whether programs are confined; ``build_python_grader`` checks whether that is possible.
+        confined: Whether programs are confined; ``from_config`` checks whether that is possible.
     """
 
     name: ClassVar[str] = "python"
+    meaning: ClassVar[str] = "An answer is a Python program; it is right if it passes the reference's tests."
     seconds: int = Field(5, ge=1)
     patience: int = Field(10, ge=1)
     mebibytes: int = Field(1024, ge=64)
@@ -93,6 +95,24 @@ class PythonGrader(CheckedGrader[ProgramCase]):
     _slots: anyio.CapacityLimiter = PrivateAttr(
         default_factory=lambda: anyio.CapacityLimiter(os.cpu_count() or 1)
     )
+
+    @classmethod
+    def from_config(
+        cls, config: EnvironmentConfig, *, is_available: Callable[[], bool] = can_confine
+    ) -> Self:
+        """Return the grader for this system; ``is_available`` returns whether the system can confine programs.
+
+        Raises:
+            ConfigError: This system cannot confine programs, and ``allow_unconfined`` is false.
+        """
+        confined = is_available()
+        if not confined and not config.allow_unconfined:
+            raise ConfigError(
+                "environment.grader: python runs code that a model wrote, and this system cannot confine it. Use "
+                "Linux with Landlock on x86_64 or aarch64. Or set environment.allow_unconfined: true if the "
+                "code may read, change and delete everything that you can"
+            )
+        return cls(seconds=config.time_limit, mebibytes=config.memory_limit, confined=confined)
 
     @property
     def identity(self) -> dict[str, JsonValue]:
@@ -157,24 +177,6 @@ class PythonGrader(CheckedGrader[ProgramCase]):
                 code = process.returncode
             printed, complaint = (_read_all(file).decode(errors="replace") for file in (output, errors))
             return ProgramResult(code, _read_all(report), printed, complaint)
-
-
-def build_python_grader(
-    *, seconds: int, mebibytes: int, allow_unconfined: bool, is_available: Callable[[], bool] = can_confine
-) -> PythonGrader:
-    """Return the grader for this system; ``is_available`` returns whether the system can confine programs.
-
-    Raises:
-        ConfigError: This system cannot confine programs, and ``allow_unconfined`` is false.
-    """
-    confined = is_available()
-    if not confined and not allow_unconfined:
-        raise ConfigError(
-            "environment.grader: python runs code that a model wrote, and this system cannot confine it. Use "
-            "Linux with Landlock on x86_64 or aarch64. Or set environment.allow_unconfined: true if the "
-            "code may read, change and delete everything that you can"
-        )
-    return PythonGrader(seconds=seconds, mebibytes=mebibytes, confined=confined)
 
 
 def find_fault(case: ProgramCase, result: ProgramResult, seconds: int) -> str | None:

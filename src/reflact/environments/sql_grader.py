@@ -22,12 +22,13 @@ import weakref
 from collections.abc import Sequence
 from contextlib import ExitStack, closing, suppress
 from pathlib import Path
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple, Self
 
 import anyio
 from anyio import to_thread
 from pydantic import JsonValue, PrivateAttr
 
+from reflact.config.training import EnvironmentConfig
 from reflact.environments.graders import CheckedGrader
 from reflact.environments.python_grader import find_last_line
 from reflact.environments.sql_worker import MAX_SECONDS, OUT_OF_MEMORY
@@ -69,11 +70,23 @@ class SQLGrader(CheckedGrader[str]):
     """
 
     name: ClassVar[str] = "sql"
+    meaning: ClassVar[str] = "An answer is a query; it is right if it returns the same rows as the reference."
     tables: bytes
     _idle: list[QueryProcess] = PrivateAttr(default_factory=list)
     _slots: anyio.CapacityLimiter = PrivateAttr(
         default_factory=lambda: anyio.CapacityLimiter(os.cpu_count() or 1)
     )
+
+    @classmethod
+    def from_config(cls, config: EnvironmentConfig) -> Self:
+        """Return the grader on the configured tables.
+
+        Raises:
+            ConfigError: The tables are missing.
+        """
+        if config.tables is None:
+            raise ConfigError("environment.tables is required for grader: sql; name a folder of .csv files")
+        return cls(tables=read_tables(config.tables))
 
     @property
     def identity(self) -> dict[str, JsonValue]:
