@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from html.parser import HTMLParser
@@ -73,3 +74,34 @@ def tables(root: Node) -> dict[str, list[list[str]]]:
         ]
         for table in root.all("table")
     }
+
+
+def assert_named(root: Node) -> None:
+    """Check that ids are unique, references find them, and tables and charts have names and descriptions."""
+    ids = [node.attributes["id"] for node in root.all() if "id" in node.attributes]
+    assert len(ids) == len(set(ids))
+    references = [name for node in root.all() for name in node.attributes.get("aria-labelledby", "").split()]
+    references += [node.attributes["href"].removeprefix("#") for node in root.all("a")]
+    assert set(references) <= set(ids)
+    assert len([*root.all("table")]) == len(tables(root)), "two tables have one caption"
+    for table in root.all("table"):
+        assert next(table.all("caption")).text
+    for svg in root.all("svg"):
+        assert svg.attributes["role"] == "img"
+        assert next(svg.all("title")).text
+        assert next(svg.all("desc")).text
+
+
+def assert_self_contained(root: Node) -> str:
+    """Check that a page holds no handler and no address of anything outside, and return its policy."""
+    assert not {"iframe", "object", "img", "form", "base", "embed"} & {node.name for node in root.all()}
+    for node in root.all():
+        assert not [name for name in node.attributes if name.startswith("on")]
+        for name in {"src", "href", "action", "xlink:href"} & node.attributes.keys():
+            assert re.match(r"#|data:", node.attributes[name])
+        assert not re.search(r"https?:|url\(", node.attributes.get("style", ""))
+    (style,) = root.all("style")
+    assert not re.search(r"https?:|url\(|@import", style.text)
+    (policy,) = (meta for meta in root.all("meta") if meta.attributes.get("http-equiv"))
+    assert policy.attributes["content"].startswith("default-src 'none'; ")
+    return policy.attributes["content"]

@@ -114,6 +114,16 @@ def send(handler: BaseHTTPRequestHandler, body: object, status: int = 200, **hea
     handler.wfile.write(text)
 
 
+def assert_refused(result: Result, *words: str) -> None:
+    """Check that a command ended with code 2 and one sentence that holds the words."""
+    assert result.exit_code == 2, result.output
+    assert result.stderr.startswith("error: ")
+    assert result.stderr.count("\n") == 1, result.stderr
+    for word in words:
+        assert word in result.stderr
+    assert "Traceback" not in result.output
+
+
 def completion(content: str) -> dict[str, Any]:
     """Return a chat completion that says something."""
     choice = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": content}}

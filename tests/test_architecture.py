@@ -18,6 +18,7 @@ from typing import Any
 import httpx
 
 import reflact
+from doubles import completion
 from reflact import Trainer
 from reflact.events import StepStarted
 from reflact.testing import ToyEnvironment
@@ -109,15 +110,7 @@ class Endpoint(httpx.AsyncBaseTransport):
         """Answer as an OpenAI-compatible endpoint."""
         self._recorder.stop()
         self.awaiting = self.awaiting or list_awaiting_files()
-        choice = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": "4"}}
-        usage = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
-        about = {
-            "id": "x",
-            "object": "chat.completion",
-            "created": 0,
-            "model": json.loads(request.content)["model"],
-        }
-        return httpx.Response(200, json={**about, "choices": [choice], "usage": usage})
+        return completion("4")
 
 
 def test_the_functions_of_all_paths_exist() -> None:

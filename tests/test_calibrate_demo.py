@@ -13,7 +13,7 @@ from reflact.calibration.report import CalibrationReport
 from reflact.cli.app import app
 from reflact.memory.models import ContrastPair
 from reflact.prompts import find_data_folder
-from served import reflact
+from served import assert_refused, reflact
 
 FOLDER = find_data_folder("calibration")
 PAGE = Path(__file__).parents[1] / "docs" / "calibrate-demo.md"
@@ -99,8 +99,7 @@ def test_a_memory_that_is_there_is_left_alone(out: Path) -> None:
     """The recording begins with an empty memory: a second run into the same folder says so."""
     held = (out / "memory.db").read_bytes()
     result = reflact("demo", "--calibrate", "--out", out)
-    assert result.exit_code == 2
-    assert "choose another --out" in result.output
+    assert_refused(result, "choose another --out")
     assert (out / "memory.db").read_bytes() == held
 
 

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import anyio
 import pytest
-from typer.testing import Result
 
 from reflact import __version__
 from reflact.events import EVENT_ADAPTER, RunFinished, RunStarted
@@ -19,17 +18,7 @@ from reflact.records import RunSummary, SkillScore
 from reflact.testing import ScriptedLLM, ToyEnvironment, ToyTarget, toy_optimizer
 from reflact.trainer import Trainer
 from reflact.types import Split
-from served import configured, reflact, say_four, say_four_and_append, serving
-
-
-def assert_refused(result: Result, *words: str) -> None:
-    """Check that a command ended with code 2 and one sentence that holds the words."""
-    assert result.exit_code == 2, result.output
-    assert result.stderr.startswith("error: ")
-    assert result.stderr.count("\n") == 1, result.stderr
-    for word in words:
-        assert word in result.stderr
-    assert "Traceback" not in result.output
+from served import assert_refused, configured, reflact, say_four, say_four_and_append, serving
 
 
 @pytest.fixture(scope="session")

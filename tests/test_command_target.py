@@ -349,8 +349,10 @@ anyio.run(lambda: run_process(command, talk, folder=folder, variables=variables,
     pids = tmp_path / "work" / "pids"
     with subprocess.Popen([sys.executable, "-c", program]) as process:
         wait_until(pids.exists)
+        started = pids.read_text(encoding="utf-8").split()
+        assert [is_alive(pid) for pid in started] == [True, True]
         process.kill()
-    wait_until(lambda: not any(map(is_alive, pids.read_text(encoding="utf-8").split())))
+    wait_until(lambda: not any(map(is_alive, started)))
 
 
 def is_alive(pid: str) -> bool:

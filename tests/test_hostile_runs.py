@@ -6,14 +6,13 @@ Every third reply of the corpus is played to runs; ``--hostile 1`` plays all.
 from __future__ import annotations
 
 import json
-import re
 import subprocess
 import sys
 from collections import Counter
 from collections.abc import Collection, Iterator
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import anyio
 import httpx
@@ -26,6 +25,7 @@ from reflact import Trainer
 from reflact.errors import ReflactError
 from reflact.records import RunSummary
 from served import asked_of, serving
+from test_run_critic import criticised
 from test_wrong_endpoints import assert_one_message, trained
 from virtual_time import NEVER, HurriedLoop
 
@@ -39,7 +39,6 @@ SELDOM = 6
 """One in so many replies is hostile."""
 
 MEMORY = (sys.executable, str(Path(__file__).with_name("hostile_memory.py")))
-AFTER = re.compile(r"<after>\n(.*?)\n</after>", re.DOTALL)
 BOOKS = ("spend", "replies", "costs")
 """What hostile replies may change in a run that ends like a calm one: the counts of tokens and calls, and replies that
 no decision used.
@@ -72,7 +71,11 @@ class Provider:
         body, sample = json.loads(request.content), request.headers["x-sample"]
         role = sample.partition("/")[0]
         try:
-            said = criticise(body) if role == "critic" else pure_server.answer(body, sample)
+            said = (
+                criticised("\n".join(message["content"] for message in body["messages"]))
+                if role == "critic"
+                else pure_server.answer(body, sample)
+            )
         except IndexError:
             said = "There is no task to read in a prompt that was shortened."
         self.requests[role] += 1
@@ -82,21 +85,6 @@ class Provider:
         self.charged[role] += 1
         text = json.dumps(pure_server.completion(body, said))
         return [f"HTTP/1.1 200 OK\r\ncontent-length: {len(text)}\r\n\r\n{text}".encode()]
-
-
-def criticise(body: dict[str, Any]) -> str:
-    """Return the opinion of a critic who believes each answer but one that says it does not know."""
-    after = AFTER.findall("\n".join(message["content"] for message in body["messages"]))[-1]
-    known = after != "unknown"
-    return json.dumps(
-        {
-            "reasoning": "It is answered." if known else "It says that it does not know.",
-            "evidence": re.findall(r"[\w:]+", after)[:1],
-            "phi_before": 0,
-            "phi_after": 9 if known else 0,
-            "confidence": 0.9,
-        }
-    )
 
 
 class End(NamedTuple):

@@ -15,6 +15,7 @@ import anyio
 import httpx
 import pytest
 
+from doubles import completion
 from filled_schema import fill_schema
 from reflact import Trainer
 from reflact.config.models import ModelConfig
@@ -311,21 +312,8 @@ class Endpoint(httpx.AsyncBaseTransport):
         self.bodies.append(body)
         if "response_format" in body:
             schema = body["response_format"]["json_schema"]["schema"]
-            content = json.dumps(fill_schema(schema, "Look it up."))
-            text = json.dumps(
-                {
-                    "model": "m",
-                    "choices": [
-                        {
-                            "index": 0,
-                            "finish_reason": "stop",
-                            "message": {"role": "assistant", "content": content},
-                        }
-                    ],
-                }
-            )
-        else:
-            text = await Provider(self.play).forward(body, call_id=CallId(role="target", purpose="rollout"))
+            return completion(json.dumps(fill_schema(schema, "Look it up.")))
+        text = await Provider(self.play).forward(body, call_id=CallId(role="target", purpose="rollout"))
         return httpx.Response(200, text=text, headers={"content-type": "application/json"})
 
     def play(self, messages: Sequence[tuple[str, str]]) -> tuple[str, Sequence[Any]]:

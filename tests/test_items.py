@@ -21,7 +21,7 @@ from reflact.reporting.tables import FittedTable, describe_score
 from reflact.stages.reply_models import AnalystReply
 from reflact.testing import ScriptedLLM, ToyEnvironment, ToyTarget, append_reply
 from reflact.types import Grade, Item, Score, Split
-from served import configured, reflact, say_four_and_append, serving
+from served import assert_refused, configured, reflact, say_four_and_append, serving
 from toy_runs import LINES, build_trainer, playing
 
 STEERING = "\x1b[2J\x1b]0;title\x07\r\u202e\u200b"
@@ -156,8 +156,7 @@ def test_the_command_shows_one_item_in_full(folder: Path) -> None:
     for text in (item.input, item.reference, "unknown"):
         assert f"    {text}\n" in shown
     refused = reflact("show", folder, "--item", "nobody")
-    assert refused.exit_code == 2
-    assert "has an id that begins with nobody; --items lists the ids" in refused.stderr
+    assert_refused(refused, "has an id that begins with nobody; --items lists the ids")
     several = reflact("show", folder, "--item", "val-")
     assert "no item is val-, and the ids of 4 begin with it: " in several.stderr
 

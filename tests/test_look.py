@@ -32,7 +32,7 @@ from reflact.types import (
     StepSize,
     Verdict,
 )
-from served import reflact
+from served import assert_refused, reflact
 from toy_runs import LINES, build_trainer
 
 STEERING = "\x1b[2J\x1b]0;title\x07\u202e"
@@ -174,8 +174,7 @@ def test_each_version_is_printed_exactly(folder: Path) -> None:
     assert found["version"]["number"] == 1
     assert found["skill"]["text"] == (folder / "skills" / "v0001.md").read_text(encoding="utf-8")
     refused = reflact("skill", folder, "v99")
-    assert refused.exit_code == 2
-    assert "has no version v99; it has v0 to v" in refused.stderr
+    assert_refused(refused, "has no version v99; it has v0 to v")
 
 
 def test_the_difference_of_versions_is_printed(folder: Path) -> None:
@@ -390,8 +389,7 @@ def test_the_command_compares_runs(folder: Path, tmp_path: Path) -> None:
     assert [run["run_id"] for run in whole["runs"]] == [run["run_id"] for run in both["runs"]]
     assert whole["settings"] == both["settings"]
     alone = reflact("compare", folder)
-    assert alone.exit_code == 2
-    assert "needs at least two runs" in alone.stderr
+    assert_refused(alone, "needs at least two runs")
 
 
 def test_other_items_are_not_paired(folder: Path, tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from reflact.stages.prompt_sections import show_skill
 from reflact.testing import TOY_RULES
 from reflact.training.history import read_package
 from reflact.types import Edit, Skill
-from served import reflact
+from served import assert_refused, reflact
 from toy_runs import build_trainer
 
 FRONT = (
@@ -214,8 +214,7 @@ def test_what_several_files_need_is_said() -> None:
 def test_a_document_without_front_matter_gets_some(plain: Path, tmp_path: Path) -> None:
     """The name is that of the run's folder; a description has to be given, and the body keeps its bytes."""
     missing = reflact("export", plain, "--out", tmp_path)
-    assert missing.exit_code == 2
-    assert "--description" in missing.stderr
+    assert_refused(missing, "--description")
     assert list(tmp_path.iterdir()) == []
     words = ("--description", 'Rules: for "words".\n---\nname: other', "--version", "1", "--out", tmp_path)
     assert reflact("export", plain, *words).exit_code == 0
@@ -249,8 +248,7 @@ def test_hostile_names_and_descriptions_are_refused(
     given = {"description": "Words.", **options}
     arguments = [text for key, value in given.items() for text in (f"--{key}={value}",)]
     done = reflact("export", plain, "--out", tmp_path / "out", *arguments)
-    assert done.exit_code == 2
-    assert part in done.stderr
+    assert_refused(done, part)
     assert "\x1b" not in done.output
     assert list(tmp_path.iterdir()) == []
 

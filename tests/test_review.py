@@ -15,7 +15,7 @@ from reflact.records import CandidateReview
 from reflact.stages.reply_models import AnalystReply
 from reflact.testing import append_reply
 from reflact.types import Skill
-from served import MAIN, reflact
+from served import MAIN, assert_refused, reflact
 from toy_runs import LINES, Part, playing, run
 
 DOUBLE: Part = (AnalystReply, lambda wanted, _: append_reply(wanted, LINES["double"]))
@@ -161,6 +161,5 @@ def test_a_person_approves_or_vetoes_with_a_reason(tmp_path: Path) -> None:
 def test_review_needs_a_terminal(tmp_path: Path) -> None:
     """Without a terminal there is nobody to ask, and nothing is started."""
     result = reflact("train", DEMO, "--review", "--set", f"out_dir={tmp_path / 'run'}")
-    assert result.exit_code == 2
-    assert "asks at a terminal" in result.output
+    assert_refused(result, "asks at a terminal")
     assert not (tmp_path / "run").exists()

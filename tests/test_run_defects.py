@@ -141,20 +141,6 @@ def test_documents_measured_beside_a_training_are_listed(tmp_path: Path) -> None
     assert score.skill_hash[:8] in reflact("show", tmp_path).stdout
 
 
-def test_repeated_ids_name_their_rows(tmp_path: Path) -> None:
-    """An id that is used twice is an error that names file and row of each use."""
-    rows = [{"id": f"q{n % 6}", "input": str(n)} for n in range(8)]
-    data = tmp_path / "items.jsonl"
-    data.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
-    trainer = build_trainer({"out_dir": tmp_path / "run", "data": {"path": data}}, environment=None)
-    with pytest.raises(DataError) as caught:
-        anyio.run(trainer.train)
-    assert str(caught.value) == (
-        f"the item id 'q0' is used 2 times: {data} row 1, {data} row 7; ids must be unique. "
-        f"Other repeated ids: {data} row 2 and {data} row 8 (2 in all)"
-    )
-
-
 def test_repeated_ids_in_two_files_name_both(tmp_path: Path) -> None:
     """An id in two splits is an error that names both files."""
     for split in ("train", "val", "test"):
@@ -271,23 +257,6 @@ def test_examples_show_the_result_of_a_run_that_measured_nothing(tmp_path: Path)
     assert [
         page.name for page in pages if re.search(r"print\(.*(summary|\))\.best\.", page.read_text("utf-8"))
     ] == []
-
-
-def test_a_run_without_a_test_split_starts(tmp_path: Path) -> None:
-    """With `test.enabled: false`, a data folder needs no test split."""
-    for split in ("train", "val"):
-        rows = [item.model_dump() for item in ToyEnvironment(train=4, val=4, test=0).items(Split(split))]
-        (tmp_path / f"{split}.json").write_text(json.dumps(rows), encoding="utf-8")
-    trainer = build_trainer(
-        {
-            "out_dir": tmp_path / "run",
-            "data": {"path": tmp_path},
-            "test": {"enabled": False},
-            "report": False,
-        },
-        environment=None,
-    )
-    assert anyio.run(trainer.train).test_openings == 0
 
 
 @pytest.mark.parametrize("width", [40, 60, 80, 120])

@@ -14,7 +14,7 @@ import anyio
 import pytest
 
 from pure_world import Ended, PureNetwork, differences, left_by, settings, write_world
-from reflact import Trainer, events
+from reflact import Trainer, events, read_run
 from reflact.concurrency import Stream
 
 pytestmark = [
@@ -193,6 +193,7 @@ async def test_a_run_that_nobody_reads_can_be_cancelled(tmp_path: Path, whole: W
         await held(happenings)
         tasks.cancel_scope.cancel()
     await until(lambda: opened() == before)
+    assert (await read_run(tmp_path)).status == "cancelled"
     await whole.goes_on(tmp_path)
 
 

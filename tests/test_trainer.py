@@ -265,10 +265,10 @@ def pairs(first: int, count: int) -> list[tuple[str, str]]:
     return [(f"{names[n % 2]} {n}", TOY_RULES[names[n % 2]].answer(n)) for n in range(first, first + count)]
 
 
-def train_on_items(out: Path, **config: object) -> Trainer:
+def train_on_items(out: Path, train: list[Any] | None = None, **config: object) -> Trainer:
     """Return a trainer on lists, with stand-ins for both models."""
     return Trainer.from_items(
-        train=pairs(10, 4),
+        train=train or pairs(10, 4),
         val=pairs(20, 4),
         test=[Item(id="t", input="double 40", reference="80")],
         grade=lambda item, answer: answer == item.reference,
@@ -293,35 +293,16 @@ def test_equal_pairs_have_equal_ids(tmp_path: Path) -> None:
 
 async def test_a_pair_given_twice_is_refused(tmp_path: Path) -> None:
     """An item that occurs twice is refused when the run starts."""
-    twice = Trainer.from_items(
-        train=pairs(10, 2) * 2,
-        val=pairs(20, 2),
-        test=pairs(30, 2),
-        grade=lambda item, answer: answer == item.reference,
-        target=ToyTarget(),
-        optimizer=ScriptedLLM(toy_optimizer()),
-        out_dir=tmp_path,
-    )
     with pytest.raises(DataError, match="used 2 times"):
-        await twice.train()
+        await train_on_items(tmp_path, pairs(10, 2) * 2).train()
 
 
 async def test_what_is_no_item_is_refused(tmp_path: Path) -> None:
     """A mapping is neither an item nor a pair, so its keys are not taken for a question and an answer."""
-    rows: list[Any] = [{"input": "double 10", "reference": "20"}]
-    trainer = Trainer.from_items(
-        train=rows,
-        val=pairs(20, 2),
-        test=pairs(30, 2),
-        grade=lambda item, answer: answer == item.reference,
-        target=ToyTarget(),
-        optimizer=ScriptedLLM(toy_optimizer()),
-        out_dir=tmp_path,
-    )
     with pytest.raises(
         DataError, match="an item is an Item or a pair of an input and its right answer, not "
     ):
-        await trainer.train()
+        await train_on_items(tmp_path, [{"input": "double 10", "reference": "20"}]).train()
 
 
 def test_an_unknown_key_is_refused_at_once(tmp_path: Path) -> None:

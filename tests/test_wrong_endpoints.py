@@ -79,21 +79,26 @@ def test_calls_that_are_booked_are_no_free_failure(tmp_path: Path) -> None:
     assert "did not answer within 1 seconds" in done.stderr
 
 
-def test_an_unknown_model(tmp_path: Path) -> None:
-    """A model that the endpoint does not serve ends the run as soon, and is named."""
-    refusing = Refusing(404, {"message": "The model `small` does not exist.", "code": "model_not_found"})
+@pytest.mark.parametrize(
+    ("body", "path", "words"),
+    [
+        (
+            {"message": "The model `small` does not exist.", "code": "model_not_found"},
+            "",
+            ("small", "set models.target.model"),
+        ),
+        ({"message": "Not Found"}, "/chat", ()),
+    ],
+    ids=["an unknown model", "an address without an API"],
+)
+def test_what_an_endpoint_does_not_have(
+    tmp_path: Path, body: dict[str, object], path: str, words: tuple[str, ...]
+) -> None:
+    """A model that it does not serve, or a path that it does not know, ends the run as soon, and is named."""
+    refusing = Refusing(404, body)
     with serving(refusing.answer) as url:
-        done = trained(tmp_path, url)
-    assert_one_message(done, "models.target", "small", "(404)", "set models.target.model")
-    assert refusing.requests <= CONCURRENCY
-
-
-def test_an_address_where_no_api_is(tmp_path: Path) -> None:
-    """A server that knows no such path ends the run, and the address is named."""
-    refusing = Refusing(404, {"message": "Not Found"})
-    with serving(refusing.answer) as url:
-        done = trained(tmp_path, f"{url}/chat")
-    assert_one_message(done, "models.target", f"{url}/chat", "(404)")
+        done = trained(tmp_path, url + path)
+    assert_one_message(done, "models.target", "(404)", *words, *([url + path] if path else []))
     assert refusing.requests <= CONCURRENCY
 
 
