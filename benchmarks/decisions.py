@@ -24,9 +24,9 @@ from dataclasses import dataclass
 from functools import partial
 from statistics import fmean, stdev
 
-from reflact.gate.betting import choose_trials
 from reflact.gate.early_stop import EarlyStopMonitor
 from reflact.gate.paired_decision import GateSettings, Ruling, ScorePair, TrialRequest, decide
+from reflact.gate.paired_test import choose_trials
 
 SEED, STEPS, ALPHA, GAIN, FRESH = 2026, 8, 0.10, 0.15, 4
 MAIN, GRID, SEQUENCES, POWER = 2000, 200, 1000, 1000

@@ -29,10 +29,10 @@ from statistics import NormalDist, fmean, quantiles, stdev
 
 from decisions import at_most
 
-from reflact.gate.betting import choose_trials
 from reflact.gate.early_stop import EarlyStopMonitor
 from reflact.gate.intervals import improvement_interval
 from reflact.gate.paired_decision import GateSettings, ScorePair, TrialRequest, decide
+from reflact.gate.paired_test import choose_trials
 from reflact.gate.ranked_decision import (
     BEST_ABOVE,
     MAX_PASSES,

@@ -15,13 +15,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reflact.gate.betting import (
-    PairStatistics,
-    choose_stakes,
-    choose_trials,
-    describe_power,
-    detectable_effect,
-)
 from reflact.gate.early_stop import EarlyStopMonitor, decide_early
 from reflact.gate.intervals import improvement_interval, mean_interval, student_quantile, wilson_interval
 from reflact.gate.paired_decision import (
@@ -31,6 +24,13 @@ from reflact.gate.paired_decision import (
     ScorePair,
     TrialRequest,
     decide,
+)
+from reflact.gate.paired_test import (
+    PairStatistics,
+    choose_stakes,
+    choose_trials,
+    describe_power,
+    detectable_effect,
 )
 from reflact.types import Verdict
 
@@ -811,7 +811,7 @@ def test_measuring_an_unmeasured_pair_after_all_changes_nothing(thorough: bool) 
     assert mended > (100 if thorough else 20)
 
 
-# ---------- gate betting
+# ---------- the evidence of pairs
 
 scores = st.sampled_from((0.0, 0.25, 0.5, 1.0))
 sides = st.tuples(scores, scores)

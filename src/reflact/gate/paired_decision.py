@@ -14,7 +14,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from reflact.gate.betting import DISCORDANT_SHARE, PairStatistics, choose_stakes, detectable_effect
+from reflact.gate.paired_test import DISCORDANT_SHARE, PairStatistics, choose_stakes, detectable_effect
 from reflact.types import Evidence, FrozenModel, GatePolicy
 
 SCORE_TOLERANCE = 1e-9

@@ -13,7 +13,7 @@ from statistics import fmean
 
 from reflact.config.training import TrainerConfig
 from reflact.data import DataSet, count_steps_per_epoch, plan_epoch
-from reflact.gate.betting import choose_trials
+from reflact.gate.paired_test import choose_trials
 from reflact.gate.ranked_decision import MAX_PASSES
 from reflact.llm.pricing import (
     BYTES_PER_TOKEN,

@@ -10,9 +10,9 @@ from reflact.config.training import GateConfig
 from reflact.data import USEFUL_SIZE, shuffle
 from reflact.errors import Unmeasured
 from reflact.events import GatePowerEstimated
-from reflact.gate.betting import choose_trials, describe_power, detectable_effect
 from reflact.gate.intervals import describe_claim
 from reflact.gate.paired_decision import SCORE_TOLERANCE, GateSettings, TrialRequest
+from reflact.gate.paired_test import choose_trials, describe_power, detectable_effect
 from reflact.gate.ranked_decision import MAX_PASSES, start_ranking
 from reflact.protocols import Approver, CommitRecord
 from reflact.records import AlphaBudget, CandidateReview, DecisionPoint, OpenComparison, RunState

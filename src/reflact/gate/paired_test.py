@@ -1,4 +1,4 @@
-"""Testing by betting: evidence from paired scores that stays valid under repeated looks.
+"""The test of the paired gate, by betting: evidence from paired scores that stays valid under repeated looks.
 
 Three bets start with shares of one unit of capital. A pair with the difference ``d = candidate - current``
 multiplies each bet's capital by ``1 + stake * (d - margin)``. The sum of the capitals is the evidence.
