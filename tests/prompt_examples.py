@@ -214,41 +214,112 @@ class Listener:
         """Forget it."""
 
 
+@dataclass(frozen=True)
+class Material:
+    """What the stages show to models in one use of each prompt, beside what the prompts say.
+
+    Attributes:
+        listed: A document whose rules drafts and suggestions change.
+        changed: The rollouts under the later document.
+        rules: Proposed edits; ``drafts`` are whole documents and ``choices`` are to be ranked.
+        notes: What analysts are told of earlier steps; ``attempts`` is for the other stages.
+        advice: The memory of the optimizer.
+        lapses: Reminders; all but the last one stand in the document.
+        tokens: The room for cases.
+    """
+
+    task: str
+    skill: Skill
+    later: Skill
+    listed: Skill
+    items: Sequence[Item]
+    failures: tuple[Rollout, ...]
+    successes: tuple[Rollout, ...]
+    changed: tuple[Rollout, ...]
+    evidence: StepEvidence
+    rules: Sequence[Edit]
+    drafts: Sequence[Edit]
+    choices: Sequence[Edit]
+    suggestions: Sequence[Edit]
+    notes: str
+    attempts: str
+    advice: str
+    figures: str
+    guidance: str
+    lapses: Sequence[str]
+    tokens: int
+
+
 async def examples() -> dict[str, Example]:
     """Return an example of each version of each prompt that a model answers, by ``NAME/vN``.
 
     They are the versions of both profiles, as the stages ask, and that of the recorded calibration.
     """
     small = Listener()
-    await _ask_stages(small, PromptsConfig(profile="small"))
+    await ask_stages(small, _material(), PromptsConfig(profile="small"))
     await _judge(small)
     for version in (1, 2):
         await _contrast(small, load_prompts(PromptsConfig(versions={"contrast": version})))
     default = Listener()
-    await _ask_stages(default, PromptsConfig())
+    await ask_stages(default, _material(), PromptsConfig())
     heard = default.heard | small.heard
     larger = (set(default.heard) - set(small.heard)) | UNANSWERED
     return {name: replace(e, model=LARGER if name in larger else MODEL) for name, e in heard.items()}
 
 
-async def _ask_stages(listener: Listener, config: PromptsConfig) -> None:
-    context = _context_of(listener, config)
-    await _reflect(context)
-    await _merge(context, SKILL, "append", RULES)
-    await _merge(context, LIST, "rewrite", DRAFTS)
-    await _decide(context)
-    await _close(context)
-    await _rewrite(context)
-
-
-def _context_of(listener: Listener, config: PromptsConfig) -> StageContext:
-    return StageContext(
-        llm=listener, prompts=load_prompts(config), decision_log=listener, step=1, task=show_task(TASK)
+def _material() -> Material:
+    right, wrong = _rollouts(SKILL, RIGHT, hard=1), _rollouts(SKILL, WRONG, hard=0)
+    sources: tuple[RolloutSource, ...] = ("failure", "failure", "failure", "success")
+    cases = (
+        Case(item=item, rollout=rollout, failed=rollout.answer in WRONG)
+        for item, rollout in zip(ITEMS, (wrong[0], right[1]), strict=True)
+    )
+    return Material(
+        task=show_task(TASK),
+        skill=SKILL,
+        later=LATER,
+        listed=LIST,
+        items=ITEMS,
+        failures=wrong,
+        successes=right,
+        changed=(*_rollouts(LATER, RIGHT[:1], hard=1), *_rollouts(LATER, WRONG, hard=0)[1:]),
+        evidence=StepEvidence(
+            step=1, cases=tuple(cases), attempts=ATTEMPTS, meta_skill=MEMORY, task=show_task(TASK)
+        ),
+        rules=[edit("append", rule, sources[n], support=4 - n) for n, rule in enumerate(RULES)],
+        drafts=[edit("rewrite", draft, sources[n], support=4 - n) for n, draft in enumerate(DRAFTS)],
+        choices=[edit("append", rule, "failure", support=3 - n) for n, rule in enumerate(RULES[:3])],
+        suggestions=[edit("suggest", text, "failure") for text in SUGGESTIONS],
+        notes="",
+        attempts=show_buffer(ATTEMPTS),
+        advice=MEMORY,
+        figures=show_figures(wrong, ITEMS, [item.id for item in ITEMS]),
+        guidance="Read the question twice.",
+        lapses=NOTES,
+        tokens=1000,
     )
 
 
-async def _reflect(context: StageContext) -> None:
-    batches = (_batch("failure", WRONG), _batch("success", RIGHT))
+async def ask_stages(listener: Listener, shown: Material, prompts: PromptsConfig) -> None:
+    """Have each stage ask what it asks about the material."""
+    context = StageContext(
+        llm=listener, prompts=load_prompts(prompts), decision_log=listener, step=1, task=shown.task
+    )
+    await _reflect(context, shown)
+    await _merge(context, shown, shown.skill, shown.rules)
+    await _merge(context, shown, shown.listed, shown.drafts)
+    await _decide(context, shown)
+    await _close(context, shown)
+    config = ReflectConfig(trajectory_tokens=shown.tokens)
+    proposer = RewritingProposer(1, context.prompts, config, GateMetric(metric="hard"))
+    await proposer.propose(shown.skill, shown.evidence, Asker(context))
+
+
+async def _reflect(context: StageContext, shown: Material) -> None:
+    batches = [
+        Minibatch(source=source, index=0, items=shown.items, rollouts=rollouts)
+        for source, rollouts in (("failure", shown.failures), ("success", shown.successes))
+    ]
     for update_config in (
         UpdateConfig(operations=("append",)),
         UpdateConfig(mode="rewrite"),
@@ -256,30 +327,19 @@ async def _reflect(context: StageContext) -> None:
     ):
         analyst = Analyst(
             context=context,
-            tokens=1000,
-            skill=SKILL,
+            tokens=shown.tokens,
+            skill=shown.skill,
             config=update_config,
             max_edits=1,
-            notes=lambda batch: "",
+            notes=lambda batch: shown.notes,
         )
         for batch in batches:
             await analyst.report(batch)
-    triage = LapseTriage(context=context, skill=LATER, analyse=_unread, successes=True, tokens=1000)
+    triage = LapseTriage(
+        context=context, skill=shown.later, analyse=_unread, successes=True, tokens=shown.tokens
+    )
     for batch in batches:
         await triage.report(batch)
-
-
-async def _rewrite(context: StageContext) -> None:
-    proposer = RewritingProposer(1, context.prompts, ReflectConfig(), GateMetric(metric="hard"))
-    rollouts = (*_rollouts(SKILL, WRONG[:1], hard=0), *_rollouts(SKILL, RIGHT, hard=1)[1:])
-    cases = (
-        Case(item=item, rollout=rollout, failed=rollout.answer in WRONG)
-        for item, rollout in zip(ITEMS, rollouts, strict=True)
-    )
-    evidence = StepEvidence(
-        step=1, cases=tuple(cases), attempts=ATTEMPTS, meta_skill=MEMORY, task=context.task
-    )
-    await proposer.propose(SKILL, evidence, Asker(context))
 
 
 @dataclass(frozen=True)
@@ -300,55 +360,35 @@ class Asker:
         raise NotImplementedError
 
 
-async def _merge(context: StageContext, skill: Skill, kind: EditKind, texts: Sequence[str]) -> None:
-    sources: tuple[RolloutSource, ...] = ("failure", "failure", "failure", "success")
+async def _merge(context: StageContext, shown: Material, skill: Skill, edits: Sequence[Edit]) -> None:
     reports = [
-        AnalystReport(
-            source_type=source,
-            index=n,
-            item_ids=("0",),
-            patch=Patch(edits=(_edit(kind, text, source, 4 - n),)),
-        )
-        for n, (source, text) in enumerate(zip(sources, texts, strict=True))
+        AnalystReport(source_type=e.source_type, index=n, item_ids=("0",), patch=Patch(edits=(e,)))
+        for n, e in enumerate(edits)
     ]
-    await aggregate(
-        reports,
-        skill,
-        context=context,
-        config=AggregateConfig(),
-        operations=("append",),
-        notes=show_meta(MEMORY),
-    )
+    config, notes = AggregateConfig(), show_meta(shown.advice)
+    await aggregate(reports, skill, context=context, config=config, operations=("append",), notes=notes)
 
 
-async def _decide(context: StageContext) -> None:
-    edits = tuple(_edit("append", rule, "failure", 3 - n) for n, rule in enumerate(RULES[:3]))
-    merged = AggregateResult(patch=Patch(edits=edits))
-    figures = show_figures(_rollouts(SKILL, WRONG, hard=0), ITEMS, [item.id for item in ITEMS])
+async def _decide(context: StageContext, shown: Material) -> None:
+    merged, attempts = AggregateResult(patch=Patch(edits=tuple(shown.choices))), shown.attempts
     await choose_step_size(
-        merged, SKILL, context=context, notes=show_buffer(ATTEMPTS), figures=figures, default=1
+        merged, shown.skill, context=context, notes=attempts, figures=shown.figures, default=1
     )
-    await select(
-        merged, SKILL, context=context, budget=2, attempts=show_buffer(ATTEMPTS), notes=show_meta(MEMORY)
-    )
-    suggestions = tuple(_edit("suggest", text, "failure", 2) for text in SUGGESTIONS)
-    await update(
-        LIST,
-        SelectResult(patch=Patch(edits=suggestions), pool_size=2),
-        context=context,
-        attempts=show_buffer(ATTEMPTS),
-    )
-    reports = [AnalystReport(source_type="failure", index=0, item_ids=("0",), reminders=NOTES[3:])]
-    await update_appendix(replace_notes(SKILL, NOTES[:3]), reports, context=context, threshold=2)
+    notes = show_meta(shown.advice)
+    await select(merged, shown.skill, context=context, budget=2, attempts=attempts, notes=notes)
+    suggested = SelectResult(patch=Patch(edits=tuple(shown.suggestions)), pool_size=2)
+    await update(shown.listed, suggested, context=context, attempts=attempts)
+    *noted, last = shown.lapses
+    reports = [AnalystReport(source_type="failure", index=0, item_ids=("0",), reminders=(last,))]
+    await update_appendix(replace_notes(shown.skill, noted), reports, context=context, threshold=2)
 
 
-async def _close(context: StageContext) -> None:
-    before = _rollouts(SKILL, WRONG, hard=0)
-    after = (*_rollouts(LATER, RIGHT[:1], hard=1), *_rollouts(LATER, WRONG, hard=0)[1:])
-    comparison = show_comparison(categorize_items(ITEMS, before, after, None), tokens=1000)
+async def _close(context: StageContext, shown: Material) -> None:
+    categories = categorize_items(shown.items, shown.failures, shown.changed, None)
+    comparison = show_comparison(categories, tokens=shown.tokens)
     place: dict[str, Any] = {"context": replace(context, step=2), "comparison": comparison, "epoch": 2}
-    await slow_update(SKILL, LATER, guidance="Read the question twice.", **place)
-    await update_meta_skill(SKILL, LATER, attempts=show_buffer(ATTEMPTS), memory=MEMORY, **place)
+    await slow_update(shown.skill, shown.later, guidance=shown.guidance, **place)
+    await update_meta_skill(shown.skill, shown.later, attempts=shown.attempts, memory=shown.advice, **place)
 
 
 async def _judge(listener: Listener) -> None:
@@ -357,7 +397,6 @@ async def _judge(listener: Listener) -> None:
 
 
 async def _contrast(listener: Listener, prompts: PromptBook) -> None:
-    """Ask for two mistakes, which a look under another purpose precedes, compare a pair and judge a judge."""
     said = Evaluation(
         progress_before=4,
         progress_after=7,
@@ -367,15 +406,26 @@ async def _contrast(listener: Listener, prompts: PromptBook) -> None:
     )
     gold = Label(progress_before=4, progress_after=7, source="program")
     event = ScoreEvent(step=0, transition=SHIPPED, evaluation=said, label=gold)
+    await ask_for_pairs(listener, [event], PURPOSE, ContrastSettings(n_judges=2), prompts)
+
+
+async def ask_for_pairs(
+    listener: Listener,
+    events: Sequence[ScoreEvent],
+    purpose: str,
+    settings: ContrastSettings,
+    prompts: PromptBook | None = None,
+) -> None:
+    """Ask for two mistakes, which a look under another purpose precedes, compare a pair and judge a judge."""
     shares = (
         MistakeShare(mistake="inflated_score", share=0.75),
         MistakeShare(mistake="ignored_evidence", share=0.25),
     )
     await generate_contrast_pairs(
-        [event],
-        GenerationTask(PURPOSE, "t", RoundPlan(number=1, shares=shares, nearest=1, farthest=10)),
+        events,
+        GenerationTask(purpose, "t", RoundPlan(number=1, shares=shares, nearest=1, farthest=10)),
         PairModels(listener, listener, Critic(listener)),
-        settings=ContrastSettings(n_judges=2),
+        settings=settings,
         prompts=prompts,
     )
 
@@ -384,13 +434,9 @@ async def _unread(batch: Minibatch) -> AnalystReport:
     return batch.empty_report
 
 
-def _edit(kind: EditKind, text: str, source: RolloutSource, support: int) -> Edit:
-    return Edit(op=kind, content=text, source_type=source, support_count=support)
-
-
-def _batch(source: RolloutSource, answers: Sequence[str]) -> Minibatch:
-    rollouts = _rollouts(SKILL, answers, hard=0 if source == "failure" else 1)
-    return Minibatch(source=source, index=0, items=ITEMS, rollouts=rollouts)
+def edit(kind: EditKind, text: str, source: RolloutSource, *, target: str = "", support: int = 2) -> Edit:
+    """Return an edit that so many cases support."""
+    return Edit(op=kind, content=text, target=target, source_type=source, support_count=support)
 
 
 def _rollouts(skill: Skill, answers: Sequence[str], *, hard: float) -> tuple[Rollout, ...]:

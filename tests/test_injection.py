@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -17,12 +16,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from doubles import PROMPT, Endpoint, call_id, completion, config, connected
-from prompt_examples import Asker, Listener
-from reflact.calibration.contrast import ContrastSettings, GenerationTask, PairModels, generate_contrast_pairs
+from prompt_examples import Listener, Material, ask_for_pairs, ask_stages, edit
+from reflact.calibration.contrast import ContrastSettings
 from reflact.calibration.critic import Critic
-from reflact.calibration.curriculum import MistakeShare, RoundPlan
 from reflact.config.critic import CriticSettings
-from reflact.config.training import AggregateConfig, ReflectConfig, UpdateConfig
+from reflact.config.training import PromptsConfig
 from reflact.data import DataSet
 from reflact.environments.dataset import DatasetEnvironment
 from reflact.environments.graders import ExactGrader
@@ -32,32 +30,16 @@ from reflact.messages import Message, RenderedPrompt, ReplyModel, Text
 from reflact.prompts import fence, load_prompts
 from reflact.protocols import StepEvidence
 from reflact.records import StepBufferEntry
-from reflact.skills.document import replace_notes
 from reflact.skills.rejected_edits import RejectedEdit
-from reflact.stages.aggregate import aggregate
-from reflact.stages.context import StageContext
-from reflact.stages.evaluate import GateMetric
-from reflact.stages.execution_notes import LapseTriage, update_appendix
 from reflact.stages.prompt_sections import show_buffer, show_figures, show_memory, show_meta, show_task
-from reflact.stages.reflect import Analyst, Minibatch
-from reflact.stages.select import choose_step_size, select
-from reflact.stages.slow_update import categorize_items, show_comparison, slow_update, update_meta_skill
-from reflact.stages.update import update
 from reflact.targets.chat import ChatTarget
-from reflact.training.proposing import RewritingProposer
 from reflact.types import (
-    AggregateResult,
-    AnalystReport,
     Case,
-    Edit,
-    EditKind,
     FailurePattern,
     Item,
-    Patch,
     Rollout,
     RolloutSource,
     Score,
-    SelectResult,
     Skill,
     Turn,
 )
@@ -126,18 +108,52 @@ LOOKALIKES = {
 async def asked(says: Says) -> list[RenderedPrompt]:
     """Return what all stages ask, with texts from ``says`` in every place that is not the house's own."""
     listener = Listener()
-    task = show_task(says("description"), says("tools"))
-    context = StageContext(llm=listener, prompts=load_prompts(), decision_log=listener, step=1, task=task)
-    skill, later = Skill(text=f"{says('document')}\n"), Skill(text=f"{says('later document')}\n")
-    await _reflect(context, says, skill)
-    await _rewrite(context, says, skill)
-    await _merge(context, says, skill, "append")
-    await _merge(context, says, skill, "rewrite")
-    await _decide(context, says, skill)
-    await _close(context, says, skill, later)
+    await ask_stages(listener, material_of(says), PromptsConfig())
     await _judge(listener, says)
     await _contrast(listener, says)
     return listener.prompts
+
+
+def material_of(says: Says) -> Material:
+    """Return material with the texts."""
+    task = show_task(says("description"), says("tools"))
+    skill, later = Skill(text=f"{says('document')}\n"), Skill(text=f"{says('later document')}\n")
+    failures, successes = _rollouts(says, skill, 0, "failure"), _rollouts(says, skill, 1, "success")
+    evidence = StepEvidence(
+        step=1,
+        cases=tuple(
+            Case(item=item, rollout=rollout, failed=rollout in failures)
+            for rollouts in (failures, successes)
+            for item, rollout in zip(_items(says), rollouts, strict=True)
+        ),
+        attempts=(attempt_of(says),),
+        rejected_edits=(card_of(says),),
+        meta_skill=says("memory"),
+        task=task,
+    )
+    sources: tuple[RolloutSource, ...] = ("failure", "failure", "success")
+    return Material(
+        task=task,
+        skill=skill,
+        later=later,
+        listed=skill,
+        items=_items(says),
+        failures=failures,
+        successes=successes,
+        changed=_rollouts(says, later, 1, "after"),
+        evidence=evidence,
+        rules=[edit("append", says(f"proposal {n}"), source) for n, source in enumerate(sources)],
+        drafts=[edit("rewrite", says(f"draft {n}"), source) for n, source in enumerate(sources)],
+        choices=[edit("replace", says(f"edit {n}"), "failure", target=says(f"anchor {n}")) for n in range(3)],
+        suggestions=[edit("suggest", says(f"suggestion {n}"), "failure") for n in range(2)],
+        notes=notes_of(says),
+        attempts=notes_of(says),
+        advice=says("memory"),
+        figures=figures_of(says),
+        guidance=says("guidance"),
+        lapses=[f"{n}. " + " ".join(says(f"note {n}").replace("<!--", "<--").split()) for n in range(3)],
+        tokens=TOKENS,
+    )
 
 
 def figures_of(says: Says) -> str:
@@ -146,7 +162,7 @@ def figures_of(says: Says) -> str:
 
 
 def attempt_of(says: Says) -> StepBufferEntry:
-    edits = (_edit("replace", says("tried"), "failure", target=says("tried target")),)
+    edits = (edit("replace", says("tried"), "failure", target=says("tried target")),)
     pattern = FailurePattern(type=says("pattern"), count=1, description=says("pattern in words"))
     return StepBufferEntry(
         step=1, action="reject", n_failures=1, n_total=2, patterns=(pattern,), rejected_edits=edits
@@ -160,101 +176,6 @@ def card_of(says: Says) -> RejectedEdit:
 def notes_of(says: Says) -> str:
     shown = (show_buffer([attempt_of(says)]), show_memory([card_of(says)]), show_meta(says("memory")))
     return "\n\n".join(shown)
-
-
-async def _reflect(context: StageContext, says: Says, skill: Skill) -> None:
-    sources: tuple[RolloutSource, ...] = ("failure", "success")
-    for mode in ("patch", "rewrite", "full_rewrite"):
-        analyst = Analyst(
-            context=context,
-            skill=skill,
-            config=UpdateConfig(mode=mode),
-            max_edits=2,
-            tokens=TOKENS,
-            notes=lambda _: notes_of(says),
-        )
-        for source in sources:
-            await analyst.report(_batch(says, skill, source))
-    triage = LapseTriage(context=context, skill=skill, analyse=_blank, successes=True, tokens=TOKENS)
-    for source in sources:
-        await triage.report(_batch(says, skill, source))
-
-
-async def _rewrite(context: StageContext, says: Says, skill: Skill) -> None:
-    batches = [(_batch(says, skill, source), source == "failure") for source in ("failure", "success")]
-    evidence = StepEvidence(
-        step=1,
-        cases=tuple(
-            Case(item=item, rollout=rollout, failed=failed)
-            for batch, failed in batches
-            for item, rollout in zip(batch.items, batch.rollouts, strict=True)
-        ),
-        attempts=(attempt_of(says),),
-        rejected_edits=(card_of(says),),
-        meta_skill=says("memory"),
-        task=context.task,
-    )
-    config, metric = ReflectConfig(trajectory_tokens=TOKENS), GateMetric(metric="hard")
-    proposer = RewritingProposer(1, context.prompts, config, metric)
-    await proposer.propose(skill, evidence, Asker(context))
-
-
-async def _blank(batch: Minibatch) -> AnalystReport:
-    return batch.empty_report
-
-
-async def _merge(context: StageContext, says: Says, skill: Skill, kind: EditKind) -> None:
-    sources: tuple[RolloutSource, ...] = ("failure", "failure", "success")
-    reports = [
-        AnalystReport(
-            source_type=source,
-            index=n,
-            item_ids=("0",),
-            patch=Patch(edits=(_edit(kind, says(f"proposal {n}"), source),)),
-        )
-        for n, source in enumerate(sources)
-    ]
-    await aggregate(
-        reports,
-        skill,
-        context=context,
-        config=AggregateConfig(),
-        operations=("append",),
-        notes=notes_of(says),
-    )
-
-
-async def _decide(context: StageContext, says: Says, skill: Skill) -> None:
-    edits = tuple(
-        _edit("replace", says(f"edit {n}"), "failure", target=says(f"anchor {n}")) for n in range(3)
-    )
-    merged = AggregateResult(patch=Patch(edits=edits))
-    await choose_step_size(
-        merged, skill, context=context, notes=notes_of(says), figures=figures_of(says), default=1
-    )
-    await select(
-        merged, skill, context=context, budget=2, attempts=notes_of(says), notes=show_meta(says("memory"))
-    )
-    suggestions = tuple(_edit("suggest", says(f"suggestion {n}"), "failure") for n in range(2))
-    await update(
-        skill,
-        SelectResult(patch=Patch(edits=suggestions), pool_size=2),
-        context=context,
-        attempts=notes_of(says),
-    )
-    noted = [f"{n}. " + " ".join(says(f"note {n}").replace("<!--", "<--").split()) for n in range(3)]
-    reports = [AnalystReport(source_type="failure", index=0, item_ids=("0",), reminders=tuple(noted[2:]))]
-    await update_appendix(
-        replace_notes(Skill(text="Rules.\n"), noted[:2]), reports, context=context, threshold=1
-    )
-
-
-async def _close(context: StageContext, says: Says, skill: Skill, later: Skill) -> None:
-    before, after = _rollouts(says, skill, 0, "before"), _rollouts(says, later, 1, "after")
-    comparison = show_comparison(categorize_items(_items(says), before, after, None), tokens=TOKENS)
-    place: dict[str, Any] = {"context": replace(context, step=2), "comparison": comparison, "epoch": 2}
-    await slow_update(skill, later, guidance=says("guidance"), **place)
-    await update_meta_skill(skill, later, attempts=notes_of(says), memory=says("memory"), **place)
 
 
 async def _judge(listener: Listener, says: Says) -> None:
@@ -284,16 +205,7 @@ async def _contrast(listener: Listener, says: Says) -> None:
         )
         for step, transition in enumerate(_transitions(says))
     ]
-    shares = (
-        MistakeShare(mistake="inflated_score", share=0.75),
-        MistakeShare(mistake="ignored_evidence", share=0.25),
-    )
-    await generate_contrast_pairs(
-        events,
-        GenerationTask(says("purpose"), "t", RoundPlan(number=1, shares=shares, nearest=1, farthest=10)),
-        PairModels(listener, listener, Critic(listener)),
-        settings=ContrastSettings(n_judges=2, state_tokens=TOKENS),
-    )
+    await ask_for_pairs(listener, events, says("purpose"), ContrastSettings(n_judges=2, state_tokens=TOKENS))
 
 
 def _transitions(says: Says) -> tuple[Transition, Transition]:
@@ -330,19 +242,10 @@ def _pair(says: Says, transition: Transition) -> ContrastPair:
     )
 
 
-def _edit(kind: EditKind, text: str, source: RolloutSource, *, target: str = "") -> Edit:
-    return Edit(op=kind, content=text, target=target, source_type=source, support_count=2)
-
-
 def _items(says: Says) -> list[Item]:
     return [
         Item(id=f"item {n}", input=says(f"input {n}"), reference=says(f"reference {n}")) for n in range(2)
     ]
-
-
-def _batch(says: Says, skill: Skill, source: RolloutSource) -> Minibatch:
-    rollouts = _rollouts(says, skill, 0 if source == "failure" else 1, source)
-    return Minibatch(source=source, index=0, items=_items(says), rollouts=rollouts)
 
 
 def _rollouts(says: Says, skill: Skill, hard: float, name: str) -> tuple[Rollout, ...]:
