@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from reflact.errors import ProviderDown
+from reflact.protocols import Session
 from reflact.stages.reply_models import AnalystReply
 from reflact.stages.slow_update import GuidanceReply
 from reflact.store.runs import open_store
@@ -16,7 +17,7 @@ from reflact.testing import ScriptedLLM, ToyEnvironment, append_reply, toy_optim
 from reflact.training.evaluation import evaluate_skill
 from reflact.training.rollouts import FIRST_REPORT_TRIAL
 from reflact.training.setup import Overrides
-from reflact.types import Rollout, Skill, Split
+from reflact.types import Grade, Item, Rollout, Score, Skill, Split
 from toy_runs import LINES, Actor, Part, playing, right, run, settings
 
 TEST: dict[str, Any] = {"test": {"enabled": True}}
@@ -189,6 +190,38 @@ async def test_scores_have_buckets_intervals_and_improvements(tmp_path: Path) ->
     assert [e.improvement for e in done.events if e.kind == "improvement_measured"] == list(
         done.summary.improvements
     )
+
+
+class Partial(ToyEnvironment):
+    """The toy world, in which a right answer is worth 0.8 of the soft score, a wrong one 0.1, and no item is solved."""
+
+    async def run(self, item: Item, session: Session, *, seed: int) -> Grade:
+        grade = await super().run(item, session, seed=seed)
+        score = Score(hard=0, soft=0.8 if grade.score.hard else 0.1)
+        return grade.model_copy(update={"score": score})
+
+
+@pytest.mark.parametrize(
+    ("metric", "gain", "words"),
+    [
+        ("soft", 0.7, "Better: mean soft score 0.80 on 8 test items instead of 0.10 (+70 points;"),
+        ("mixed", 0.35, "Better: mean mixed score 0.40 on 8 test items instead of 0.05 (+35 points;"),
+    ],
+)
+async def test_the_claim_is_in_the_metric_of_the_gate(
+    tmp_path: Path, metric: str, gain: float, words: str
+) -> None:
+    """What a run trained for decides if it got better, although no item is solved; so do comparisons with controls."""
+    world = Partial(train=8, val=4, test=8, rules=2)
+    test = {"enabled": True, "placebo": True}
+    trains = {"num_epochs": 2}
+    done = await run(tmp_path, environment=world, gate={"metric": metric}, train=trains, test=test)
+    assert done.summary.verdict.startswith(words)
+    assert "does as well" not in done.summary.verdict
+    claim = done.summary.claim
+    assert claim is not None
+    assert (claim.confirmed, claim.improvement.mean) == (True, pytest.approx(gain))
+    assert {round(g.mean, 9) for g in done.summary.improvements} == {gain}
 
 
 async def test_identical_texts_are_measured_once(tmp_path: Path) -> None:

@@ -278,15 +278,21 @@ class TaskTypeScore(FrozenModel):
     soft: float
 
 
+def weigh_scores(hard: float, soft: float, soft_weight: float) -> float:
+    """Return the weighted mean of a hard and a soft score, in 0..1; see ``gate.metric``."""
+    return (1 - soft_weight) * hard + soft_weight * soft
+
+
 class SkillScore(FrozenModel):
-    """The score of a skill on a split for reports: mean, count and 95% interval.
+    """The score of a skill on a split for reports: mean, count and 95% interval of the hard score.
 
     ``n`` counts measured rollouts: items times ``trials``. The interval is Wilson's if there is a single trial
     with scores of 0 and 1, else a normal one over the means of items (see ``reflact.gate.intervals``).
     ``selected_on`` is true if the gate used the same trials, which biases the score upwards. ``buckets`` are
     the task types in alphabetical order; empty if items have no type. A null answer, which is graded in place of
     the target's, has an ``answer``; its ``skill_hash`` is that of a document which stands for it. ``metrics`` are the
-    means of the environment's further numbers, each over the rollouts that have it.
+    means of the environment's further numbers, each over the rollouts that have it. ``soft_weight`` is that of the
+    soft score in the gate's metric, 0..1.
     """
 
     name: str
@@ -304,9 +310,17 @@ class SkillScore(FrozenModel):
     low: float | None = None
     high: float | None = None
     metrics: dict[str, float] = Field(default_factory=dict, exclude_if=lambda value: not value)
+    soft_weight: float = Field(default=0.0, exclude_if=lambda value: not value)
 
     def __hash__(self) -> int:
         return hash((self.name, self.skill_hash, self.split))
+
+    @property
+    def value(self) -> float | None:
+        """The mean in the gate's metric; None if nothing was measured."""
+        if not self.soft_weight or self.hard is None or self.soft is None:
+            return self.hard
+        return weigh_scores(self.hard, self.soft, self.soft_weight)
 
 
 EVALUATION_LABEL = "eval/"
@@ -316,7 +330,8 @@ EVALUATION_LABEL = "eval/"
 class Improvement(FrozenModel):
     """The mean difference between a skill and the baseline over the same items, with its 95% interval.
 
-    In the hard score; ``n`` counts the items that were measured under both.
+    In the gate's metric, in which the soft score has the weight ``soft_weight``, 0..1. ``n`` counts the items that were
+    measured under both.
     """
 
     name: str
@@ -325,6 +340,7 @@ class Improvement(FrozenModel):
     mean: float
     low: float
     high: float
+    soft_weight: float = Field(default=0.0, exclude_if=lambda value: not value)
 
 
 class SkillComparison(FrozenModel):

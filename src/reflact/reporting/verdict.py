@@ -59,10 +59,10 @@ def describe_controls(summary: RunSummary) -> tuple[str, ...]:
     """Return what the controls say against the best document, one sentence each."""
     scores = {score.name: score for score in summary.scores if score.split is summary.scores[-1].split}
     best, placebo, sentences = scores.get("best"), scores.get("placebo"), list[str]()
-    if best is None or best.hard is None:
+    if best is None or best.value is None:
         return ()
-    constants = [score for score in scores.values() if score.answer is not None and score.hard is not None]
-    top = max(constants, key=lambda score: score.hard or 0.0, default=None)
+    constants = [score for score in scores.values() if score.answer is not None and score.value is not None]
+    top = max(constants, key=lambda score: score.value or 0.0, default=None)
     if top is not None and _reaches(top, best):
         always = describe_constant(top.answer or "")
         sentences.append(f"The best document is not better than {always}: {_compare_scores(best, top)}.")
@@ -76,11 +76,11 @@ def describe_controls(summary: RunSummary) -> tuple[str, ...]:
 
 
 def _reaches(control: SkillScore, best: SkillScore) -> bool:
-    return control.hard is not None and best.hard is not None and control.hard >= best.hard
+    return control.value is not None and best.value is not None and control.value >= best.value
 
 
 def _compare_scores(one: SkillScore, other: SkillScore) -> str:
-    return f"{one.hard or 0:.2f} against {other.hard or 0:.2f} on {SPLIT_WORDS[one.split]} items"
+    return f"{one.value or 0:.2f} against {other.value or 0:.2f} on {SPLIT_WORDS[one.split]} items"
 
 
 def describe_score_name(score: SkillScore) -> str:
@@ -115,8 +115,9 @@ def describe_decisions(summary: RunSummary) -> str:
 def describe_gain(skill: str, other: str, gain: Improvement, noun: str = "item") -> str:
     """Return a line about what a document gains over another one, over so many items of a kind."""
     low, high, other = 100 * gain.low, 100 * gain.high, SCORE_NAMES.get(other, other)
+    points = f"points of the {_name_metric(gain)}" if gain.soft_weight else "points"
     return (
-        f"{skill} over {other} on {SPLIT_WORDS[gain.split]}: {100 * gain.mean:+.1f} points "
+        f"{skill} over {other} on {SPLIT_WORDS[gain.split]}: {100 * gain.mean:+.1f} {points} "
         f"(95% interval {low:+.1f} to {high:+.1f}, {name_count(gain.n, noun)})"
     )
 
@@ -213,7 +214,7 @@ def _describe_claim(summary: RunSummary, claim: Claim) -> str:
         old = f"{before.successes:.0f}" + ("" if before.n == after.n else f" of {before.n}")
         scores = f"{_describe_score(after)} instead of {old}"
     else:
-        scores = f"{_describe_score(after)} instead of {before.hard or 0:.2f}"
+        scores = f"{_describe_score(after)} instead of {before.value or 0:.2f}"
     interval = f"{_format_points(gain)}; 95% interval {_format_bounds(gain)}"
     words = f"{_judge(claim)}: {scores} ({interval})."
     if gain.split is Split.val:
@@ -235,13 +236,17 @@ def _describe_score(score: SkillScore) -> str:
     if _is_count(score):
         return f"{score.successes:.0f} of {score.n} {split} items solved"
     trials = f", {score.trials} trials each" if score.trials > 1 else ""
-    hard = "no score" if score.hard is None else f"mean score {score.hard:.2f}"
-    return f"{hard} on {score.n // score.trials} {split} items{trials}"
+    mean = "no score" if score.value is None else f"mean {_name_metric(score)} {score.value:.2f}"
+    return f"{mean} on {score.n // score.trials} {split} items{trials}"
+
+
+def _name_metric(measured: SkillScore | Improvement) -> str:
+    return {0.0: "score", 1.0: "soft score"}.get(measured.soft_weight, "mixed score")
 
 
 def _is_count(score: SkillScore) -> bool:
-    """Whether a score is a share of solved items: one trial of scores 0 and 1, whose interval is Wilson's."""
-    if score.trials > 1 or not score.n or score.successes != round(score.successes):
+    """Whether a score is a share of solved items: one trial of hard scores 0 and 1, whose interval is Wilson's."""
+    if score.soft_weight or score.trials > 1 or not score.n or score.successes != round(score.successes):
         return False
     return (score.low, score.high) == wilson_interval(round(score.successes), score.n)
 

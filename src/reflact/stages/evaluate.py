@@ -18,6 +18,7 @@ from reflact.gate.paired_decision import (
     decide,
     has_coverage,
 )
+from reflact.records import weigh_scores
 from reflact.types import (
     AggregateResult,
     Candidate,
@@ -67,14 +68,13 @@ class GateMetric(FrozenModel):
             return None
         return self._combine(measurement.hard, measurement.soft)
 
+    @property
+    def soft_weight(self) -> float:
+        """The weight of the soft score, 0..1; the hard score has the rest."""
+        return {"hard": 0.0, "soft": 1.0, "mixed": self.mixed_weight}[self.metric]
+
     def _combine(self, hard: float, soft: float) -> float:
-        match self.metric:
-            case "hard":
-                return hard
-            case "soft":
-                return soft
-            case "mixed":
-                return (1 - self.mixed_weight) * hard + self.mixed_weight * soft
+        return weigh_scores(hard, soft, self.soft_weight)
 
 
 def build_measurement(skill_hash: str, split: Split, rollouts: Sequence[Rollout]) -> Measurement:

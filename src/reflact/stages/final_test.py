@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 
 from reflact.gate.intervals import improvement_interval, mean_interval, within_item_interval
 from reflact.records import Claim, Improvement, SkillScore, TaskTypeScore
-from reflact.stages.evaluate import build_measurement
+from reflact.stages.evaluate import GateMetric, build_measurement
 from reflact.types import Item, Rollout, Skill, Split
 
 
@@ -20,14 +20,20 @@ def make_placebo(text: str, template: Skill) -> Skill:
 
 
 def score_skill(
-    name: str, skill: Skill, split: Split, rollouts: Sequence[Rollout], items: Sequence[Item]
+    name: str,
+    skill: Skill,
+    split: Split,
+    rollouts: Sequence[Rollout],
+    items: Sequence[Item],
+    *,
+    metric: GateMetric,
 ) -> SkillScore:
     """Return the mean, count, 95% interval and task types of one skill's rollouts, in any order.
 
-    Several trials of an item count as one value in the interval, because they are not independent.
+    The interval is that of the hard score. Several trials of an item count as one value in the interval, because they are not independent.
     """
     measured = build_measurement(skill.hash, split, rollouts)
-    means = _mean_by_item(rollouts)
+    means = _mean_by_item(rollouts, GateMetric(metric="hard"))
     low, high = mean_interval(list(means.values())) if means else (None, None)
     return SkillScore(
         name=name,
@@ -43,6 +49,7 @@ def score_skill(
         low=low,
         high=high,
         metrics=average_metrics(rollouts),
+        soft_weight=metric.soft_weight,
     )
 
 
@@ -56,26 +63,39 @@ def average_metrics(rollouts: Iterable[Rollout]) -> dict[str, float]:
 
 
 def measure_improvement(
-    name: str, split: Split, baseline: Sequence[Rollout], rollouts: Sequence[Rollout]
+    name: str, split: Split, baseline: Sequence[Rollout], rollouts: Sequence[Rollout], *, metric: GateMetric
 ) -> Improvement | None:
-    """Return a skill's improvement over the baseline, paired by item; None without a common item."""
-    before, after = _mean_by_item(baseline), _mean_by_item(rollouts)
+    """Return a skill's improvement over the baseline in a metric, paired by item; None without a common item."""
+    before, after = _mean_by_item(baseline, metric), _mean_by_item(rollouts, metric)
     common = [item_id for item_id in before if item_id in after]
     if not common:
         return None
     mean, low, high = improvement_interval([before[i] for i in common], [after[i] for i in common])
-    return Improvement(name=name, split=split, n=len(common), mean=mean, low=low, high=high)
+    return Improvement(
+        name=name,
+        split=split,
+        n=len(common),
+        mean=mean,
+        low=low,
+        high=high,
+        soft_weight=metric.soft_weight,
+    )
 
 
 def judge_claim(
-    split: Split, baseline: Sequence[Rollout], best: Sequence[Rollout], *, on_these_items: bool
+    split: Split,
+    baseline: Sequence[Rollout],
+    best: Sequence[Rollout],
+    *,
+    metric: GateMetric,
+    on_these_items: bool,
 ) -> Claim | None:
-    """Return the claim that the best skill is better than the baseline; None without a common item.
+    """Return the claim that the best skill is better than the baseline in a metric; None without a common item.
 
     ``on_these_items``: several trials of each item, whose variance within the items alone counts.
     """
-    gain = measure_improvement("best", split, baseline, best)
-    before, after = _group_by_item(baseline), _group_by_item(best)
+    gain = measure_improvement("best", split, baseline, best, metric=metric)
+    before, after = _group_by_item(baseline, metric), _group_by_item(best, metric)
     repeated = [i for i in before if len(before[i]) > 1 and len(after.get(i, ())) > 1]
     if gain is not None and on_these_items and repeated:
         mean, low, high = within_item_interval([before[i] for i in repeated], [after[i] for i in repeated])
@@ -83,16 +103,16 @@ def judge_claim(
     return None if gain is None else Claim(improvement=gain, confirmed=gain.low > 0)
 
 
-def _mean_by_item(rollouts: Sequence[Rollout]) -> dict[str, float]:
-    scores = _group_by_item(rollouts)
+def _mean_by_item(rollouts: Sequence[Rollout], metric: GateMetric) -> dict[str, float]:
+    scores = _group_by_item(rollouts, metric)
     return {item_id: math.fsum(scores[item_id]) / len(scores[item_id]) for item_id in scores}
 
 
-def _group_by_item(rollouts: Sequence[Rollout]) -> dict[str, list[float]]:
+def _group_by_item(rollouts: Sequence[Rollout], metric: GateMetric) -> dict[str, list[float]]:
     scores: dict[str, list[float]] = {}
     for rollout in rollouts:
-        if rollout.score is not None:
-            scores.setdefault(rollout.item_id, []).append(rollout.score.hard)
+        if (score := metric.score_rollout(rollout)) is not None:
+            scores.setdefault(rollout.item_id, []).append(score)
     return {item_id: scores[item_id] for item_id in sorted(scores)}
 
 

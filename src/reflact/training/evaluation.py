@@ -12,6 +12,7 @@ from reflact.errors import DataError
 from reflact.protocols import EventCallback
 from reflact.records import EVALUATION_LABEL, SkillComparison, SkillScore
 from reflact.stages.final_test import make_placebo, measure_improvement, score_skill
+from reflact.training.gating import build_metric
 from reflact.training.rollouts import manage_environment
 from reflact.training.run import Run
 from reflact.training.setup import Overrides, ignore_event, open_runtime, prepare_run
@@ -66,7 +67,7 @@ async def compare_skill(
     """
     overrides = overrides or Overrides()
     plan = prepare_run(loading.load_config(config), overrides)
-    items = plan.data.items(split)
+    items, metric = plan.data.items(split), build_metric(plan.config)
     if not items:
         raise DataError(
             f"there is no {split.value} split, so no document can be measured on it; choose another split"
@@ -90,14 +91,19 @@ async def compare_skill(
                         await run.final_evaluator.open_test_split(f"eval {document.hash}")
                     rolled = await run.scheduler.roll_out_split(split, document, step=0, phase="eval")
                     rollouts[name] = rolled
-                    scores.append(score_skill(name, document, split, rolled, items))
+                    scores.append(score_skill(name, document, split, rolled, items, metric=metric))
                 for constant in run.final_evaluator.null_answers.list_all() if "null" in against else ():
                     rolled = await run.scheduler.roll_out_constant(split, items, constant, step=0)
                     rollouts[constant.name] = rolled
-                    scores.append(score_skill(constant.name, constant.document, split, rolled, items))
+                    scores.append(
+                        score_skill(constant.name, constant.document, split, rolled, items, metric=metric)
+                    )
         label = f"{EVALUATION_LABEL}{split.value}/{skill.hash}/{scores[0].n}"
         await runtime.decision_log.put(0, label, scores[0].model_dump(mode="json"))
-    gains = (measure_improvement(s.name, split, rollouts[s.name], rollouts["skill"]) for s in scores[1:])
+    gains = (
+        measure_improvement(s.name, split, rollouts[s.name], rollouts["skill"], metric=metric)
+        for s in scores[1:]
+    )
     return SkillComparison(
         skill=scores[0], others=tuple(scores[1:]), improvements=tuple(g for g in gains if g is not None)
     )

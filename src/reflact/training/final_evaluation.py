@@ -21,7 +21,7 @@ from reflact.stages.null_answers import (
     describe_high_scores,
     list_null_answers,
 )
-from reflact.training.gating import CommitOutcome, GateKeeper
+from reflact.training.gating import CommitOutcome, GateKeeper, build_metric
 from reflact.training.rollouts import FIRST_REPORT_TRIAL, RolloutScheduler
 from reflact.training.setup import Runtime
 from reflact.training.state import find_current, replaces_best
@@ -93,7 +93,8 @@ class NullAnswerGrader:
             RunFailed: Too few items could be measured.
         """
         rollouts = await self.scheduler.roll_out_constant(split, items, answer, step=step)
-        score = score_skill(answer.name, answer.document, split, rollouts, items)
+        metric = build_metric(self.runtime.config)
+        score = score_skill(answer.name, answer.document, split, rollouts, items, metric=metric)
         return score.model_copy(update={"answer": answer.text})
 
 
@@ -184,6 +185,7 @@ class FinalEvaluator:
                 split,
                 rollouts.get("baseline", ()),
                 rollouts.get("best", ()),
+                metric=self.gate_keeper.metric,
                 on_these_items=split is Split.val and not state.deterministic,
             )
             self.measured = self.measured.model_copy(update={"claim": claim})
@@ -223,7 +225,8 @@ class FinalEvaluator:
                 self._add_missing(f"{name} on {split.value}: {error}")
                 continue
             rollouts[name] = tuple(rollout for trial in trials for rollout in trial)
-            score = score_skill(name, skill, split, rollouts[name], self.runtime.plan.data.items(split))
+            items, metric = self.runtime.plan.data.items(split), self.gate_keeper.metric
+            score = score_skill(name, skill, split, rollouts[name], items, metric=metric)
             is_selected = self._is_selected(name, skill, split, state)
             await self._add_score(score.model_copy(update={"selected_on": is_selected}), state)
         return rollouts
@@ -231,7 +234,8 @@ class FinalEvaluator:
     async def _measure_improvement(
         self, name: str, split: Split, rollouts: Mapping[str, tuple[Rollout, ...]], state: RunState
     ) -> None:
-        gain = measure_improvement(name, split, rollouts.get("baseline", ()), rollouts[name])
+        baseline = rollouts.get("baseline", ())
+        gain = measure_improvement(name, split, baseline, rollouts[name], metric=self.gate_keeper.metric)
         if gain is None:
             self._add_missing(
                 f"improvement of {name} on {split.value}: the baseline has no score on its items"

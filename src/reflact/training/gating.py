@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import get_args
 
-from reflact.config.training import GateConfig
+from reflact.config.training import GateConfig, TrainerConfig
 from reflact.data import USEFUL_SIZE, shuffle
 from reflact.errors import Unmeasured
 from reflact.events import GatePowerEstimated
@@ -44,6 +44,12 @@ def add_beliefs(state: RunState, outcome: CommitOutcome) -> CommitOutcome:
     return outcome.model_copy(update={"record": choose_best(state, outcome.record)})
 
 
+def build_metric(config: TrainerConfig) -> GateMetric:
+    """Return the metric of a configuration's gate."""
+    gate, threshold = config.gate, config.train.success_threshold
+    return GateMetric(metric=gate.metric, mixed_weight=gate.mixed_weight, threshold=threshold)
+
+
 class GateKeeper:
     """Decides on candidates, for one start of a run; ``approve`` is asked about each that would be accepted."""
 
@@ -57,11 +63,7 @@ class GateKeeper:
         self._decision_log = runtime.decision_log
         self._scheduler = scheduler
         self._approve = approve
-        self.metric = GateMetric(
-            metric=self._gate.metric,
-            mixed_weight=self._gate.mixed_weight,
-            threshold=config.train.success_threshold,
-        )
+        self.metric = build_metric(config)
 
     @property
     def must_test_determinism(self) -> bool:

@@ -189,8 +189,8 @@ def _list_score_tiles(history: RunHistory) -> Iterator[tuple[str, str]]:
         return
     for split in (Split.test, Split.val):
         before, after = (summary.score(name, split) for name in ("baseline", "best"))
-        if before is not None and after is not None and before.hard is not None and after.hard is not None:
-            yield f"{SPLIT_WORDS[split]} score", f"{format_score(before.hard)} → {format_score(after.hard)}"
+        if before is not None and after is not None and before.value is not None and after.value is not None:
+            yield f"{SPLIT_WORDS[split]} score", f"{format_score(before.value)} → {format_score(after.value)}"
 
 
 def find_baseline(history: RunHistory) -> events.BaselineMeasured | None:
