@@ -21,7 +21,6 @@ from reflact.records import (
     RunSummary,
     StepRecord,
     sum_step_costs,
-    summarize_history,
 )
 from reflact.reporting.lines import name_count
 from reflact.reporting.verdict import NO_REPORTS, describe_result
@@ -45,6 +44,7 @@ from reflact.training.state import (
     build_commit_events,
     build_first_state,
     find_stop_reason,
+    summarize_history,
     version_hashes,
 )
 from reflact.training.step import StepRunner

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
+from typing import get_args
 
 from reflact import events
 from reflact.config.training import TrainConfig
 from reflact.gate.ranked_decision import BEST_ABOVE, Posterior
 from reflact.protocols import CommitRecord
 from reflact.records import (
+    ActionCount,
     AlphaBudget,
     EpochRecord,
+    EpochStats,
     OpenComparison,
     PromotionRecord,
     RunState,
+    RunSummary,
     SkillVersion,
     StepBufferEntry,
     StepRecord,
@@ -22,6 +27,9 @@ from reflact.types import GateAction, Ranking, Skill, Verdict
 
 UNPROVEN: tuple[GateAction, ...] = ("set_aside", "return")
 """Decisions after which the same document may be judged again."""
+
+ACTIONS: tuple[GateAction, ...] = get_args(GateAction)
+UNCHANGED: tuple[GateAction, ...] = ("no_change", "no_patches", "no_rewrite")
 
 
 def build_first_state(
@@ -352,3 +360,42 @@ def find_stop_reason(
     if config.stop_at is None or best.score is None or best.partial or best.score < config.stop_at:
         return None
     return f"train.stop_at is {config.stop_at:g}, and the best skill scores {best.score:.3f} on the validation items"
+
+
+def summarize_history(
+    summary: RunSummary, records: Sequence[StepRecord], epochs: Sequence[EpochRecord], state: RunState | None
+) -> RunSummary:
+    """Return a summary with counts and epochs of the committed history, and a state's best and final skill."""
+    actions: Counter[str] = Counter(r.verdict.action for r in records)
+    ends = {e.epoch: e for e in epochs}
+    numbers = sorted({r.epoch for r in records})
+    return summary.model_copy(
+        update={
+            "steps": len(records),
+            "accepts": sum(r.verdict.accepted for r in records),
+            "rejects": actions["reject"],
+            "skips": sum(actions[action] for action in UNCHANGED),
+            "actions": tuple(ActionCount(action=a, count=actions[a]) for a in ACTIONS if actions[a]),
+            "best": state.best if state is not None else None,
+            "final": state.current if state is not None else None,
+            "deterministic": state is None or state.deterministic,
+            "epochs": tuple(
+                _summarize_epoch([r for r in records if r.epoch == n], ends.get(n)) for n in numbers
+            ),
+        }
+    )
+
+
+def _summarize_epoch(records: Sequence[StepRecord], end: EpochRecord | None) -> EpochStats:
+    last = records[-1] if end is None else end
+    return EpochStats(
+        epoch=records[-1].epoch,
+        steps=len(records),
+        accepts=sum(r.verdict.accepted for r in records),
+        rejects=sum(r.verdict.action == "reject" for r in records),
+        skips=sum(r.verdict.action in UNCHANGED for r in records),
+        inconclusive=sum(r.verdict.action == "inconclusive" for r in records),
+        slow_update=None if end is None or end.slow_update is None else end.slow_update.action,
+        current_score=None if last.current.inherited or last.current.partial else last.current.score,
+        best_score=None if last.best.partial else last.best.score,
+    )
