@@ -151,7 +151,11 @@ def test_entry_points_are_taken(folder: Path, monkeypatch: pytest.MonkeyPatch) -
             "target.kind: missing_module:agent cannot be imported: ModuleNotFoundError",
         ),
         ("my_support:agend", {}, "target.kind: my_support:agend cannot be imported: AttributeError"),
-        ("my_support:number", {}, "my_support:number, of type int, lacks `identity` or `session`"),
+        (
+            "my_support:number",
+            {},
+            "my_support:number cannot be used: the target, of type int, has no `identity`",
+        ),
         ("my_support:number", {"a": 1}, "target.options has no effect: my_support:number is an object"),
         ("my_support:explode", {}, "my_support:explode failed with them: RuntimeError: no such shop"),
         (

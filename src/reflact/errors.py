@@ -140,5 +140,9 @@ class RunFailed(ReflactError):
     """A run ended without completing; all finished work is stored and the run can be resumed."""
 
 
+class InterfaceError(RunFailed):
+    """A method of your target or environment returned something of another type than the protocol says."""
+
+
 class Unmeasured(RunFailed):
     """Too few rollouts of a decision could be measured; it is retried once before the run ends."""

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol, TypeVar, runtime_checkable
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from pydantic import JsonValue
 
 from reflact.config.models import ModelConfig
 from reflact.data import DataSet
+from reflact.errors import InterfaceError
 from reflact.events import Event
 from reflact.messages import (
     AgentAnswer,
@@ -463,3 +465,44 @@ class RunStore(RolloutStore, ResponseStore, Protocol):
 
     async def finish(self, run_id: str, status: RunStatus, reason: str | None, summary: str) -> None:
         """Store the end of this start of the run, with its summary as JSON text."""
+
+
+# ------------------------------------------------------------------------------------------ messages
+
+
+def write_definition(method: Callable[..., Any]) -> str:
+    """Return the first line of a protocol's method as a caller would write it, without types."""
+    signature = inspect.signature(method)
+    bare = [each.replace(annotation=inspect.Parameter.empty) for each in signature.parameters.values()]
+    written = signature.replace(parameters=bare, return_annotation=inspect.Signature.empty)
+    begin = "async def" if inspect.iscoroutinefunction(method) else "def"
+    return f"{begin} {method.__name__}{written}:"
+
+
+def find_wrong_arguments(own: Callable[..., Any], method: Callable[..., Any]) -> str | None:
+    """Return why a caller's method cannot be called like that of a protocol, with its place; None if it can."""
+    parameters = list(inspect.signature(method).parameters.values())[1:]
+    named = {each.name: None for each in parameters if each.kind is each.KEYWORD_ONLY}
+    try:
+        signature = inspect.signature(own)
+    except (TypeError, ValueError):  # it is written in C
+        return None
+    try:
+        signature.bind(*[None] * (len(parameters) - len(named)), **named)
+    except TypeError as error:
+        return f"has other arguments{locate_method(own)}: {error}; write {write_definition(method)}"
+    return None
+
+
+def locate_method(method: Any) -> str:
+    """Return the file and line of a method in words; empty if it has none."""
+    code = getattr(inspect.unwrap(method), "__code__", None)
+    return "" if code is None else f" ({Path(code.co_filename).name}, line {code.co_firstlineno})"
+
+
+def describe_not_async(value: object, method: Callable[..., Any], returned: object) -> InterfaceError:
+    """Return the error about a method of a protocol that returned something that cannot be awaited."""
+    return InterfaceError(
+        f"`{method.__name__}` of {type(value).__name__} is not async: it returned a {type(returned).__name__}; "
+        f"write {write_definition(method)}"
+    )

@@ -39,6 +39,7 @@ from reflact.protocols import (
     EventCallback,
     ProbedTarget,
     Proposer,
+    Session,
     Target,
 )
 from reflact.records import (
@@ -47,7 +48,7 @@ from reflact.records import (
     RunSummary,
     Usage,
 )
-from reflact.stages.rollout import start_session
+from reflact.stages.rollout import describe_exception, start_session
 from reflact.store.artifacts import write_atomically
 from reflact.training.rollouts import manage_environment
 from reflact.training.run import Run
@@ -475,8 +476,9 @@ async def check_setup(config: TrainerConfig, overrides: Overrides | None = None)
 async def _grade_item(item: Item, runtime: Runtime) -> Grade:
     """Return the grade of the target's answer, after the annotator has seen it, if there is one."""
     target, skill, plan = runtime.target, runtime.plan.initial_skill, runtime.plan
-    session = start_session(target, item, skill, rollout="check")
+    session: Session | None = None
     try:
+        session = start_session(target, item, skill, rollout="check")
         grade = await plan.environment.run(item, session, seed=0)
         if plan.annotator is not None:
             rollout = Rollout(
@@ -491,9 +493,7 @@ async def _grade_item(item: Item, runtime: Runtime) -> Grade:
     except ReflactError:
         raise
     except Exception as error:  # the caller's grader may raise anything
-        raise EnvironmentFailure(
-            f"item {item.id!r} could not be graded: {type(error).__name__}: {error}"
-        ) from error
+        raise EnvironmentFailure(describe_exception(item, error, target, session)) from error
     return grade
 
 

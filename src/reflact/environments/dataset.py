@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ from reflact.environments.graders import (
 from reflact.environments.python_grader import PythonGrader
 from reflact.environments.sql_grader import SQLGrader
 from reflact.errors import ConfigError, DataError, EnvironmentFailure
-from reflact.protocols import CriticBacked, Session
+from reflact.protocols import CriticBacked, Session, describe_not_async
 from reflact.records import CriticDescription
 from reflact.types import Grade, Item, Split, canonical_json
 
@@ -133,10 +133,19 @@ class DatasetEnvironment:
         """Ask the item's question and grade the answer; the seed is not used.
 
         Raises:
-            EnvironmentFailure: The grader returned no score.
+            EnvironmentFailure: The grader returned no score, or the target no text.
+            InterfaceError: ``reply`` of the session is not async.
             ModelError: The target gave no answer.
         """
-        answer = await session.reply(self.render_message(item))
+        replying = session.reply(self.render_message(item))
+        if not isinstance(replying, Awaitable):
+            raise describe_not_async(session, Session.reply, replying)
+        answer = await replying
+        if not isinstance(answer, str):
+            raise EnvironmentFailure(
+                f"the agent failed on item {item.id}: `reply` of {type(session).__name__} returned a "
+                f"{type(answer).__name__}; let it return the answer as text, or raise an exception if there is none"
+            )
         return await apply_grader(self._grade, item, answer)
 
     def render_message(self, item: Item) -> str:

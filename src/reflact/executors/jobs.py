@@ -13,6 +13,7 @@ from pydantic import Field
 from reflact import errors
 from reflact.config.training import EnvironmentConfig, TargetConfig, TrainerConfig
 from reflact.errors import ConfigError, ReflactError
+from reflact.llm.middleware import CheckedEnvironment
 from reflact.protocols import Environment
 from reflact.types import FrozenModel, Grade, Item, Turn
 
@@ -206,4 +207,4 @@ def rebuild_environment(reference: EnvironmentReference) -> Environment:
             "the environment of a worker differs from the trainer's: install the same versions of its packages on all "
             "machines"
         )
-    return environment
+    return CheckedEnvironment(environment)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
+from reflact.errors import InterfaceError
 from reflact.messages import ReplyModel
-from reflact.protocols import LLM, Environment, ManagedEnvironment, Session
-from reflact.types import Grade, Item, Split
+from reflact.protocols import LLM, Environment, ManagedEnvironment, Session, describe_not_async
+from reflact.types import Grade, Item, Score, Split
 
 R = TypeVar("R", bound=ReplyModel)
 T = TypeVar("T")
@@ -43,6 +44,28 @@ class EnvironmentMiddleware:
     async def run(self, item: Item, session: Session, *, seed: int) -> Grade:
         """Run an item in the inner environment; see ``protocols.Environment.run``."""
         return await self.inner.run(item, session, seed=seed)
+
+
+class CheckedEnvironment(EnvironmentMiddleware):
+    """An environment of the caller, of which each result is checked."""
+
+    async def run(self, item: Item, session: Session, *, seed: int) -> Grade:
+        """Run an item.
+
+        Raises:
+            InterfaceError: ``run`` is not async, or returned no grade.
+        """
+        running: object = self.inner.run(item, session, seed=seed)
+        if not isinstance(running, Awaitable):
+            raise describe_not_async(self.inner, Environment.run, running)
+        grade: object = await running
+        if not (isinstance(grade, Grade) and isinstance(grade.score, Score)):
+            found = type(grade.score if isinstance(grade, Grade) else grade).__name__
+            raise InterfaceError(
+                f"`run` of {type(self.inner).__name__} returned a {found} for item {item.id} in place of a Grade with a "
+                "Score; write return Grade(score=Score.of(right), answer=answer)"
+            )
+        return grade
 
 
 def unwrap_environment(environment: Environment) -> Environment:

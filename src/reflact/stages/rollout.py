@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import anyio
-from pydantic import JsonValue
+from pydantic import JsonValue, ValidationError
 
 from reflact.concurrency import Limit, fan_out, fan_out_until
 from reflact.errors import (
@@ -19,14 +20,24 @@ from reflact.errors import (
     CassetteError,
     ContextOverflow,
     EnvironmentFailure,
+    InterfaceError,
     ReflactError,
     ReplyError,
     RunFailed,
     StoreError,
     WorkerLost,
 )
-from reflact.jsonutil import replace_surrogates
-from reflact.protocols import DecisionLog, Environment, ItemTarget, RolloutStore, Session, Target
+from reflact.jsonutil import describe_problems, replace_surrogates
+from reflact.protocols import (
+    DecisionLog,
+    Environment,
+    ItemTarget,
+    RolloutStore,
+    Session,
+    Target,
+    find_wrong_arguments,
+    write_definition,
+)
 from reflact.types import Grade, Item, Rollout, Score, Skill, Turn, digest_json
 
 RolloutCallback = Callable[[Rollout], Awaitable[None]]
@@ -34,6 +45,8 @@ RolloutPair = tuple[Rollout, Rollout]
 """The candidate's and the current skill's rollout of one item."""
 
 FATAL_STATUS = 404
+
+TURNS_LINE = 'self.turns += (Turn(role="user", content=message), Turn(role="assistant", content=answer))'
 
 MAX_TRIES = 3
 """How often a rollout begins if its workers end; after that it is unmeasured."""
@@ -96,10 +109,44 @@ def require_coverage(rollouts: Sequence[Rollout], coverage: float) -> None:
 
 
 def start_session(target: Target, item: Item, skill: Skill, *, rollout: str) -> Session:
-    """Return a new session of a target about an item; ``rollout`` is the rollout's key."""
+    """Return a new session of a target about an item; ``rollout`` is the rollout's key.
+
+    Raises:
+        InterfaceError: The target returned no session.
+    """
     if hasattr(target, "session_for"):  # an `isinstance` of a protocol takes longer than a short rollout
-        return cast("ItemTarget", target).session_for(item, skill, rollout=rollout)
-    return target.session(skill, rollout=rollout)
+        session = cast("ItemTarget", target).session_for(item, skill, rollout=rollout)
+    else:
+        session = target.session(skill, rollout=rollout)
+    if not (hasattr(session, "reply") and isinstance(getattr(session, "turns", None), tuple | list)):
+        raise _describe_wrong_session(target, session)
+    return session
+
+
+def _describe_wrong_session(target: object, session: object) -> InterfaceError:
+    """Return the error about an object that is no session."""
+    source = f"`session` of {type(target).__name__}"
+    if inspect.iscoroutine(session):
+        session.close()
+        return InterfaceError(
+            f"{source} is async, and reflact does not wait for it; write {write_definition(Target.session)}"
+        )
+    name = type(session).__name__
+    if not hasattr(session, "reply"):
+        return InterfaceError(
+            f"{source} returned a {name}, which has no `reply`; add {write_definition(Session.reply)}"
+        )
+    line = f"self.turns = () in its __init__ and {TURNS_LINE} in its `reply`"
+    if not hasattr(session, "turns"):
+        return InterfaceError(
+            f"{source} returned a {name}, which has no `turns`, the conversation that the optimizer reads; write {line}"
+        )
+    found = session.turns
+    if callable(found):
+        line = "@property above def turns(self)"
+    return InterfaceError(
+        f"`turns` of {name} is a {type(found).__name__}, and no tuple of Turn; write {line}"
+    )
 
 
 class RolloutJob(NamedTuple):
@@ -111,15 +158,48 @@ class RolloutJob(NamedTuple):
     key: str
 
 
-ExceptionCallback = Callable[[RolloutJob, Exception], Awaitable[str]]
-"""Keeps an exception of the caller's code in a rollout, and returns why the rollout is unmeasured; it may raise."""
+ExceptionCallback = Callable[[RolloutJob, Exception, str], Awaitable[str]]
+"""Keeps an exception of the caller's code in a rollout; it gets and returns why the rollout is unmeasured, or raises."""
 
 
-async def describe_exception(job: RolloutJob, error: Exception) -> str:
-    """Return why a rollout is unmeasured after an exception of the caller's code."""
+def describe_exception(item: Item, error: Exception, target: Target, session: Session | None) -> str:
+    """Return why a rollout is unmeasured after an exception of the caller's code, and whose code it was."""
     if isinstance(error, EnvironmentFailure):
         return str(error)
-    return f"the environment failed on item {job.item.id}: {type(error).__name__}: {error}"
+    who = "agent" if _has_failed(error, target, session) else "environment"
+    text = str(error)
+    if isinstance(error, ValidationError):
+        found = type(error.errors(include_url=False)[0]["input"]).__name__
+        text = f"{error.title}: {describe_problems(error)} (got {found})"
+    elif isinstance(error, TypeError) and who == "environment":
+        text += _suggest_reply(session, error)
+    return f"the {who} failed on item {item.id}: {type(error).__name__}: {text}"
+
+
+def _suggest_reply(session: object, error: TypeError) -> str:
+    """Return the line to write, if a session's ``reply`` is the likely cause of an error where it was called."""
+    own: Any = getattr(session, "reply", None)
+    if own is None:
+        return ""
+    problem = find_wrong_arguments(own, Session.reply)
+    if "await" in str(error) and not inspect.iscoroutinefunction(own):
+        problem = f"is not async; write {write_definition(Session.reply)}"
+    return "" if problem is None else f"; `reply` of {type(session).__name__} {problem}"
+
+
+def _has_failed(error: Exception, target: Target, session: Session | None) -> bool:
+    """Whether an exception passed through a method of a target or its session."""
+    trace = error.__traceback__
+    while trace is not None:
+        owner = trace.tb_frame.f_locals.get("self")
+        if owner is not None and (owner is session or owner is target):
+            return True
+        trace = trace.tb_next
+    return False
+
+
+async def _return_reason(job: RolloutJob, error: Exception, reason: str) -> str:
+    return reason
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,7 +221,7 @@ class RolloutRunner:
     limit: Limit
     phase: str | None = None
     on_rollout: RolloutCallback | None = None
-    on_exception: ExceptionCallback = describe_exception
+    on_exception: ExceptionCallback = _return_reason
     _known: dict[str, Rollout] = field(default_factory=dict, init=False)
     _logged: dict[str, JsonValue] = field(default_factory=dict, init=False)
     _running: dict[str, anyio.Event] = field(default_factory=dict, init=False)
@@ -302,8 +382,9 @@ class RolloutRunner:
         blank = Rollout(key=job.key, item_id=job.item.id, skill_hash=job.skill.hash, trial=job.trial)
         if (logged := self._logged.get(label_unmeasured(job.key))) is not None:
             return blank.model_copy(update={"error": str(logged)})
-        session = start_session(self.target, job.item, job.skill, rollout=job.key)
+        session: Session | None = None
         try:
+            session = start_session(self.target, job.item, job.skill, rollout=job.key)
             graded = await self.environment.run(
                 job.item, session, seed=derive_rollout_seed(job.item, job.trial)
             )
@@ -316,14 +397,16 @@ class RolloutRunner:
                 raise
             if isinstance(error, WorkerLost) and tries > 1:
                 return await self._run_new(job, tries - 1)
-            is_own = isinstance(error, ReflactError) and not isinstance(error, EnvironmentFailure)
-            reason = str(error) if is_own else await self.on_exception(job, error)
-            failed = {"error": replace_surrogates(reason), "turns": _clean_turns(session.turns)}
+            reason = str(error)
+            if not isinstance(error, ReflactError) or isinstance(error, EnvironmentFailure):
+                reason = describe_exception(job.item, error, self.target, session)
+                reason = await self.on_exception(job, error, reason)
+            failed = {"error": replace_surrogates(reason), "turns": _read_turns(session)}
             return blank.model_copy(update=failed)
         feedback = graded.feedback if self.feedback else None
         finished = blank.model_copy(
             update={
-                "turns": _clean_turns(session.turns),
+                "turns": _read_turns(session),
                 "answer": replace_surrogates(graded.answer),
                 "score": graded.score,
                 "feedback": None if feedback is None else replace_surrogates(feedback),
@@ -333,8 +416,18 @@ class RolloutRunner:
         return finished
 
 
-def _clean_turns(turns: Sequence[Turn]) -> tuple[Turn, ...]:
-    """Return turns with U+FFFD in place of lone surrogates, which agents can say and a database cannot store."""
+def _read_turns(session: Session | None) -> tuple[Turn, ...]:
+    """Return the turns of a session, with U+FFFD in place of lone surrogates, which a database cannot store.
+
+    Raises:
+        InterfaceError: One of them is no turn.
+    """
+    turns = () if session is None else session.turns
+    for turn in turns:
+        if not isinstance(turn, Turn):
+            raise InterfaceError(
+                f"`turns` of {type(session).__name__} has a {type(turn).__name__} in place of a Turn; write {TURNS_LINE}"
+            )
     return tuple(
         turn
         if turn.content.isascii()

@@ -10,7 +10,7 @@ from pydantic import TypeAdapter
 
 from reflact import events
 from reflact.concurrency import start_ahead
-from reflact.errors import EnvironmentFailure, ModelError, RunFailed
+from reflact.errors import EnvironmentFailure, InterfaceError, ModelError, RunFailed
 from reflact.llm.middleware import unwrap_environment
 from reflact.protocols import EventCallback
 from reflact.records import Claim, Improvement, PromotionRecord, RunState, SkillScore
@@ -73,6 +73,8 @@ class NullAnswerGrader:
             for answer in self.list_answers():
                 try:
                     scores.append(await self.grade(answer, Split.train, items, step=0))
+                except InterfaceError:
+                    raise
                 except UNMEASURABLE:
                     continue
             stored = SCORES_ADAPTER.dump_python(tuple(scores), mode="json")

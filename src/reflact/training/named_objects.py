@@ -1,19 +1,55 @@
-"""Targets, environments, proposers and executors that the configuration names by an import path or an entry point."""
+"""Objects of the caller, such as targets and environments: found by the names of a configuration, and checked."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import AbstractAsyncContextManager
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager, contextmanager
 from functools import reduce
 from importlib import import_module
 from importlib.metadata import entry_points
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
-from pydantic import JsonValue
+from pydantic import JsonValue, ValidationError
 
 from reflact.config.training import TrainerConfig
+from reflact.data import DataSet
 from reflact.errors import ConfigError, ReflactError
-from reflact.protocols import Environment, Proposer, Target
+from reflact.protocols import (
+    LLM,
+    Annotator,
+    Answerable,
+    Environment,
+    ItemTarget,
+    ManagedEnvironment,
+    Proposer,
+    Target,
+    find_wrong_arguments,
+    locate_method,
+    write_definition,
+)
+from reflact.types import Split
+
+ObjectRole = Literal["target", "environment", "optimizer", "annotator", "proposer"]
+
+PROTOCOLS: Mapping[ObjectRole, tuple[type, ...]] = {
+    "target": (Target, ItemTarget),
+    "environment": (Environment, ManagedEnvironment, Answerable),
+    "optimizer": (LLM,),
+    "annotator": (Annotator,),
+    "proposer": (Proposer,),
+}
+"""What an object must be, and then what it may be in addition."""
+
+NAMING_KEYS: Mapping[ObjectRole, str] = {
+    "target": "models.target.model, or an agent by its import path as target.kind",
+    "environment": "environment.name",
+    "optimizer": "models.optimizer.model",
+    "proposer": "proposer.name",
+}
+"""The keys of the configuration that take a text."""
+ITEM_LINE = 'Item(id="1", input="2 + 2", reference="4")'
 
 
 def load_named_target(config: TrainerConfig) -> Target | None:
@@ -29,13 +65,13 @@ def load_named_target(config: TrainerConfig) -> Target | None:
         return None
     found = _load("target.kind", config.target.kind, "reflact.targets")
     options: Mapping[str, Any] = config.target.options
-    if _is_agent(found):
+    if is_pydantic_agent(found):
         from reflact.targets.pydantic_ai import PydanticAITarget
 
         options = {"agent": found, **{name: _load_option(name, value) for name, value in options.items()}}
         found = PydanticAITarget
     made = _call("target", config.target.kind, found, options, needs="session")
-    if _is_agent(made):
+    if is_pydantic_agent(made):
         from reflact.targets.pydantic_ai import PydanticAITarget
 
         return PydanticAITarget(made)
@@ -114,7 +150,7 @@ def _load_option(name: str, value: JsonValue) -> Any:
     return _load(f"target.options.{name}", value, "") if isinstance(value, str) and ":" in value else value
 
 
-def _call(section: str, name: str, found: Any, options: Mapping[str, Any], *, needs: str) -> Any:
+def _call(section: ObjectRole, name: str, found: Any, options: Mapping[str, Any], *, needs: str) -> Any:
     """Return an object as it is, or what a class or function makes from the options."""
     if callable(found) and not (hasattr(found, needs) and not isinstance(found, type)):
         try:
@@ -127,16 +163,163 @@ def _call(section: str, name: str, found: Any, options: Mapping[str, Any], *, ne
             ) from error
     elif options:
         raise ConfigError(f"{section}.options has no effect: {name} is an object, and no class or function")
-    if not (hasattr(found, "identity") and hasattr(found, needs)) and not _is_agent(found):
-        raise ConfigError(
-            f"{section}: {name}, of type {type(found).__name__}, lacks `identity` or `{needs}`, so it is no {section}"
-        )
+    try:
+        if not is_pydantic_agent(found):
+            check_object(section, found)
+    except ConfigError as error:
+        raise ConfigError(f"{name} cannot be used: {error}") from None
     return found
 
 
-def _is_agent(value: object) -> bool:
+def check_object(role: ObjectRole, value: object) -> None:
+    """Check that an object has the methods of its role; none is called, and no property is read.
+
+    Raises:
+        ConfigError: Something is missing, or cannot be called as reflact calls it; names the line to write.
+    """
+    _refuse_other_things(role, value)
+    required, *optional = PROTOCOLS[role]
+    if not (hasattr(type(value), "identity") or hasattr(value, "identity")):
+        raise ConfigError(f"{_describe(role, value)} has no `identity`; add {_write_identity(value)}")
+    for method in _list_methods(required):
+        _check_method(role, value, method)
+    for method in (method for protocol in optional for method in _list_methods(protocol)):
+        if hasattr(value, method.__name__):
+            _check_method(role, value, method)
+    if role == "environment" and hasattr(value, "set_up"):
+        _check_method(role, value, ManagedEnvironment.close)
+
+
+def check_texts(role: ObjectRole, value: Any) -> None:
+    """Check that an object's identity, and its description if it has one, are texts.
+
+    Raises:
+        ConfigError: One of them is something else.
+    """
+    for name in ("identity", "description"):
+        text = getattr(value, name) if name == "identity" or hasattr(value, name) else ""
+        if isinstance(text, str):
+            continue
+        if callable(text):
+            line = f"@property above def {name}(self)"
+        else:
+            line = _write_identity(value) if name == "identity" else 'description = "..."'
+        raise ConfigError(
+            f"`{name}` of {_describe(role, value)} is of type {type(text).__name__}, and no text; write {line}"
+        )
+
+
+def read_dataset(environment: Environment) -> DataSet:
+    """Return the items of all splits.
+
+    Raises:
+        ConfigError: ``items`` returned no items.
+    """
+    found: dict[str, tuple[Any, ...]] = {}
+    for split in Split:
+        returned: Any = environment.items(split)
+        if not hasattr(returned, "__iter__") or isinstance(returned, str | Mapping):
+            raise ConfigError(
+                f"`items` of {_describe('environment', environment)} returned a {type(returned).__name__} for the "
+                f"{split.value} split; return a list of items, such as [{ITEM_LINE}]"
+            )
+        found[split.value] = tuple(returned)
+    try:
+        return DataSet.model_validate(found)
+    except ValidationError as error:
+        split_name, number = error.errors()[0]["loc"][:2]
+        value = found[str(split_name)][int(number)]
+        raise ConfigError(
+            f"`items` of {_describe('environment', environment)} returned no Item at place {number} of the "
+            f"{split_name} split, but {value!r:.100}, of type {type(value).__name__}; write {ITEM_LINE}"
+        ) from error
+
+
+@contextmanager
+def explain_exceptions(what: str, *, pass_on: bool) -> Iterator[None]:
+    """Turn an exception of the caller's code in the block into one sentence, unless it is to be passed on.
+
+    Raises:
+        ConfigError: The code raised an exception that is none of reflact's, which is its cause.
+    """
+    try:
+        yield
+    except ReflactError:
+        raise
+    except Exception as error:  # callers' code raises anything
+        if pass_on:
+            raise
+        frames = inspect.getinnerframes(error.__traceback__, context=0) if error.__traceback__ else []
+        place = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
+        raise ConfigError(
+            f"{what} failed: {type(error).__name__}: {error}{place}; set train.raise_on_exception to see the traceback"
+        ) from error
+
+
+def _refuse_other_things(role: ObjectRole, value: object) -> None:
+    """Raise ConfigError for a class, a text, a function or an agent of pydantic-ai, which have ways of their own."""
+    if isinstance(value, type):
+        raise ConfigError(
+            f"the {role} is the class {value.__name__}; pass an object: {role}={value.__name__}()"
+        )
+    if isinstance(value, str) and role in NAMING_KEYS:
+        raise ConfigError(
+            f"the {role} is the text {value!r:.80}; in Trainer, pass an object, or name it in the configuration: "
+            f"{NAMING_KEYS[role]}"
+        )
+    if role == "target" and is_pydantic_agent(value):
+        raise ConfigError(
+            "the target is an agent of pydantic-ai; wrap it with the class from reflact.targets: "
+            "target=PydanticAITarget(agent)"
+        )
+    if role == "target" and inspect.isroutine(value):
+        name = value.__name__
+        raise ConfigError(
+            f"the target is the function {name}; if it calls your agent, wrap it with the class from reflact.targets: "
+            f"target=FunctionTarget({name})"
+        )
+
+
+def is_pydantic_agent(value: object) -> bool:
     """Whether an object is an agent of pydantic-ai."""
     return any(
         base.__module__.startswith("pydantic_ai.") and base.__name__ == "AbstractAgent"
         for base in type(value).__mro__
     )
+
+
+def _check_method(role: ObjectRole, value: object, method: Callable[..., Any]) -> None:
+    """Raise ConfigError if an object has no such method, or one that cannot be called as reflact does."""
+    name, own = method.__name__, getattr(value, method.__name__, None)
+    described = _describe(role, value)
+    if own is None:
+        raise ConfigError(f"{described} has no `{name}`; add {write_definition(method)}")
+    if not callable(own):
+        raise ConfigError(
+            f"`{name}` of {described} is a {type(own).__name__}, and no method; write {write_definition(method)}"
+        )
+    is_async = inspect.iscoroutinefunction(own) or inspect.isasyncgenfunction(own)
+    if is_async and not inspect.iscoroutinefunction(method):
+        raise ConfigError(
+            f"`{name}` of {described} is async{locate_method(own)}, and reflact does not wait for it; write {write_definition(method)}"
+        )
+    if (problem := find_wrong_arguments(own, method)) is not None:
+        raise ConfigError(f"`{name}` of {described} {problem}")
+
+
+def _list_methods(protocol: type) -> list[Callable[..., Any]]:
+    return [
+        value
+        for name, value in vars(protocol).items()
+        if inspect.isfunction(value) and not name.startswith("_")
+    ]
+
+
+def _describe(role: ObjectRole, value: object) -> str:
+    kind = type(value)
+    module = "" if kind.__module__ in {"__main__", "builtins"} else f"{kind.__module__}."
+    return f"the {role}, of type {module}{kind.__qualname__},"
+
+
+def _write_identity(value: object) -> str:
+    return f'identity = "{type(value).__name__}, version 1"'

@@ -13,7 +13,7 @@ from reflact import events
 from reflact.concurrency import Slots, fan_out
 from reflact.gate.paired_decision import TrialRequest
 from reflact.llm.middleware import find_managed
-from reflact.protocols import Environment, EventCallback
+from reflact.protocols import Environment, EventCallback, ManagedEnvironment, describe_not_async
 from reflact.stages.evaluate import PairRunner, RolloutPairs, StopCondition
 from reflact.stages.null_answers import ConstantTarget, NullAnswer
 from reflact.stages.ranked_evaluation import PassRunner
@@ -226,7 +226,10 @@ async def manage_environment(environment: Environment, failures: FailureLog) -> 
         yield
         return
     async with failures.explain("the environment could not be set up"):
-        await managed.set_up()
+        starting = managed.set_up()
+        if not isinstance(starting, Awaitable):
+            raise describe_not_async(managed, ManagedEnvironment.set_up, starting)
+        await starting
     try:
         yield
     except BaseException:  # cancellation too must close it

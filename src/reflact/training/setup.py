@@ -22,7 +22,7 @@ from reflact.data import DataSet, check_dataset, count_steps_per_epoch
 from reflact.errors import ConfigError
 from reflact.events import BudgetUpdated, Event, RateLimited
 from reflact.llm.budget import Account, Budget, BudgetedEnvironment, require_caps, worst_rollout_cost
-from reflact.llm.middleware import compose, unwrap_environment
+from reflact.llm.middleware import CheckedEnvironment, compose, unwrap_environment
 from reflact.llm.pricing import usd_of
 from reflact.prompts import PromptBook, list_used_prompts, load_prompts
 from reflact.protocols import (
@@ -47,10 +47,20 @@ from reflact.stages.context import StageContext
 from reflact.stages.prompt_sections import show_task
 from reflact.store.artifacts import choose_exports, resolve_inside
 from reflact.training.cost_estimate import RunCostEstimate, RunCostEstimator
-from reflact.training.named_objects import load_named_environment, load_named_proposer, load_named_target
+from reflact.training.named_objects import (
+    PROTOCOLS,
+    ObjectRole,
+    check_object,
+    check_texts,
+    explain_exceptions,
+    load_named_environment,
+    load_named_proposer,
+    load_named_target,
+    read_dataset,
+)
 from reflact.training.shutdown import GracefulStop, StoppableAnnotator, StoppableEnvironment, StoppableLLM
 from reflact.training.trouble import RunWatch
-from reflact.types import Skill, Split, digest_json
+from reflact.types import Skill, digest_json
 
 if TYPE_CHECKING:
     import httpx
@@ -78,6 +88,11 @@ class Overrides:
     telemetry: Telemetry | None = None
     annotator: Annotator | None = None
     proposer: Proposer | None = None
+
+    @property
+    def objects(self) -> tuple[tuple[ObjectRole, object], ...]:
+        """The targets, environments and so on that the caller brings, with their roles."""
+        return tuple((role, value) for role in PROTOCOLS if (value := getattr(self, role)) is not None)
 
     @property
     def brought_roles(self) -> frozenset[str]:
@@ -195,8 +210,11 @@ def check_config(config: TrainerConfig, overrides: Overrides) -> None:
     """Refuse a configuration that cannot work with what the caller passes; reads no data.
 
     Raises:
-        ConfigError: A model, a cap or a package is missing, or two settings contradict each other.
+        ConfigError: A model, a cap or a package is missing, an object lacks a method, or two settings contradict each
+            other.
     """
+    for each, value in overrides.objects:
+        check_object(each, value)
     named = {"target"} if config.target.kind != "chat" else set()
     for role in ROLES:
         if role not in overrides.brought_roles | named and not getattr(config.models, role).model:
@@ -247,8 +265,13 @@ def prepare_run(config: TrainerConfig, overrides: Overrides) -> RunPlan:
     )
     check_config(config, overrides)
     overrides = replace(overrides, proposer=overrides.proposer or load_named_proposer(config))
+    explain = partial(explain_exceptions, pass_on=config.train.raise_on_exception)
+    for each, value in overrides.objects:
+        with explain(f"the {each}, of type {type(value).__name__},"):
+            check_texts(each, value)
     environment = overrides.environment or build_environment(config)
-    data = DataSet.model_validate({split.value: tuple(environment.items(split)) for split in Split})
+    with explain(f"`items` of {type(environment).__name__}"):
+        data = read_dataset(environment)
     check_dataset(data, config.data.train_size)
     if not data.test:
         config = config.model_copy(update={"test": config.test.model_copy(update={"enabled": False})})
@@ -493,12 +516,13 @@ async def connect_models(
         )
         worst = worst_rollout_cost(config) if "target" in overrides.unseen_roles else None
         stoppable = partial(StoppableEnvironment, graceful_stop=stop)
-        inner = plan.environment
+        placed = plan.environment
         if config.executor.name != "local":
             from reflact.executors.environment import place_environment
 
-            opening = place_environment(inner, config, target, named=overrides.environment is None)
-            inner = await stack.enter_async_context(opening)
+            opening = place_environment(placed, config, target, named=overrides.environment is None)
+            placed = await stack.enter_async_context(opening)
+        inner: Environment = CheckedEnvironment(placed)
         control = compose(inner, [stoppable, partial(BudgetedEnvironment, account=account)])
         budgeted = partial(BudgetedEnvironment, account=account, worst=worst)
         environment = compose(inner, [stoppable, partial(TracedEnvironment, tracing=tracing), budgeted])

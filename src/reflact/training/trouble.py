@@ -23,7 +23,7 @@ from reflact.messages import CallReservation
 from reflact.protocols import EventCallback, RunStore
 from reflact.records import CodeFailure, FaultKind, Usage
 from reflact.reporting.lines import escape_controls, format_count
-from reflact.stages.rollout import RolloutJob, describe_exception
+from reflact.stages.rollout import RolloutJob
 from reflact.types import Rollout
 
 LOGGER = logging.getLogger("reflact")
@@ -159,9 +159,8 @@ class FailureLog:
         self._keys: Sequence[str] | None = None
         self._known: set[str] = set()
 
-    async def record_rollout(self, job: RolloutJob, error: Exception, step: int) -> str:
+    async def record_rollout(self, job: RolloutJob, error: Exception, reason: str, step: int) -> str:
         """Keep the exception of a rollout, and return why its item is unmeasured."""
-        reason = await describe_exception(job, error)
         failed = error.__cause__ if isinstance(error, EnvironmentFailure) else error
         if not isinstance(failed, Exception):
             return reason
