@@ -357,7 +357,10 @@ def test_settings_are_compared_in_words() -> None:
         ("prompts.merge", ("v2 01234567", "v3 fedcba98")),
     ]
     alone = RunComparison.model_construct(settings=(found[1],))
-    assert list_setting_rows(alone) == [("environment (identity)", tuple(made))]
+    assert list_setting_rows(alone) == [("environment (template)", ("a", "b"))]
+    own = SettingDifference(key="environment", values=("shop 1", "shop 2"))
+    other = RunComparison.model_construct(settings=(own, found[2]))
+    assert list_setting_rows(other)[0] == ("environment (identity)", ("shop 1", "shop 2"))
 
 
 def test_a_difference_is_read_without_positions() -> None:

@@ -30,7 +30,7 @@ from reflact.records import (
 from reflact.store.database import Tables
 from reflact.store.lock import own_run
 from reflact.store.responses import _settle, _sum_spend
-from reflact.store.runs import SQLiteRunStore, open_store
+from reflact.store.runs import SQLiteRunStore, describe_changes, open_store
 from reflact.store.schema import SCHEMA
 from reflact.types import (
     AggregateResult,
@@ -42,6 +42,7 @@ from reflact.types import (
     Skill,
     Split,
     Verdict,
+    canonical_json,
 )
 
 FIRST = Skill(text="# Skill\n")
@@ -402,6 +403,23 @@ async def test_a_changed_identity_is_refused_by_name(store: SQLiteRunStore) -> N
     assert 'target.kind was absent and is now "chat"' in message
     assert "batch_size" not in message
     assert "out_dir" in message
+
+
+def test_a_conflict_about_graders_is_readable() -> None:
+    """The setting that differs is told instead of the environment's identity, which is else told by its fields."""
+    one, other = (canonical_json({"environment": "dataset", "grader": {"grader": name}}) for name in "ab")
+    settings = {"environment.grader": "a", "seed": 1}
+    changed = {"environment.grader": "b", "seed": 1}
+    assert describe_changes({"environment": one, **settings}, {"environment": other, **changed}) == [
+        'environment.grader was "a" and is now "b"'
+    ]
+    assert describe_changes({"environment": one, **settings}, {"environment": other, **settings}) == [
+        'environment (grader.grader) was "a" and is now "b"'
+    ]
+    assert describe_changes({"environment": "shop 1", **settings}, {"environment": "shop 2", **changed}) == [
+        'environment.grader was "a" and is now "b"',
+        'environment was "shop 1" and is now "shop 2"',
+    ]
 
 
 async def test_a_change_in_a_long_value_is_shown(store: SQLiteRunStore) -> None:

@@ -89,6 +89,34 @@ def iter_json_chunks(
     yield close
 
 
+def flatten_fields(value: JsonValue, prefix: str = "") -> Iterator[tuple[str, JsonValue]]:
+    """Yield the innermost fields of an object with their dotted names."""
+    for key, inner in (value if isinstance(value, dict) else {}).items():
+        if isinstance(inner, dict) and inner:
+            yield from flatten_fields(inner, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", inner
+
+
+def list_field_differences(values: Sequence[JsonValue]) -> dict[str, tuple[JsonValue, ...]]:
+    """Return the fields in which objects, as texts of JSON, differ, each with the value in every object.
+
+    The name is dotted, and a missing field is None. Nothing is returned if a value is no such text.
+    """
+    objects = []
+    for value in values:
+        try:
+            found = json.loads(value) if isinstance(value, str) else None
+        except ValueError:
+            found = None
+        if not isinstance(found, dict):
+            return {}
+        objects.append(dict(flatten_fields(found)))
+    names = sorted({name for fields in objects for name in fields})
+    found_values = {name: tuple(fields.get(name) for fields in objects) for name in names}
+    return {name: each for name, each in found_values.items() if len(set(map(canonical_json, each))) > 1}
+
+
 def _group_fields(value: dict[str, JsonValue]) -> Iterator[dict[str, JsonValue]]:
     for names in _group(sorted(value), lambda name: len(name) + measure_size(value[name], CHUNK_SIZE)):
         yield {name: value[name] for name in names}

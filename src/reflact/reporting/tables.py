@@ -18,6 +18,7 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
+from reflact.jsonutil import list_field_differences
 from reflact.llm.pricing import CostEstimate, EstimateRange
 from reflact.records import (
     CodeFailure,
@@ -243,27 +244,27 @@ def build_settings_table(comparison: RunComparison) -> Table:
 def list_setting_rows(comparison: RunComparison) -> list[tuple[str, tuple[str, ...]]]:
     """Return the settings that differ, each with the value of each run; hashes of contents are shortened.
 
-    The identity of an environment that reflact made says nothing more than a setting of the environment that differs.
+    The identity of an environment that reflact made has a row for each of its fields that differs. It says nothing more
+    than a setting of the environment that differs.
     """
     keys = [setting.key for setting in comparison.settings]
     explained = {"environment"} if any(key.startswith("environment.") for key in keys) else set()
+    rows: list[tuple[str, tuple[JsonValue, ...]]] = []
+    for setting in comparison.settings:
+        fields = list_field_differences(setting.values)
+        if not fields:
+            rows.append((IDENTITY_NAMES.get(setting.key, setting.key), setting.values))
+        elif setting.key not in explained:
+            rows += [(f"{setting.key} ({name})", values) for name, values in fields.items()]
     return [
-        (
-            IDENTITY_NAMES.get(setting.key, setting.key),
-            tuple(CONTENT_HASH.sub(r"\1", format_setting(value)) for value in setting.values),
-        )
-        for setting in comparison.settings
-        if setting.key not in explained or not all(map(_is_made_identity, setting.values))
+        (key, tuple(CONTENT_HASH.sub(r"\1", format_setting(value)) for value in values))
+        for key, values in rows
     ]
 
 
 def format_setting(value: JsonValue) -> str:
     """Return a setting's value: a text as it is, anything else as JSON; a dash if there is none."""
     return "-" if value is None else value if isinstance(value, str) else canonical_json(value)
-
-
-def _is_made_identity(value: JsonValue) -> bool:
-    return isinstance(value, str) and value.startswith('{"environment":')
 
 
 def list_gain_lines(comparison: RunComparison) -> Iterator[str]:

@@ -18,7 +18,7 @@ from pydantic import JsonValue, TypeAdapter, ValidationError
 from reflact.data import DataSet
 from reflact.errors import RunConflict, StoreError
 from reflact.events import EVENT_ADAPTER, Event
-from reflact.jsonutil import parse_stored
+from reflact.jsonutil import list_field_differences, parse_stored
 from reflact.protocols import CommitRecord
 from reflact.records import (
     EVALUATION_LABEL,
@@ -165,8 +165,7 @@ class SQLiteRunStore(SQLiteResponseStore):
                 tables.table("runs").insert({"run_id": run_id, **texts})
                 return None
             before = parse_stored(IDENTITY_ADAPTER.validate_json, known[0], f"identity of run {run_id}")
-            differences = describe_changes(before, identity)
-            if differences:
+            if differences := describe_changes(before, identity):
                 raise build_conflict(run_id, self._database.path, differences)
             if resume:
                 tables.table("runs").update(
@@ -505,28 +504,33 @@ def check_commit_count(tables: Tables, path: Path, lock: Path, run_id: str, comm
 
 
 def describe_changes(before: Mapping[str, JsonValue], after: Mapping[str, JsonValue]) -> list[str]:
-    """Return a phrase for each different key of two identities."""
+    """Return a phrase for each difference of two identities; a setting says more than the identity of its object."""
+    texts = {
+        key: tuple(canonical_json(each[key]) if key in each else "absent" for each in (before, after))
+        for key in sorted({*before, *after}, key=lambda key: (key in RESTORE_ADVICE, key))
+    }
+    changed = {key: pair for key, pair in texts.items() if pair[0] != pair[1]}
+    explained, phrases = {key.partition(".")[0] for key in changed if "." in key}, list[str]()
+    for key, pair in changed.items():
+        fields = list_field_differences([before.get(key), after.get(key)])
+        if key not in explained or not (fields or key == "data"):
+            details = {f"{key} ({name})": tuple(map(canonical_json, each)) for name, each in fields.items()}
+            phrases += [_describe_change(name, *each) for name, each in (details or {key: pair}).items()]
+    return phrases
 
-    def describe(key: str) -> str:
-        texts = [canonical_json(values[key]) if key in values else "absent" for values in (before, after)]
-        common = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(*texts, strict=False)))
-        begin = max(0, common - SHOWN_BEFORE_CHANGE)
-        was, now = (_shorten(text, begin) for text in texts)
-        return f"{key} was {was} and is now {now}"
 
-    return [
-        describe(key)
-        for key in sorted({*before, *after})
-        if (key in before) != (key in after) or canonical_json(before[key]) != canonical_json(after[key])
-    ]
-
-
-def _shorten(text: str, begin: int) -> str:
-    """Return a text of at most ``MAX_SHOWN_CHARS`` characters; a longer one is shown from ``begin``."""
-    if len(text) <= MAX_SHOWN_CHARS:
-        return text
+def _describe_change(name: str, *texts: str) -> str:
+    """Return what was and what is now; long texts are shown from shortly before the place where they differ."""
+    common = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(*texts, strict=False)))
+    begin = max(0, common - SHOWN_BEFORE_CHANGE)
     end = begin + MAX_SHOWN_CHARS
-    return f"{'...' * (begin > 0)}{text[begin:end]}{'...' * (end < len(text))}"
+    was, now = (
+        text
+        if len(text) <= MAX_SHOWN_CHARS
+        else f"{'...' * (begin > 0)}{text[begin:end]}{'...' * (end < len(text))}"
+        for text in texts
+    )
+    return f"{name} was {was} and is now {now}"
 
 
 def write_commit(

@@ -14,7 +14,7 @@ from pydantic import JsonValue
 from reflact.errors import UsageError
 from reflact.events import Event
 from reflact.gate.intervals import improvement_interval
-from reflact.jsonutil import parse_stored
+from reflact.jsonutil import flatten_fields, parse_stored
 from reflact.records import (
     CodeFailure,
     EpochRecord,
@@ -286,7 +286,7 @@ async def read_package(
         StoreError: The store cannot be read.
     """
     async with open_run(path, run_id) as (_, row):
-        settings = dict(flatten_settings(row.config))
+        settings = dict(flatten_fields(row.config))
     (found,) = await read_versions(path, [version], row.run_id)
     if description is None and "description" not in read_front_matter(found.skill.text):
         description = str(settings.get("environment.description") or "")
@@ -464,17 +464,8 @@ async def _read_for_comparison(name: str, path: Path | str, run_id: str | None) 
             seconds=None if summary is None else summary.seconds,
             best=VersionText(version=state.best, skill=skill),
         )
-        settings = {**dict(flatten_settings(row.config)), **await store.identity(row.run_id)}
+        settings = {**dict(flatten_fields(row.config)), **await store.identity(row.run_id)}
         return _ReadRun(run, settings, scores)
-
-
-def flatten_settings(value: JsonValue, prefix: str = "") -> Iterator[tuple[str, JsonValue]]:
-    """Yield the settings of a configuration with their dotted keys."""
-    for key, inner in (value if isinstance(value, dict) else {}).items():
-        if isinstance(inner, dict) and inner:
-            yield from flatten_settings(inner, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", inner
 
 
 def _list_differences(settings: Sequence[Mapping[str, JsonValue]]) -> Iterator[SettingDifference]:

@@ -12,6 +12,7 @@ from reflact import events
 from reflact.config.training import TrainerConfig
 from reflact.errors import UsageError
 from reflact.gate.intervals import Z_95, wilson_interval
+from reflact.jsonutil import flatten_fields
 from reflact.records import IntervalEstimate, RunSummary, SkillScore, Spend, StepRecord, Usage
 from reflact.reporting.html.lanes import CallTimeline, bin_calls, build_call_lanes
 from reflact.reporting.html.page import (
@@ -64,7 +65,6 @@ from reflact.reporting.verdict import (
 from reflact.training.history import (
     RunHistory,
     VersionText,
-    flatten_settings,
     open_run,
     read_run,
     read_versions,
@@ -508,8 +508,8 @@ def _build_task_types(scores: Sequence[SkillScore]) -> h.Node:
 
 def _build_settings_section(history: RunHistory, config: Mapping[str, JsonValue]) -> PageSection:
     summary = history.summary
-    usual = dict(flatten_settings(TrainerConfig().model_dump(mode="json")))
-    settings = dict(flatten_settings(dict(config)))
+    usual = dict(flatten_fields(TrainerConfig().model_dump(mode="json")))
+    settings = dict(flatten_fields(dict(config)))
     chosen = {key: value for key, value in settings.items() if key not in usual or usual[key] != value}
     rest = {key: value for key, value in settings.items() if key not in chosen}
     version = None if summary is None else summary.version
