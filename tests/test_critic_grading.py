@@ -39,9 +39,9 @@ from reflact.memory.models import Action, ContrastPair, Transition
 from reflact.records import CriticAccuracy, CriticDescription, IntervalEstimate, RunSummary
 from reflact.reporting.summary import print_summary
 from reflact.stages.reflect import Minibatch, annotate_failures
-from reflact.testing import InMemoryRunStore, ScriptedLLM, ToyEnvironment, ToyTarget
+from reflact.testing import InMemoryRunStore, ScriptedLLM, ToyTarget
 from reflact.types import Grade, RolloutSource, Turn
-from toy_runs import settings
+from toy_runs import WORLD, settings
 
 ITEM = Item(id="greet", input="Greet the queen.")
 ROLLOUT = Rollout(
@@ -336,7 +336,7 @@ async def test_each_reply_has_a_line() -> None:
 def test_the_snapshot_is_part_of_the_run(tmp_path: Path) -> None:
     """Runs with other notes, or without, are other runs."""
     critic = Critic(UNMOVED)
-    environment, target = ToyEnvironment(train=8, val=4, test=4), ToyTarget()
+    environment, target = WORLD, ToyTarget()
 
     def run_id(*pairs: ContrastPair) -> str:
         notes = CriticAnnotator(critic.pin_to(pairs))

@@ -42,7 +42,7 @@ from reflact.types import (
     Split,
     StepSize,
 )
-from toy_runs import Actor, Part, Ran, document, playing, right, run
+from toy_runs import WORLD, Actor, Part, Ran, document, playing, right, run
 
 CANDIDATE, CURRENT, BEST = Skill(text="candidate"), Skill(text="current"), Skill(text="best")
 ITEMS = tuple(f"v{n}" for n in range(8))
@@ -379,7 +379,7 @@ async def test_noise_that_was_seen_once_is_remembered(tmp_path: Path) -> None:
     def once(skill: Skill, message: str, times: int) -> str | None:
         return right(message) if skill.text == "" and message == "double 18" and times == 0 else None
 
-    assert ToyEnvironment(train=8, val=4, test=4).items(Split.val)[0].input == "double 18"
+    assert WORLD.items(Split.val)[0].input == "double 18"
     done = await run(tmp_path, actor=Actor(once), gate={"policy": "paired", "max_trials": 6, "alpha": 0.9})
     assert not done.state.deterministic
     assert not done.summary.deterministic
@@ -401,7 +401,7 @@ async def test_what_is_declared_needs_no_finding_out(
     first = done.records[0].verdict
     assert (first.evidence.value is not None) == noisy
     assert done.state.deterministic == (not noisy)
-    world = ToyEnvironment(train=8, val=4, test=4)
+    world = WORLD
     train = {str(item.input) for item in world.items(Split.train)}
     before = [message for _, message in done.actor.asked]
     before = before[: next(n for n, message in enumerate(before) if message in train)]
@@ -427,7 +427,7 @@ async def test_an_undecided_candidate_goes_on_with_its_trials(tmp_path: Path) ->
     evidence = [r.verdict.evidence for r in done.records if r.verdict.evidence]
     assert [e.rounds for e in evidence] == [2, 4]
     assert evidence[0].detectable_effect is not None
-    val = {str(i.input) for i in ToyEnvironment(train=8, val=4, test=4).items(Split.val)}
+    val = {str(i.input) for i in WORLD.items(Split.val)}
     times = Counter(asked for asked in done.actor.asked if asked[1] in val)
     assert set(times.values()) <= {4, 8}  # four gate trials; four fresh ones of the initial skill's report
     assert done.summary.rejects == 0

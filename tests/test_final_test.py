@@ -18,7 +18,7 @@ from reflact.training.evaluation import evaluate_skill
 from reflact.training.rollouts import FIRST_REPORT_TRIAL
 from reflact.training.setup import Overrides
 from reflact.types import Grade, Item, Rollout, Score, Skill, Split
-from toy_runs import LINES, Actor, Part, playing, right, run, settings
+from toy_runs import LINES, WORLD, Actor, Part, playing, right, run, settings
 
 TEST: dict[str, Any] = {"test": {"enabled": True}}
 IDLE: Part = (AnalystReply, lambda wanted, _: append_reply(wanted, "- nonsense"))
@@ -31,8 +31,6 @@ DIVIDED: dict[str, Any] = {
     **TEST,
 }
 """A run whose last skill is not its best one, where the guidance does harm."""
-
-WORLD = ToyEnvironment(train=8, val=4, test=4)
 
 
 def inputs(split: Split, world: ToyEnvironment = WORLD) -> set[str]:

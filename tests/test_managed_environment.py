@@ -13,18 +13,18 @@ from reflact.config.training import TrainerConfig
 from reflact.errors import RunFailed
 from reflact.llm.middleware import EnvironmentMiddleware
 from reflact.protocols import Environment, Session
-from reflact.testing import ScriptedLLM, ToyEnvironment, ToyTarget, toy_optimizer
+from reflact.testing import ScriptedLLM, ToyTarget, toy_optimizer
 from reflact.trainer import check_setup
 from reflact.training.setup import Overrides
 from reflact.types import Grade, Item
-from toy_runs import build_trainer, settings
+from toy_runs import WORLD, build_trainer, settings
 
 
 class Server(EnvironmentMiddleware):
     """The toy environment behind something that must run; ``broken`` names what fails."""
 
     def __init__(self, broken: str = "") -> None:
-        super().__init__(ToyEnvironment(train=8, val=4, test=4))
+        super().__init__(WORLD)
         self.broken = broken
         self.happened: list[str] = []
         self.started = anyio.Event()

@@ -7,9 +7,9 @@ from typing import Any
 
 from reflact.skills.document import read_guidance
 from reflact.stages.reply_models import AnalystReply
-from reflact.testing import ToyEnvironment, append_reply
+from reflact.testing import append_reply
 from reflact.types import Skill, Split
-from toy_runs import Actor, Part, playing, right, run
+from toy_runs import WORLD, Actor, Part, playing, right, run
 
 OLDER: dict[str, Any] = {
     "preset": "skillopt",
@@ -18,7 +18,6 @@ OLDER: dict[str, Any] = {
     "train": {"batch_size": 4, "num_epochs": 2},
 }
 IDLE: Part = (AnalystReply, lambda wanted, _: append_reply(wanted, "- nonsense about the missing rule"))
-WORLD = ToyEnvironment(train=8, val=4, test=4)
 VAL = {str(item.input) for item in WORLD.items(Split.val)}
 
 

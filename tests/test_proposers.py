@@ -23,7 +23,7 @@ from reflact.stages.reply_models import check_document_rules, one_shot_reply_typ
 from reflact.testing import ScriptedLLM, ToyEnvironment, ToyTarget, toy_optimizer
 from reflact.testing.llm import Script, ScriptedAnswer
 from reflact.types import Item, Skill
-from toy_runs import LINES, Actor, build_trainer, document, run, settings, shown_to
+from toy_runs import LINES, WORLD, Actor, build_trainer, document, run, settings, shown_to
 
 STRICT = {"policy": "strict"}
 GUARDED = "Heed the rules.\n\n<!-- SLOW_UPDATE_START -->\nTake your time.\n<!-- SLOW_UPDATE_END -->\n"
@@ -223,7 +223,7 @@ async def test_the_best_of_several_rewrites_goes_to_the_gate(tmp_path: Path) -> 
 
 
 def _messages(split: Any) -> set[str]:
-    return {str(item.input) for item in ToyEnvironment(train=8, val=4, test=4).items(split)}
+    return {str(item.input) for item in WORLD.items(split)}
 
 
 @pytest.mark.slow
@@ -307,7 +307,7 @@ async def test_an_own_proposer_takes_the_place_of_the_stages(tmp_path: Path) -> 
     proposer, llm = LineProposer(), ScriptedLLM(naming)
     config = settings(tmp_path / "run", train={"num_epochs": 2}, gate=STRICT) | {"skill": initial}
     collaborators: dict[str, Any] = {
-        "environment": ToyEnvironment(train=8, val=4, test=4),
+        "environment": WORLD,
         "target": ToyTarget(),
         "optimizer": llm,
     }

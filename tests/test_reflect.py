@@ -15,7 +15,7 @@ from reflact.store.runs import open_store
 from reflact.testing import ScriptedLLM, ToyEnvironment
 from reflact.testing.llm import ScriptedAnswer
 from reflact.types import AnalystReport, Item, Patch, Rollout, Score, Skill, Split, Turn, is_failure
-from toy_runs import run, shown_to
+from toy_runs import WORLD, run, shown_to
 
 SKILL = Skill(text="Answer briefly.\n")
 
@@ -82,7 +82,7 @@ async def test_an_overflow_leads_to_shorter_trajectories_once() -> None:
 
 async def test_training_uses_feedback_and_hides_other_items(tmp_path: Path) -> None:
     """Only failed train items have feedback; no prompt shows a held-out item, no target sees a reference."""
-    world = ToyEnvironment(train=8, val=4, test=4)
+    world = WORLD
     done = await run(
         tmp_path,
         environment=world,

@@ -31,7 +31,7 @@ from reflact.training.history import RunListing
 from reflact.training.setup import Overrides
 from reflact.types import Grade, Item, Skill, Split
 from served import configured, reflact, say_four, serving
-from toy_runs import build_trainer
+from toy_runs import WORLD, build_trainer
 
 
 def build_short_trainer(
@@ -130,7 +130,7 @@ def test_documents_measured_beside_a_training_are_listed(tmp_path: Path) -> None
     """A document that is measured in a trained run's folder is listed beside the run's own scores."""
     trainer = build_short_trainer(tmp_path)
     anyio.run(trainer.train)
-    overrides = Overrides(ToyEnvironment(train=8, val=4, test=4), ToyTarget(), ScriptedLLM(toy_optimizer()))
+    overrides = Overrides(WORLD, ToyTarget(), ScriptedLLM(toy_optimizer()))
 
     async def measure() -> SkillScore:
         return await evaluate_skill(trainer.config, Skill(text="mine"), Split.val, overrides=overrides)

@@ -19,7 +19,7 @@ from reflact.stages.slow_update import GuidanceReply, compare_skills
 from reflact.testing import ToyEnvironment, append_reply
 from reflact.testing.llm import ScriptedAnswer
 from reflact.types import Item, Rollout, Score, Skill, Split
-from toy_runs import LINES, Actor, Part, playing, right, run
+from toy_runs import LINES, WORLD, Actor, Part, playing, right, run
 
 SLOW: dict[str, Any] = {"slow_update": {"enabled": True}}
 UNGATED: dict[str, Any] = {"slow_update": {"enabled": True, "gated": False}}
@@ -143,7 +143,7 @@ async def test_a_run_compares_its_sample(tmp_path: Path) -> None:
     """A run shows ``samples`` train items of the epoch's order, under the skills at both last steps."""
     done = await run(tmp_path, **EPOCHS, slow_update={"enabled": True, "samples": 3})
     (closed,) = [epoch for epoch in done.epochs if epoch.epoch == 2]
-    train = ToyEnvironment(train=8, val=4, test=4).items(Split.train)
+    train = WORLD.items(Split.train)
     assert [c.item_id for c in closed.comparisons] == [i.id for i in shuffle(train, 42 + 4000, "slow")[:3]]
     (shown,) = done.shown("slow_update")
     last = {record.epoch: record for record in done.records}

@@ -24,11 +24,11 @@ from reflact import Trainer
 from reflact.config.loading import load_config
 from reflact.errors import StoreError
 from reflact.store.runs import open_store
-from reflact.testing import ScriptedLLM, ToyEnvironment, ToyTarget, toy_optimizer
+from reflact.testing import ScriptedLLM, ToyTarget, toy_optimizer
 from reflact.training import setup as wiring
 from reflact.training.run import Run
 from served import HANGS, MAIN, Endpoint, reflact, reflact_process, world
-from toy_runs import build_trainer
+from toy_runs import WORLD, build_trainer
 
 pytestmark = [
     pytest.mark.slow,
@@ -276,7 +276,7 @@ async def test_a_lock_that_outlasts_the_patience(tmp_path: Path) -> None:
         "gate": {"early_stop": False},
     }
     target, optimizer = ToyTarget(), ScriptedLLM(toy_optimizer())
-    environment = ToyEnvironment(train=8, val=4, test=4)
+    environment = WORLD
     passed = wiring.Overrides(environment, target, optimizer)
     planned = wiring.prepare_run(load_config(config), passed)
     database = tmp_path / "run" / "run.db"

@@ -1,7 +1,8 @@
-"""The trainer: what a run promises, whatever happens on the way, and training on lists of items."""
+"""The trainer: what a run promises, whatever happens on the way; lists of items, and steps of several batches."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 import toy_runs
 from reflact import Item, Trainer, __version__, events
 from reflact.config.training import TrainerConfig
+from reflact.data import plan_epoch
 from reflact.errors import (
     ConfigError,
     DataError,
@@ -27,7 +29,7 @@ from reflact.testing.llm import Script, ScriptedAnswer
 from reflact.training.evaluation import evaluate_skill
 from reflact.training.setup import Overrides
 from reflact.types import FrozenModel, Skill, Split
-from toy_runs import Actor, build_trainer, playing
+from toy_runs import WORLD, Actor, build_trainer, playing, run
 
 
 class Left(FrozenModel):
@@ -118,7 +120,7 @@ async def test_the_step_buffer_survives(tmp_path: Path) -> None:
     steps = await broken_off(config, after=18, script=proposing_line("- nonsense"))
     assert 0 < steps < 4
     optimizer = ScriptedLLM(proposing_line("- nonsense"))
-    environment = ToyEnvironment(train=8, val=4, test=4)
+    environment = WORLD
     summary = await Trainer(config, environment=environment, target=ToyTarget(), optimizer=optimizer).train()
     first = optimizer.calls[0]
     assert first.call_id.step == steps + 1
@@ -133,7 +135,7 @@ async def test_a_finished_run_asks_nothing_again(tmp_path: Path) -> None:
     config = settings(tmp_path)
     first = await build_trainer(config).train()
     target, optimizer = Actor(), ScriptedLLM(toy_optimizer())
-    environment = ToyEnvironment(train=8, val=4, test=4)
+    environment = WORLD
     again = await Trainer(config, environment=environment, target=target, optimizer=optimizer).train()
     assert (target.asked, optimizer.calls) == ([], [])
     unlike = {"seconds", "stages", "step_costs", "reuse", "surplus"}
@@ -152,7 +154,7 @@ async def test_without_a_gate_everything_is_accepted(tmp_path: Path) -> None:
 
 async def test_unmeasured_items_are_no_zeros(tmp_path: Path) -> None:
     """Items that the provider failed are left out of means, failures and minibatches, and are noted."""
-    train = ToyEnvironment(train=8, val=4, test=4).items(Split.train)
+    train = WORLD.items(Split.train)
     target = losing(str(train[0].input), str(train[1].input))
     summary = await build_trainer(settings(tmp_path, train={"batch_size": 8}), target=target).train()
     assert summary.status == "completed"
@@ -165,7 +167,7 @@ async def test_unmeasured_items_are_no_zeros(tmp_path: Path) -> None:
 @pytest.mark.parametrize("lost", [1, 4])
 async def test_too_few_measured_items_decide_nothing(tmp_path: Path, lost: int) -> None:
     """An initial skill whose measurement is below the coverage ends the run as failed, never as a decision."""
-    val = ToyEnvironment(train=8, val=4, test=4).items(Split.val)
+    val = WORLD.items(Split.val)
     target = losing(*(str(item.input) for item in val[:lost]))
     summary = await build_trainer(settings(tmp_path), target=target).train()
     assert (summary.status, summary.steps, summary.best) == ("failed", 0, None)
@@ -210,7 +212,7 @@ async def test_a_folder_holds_one_run(tmp_path: Path) -> None:
 async def test_the_test_split_is_sealed(tmp_path: Path) -> None:
     """No test item is rolled out before the last step is committed, and the opening is counted once."""
     config = settings(tmp_path)
-    test = {str(i.input) for i in ToyEnvironment(train=8, val=4, test=4).items(Split.test)}
+    test = {str(i.input) for i in WORLD.items(Split.test)}
     target = Actor()
     summary = await build_trainer(config, target=target).train()
     opened = [message in test for _, message in target.asked]
@@ -225,7 +227,7 @@ async def test_the_test_split_is_sealed(tmp_path: Path) -> None:
 
 async def test_the_test_split_may_stay_closed(tmp_path: Path) -> None:
     """With test.enabled false no test item is rolled out and no opening counted."""
-    test = {str(i.input) for i in ToyEnvironment(train=8, val=4, test=4).items(Split.test)}
+    test = {str(i.input) for i in WORLD.items(Split.test)}
     target = Actor()
     summary = await build_trainer(settings(tmp_path, test={"enabled": False}), target=target).train()
     assert not [message for _, message in target.asked if message in test]
@@ -250,7 +252,7 @@ async def test_measuring_a_document_leaves_the_run_as_it_ended(tmp_path: Path) -
     """An evaluation in a completed run's folder changes neither its status nor its configuration."""
     config = settings(tmp_path)
     await build_trainer(config).train()
-    passed = Overrides(ToyEnvironment(train=8, val=4, test=4), ToyTarget(), ScriptedLLM(toy_optimizer()))
+    passed = Overrides(WORLD, ToyTarget(), ScriptedLLM(toy_optimizer()))
     changed = {**config, "train": {**config["train"], "num_epochs": 3}}
     await evaluate_skill(changed, Skill(text="- another"), Split.val, overrides=passed)
     async with open_store(tmp_path / "run.db") as store:
@@ -378,3 +380,38 @@ async def test_a_score_ends_a_run_at_the_same_step_after_any_stop(tmp_path: Path
         open_store(tmp_path / "pieces" / "run.db") as two,
     ):
         assert await one.events(whole.run_id) == await two.events(pieces.run_id)
+
+
+async def test_a_step_takes_several_batches(tmp_path: Path) -> None:
+    """Two batches of two make steps of four: all are rolled out, read apart and merged into one candidate."""
+    done = await run(
+        tmp_path,
+        train={"batch_size": 2, "accumulation": 2},
+        reflect={"minibatch_size": 1},
+        select={"max_edits": 4, "min_edits": 4},
+    )
+    train = [i.id for i in WORLD.items(Split.train)]
+    plan = plan_epoch(train, epoch=1, seed=42, batch_size=2, accumulation=2)
+    assert len(done.records) == len(plan) == 2
+    for record, batches in zip(done.records, plan, strict=True):
+        assert record.item_ids == tuple(i for batch in batches for i in batch)
+        for n, batch in enumerate(batches):
+            read = [i for r in record.reports if r.batch == n for i in r.item_ids]
+            assert sorted(read) == sorted(batch)
+        assert record.rollout.n == 4
+        assert record.n_failures == sum(r.source_type == "failure" for r in record.reports)
+    first = done.records[0]
+    types = {i.id: i.task_type for i in WORLD.items(Split.train)}
+    assert len(first.merged.patch.edits) == len({types[i] for i in first.item_ids})
+    assert {e.merge_level for e in first.merged.patch.edits} == {1}
+    assert done.actions[0] == "accept_new_best"
+
+
+async def test_an_epoch_deals_every_item_and_refills_the_last_step(tmp_path: Path) -> None:
+    """Six items in steps of two batches of two: the fourth batch is dealt from a fresh shuffle."""
+    environment = ToyEnvironment(train=6, val=4, test=4)
+    done = await run(tmp_path, environment=environment, train={"batch_size": 2, "accumulation": 2})
+    assert len(done.records) == 2
+    dealt = Counter(i for record in done.records for i in record.item_ids)
+    assert set(dealt) == {item.id for item in environment.items(Split.train)}
+    assert sum(dealt.values()) == 8

@@ -14,11 +14,11 @@ from reflact.messages import ReplyModel
 from reflact.skills.document import editable_text
 from reflact.stages.reply_models import DraftMergeReply, DraftReply
 from reflact.stages.update import RewriteReply, update
-from reflact.testing import ScriptedLLM, ToyEnvironment
+from reflact.testing import ScriptedLLM
 from reflact.testing.llm import ScriptedAnswer
 from reflact.types import Edit, Patch, SelectResult, Skill, Split
 from skill_documents import documents, plain, protected, wild
-from toy_runs import LINES, Actor, Ran, playing, run
+from toy_runs import LINES, WORLD, Actor, Ran, playing, run
 
 MODES = pytest.mark.parametrize("mode", ["patch", "rewrite", "full_rewrite"])
 GUARDED = (
@@ -88,7 +88,6 @@ async def test_suggestions_are_merged_ranked_and_written_in_by_one_call(tmp_path
     """Analysts suggest, the budget cuts the suggestions, and one rewrite a step takes up the rest."""
     done = await run(
         tmp_path,
-        environment=ToyEnvironment(train=8, val=4, test=4),
         script=playing(edits=2),
         update={"mode": "rewrite"},
         reflect={"minibatch_size": 2},
@@ -118,7 +117,7 @@ async def test_without_a_rewrite_there_is_no_candidate(tmp_path: Path) -> None:
     assert first.fallbacks[0].reason in first.verdict.reason
     assert (first.verdict.candidate, first.candidate_hash) == (None, first.skill_before)
     assert any(e.kind == "fallback_used" and e.fallback == first.fallbacks[0] for e in done.events)
-    val = {str(i.input) for i in ToyEnvironment(train=8, val=4, test=4).items(Split.val)}
+    val = {str(i.input) for i in WORLD.items(Split.val)}
     assert done.actor.asked[8][1] not in val
     assert done.summary.skips == 1
 
@@ -158,7 +157,7 @@ async def test_whole_drafts_are_never_ranked_and_have_no_budget(tmp_path: Path, 
 
 def _missed(done: Ran) -> set[str]:
     """Return the rules that the first step's cases lacked."""
-    types = {i.id: str(i.task_type) for i in ToyEnvironment(train=8, val=4, test=4).items(Split.train)}
+    types = {i.id: str(i.task_type) for i in WORLD.items(Split.train)}
     return {types[item_id] for item_id in done.records[0].item_ids}
 
 
