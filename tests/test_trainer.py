@@ -11,7 +11,7 @@ import anyio
 import pytest
 
 import toy_runs
-from reflact import Item, Trainer, __version__, events
+from reflact import Item, Trainer, __version__, events, read_run
 from reflact.config.training import TrainerConfig
 from reflact.data import plan_epoch
 from reflact.errors import (
@@ -20,25 +20,15 @@ from reflact.errors import (
     ProviderDown,
     RunConflict,
 )
-from reflact.messages import CallId, RenderedPrompt, ReplyModel
-from reflact.records import RunState, RunSummary, StepRecord
-from reflact.stages.reply_models import AnalystReply, MergeReply
+from reflact.records import RunSummary
+from reflact.stages.reply_models import AnalystReply
 from reflact.store.runs import open_store
 from reflact.testing import TOY_RULES, ScriptedLLM, ToyEnvironment, ToyTarget, append_reply, toy_optimizer
-from reflact.testing.llm import Script, ScriptedAnswer
+from reflact.testing.llm import Script
 from reflact.training.evaluation import evaluate_skill
 from reflact.training.setup import Overrides
-from reflact.types import FrozenModel, Skill, Split
+from reflact.types import Skill, Split
 from toy_runs import WORLD, Actor, build_trainer, playing, run
-
-
-class Left(FrozenModel):
-    """What the database holds of a run."""
-
-    records: tuple[StepRecord, ...]
-    events: tuple[events.Event, ...]
-    state: RunState
-    openings: int
 
 
 def settings(folder: Path, **sections: Mapping[str, Any]) -> dict[str, Any]:
@@ -51,19 +41,6 @@ def settings(folder: Path, **sections: Mapping[str, Any]) -> dict[str, Any]:
     for name, values in {"train": {"num_epochs": 2}, "reflect": {"minibatch_size": 2}, **ends}.items():
         sections[name] = {**values, **sections.get(name, {})}
     return toy_runs.settings(folder, **sections)
-
-
-async def left(folder: Path, run_id: str) -> Left:
-    """Read what a run left."""
-    async with open_store(folder / "run.db") as store:
-        rows = await store._database.fetch_rows("SELECT state FROM commits ORDER BY number DESC LIMIT 1", ())
-        happened = await store.events(run_id)
-        return Left(
-            records=await store.records(run_id),
-            events=happened,
-            state=RunState.model_validate_json(rows[0][0]),
-            openings=sum(isinstance(e, events.TestSplitOpened) for e in happened),
-        )
 
 
 def losing(*messages: str) -> Actor:
@@ -87,27 +64,11 @@ async def broken_off(config: Mapping[str, Any], *, after: int, script: Script | 
         target = Actor(cancel)
         await build_trainer(config, target=target, script=script).train()
     assert scope.cancelled_caught
-    summary = RunSummary.model_validate_json((Path(config["out_dir"]) / "summary.json").read_text("utf-8"))
-    assert summary.status == "cancelled"
-    return summary.steps
+    return len((await read_run(config["out_dir"])).steps)
 
 
-def proposing_line(line: str) -> Script:
-    """Return a script that plays the toy optimizer, but proposes one line for everything."""
-    usual = toy_optimizer()
-
-    def answer(prompt: RenderedPrompt, reply_type: type[ReplyModel], call_id: CallId) -> ScriptedAnswer:
-        if issubclass(reply_type, AnalystReply | MergeReply):
-            fields = reply_type.model_json_schema()["$defs"]
-            edit = {"op": "append", "target": "", "content": line, "sources": [1], "evidence": "e"}
-            (known,) = (f["properties"] for name, f in fields.items() if "content" in f["properties"])
-            edits = [{k: v for k, v in edit.items() if k in known}]
-            pattern = {"type": "t", "cases": [1], "description": "d"}
-            whole: dict[str, Any] = {"reasoning": "r", "patterns": [pattern], "edits": edits}
-            return {k: v for k, v in whole.items() if k in reply_type.model_fields}
-        return usual(prompt, reply_type, call_id)  # type: ignore[return-value]
-
-    return answer
+NONSENSE = playing((AnalystReply, lambda kind, _: append_reply(kind, "- nonsense")))
+"""An optimizer that proposes one line, whatever the feedback."""
 
 
 async def test_the_step_buffer_survives(tmp_path: Path) -> None:
@@ -117,15 +78,14 @@ async def test_the_step_buffer_survives(tmp_path: Path) -> None:
     """
     sizes = {"max_edits": 4, "min_edits": 1, "scheduler": "linear"}
     config = settings(tmp_path, train={"batch_size": 2, "num_epochs": 1}, select=sizes)
-    steps = await broken_off(config, after=18, script=proposing_line("- nonsense"))
+    steps = await broken_off(config, after=18, script=NONSENSE)
     assert 0 < steps < 4
-    optimizer = ScriptedLLM(proposing_line("- nonsense"))
-    environment = WORLD
-    summary = await Trainer(config, environment=environment, target=ToyTarget(), optimizer=optimizer).train()
+    optimizer = ScriptedLLM(NONSENSE)
+    await Trainer(config, environment=WORLD, target=ToyTarget(), optimizer=optimizer).train()
     first = optimizer.calls[0]
     assert first.call_id.step == steps + 1
     assert f"step {steps}: 2 of 2 cases failed" in first.prompt.messages[1].content
-    records = (await left(tmp_path, summary.run_id)).records
+    records = (await read_run(tmp_path)).steps
     assert [r.chosen.budget for r in records] == [4, 3, 2, 1]
     assert "no_change" in {r.verdict.action for r in records}
 
@@ -135,8 +95,7 @@ async def test_a_finished_run_asks_nothing_again(tmp_path: Path) -> None:
     config = settings(tmp_path)
     first = await build_trainer(config).train()
     target, optimizer = Actor(), ScriptedLLM(toy_optimizer())
-    environment = WORLD
-    again = await Trainer(config, environment=environment, target=target, optimizer=optimizer).train()
+    again = await Trainer(config, environment=WORLD, target=target, optimizer=optimizer).train()
     assert (target.asked, optimizer.calls) == ([], [])
     unlike = {"seconds", "stages", "step_costs", "reuse", "surplus"}
     assert again.model_dump(exclude=unlike) == first.model_dump(exclude=unlike)
@@ -145,7 +104,7 @@ async def test_a_finished_run_asks_nothing_again(tmp_path: Path) -> None:
 async def test_without_a_gate_everything_is_accepted(tmp_path: Path) -> None:
     """Where the gate is off candidates are measured and accepted, and the best is still the best measured."""
     summary = await build_trainer(settings(tmp_path, gate={"enabled": False})).train()
-    records = (await left(tmp_path, summary.run_id)).records
+    records = (await read_run(tmp_path)).steps
     assert {r.verdict.action for r in records} <= {"force_accept", "no_change", "no_patches"}
     assert summary.final is not None
     assert summary.best.score == max(r.verdict.candidate_score or 0 for r in records)
@@ -158,7 +117,7 @@ async def test_unmeasured_items_are_no_zeros(tmp_path: Path) -> None:
     target = losing(str(train[0].input), str(train[1].input))
     summary = await build_trainer(settings(tmp_path, train={"batch_size": 8}), target=target).train()
     assert summary.status == "completed"
-    for record in (await left(tmp_path, summary.run_id)).records:
+    for record in (await read_run(tmp_path)).steps:
         assert record.rollout.unmeasured == (train[0].id, train[1].id)
         assert record.rollout.n == 6
         assert not {train[0].id, train[1].id} & {i for report in record.reports for i in report.item_ids}
@@ -222,7 +181,10 @@ async def test_the_test_split_is_sealed(tmp_path: Path) -> None:
     assert max(train_or_val) < first
     assert summary.test_openings == 1
     assert (await build_trainer(config).train()).test_openings == 1
-    assert (await left(tmp_path, summary.run_id)).openings == 1
+    opened_at = [
+        event for event in (await read_run(tmp_path)).events if isinstance(event, events.TestSplitOpened)
+    ]
+    assert len(opened_at) == 1
 
 
 async def test_the_test_split_may_stay_closed(tmp_path: Path) -> None:
