@@ -11,14 +11,16 @@ import anyio
 import httpx
 import pytest
 
-from reflact import read_run
+from reflact import evaluate_skill, read_run
 from reflact.config.models import ModelConfig
 from reflact.errors import ConfigError, EnvironmentFailure, ModelError, ReplyError
+from reflact.events import Event, WarningIssued
 from reflact.messages import CallId
 from reflact.targets import AgentRollout, FunctionTarget
 from reflact.targets.function import RunAgent
-from reflact.types import Skill
-from test_command_target import RULE, Endpoint, Sender, train
+from reflact.training.setup import Overrides
+from reflact.types import Skill, Split
+from test_command_target import RULE, Endpoint, Sender, describe_run, train
 
 
 def build_request(rollout: AgentRollout, instructions: str) -> dict[str, Any]:
@@ -227,3 +229,61 @@ async def test_half_a_surrogate_pair_of_an_agent_does_not_break_a_run(
         [item] = (await read_run(tmp_path, items=True)).items
         stored = item.best.rollouts[0].answer
     assert stored.endswith(" \ufffd")
+
+
+async def test_an_agent_that_hangs_in_the_test_of_the_skill_costs_its_limit_once(tmp_path: Path) -> None:
+    """After an agent has reached its limit of time, no further item is tried."""
+    started: list[str] = []
+
+    async def hang(rollout: AgentRollout) -> str:
+        started.append(rollout.task)
+        await anyio.sleep_forever()
+        raise AssertionError
+
+    summary = await train(tmp_path, Endpoint(), FunctionTarget(hang, seconds=0.05))
+    assert (summary.status, len(started)) == ("failed", 1)
+    assert str(summary.reason).startswith(
+        "the agent was ended after 0.05 seconds (`seconds`); the agent asked"
+    )
+
+
+async def test_the_test_of_the_skill_is_made_once_and_its_warning_stays(tmp_path: Path) -> None:
+    """A resumed run has the warning of its start; an evaluation tests a skill, too, unless the run has done so."""
+    probed: list[str] = []
+
+    async def repeat(rollout: AgentRollout) -> str:
+        probed.extend(["probe"] * ("This line tests" in rollout.skill))
+        return await ask(rollout, 2 * rollout.skill)
+
+    async def ignore(rollout: AgentRollout) -> str:
+        return await ask(rollout, "Be helpful.")
+
+    endpoint, settings = Endpoint(), {"max_calls": 3}
+    stopped = await train(tmp_path, endpoint, FunctionTarget(repeat), budget=settings)
+    resumed = await train(tmp_path, endpoint, FunctionTarget(repeat))
+    assert stopped.status == "budget"
+    assert [warning for warning in resumed.warnings if "the skill 2 times" in warning]
+    assert probed == ["probe"]
+    config, environment = describe_run(tmp_path)
+    heard: list[Event] = []
+
+    async def collect(event: Event) -> None:
+        heard.append(event)
+
+    def bring(target: FunctionTarget) -> Overrides:
+        return Overrides(environment=environment, target=target, transport=endpoint)
+
+    await evaluate_skill(
+        config, Skill(text=RULE), Split.val, overrides=bring(FunctionTarget(repeat)), on_event=collect
+    )
+    assert [event for event in heard if isinstance(event, WarningIssued)]
+    assert probed == ["probe"]
+    asked = len(endpoint.bodies)
+    with pytest.raises(EnvironmentFailure, match="is not in force"):
+        await evaluate_skill(
+            {**config, "out_dir": tmp_path / "b"},
+            Skill(text=RULE),
+            Split.val,
+            overrides=bring(FunctionTarget(ignore)),
+        )
+    assert len(endpoint.bodies) == asked

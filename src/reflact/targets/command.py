@@ -235,7 +235,10 @@ class CommandTarget:
             else f"it is in {self.skill_file} of the rollout's folder, so look whether the agent reads this file there, or "
             "name another one with `skill_file`; if it reads the file later, with a tool, set `preflight: false`"
         )
-        return await test_skill(self, environment, items, skill, config, place=place, name=self.skill_name)
+        name, seconds = self.skill_name, self.limits.seconds
+        return await test_skill(
+            self, environment, items, skill, config, place=place, name=name, seconds=seconds
+        )
 
     def session(self, skill: Skill, *, rollout: str) -> CommandSession:
         """Start a rollout; ``rollout`` is its key.

@@ -115,7 +115,9 @@ class FunctionTarget:
     ) -> str | None:
         """Run the function without its model; see ``reflact.protocols.ProbedTarget``."""
         place = "look at how the function gives `rollout.skill` to the agent"
-        return await test_skill(self, environment, items, skill, config, place=place, name=None)
+        return await test_skill(
+            self, environment, items, skill, config, place=place, name=None, seconds=self.seconds
+        )
 
     def session(self, skill: Skill, *, rollout: str) -> FunctionSession:
         """Start a rollout; ``rollout`` is its key.

@@ -8,6 +8,8 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
+import anyio
+
 from reflact.config.models import ModelConfig
 from reflact.errors import EnvironmentFailure, ReflactError, ReplyError
 from reflact.messages import AgentAnswer, CallId
@@ -187,6 +189,7 @@ async def test_skill(
     *,
     place: str,
     name: str | None,
+    seconds: float,
 ) -> str | None:
     """Run an agent without its model; see ``reflact.protocols.ProbedTarget``.
 
@@ -198,7 +201,9 @@ async def test_skill(
         config: The settings of ``models.target``.
         place: Where the agent gets the skill, and what to change if it does not, in words.
         name: The name of a skill that the agent loads if it seems useful, so that a request has this name alone.
+        seconds: The agent's limit of time; no further item is tried after it, so an agent that hangs costs it once.
     """
+    begin = anyio.current_time()
     probed = Skill(text=f"{skill.text}\n\n{PROBE}\n".lstrip())
     for item in items[:MAX_PROBED_ITEMS]:
         probe = _ProbeSender(name or PROBE)
@@ -213,7 +218,7 @@ async def test_skill(
             await environment.run(item, session, seed=0)
         except Exception as caught:  # noqa: BLE001 - environments may raise anything
             reason = f"{type(caught).__name__}: {caught}"
-        if probe.requests:
+        if probe.requests or anyio.current_time() - begin >= seconds:
             break
     error = session.error
     if probe.count:

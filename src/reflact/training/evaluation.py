@@ -63,6 +63,7 @@ async def compare_skill(
     Raises:
         UsageError: The configuration or the data is wrong, or the folder holds another run.
         ModelError, RunFailed: Too few items could be measured.
+        EnvironmentFailure: The skill does not reach the agent.
         BudgetSpent: The run's budget has no room for a call.
     """
     overrides = overrides or Overrides()
@@ -86,6 +87,7 @@ async def compare_skill(
         await run.start_or_resume(resume=False)
         with runtime.tracing.run("reflact.eval"):
             async with manage_environment(runtime.plan.environment, run.failures):
+                await run.test_skill()
                 for name, document in documents.items():
                     if split is Split.test:
                         await run.final_evaluator.open_test_split(f"eval {document.hash}")

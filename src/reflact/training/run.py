@@ -58,6 +58,10 @@ TIME_RECORD_SECONDS = 1.0
 REJECTED_EDITS_ADAPTER: TypeAdapter[tuple[RejectedEdit, ...]] = TypeAdapter(tuple[RejectedEdit, ...])
 
 
+SKILL_TEST_LABEL = "skill_test"
+"""The label of the warning of a test of the skill in the decision log; empty if there is none."""
+
+
 class Run:
     """One start of a run; ``on_event`` receives all events.
 
@@ -126,7 +130,7 @@ class Run:
             self.state is None or self.state.step < self._plan.total_steps
         ):
             self._runtime.watch.check_budget(self._runtime.budget)
-        await self._test_skill()
+        await self.test_skill()
         await self._check_null_answers()
         await self._test_optimizer()
         await self._measure_critic()
@@ -208,13 +212,25 @@ class Run:
             self._warnings += () if checked.warning is None else (checked.warning,)
             await self._emit(checked)
 
-    async def _test_skill(self) -> None:
-        """Find out whether the skill reaches the agent, before anything is paid; on a cluster, the agent may be elsewhere."""
+    async def test_skill(self) -> None:
+        """Find out once in a run whether the skill reaches the agent; on a cluster, the agent may be elsewhere.
+
+        The outcome is logged, so that a resumed run has the same warning.
+
+        Raises:
+            EnvironmentFailure: It does not reach the agent.
+        """
         target, is_near = self._plan.target, self._config.executor.name != "ray"
-        if self.state is None and is_near and isinstance(target, ProbedTarget) and target.preflight:
+        warning = await self._decision_log.get(0, SKILL_TEST_LABEL)
+        if warning is None and is_near and isinstance(target, ProbedTarget) and target.preflight:
             plan, config = self._plan, self._config.models.target
-            warning = await target.test_skill(plan.environment, plan.data.train, plan.initial_skill, config)
-            self._warnings += () if warning is None else (warning,)
+            warning = (
+                await target.test_skill(plan.environment, plan.data.train, plan.initial_skill, config) or ""
+            )
+            await self._decision_log.put(0, SKILL_TEST_LABEL, warning)
+        if warning:
+            self._warnings += (str(warning),)
+            await self._on_event(events.WarningIssued(run_id=self.id, message=str(warning)))
 
     async def _test_optimizer(self) -> None:
         """Find a wrong key, model or address of the optimizer before the baseline is paid; its reply is stored."""
