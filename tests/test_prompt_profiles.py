@@ -254,6 +254,25 @@ async def test_an_edit_that_only_records_an_answer_is_sent_back(content: str) ->
     assert "edit 1 records the answer of case 2" in mute.no_reply_reason
 
 
+@pytest.mark.parametrize("placeholder", ["<task>", "<Right_Answer>", "<case_1>", "</rejected>"])
+async def test_an_edit_with_a_placeholder_of_the_prompt_is_sent_back(placeholder: str) -> None:
+    """The name of a part of the prompt stands for nothing in the document, unless a case says it itself."""
+    copied = {**EDIT, "content": f"For {placeholder}, translate the name of a state before you compare."}
+
+    def copies(prompt: RenderedPrompt, reply_type: type[ReplyModel], call_id: CallId) -> ScriptedAnswer:
+        return {**REPLY, "edits": [copied] if call_id.attempt == 0 else [EDIT]}
+
+    llm = ScriptedLLM(copies)
+    report = await analyse(llm, failed(OTHER, ITEM))
+    assert [edit.content for edit in report.patch.edits] == [RULE]
+    assert len(llm.calls) == 2
+    mute = await analyse(ScriptedLLM(lambda *_: {**REPLY, "edits": [copied]}), failed(OTHER, ITEM))
+    assert f"edit 1 holds {placeholder}, which only marks the material" in str(mute.no_reply_reason)
+    marked = Item(id="marked", input=f"Fill {placeholder} in.", reference=QUERY)
+    kept = await analyse(ScriptedLLM(lambda *_: {**REPLY, "edits": [copied]}), failed(OTHER, marked))
+    assert [edit.content for edit in kept.patch.edits] == [copied["content"]]
+
+
 @pytest.mark.parametrize("content", RULES)
 def test_a_rule_may_quote_an_answer_as_its_example(content: str) -> None:
     """What states a rule is no answer, even if it holds one."""

@@ -129,7 +129,7 @@ class _Merger:
             {"document": show_skill(self.skill), "notes": self.notes, "proposals": show_edits(edits)},
             reply_type,
             part=part,
-            check=partial(check_reply, skill=self.skill),
+            check=partial(check_reply, skill=self.skill, material=[edit.content for edit in edits]),
         )
         if isinstance(reply, NoReply):
             replacement = "the first draft" if is_draft else "the proposals, concatenated without duplicates"

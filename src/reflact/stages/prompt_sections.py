@@ -215,6 +215,13 @@ def show_case(rollout: Rollout, item: Item, *, failed: bool, tokens: int) -> str
     return _show_passages(_case_passages(rollout, item, failed), tokens * BYTES_PER_TOKEN)
 
 
+def list_material(items: Sequence[Item], rollouts: Sequence[Rollout]) -> tuple[str, ...]:
+    """Return all texts of cases in full, without labels and tags."""
+    values = [show_json(value) for item in items for value in (item.input, item.reference)]
+    remarks = [rollout.feedback for rollout in rollouts if rollout.feedback]
+    return (*values, *remarks, *(turn.content for rollout in rollouts for turn in rollout.turns))
+
+
 def show_edits(edits: Sequence[Edit]) -> str:
     """Return numbered proposals, each fenced, and then a line with the number of cases behind each.
 

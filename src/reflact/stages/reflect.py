@@ -17,7 +17,7 @@ from reflact.prompts import ANALYST_PROMPTS
 from reflact.protocols import Annotator, R
 from reflact.skills.document import is_same_body
 from reflact.stages.context import StageContext
-from reflact.stages.prompt_sections import show_cases, show_skill, truncate
+from reflact.stages.prompt_sections import list_material, show_cases, show_skill, truncate
 from reflact.stages.reply_models import (
     AnalystReply,
     DraftReply,
@@ -146,7 +146,13 @@ class Analyst:
             self._choose_reply_type(cases, reasoned=reasoned),
             purpose=f"analyst_{batch.source}",
             tokens=self.tokens,
-            check=partial(check_reply, skill=self.skill, cases=cases, items=batch.items if reasoned else ()),
+            check=partial(
+                check_reply,
+                skill=self.skill,
+                cases=cases,
+                items=batch.items if reasoned else (),
+                material=list_material(batch.items, batch.rollouts),
+            ),
         )
         if isinstance(reply, NoReply):
             return batch.empty_report.model_copy(update={"no_reply_reason": reply.reason})

@@ -8,7 +8,7 @@ reasoning in free text and bound no length; the model's ``max_tokens`` does. The
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -21,10 +21,12 @@ from reflact.skills.rejected_edits import content_words
 from reflact.stages.prompt_sections import show_json
 from reflact.types import Edit, EditKind, Item, Operation, Skill
 
-TAG = re.compile(
-    r"</?(?:document|proposal_\d+|case_\d+|attempts|rejected|advice|guidance|notes|background|figures|evidence)_*>"
+PLACEHOLDER = re.compile(
+    r"</?(?:document|proposal_\d+|case_\d+|attempts|rejected|advice|guidance|notes|background|figures|evidence"
+    r"|task|remark|(?:right|wrong)[ _-]answer)_*>",
+    re.IGNORECASE,
 )
-"""The tags that fence material in prompts."""
+"""The tags that fence material in prompts, and the names of a case's parts as tags."""
 
 WRAPPED_DOCUMENT = re.compile(r"\s*<(document_*)>\n?(.*?)\n?</\1>\s*", re.DOTALL)
 """A whole text in the tags of a document."""
@@ -413,12 +415,20 @@ def check_reply(
     skill: Skill,
     cases: int | None = None,
     items: Sequence[Item] = (),
+    material: Iterable[str] = (),
 ) -> None:
     """Refuse a reply that does not fit its ``cases`` or the document.
 
+    Args:
+        reply: What the optimizer says.
+        skill: The document.
+        cases: How many failures were shown.
+        items: The items whose answers an edit may not record.
+        material: What the cases or the proposals say, without the tags around them.
+
     Raises:
-        ValueError: A pattern claims more cases than there are, an edit or a draft cannot be applied, or an edit
-            only records the answer of one of ``items``.
+        ValueError: A pattern claims more cases than there are, an edit or a draft cannot be applied, an edit only
+            records the answer of one of ``items``, or a text holds a placeholder of the prompt.
     """
     if cases is not None and isinstance(reply, AnalystReply | DraftReply):
         high = [p.type for p in reply.patterns if isinstance(p, PatternReply) and p.count > cases]
@@ -427,8 +437,10 @@ def check_reply(
     if isinstance(reply, AnalystReply | SuccessReply | ReasonedSuccessReply | MergeReply):
         _check_applicable(skill, reply.edits)
         check_rules(reply.edits, items)
+        for number, edit in enumerate(reply.edits, 1):
+            _check_placeholders(f"edit {number}", edit.content, (skill.text, *material))
     else:
-        check_whole_document(skill, reply.document)
+        check_whole_document(skill, reply.document, material)
 
 
 def check_rules(edits: Sequence[Proposal | Merge], items: Sequence[Item]) -> None:
@@ -496,23 +508,30 @@ def _check_applicable(skill: Skill, edits: Sequence[Proposal | Merge]) -> None:
         raise ValueError("; ".join(wrong))
 
 
+def _check_placeholders(name: str, text: str, known: Iterable[str]) -> None:
+    copied = sorted({tag for tag in PLACEHOLDER.findall(text) if not any(tag in other for other in known)})
+    if copied:
+        raise ValueError(
+            f"{name} holds {', '.join(copied)}, which only marks the material; leave it out, or write in its place "
+            "what holds for other tasks too"
+        )
+
+
 def check_ranking(reply: RankReply) -> None:
     """Refuse a ranking that selects a number twice."""
     if len(set(reply.selected)) != len(reply.selected):
         raise ValueError("a number is selected twice")
 
 
-def check_whole_document(skill: Skill, document: str) -> None:
+def check_whole_document(skill: Skill, document: str, material: Iterable[str] = ()) -> None:
     """Refuse a text that cannot replace the document's unprotected text; the same text is valid.
 
-    Tags that fence material in prompts are refused, because small models copy them along with the text.
+    Placeholders of prompts are refused unless the old document or the ``material`` holds them, because small models
+    copy them along with the text.
     """
     if is_same_body(skill.text, document):
         return
-    copied = sorted({tag for tag in TAG.findall(document) if tag not in skill.text})
-    if copied:
-        tags = ", ".join(copied)
-        raise ValueError(f"the document holds {tags}, which only marks the material; leave it out")
+    _check_placeholders("the document", document, (skill.text, *material))
     (result,) = apply_edits(skill, [Edit(op="rewrite", content=document)]).results
     if result.status == "rejected":
         raise ValueError(f"the new document cannot be used: {result.reason}")

@@ -41,7 +41,7 @@ async def update(
         "rewrite",
         {"document": show_skill(skill), "attempts": attempts, "proposals": show_edits(edits)},
         RewriteReply,
-        check=lambda reply: check_whole_document(skill, reply.document),
+        check=lambda reply: check_whole_document(skill, reply.document, [edit.content for edit in edits]),
     )
     if isinstance(reply, NoReply):
         fallback = Fallback(label="rewrite", reason=reply.reason, replacement="the document stays as it is")

@@ -20,6 +20,7 @@ from reflact.stages.context import StageContext
 from reflact.stages.evaluate import GateMetric, build_measurement
 from reflact.stages.prompt_sections import (
     join_sections,
+    list_material,
     show_buffer,
     show_memory,
     show_meta,
@@ -298,8 +299,10 @@ class RewritingProposer:
             return self.prompts.render(PURPOSE, values)
 
         def check(reply: DraftReply) -> None:
-            check_reply(reply, skill=skill)
-            check_document_rules(reply.document, skill, [case.item for case in cases])
+            items = [case.item for case in cases]
+            material = list_material(items, [case.rollout for case in cases])
+            check_reply(reply, skill=skill, material=material)
+            check_document_rules(reply.document, skill, items)
 
         reply = await budget.ask(
             render(tokens),
