@@ -19,7 +19,7 @@ from reflact.types import Split
 DATA = Path(__file__).parents[1] / "fixtures" / "demo" / "arithmetic" / "data"
 FAMILIES = {"chain_sum": {"max_terms": 2, "max_digits": 2}}
 SIZES = {"train": 12, "val": 20, "test": 48}
-SEED = 4000
+SEED = 5000
 
 
 def build_environment() -> ReasoningGymEnvironment:
