@@ -273,6 +273,15 @@ async def test_an_edit_with_a_placeholder_of_the_prompt_is_sent_back(placeholder
     assert [edit.content for edit in kept.patch.edits] == [copied["content"]]
 
 
+async def test_an_edit_in_the_tags_of_a_document_is_taken_without_them() -> None:
+    """A model that wraps its rule as the prompt wraps the document has still written the rule."""
+    wrapped = {**EDIT, "content": f"<document>\n{RULE}\n</document>"}
+    llm = ScriptedLLM(lambda *_: {**REPLY, "edits": [wrapped]})
+    report = await analyse(llm, failed(OTHER, ITEM))
+    assert [edit.content for edit in report.patch.edits] == [RULE]
+    assert len(llm.calls) == 1
+
+
 @pytest.mark.parametrize("content", RULES)
 def test_a_rule_may_quote_an_answer_as_its_example(content: str) -> None:
     """What states a rule is no answer, even if it holds one."""

@@ -157,6 +157,12 @@ Proposal = AppendReply | EditReply | SuggestionReply
 Merge = MergedAppend | MergedEdit | MergedSuggestion
 
 
+def unwrap_document(text: str) -> str:
+    """Return a text without the tags of a document if they enclose all of it."""
+    wrapped = WRAPPED_DOCUMENT.fullmatch(text)
+    return wrapped[2] if wrapped else text
+
+
 def build_edit(reply: Proposal | Merge) -> Edit:
     """Return a proposed or merged change as an edit."""
     evidence = ""
@@ -164,22 +170,16 @@ def build_edit(reply: Proposal | Merge) -> Edit:
         evidence = reply.evidence
     if isinstance(reply, EditReply):
         target = "" if reply.op == "append" else reply.target
-        content = "" if reply.op == "delete" else reply.content
+        content = "" if reply.op == "delete" else unwrap_document(reply.content)
         return Edit(op=reply.op, target=target, content=content, evidence=evidence)
     op: EditKind = "append" if isinstance(reply, AppendReply | MergedAppend) else "suggest"
-    return Edit(op=op, content=reply.content, evidence=evidence)
+    return Edit(op=op, content=unwrap_document(reply.content), evidence=evidence)
 
 
 Patterns = Annotated[
     Sequence[PatternReply | ReasonedPattern],
     Field(description="The kinds of mistake, most frequent first."),
 ]
-
-
-def unwrap_document(text: str) -> str:
-    """Return a document without the tags in which prompts show it, if they enclose the whole text."""
-    wrapped = WRAPPED_DOCUMENT.fullmatch(text)
-    return wrapped[2] if wrapped else text
 
 
 NewDocument = Annotated[
@@ -438,7 +438,7 @@ def check_reply(
         _check_applicable(skill, reply.edits)
         check_rules(reply.edits, items)
         for number, edit in enumerate(reply.edits, 1):
-            _check_placeholders(f"edit {number}", edit.content, (skill.text, *material))
+            _check_placeholders(f"edit {number}", unwrap_document(edit.content), (skill.text, *material))
     else:
         check_whole_document(skill, reply.document, material)
 
