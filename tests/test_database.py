@@ -258,6 +258,17 @@ async def test_reads_cannot_write(database: Database) -> None:
         await database.read(lambda tables: tables.execute("DELETE FROM notes").rowcount)
 
 
+async def test_requests_that_begin_as_the_database_closes_are_served(path: Path) -> None:
+    """A write and reads of the same iteration of the event loop as the closing have their outcomes."""
+    async with open_task_group() as tasks, Database(path, NOTES) as database:
+        written = tasks.start_soon(put, database, "a")
+        reads = [tasks.start_soon(texts, database), tasks.start_soon(database.read, lambda _: "long")]
+        await anyio.lowlevel.checkpoint()
+    assert written.return_value == 1
+    assert reads[0].return_value in ([], ["a"])
+    assert reads[1].return_value == "long"
+
+
 async def test_no_threads_are_left_behind(path: Path) -> None:
     """After closing, also after a failed opening, the process has the threads that it had before."""
     before = set(threading.enumerate())

@@ -427,10 +427,6 @@ class Reuse(FrozenModel):
     rollouts: int = 0
     replies: int = 0
 
-    def add(self, *, rollouts: int = 0, replies: int = 0) -> Reuse:
-        """Return the counts with more added."""
-        return Reuse(rollouts=self.rollouts + rollouts, replies=self.replies + replies)
-
 
 FaultKind = Literal[
     "408",

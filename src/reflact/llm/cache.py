@@ -63,7 +63,7 @@ class ResponseCache:
             endpoint=self._endpoint, path=self._root + path, body=body, call_id=label, reply=reply
         )
         context.keys.append(key)
-        async with self._locks.setdefault(key, anyio.Lock()):
+        async with self._locks.setdefault(key, anyio.Lock(fast_acquire=True)):
             stored = await self._account.responses.find_response(key)
             if stored is not None:
                 return "".join(stored.chunks)

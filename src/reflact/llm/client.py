@@ -275,7 +275,9 @@ class Client:
         reasons: list[str] = []
         for attempt in range(1, self._config.reasks + 2):
             context.attempts = attempt
-            numbered = call_id.model_copy(update={"attempt": call_id.attempt + attempt - 1})
+            numbered = call_id
+            if attempt > 1:
+                numbered = call_id.model_copy(update={"attempt": call_id.attempt + attempt - 1})
             completion = await self._create(conversation, reply_type, numbered, context)
             context.usage += self._usage(completion)
             try:

@@ -18,12 +18,11 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import closing, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
 from tempfile import TemporaryDirectory
 from types import TracebackType
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Generic, NamedTuple, Self, TypeVar
 
 import anyio
 from pydantic import ValidationError
@@ -97,13 +96,35 @@ _Outcome = tuple[Any, BaseException | None]
 
 
 class _Mailbox:
-    """Outcomes for the callers on one event loop, which is woken once for all that it has not yet fetched."""
+    """Requests and outcomes of the callers on one event loop.
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, path: Path) -> None:
+    The writes and short reads of one iteration of the loop are handed over together, and the loop is woken once for
+    all outcomes that it has not yet fetched: a hand-over between threads takes more processor time than a short read.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, path: Path, submit: _Submit) -> None:
         self._loop = loop
         self._path = path
+        self._submit = submit
+        self.reads: list[_Request[Any]] = []
+        self.writes: list[_Request[Any]] = []
         self._outcomes: deque[tuple[asyncio.Future[Any], _Outcome]] = deque()
         self._is_fetch_due = False
+
+    def create_request(self, work: Callable[[Tables], T]) -> _Request[T]:
+        """Return a request that is not handed over yet."""
+        return _Request(work, self._loop.create_future(), self)
+
+    def add(self, request: _Request[Any], requests: list[_Request[Any]]) -> None:
+        """Add a request to the reads or the writes that are handed over at the end of this iteration."""
+        if not self.reads and not self.writes:
+            self._loop.call_soon(self.hand_over)
+        requests.append(request)
+
+    def hand_over(self) -> None:
+        """Hand over the requests of this iteration; they may have been already."""
+        reads, self.reads, writes, self.writes = self.reads, [], self.writes, []
+        self._submit(reads, writes)
 
     def put(self, future: asyncio.Future[Any], outcome: _Outcome) -> None:
         """Add an outcome, on any thread."""
@@ -128,11 +149,14 @@ class _Mailbox:
                 future.set_exception(translate_error(failure, self._path))
 
 
-@dataclass(frozen=True)
-class _Request(Generic[T]):
+class _Request(NamedTuple, Generic[T]):
     work: Callable[[Tables], T]
     future: asyncio.Future[T]
     mailbox: _Mailbox
+
+
+_Submit = Callable[[Sequence[_Request[Any]], Sequence[_Request[Any]]], None]
+"""Hands some reads and some writes over to the threads."""
 
 
 class Database:
@@ -187,7 +211,7 @@ class Database:
         self._is_commit_due = False
         self._jobs: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
         self._writer = threading.Thread(target=self._do_jobs, name="reflact-store-writer", daemon=True)
-        self._reads: SimpleQueue[_Request[Any] | None] = SimpleQueue()
+        self._reads: SimpleQueue[Sequence[_Request[Any]] | None] = SimpleQueue()
         self._readers: list[threading.Thread] = []
         self._connections: list[Tables] = []
         self._mailboxes: dict[asyncio.AbstractEventLoop, _Mailbox] = {}
@@ -223,11 +247,9 @@ class Database:
         caller returns at once; its function still runs and is committed.
         """
         self._require_writable()
-        request = self._request(work)
-        self._pending.append(request)
-        if not self._is_commit_due:
-            self._is_commit_due = True
-            self._jobs.put(self._commit_pending)
+        mailbox = self._find_mailbox()
+        request = mailbox.create_request(work)
+        mailbox.add(request, mailbox.writes)
         return await request.future
 
     async def read(self, work: Callable[[Tables], T], *, single: bool = False) -> T:
@@ -241,8 +263,12 @@ class Database:
                 return work(tables)
 
         self._require_open()
-        request = self._request(work if single else read)
-        self._reads.put(request)
+        mailbox = self._find_mailbox()
+        request = mailbox.create_request(work if single else read)
+        if single:
+            mailbox.add(request, mailbox.reads)
+        else:
+            self._reads.put([request])
         return await request.future
 
     async def checkpoint(self) -> bool:
@@ -261,12 +287,21 @@ class Database:
         """Execute a query and return all rows."""
         return await self.read(lambda tables: tables.execute(sql, parameters).fetchall(), single=True)
 
-    def _request(self, work: Callable[[Tables], T]) -> _Request[T]:
+    def _find_mailbox(self) -> _Mailbox:
+        """Return the mailbox of the running loop."""
         loop = asyncio.get_running_loop()
         mailbox = self._mailboxes.get(loop)
         if mailbox is None:
-            mailbox = self._mailboxes[loop] = _Mailbox(loop, self.path)
-        return _Request(work, loop.create_future(), mailbox)
+            mailbox = self._mailboxes[loop] = _Mailbox(loop, self.path, self._submit_requests)
+        return mailbox
+
+    def _submit_requests(self, reads: Sequence[_Request[Any]], writes: Sequence[_Request[Any]]) -> None:
+        if reads:
+            self._reads.put(reads)
+        self._pending.extend(writes)
+        if writes and not self._is_commit_due:
+            self._is_commit_due = True
+            self._jobs.put(self._commit_pending)
 
     def _require_open(self) -> None:
         if not self._open:
@@ -283,6 +318,8 @@ class Database:
             raise StoreError(f"database {self.path}: it was opened read-only; open it without read_only")
 
     async def _close(self, *, cancelled: bool) -> None:
+        for mailbox in self._mailboxes.values():
+            mailbox.hand_over()
         closing = self._submit(self._tear_down)
         self._jobs.put(None)
         try:
@@ -492,12 +529,13 @@ class Database:
     # ------------------------------------------------------------------ on a reader's thread, or any
 
     def _do_reads(self, tables: Tables) -> None:
-        while (request := self._reads.get()) is not None:
-            try:
-                outcome: _Outcome = (request.work(tables), None)
-            except BaseException as error:  # noqa: BLE001 - handed to the caller
-                outcome = (None, error)
-            request.mailbox.put(request.future, outcome)
+        while (requests := self._reads.get()) is not None:
+            for request in requests:
+                try:
+                    outcome: _Outcome = (request.work(tables), None)
+                except BaseException as error:  # noqa: BLE001 - handed to the caller
+                    outcome = (None, error)
+                request.mailbox.put(request.future, outcome)
             request.mailbox.wake()
 
 

@@ -84,17 +84,17 @@ class SQLiteResponseStore:
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._reuse = Reuse()
+        self._n_rollouts_reused = self._n_replies_reused = 0
 
     @property
     def reuse(self) -> Reuse:
         """Number of stored responses and rollouts that were found since the store was opened."""
-        return self._reuse
+        return Reuse(rollouts=self._n_rollouts_reused, replies=self._n_replies_reused)
 
     async def find_response(self, key: str) -> StoredResponse | None:
         """Return the response under a key; None if there is none or it is unreadable."""
         found = _read_response(key, await self._database.fetch_rows(RESPONSE_QUERY, (key,)))
-        self._reuse = self._reuse.add(replies=found is not None)
+        self._n_replies_reused += found is not None
         return found
 
     async def reserve(self, reservation: CallReservation) -> None:
@@ -147,7 +147,7 @@ class SQLiteResponseStore:
     async def find_rollouts(self, keys: Sequence[str]) -> Mapping[str, Rollout]:
         """Return the stored rollouts among the keys, in their order, without damaged ones."""
         found = await self._database.read(lambda tables: _find_rollouts(tables, keys))
-        self._reuse = self._reuse.add(rollouts=len(found))
+        self._n_rollouts_reused += len(found)
         return {key: found[key] for key in keys if key in found}
 
     async def list_rollouts(self, skill_hashes: Sequence[str]) -> tuple[Rollout, ...]:
