@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 import anyio.lowlevel
 import httpx
 
+from reflact.concurrency import open_task_group
 from reflact.config.models import ModelConfig
 from reflact.config.training import BudgetConfig
 from reflact.llm.budget import Account, Budget
@@ -29,6 +30,7 @@ from reflact.stages.context import StageContext
 from reflact.testing import InMemoryRunStore
 
 R = TypeVar("R", bound=ReplyModel)
+Result = TypeVar("Result")
 
 RUN = "r0"
 URL = "http://endpoint.test/v1"
@@ -240,3 +242,20 @@ async def ask(
     """Return the reply of a client that is asked once."""
     async with connected(transport, settings, **about) as client:
         return await client.ask(PROMPT, reply_type, call_id=call_id(part), check=check)
+
+
+async def run_beside_loop(work: Callable[[], Awaitable[Result]]) -> Result:
+    """Return the result of work, and check that the event loop was free during it."""
+    looked = anyio.Event()
+
+    async def look() -> None:
+        for _ in range(5):
+            await anyio.lowlevel.checkpoint()
+        looked.set()
+
+    async with open_task_group() as tasks:
+        tasks.start_soon(look)
+        try:
+            return await work()
+        finally:
+            assert looked.is_set()

@@ -17,6 +17,7 @@ from pathlib import Path
 import anyio
 import pytest
 
+from pure_world import rows
 from reflact import Trainer
 from reflact.events import EVENT_ADAPTER, RunFinished
 from served import HANGS, MAIN, Endpoint, configured, reflact_process, world
@@ -45,12 +46,6 @@ def hold_gate(call_id: str, before: list[str]) -> bool:
     return call_id.startswith("target/") and any(earlier.startswith("optimizer/merge") for earlier in before)
 
 
-def stored(folder: Path, query: str) -> list[tuple[object, ...]]:
-    """Return what a query finds in the run's database."""
-    with closing(sqlite3.connect(folder / "run" / "run.db")) as database:
-        return database.execute(query).fetchall()
-
-
 def assert_in_order(process: subprocess.Popen[str], errors: str, code: int, *, signals: int = 1) -> None:
     """Check how a process ended, and that it told each of one or two signals in a line."""
     assert process.returncode == code, errors
@@ -74,7 +69,7 @@ def test_calls_that_hang_are_cut_off(tmp_path: Path, number: signal.Signals, cod
         shown, errors = process.communicate(timeout=HANGS / 2)
     assert_in_order(process, said + errors, code, signals=2 if grace == HANGS else 1)
     reason = f"stopped by {'Ctrl-C' if number is signal.SIGINT else number.name}"
-    assert stored(tmp_path, "SELECT status, reason FROM runs") == [("cancelled", reason)]
+    assert rows(tmp_path / "run", "SELECT status, reason FROM runs") == (("cancelled", reason),)
     if grace < HANGS:
         assert "cancelled: 0 steps" in shown
         assert json.loads((tmp_path / "run" / "summary.json").read_text("utf-8"))["reason"] == reason
@@ -100,8 +95,8 @@ def test_what_is_under_way_is_kept(
         last = EVENT_ADAPTER.validate_json(shown.splitlines()[-1])
         assert isinstance(last, RunFinished)
         assert last.summary.status == "cancelled"
-        assert stored(tmp_path, "SELECT count(*) FROM responses") == [(len(endpoint.samples),)]
-        assert stored(tmp_path, "SELECT count(*) FROM calls WHERE state <> 'settled'") == [(0,)]
+        assert rows(tmp_path / "run", "SELECT count(*) FROM responses") == ((len(endpoint.samples),),)
+        assert rows(tmp_path / "run", "SELECT count(*) FROM calls WHERE state <> 'settled'") == ((0,),)
         assert anyio.run(Trainer(path).train).status == "completed"
     assert len(set(endpoint.samples)) == len(endpoint.samples)
 
@@ -177,7 +172,7 @@ def test_a_signal_while_a_person_is_asked(tmp_path: Path) -> None:
     os.close(keyboard)
     assert process.returncode == 130
     assert "work under way may finish" in errors
-    assert stored(tmp_path, "SELECT status, reason FROM runs") == [("cancelled", "stopped by Ctrl-C")]
+    assert rows(tmp_path / "run", "SELECT status, reason FROM runs") == (("cancelled", "stopped by Ctrl-C"),)
 
 
 @pytest.mark.parametrize("show", ["live", "lines"])
@@ -194,14 +189,14 @@ def test_a_closed_terminal_ends_the_run_with_grace(tmp_path: Path, show: str) ->
         assert endpoint.held.wait(HANGS)
         os.close(ours)
         process.send_signal(signal.SIGHUP)
-        while not stored(tmp_path, "SELECT status FROM runs WHERE status IS NOT NULL"):
+        while not rows(tmp_path / "run", "SELECT status FROM runs WHERE status IS NOT NULL"):
             endpoint.go_on.set()
             time.sleep(0.05)
         assert process.wait(HANGS) == 129
-    assert stored(tmp_path, "SELECT status, reason FROM runs") == [
-        ("cancelled", "stopped by the end of its terminal")
-    ]
-    assert stored(tmp_path, "SELECT count(*) FROM calls WHERE state <> 'settled'") == [(0,)]
+    assert rows(tmp_path / "run", "SELECT status, reason FROM runs") == (
+        ("cancelled", "stopped by the end of its terminal"),
+    )
+    assert rows(tmp_path / "run", "SELECT count(*) FROM calls WHERE state <> 'settled'") == ((0,),)
 
 
 def test_an_interrupted_measurement_ends_at_once(tmp_path: Path) -> None:

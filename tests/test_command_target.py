@@ -125,17 +125,22 @@ def start(target: CommandTarget, skill: str = RULE) -> Any:
     return target.connect(Sender(), ModelConfig(model="m")).session(Skill(text=skill), rollout="r")
 
 
-async def test_a_command_is_trained_and_resumed(tmp_path: Path) -> None:
-    """A command that reads its skill from a file is trained; its requests are counted once, also over restarts."""
-    endpoint, target = Endpoint(), CommandTarget(AGENT, skill_file="SKILL.md")
-    stopped = await train(tmp_path, endpoint, target, budget={"max_calls": 3})
+async def assert_trained_and_resumed(folder: Path, target: Any) -> None:
+    """Check that an agent is trained, and that its requests are counted once, also over restarts."""
+    endpoint = Endpoint()
+    stopped = await train(folder, endpoint, target, budget={"max_calls": 3})
     assert (stopped.status, len(endpoint.bodies)) == ("budget", 3)
-    summary = await train(tmp_path, endpoint, target)
+    summary = await train(folder, endpoint, target)
     assert (summary.status, summary.best.score) == ("completed", 1.0)
     assert sum(spend.usage.calls for spend in summary.spend) == len(endpoint.bodies)
     asked = len(endpoint.bodies)
-    assert (await train(tmp_path, endpoint, target)).best == summary.best
+    assert (await train(folder, endpoint, target)).best == summary.best
     assert len(endpoint.bodies) == asked
+
+
+async def test_a_command_is_trained_and_resumed(tmp_path: Path) -> None:
+    """A command that reads its skill from a file is trained; its requests are counted once, also over restarts."""
+    await assert_trained_and_resumed(tmp_path, CommandTarget(AGENT, skill_file="SKILL.md"))
 
 
 async def test_a_document_for_a_command_is_compared_with_others_which_are_paid_once(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from reflact.targets import AgentRollout, FunctionTarget
 from reflact.targets.function import RunAgent
 from reflact.training.setup import Overrides
 from reflact.types import Skill, Split
-from test_command_target import RULE, Endpoint, Sender, describe_run, train
+from test_command_target import RULE, Endpoint, Sender, assert_trained_and_resumed, describe_run, train
 
 
 def build_request(rollout: AgentRollout, instructions: str) -> dict[str, Any]:
@@ -68,15 +68,7 @@ def start(run_agent: RunAgent, skill: str = RULE, sender: Any = None, **options:
 
 async def test_an_agent_is_trained_and_resumed(tmp_path: Path) -> None:
     """An agent in this process is trained; its requests are counted once, also over restarts."""
-    endpoint, target = Endpoint(), FunctionTarget(ask)
-    stopped = await train(tmp_path, endpoint, target, budget={"max_calls": 3})
-    assert (stopped.status, len(endpoint.bodies)) == ("budget", 3)
-    summary = await train(tmp_path, endpoint, target)
-    assert (summary.status, summary.best.score) == ("completed", 1.0)
-    assert sum(spend.usage.calls for spend in summary.spend) == len(endpoint.bodies)
-    asked = len(endpoint.bodies)
-    assert (await train(tmp_path, endpoint, target)).best == summary.best
-    assert len(endpoint.bodies) == asked
+    await assert_trained_and_resumed(tmp_path, FunctionTarget(ask))
 
 
 @pytest.mark.parametrize("run_agent", [ask, ask_in_thread, partial(ask, instructions=None), Callable()])

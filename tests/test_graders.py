@@ -10,13 +10,12 @@ import unicodedata
 from contextlib import suppress
 from typing import Any
 
-import anyio
 import pytest
-from anyio.lowlevel import checkpoint
 from hypothesis import example, given
 from hypothesis import strategies as st
 from pydantic import JsonValue
 
+from doubles import run_beside_loop
 from reflact.environments.graders import (
     MAX_JSON_CHARS,
     ExactGrader,
@@ -440,22 +439,8 @@ async def test_long_answers_are_graded_beside_the_event_loop() -> None:
 
 async def test_patterns_are_matched_beside_the_event_loop() -> None:
     """A pattern can take its whole time on a short answer, so other work is done meanwhile."""
-    order = []
-
-    async def grade() -> None:
-        with suppress(EnvironmentFailure):
-            await apply_grader(RegexGrader(), _item(r"([a-z]+)*\d"), "ab" * 900)
-        order.append("graded")
-
-    async def look() -> None:
-        for _ in range(5):
-            await checkpoint()
-        order.append("looked")
-
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(grade)
-        tasks.start_soon(look)
-    assert order == ["looked", "graded"]
+    with suppress(EnvironmentFailure):
+        await run_beside_loop(lambda: apply_grader(RegexGrader(), _item(r"([a-z]+)*\d"), "ab" * 900))
 
 
 def test_huge_answers_are_no_numbers_and_no_json() -> None:

@@ -18,18 +18,15 @@ from reflact import Trainer, read_run
 from reflact.errors import StoreError, UsageError
 from reflact.protocols import Environment, Session
 from reflact.reporting.tables import FittedTable, describe_score
-from reflact.stages.reply_models import AnalystReply
-from reflact.testing import ScriptedLLM, ToyEnvironment, ToyTarget, append_reply
+from reflact.testing import ScriptedLLM, ToyEnvironment, ToyTarget
 from reflact.types import Grade, Item, Score, Split
 from served import assert_refused, configured, reflact, say_four_and_append, serving
-from toy_runs import LINES, build_trainer, playing
+from toy_runs import LEARNING, build_trainer
 
 STEERING = "\x1b[2J\x1b]0;title\x07\r\u202e\u200b"
 MARKUP = "[/b]<b>"
 """Markup of terminals and pages as a metric's name."""
 
-LEARNING = playing((AnalystReply, lambda kind, _: append_reply(kind, LINES["double"])))
-"""An optimizer that adds one rule, whatever the feedback."""
 
 WORLD = ToyEnvironment(train=8, val=4, test=4, rules=4)
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import anyio
 import pytest
-from anyio.lowlevel import checkpoint
 
+from doubles import run_beside_loop
 from processes import is_busy, is_gone, is_locked_in, list_children, until
 from reflact.concurrency import fan_out, run_beside
 from reflact.environments.sql_grader import MAX_QUERY_CHARS, SQLGrader, read_tables
@@ -174,41 +174,15 @@ async def test_memory_is_limited(grader: SQLGrader, answer: str) -> None:
 async def test_time_is_limited_within_a_step(grader: SQLGrader, answer: str) -> None:
     """A step that takes too long ends the process, and the loop goes on meanwhile."""
     process = await start_process(grader)
-    ticks = 0
-
-    async def tick() -> None:
-        nonlocal ticks
-        while True:
-            await anyio.sleep(0.01)
-            ticks += 1
-
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(tick)
-        outcome = await graded(grader, COUNT, answer)
-        tasks.cancel_scope.cancel()
+    outcome = await run_beside_loop(lambda: graded(grader, COUNT, answer))
     assert "seconds of processor time" in str(outcome.feedback)
-    assert ticks > 10
     assert is_gone(process)
     assert (await graded(grader, COUNT, "SELECT 4")).score.hard == 1
 
 
 async def test_the_loop_goes_on_during_a_query(grader: SQLGrader) -> None:
     """A query does not run on the thread of the loop: what is done there during it comes first."""
-    order = []
-
-    async def grade() -> None:
-        await graded(grader, COUNT, ENDLESS)
-        order.append("graded")
-
-    async def look() -> None:
-        for _ in range(5):
-            await checkpoint()
-        order.append("looked")
-
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(grade)
-        tasks.start_soon(look)
-    assert order == ["looked", "graded"]
+    await run_beside_loop(lambda: graded(grader, COUNT, ENDLESS))
 
 
 # -------------------------------------------------------------------------------------------- its processes

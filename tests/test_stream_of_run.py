@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import anyio
 import pytest
 
+from processes import until
 from pure_world import Ended, PureNetwork, differences, left_by, settings, write_world
 from reflact import Trainer, events, read_run
 from reflact.concurrency import Stream
@@ -41,13 +42,6 @@ def opened() -> Open:
     threads = (thread for thread in threading.enumerate() if not thread.name.startswith(pools))
     files = len(list(Path("/proc/self/fd").iterdir()))
     return Open(frozenset(asyncio.all_tasks()), frozenset(threads), files)
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Wait for a condition that no event announces; the bound only ends a test that hangs."""
-    with anyio.fail_after(60):
-        while not condition():  # noqa: ASYNC110
-            await anyio.sleep(0.005)
 
 
 class Whole(NamedTuple):

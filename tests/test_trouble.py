@@ -18,14 +18,12 @@ from reflact.events import Event, WarningIssued
 from reflact.messages import CallReservation
 from reflact.protocols import Proposer, StepBudget, StepEvidence
 from reflact.records import Usage
-from reflact.stages.reply_models import AnalystReply
-from reflact.testing import ScriptedLLM, ToyTarget, append_reply
+from reflact.testing import ScriptedLLM, ToyTarget
 from reflact.training.trouble import MAX_TRACEBACK_CHARS, RunWatch, format_exception
 from reflact.types import Item, Rewrite, Skill
 from served import completion, configured, reflact, say_four, serving
-from toy_runs import LINES, build_trainer, playing
+from toy_runs import LEARNING, build_trainer
 
-LEARNING = playing((AnalystReply, lambda kind, _: append_reply(kind, LINES["double"])))
 KEY = "sk-1234567890abcdefgh"
 
 

@@ -14,8 +14,9 @@ from reflact.config.training import TrainerConfig
 from reflact.messages import CallId, RenderedPrompt, ReplyModel
 from reflact.protocols import Approver, Environment, Session, Target
 from reflact.records import EpochRecord, PromotionRecord, RunState, RunSummary, StepRecord
+from reflact.stages.reply_models import AnalystReply
 from reflact.store.runs import open_store
-from reflact.testing import TOY_RULES, ScriptedLLM, ToyEnvironment, ToyTarget, toy_optimizer
+from reflact.testing import TOY_RULES, ScriptedLLM, ToyEnvironment, ToyTarget, append_reply, toy_optimizer
 from reflact.testing.llm import Script, ScriptedAnswer, ScriptedCall
 from reflact.types import Skill, Turn
 
@@ -247,3 +248,7 @@ def right(message: str) -> str:
 def document(*names: str) -> str:
     """Return a document that holds the lines of some rules."""
     return "".join(f"{LINES[name]}\n" for name in names)
+
+
+LEARNING = playing((AnalystReply, lambda kind, _: append_reply(kind, LINES["double"])))
+"""An optimizer that adds one rule, whatever the feedback."""
