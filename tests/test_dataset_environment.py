@@ -39,6 +39,20 @@ def _data(*items: Item) -> DataSet:
     return DataSet(train=items, val=(), test=())
 
 
+def test_an_own_grader_says_what_it_measures() -> None:
+    """The meaning of a grader is the description of its environment; a function has none."""
+
+    class Last(ExactGrader):
+        name = "last"
+        meaning = "Only the last line counts."
+
+        def _read(self, reference: JsonValue) -> str:
+            return str(reference).splitlines()[-1]
+
+    assert DatasetEnvironment(_data(), grade=Last()).description == "Only the last line counts."
+    assert DatasetEnvironment(_data(), grade=lambda item, answer: True, name="x").description == ""
+
+
 def _message(template: str, given_: JsonValue) -> str:
     environment = DatasetEnvironment(_data(), grade=ExactGrader(), template=template)
     return environment.render_message(Item(id="q", input=given_))

@@ -35,16 +35,23 @@ class AgentProfile(FrozenModel):
     tried: str
 
 
-OPENCODE_VARIABLES: Mapping[str, str] = {
-    "OPENAI_API_KEY": "{token}",
-    "OPENCODE_CONFIG_CONTENT": '{"model": "reflact/{model}", "small_model": "reflact/{model}", '
-    '"share": "disabled", "autoupdate": false, "permission": "allow", "provider": {"reflact": '
-    '{"npm": "@ai-sdk/openai-compatible", "options": {"baseURL": "{base_url}", "apiKey": '
-    '"{env:OPENAI_API_KEY}"}, "models": {"{model}": {}}}}}',
-    "OPENCODE_DISABLE_AUTOUPDATE": "1",
-    "OPENCODE_DISABLE_LSP_DOWNLOAD": "1",
-    "OPENCODE_DISABLE_MODELS_FETCH": "1",
-}
+OPENCODE = AgentProfile(
+    command=("opencode", "run"),
+    variables={
+        "OPENAI_API_KEY": "{token}",
+        "OPENCODE_CONFIG_CONTENT": '{"model": "reflact/{model}", "small_model": "reflact/{model}", '
+        '"share": "disabled", "autoupdate": false, "permission": "allow", "provider": {"reflact": '
+        '{"npm": "@ai-sdk/openai-compatible", "options": {"baseURL": "{base_url}", "apiKey": '
+        '"{env:OPENAI_API_KEY}"}, "models": {"{model}": {}}}}}',
+        "OPENCODE_DISABLE_AUTOUPDATE": "1",
+        "OPENCODE_DISABLE_LSP_DOWNLOAD": "1",
+        "OPENCODE_DISABLE_MODELS_FETCH": "1",
+    },
+    skill_file="AGENTS.md",
+    skills_folder=".opencode/skills",
+    side_call="You are a title generator.",
+    tried="1.18.33",
+)
 
 PROFILES: Mapping[str, AgentProfile] = {
     "codex": AgentProfile(
@@ -63,23 +70,8 @@ PROFILES: Mapping[str, AgentProfile] = {
         answer_file="LAST.txt",
         tried="0.169.0",
     ),
-    "opencode": AgentProfile(
-        command=("opencode", "run"),
-        variables=OPENCODE_VARIABLES,
-        skill_file="AGENTS.md",
-        skills_folder=".opencode/skills",
-        side_call="You are a title generator.",
-        tried="1.18.33",
-    ),
-    "opencode-acp": AgentProfile(
-        command=("opencode", "acp"),
-        variables=OPENCODE_VARIABLES,
-        skill_file="AGENTS.md",
-        skills_folder=".opencode/skills",
-        protocol="acp",
-        side_call="You are a title generator.",
-        tried="1.18.33",
-    ),
+    "opencode": OPENCODE,
+    "opencode-acp": OPENCODE.model_copy(update={"command": ("opencode", "acp"), "protocol": "acp"}),
     "claude-code": AgentProfile(
         command=(
             *(
