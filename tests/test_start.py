@@ -14,11 +14,12 @@ from typing import Any
 import pytest
 
 from reflact.cli.init import ask_for_models
-from reflact.cli.train import describe_zero
+from reflact.cli.train import describe_item, describe_zero
 from reflact.config.loading import load_config
 from reflact.config.training import TrainerConfig
 from reflact.data import guess_column, load_dataset
 from reflact.messages import unfold_chat
+from reflact.trainer import SetupCheck
 from reflact.types import Grade, Item, Score, Split
 from served import asked_of, assert_refused, completion, configured, reflact, send, serving
 
@@ -296,9 +297,21 @@ def test_a_score_of_zero_names_other_graders(answer: str, score: int, words: str
     grade = Grade(score=Score.of(score), answer=answer)
     lines = describe_zero(Item(id="a", input="x", reference="Q2"), grade, "normalized")
     assert [words in line for line in lines] == ([] if words is None else [True])
-    judged = grade.model_copy(update={"feedback": "It is rude."})
-    expected = [] if score else ["  the critic says: It is rude."]
-    assert describe_zero(Item(id="a", input="x"), judged, "critic") == expected
+    assert describe_zero(Item(id="a", input="x"), grade, "critic") == []
+
+
+def test_an_item_of_the_check_shows_what_its_grader_said() -> None:
+    """The check names the item and its grader; below a full score, it has the grader's words."""
+    grade = Grade(score=Score.of(0), answer="Hello.", feedback="It is rude.")
+    item = Item(id="a", input="x", reference="Q2")
+    found = SetupCheck(n_train=4, n_val=3, n_test=3, roles=(), item=item, grade=grade, target_calls=1)
+    heading, *lines = describe_item(found, TrainerConfig(environment={"grader": "exact"}))
+    assert heading == "item a, one of 4 train items, graded by exact: score 0"
+    assert lines[:-1] == ["  input: x", "  answer: Hello.", "  expected: Q2", "  grader: It is rude."]
+    own = describe_item(found, TrainerConfig(environment={"name": "shop:Shop"}))
+    assert (own[0].endswith("graded by shop:Shop: score 0"), own[1:]) == (True, lines[:-1])
+    right = found.model_copy(update={"grade": grade.model_copy(update={"score": Score.of(1)})})
+    assert describe_item(right, TrainerConfig())[1:] == lines[:3]
 
 
 def refuse_key(handler: BaseHTTPRequestHandler) -> None:

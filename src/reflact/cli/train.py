@@ -63,7 +63,7 @@ def check(config: ConfigArgument, overrides: OverrideOption = None) -> None:
         f"data: {found.n_train} train, {found.n_val} validation, {found.n_test} test items",
         *([] if found.skill is None else [f"skill: {found.skill}"]),
         *(describe_role(role) for role in found.roles),
-        *describe_item(found, settings.environment.grader),
+        *describe_item(found, settings),
         *describe_time(found, settings.models.target.concurrency),
     ]
     if found.n_val < FEW_ITEMS:
@@ -98,10 +98,12 @@ def describe_time(found: SetupCheck, concurrency: int) -> list[str]:
     ]
 
 
-def describe_item(found: SetupCheck, grader: str) -> list[str]:
-    """Return the graded item, as lines."""
-    item, grade = found.item, found.grade
-    shown = {"input": item.input, "answer": grade.answer, "expected": item.reference}
+def describe_item(found: SetupCheck, config: TrainerConfig) -> list[str]:
+    """Return the graded item, as lines; below a full score also what the grader said."""
+    item, grade, settings = found.item, found.grade, config.environment
+    grader = settings.grader if settings.name == "dataset" else settings.name
+    said = grade.feedback if grade.score.hard < 1 else None
+    shown = {"input": item.input, "answer": grade.answer, "expected": item.reference, "grader": said}
     shown = {name: value for name, value in shown.items() if value is not None}
     texts = {
         name: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
@@ -111,17 +113,18 @@ def describe_item(found: SetupCheck, grader: str) -> list[str]:
         f"  {name}: {text[:MAX_SHOWN_CHARS]}{'...' if len(text) > MAX_SHOWN_CHARS else ''}"
         for name, text in texts.items()
     ]
-    return [f"item {item.id}: score {grade.score.hard:g}", *lines, *describe_zero(item, grade, grader)]
+    heading = (
+        f"item {item.id}, one of {found.n_train} train items, graded by {grader}: score {grade.score.hard:g}"
+    )
+    return [heading, *lines, *(describe_zero(item, grade, grader) if settings.name == "dataset" else [])]
 
 
 def describe_zero(item: Item, grade: Grade, grader: str) -> list[str]:
     """Return what to do if the graded answer is right and its score is 0, as a line."""
     from reflact.environments.dataset import score_with_others
 
-    if grade.score.hard > 0:
+    if grade.score.hard > 0 or grader == "critic":
         return []
-    if grader == "critic":
-        return [f"  the critic says: {grade.feedback[:MAX_SHOWN_CHARS]}"] if grade.feedback else []
     scores = score_with_others(item, grade.answer).items()
     others = ", ".join(f"{name} gives {score:.2f}" for name, score in scores) or "critic asks a model"
     return [

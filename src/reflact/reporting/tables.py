@@ -204,8 +204,10 @@ def build_run_table(runs: Sequence[RunListing], root: Path) -> FittedTable:
 
 
 def shorten_path(folder: str, root: Path) -> str:
-    """Return the path of a folder as below ``root``, if it is there."""
+    """Return the path of a folder as below ``root``, if it is there; ``root`` itself is shown by its name."""
     path = Path(folder)
+    if path == root:
+        return path.resolve().name or folder
     return str(path.relative_to(root)) if path.is_relative_to(root) else folder
 
 
@@ -221,13 +223,13 @@ def list_comparison_columns(comparison: RunComparison) -> Columns:
         "calls": [format_count(run.usage.calls) for run in runs],
         "cost": [format_cost(run.usage.calls, run.usage.usd) for run in runs],
         "time": ["-" if run.seconds is None else format_duration(run.seconds) for run in runs],
-        "letters": [format_count(len(run.best.skill.text)) for run in runs],
+        "characters": [format_count(len(run.best.skill.text)) for run in runs],
     }
 
 
 def build_comparison_table(comparison: RunComparison) -> FittedTable:
     """Return the runs of a comparison as a table."""
-    return FittedTable(list_comparison_columns(comparison), ("letters", "calls", "steps"), folded="run")
+    return FittedTable(list_comparison_columns(comparison), ("characters", "calls", "steps"), folded="run")
 
 
 def build_settings_table(comparison: RunComparison) -> Table:

@@ -158,8 +158,8 @@ def render_node(element: h.Element) -> Markup:
 
 
 def break_key(key: str) -> h.Node:
-    """Return the key of a setting that may be broken behind its dots and underscores, and nowhere else if it fits."""
-    return [(part, h.wbr) for part in re.split(r"(?<=[._])", key)]
+    """Return a key or a path that may be broken behind a dot, underscore or slash, and nowhere else if it fits."""
+    return [(part, h.wbr) for part in re.split(r"(?<=[._/])", key)]
 
 
 def build_table(
@@ -401,14 +401,14 @@ def draw_estimates(
     name: str, title: str, rows: Sequence[tuple[str, MarkStyle, IntervalEstimate]]
 ) -> h.Element:
     """Return figures between 0 and 1 below each other, each with its interval."""
-    across, height = AxisScale(0, 1, 104, 328), 30 * len(rows)
+    across, height = AxisScale(0, 1, 120, 328), 30 * len(rows)
     described = "; ".join(f"{row}: {format_number(one.value)} {format_interval(one)}" for row, _, one in rows)
     return build_svg(
         name,
         title,
         described,
         height + 44,
-        draw_text(4, 12, title, class_="name"),
+        draw_text(0, 12, title, class_="name"),
         [
             [
                 draw_line(across(at), 22, across(at), height + 22, "grid"),
@@ -418,7 +418,7 @@ def draw_estimates(
         ],
         [
             [
-                draw_text(96, y + 4, row, "end", "value"),
+                draw_text(110, y + 4, row, "end", "value"),
                 draw_line(across(one.low), y, across(one.high), y, f"{look} whisker"),
                 [
                     draw_line(across(end), y - 4, across(end), y + 4, f"{look} whisker")

@@ -349,7 +349,7 @@ def _build_cost_section(history: RunHistory, calls: CallTimeline) -> PageSection
             format_duration(spent),
             f"{100 * spent / seconds:.0f}%" if seconds else "–",
         ]
-        for stage, spent in times.items()
+        for stage, spent in sorted(times.items(), key=lambda item: -item[1])
     ]
     return PageSection(
         "cost",
@@ -417,7 +417,8 @@ def _build_test_section(summary: RunSummary | None) -> PageSection:
     val = [score for score in summary.scores if score.split is not Split.test]
     claim = summary.claim
     gains = [
-        h.p[escape_line(describe_gain(gain.name, "baseline", gain)), "."] for gain in list_gains(summary)
+        h.p[escape_line(describe_gain(gain.name.capitalize(), "baseline", gain)), "."]
+        for gain in list_gains(summary)
     ]
     confirmed = claim is not None and (
         f"The gain of the best skill over the initial one is {'' if claim.confirmed else 'not '}confirmed: its 95% "
@@ -491,14 +492,14 @@ def _build_task_types(scores: Sequence[SkillScore]) -> h.Node:
         [
             limit.fit(task_type, 100),
             f"{after[task_type].n:,}",
-            f"{before[task_type].hard:.2f}",
-            f"{after[task_type].hard:.2f}",
+            format_score(before[task_type].hard),
+            format_score(after[task_type].hard),
         ]
         for task_type in types[:MAX_ROWS]
     ]
     left_out = len(types) - len(rows)
     return rows and [
-        build_table("Scores by task type", ("task type", "rollouts", "baseline", "best"), rows),
+        build_table("Scores by task type", ("task type", "answers", "baseline", "best"), rows),
         left_out > 0 and h.p(".note")[f"{left_out:,} more task types are left out."],
     ]
 

@@ -306,7 +306,10 @@ def build_items_section(items: Sequence[ItemResult], note: str | None) -> PageSe
         name,
         heading,
         (
-            h.p[f"{name_count(len(items), f'{split} item')}: {summary}. Open one to read its answers."],
+            h.p[
+                f"{name_count(len(items), f'{split} item')}: {summary}. A row ends with the score under the initial and the best "
+                "skill. Open it to read the answers."
+            ],
             note is not None and h.p(".note")[limit.fit(note)],
             left_out > 0
             and h.p(".note")[

@@ -265,7 +265,7 @@ def render_comparison(comparison: RunComparison, names: Sequence[str]) -> str:
     settings: list[list[h.Node]] = [
         [
             break_key(limit.fit(key, 200)),
-            *(limit.fit(value, 300) for value in values),
+            *(break_key(limit.fit(value, 300)) for value in values),
         ]
         for key, values in list_setting_rows(comparison)
     ]
