@@ -120,10 +120,10 @@ def test_a_step_shows_how_its_edits_were_chosen() -> None:
     """A step has the pool with support, the merge, the step size, the ranking, the guidance and the memory."""
     lines = format_details(build_details())
     for line in (
-        "pool: 2 edits, merged from 2 proposals of 1 report",
+        "proposed: 2 edits, out of 2 proposals in 1 report",
         "merge: Both fit.",
-        "pool 1: support 3 from failure cases, chosen as number 1",
-        "pool 2: support 1 from both sources, not chosen: append 'two'; evidence: case 2",
+        "edit 1: supported by 3 failure cases, chosen as number 1",
+        "edit 2: supported by 1 case, not chosen: append 'two'; evidence: case 2",
         "step size: 1 of 2 edits, confidence 0.75: Small steps.; risks: None.",
         "ranking: The first helps more.",
         "rewrite: Joined.",
@@ -140,7 +140,7 @@ def test_a_step_shows_how_its_edits_were_chosen() -> None:
 def test_a_step_of_a_run_is_shown(folder: Path) -> None:
     """`show STEP` prints pool and edits of a real step; with `--json` one line has the record and the diff."""
     shown = reflact("show", folder, 2).stdout
-    assert "pool 1: support " in shown
+    assert "edit 1: supported by " in shown
     assert "step size: at most 1 of " in shown
     details = StepDetails.model_validate_json(reflact("show", folder, 1, "--json").stdout)
     history = anyio.run(read_run, folder)
@@ -208,7 +208,7 @@ def test_runs_have_scores_cost_and_date(folder: Path) -> None:
     lines = reflact("runs", folder).stdout.splitlines()
     assert lines[0].split() == ["folder", "run", "status", "steps", "val", "baseline", "test", "cost", "date"]
     assert lines[2].split() == [
-        ".",
+        folder.name,
         history.run_id,
         "completed",
         str(len(history.steps)),

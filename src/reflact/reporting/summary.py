@@ -46,11 +46,11 @@ from reflact.types import Edit, EditResult, Rewrite, SelectResult, Split
 
 
 def format_costs(costs: Sequence[StageCost]) -> tuple[str, ...]:
-    """Return the time and the spend of each stage, one line each."""
-    return tuple(
-        f"took: {'; '.join((f'{cost.stage} {format_duration(cost.seconds)}', *format_spend(cost.spend)))}"
-        for cost in costs
-    )
+    """Return the time and the spend of each stage, one line each; stages without calls share a line."""
+    times = {cost.stage: f"{cost.stage} {format_duration(cost.seconds)}" for cost in costs}
+    spending = [f"took: {'; '.join((times[c.stage], *format_spend(c.spend)))}" for c in costs if c.spend]
+    others = ", ".join(times[cost.stage] for cost in costs if not cost.spend)
+    return (*spending, *((f"took: {others}",) if others else ()))
 
 
 def format_details(details: StepDetails) -> tuple[str, ...]:
@@ -67,7 +67,7 @@ def format_step(record: StepRecord) -> tuple[str, ...]:
     fallbacks = (*record.merged.fallbacks, *record.chosen.fallbacks, *record.fallbacks)
     return (
         f"verdict: {record.verdict.reason}",
-        *(f"pattern: {p.type} ({p.count}): {p.description}" for p in record.patterns),
+        *(f"pattern in {name_count(p.count, 'case')}: {p.type}: {p.description}" for p in record.patterns),
         *(f"no report of {r.source_type} minibatch {r.index}: {r.no_reply_reason}" for r in refusals),
         *(f"no triage of {r.source_type} minibatch {r.index}: {r.triage_no_reply_reason}" for r in untriaged),
         *(f"reminder: {reminder}" for report in record.reports for reminder in report.reminders),
@@ -97,17 +97,18 @@ def _list_pool_lines(record: StepRecord) -> Iterator[str]:
     pool, chosen = record.merged.patch.edits, record.chosen.patch.edits
     if not proposals:
         return
-    sources = f"{name_count(proposals, 'proposal')} of {name_count(len(record.reports), 'report')}"
-    yield f"pool: {name_count(len(pool), 'edit')}, merged from {sources}"
+    sources = f"{name_count(proposals, 'proposal')} in {name_count(len(record.reports), 'report')}"
+    yield f"proposed: {name_count(len(pool), 'edit')}, out of {sources}"
     if record.merged.patch.reasoning:
         label = "merge" if any(edit.merge_level for edit in pool) else "reasoning"
         yield f"{label}: {record.merged.patch.reasoning}"
     for number, edit in enumerate(pool, start=1):
-        source = "both sources" if edit.source_type is None else f"{edit.source_type} cases"
+        kind = "" if edit.source_type is None else f"{edit.source_type} "
+        source = name_count(edit.support_count, f"{kind}case")
         rank = chosen.index(edit) + 1 if edit in chosen else None
         words = f"not chosen: {_format_edit(edit)}" if rank is None else f"chosen as number {rank}"
         evidence = f"; evidence: {edit.evidence}" if edit.evidence else ""
-        yield f"pool {number}: support {edit.support_count} from {source}, {words}{evidence}"
+        yield f"edit {number}: supported by {source}, {words}{evidence}"
 
 
 def _list_choice_lines(chosen: SelectResult) -> Iterator[str]:

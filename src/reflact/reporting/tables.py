@@ -13,6 +13,7 @@ from typing import Literal
 
 from pydantic import JsonValue
 from rich import box
+from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.measure import Measurement
 from rich.table import Table
@@ -70,11 +71,20 @@ IDENTITY_NAMES = {"data": "data (content)", "environment": "environment (identit
 CONTENT_HASH = re.compile(r"\b([0-9a-f]{8})[0-9a-f]{8,56}\b")
 """A hash; its first characters are enough to see that two differ."""
 
+STEP_LEGEND = (
+    "val: score before the step -> that of its candidate;\n"
+    "solved: train items of the step; edits: applied of chosen;\n"
+    "skill: the version after the step"
+)
+
 FULL_WIDTH = 1_000
 """The cells in which every table has room."""
 
 MIN_FOLDED_CELLS = 8
 """The least width of a column whose cells may take several lines."""
+
+MAX_WHOLE_CELLS = 20
+"""The greatest width of such a column for which other columns are left out, so that its cells stay whole."""
 
 LEFT_COLUMNS = ("step", "epoch", "decision", "document", "split", "sha-256", "folder", "run", "status")
 """Columns of words, and those that lead a row."""
@@ -98,9 +108,11 @@ class FittedTable:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         wide = options.update(width=FULL_WIDTH)
+        names = self.columns.get(self.folded or "", ())
+        least = max(MIN_FOLDED_CELLS, min(MAX_WHOLE_CELLS, max(map(cell_len, names), default=0)))
         for count in range(len(self.optional) + 1):
             hidden = self.optional[:count]
-            width = Measurement.get(console, wide, self._build(hidden, folded_width=MIN_FOLDED_CELLS)).maximum
+            width = Measurement.get(console, wide, self._build(hidden, folded_width=least)).maximum
             if width <= options.max_width:
                 break
         yield self._build(hidden)
@@ -315,7 +327,8 @@ def build_step_table(records: Sequence[StepRecord]) -> FittedTable:
     """Return a run's committed steps as a table."""
     partial = any(record.verdict.partial for record in records)
     optional = ("epoch", "edits", "solved", "skill")
-    return FittedTable(list_step_columns(records), optional, caption=PARTIAL_NOTE if partial else None)
+    caption = f"{STEP_LEGEND}\n{PARTIAL_NOTE}" if partial else STEP_LEGEND
+    return FittedTable(list_step_columns(records), optional, caption=caption)
 
 
 def build_cost_table(costs: Sequence[StageCost]) -> Table:

@@ -370,7 +370,7 @@ def draw_scores(
         246,
         draw_text(46, 12, title, class_="name"),
         [draw_line(46, up(at), width - 12, up(at), "grid") for at in ticks],
-        [draw_text(40, up(at) + 4, format_number(at, 1), "end") for at in ticks],
+        [draw_text(36, up(at) + 4, format_number(at, 1), "end") for at in ticks],
         [
             draw_line(across(x), up(y), across(next_x), up(next_y), "link")
             for (x, y), (next_x, next_y) in pairwise(current)

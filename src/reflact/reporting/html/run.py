@@ -46,6 +46,7 @@ from reflact.reporting.lines import (
 )
 from reflact.reporting.tables import (
     PARTIAL_NOTE,
+    STEP_LEGEND,
     list_score_columns,
     list_step_columns,
     merge_equal_scores,
@@ -323,6 +324,7 @@ def _build_step_table(records: Sequence[StepRecord]) -> h.Node:
         h.summary[f"All {name_count(len(records), 'step')} as a table"],
         left_out > 0 and h.p(".note")[f"The first {left_out:,} steps are left out."],
         build_column_table("Steps", columns, prose=("decision", "val", "reason")),
+        h.p(".note")[f"{STEP_LEGEND.replace('val:', 'validation:')}."],
         any(record.verdict.partial for record in shown) and h.p(".note")[PARTIAL_NOTE],
     ]
 

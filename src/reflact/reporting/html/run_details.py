@@ -280,7 +280,7 @@ def _build_epoch(end: EpochRecord, limit: TextLimit, *, is_open: bool) -> h.Elem
         ),
     ]
     return h.details(id=f"epoch-{end.epoch}", open=is_open)[
-        h.summary[f"Epoch {end.epoch}{words}, then v{end.current.number}"],
+        h.summary[f"Epoch {end.epoch}{words}: v{end.current.number} at its end"],
         h.dl[[h.div[h.dt[name], h.dd[h.pre[text]]] for name, text in parts if text]],
     ]
 
