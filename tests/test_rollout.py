@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
@@ -330,3 +331,32 @@ async def test_an_endpoint_that_refuses_ends_the_comparison() -> None:
 
     with pytest.raises(AccessDenied, match="no key"):
         await compared(Scripted(outcome, waits=4), items(3), store=await opened())
+
+
+async def test_a_cancellation_of_an_environments_own_leaves_the_item_unmeasured() -> None:
+    """An environment may wait for a task of its own that is cancelled; the other rollouts go on."""
+
+    class Careless(Scripted):
+        async def run(self, item: Item, session: Session, *, seed: int) -> Grade:
+            if item.id == "i0":
+                own = asyncio.create_task(asyncio.sleep(60))
+                asyncio.get_running_loop().call_soon(own.cancel)
+                await own
+            return await super().run(item, session, seed=seed)
+
+    lost, fine = await rolled(Careless(right), items(2), store=await opened())
+    assert "item i0: it raised CancelledError, and nobody cancelled" in str(lost.error)
+    assert (lost.score, fine.score) == (None, Score.of(1))
+
+
+async def test_a_cancelled_rollout_is_cancelled() -> None:
+    """A cancellation that the caller asked for is no failure of the environment."""
+
+    class Slow(Scripted):
+        async def run(self, item: Item, session: Session, *, seed: int) -> Grade:
+            await anyio.sleep_forever()
+            raise AssertionError
+
+    with anyio.move_on_after(0.01) as scope:
+        await rolled(Slow(right), items(1), store=await opened())
+    assert scope.cancelled_caught

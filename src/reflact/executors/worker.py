@@ -34,7 +34,7 @@ from reflact.executors.jobs import (
 from reflact.llm.middleware import find_managed
 from reflact.messages import AgentAnswer, CallId
 from reflact.protocols import ConnectedTarget, Environment, Session
-from reflact.stages.rollout import start_session
+from reflact.stages.rollout import run_environment, start_session
 from reflact.types import FrozenModel, Skill, Turn
 
 CLOSE_SECONDS = 10.0
@@ -77,7 +77,7 @@ class JobRunner:
             if job.target is not None:
                 target = self._targets.get(job.target.identity) or WorkerTarget(job.target)
                 session = self._targets.setdefault(job.target.identity, target).start(job, asking)
-            grade = await environment.run(job.item, session, seed=job.seed)
+            grade = await run_environment(environment, job.item, session, seed=job.seed)
             return ExecutorResult(key=job.key, grade=grade, turns=session.turns)
         except Exception as error:  # noqa: BLE001 - raised again by the trainer
             number = next((n for n, failure in asking.failures.items() if failure is error), None)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
+import math
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -121,6 +123,24 @@ def start_session(target: Target, item: Item, skill: Skill, *, rollout: str) -> 
     if not (hasattr(session, "reply") and isinstance(getattr(session, "turns", None), tuple | list)):
         raise _describe_wrong_session(target, session)
     return session
+
+
+async def run_environment(environment: Environment, item: Item, session: Session, *, seed: int) -> Grade:
+    """Return an environment's grade of an item; ``run`` of the environment may raise anything else.
+
+    Raises:
+        EnvironmentFailure: It was cancelled, but not by the caller: it waited for a task of its own that was cancelled.
+    """
+    try:
+        return await environment.run(item, session, seed=seed)
+    except asyncio.CancelledError as error:
+        task = asyncio.current_task()
+        if anyio.current_effective_deadline() == -math.inf or (task is not None and task.cancelling()):
+            raise
+        raise EnvironmentFailure(
+            f"the environment failed on item {item.id}: it raised CancelledError, and nobody cancelled the rollout; catch "
+            "this where your code waits for a task that may be cancelled"
+        ) from error
 
 
 def _describe_wrong_session(target: object, session: object) -> InterfaceError:
@@ -385,9 +405,8 @@ class RolloutRunner:
         session: Session | None = None
         try:
             session = start_session(self.target, job.item, job.skill, rollout=job.key)
-            graded = await self.environment.run(
-                job.item, session, seed=derive_rollout_seed(job.item, job.trial)
-            )
+            seed = derive_rollout_seed(job.item, job.trial)
+            graded = await run_environment(self.environment, job.item, session, seed=seed)
         except (AccessDenied, BudgetSpent, CassetteError, RunFailed, StoreError):
             raise
         except (ContextOverflow, ReplyError) as error:
