@@ -84,6 +84,16 @@ def test_yaml_and_toml_give_the_same_configuration(tmp_path: Path) -> None:
         ("a.yaml", "- 1\n", "expected a mapping of sections at the top level, found list"),
         ("a.yaml", "", "a.yaml is empty"),
         ("a.json", "{}", "a configuration ends in .yaml, .yml or .toml"),
+        (
+            "a.yaml",
+            "budget: {max_usd: 5}\nseed: 1\nbudget: {max_calls: 9}\n",
+            "'budget' is here a second time.*line 3",
+        ),
+        (
+            "a.yaml",
+            "train:\n  batch_size: 3\n  batch_size: 4\n",
+            "'batch_size' is here a second time.*line 3",
+        ),
     ],
 )
 def test_a_malformed_file_is_one_sentence(tmp_path: Path, name: str, text: str, sentence: str) -> None:
@@ -91,6 +101,23 @@ def test_a_malformed_file_is_one_sentence(tmp_path: Path, name: str, text: str, 
     with pytest.raises(ConfigError, match=sentence) as caught:
         load_config(written(tmp_path, name, text))
     assert "\n" not in str(caught.value)
+
+
+def test_a_key_may_replace_one_of_a_merged_mapping(tmp_path: Path) -> None:
+    """A mapping that another one is merged into may give its keys other values."""
+    text = "models:\n  target: &same {model: a, max_tokens: 9}\n  optimizer: {<<: *same, model: b}\n"
+    models = load_config(written(tmp_path, "a.yaml", text)).models
+    assert (models.optimizer.model, models.optimizer.max_tokens) == ("b", 9)
+
+
+def test_a_tilde_is_the_home_folder_in_every_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also in the paths of what a run writes; an unknown user's is no home folder."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    text = "out_dir: ~/runs\nstore: ~/all.db\ndata: {path: ~/data}\n"
+    config = load_config(written(tmp_path, "a.yaml", text), overrides=["skill=~nobody-here/skill.md"])
+    assert (config.out_dir, config.store) == (tmp_path / "runs", tmp_path / "all.db")
+    assert config.data.path == tmp_path / "data"
+    assert config.skill == tmp_path / "~nobody-here/skill.md"
 
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from pydantic import BaseModel, JsonValue, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from reflact.config.models import CHANGEABLE, ConfigSection, resolve_path
+from reflact.config.models import CHANGEABLE, ConfigSection, expand_home, resolve_path
 from reflact.config.training import TrainerConfig
 from reflact.errors import ConfigError
 
@@ -167,6 +167,22 @@ def _type_name(kind: Any) -> str:
     return TYPE_NAMES[kind]
 
 
+class _StrictLoader(yaml.SafeLoader):
+    """Reads YAML as ``yaml.safe_load`` does, but refuses a key that a mapping has twice, whose first value would be lost."""
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        """Compose a mapping, and check its keys."""
+        node = super().compose_mapping_node(anchor)
+        seen = set[str]()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.tag != "tag:yaml.org,2002:merge":
+                if key.value in seen:
+                    problem = f"the key {key.value!r:.80} is here a second time; join the two"
+                    raise yaml.MarkedYAMLError(problem=problem, problem_mark=key.start_mark)
+                seen.add(key.value)
+        return node
+
+
 def _keep_explicit(section: ConfigSection) -> dict[str, Any]:
     return {name: getattr(section, name) for name in section.model_fields_set}
 
@@ -191,7 +207,7 @@ def _read(path: Path) -> dict[str, Any]:
         if path.suffix == ".toml":
             value: Any = tomllib.loads(text)
         elif path.suffix in {".yaml", ".yml"}:
-            value = yaml.safe_load(text)
+            value = yaml.load(text, _StrictLoader)  # noqa: S506 - a safe loader
         else:
             raise ConfigError(f"{path}: a configuration ends in .yaml, .yml or .toml")
     except (tomllib.TOMLDecodeError, yaml.YAMLError) as error:
@@ -250,6 +266,8 @@ def _resolve_paths(config: TrainerConfig, base: Path) -> TrainerConfig:
     at = partial(resolve_path, base)
     return config.model_copy(
         update={
+            "out_dir": expand_home(config.out_dir),
+            "store": None if config.store is None else expand_home(config.store),
             "skill": at(config.skill),
             "data": config.data.model_copy(update={"path": at(config.data.path)}),
             "environment": config.environment.model_copy(update={"tables": at(config.environment.tables)}),

@@ -26,7 +26,15 @@ SECRET_NAME = re.compile(
 
 def resolve_path(folder: Path, path: Path | None) -> Path | None:
     """Return the path of an input, which counts from a folder; None if there is none."""
-    return None if path is None else folder / path.expanduser()
+    return None if path is None else folder / expand_home(path)
+
+
+def expand_home(path: Path) -> Path:
+    """Return a path with a home folder in place of a leading ``~``; one of an unknown user stays as it is."""
+    try:
+        return path.expanduser()
+    except RuntimeError:
+        return path
 
 
 def changeable_field(default: Any, **arguments: Any) -> Any:
