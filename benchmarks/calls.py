@@ -9,6 +9,8 @@ client is measured with its own pool too.
 Then the wall time of 1,000 calls in flight on one loop, each of which takes the server a second, and how much later
 than it should a task beside them wakes. The bare openai client does the same.
 
+All clients run with the threshold of the garbage collector that the commands of reflact set.
+
     python benchmarks/calls.py
     python benchmarks/calls.py --rounds 1 --calls 200
 """
@@ -16,6 +18,7 @@ than it should a task beside them wakes. The bare openai client does the same.
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import statistics
 import tempfile
@@ -32,6 +35,7 @@ import openai
 from chat_server import running
 from harness import describe_machine, take_turns, write_results
 
+from reflact.cli import GARBAGE_THRESHOLD
 from reflact.concurrency import fan_out, run_beside
 from reflact.config.models import ModelConfig
 from reflact.llm.budget import Account
@@ -175,6 +179,7 @@ def main() -> None:
     parser.add_argument("--calls", type=int, default=CALLS)
     arguments = parser.parse_args()
     costs, machine = {}, describe_machine()
+    gc.set_threshold(GARBAGE_THRESHOLD)
     with running(0, "nothing", 20) as url:
         for in_flight in IN_FLIGHT:
             costs[in_flight] = found = compare(url, in_flight, arguments.calls, arguments.rounds)

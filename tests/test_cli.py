@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import socket
+import subprocess
 import sys
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import anyio
 import pytest
 
 from reflact import __version__
+from reflact.cli import GARBAGE_THRESHOLD
 from reflact.events import EVENT_ADAPTER, RunFinished, RunStarted
 from reflact.records import RunSummary, SkillScore
 from reflact.testing import ScriptedLLM, ToyEnvironment, ToyTarget, toy_optimizer
@@ -299,3 +301,13 @@ def test_a_run_is_shown_as_asked(tmp_path: Path) -> None:
 def test_the_command_prints_its_version() -> None:
     """``reflact --version`` prints the version of the package."""
     assert reflact("--version").stdout == f"reflact {__version__}\n"
+
+
+def test_commands_seldom_search_for_garbage() -> None:
+    """The process of a command lets many objects be made between two searches for unreachable ones."""
+    script = (
+        "import atexit, gc, sys; from reflact.cli import main; atexit.register(lambda: print(gc.get_threshold()[0])); "
+        "sys.argv = ['reflact', '--version']; main()"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == [f"reflact {__version__}", f"{GARBAGE_THRESHOLD}"]
