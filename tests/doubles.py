@@ -244,8 +244,8 @@ async def ask(
         return await client.ask(PROMPT, reply_type, call_id=call_id(part), check=check)
 
 
-async def run_beside_loop(work: Callable[[], Awaitable[Result]]) -> Result:
-    """Return the result of work, and check that the event loop was free during it."""
+async def check_beside_loop(work: Callable[[], Awaitable[Result]]) -> Result:
+    """Check that the event loop is free during work, and return its result."""
     looked = anyio.Event()
 
     async def look() -> None:

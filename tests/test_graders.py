@@ -15,7 +15,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from pydantic import JsonValue
 
-from doubles import run_beside_loop
+from doubles import check_beside_loop
 from reflact.environments.graders import (
     MAX_JSON_CHARS,
     ExactGrader,
@@ -440,7 +440,7 @@ async def test_long_answers_are_graded_beside_the_event_loop() -> None:
 async def test_patterns_are_matched_beside_the_event_loop() -> None:
     """A pattern can take its whole time on a short answer, so other work is done meanwhile."""
     with suppress(EnvironmentFailure):
-        await run_beside_loop(lambda: apply_grader(RegexGrader(), _item(r"([a-z]+)*\d"), "ab" * 900))
+        await check_beside_loop(lambda: apply_grader(RegexGrader(), _item(r"([a-z]+)*\d"), "ab" * 900))
 
 
 def test_huge_answers_are_no_numbers_and_no_json() -> None:

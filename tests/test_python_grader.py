@@ -17,7 +17,7 @@ import anyio
 import pytest
 from pydantic import JsonValue
 
-from doubles import run_beside_loop
+from doubles import check_beside_loop
 from processes import is_gone, is_locked_in, list_children, until
 from reflact.config.training import EnvironmentConfig, TrainerConfig
 from reflact.environments.dataset import build_environment
@@ -208,7 +208,7 @@ async def test_a_program_that_waits_is_ended() -> None:
 @pytest.mark.slow
 async def test_the_event_loop_goes_on() -> None:
     """While a program burns its time, other tasks of this process run."""
-    await run_beside_loop(lambda: graded({"stdout": "x"}, "while True: pass"))
+    await check_beside_loop(lambda: graded({"stdout": "x"}, "while True: pass"))
 
 
 async def test_cancelling_ends_the_program() -> None:

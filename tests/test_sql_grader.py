@@ -9,7 +9,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from doubles import run_beside_loop
+from doubles import check_beside_loop
 from processes import is_busy, is_gone, is_locked_in, list_children, until
 from reflact.concurrency import fan_out, run_beside
 from reflact.environments.sql_grader import MAX_QUERY_CHARS, SQLGrader, read_tables
@@ -174,7 +174,7 @@ async def test_memory_is_limited(grader: SQLGrader, answer: str) -> None:
 async def test_time_is_limited_within_a_step(grader: SQLGrader, answer: str) -> None:
     """A step that takes too long ends the process, and the loop goes on meanwhile."""
     process = await start_process(grader)
-    outcome = await run_beside_loop(lambda: graded(grader, COUNT, answer))
+    outcome = await check_beside_loop(lambda: graded(grader, COUNT, answer))
     assert "seconds of processor time" in str(outcome.feedback)
     assert is_gone(process)
     assert (await graded(grader, COUNT, "SELECT 4")).score.hard == 1
@@ -182,7 +182,7 @@ async def test_time_is_limited_within_a_step(grader: SQLGrader, answer: str) -> 
 
 async def test_the_loop_goes_on_during_a_query(grader: SQLGrader) -> None:
     """A query does not run on the thread of the loop: what is done there during it comes first."""
-    await run_beside_loop(lambda: graded(grader, COUNT, ENDLESS))
+    await check_beside_loop(lambda: graded(grader, COUNT, ENDLESS))
 
 
 # -------------------------------------------------------------------------------------------- its processes
