@@ -972,6 +972,17 @@ def test_matched_shares_have_agresti_and_mins_interval() -> None:
     assert improvement_interval(before, after) == pytest.approx((0.3, 0.25 - spread, 0.25 + spread), abs=1e-6)
 
 
+@pytest.mark.parametrize(("n", "is_shown"), [(2, False), (6, True)])
+def test_equal_fractional_differences_are_counted(n: int, is_shown: bool) -> None:
+    """A gain of the same fraction on each of two items shows nothing, although their differences do not vary."""
+    mean, low, high = improvement_interval([0.1] * n, [0.4] * n)
+    _, binary_low, _ = improvement_interval([0.0] * n, [1.0] * n)
+    assert (mean, low) == (pytest.approx(0.3), pytest.approx(0.3 * binary_low))
+    assert (low > 0) is is_shown
+    assert high >= mean
+    assert improvement_interval([0.5] * n, [0.5] * n) == (0.0, 0.0, 0.0)
+
+
 def test_fractional_differences_have_students_interval() -> None:
     """Mean and standard error times the quantile for 4 degrees of freedom."""
     mean, low, high = improvement_interval([0.1, 0.2, 0.3, 0.4, 0.5], [0.2, 0.2, 0.5, 0.4, 0.7])

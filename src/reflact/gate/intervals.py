@@ -13,6 +13,9 @@ Z_95 = 1.959963984540054
 POWER_QUANTILE = 0.84
 """The 80% quantile of the standard normal distribution."""
 
+ROUNDING = 1e-9
+"""Differences that are no further apart are equal."""
+
 PAIR_VARIANCE = 0.3
 """Typical variance of the difference of two scores of an item."""
 
@@ -63,8 +66,9 @@ def improvement_interval(before: Sequence[float], after: Sequence[float]) -> tup
     """Return the mean difference ``after - before`` over the same items, and its 95% interval, in -1..1.
 
     Binary scores have Agresti and Min's adjusted Wald interval for matched pairs, which adds half a pair to
-    each of the four outcomes. Fractional ones have Student's interval of the differences. A single fractional
-    pair has the interval -1..1.
+    each of the four outcomes. So have fractional ones that all differ by the same amount, which counts as the unit:
+    their sample has no variance, but two or three items show little. Other fractional ones have Student's interval of
+    the differences. A single fractional pair has the interval -1..1.
 
     Source: A. Agresti and Y. Min, Statistics in Medicine 24 (2005), 729-740.
 
@@ -77,12 +81,15 @@ def improvement_interval(before: Sequence[float], after: Sequence[float]) -> tup
         )
     differences = [new - old for old, new in zip(before, after, strict=True)]
     n, mean = len(differences), math.fsum(differences) / len(differences)
-    if {*before, *after} <= {0.0, 1.0}:
-        won, lost, total = differences.count(1.0) + 0.5, differences.count(-1.0) + 0.5, n + 2
-        middle = (won - lost) / total
-        spread = Z_95 * math.sqrt(won + lost - (won - lost) ** 2 / total) / total
-    elif n == 1:
+    is_binary = {*before, *after} <= {0.0, 1.0}
+    if n == 1 and not is_binary:
         return mean, -1.0, 1.0
+    if is_binary or max(differences) - min(differences) <= ROUNDING:
+        unit = 1.0 if is_binary else abs(mean)
+        won = sum(difference > 0 for difference in differences) + 0.5
+        lost = sum(difference < 0 for difference in differences) + 0.5
+        middle = unit * (won - lost) / (n + 2)
+        spread = unit * Z_95 * math.sqrt(won + lost - (won - lost) ** 2 / (n + 2)) / (n + 2)
     else:
         middle, spread = mean, student_quantile(n - 1) * stdev(differences) / math.sqrt(n)
     return mean, max(-1.0, middle - spread), min(1.0, middle + spread)
