@@ -76,6 +76,7 @@ STEP_LEGEND = (
     "solved: train items of the step; edits: applied of chosen;\n"
     "skill: the version after the step"
 )
+"""What the columns of a table of steps mean, for people who see one for the first time."""
 
 FULL_WIDTH = 1_000
 """The cells in which every table has room."""
