@@ -171,7 +171,9 @@ def test_a_line_that_is_no_anchor_is_named(tmp_path: Path, line: str, said: str)
     anchors.write_text(f"{pair.model_dump_json()}\n\n{line}\n", encoding="utf-8")
     Trace("p", id="t", path=tmp_path / "traces" / "t.jsonl").finish()
     path = configured(tmp_path, traces=str(tmp_path / "traces"), anchors=str(anchors))
-    assert f"anchors.jsonl, line 3, is no contrast pair: {said}; a line is" in refused("calibrate", path)
+    assert f"anchors.jsonl, line 3, is no contrast pair: {said}; correct the line, which must be" in refused(
+        "calibrate", path
+    )
 
 
 def test_files_that_are_not_whole_are_told(tmp_path: Path) -> None:

@@ -278,7 +278,9 @@ async def test_a_command_reaches_no_other_process(command: str, confine: bool) -
 def test_a_system_that_cannot_confine_says_so(version: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without Landlock, or with one that lets files be truncated, a target that is to be confined is refused."""
     monkeypatch.setattr("reflact.processes.sandbox._read_landlock_version", lambda: version)
-    with pytest.raises(ConfigError, match=r"this system cannot confine a command: that needs Linux 6\.2"):
+    with pytest.raises(
+        ConfigError, match=r"this system cannot confine a command, because confine needs Linux 6\.2"
+    ):
         CommandTarget(AGENT, skill_file="a", confine=True)
 
 
@@ -417,7 +419,7 @@ async def test_no_key_reaches_a_command(
             {"skill_file": "a/SKILL.md", "skill_name": "word-answers", "skill_description": "Answers."},
             "no request of the agent has the name of the skill, word-answers",
         ),
-        ({"skill_file": "SKILL.md", "command": ["false"]}, "the agent asked the gateway nothing"),
+        ({"skill_file": "SKILL.md", "command": ["false"]}, "the agent sent no request to the gateway"),
     ],
 )
 async def test_a_skill_that_does_not_reach_the_agent_costs_nothing(
@@ -471,7 +473,9 @@ async def test_the_test_of_the_skill_sends_the_message_of_a_rollout() -> None:
 async def test_an_agent_that_fails_before_it_asks_hears_its_own_error_first() -> None:
     """If an agent fails on each task before it asks its model, the reason begins with its error."""
     target = CommandTarget([*AGENT, "fail"], skill_file="SKILL.md")
-    with pytest.raises(EnvironmentFailure, match=r"^the command ended with 1: no such tool; the agent asked"):
+    with pytest.raises(
+        EnvironmentFailure, match=r"^the command ended with 1: no such tool; the agent sent no request"
+    ):
         await target.test_skill(describe_run(Path())[1], ITEMS, Skill(text=RULE), ModelConfig(model="m"))
     late = CommandTarget(AGENT, skill_file="AGENTS.md", answer_file="none.txt")
     with pytest.raises(EnvironmentFailure, match=r"^the command wrote no file none\.txt; before, no request"):
@@ -508,7 +512,7 @@ async def test_a_check_says_that_the_skill_reaches_the_agent(tmp_path: Path) -> 
 
     assert (await check("SKILL.md")).skill == "the agent's request has it, so it is in force"
     asked = len(endpoint.bodies)
-    with pytest.raises(EnvironmentFailure, match="so it is not in force"):
+    with pytest.raises(EnvironmentFailure, match="so the skill has no effect"):
         await check("AGENTS.md")
     assert len(endpoint.bodies) == asked == 1
 
@@ -549,8 +553,11 @@ async def test_a_setup_that_cannot_work_is_no_failure_of_the_agent(
     monkeypatch.chdir(tmp_path)
     setups: list[tuple[dict[str, Any], str]] = [
         ({"command": ["no-such-agent"], "skill_file": "a"}, "no-such-agent cannot be started: No such file"),
-        ({"command": ["sh", "agent.sh"], "skill_file": "a"}, r"agent\.sh is not in the folder of its own"),
-        ({"command": ["true"], "seed": "Be helpful."}, "the command asked the gateway nothing"),
+        (
+            {"command": ["sh", "agent.sh"], "skill_file": "a"},
+            r"agent\.sh is not in the folder in which it runs",
+        ),
+        ({"command": ["true"], "seed": "Be helpful."}, "the command sent no request to the gateway"),
         (
             {"command": [*AGENT, "at", "/embeddings"], "skill_file": "a"},
             "the gateway refused a request of the agent: the gateway has no /v1/embeddings",

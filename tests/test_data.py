@@ -112,11 +112,11 @@ def test_blank_lines_are_no_items(tmp_path: Path) -> None:
         ("a.json", '[{"id": "a", "input": "\\ud800"}]', "row 1: half of a surrogate pair"),
         ("a.json", "[" * 100_000, "nested too deeply"),
         ("a.csv", "id,input\n", "a.csv has no items"),
-        ("a.csv", "id,input\na\n", r"a.csv row 2: it has 1 cells, and the header has 2"),
+        ("a.csv", "id,input\na\n", r"a.csv row 2: it has 1 cells, but the header has 2"),
         ("a.csv", 'id,input\na,"b', r"a.csv row 2 is not valid CSV"),
         ("a.csv", "id,input,id\na,b,c\n", r"a.csv row 1: the header has 'id' more than once"),
         ("a.csv", "id,input\na,b\nc,\n", r"a.csv row 3: the column 'input', which is the input, is empty"),
-        ("a.txt", "id,input", "ends in .csv, .json or .jsonl"),
+        ("a.txt", "id,input", "must end in .csv, .json or .jsonl"),
     ],
 )
 def test_malformed_files_are_one_sentence(tmp_path: Path, name: str, content: str, words: str) -> None:

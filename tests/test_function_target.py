@@ -105,7 +105,7 @@ async def test_an_agent_without_the_skill_is_unmeasured() -> None:
         raise KeyError("no such tool")
 
     setups: list[tuple[RunAgent, str]] = [
-        (say, "the agent asked the gateway nothing, so the skill is not in force"),
+        (say, "the agent sent no request to the gateway, so the skill had no effect"),
         (partial(ask, instructions="Be calm."), "no request of the agent had the skill, word for word"),
         (count, "the function of the target returned int; it must return the answer as text"),
         (fail, "the agent failed: KeyError: 'no such tool'"),
@@ -176,7 +176,7 @@ def test_the_identity_names_the_function_and_its_version() -> None:
 
 def test_a_target_outside_of_a_run_has_no_model() -> None:
     """Without a run there is no gateway, and without a model's name no run."""
-    with pytest.raises(ConfigError, match="works in a run"):
+    with pytest.raises(ConfigError, match="works only in a run"):
         FunctionTarget(ask).session(Skill(text=RULE), rollout="r")
     with pytest.raises(ConfigError, match=r"models\.target\.model is required"):
         FunctionTarget(ask).describe_model(ModelConfig())

@@ -264,7 +264,7 @@ def test_a_run_is_named_by_the_beginning_of_its_id(tmp_path: Path) -> None:
     assert choose_run(rows, "rc", tmp_path).run_id == "rcd333333333"
     assert choose_run(rows, "rab2", tmp_path).run_id == "rab222222222"
     assert choose_run(rows, None, tmp_path).run_id == "rcd333333333"
-    with pytest.raises(UsageError, match=r"several runs rab\.\.\.: rab111111111, rab222222222$"):
+    with pytest.raises(UsageError, match=r"ids begin with rab; name one of rab111111111, rab222222222$"):
         choose_run(rows, "rab", tmp_path)
     with pytest.raises(UsageError, match="no run rx; it holds rab111111111, rab222222222, rcd333333333"):
         choose_run(rows, "rx", tmp_path)

@@ -177,9 +177,9 @@ async def test_replicas_are_no_part_of_the_identity() -> None:
 @pytest.mark.parametrize(
     ("settings", "reason"),
     [
-        ({"base_url": [ONE, "http://two.test/api"]}, "has the path of the first one"),
-        ({"base_url": [ONE, ONE]}, "occurs once"),
-        ({"base_url": [ONE, "http://user:pass@two.test/v1"]}, "host, port"),
+        ({"base_url": [ONE, "http://two.test/api"]}, "have the path of the first one"),
+        ({"base_url": [ONE, ONE]}, "must differ"),
+        ({"base_url": [ONE, "http://user:pass@two.test/v1"]}, "a host, a port"),
         ({"base_url": []}, "base_url"),
         ({"base_url": [ONE, TWO], "api": "pydantic_ai"}, "OpenAI-compatible"),
     ],

@@ -161,5 +161,5 @@ def test_a_person_approves_or_vetoes_with_a_reason(tmp_path: Path) -> None:
 def test_review_needs_a_terminal(tmp_path: Path) -> None:
     """Without a terminal there is nobody to ask, and nothing is started."""
     result = reflact("train", DEMO, "--review", "--set", f"out_dir={tmp_path / 'run'}")
-    assert_refused(result, "asks at a terminal")
+    assert_refused(result, "asks you at a terminal")
     assert not (tmp_path / "run").exists()

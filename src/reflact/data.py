@@ -238,7 +238,9 @@ def check_dataset(dataset: DataSet, train_size: int | None = None) -> None:
     item_id, times = Counter(item.id for _, item in split_items).most_common(1)[0]
     if times > 1:
         where = ", ".join(dict.fromkeys(split.value for split, item in split_items if item.id == item_id))
-        raise DataError(f"the item id {item_id!r} is used {times} times (in {where}): ids must be unique")
+        raise DataError(
+            f"the item id {item_id!r} is used {times} times (in {where}); give each item its own id"
+        )
     first: dict[str, tuple[Split, Item]] = {}
     for split, item in split_items:
         other_split, other = first.setdefault(digest_json(item.input), (split, item))
@@ -288,7 +290,8 @@ def read_rows(path: Path) -> tuple[FileRow, ...]:
     """
     if path.suffix not in SUFFIXES:
         raise DataError(
-            f"{path}: a data file ends in .csv, .json or .jsonl; a .csv file may have tabs or semicolons between its cells"
+            f"{path}: the name of a data file must end in .csv, .json or .jsonl; rename or convert the file (a .csv file may "
+            "have tabs or semicolons between its cells)"
         )
     try:
         with path.open(encoding="utf-8-sig", newline="" if path.suffix == ".csv" else None) as file:
@@ -555,9 +558,13 @@ def _read_csv_rows(text: str, path: Path) -> Iterator[FileRow]:
             if header is None:
                 header = [cell.strip() for cell in cells]
                 if repeated := sorted({name for name in header if name and header.count(name) > 1}):
-                    raise DataError(f"{where}: the header has {repeated[0]!r} more than once")
+                    raise DataError(
+                        f"{where}: the header has {repeated[0]!r} more than once; rename one of these columns"
+                    )
             elif len(cells) != len(header):
-                raise DataError(f"{where}: it has {len(cells)} cells, and the header has {len(header)}")
+                raise DataError(
+                    f"{where}: it has {len(cells)} cells, but the header has {len(header)}; correct the row"
+                )
             else:
                 yield FileRow({n: c or None for n, c in zip(header, cells, strict=True) if n}, where)
     except csv.Error as error:

@@ -30,8 +30,8 @@ class PairSettings(ContrastSettings):
     max_pairs: int | None = Field(
         120,
         ge=3,
-        description="Maximum number of pairs of a round and of a tested batch. In at most a third of them, the right side "
-        "rises; in a third it stays; in a third it falls. null: no limit, here and in `max_unproven`.",
+        description="Maximum number of pairs of a round and of a tested batch. On the right side, progress rises in at most a "
+        "third of them, stays in a third and falls in a third. null: no limit, here and in `max_unproven`.",
     )
     max_unproven: int = Field(
         8,
@@ -43,8 +43,7 @@ class PairSettings(ContrastSettings):
         32,
         ge=1,
         description="For one trace, the maximum of steps at a time, and of questions that are sent or wait. Keep it "
-        "above `calibrator.concurrency`, the maximum of questions in flight, so that calls continue while pairs "
-        "are stored.",
+        "above `calibrator.concurrency`, so that calls continue while pairs are stored.",
     )
 
 
@@ -76,7 +75,7 @@ class CalibratorSettings(ConfigSection):
         100, ge=1, description="Maximum number of held-out traces that are scored."
     )
     batch_size: int = Field(
-        16, ge=1, description="Beside an agent: number of waiting pairs from which on they are tested."
+        16, ge=1, description="Beside an agent: number of waiting pairs at which they are tested."
     )
     concurrency: int = Field(
         8,

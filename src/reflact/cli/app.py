@@ -98,7 +98,7 @@ def import_skillopt(
         raise UsageError(f"{source} is a folder; name its config.json or its best_skill.md")
     is_config = source.suffix in {".yaml", ".yml", ".json"}
     if not is_config and source.suffix not in {".md", ".txt"}:
-        raise UsageError(f"{source} ends neither in .yaml, .yml or .json nor in .md or .txt")
+        raise UsageError(f"{source} ends neither in .yaml, .yml or .json nor in .md or .txt; rename the file")
     target = out or Path(f"{source.stem}.reflact.{'yaml' if is_config else 'md'}")
     if target.exists():
         raise UsageError(f"{target} exists already; choose another file with --out")

@@ -46,7 +46,7 @@ def calibrate(  # noqa: PLR0917 - one for each option of the command
         Path | None, typer.Option(metavar="PATH", help="Also write the report as a page.")
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the number of calls; call and write nothing.")
+        bool, typer.Option("--dry-run", help="Print the number of calls; call no model, write nothing.")
     ] = False,
     anyway: Annotated[
         bool, typer.Option("--anyway", help="Make pairs even if nothing can be tested yet.")
@@ -55,7 +55,7 @@ def calibrate(  # noqa: PLR0917 - one for each option of the command
         bool,
         typer.Option(
             "--again",
-            help="Make and test further pairs of the same traces even if nothing has changed.",
+            help="Make and test further pairs of the same traces, even if nothing has changed.",
         ),
     ] = False,
 ) -> None:
@@ -138,8 +138,8 @@ def read_pairs(path: Path) -> list[ContrastPair]:
             pairs.append(ContrastPair.model_validate_json(line))
         except ValidationError as error:
             raise DataError(
-                f"{path}, line {number}, is no contrast pair: {describe_first_error(error)}; a line is the "
-                "output of ContrastPair.model_dump_json"
+                f"{path}, line {number}, is no contrast pair: {describe_first_error(error)}; correct the line, which must be "
+                "the output of ContrastPair.model_dump_json"
             ) from None
     return pairs
 

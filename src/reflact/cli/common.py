@@ -142,7 +142,7 @@ ShowOption = Annotated[
     ShowMode,
     typer.Option(
         metavar="live|lines|quiet|json",
-        help="live: a display of the run, or lines if there is no terminal; lines: one line for each "
+        help="live: a live view of the run, or lines if there is no terminal; lines: one line for each "
         "important event; quiet: only the summary; json: only events, one per line.",
     ),
 ]

@@ -35,8 +35,8 @@ def runs(
     """List the runs below a folder.
 
     Columns val and test are the scores of the best skill. The baseline is the score of the initial skill on
-    the test split, or on the validation split if there is no test score. A database that cannot be read is
-    an error of its own, and the others are listed. The exit code is then 1.
+    the test split, or on the validation split if there is no test score. If a database cannot be read, an error
+    names it, the other runs are listed, and the exit code is 1.
     """
     import anyio
     from rich.console import Console
@@ -69,7 +69,7 @@ RunArgument = Annotated[
     Path,
     typer.Argument(
         metavar="RUN_DIR",
-        help="The out_dir of a run, or its database. RUN_DIR/RUN_ID names one of several runs.",
+        help="The out_dir of a run, or its database. If it has several runs, RUN_DIR/RUN_ID names one.",
         show_default=False,
     ),
 ]
@@ -127,8 +127,8 @@ def show(  # noqa: PLR0917 - one for each option of the command
 ) -> None:
     """Show a run, one of its steps, or its items.
 
-    A run is shown with its steps and scores, a step with its edits, its verdict, its diff and what its stages
-    took. Items are shown with the answers, scores and costs under the initial and the best skill.
+    A run is shown with its steps and scores, a step with its edits, its verdict, its diff and the cost of its
+    stages. Items are shown with the answers, scores and costs under the initial and the best skill.
     """
     import anyio
     from rich.console import Console
@@ -311,7 +311,7 @@ def report(
     """Write a page on a run.
 
     The page is one HTML file, which needs no network. It shows the scores, the edits with their reasons, the
-    items with the target's answers, the cost, the sealed test and the settings. The run may be under way.
+    items with the target's answers, the cost, the sealed test and the settings. The run may still be active.
     """
     import anyio
 
@@ -334,24 +334,20 @@ def serve(
     ] = Path("runs"),
     host: Annotated[
         str,
-        typer.Option(
-            metavar="ADDRESS", help="The address to listen at. Others than this machine need a token."
-        ),
+        typer.Option(metavar="ADDRESS", help="The address to listen at. Any other one needs a token."),
     ] = "127.0.0.1",
     port: Annotated[
         int, typer.Option(metavar="N", min=0, max=65535, help="The port. With 0, a free one is chosen.")
     ] = 8321,
     token: Annotated[
         str | None,
-        typer.Option(
-            metavar="TEXT", help="What requests must know. Default: made up, if the address needs one."
-        ),
+        typer.Option(metavar="TEXT", help="The token. Default: a new one, if the address needs a token."),
     ] = None,
 ) -> None:
-    """Serve pages of runs while they go on.
+    """Show runs in a browser, also active ones.
 
-    The pages are a list of runs, the page of each, and the comparison of those that you choose. They follow runs
-    of other processes and change nothing. The command needs `pip install 'reflact[serve]'`. Ctrl-C ends it.
+    The command serves a list of runs, the page of each run, and the comparison of runs that you choose. The pages
+    show active runs too, and change nothing. Install it with `pip install 'reflact[serve]'`. Ctrl-C ends it.
     """
     from reflact.errors import UsageError
 
@@ -404,7 +400,7 @@ def print_diff(
     before: Annotated[
         str, typer.Argument(metavar="A", help="A number, or baseline, best or final.")
     ] = "baseline",
-    after: Annotated[str, typer.Argument(metavar="B", help="The version to compare with it.")] = "best",
+    after: Annotated[str, typer.Argument(metavar="B", help="The second version. The same choices.")] = "best",
     run: RunOption = None,
     as_json: JsonLinesOption = False,
 ) -> None:
@@ -434,19 +430,21 @@ def print_diff(
 def export(  # noqa: PLR0917 - one for each option of the command
     folder: RunArgument,
     out: Annotated[
-        Path, typer.Option(metavar="DIR", help="The folder for the new one, such as .claude/skills.")
+        Path, typer.Option(metavar="DIR", help="Where to write the skill's folder, such as .claude/skills.")
     ] = Path(),
     name: Annotated[
         str | None,
         typer.Option(
-            metavar="NAME", help="Default: that of the front matter, or of the run.", show_default=False
+            metavar="NAME",
+            help="The skill's name. Default: from its front matter, or the run's name.",
+            show_default=False,
         ),
     ] = None,
     description: Annotated[
         str | None,
         typer.Option(
             metavar="TEXT",
-            help="What the skill does and when to use it. Default: that of the front matter, or "
+            help="Its purpose, and when to use it. Default: from its front matter, or "
             "environment.description.",
             show_default=False,
         ),
@@ -458,8 +456,8 @@ def export(  # noqa: PLR0917 - one for each option of the command
 ) -> None:
     """Write a skill as a folder for agents.
 
-    The folder has the name of the skill and follows the Agent Skills specification: SKILL.md begins with its name and
-    description. Front matter of the initial skill, and the other files of its folder, stay as they are.
+    The folder has the name of the skill and follows the Agent Skills specification: SKILL.md begins with the skill's
+    name and description. If the initial skill has front matter or other files, they are copied unchanged.
     """
     import anyio
 
@@ -490,8 +488,8 @@ def compare(
 ) -> None:
     """Compare runs with the first of them.
 
-    The comparison has the settings that differ, the scores of the best skills, their paired differences on
-    the items that the runs have in common, cost, time, and the difference of the skills.
+    The output shows cost, time, the settings that differ, and the scores of the best skills. It also shows the
+    difference between the skills, and between their scores on the items that the runs have in common.
     """
     import anyio
     from rich.console import Console

@@ -36,15 +36,17 @@ if TYPE_CHECKING:
 
 MAX_SHOWN_CHARS = 300
 
-CassetteOption = Annotated[Path, typer.Option(metavar="FILE", help="The recording.", show_default=False)]
+CassetteOption = Annotated[
+    Path, typer.Option(metavar="FILE", help="The file of the recording.", show_default=False)
+]
 
 
 def check(config: ConfigArgument, overrides: OverrideOption = None) -> None:
     """Test the models and grade one item.
 
-    The command makes one small call to each model, and lets the target answer one train item. Before that, it
-    tests without a model if the skill reaches an agent that is a command. It writes nothing to the run's folder. If a
-    key, a model, an address or the data is wrong, it ends with exit code 2.
+    The command makes one small call to each model, and lets the target answer one train item. If the agent is a
+    command, it first tests, without a model, whether the skill reaches the agent. It writes nothing to the run's
+    folder. If a key, a model, an address or the data is wrong, it ends with exit code 2.
     """
     import anyio
 
@@ -137,14 +139,13 @@ def evaluate(  # noqa: PLR0917 - one for each option of the command
     config: ConfigArgument,
     skill: Annotated[Path, typer.Option(metavar="FILE", help="The document to measure.", show_default=False)],
     split: Annotated[
-        Literal["val", "test"], typer.Option(metavar="val|test", help="Where to measure it.")
+        Literal["val", "test"], typer.Option(metavar="val|test", help="The split to measure it on.")
     ] = "val",
     against: Annotated[
         list[str] | None,
         typer.Option(
             metavar="none|placebo|null|FILE",
-            help="Compare it with no document, a text about something else, constant answers, or a document; "
-            "may be repeated.",
+            help="Compare it with no document, a text about something else, constant answers, or a document. Repeatable.",
             show_default=False,
         ),
     ] = None,
@@ -154,9 +155,8 @@ def evaluate(  # noqa: PLR0917 - one for each option of the command
 ) -> None:
     """Measure one skill document, alone or against others.
 
-    The command uses the run's folder: it does not repeat stored rollouts, and it counts each opening of the
-    test split there. With --show json the last line is the score, or with --against all scores and the
-    differences.
+    The command works in the run's folder: it reuses stored rollouts, and counts each opening of the test split.
+    With --show json, the last line is the score. With --against, it has all scores and the differences.
     """
     import anyio
     from rich.console import Console
@@ -200,7 +200,9 @@ def create_approver() -> Approver:
     from reflact.reporting.lines import escape_controls
 
     if not sys.stdin.isatty():
-        raise UsageError("--review asks at a terminal, and standard input is none; leave it out")
+        raise UsageError(
+            "--review asks you at a terminal, but standard input is not a terminal; leave --review out"
+        )
 
     def ask(review: CandidateReview) -> bool | str:
         text = f"\n{review.diff}\n{review.part} {review.step}: {review.verdict.reason}"
@@ -261,19 +263,19 @@ def train(  # noqa: PLR0917 - one for each option of the command
     as_json: JsonOption = False,
     times: TimesOption = False,
     review: Annotated[
-        bool, typer.Option("--review", help="Show each candidate that the gate would accept, and ask.")
+        bool, typer.Option("--review", help="Ask you before each candidate is accepted.")
     ] = False,
     fork: Annotated[
         bool,
-        typer.Option("--fork", help="Start a changed run in the same out_dir and reuse matching results."),
+        typer.Option("--fork", help="If keys changed, start another run in out_dir and reuse results."),
     ] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the plan and its estimated cost; call nothing.")
+        bool, typer.Option("--dry-run", help="Print the plan and its estimated cost; call no model.")
     ] = False,
 ) -> None:
     """Train a skill, or resume a stopped run.
 
-    A resumed run does not repeat calls that it has paid for.
+    If a run has stopped, the same command resumes it and repeats no finished call.
     """
     settings = load_trainer_config(config, [*(overrides or ()), *(["fork=true"] if fork else [])])
     if dry_run:
@@ -329,7 +331,7 @@ def demo(
 ) -> None:
     """Replay two recorded training runs.
 
-    It shows the best skill of each, and needs no key and no network. The second run is written into the
+    The command prints the best skill of each. It needs no key and no network. It writes the second run into the
     subfolder arithmetic.
     """
     from reflact.errors import ConfigError

@@ -13,7 +13,7 @@ class CriticSettings(ConfigSection):
     """The prompt of a critic, and the bounds on its replies."""
 
     n_samples: int = Field(
-        1, ge=1, le=25, description="Evaluations of each transition; the median one counts."
+        1, ge=1, le=25, description="Number of evaluations of each step; their median is used."
     )
     example_tokens: int = Field(
         3000, ge=0, description="Maximum of tokens of all worked examples and their heading; 0: none."
@@ -22,8 +22,8 @@ class CriticSettings(ConfigSection):
     state_tokens: int = Field(
         2000,
         ge=32,
-        description="Maximum of tokens of each of purpose, state before, action, state after and change; longer "
-        "ones are cut with a mark.",
+        description="Maximum of tokens of each part of the prompt: purpose, state before, action, state after and change. "
+        "A longer part is cut, with a mark.",
     )
     example_state_tokens: int = Field(300, ge=32, description="The same for each part of a worked example.")
     max_jump: float = Field(
@@ -34,7 +34,7 @@ class CriticSettings(ConfigSection):
         0.2, ge=0, le=1, description="Maximum confidence without evidence, or with quotes that do not occur."
     )
     include_same_transition: bool = Field(
-        False, description="Show pairs of the same transition and purpose as the scored one."
+        False, description="Show also pairs with the step and purpose that are being scored."
     )
     cache_size: int = changeable_field(1024, ge=0, description="Number of scores kept in memory.")
 
@@ -44,11 +44,14 @@ class CriticConfig(CriticSettings):
 
     memory: Path | None = changeable_field(
         None,
-        description="File of the memory whose promoted pairs are its worked examples, as of the first start of the "
-        "run; null: none. The path may change, but a run with a memory and one without are different runs.",
+        description="File of the memory with the critic's worked examples: the pairs that are promoted when the run first "
+        "starts. null: none. The path may change, but a run with a memory and one without are different runs.",
     )
     pass_threshold: float = Field(
-        8.0, gt=0, le=10, description="Minimum progress of a solved answer, if the critic grades."
+        8.0,
+        gt=0,
+        le=10,
+        description="If the critic grades: the progress from which on an answer counts as solved.",
     )
     annotate: bool = Field(
         False, description="Show failure analysts its scores of each reply of a failed trajectory."
@@ -56,8 +59,8 @@ class CriticConfig(CriticSettings):
     max_anchors: int = changeable_field(
         50,
         ge=0,
-        description="Maximum number of the memory's anchors that it scores before the run; the summary reports "
-        "its accuracy on them; 0: none.",
+        description="Maximum number of the memory's anchors that the critic scores before the run; the summary reports "
+        "its accuracy on them. 0: none.",
     )
 
     @property

@@ -209,7 +209,9 @@ def _read(path: Path) -> dict[str, Any]:
         elif path.suffix in {".yaml", ".yml"}:
             value = yaml.load(text, _StrictLoader)  # noqa: S506 - a safe loader
         else:
-            raise ConfigError(f"{path}: a configuration ends in .yaml, .yml or .toml")
+            raise ConfigError(
+                f"{path}: the name of a configuration must end in .yaml, .yml or .toml; rename the file"
+            )
     except (tomllib.TOMLDecodeError, yaml.YAMLError) as error:
         raise ConfigError(f"{path} is malformed: {_describe_parse_error(error)}") from None
     if value is None:

@@ -76,12 +76,12 @@ class ModelConfig(ConfigSection):
     replicas: tuple[str, ...] = changeable_field(
         (),
         description="Further addresses that serve the same model; each request goes to the least busy one. They "
-        "are no part of the run's identity, so stored replies are found whichever address gave them.",
+        "are not part of the run's identity, so stored replies are found whichever address gave them.",
     )
     api: Literal["openai", "azure", "pydantic_ai"] = Field(
         "openai",
-        description="API flavour. `pydantic_ai` asks providers that are not OpenAI-compatible, through pydantic-ai; "
-        "`base_url` then only tells which roles share limits, and the key comes from the provider's own "
+        description="The kind of API. `pydantic_ai` calls providers that are not OpenAI-compatible, through pydantic-ai; "
+        "roles with the same `base_url` then share limits, and the key comes from the provider's own "
         "environment variable unless `api_key_env` names one.",
     )
     api_version: str | None = Field(None, description="Azure's API version; used by `api: azure` only.")
@@ -114,7 +114,7 @@ class ModelConfig(ConfigSection):
     )
     stream: bool = changeable_field(
         True,
-        description="Stream typed replies if a subscriber shows drafts. If an endpoint refuses to stream, or "
+        description="Stream typed replies if somebody watches drafts. If an endpoint refuses to stream, or "
         "reports no usage of streams, later requests are not streamed.",
     )
     temperature: float | None = Field(None, ge=0, le=2, description="Sampling temperature; null omits it.")
@@ -137,14 +137,14 @@ class ModelConfig(ConfigSection):
     max_response_bytes: int | None = changeable_field(
         None,
         ge=1,
-        description="Maximum size of a response in bytes, compressed or not; null: 4 MiB, and 512 bytes for each token "
-        "of `max_tokens` (if that is null: 12 MiB in all).",
+        description="Maximum size of a response in bytes, compressed or not; null: 4 MiB plus 512 bytes for each token "
+        "of `max_tokens`, or 12 MiB without `max_tokens`.",
     )
     concurrency: int = changeable_field(
         8,
         ge=1,
-        description="Maximum of requests in flight. Roles with the same endpoint share the strictest value, "
-        "here and in the next three keys.",
+        description="Maximum of requests at the same time. If roles have the same endpoint, the strictest value applies to "
+        "all of them together, here and in the next three keys.",
     )
     requests_per_minute: int | None = changeable_field(
         None, ge=1, description="Maximum of requests per minute, evenly spaced; null: no limit."
@@ -166,8 +166,8 @@ class ModelConfig(ConfigSection):
     outage_seconds: float = changeable_field(
         600.0,
         gt=0,
-        description="Seconds after which the run ends as failed if the endpoint has served no request since, and all "
-        "attempts fail. Roles with the same endpoint share the strictest value.",
+        description="The run ends as failed if all requests to the endpoint fail for so many seconds. If roles have the same "
+        "endpoint, the strictest value applies.",
     )
     price: Price | None = changeable_field(
         None,
@@ -212,14 +212,14 @@ class ModelConfig(ConfigSection):
     def _check_replicas(self) -> ModelConfig:
         if self.replicas and self.api == "pydantic_ai":
             raise ValueError(
-                "replicas are addresses of an OpenAI-compatible API, so not for `api: pydantic_ai`"
+                "`replicas` needs an OpenAI-compatible API, so it cannot be used with `api: pydantic_ai`; name one address"
             )
         path, known = urlsplit(self.base_url).path.rstrip("/"), {self.base_url.rstrip("/")}
         for address in self.replicas:
             self._check_base_url(address)
             if urlsplit(address).path.rstrip("/") != path or address.rstrip("/") in known:
                 raise ValueError(
-                    f"each address of a role has the path of the first one, {path or '/'}, and occurs once; correct "
+                    f"all addresses of a role must differ and have the path of the first one, {path or '/'}; correct "
                     f"{address}"
                 )
             known.add(address.rstrip("/"))
@@ -236,7 +236,7 @@ class ModelConfig(ConfigSection):
             bare = sound = False
         if not bare or not sound or set("?#") & set(value):
             raise ValueError(
-                "an address is http or https, host, port (1 to 65535) and path alone; put a key into the "
+                "an address may have only http or https, a host, a port (1 to 65535) and a path; put a key into the "
                 "variable that api_key_env names, and Azure's version into api_version"
             )
         return value
@@ -245,7 +245,10 @@ class ModelConfig(ConfigSection):
     @classmethod
     def _check_call_id_header(cls, value: str | None) -> str | None:
         if value is not None and is_secret_name(value):
-            raise ValueError("this header is for keys, which come from the variable that api_key_env names")
+            raise ValueError(
+                "a header with this name would hold a key; name another header. Keys come from the variable that "
+                "api_key_env names"
+            )
         return value
 
     @field_validator("extra_body")
@@ -278,7 +281,7 @@ def refuse_secrets(value: dict[str, JsonValue]) -> dict[str, JsonValue]:
     if secrets := sorted(find_secret_names(value)):
         raise ValueError(
             f"{', '.join(secrets)} looks like the name of a secret, and settings are stored with the "
-            "run: keys come from environment variables"
+            "run: pass keys in environment variables"
         )
     return value
 
@@ -304,7 +307,9 @@ class ModelsConfig(ConfigSection):
     inherit the model, because by default no model should judge itself.
     """
 
-    target: ModelConfig = Field(default_factory=ModelConfig, description="The frozen agent's model.")
+    target: ModelConfig = Field(
+        default_factory=ModelConfig, description="The model of the agent under training."
+    )
     optimizer: ModelConfig = Field(
         default_factory=ModelConfig, description="The model that analyses and edits."
     )

@@ -43,8 +43,8 @@ class EnvironmentConfig(ConfigSection):
         "exact", "normalized", "token_f1", "numeric", "regex", "json_fields", "sql", "python", "critic"
     ] = Field(
         "normalized",
-        description="How an answer is compared with the item's reference; `critic` uses no reference and "
-        "has its own section.",
+        description="How an answer is compared with the item's reference; `critic` asks a model instead, which the "
+        "section `critic` describes.",
     )
     tolerance: float = Field(0.0, ge=0, description="Absolute tolerance of the `numeric` grader.")
     relative_tolerance: float = Field(1e-6, ge=0, description="Relative tolerance of the `numeric` grader.")
@@ -52,13 +52,13 @@ class EnvironmentConfig(ConfigSection):
     tables: Path | None = changeable_field(None, description="Folder of .csv tables for the `sql` grader.")
     description: str = Field(
         "",
-        description="What the tasks are and the score rewards, in plain text; the optimizer reads it.",
+        description="A description of the tasks and of a good answer, in plain text; the optimizer reads it.",
     )
     time_limit: int = Field(
         5,
         ge=1,
-        description="Limit of processor time of an answer with the `python` grader, in seconds; the limit of "
-        "wall-clock time is ten times as long.",
+        description="Seconds of processor time for an answer with the `python` grader; on the clock, an answer may take "
+        "ten times as long.",
     )
     memory_limit: int = Field(
         1024, ge=64, description="Memory limit of an answer with the `python` grader, in MiB."
@@ -79,7 +79,7 @@ class FieldsConfig(ConfigSection):
     id: str | None = changeable_field(
         None,
         min_length=1,
-        description="Column of the id; null: `id`, or a digest of the content without one.",
+        description="Column of the id; null: `id`, or a digest of the content if there is no such column.",
     )
     input: str | None = changeable_field(
         None,
@@ -94,7 +94,7 @@ class FieldsConfig(ConfigSection):
     task_type: str | None = changeable_field(
         None,
         min_length=1,
-        description="Column of the kind of task, for stratified splits; null: `task_type`.",
+        description="Column of the kind of task; a single file is split by `ratio` within each kind. null: `task_type`.",
     )
 
 
@@ -129,8 +129,8 @@ class DataConfig(ConfigSection):
     ratio: Annotated[str | None, BeforeValidator(normalize_ratio)] = Field(
         None,
         pattern=r"^[0-9]+:[0-9]+:[0-9]+$",
-        description="train:val:test for a single file: `2:1:7`, `[2, 1, 7]` or shares; the last may be 0. null: "
-        "`2:1:7` from 400 items on, and more validation items for a smaller file.",
+        description="train:val:test for a single file: `2:1:7`, `[2, 1, 7]` or `[0.2, 0.1, 0.7]`; the last number may be 0. "
+        "null: `2:1:7` from 400 items on, and a larger share of validation items for a smaller file.",
     )
     fields: FieldsConfig = Field(
         default_factory=FieldsConfig, description="Which columns fill the fields of an item."
@@ -155,12 +155,14 @@ class TargetConfig(ConfigSection):
     preamble: str = Field("", description="Text before the skill in the system message.")
     postamble: str = Field("", description="Text after the skill in the system message.")
     deterministic: bool | None = Field(
-        None, description="true: the gate assumes that repeats of a rollout agree; null: it tests that."
+        None,
+        description="true: the gate assumes that repeats of a rollout get the same score; false: it assumes that they "
+        "may not; null: it tests this.",
     )
     max_calls_per_rollout: int | None = changeable_field(
         None,
         ge=1,
-        description="Maximum of calls in a rollout of a target passed in Python; `budget.max_calls` needs it, "
+        description="Maximum of calls in a rollout of a target that you pass in Python; `budget.max_calls` needs it, "
         "because reflact does not see such calls.",
     )
     max_tokens_per_rollout: int | None = changeable_field(
@@ -176,7 +178,7 @@ class TrainConfig(ConfigSection):
 
     num_epochs: int = changeable_field(4, ge=1, description="Passes over the train split.")
     batch_size: int = Field(40, ge=1, description="Items in a batch.")
-    accumulation: int = Field(1, ge=1, description="Batches in a step; their reports are merged together.")
+    accumulation: int = Field(1, ge=1, description="Batches in a step; the edits of all are merged.")
     success_threshold: float | None = Field(
         None,
         gt=0,
@@ -214,11 +216,11 @@ class ReflectConfig(ConfigSection):
     """Analysis of trajectories."""
 
     minibatch_size: int = Field(8, ge=1, description="Trajectories in an analyst call.")
-    failure_only: bool = Field(False, description="Skip the success analyst.")
+    failure_only: bool = Field(False, description="Analyse only failures, not successes.")
     concurrency: int = changeable_field(16, ge=1, description="Maximum of analyst calls in flight.")
     step_buffer: bool = Field(
         True,
-        description="Show analysts the attempts of earlier steps of the epoch; small optimizers may copy them.",
+        description="Show analysts the edits that earlier steps of the epoch tried; small optimizers may copy them.",
     )
     memory: Literal["off", "run", "environment"] = Field(
         "run",
@@ -228,7 +230,7 @@ class ReflectConfig(ConfigSection):
     trajectory_tokens: int = Field(
         12000,
         ge=500,
-        description="Maximum of estimated tokens of trajectories in an analyst call; cuts are marked.",
+        description="Maximum of estimated tokens for all trajectories of an analyst call; cuts are marked.",
     )
     overlap: bool = changeable_field(
         True, description="Start an analyst as soon as its cases are ready; the result is the same."
@@ -238,20 +240,24 @@ class ReflectConfig(ConfigSection):
 class AggregateConfig(ConfigSection):
     """Merging of patches."""
 
-    merge_batch_size: int = Field(8, ge=2, description="Patches in a merge call.")
+    merge_batch_size: int = Field(8, ge=2, description="Proposals (lists of edits) in a merge call.")
 
 
 class SelectConfig(ConfigSection):
     """The edit budget of a step, the counterpart of a learning rate."""
 
     lr_control: Literal["fixed", "autonomous", "none"] = Field(
-        "fixed", description="`fixed`: the scheduler; `autonomous`: the optimizer decides; `none`: all edits."
+        "fixed",
+        description="Who sets the number of edits of a step: `fixed`: the scheduler; `autonomous`: the optimizer; "
+        "`none`: all edits are applied.",
     )
     scheduler: Literal["constant", "linear", "cosine"] = Field(
-        "cosine", description="How the budget decreases."
+        "cosine", description="How the maximum number of edits falls from the first step to the last."
     )
-    max_edits: int = Field(4, ge=0, description="Budget of the first step.")
-    min_edits: int | None = Field(None, ge=0, description="Budget of the last step; null: min(2, max_edits).")
+    max_edits: int = Field(4, ge=0, description="Maximum number of edits of the first step.")
+    min_edits: int | None = Field(
+        None, ge=0, description="The same of the last step; null: min(2, max_edits)."
+    )
 
     @model_validator(mode="after")
     def _check_order(self) -> SelectConfig:
@@ -270,8 +276,8 @@ class UpdateConfig(ConfigSection):
 
     mode: Literal["patch", "rewrite", "full_rewrite"] = Field(
         "patch",
-        description="`patch`: edits applied in order; `rewrite`: one call revises the document by the chosen "
-        "suggestions; `full_rewrite`: each analyst writes a whole document, and merges combine them.",
+        description="`patch`: the chosen edits are applied in order; `rewrite`: one call rewrites the document according "
+        "to the chosen suggestions; `full_rewrite`: each analyst writes a whole document, and merges combine them.",
     )
     operations: tuple[Operation, ...] = Field(
         ("append", "insert_after", "replace", "delete"),
@@ -308,28 +314,30 @@ class ProposerConfig(ConfigSection):
 class GateConfig(ConfigSection):
     """The test of a candidate on the validation split."""
 
-    enabled: bool = Field(True, description="false records scores and accepts every candidate.")
+    enabled: bool = Field(True, description="false: scores are recorded, and every candidate is accepted.")
     policy: GatePolicy = Field(
         "ranked",
-        description="`ranked`: build on the version that is believed best; `paired`: repeated trials until a "
-        "paired test shows a real gain; `strict`: accept a strictly greater mean of one pass, noise included.",
+        description="`ranked`: the next step begins with the version that has the best estimated score; `paired`: a candidate "
+        "is accepted if a paired test with repeated trials shows a gain; `strict`: a candidate is accepted if its mean "
+        "of one pass is greater, which may be chance.",
     )
     worth: float = Field(
         0.00005,
         ge=0,
-        description="Least gain of the mean for each rollout of a further pass (`ranked`); 1: a single pass.",
+        description="A candidate gets a further pass if the expected gain for each rollout exceeds this number (`ranked`); "
+        "1: a single pass.",
     )
     metric: Literal["hard", "soft", "mixed"] = Field("hard", description="The score that is compared.")
     mixed_weight: float = Field(0.5, ge=0, le=1, description="Weight of soft in `mixed`.")
     coverage: float = Field(
-        0.9, gt=0, le=1, description="Share of items that must be measured on both sides."
+        0.9, gt=0, le=1, description="Share of items that must be measured under both skills."
     )
     alpha: float = Field(
         0.10,
         gt=0,
         lt=1,
-        description="Probability of any false acceptance in the whole run (`paired`), divided among its "
-        "planned decisions; an extension opens a further one.",
+        description="Highest probability of any false acceptance in the whole run (`paired`), divided among its "
+        "planned decisions; if the run is extended, the additional decisions get the same number once more.",
     )
     min_improvement: float = Field(
         0.0, ge=0, lt=1, description="Gain in the metric that a candidate must exceed (`paired`)."
@@ -338,28 +346,29 @@ class GateConfig(ConfigSection):
         0.15,
         gt=0,
         le=1,
-        description="Gain that the trials are planned for; a smaller one may end as futile (`paired`).",
+        description="The number of trials is planned so that a gain of this size is found; a smaller gain may be rejected "
+        "as futile (`paired`).",
     )
     max_trials: int | None = Field(
         None,
         ge=1,
-        description="Maximum of trials of each item and side; null: 4 (`ranked`), or planned from `effect` "
+        description="Maximum of trials of each item under each skill; null: 4 (`ranked`), or planned from `effect` "
         "(`paired`).",
     )
     early_stop: bool = Field(
         True, description="Stop an evaluation when the remaining items cannot change its decision."
     )
     no_regression: int | None = Field(
-        None, ge=0, description="Maximum of items that go from solved to failed; null: any number."
+        None, ge=0, description="Maximum of items that may go from solved to failed; null: any number."
     )
     interleave: bool = Field(
         False,
-        description="Repeat the rollouts of both sides for each decision, for providers that drift (`paired`).",
+        description="Repeat the rollouts of both skills for each decision, if your provider changes its models (`paired`).",
     )
     report_trials: int = Field(
         4,
         ge=1,
-        description="Fresh trials behind the reported validation scores (noisy targets, `paired`, or `ranked` "
+        description="Number of new trials for the reported validation scores (noisy targets with `paired`, or `ranked` "
         "without a test split).",
     )
 
@@ -379,12 +388,13 @@ class SlowUpdateConfig(ConfigSection):
     )
     pair_policy: Literal["mixed", "changed", "unchanged"] = Field(
         "mixed",
-        description="Comparisons in the prompt: all, those with a changed outcome, or those with the same "
+        description="Items that the optimizer sees: all, those with a changed outcome, or those with the same "
         "outcome (the last two use further train items if needed).",
     )
     gated: bool = Field(
         True,
-        description="Let the gate decide; false writes it into the current skill unmeasured, never into best.",
+        description="true: the gate decides about guidance; false: it is written into the current skill without a "
+        "measurement, and into the best skill only after one.",
     )
 
 
@@ -398,13 +408,13 @@ class AppendixConfig(ConfigSection):
     """Skill-aware reflection: reminders of the document's rules that were not followed."""
 
     enabled: bool = Field(
-        False, description="Separate lapses from defects, and keep reminders in an appendix."
+        False, description="Keep reminders of rules that the target did not follow in an appendix."
     )
     source: Literal["both", "failure_only"] = Field(
         "both", description="Whether successes may give reminders too."
     )
     consolidate_threshold: int | None = Field(
-        None, ge=1, description="Number of notes above which one call compacts them; null: never."
+        None, ge=1, description="Number of reminders above which one call shortens their list; null: never."
     )
 
 
@@ -426,7 +436,7 @@ class BudgetConfig(ConfigSection):
         None, ge=0, description="Requests that were answered or may have been charged."
     )
     max_seconds: float | None = changeable_field(
-        None, ge=0, description="Active time; calls in flight are then interrupted."
+        None, ge=0, description="Seconds of active time; after them, calls in flight are interrupted."
     )
 
     @property
@@ -447,8 +457,8 @@ class TestConfig(ConfigSection):
     )
     null_answers: bool = changeable_field(
         True,
-        description="Also grade constant answers, without model calls: empty, a refusal, and the most frequent "
-        "right answer; before the training on train items, and at its end.",
+        description="Also grade constant answers, before the training and at its end: an empty one, a refusal, and the most "
+        "frequent right answer. This takes no model calls.",
     )
 
 
@@ -460,7 +470,7 @@ class PromptsConfig(ConfigSection):
         description="`default` lets the optimizer reason at length; `small` suits models below about 3B parameters.",
     )
     folder: Path | None = changeable_field(
-        None, description="Folder of own prompts; missing ones come from the package."
+        None, description="Folder of your own prompts; missing ones come from the package."
     )
     versions: dict[str, int] = Field(
         default_factory=dict, description="Pinned version by prompt name; default: newest."
@@ -489,15 +499,15 @@ class TrainerConfig(ConfigSection):
         description="The database, which several runs may share; null: run.db in `out_dir`, for this run.",
     )
     fork: bool = changeable_field(
-        False, description="Let a changed run start beside the one in `out_dir`; matching results are reused."
+        False, description="Start a changed run in the same `out_dir`, and reuse matching results."
     )
     report: bool = changeable_field(
         True, description="Write a page on the run, report.html, into `out_dir` at its end."
     )
     skill: Path | None = changeable_field(
         None,
-        description="The initial skill document, or the folder of a skill; null: the agent's own instructions, if the target has "
-        "them, or else an empty document.",
+        description="The initial skill document, or the folder of a skill; null: the agent's own instructions if reflact can "
+        "read them, otherwise an empty document.",
     )
     skill_files: tuple[str, ...] = changeable_field(
         (),
@@ -535,14 +545,14 @@ class TrainerConfig(ConfigSection):
     )
     critic: CriticConfig = Field(
         default_factory=CriticConfig,
-        description="A critic, by `models.critic`: it grades if `environment.grader` is `critic`, and advises "
+        description="The critic, whose model is `models.critic`: it grades if `environment.grader` is `critic`, and advises "
         "failure analysts if `annotate` is true.",
     )
     test: TestConfig = Field(default_factory=TestConfig, description="The test split at the end of the run.")
     budget: BudgetConfig = Field(
         default_factory=BudgetConfig,
-        description="Limits of a run, over all its starts; null: no limit. A run that reaches one ends as "
-        "`budget`, and can be resumed with a larger one.",
+        description="Limits of a run, over all its starts; null: no limit. If a run reaches one, it ends with the status "
+        "`budget`. To resume it, raise the limit.",
     )
     prompts: PromptsConfig = Field(default_factory=PromptsConfig, description="Which prompt files are used.")
     replay: ReplayConfig = Field(
@@ -560,7 +570,7 @@ class TrainerConfig(ConfigSection):
             self.update.mode != "patch" or self.proposer.name in {"one_shot", "best_of_n"}
         ):
             raise ValueError(
-                "`skill_files` needs edits (`update.mode: patch`): a rewrite would join the files"
+                "`skill_files` needs `update.mode: patch` and a proposer of edits: a rewrite would join the files"
             )
         if self.skill_files and self.skill is None:
             raise ValueError("`skill_files` needs `skill`, the folder of the skill")

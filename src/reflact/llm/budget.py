@@ -297,7 +297,9 @@ def require_cap(limits: BudgetConfig, model: ModelConfig, *, role: str, seen: bo
     limited = _list_set(limits, "max_tokens", "max_usd")
     cap = read_cap({model.max_tokens_key: model.max_tokens, **model.extra_body})
     if limited and seen and cap is None:
-        raise ConfigError(f"budget.{limited[0]} needs models.{role}.max_tokens: a cap on each reply")
+        raise ConfigError(
+            f"budget.{limited[0]} needs models.{role}.max_tokens, the maximum length of a reply: set it"
+        )
     if limits.max_usd is not None and not model.unpriced and usd_of(Usage(calls=1), model) is None:
         raise ConfigError(
             f"budget.max_usd needs models.{role}.price: no list price is known of {model.title}; give "

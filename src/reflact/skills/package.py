@@ -194,9 +194,9 @@ def read_front_matter(text: str) -> dict[str, object]:
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         mark = getattr(error, "problem_mark", None)
         where = "" if mark is None else f" in line {mark.line + 2}"
-        raise SkillError(f"the front matter of the skill is not valid YAML{where}; mend it") from None
+        raise SkillError(f"the front matter of the skill is not valid YAML{where}; correct it") from None
     if not isinstance(values, dict):
-        raise SkillError("the front matter of the skill is no mapping of keys to values; mend it")
+        raise SkillError("the front matter of the skill is no mapping of keys to values; correct it")
     for key in ("name", "description"):
         if key in values and not isinstance(values[key], str):
             raise SkillError(f"{key} in the front matter of the skill is not text; quote it")
@@ -219,7 +219,9 @@ def _resolve_inside(folder: Path, name: str) -> Path:
     """Return the path of a file of a folder; SkillError if it lies outside or is reached through a link."""
     path = folder / name
     if not path.resolve().is_relative_to(folder.resolve()) or path.resolve() != folder.resolve() / name:
-        raise SkillError(f"{path} is no plain path inside {folder}: links and .. are not allowed")
+        raise SkillError(
+            f"{path} is no plain path inside {folder}: links and .. are not allowed; name a file inside the folder"
+        )
     return path
 
 

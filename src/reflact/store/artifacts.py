@@ -65,7 +65,7 @@ def resolve_inside(folder: Path, name: str) -> Path:
     path = folder / name
     if path.is_symlink():
         raise StoreError(
-            f"{path} is a link, and a run stays in its folder; remove it or choose another out_dir"
+            f"{path} is a link, but a run writes only inside its folder; remove the link or choose another out_dir"
         )
     return path
 
@@ -91,7 +91,7 @@ def write_atomically(path: Path, text: str) -> Path:
         with suppress(OSError):
             part.unlink(missing_ok=True)
         raise StoreError(
-            f"cannot write {path}: {error.strerror or error}; the database has its content, so fix that "
+            f"cannot write {path}: {error.strerror or error}; its content is safe in the database. Remove the cause "
             "and start again"
         ) from None
     return path

@@ -54,10 +54,10 @@ def translate_error(error: BaseException, path: Path) -> BaseException:
     """Return reflact's error for an error of SQLite or its driver; others that a future can hold are unchanged."""
     if isinstance(error, UnicodeEncodeError):
         return DataError(
-            f"{error.object!a} holds half of a surrogate pair, which a file cannot represent; remove it"
+            f"{error.object!a} holds half of a surrogate pair, which cannot be stored; remove it"
         )
     if isinstance(error, OverflowError):
-        return DataError("a number is beyond the 64 bits of a file; give a smaller one")
+        return DataError("a whole number has more than 64 bits and cannot be stored; give a smaller one")
     # These errors quote what is damaged.
     if isinstance(error, UnicodeDecodeError) or (
         isinstance(error, sqlite3.Error) and str(error).startswith("Could not decode")
@@ -435,7 +435,7 @@ class Database:
         unknown = [done.name for done in self._schema.applied(self._tables) if done.name not in known]
         if unknown:
             written = f"it was written by another version of reflact (schema step {unknown[-1]})"
-            raise StoreError(f"database {self.path}: {written}; use that version, or name another place")
+            raise StoreError(f"database {self.path}: {written}; use that version, or name another file")
         return bool(self._schema.pending(self._tables))
 
     def _commit_pending(self) -> None:

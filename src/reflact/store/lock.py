@@ -60,8 +60,8 @@ class RunLock:
         """Check that the lock still protects the run; StoreError otherwise."""
         if os.getpid() != self._pid:
             raise StoreError(
-                f"{self.path} is locked by process {self._pid}, and this process is a fork of it, which owns "
-                "nothing; start the run in one process"
+                f"{self.path} is locked by process {self._pid}, and this process is a fork of it, which does not own the "
+                "run; start the run in one process"
             )
         try:
             unchanged = _identify(self.path.stat(follow_symlinks=False)) == self._identity

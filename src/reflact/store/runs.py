@@ -124,7 +124,7 @@ def _make_guard(path: Path) -> Callable[[Tables], None] | None:
     if not path.exists():
         raise StoreError(
             f"database {path}: it is missing, and it had {commits} commits of run {run_id}; put it back with its "
-            f"file {path.name}-wal, or delete {lock} to start anew"
+            f"file {path.name}-wal, or delete {lock} to start the run from the beginning"
         )
 
     def check(tables: Tables) -> None:
@@ -392,7 +392,7 @@ class SQLiteRunStore(SQLiteResponseStore):
             data = None
         if data is None or data.fingerprint != fingerprint:
             raise StoreError(
-                f"database {self._database.path}: the items of a run are missing or damaged; put back a copy of it"
+                f"database {self._database.path}: the items of a run are missing or damaged; put back a copy of the database"
             )
         return data
 
@@ -485,7 +485,7 @@ def build_conflict(run_id: str, path: Path, differences: Sequence[str]) -> RunCo
     advice += [f"put the old value of {', '.join(sorted(settings))} back"] if settings else []
     return RunConflict(
         f"run {run_id} in {path} differs from this one: {'; '.join(differences)}; to resume it, "
-        f"{' and '.join(advice)}; or start another run in another out_dir, or beside it with fork: true"
+        f"{' and '.join(advice)}; to start another run, choose another out_dir, or set fork: true"
     )
 
 

@@ -148,8 +148,8 @@ class CommandTarget:
         self.confine, self.preflight = confine, preflight
         if confine and not can_confine_writes():
             raise ConfigError(
-                "this system cannot confine a command: that needs Linux 6.2 with Landlock; run reflact in a container, "
-                "and leave out confine"
+                "this system cannot confine a command, because confine needs Linux 6.2 with Landlock; leave confine out, and "
+                "run reflact in a container"
             )
         self.protocol, self.allow_permissions = protocol or "text", allow_permissions
         if protocol == "acp" and find_spec("acp") is None:
@@ -247,7 +247,9 @@ class CommandTarget:
             ConfigError: The target is not part of a run.
         """
         if self._sender is None:
-            raise ConfigError("a CommandTarget works in a run, which has the model behind its gateway")
+            raise ConfigError(
+                "a CommandTarget works only in a run, which has the model behind its gateway: pass it to a Trainer"
+            )
         return CommandSession(self, self._sender, self._model, skill, rollout)
 
 
@@ -299,7 +301,7 @@ class CommandSession(GatewaySession):
                 raise ReplyError(f"the agent {self._conversation.problem}"[:WORDS_OF_ERROR], reasons=())
             if self._target.seed is not None and not self._last:
                 raise EnvironmentFailure(
-                    "the command asked the gateway nothing, so the skill is not in force: let it ask its model at "
+                    "the command sent no request to the gateway, so the skill had no effect: let it call its model at "
                     "OPENAI_BASE_URL, or at the address that `variables` gives it"
                 )
             return await anyio.to_thread.run_sync(self._read_answer, folder, self._hide_folder(end.output))
@@ -326,8 +328,8 @@ class CommandSession(GatewaySession):
         for part in self._target.command:
             if Path(part).is_file() and not (folder / part).exists():
                 raise EnvironmentFailure(
-                    f"the command failed, and {part} is not in the folder of its own in which it runs: give the full "
-                    "path, or put the file into a folder that `workspace` names"
+                    f"the command failed, and {part} is not in the folder in which it runs: give the full path, or put the "
+                    "file into the folder that `workspace` names"
                 )
         words = " ".join(end.errors[-WORDS_OF_ERROR:].split())
         how = end.how if isinstance(end.how, str) else f"ended with {end.how}"

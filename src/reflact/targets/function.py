@@ -126,7 +126,9 @@ class FunctionTarget:
             ConfigError: The target is not part of a run.
         """
         if self._sender is None:
-            raise ConfigError("a FunctionTarget works in a run, which has the model behind its gateway")
+            raise ConfigError(
+                "a FunctionTarget works only in a run, which has the model behind its gateway: pass it to a Trainer"
+            )
         return FunctionSession(self, self._sender, self._model, skill, rollout)
 
 
@@ -189,12 +191,12 @@ class FunctionSession(GatewaySession):
     def _require_skill(self) -> None:
         if not self._asked:
             raise EnvironmentFailure(
-                "the agent asked the gateway nothing, so the skill is not in force: give the agent's model the "
+                "the agent sent no request to the gateway, so the skill had no effect: give the agent's model the "
                 "rollout's base_url and token"
             )
         if not self._has_skill:
             raise EnvironmentFailure(
-                "no request of the agent had the skill, word for word, so the skill is not in force: give the agent "
+                "no request of the agent had the skill, word for word, so the skill had no effect: give the agent "
                 "the rollout's skill as its instructions"
             )
 

@@ -140,7 +140,8 @@ class GatewaySession:
         replaced = [replace_in(message) for message in messages]
         if count != 1:
             raise EnvironmentFailure(
-                f"a request of the command has the seed {count} times instead of once, so the skill is not in force"
+                f"a request of the command has the seed {count} times instead of once, so the skill cannot replace it; give a "
+                "longer or shorter part of the agent's instructions as seed"
             )
         return replaced
 
@@ -233,15 +234,17 @@ async def test_skill(
         if isinstance(error, ReplyError):
             raise EnvironmentFailure(f"{error}; before, no request of the agent had {what}: {place}")
         end = "" if error is None else f"; {error}"
-        raise EnvironmentFailure(f"no request of the agent has {what}, so it is not in force: {place}{end}")
+        raise EnvironmentFailure(
+            f"no request of the agent has {what}, so the skill has no effect: {place}{end}"
+        )
     if error is not None:
         raise EnvironmentFailure(
-            f"{error}; the agent asked the gateway nothing before, so the test of the skill found out nothing: mend "
-            "this, or switch `preflight` off if the agent works on other tasks"
+            f"{error}; the agent sent no request to the gateway before, so the skill could not be tested: solve this "
+            "problem, or switch `preflight` off if the agent works on other tasks"
         )
     raise EnvironmentFailure(
-        "the agent asked the gateway nothing, so it has neither its model nor the skill: let it ask at the address "
-        "and with the token that it gets"
+        "the agent sent no request to the gateway, so it has neither its model nor the skill: let it call its model at "
+        "the address and with the token that it gets"
     )
 
 

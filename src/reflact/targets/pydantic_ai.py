@@ -178,8 +178,8 @@ class PydanticAITarget(Generic[D, Out]):
         """
         if config.model:
             raise ConfigError(
-                "models.target.model has no effect on a pydantic-ai agent, which brings its model: remove it, and give "
-                "the agent the model that it is to be trained with"
+                "models.target.model has no effect on a pydantic-ai agent, which has its own model: remove the key, and set the "
+                "model in the agent"
             )
         host = re.match(r"https?://[^/?#@\s]+", self._model.base_url or "")
         url = host[0] if host else f"https://{re.sub('[^a-z0-9-]', '-', self._model.system.lower())}.invalid"
@@ -486,7 +486,7 @@ def _resolve_model(model: Model | str | None) -> Model:
         ConfigError: The agent has no model.
     """
     if model is None:
-        raise ConfigError("the pydantic-ai agent has no model: give it the one that it is to be trained with")
+        raise ConfigError("the pydantic-ai agent has no model: set one in the agent")
     try:
         return infer_model(model)
     except (UserError, ImportError) as error:

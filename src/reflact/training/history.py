@@ -248,7 +248,9 @@ async def read_versions(
     async with open_run(path, run_id) as (store, row):
         state = await store.state(row.run_id)
         if state is None:
-            raise UsageError(f"run {row.run_id} has no version yet: its initial document is not measured")
+            raise UsageError(
+                f"run {row.run_id} has no version yet: its initial document is not measured; resume it first"
+            )
         versions = {str(version.number): version for version in await store.versions(row.run_id)}
         named = {"baseline": versions["0"], "best": state.best, "final": state.current}
         known = {**{f"v{number}": version for number, version in versions.items()}, **versions, **named}
@@ -492,7 +494,8 @@ def choose_run(rows: Sequence[RunRow], run_id: str | None, path: Path) -> RunRow
         named = [row for row in rows if row.run_id.startswith(run_id)]
         if len(named) > 1:
             raise UsageError(
-                f"{path} holds several runs {run_id}...: {', '.join(row.run_id for row in named)}"
+                f"{path} holds several runs whose ids begin with {run_id}; name one of "
+                f"{', '.join(row.run_id for row in named)}"
             )
     if named:
         return named[-1]

@@ -104,7 +104,9 @@ async def read_items(
         for item in items
     )
     if not any(result.baseline.rollouts or result.best.rollouts for result in results):
-        raise UsageError(f"run {run.run_id} has measured nothing on the {split.value} split")
+        raise UsageError(
+            f"run {run.run_id} has measured nothing on the {split.value} split; choose another split"
+        )
     return results
 
 

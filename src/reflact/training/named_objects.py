@@ -162,7 +162,9 @@ def _call(section: ObjectRole, name: str, found: Any, options: Mapping[str, Any]
                 f"{section}.options: {name} failed with them: {type(error).__name__}: {error}"
             ) from error
     elif options:
-        raise ConfigError(f"{section}.options has no effect: {name} is an object, and no class or function")
+        raise ConfigError(
+            f"{section}.options has no effect: {name} is an object, not a class or function; leave the options out"
+        )
     try:
         if not is_pydantic_agent(found):
             check_object(section, found)
