@@ -18,6 +18,7 @@ from reflact.data import (
     load_dataset,
     make_rng,
     plan_epoch,
+    read_rows,
     shuffle,
 )
 from reflact.environments.dataset import DatasetEnvironment
@@ -427,3 +428,26 @@ def test_impossible_plans_are_errors() -> None:
         count_steps_per_epoch(3, 0)
     with pytest.raises(ValueError, match="distinct"):
         plan_epoch(["a", "a"], epoch=1, seed=1, batch_size=1)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '"a, b, or c";reference\nq;1\n',
+        '\n\n"input, the task"\treference\nq\t1\n',
+    ],
+)
+def test_a_separator_inside_quotation_marks_separates_nothing(tmp_path: Path, text: str) -> None:
+    """The separator of a file is the one between its column names, after empty lines."""
+    path = tmp_path / "items.csv"
+    path.write_text(text, encoding="utf-8")
+    (row,) = read_rows(path)
+    assert list(row.value.values()) == ["q", "1"]
+
+
+def test_a_cell_that_is_too_long_for_csv_names_another_form(tmp_path: Path) -> None:
+    """Long documents fit a file of JSON lines."""
+    path = tmp_path / "items.csv"
+    path.write_text(f"input,reference\n{'x' * 200_000},1\n", encoding="utf-8")
+    with pytest.raises(DataError, match=r"row 2 is not valid CSV: .*save the data as \.jsonl"):
+        read_rows(path)

@@ -545,7 +545,7 @@ def _join_context(context: Any, question: Any) -> JsonValue:
 
 
 def _read_csv_rows(text: str, path: Path) -> Iterator[FileRow]:
-    first = text.partition("\n")[0]
+    first = re.sub('"[^"]*"', "", text.lstrip("\r\n")).partition("\n")[0]
     delimiter = max(",;\t", key=first.count)
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     header: list[str] | None = None
@@ -572,7 +572,8 @@ def _read_csv_rows(text: str, path: Path) -> Iterator[FileRow]:
             raise DataError(
                 f"{path} row {row + 1} is not valid CSV: a quotation mark opens a cell, and none closes it"
             ) from None
-        raise DataError(f"{path} row {row + 1} is not valid CSV: {error}") from None
+        advice = "; save the data as .jsonl, which has no such limit" if "field limit" in str(error) else ""
+        raise DataError(f"{path} row {row + 1} is not valid CSV: {error}{advice}") from None
 
 
 def _parse(text: str, where: str) -> Any:
