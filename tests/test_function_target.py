@@ -235,7 +235,7 @@ async def test_an_agent_that_hangs_in_the_test_of_the_skill_costs_its_limit_once
     summary = await train(tmp_path, Endpoint(), FunctionTarget(hang, seconds=0.05))
     assert (summary.status, len(started)) == ("failed", 1)
     assert str(summary.reason).startswith(
-        "the agent was ended after 0.05 seconds (`seconds`); the agent asked"
+        "the agent was ended after 0.05 seconds (`seconds`); the agent sent no request"
     )
 
 
@@ -271,7 +271,7 @@ async def test_the_test_of_the_skill_is_made_once_and_its_warning_stays(tmp_path
     assert [event for event in heard if isinstance(event, WarningIssued)]
     assert probed == ["probe"]
     asked = len(endpoint.bodies)
-    with pytest.raises(EnvironmentFailure, match="is not in force"):
+    with pytest.raises(EnvironmentFailure, match="the skill had no effect"):
         await evaluate_skill(
             {**config, "out_dir": tmp_path / "b"},
             Skill(text=RULE),
