@@ -154,7 +154,7 @@ def test_a_person_approves_or_vetoes_with_a_reason(tmp_path: Path) -> None:
     assert (said.count("take it?"), "+++ after" in said, "holds no answer" in said) == (2, True, True)
     versions = [path.name for path in (tmp_path / "run" / "skills").iterdir()]
     assert sorted(versions) == ["v0000.md", "v0001.md"]
-    shown = reflact("show", tmp_path / "run", 2)
+    shown = reflact("show", tmp_path / "run", 3)
     assert "Vetoed: too narrow" in shown.output
 
 

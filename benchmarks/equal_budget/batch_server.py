@@ -1,7 +1,7 @@
 """scripts/local_server.py with many requests at a time: their tokens are computed in common batches.
 
 Use it where a model answers many short questions, as the target does here: on a processor, a batch of eight replies
-takes about as long as two alone. Needs llama-cpp-python. Requests are those of scripts/local_server.py, but streams.
+takes about as long as two alone. Needs llama-cpp-python. Requests are those of scripts/local_server.py.
 A sequence keeps its tokens after its reply, and a new request continues the sequence with which it shares most tokens.
 Replies at temperature 0 may depend on the other requests of a batch, by rounding; see the stored replies of meter.py.
 """
@@ -13,7 +13,6 @@ import ctypes
 import queue
 import sys
 import threading
-from concurrent.futures import Future
 from dataclasses import dataclass, field
 from http.server import ThreadingHTTPServer
 from pathlib import Path
@@ -33,11 +32,19 @@ TOKEN = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])
 
 @dataclass
 class Job:
-    """A request, its tokens, and the future of its reply."""
+    """A request, its tokens, and the pieces of its reply as they are written."""
 
     request: Request
     tokens: list[int]
-    reply: Future[tuple[str, Done]]
+    pieces: queue.SimpleQueue[str | Done | ApiError] = field(default_factory=queue.SimpleQueue)
+    sent: int = 0
+
+    def send(self, text: str) -> None:
+        """Send what a longer text adds; a character that may still change waits."""
+        whole = text.rstrip("\N{REPLACEMENT CHARACTER}")
+        if len(whole) > self.sent:
+            self.pieces.put(whole[self.sent :])
+            self.sent = len(whole)
 
 
 @dataclass
@@ -82,15 +89,19 @@ class BatchEngine:
         threading.Thread(target=self._run, daemon=True).start()
 
     def generate(self, request: Request) -> Any:
-        """Yield the text and its end, as the engine of scripts/local_server.py does."""
+        """Yield pieces of the text and its end, as the engine of scripts/local_server.py does."""
         text = self._format(messages=request.messages).prompt
         tokens = self._llm.tokenize(text.encode(), False, True)
         room = self._most - len(tokens)
         if room < 1 or (request.max_tokens or 1) > room:
             raise ApiError(400, f"{len(tokens)} prompt tokens exceed the context", "context_length_exceeded")
-        job = Job(request, tokens, Future())
+        job = Job(request, tokens)
         self._jobs.put(job)
-        yield from job.reply.result()
+        while not isinstance(piece := job.pieces.get(), Done):
+            if isinstance(piece, ApiError):
+                raise piece
+            yield piece
+        yield piece
 
     def _run(self) -> None:
         while True:
@@ -212,7 +223,7 @@ class BatchEngine:
             sequence.waiting = [token]
             if len(sequence.written) >= (job.request.max_tokens or self._most - len(job.tokens)):
                 finish = "length"
-        if not finish and not job.request.stop:
+        if not finish and not job.request.stop and not job.request.stream:
             return
         text = self._llm.detokenize(sequence.written, special=False).decode("utf-8", "replace")
         cut = min((at for stop in job.request.stop if (at := text.find(stop)) >= 0), default=-1)
@@ -223,7 +234,10 @@ class BatchEngine:
             usage = {"prompt_tokens": len(job.tokens), "completion_tokens": count}
             usage["total_tokens"] = sum(usage.values())
             self._release(sequence)
-            job.reply.set_result((text, Done(finish, usage)))
+            job.pieces.put(text[job.sent :])
+            job.pieces.put(Done(finish, usage))
+        elif not job.request.stop:
+            job.send(text)
 
     def _fail(self, busy: list[Sequence], reason: str) -> None:
         for sequence in busy:
@@ -232,7 +246,7 @@ class BatchEngine:
             self._release(sequence)
             llama_cpp.llama_memory_seq_rm(self._memory, sequence.number, 0, -1)
             sequence.tokens = []
-            job.reply.set_exception(ApiError(500, reason))
+            job.pieces.put(ApiError(500, reason))
 
     def _release(self, sequence: Sequence) -> None:
         llama_cpp.llama_sampler_free(sequence.sampler)
