@@ -274,9 +274,10 @@ class PacedReplay(httpx.AsyncBaseTransport):
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """Return the recorded answer."""
         answer = await self._recorded.handle_async_request(request)
-        whole = json.loads(await answer.aread())
+        await answer.aread()
         if not json.loads(request.content).get("stream"):
             return answer
+        whole = _read_whole(answer.text)
         return httpx.Response(200, headers={"content-type": "text/event-stream"}, content=self._pieces(whole))
 
     async def _pieces(self, whole: Any) -> AsyncIterator[bytes]:
@@ -291,6 +292,17 @@ class PacedReplay(httpx.AsyncBaseTransport):
             await anyio.sleep(self._delay)
         yield _format_chunk({**whole, "object": "chat.completion.chunk", "choices": []})
         yield b"data: [DONE]\n\n"
+
+
+def _read_whole(text: str) -> Any:
+    """Return a recorded completion, also if it was recorded as a stream."""
+    if not text.startswith("data: "):
+        return json.loads(text)
+    *chunks, last = (json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: {"))
+    parts = [choice for chunk in chunks for choice in chunk["choices"]]
+    content = "".join(part["delta"].get("content", "") for part in parts)
+    choice = {"index": 0, "message": {"content": content}, "finish_reason": parts[-1]["finish_reason"]}
+    return {**last, "choices": [choice]}
 
 
 def _format_chunk(chunk: Any) -> bytes:
