@@ -346,7 +346,7 @@ async def test_a_configuration_names_an_own_proposer(tmp_path: Path) -> None:
     ("name", "words"),
     [
         ("one_shott", "entry point of reflact.proposers"),
-        (f"{__name__}:LINES", "lacks `identity` or `propose`"),
+        (f"{__name__}:LINES", "has no `identity`; add identity ="),
     ],
 )
 def test_a_name_that_is_no_proposer_is_refused(tmp_path: Path, name: str, words: str) -> None:

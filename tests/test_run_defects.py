@@ -155,10 +155,13 @@ def test_a_conflict_advises_what_its_cause_needs(tmp_path: Path) -> None:
     """The error of another run in the folder advises to undo what differs, and no more than that."""
     anyio.run(build_short_trainer(tmp_path).train)
     for trainer, advice in (
-        (build_short_trainer(tmp_path, seed=1), "to resume it, put the old value of seed back; or start"),
+        (
+            build_short_trainer(tmp_path, seed=1),
+            "to resume it, put the old value of seed back; to start another run",
+        ),
         (
             build_short_trainer(tmp_path, target=ToyTarget(noise=0.5)),
-            "to resume it, pass the same target; or start",
+            "to resume it, pass the same target; to start another run",
         ),
     ):
         with pytest.raises(RunConflict) as caught:
@@ -167,7 +170,7 @@ def test_a_conflict_advises_what_its_cause_needs(tmp_path: Path) -> None:
         assert "settings" not in str(caught.value)
     other = build_trainer(trainer.config, environment=ToyEnvironment(train=8, val=4, test=5))
     with pytest.raises(
-        RunConflict, match="to resume it, restore the items of the data; or start another run"
+        RunConflict, match="to resume it, restore the items of the data; to start another run"
     ):
         anyio.run(other.train)
 

@@ -92,7 +92,7 @@ def solve(solved: int, n: int) -> list[float]:
         (
             build_summary([0.25, 0.5] * 10, [0.75, 1.0] * 10, split=Split.val, trials=4),
             "Better: mean score 0.88 on 20 validation items, 4 trials each instead of 0.38 "
-            "(+50 points; 95% interval +50 to +50). "
+            "(+50 points; 95% interval +38 to +53). "
             "There is no test split, so this holds for these items only; expect less on new ones.",
         ),
         (
