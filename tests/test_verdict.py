@@ -162,6 +162,12 @@ def test_an_unfinished_run_says_how_far_it_came(values: dict[str, Any], words: s
     assert describe_next(summary, Path("runs/x")) == advice
 
 
+def test_a_complete_run_without_a_score_advises_to_measure_it() -> None:
+    """If the endpoint was away at the end, the same command measures what is missing."""
+    summary = RunSummary(run_id="r1", status="completed", best=V2, missing=("best on test: 5 items failed",))
+    assert describe_next(summary, Path("runs/x")) == "run the same command again to measure what is missing"
+
+
 @pytest.mark.parametrize(
     ("spend", "words"),
     [

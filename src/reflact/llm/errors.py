@@ -109,7 +109,11 @@ def _translate_status(error: openai.APIStatusError, config: ModelConfig, role: s
     status, where = error.status_code, f"models.{role}: {config.title}"
     is_foreign = config.api == "pydantic_ai"
     if status in {400, 413, 422} and OVERFLOW_WORDS.search(error.response.text):
-        return ContextOverflow(f"{where} has too small a context for this request: {text}")
+        limit = "" if config.max_tokens is None else f" of {config.max_tokens:,}"
+        return ContextOverflow(
+            f"{where} has too small a context for this request; the prompt and models.{role}.max_tokens{limit} must "
+            f"fit into it together, so set it lower or shorten the texts: {text}"
+        )
     if is_quota_spent(status, error.response.headers, error.response.text):
         return QuotaSpent(
             f"{where} has no quota or credit left ({status}); add some, and run the same command again: {text}",

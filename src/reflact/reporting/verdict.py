@@ -177,6 +177,8 @@ def describe_next(summary: RunSummary, folder: Path) -> str:
             return f"mend the cause, {again}"
         case "cancelled":
             return "run the same command again to resume"
+    if summary.missing:
+        return "run the same command again to measure what is missing"
     improved = summary.best is not None and summary.best.number != 0
     return f"reflact show {shlex.quote(str(folder))} --items {'--changed' if improved else '--wrong'}"
 

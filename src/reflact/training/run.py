@@ -401,6 +401,6 @@ def require_reports(records: Sequence[StepRecord]) -> None:
     if reasons and None not in reasons:
         raise RunFailed(
             f"{NO_REPORTS} in {name_count(len(records), 'step')}, so nothing could be learned; the first reason: "
-            f"{reasons[0]}; mend the optimizer's endpoint, or choose another models.optimizer.model or mode, or "
-            "prompts.profile: small"
+            f"{reasons[0]}; mend the optimizer's endpoint, choose another models.optimizer.model or mode, or set "
+            "prompts.profile: small if it is not set"
         )
