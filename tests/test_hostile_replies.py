@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import AsyncIterator
 from typing import Any, NamedTuple
 
 import httpx
 import pytest
 
 import virtual_time
-from doubles import PROMPT, RUN, Endpoint, Watched, call_id, completion, config, connected, watched
+from doubles import PROMPT, RUN, URL, Endpoint, Watched, call_id, completion, config, connected, watched
 from hostile import REPLY, Case, HostileNetwork, load_cases
-from reflact.errors import ProviderDown, ReflactError
+from reflact.errors import BadRequest, ProviderDown, ReflactError
 from reflact.events import Event
 from reflact.messages import ReplyModel, Text
 from reflact.records import Usage
@@ -128,7 +129,8 @@ async def check_attempts(case: Case, provider: Provider, store: Watched) -> list
     """Return what is wrong with the attempts of a plain call, their faults, and the tokens of its answer."""
     faults = {count.kind: count.count for count in await store.faults(RUN)}
     if case.reads is None:
-        right = sum(faults.values()) <= 1 if case.fails is None else faults == {case.fails: 2}
+        attempts = 1 if case.fails == "oversized" else 2
+        right = sum(faults.values()) <= 1 if case.fails is None else faults == {case.fails: attempts}
         return [] if right else [f"counts {faults}"]
     (spend,) = await store.spend(RUN)
     clamped = {"overcounted": 1} if isinstance(case.counts, str) else {}
@@ -184,13 +186,67 @@ def play(part: int, kind: Kind) -> list[str]:
 
 
 @pytest.mark.virtual_time
-@pytest.mark.parametrize("status", [301, 302, 303])
-async def test_a_redirect_that_loses_the_request_is_not_followed(status: int) -> None:
-    """Such a redirect turns the request into another one; its answer would be read and never booked."""
-    endpoint = Endpoint(httpx.Response(status, headers={"location": "/login"}), completion("never asked"))
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+@pytest.mark.parametrize(
+    ("location", "words"),
+    [
+        (
+            f"{URL}/chat/completions",
+            rf"redirects requests to {URL}/chat/completions .*check models\.optimizer\.base_url",
+        ),
+        (
+            "https://elsewhere.test/v1/chat/completions?token=x",
+            r"set models\.optimizer\.base_url to https://elsewhere\.test/v1$",
+        ),
+        ("/login", r"redirects requests to https?://[^ ]*/login "),
+        ("file:///etc/passwd", "redirects requests to file:///etc/passwd "),
+        ("http://[::1", r"redirects requests to http://\[::1 "),
+    ],
+    ids=["to itself", "to another host", "to a page", "to a file", "to nowhere"],
+)
+async def test_no_redirect_is_followed(status: int, location: str, words: str) -> None:
+    """A redirect ends the calls of its role after one request, which is not booked, and the error names the address."""
+    endpoint = Endpoint(httpx.Response(status, headers={"location": location}), completion("never asked"))
     store = await watched()
     async with connected(endpoint, store=store) as client:
-        with pytest.raises(ProviderDown, match=r"a redirect to .*login that loses"):
-            await client.ask(PROMPT, Text, call_id=call_id())
+        for part in ("first", "second"):
+            with pytest.raises(BadRequest, match=words) as failure:
+                await client.ask(PROMPT, Text, call_id=call_id(part))
+            assert f"({status})" in str(failure.value)
+            assert "token" not in str(failure.value)
     assert len(endpoint.requests) == 1
     assert await store.spend(RUN) == ()
+
+
+class Endless(httpx.AsyncBaseTransport, httpx.AsyncByteStream):
+    """Answers with a body without an end, whose pieces are counted."""
+
+    def __init__(self, headers: dict[str, str]) -> None:
+        self._headers = headers
+        self.requests = self.pieces = 0
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        self.requests += 1
+        return httpx.Response(200, headers=self._headers, stream=self)
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        while True:
+            self.pieces += 1
+            yield b" " * 1000
+
+
+@pytest.mark.virtual_time
+@pytest.mark.parametrize(("headers", "pieces"), [({"content-length": "50000000"}, 0), ({}, 11)])
+async def test_a_huge_answer_is_read_once_and_no_further_than_its_bound(
+    headers: dict[str, str], pieces: int
+) -> None:
+    """An answer that announces too many bytes is not read at all, any other one up to the bound; neither is retried."""
+    endpoint, store = Endless(headers), await watched()
+    async with connected(endpoint, config(max_response_bytes=10_000), store=store) as client:
+        with pytest.raises(
+            ProviderDown, match=r"more than 10,000 bytes.*models\.optimizer\.max_response_bytes"
+        ):
+            await client.ask(PROMPT, Text, call_id=call_id())
+    assert (endpoint.requests, endpoint.pieces) == (1, pieces)
+    assert [(each.kind, each.count) for each in await store.faults(RUN)] == [("oversized", 1)]
+    assert [spend.unsettled for spend in await store.spend(RUN)] == [1]

@@ -302,24 +302,3 @@ async def test_each_attempt_has_its_own_label() -> None:
         await client.ask(PROMPT, Word, call_id=call_id(attempt=2))
     labels = [request.headers["x-call"] for request in endpoint.requests]
     assert labels == [call_id(attempt=2).label, call_id(attempt=3).label]
-
-
-async def test_a_redirected_call_keeps_its_identity() -> None:
-    """Behind a redirect two samples of the same text are still two calls, each stored."""
-    moved = httpx.Response(307, headers={"location": "http://elsewhere.test/v1/chat/completions"})
-
-    class Moved(Endpoint):
-        async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-            answer = await super().handle_async_request(request)
-            return answer if request.url.host == "elsewhere.test" else moved
-
-    endpoint = Moved(GOOD)
-    store = await opened()
-    for _ in range(2):
-        async with connected(endpoint, store=store) as client:
-            for part in ("a", "b"):
-                reply = await client.ask(PROMPT, Word, call_id=call_id(part))
-                assert reply.value == Word(word="yes")
-    served = [request for request in endpoint.requests if request.url.host == "elsewhere.test"]
-    assert len(served) == 2
-    assert not [name for request in endpoint.requests for name in request.headers if "reflact" in name]

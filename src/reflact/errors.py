@@ -87,7 +87,7 @@ class QuotaSpent(AccessDenied):
 
 
 class BadRequest(ProviderError):
-    """400, 404 or 422: the endpoint does not serve this request."""
+    """A redirect, 400, 404 or 422: the endpoint does not serve this request."""
 
 
 class UnknownModel(BadRequest):

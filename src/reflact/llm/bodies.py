@@ -83,8 +83,12 @@ async def read_pieces(response: httpx.Response, most: int) -> AsyncIterator[byte
     """Yield the decoded pieces of a body as they arrive.
 
     Raises:
-        AnswerFault: The body has more than ``most`` bytes before or after decoding, or cannot be decoded.
+        AnswerFault: The body has more than ``most`` bytes before or after decoding, which its header may say before any
+            arrives, or it cannot be decoded.
     """
+    announced = response.headers.get("content-length", "")
+    if announced.isdecimal() and int(announced) > most:
+        raise _build_oversized(most)
     decoder = _Decoder(response.headers.get("content-encoding", "identity").strip().lower())
     assert isinstance(response.stream, httpx.AsyncByteStream)
     received = decoded = 0
@@ -93,12 +97,14 @@ async def read_pieces(response: httpx.Response, most: int) -> AsyncIterator[byte
         for piece in decoder.decode(raw):
             decoded += len(piece)
             if max(received, decoded) > most:
-                raise AnswerFault(
-                    f"more than {most:,} bytes, which is the most that max_response_bytes allows", "oversized"
-                )
+                raise _build_oversized(most)
             yield piece
     if received:
         decoder.end()
+
+
+def _build_oversized(most: int) -> AnswerFault:
+    return AnswerFault(f"with more than {most:,} bytes", "oversized")
 
 
 class _Decoder:

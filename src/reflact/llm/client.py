@@ -29,6 +29,7 @@ from reflact.llm.budget import Account
 from reflact.llm.cache import ResponseCache
 from reflact.llm.cache_keys import derive_seed, strip_to_endpoint
 from reflact.llm.cassettes import ReplayTransport
+from reflact.llm.completions import COMPLETIONS_PATH
 from reflact.llm.connection_pool import PooledTransport
 from reflact.llm.drafts import CONTEXT, DraftStream, RequestContext, StreamingTransport
 from reflact.llm.errors import translate_client_error
@@ -53,7 +54,6 @@ from reflact.types import canonical_json
 R = TypeVar("R", bound=ReplyModel)
 T = TypeVar("T")
 
-COMPLETIONS_PATH = "/chat/completions"
 AGENT_PATH = "/agent"
 """The path of an agent's requests below ``base_url``, in keys and recordings; nothing is sent there."""
 
@@ -136,7 +136,7 @@ class Client:
         http = httpx.AsyncClient(
             transport=compose(network, layers),
             timeout=config.timeout,
-            follow_redirects=True,
+            follow_redirects=False,
             event_hooks={"request": [build_header_hook(config, keys), build_call_hook(config)]},
         )
         self._stack.push_async_callback(http.aclose)

@@ -20,6 +20,9 @@ from reflact.records import FaultKind
 
 M = TypeVar("M", bound=BaseModel)
 
+COMPLETIONS_PATH = "/chat/completions"
+"""Where chat completions are asked for, below the root of an API."""
+
 MOST_VALUES = 500_000
 """About the most values of a JSON text, since small ones take far more memory than text."""
 

@@ -12,7 +12,7 @@ Statuses about the request itself (400, 401, 404 and similar) are no faults.
 from __future__ import annotations
 
 import re
-from urllib.parse import urlsplit
+from urllib.parse import urljoin, urlsplit
 
 import httpx
 import openai
@@ -30,10 +30,13 @@ from reflact.errors import (
 )
 from reflact.llm.bodies import AnswerFault
 from reflact.llm.cache_keys import strip_credentials
+from reflact.llm.completions import COMPLETIONS_PATH
 from reflact.llm.redaction import remove_keys
 from reflact.llm.retry import (
     REFUSED_KEY,
     RETRIED_STATUSES,
+    Redirect,
+    is_oversized,
     is_quota_spent,
     is_unknown_model,
     is_untrusted_certificate,
@@ -49,6 +52,9 @@ OVERFLOW_WORDS = re.compile(
 
 NO_API_STATUSES = frozenset({404, 405})
 """Statuses of an address that has no such API."""
+
+SHOWN_LOCATION = 300
+"""The most characters of a redirect's address that a message shows."""
 
 VERSION_PATH = re.compile(r"/v\d")
 """The version that is a part of the path of most OpenAI-compatible APIs."""
@@ -78,6 +84,14 @@ def _translate_failure(error: Exception, config: ModelConfig, role: str, keys: l
     causes, where = _list_causes(error), f"models.{role}: {config.title}"
     is_foreign = config.api == "pydantic_ai"
     cause = causes[-1]
+    if isinstance(cause, Redirect):
+        return BadRequest(f"{where} {_describe_redirect(cause, config, role)}", status=cause.status)
+    if is_oversized(cause):
+        return ProviderDown(
+            f"{where} gave an answer {cause}; it was not read further. Lower models.{role}.max_tokens, or raise "
+            f"models.{role}.max_response_bytes",
+            status=200,
+        )
     if any(isinstance(each, AnswerFault) for each in causes):
         shown = remove_keys(keys, " ".join(str(cause).split()))[:200]
         advice = "try again" if is_foreign else f"check models.{role}.base_url, or try again"
@@ -144,6 +158,28 @@ def _translate_status(error: openai.APIStatusError, config: ModelConfig, role: s
         words = f"set models.{role}.base_url to {address}/v1" if is_bare else f"check models.{role}.base_url"
         advice = f"; {words}"
     return BadRequest(f"{where} {problem} ({status}){advice}: {text}", status=status)
+
+
+def _describe_redirect(redirect: Redirect, config: ModelConfig, role: str) -> str:
+    """Return to which address an answer redirects, and the setting to change, without credentials and query."""
+    location, advice = str(redirect).partition("?")[0], f"check models.{role}.base_url"
+    try:
+        address = urljoin(config.base_url, location)
+        if urlsplit(address).scheme in {"http", "https"} and urlsplit(address).hostname:
+            location = strip_credentials(address)
+    except ValueError:  # the header holds no address
+        pass
+    root = location.removesuffix(COMPLETIONS_PATH)
+    if (
+        config.api == "openai"
+        and root not in {location, config.base_url.rstrip("/")}
+        and len(root) < SHOWN_LOCATION
+    ):
+        advice = f"if that is right, set models.{role}.base_url to {root}"
+    return (
+        f"redirects requests to {location[:SHOWN_LOCATION]} ({redirect.status}), and no redirect is followed, so that "
+        f"no other host gets them; {advice}"
+    )
 
 
 def _list_causes(error: BaseException) -> list[BaseException]:

@@ -140,8 +140,8 @@ class MeteredTransport(httpx.AsyncBaseTransport):
 
 
 def _readdress(request: httpx.Request, to: str, first: str) -> httpx.Request:
-    """Return a request for the address of a replica; one that a redirect sent elsewhere stays as it is."""
-    if to == first or strip_to_endpoint(str(request.url)) != strip_to_endpoint(first):
+    """Return a request for the address of a replica."""
+    if to == first:
         return request
     address = httpx.URL(to)
     url = request.url.copy_with(scheme=address.scheme, host=address.host, port=address.port)

@@ -21,6 +21,7 @@ from reflact.config.models import KeyProvider, ModelConfig
 from reflact.errors import ConfigError
 from reflact.llm.bodies import DEFAULT_MAX_BYTES, MAX_BYTES, read_pieces
 from reflact.llm.cache_keys import strip_to_endpoint
+from reflact.protocols import CatchExits
 
 KEY_MARK = "[key]"
 """The replacement for a key."""
@@ -106,7 +107,8 @@ def read_expiry(token: str) -> float | None:
 
 async def _call_provider(source: KeyProvider, role: str) -> str:
     try:
-        return await source()
+        with CatchExits():
+            return await source()
     except Exception as error:  # noqa: BLE001 - foreign code, whose words may hold the key
         kind = type(error).__name__
     raise ConfigError(

@@ -34,15 +34,23 @@ CONNECT_FAILURES = (httpx.ConnectError, httpx.ConnectTimeout)
 """Failures to connect."""
 
 
+class Redirect(httpx.RemoteProtocolError):
+    """An answer sends its request to another address, which is the message; it is not followed."""
+
+    def __init__(self, location: str, status: int = 308) -> None:
+        super().__init__(location)
+        self.status = status
+
+
 class RetryTransport(httpx.AsyncBaseTransport):
     """Retries requests after connection errors, time-outs, temporary statuses and garbled answers.
 
     After 429 and 503 a retry waits for the endpoint's back-off (``reflact.llm.rate_limit``). Otherwise the
     delay before retry n is drawn uniformly from 0..min(cap, base * 2**n) seconds (full jitter: Brooker,
     "Exponential Backoff And Jitter", 2015), and is at least the server's ``Retry-After``. One above
-    ``PATIENCE_SECONDS`` ends the retries. After a refused key, an unknown model, a spent quota, an untrusted
-    certificate, an address that fails all retries before it ever answered, or ``outage_seconds`` of failures
-    alone, all calls of the role get the same outcome unsent. A role with several addresses tries the others first, and
+    ``PATIENCE_SECONDS`` ends the retries, and so does an answer that is too large. After a refused key, an unknown
+    model, a redirect, a spent quota, an untrusted certificate, an address that fails all retries before it ever
+    answered, or ``outage_seconds`` of failures alone, all calls of the role get the same outcome unsent. A role with several addresses tries the others first, and
     without a delay.
     """
 
@@ -54,10 +62,8 @@ class RetryTransport(httpx.AsyncBaseTransport):
         """Send a request until it succeeds, fails permanently, or has used up its retries.
 
         Raises:
-            AnswerFault: A redirect turned the request into another one, whose answer would be no completion.
+            Redirect: The answer is one.
         """
-        if request.method != "POST":
-            raise AnswerFault(f"a redirect to {request.url} that loses the body of the request")
         try:
             return await self._send_with_retries(request)
         except RoleRefused as refused:
@@ -73,6 +79,8 @@ class RetryTransport(httpx.AsyncBaseTransport):
                 response = await self._inner.handle_async_request(request)
             except RETRIED_FAILURES as failure:
                 client = find_client(request, group)
+                if is_oversized(failure):
+                    raise
                 failed.add(client)
                 unreached = isinstance(failure, CONNECT_FAILURES)
                 never_answered = unreached and not client.endpoint.answered
@@ -85,6 +93,7 @@ class RetryTransport(httpx.AsyncBaseTransport):
                 status = response.status_code
                 client, passing = find_client(request, group), status in RETRIED_STATUSES
                 out = client.endpoint.is_out(served=not passing)
+                refuse_redirect(response, client)
                 if status >= 400:
                     await response.aread()
                     if out or refuses_role(response, last=last or not passing):
@@ -109,6 +118,14 @@ def find_client(request: httpx.Request, group: EndpointGroup) -> EndpointClient:
     """Return the client of the address to which a request was sent last."""
     client: EndpointClient = request.extensions.get(CLIENT, group.clients[0])
     return client
+
+
+def refuse_redirect(response: httpx.Response, client: EndpointClient) -> None:
+    """Raise ``Redirect`` if an answer is one, and let all calls of its role have the same outcome."""
+    if response.has_redirect_location:
+        redirect = Redirect(response.headers["location"], response.status_code)
+        client.refuse(redirect)
+        raise redirect
 
 
 def replay_outcome(outcome: Outcome) -> httpx.Response:
@@ -190,6 +207,11 @@ def refuses_role(response: httpx.Response, *, last: bool) -> bool:
 def is_unknown_model(status: int, text: str) -> bool:
     """Whether an answer reports an unknown model."""
     return status in UNKNOWN_MODEL and not FORMAT_WORDS.search(text) and bool(MODEL_WORDS.search(text))
+
+
+def is_oversized(failure: BaseException) -> bool:
+    """Whether an answer was larger than its bound; another one would be charged too, and hardly smaller."""
+    return isinstance(failure, AnswerFault) and failure.fault == "oversized"
 
 
 def is_untrusted_certificate(failure: BaseException) -> bool:
