@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from reflact.calibration.config import CalibrateConfig
-from reflact.config.loading import config_identity, list_config_keys, load_config, load_keys
+from reflact.config.loading import config_identity, list_config_keys, load_config, load_keys, nest_keys
 from reflact.config.models import CONNECTION_KEYS
 from reflact.config.training import TrainerConfig
 from reflact.errors import ConfigError
@@ -34,6 +35,7 @@ def written(folder: Path, name: str, text: str) -> Path:
         ({"models": {"target": {"modle": "x"}}}, r"models.target.modle; did you mean model\?$"),
         ({"gate": {"metric": "hrad"}}, "gate.metric: expected 'hard', 'soft' or 'mixed'; did you mean hard?"),
         ({"train": {"batch_size": 0}}, "train.batch_size: .*greater than or equal to 1 .got 0"),
+        ({"select": {"max_edits": 0}}, r"select\.max_edits: .*greater than or equal to 1 .got 0"),
         ({"train": {"batch_size": "many"}}, "train.batch_size: .*integer.*'many'"),
         ({"gate": {"mixed_weight": float("nan")}}, "gate.mixed_weight: .*finite"),
         ({"data": {"ratio": "2:1"}}, "data.ratio: expected train:val:test"),
@@ -59,6 +61,40 @@ def test_a_wrong_key_or_value_is_refused_with_the_right_one(
     settings: dict[str, object], sentence: str
 ) -> None:
     """The error names the place, what was given, and the nearest right name."""
+    with pytest.raises(ConfigError, match=sentence):
+        load_config(settings)
+
+
+@pytest.mark.parametrize("kind", [TrainerConfig, CalibrateConfig])
+@pytest.mark.parametrize("value", [True, False])
+def test_a_truth_value_is_no_number(kind: type[TrainerConfig | CalibrateConfig], value: bool) -> None:
+    """Each key that takes a number refuses true and false, as which YAML reads ``on`` and ``off``, with one sentence."""
+    words, numbers = f"not {str(value).lower()}", 0
+    for key, type_name, *_ in list_config_keys(kind):
+        if type_name.split(" ")[0] in {"integer", "number"}:
+            numbers += 1
+            or_null = " or null" if type_name.endswith(" or null") else ""
+            with pytest.raises(ValidationError) as refused:
+                kind.model_validate(nest_keys({key: value}))
+            told = {error["msg"] for error in refused.value.errors() if error["loc"] == tuple(key.split("."))}
+            assert told == {f"Value error, expected a number{or_null}, {words}"}, key
+    assert numbers > 20
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"train": {"batch_size": True}}, r"^train\.batch_size: expected a number, not true \(got True\)$"),
+        ({"gate": {"no_regression": False}}, r"^gate\.no_regression: expected a number or null, not false "),
+        (
+            {"models": {"target": {"price": {"input": True, "output": 1}}}},
+            r"^models\.target\.price\.input: expected a number, not true$",
+        ),
+        ({"prompts": {"versions": {"merge": True}}}, r"^prompts\.versions: expected a number, not true"),
+    ],
+)
+def test_a_truth_value_in_place_of_a_number_is_told_once(settings: dict[str, object], sentence: str) -> None:
+    """The sentence names the key and what it takes."""
     with pytest.raises(ConfigError, match=sentence):
         load_config(settings)
 

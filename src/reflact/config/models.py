@@ -5,10 +5,19 @@ from __future__ import annotations
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from types import NoneType
+from typing import Any, Literal, get_args
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    JsonValue,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 KeyProvider = Callable[[], Awaitable[str]]
 ModelOpener = Callable[[], object]
@@ -43,11 +52,28 @@ def changeable_field(default: Any, **arguments: Any) -> Any:
 
 
 class ConfigSection(BaseModel):
-    """Base of all sections: immutable, unknown keys refused."""
+    """Base of all sections: immutable, unknown keys refused, true and false refused in place of numbers."""
 
     model_config = ConfigDict(
         frozen=True, extra="forbid", allow_inf_nan=False, validate_default=True, hide_input_in_errors=True
     )
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _refuse_truth_values(cls, value: Any, info: ValidationInfo) -> Any:
+        """Refuse a truth value, which pydantic would take for 0 or 1; YAML reads ``off`` as one too."""
+        values = value.values() if isinstance(value, Mapping) else (value,)
+        if found := [each for each in values if isinstance(each, bool)]:
+            kinds = _list_kinds(cls.model_fields[str(info.field_name)].annotation)
+            if (int in kinds or float in kinds) and bool not in kinds:
+                numbers = "a number or null" if NoneType in kinds else "a number"
+                raise ValueError(f"expected {numbers}, not {str(found[0]).lower()}")
+        return value
+
+
+def _list_kinds(kind: Any) -> list[Any]:
+    """Return a type and all types in it."""
+    return [kind, *(each for part in get_args(kind) for each in _list_kinds(part))]
 
 
 class Price(ConfigSection):

@@ -254,7 +254,7 @@ class SelectConfig(ConfigSection):
     scheduler: Literal["constant", "linear", "cosine"] = Field(
         "cosine", description="How the maximum number of edits falls from the first step to the last."
     )
-    max_edits: int = Field(4, ge=0, description="Maximum number of edits of the first step.")
+    max_edits: int = Field(4, ge=1, description="Maximum number of edits of the first step.")
     min_edits: int | None = Field(
         None, ge=0, description="The same of the last step; null: min(2, max_edits)."
     )
