@@ -30,7 +30,7 @@ from statistics import NormalDist, fmean, quantiles, stdev
 from decisions import at_most
 
 from reflact.gate.early_stop import EarlyStopMonitor
-from reflact.gate.intervals import improvement_interval
+from reflact.gate.intervals import CLAIM_LEVEL, compute_chance, improvement_interval
 from reflact.gate.paired_decision import GateSettings, ScorePair, TrialRequest, decide
 from reflact.gate.paired_test import choose_trials
 from reflact.gate.ranked_decision import (
@@ -198,7 +198,7 @@ class World:
         after = [memory * shift + self._draws.gauss(0, fresh) for shift in before]
         sides = (spread_chances(START, before), spread_chances(best.accuracy, after))
         scores = [[float(self._draws.random() < chance) for chance in side] for side in sides]
-        return improvement_interval(*scores)[1] > 0
+        return improvement_interval(*scores)[1] > 0 and compute_chance(*scores) <= CLAIM_LEVEL
 
 
 # ------------------------------------------------------------------------------------------------- policies

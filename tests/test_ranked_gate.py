@@ -34,7 +34,7 @@ from reflact.stages.evaluate import EvaluationResult, GateMetric
 from reflact.stages.ranked_evaluation import RankedEvaluator, RankSettings, choose_action
 from reflact.stages.reply_models import AnalystReply
 from reflact.stages.slow_update import GuidanceReply
-from reflact.testing import append_reply
+from reflact.testing import ToyEnvironment, append_reply
 from reflact.training.state import UNPROVEN, apply_record, build_buffer_entry
 from reflact.types import (
     HARD_VARIANCE,
@@ -545,13 +545,20 @@ async def test_noise_that_shows_late_forgets_no_measurement(tmp_path: Path) -> N
 # -------------------------------------------------------------------------------------------- the claim
 
 
-async def test_a_run_ends_with_one_claim_on_the_sealed_test(tmp_path: Path) -> None:
-    """The claim is confirmed if the interval of the paired difference on the test split lies above 0."""
-    done = await run(tmp_path, test={"enabled": True}, train={"num_epochs": 4})
+@pytest.mark.parametrize(("items", "confirmed"), [(4, False), (8, True)])
+async def test_a_run_ends_with_one_claim_on_the_sealed_test(
+    tmp_path: Path, items: int, confirmed: bool
+) -> None:
+    """The claim is confirmed if the paired difference lies above 0, and an exact test agrees that it is no chance."""
+    world = ToyEnvironment(train=8, val=4, test=items)
+    done = await run(tmp_path, environment=world, test={"enabled": True}, train={"num_epochs": 4})
     claim = done.summary.claim
     assert claim is not None
     assert claim.improvement.split is Split.test
-    assert claim.confirmed == (claim.improvement.low > 0)
+    assert (claim.improvement.mean, claim.chance) == (1.0, 0.5**items)
+    assert claim.improvement.low > 0
+    assert claim.confirmed == confirmed
+    assert done.summary.verdict.startswith("Better: " if confirmed else "Perhaps better, not confirmed: ")
     best = next(i for i in done.summary.improvements if (i.name, i.split) == ("best", Split.test))
     assert claim.improvement == best
 

@@ -10,7 +10,7 @@ import anyio
 import pytest
 from rich.console import Console
 
-from reflact.gate.intervals import improvement_interval, mean_interval
+from reflact.gate.intervals import CLAIM_LEVEL, compute_chance, improvement_interval, mean_interval
 from reflact.records import Claim, Improvement, RunSummary, SkillScore, SkillVersion, Spend, Usage
 from reflact.reporting.lines import format_verdict_scores
 from reflact.reporting.summary import print_summary
@@ -49,7 +49,8 @@ def build_summary(
         build_score("baseline", before, split, trials),
         build_score("best", after, split, trials),
     )
-    claim = Claim(improvement=gain, confirmed=low > 0)
+    chance = compute_chance(before, after)
+    claim = Claim(improvement=gain, confirmed=low > 0 and chance <= CLAIM_LEVEL, chance=chance)
     plain = {"run_id": "r1", "status": "completed", "best": V2, "scores": scores, "claim": claim}
     return RunSummary.model_validate({**plain, **values})
 
@@ -96,9 +97,15 @@ def solve(solved: int, n: int) -> list[float]:
             "There is no test split, so this holds for these items only; expect less on new ones.",
         ),
         (
-            build_summary([0.5, 0.5, 0.5], [0.502, 0.503, 0.504]),
-            "Better: mean score 0.50 on 3 test items instead of 0.50 "
-            "(+0.3 points; 95% interval +0.1 to +0.5).",
+            build_summary([0.5, 0.5, 0.5] * 2, [0.502, 0.503, 0.504] * 2),
+            "Better: mean score 0.50 on 6 test items instead of 0.50 "
+            "(+0.3 points; 95% interval +0.2 to +0.4).",
+        ),
+        (
+            build_summary(solve(0, 4), solve(4, 4)),
+            "Perhaps better, not confirmed: 4 of 4 test items solved instead of 0 "
+            "(+100 points; 95% interval +17 to +100). So few items differ that chance alone gives such a result in 6.2% "
+            "of cases; a confirmed one may have 2.5% at most.",
         ),
     ],
 )

@@ -359,12 +359,18 @@ class SkillComparison(FrozenModel):
 class Claim(FrozenModel):
     """The claim at the end of a run: its best skill is better than the initial one.
 
-    It is ``confirmed`` if the 95% interval of the improvement lies above 0. On the test split nothing was selected, so
-    a false claim is confirmed in at most 2.5% of runs. On ``val`` it says nothing about other items.
+    It is ``confirmed`` if the 95% interval of the improvement lies above 0, and ``chance`` is at most 2.5%. On the test
+    split nothing was selected, so a false claim is confirmed in at most 2.5% of runs. On ``val`` it says nothing about
+    other items.
+
+    Attributes:
+        chance: The probability of so large a gain, 0..1, if each item that differs were as likely to be worse as better
+            (exact sign test, one-sided); None for several trials of the same items.
     """
 
     improvement: Improvement
     confirmed: bool
+    chance: float | None = Field(None, ge=0, le=1)
 
 
 class ActionCount(FrozenModel):

@@ -16,6 +16,12 @@ POWER_QUANTILE = 0.84
 ROUNDING = 1e-9
 """Differences that are no further apart are equal."""
 
+CLAIM_LEVEL = 0.025
+"""The most that a gain may be due to chance (``compute_chance``) if it is to be confirmed."""
+
+MIN_CLAIM_ITEMS = 6
+"""The fewest items on which a gain can be confirmed: half to this power is below ``CLAIM_LEVEL``."""
+
 PAIR_VARIANCE = 0.3
 """Typical variance of the difference of two scores of an item."""
 
@@ -95,6 +101,26 @@ def improvement_interval(before: Sequence[float], after: Sequence[float]) -> tup
     return mean, max(-1.0, middle - spread), min(1.0, middle + spread)
 
 
+def compute_chance(before: Sequence[float], after: Sequence[float]) -> float:
+    """Return the probability, 0..1, of so large a gain if each item that differs were as likely to be worse as better.
+
+    For binary scores, and for others that all differ by the same amount, this is the exact one-sided sign test, which is
+    McNemar's exact test. For other scores it is the smallest probability that any such test can give: that of the one
+    case in which all differences are gains.
+    """
+    differences = [new - old for old, new in zip(before, after, strict=True) if abs(new - old) > ROUNDING]
+    n, sizes = len(differences), [abs(difference) for difference in differences]
+    if not n:
+        return 1.0
+    is_equal = max(sizes) - min(sizes) <= ROUNDING
+    lost = sum(difference < 0 for difference in differences) if is_equal else 0
+    ways, total = 1, 1
+    for k in range(lost):
+        ways = ways * (n - k) // (k + 1)
+        total += ways
+    return float(total / 2**n)
+
+
 def student_quantile(freedom: int) -> float:
     """Return the 97.5% quantile of Student's t for 1 or more degrees of freedom, correct to three decimals.
 
@@ -133,5 +159,8 @@ def describe_claim(n: int) -> str:
     """Return a sentence on the gains that the final claim confirms with 80% power on ``n`` test items."""
     if not n:
         return "Without a test split, fresh passes of the validation items decide if the gain is confirmed."
+    items = f"The test split of {n} item{'s' * (n != 1)}"
+    if n < MIN_CLAIM_ITEMS:
+        return f"{items} is too small to confirm any gain; use at least {MIN_CLAIM_ITEMS}, better 100."
     gain = min(1.0, (Z_95 + POWER_QUANTILE) * math.sqrt(PAIR_VARIANCE / n))
-    return f"The test split of {n} item{'s' * (n != 1)} can confirm a gain of about {100 * gain:.0f} points or more."
+    return f"{items} can confirm a gain of about {100 * gain:.0f} points or more."

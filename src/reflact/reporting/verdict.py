@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
-from reflact.gate.intervals import wilson_interval
+from reflact.gate.intervals import CLAIM_LEVEL, wilson_interval
 from reflact.records import Claim, Improvement, RunStatus, RunSummary, SkillScore, SkillVersion, Usage
 from reflact.reporting.lines import ACTION_WORDS, format_count, format_duration, format_score, name_count
 from reflact.stages.null_answers import describe_constant
@@ -218,10 +218,20 @@ def _describe_claim(summary: RunSummary, claim: Claim) -> str:
     else:
         scores = f"{_describe_score(after)} instead of {before.value or 0:.2f}"
     interval = f"{_format_points(gain)}; 95% interval {_format_bounds(gain)}"
-    words = f"{_judge(claim)}: {scores} ({interval})."
+    words = f"{_judge(claim)}: {scores} ({interval}).{explain_doubt(claim)}"
     if gain.split is Split.val:
         words += " There is no test split, so this holds for these items only; expect less on new ones."
     return words
+
+
+def explain_doubt(claim: Claim) -> str:
+    """Return why a gain is not confirmed although its interval lies above 0, after a space; else nothing."""
+    if claim.confirmed or claim.improvement.low <= 0 or claim.chance is None:
+        return ""
+    return (
+        f" So few items differ that chance alone gives such a result in {claim.chance:.1%} of cases; a confirmed one may "
+        f"have {CLAIM_LEVEL:.1%} at most."
+    )
 
 
 def _judge(claim: Claim) -> str:

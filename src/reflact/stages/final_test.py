@@ -6,7 +6,13 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
-from reflact.gate.intervals import improvement_interval, mean_interval, within_item_interval
+from reflact.gate.intervals import (
+    CLAIM_LEVEL,
+    compute_chance,
+    improvement_interval,
+    mean_interval,
+    within_item_interval,
+)
 from reflact.records import Claim, Improvement, SkillScore, TaskTypeScore
 from reflact.stages.evaluate import GateMetric, build_measurement
 from reflact.types import Item, Rollout, Skill, Split
@@ -66,15 +72,14 @@ def measure_improvement(
     name: str, split: Split, baseline: Sequence[Rollout], rollouts: Sequence[Rollout], *, metric: GateMetric
 ) -> Improvement | None:
     """Return a skill's improvement over the baseline in a metric, paired by item; None without a common item."""
-    before, after = _mean_by_item(baseline, metric), _mean_by_item(rollouts, metric)
-    common = [item_id for item_id in before if item_id in after]
-    if not common:
+    before, after = _pair_by_item(baseline, rollouts, metric)
+    if not before:
         return None
-    mean, low, high = improvement_interval([before[i] for i in common], [after[i] for i in common])
+    mean, low, high = improvement_interval(before, after)
     return Improvement(
         name=name,
         split=split,
-        n=len(common),
+        n=len(before),
         mean=mean,
         low=low,
         high=high,
@@ -100,7 +105,20 @@ def judge_claim(
     if gain is not None and on_these_items and repeated:
         mean, low, high = within_item_interval([before[i] for i in repeated], [after[i] for i in repeated])
         gain = gain.model_copy(update={"n": len(repeated), "mean": mean, "low": low, "high": high})
-    return None if gain is None else Claim(improvement=gain, confirmed=gain.low > 0)
+        return Claim(improvement=gain, confirmed=gain.low > 0)
+    if gain is None:
+        return None
+    chance = compute_chance(*_pair_by_item(baseline, best, metric))
+    return Claim(improvement=gain, confirmed=gain.low > 0 and chance <= CLAIM_LEVEL, chance=chance)
+
+
+def _pair_by_item(
+    before: Sequence[Rollout], after: Sequence[Rollout], metric: GateMetric
+) -> tuple[list[float], list[float]]:
+    """Return the mean scores of the items that were measured on both sides, in the same order."""
+    first, second = _mean_by_item(before, metric), _mean_by_item(after, metric)
+    common = [item_id for item_id in first if item_id in second]
+    return [first[item_id] for item_id in common], [second[item_id] for item_id in common]
 
 
 def _mean_by_item(rollouts: Sequence[Rollout], metric: GateMetric) -> dict[str, float]:

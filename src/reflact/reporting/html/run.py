@@ -59,6 +59,7 @@ from reflact.reporting.verdict import (
     describe_gain,
     describe_result,
     describe_score_name,
+    explain_doubt,
     format_cost,
     format_usd,
     list_gains,
@@ -424,7 +425,7 @@ def _build_test_section(summary: RunSummary | None) -> PageSection:
     ]
     confirmed = claim is not None and (
         f"The gain of the best skill over the initial one is {'' if claim.confirmed else 'not '}confirmed: its 95% "
-        f"interval {'lies' if claim.confirmed else 'does not lie'} above 0."
+        f"interval {'lies' if claim.improvement.low > 0 else 'does not lie'} above 0.{explain_doubt(claim)}"
     )
     limit = TextLimit(OTHER_BYTES)
     critics = [critic for critic in (summary.critic, summary.annotated_by) if critic is not None]
