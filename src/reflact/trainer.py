@@ -6,7 +6,7 @@ import math
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,7 @@ import anyio
 from pydantic import Field, JsonValue
 
 from reflact import events
-from reflact.concurrency import Stream, require_asyncio
+from reflact.concurrency import Stream, finish_if_cancelled, require_asyncio
 from reflact.config import loading
 from reflact.config.models import ModelConfig, ModelsConfig
 from reflact.config.training import ReplayConfig, TrainerConfig
@@ -48,7 +48,7 @@ from reflact.records import (
     RunSummary,
     Usage,
 )
-from reflact.stages.rollout import describe_exception, start_session
+from reflact.stages.rollout import describe_exception, run_environment, start_session
 from reflact.store.artifacts import write_atomically
 from reflact.training.rollouts import manage_environment
 from reflact.training.run import Run
@@ -75,7 +75,11 @@ if TYPE_CHECKING:
     from reflact.environments.graders import Grader
     from reflact.integrations.opentelemetry import Telemetry
 
-FINISH_SECONDS = 0.4
+LOCK_SECONDS = 0.4
+"""How long the end of a cancelled run waits for a database that another process has locked."""
+
+FINISH_SECONDS = 3.0
+"""How long it may take in total to store the summary; only a busy machine needs more than a fraction of a second."""
 
 CHECK_PROMPT = RenderedPrompt(
     name="check",
@@ -293,22 +297,38 @@ async def _run(run: Run, environment: Environment, graceful_stop: GracefulStop) 
         with graceful_stop.cancel_scope():
             async with manage_environment(environment, run.failures):
                 summary = await run.run_to_end()
-        if graceful_stop.was_stopped:
-            summary = await run.store_summary("cancelled", graceful_stop.reason)
+        if not graceful_stop.was_stopped:
+            return summary
+        ended: tuple[RunStatus, str | None] = "cancelled", graceful_stop.reason
     except BudgetSpent as error:
-        summary = await run.store_summary("budget", str(error))
+        ended = "budget", str(error)
     except (ModelError, EnvironmentFailure, RunFailed) as error:
-        summary = await run.store_summary("failed", str(error))
-    except ReflactError as error:
-        await _store_summary_after_error(run, "failed", str(error))
+        ended = "failed", str(error)
+    except anyio.get_cancelled_exc_class():
+        await _try_to_store_summary(run, "cancelled", graceful_stop.reason or "cancelled by its caller")
+        raise
+    except StoreError as error:
+        await _try_to_store_summary(run, "failed", str(error))
         raise
     except Exception as error:  # whatever it is, the summary says so
-        await _store_summary_after_error(run, "failed", f"{type(error).__name__} was raised")
+        reason = str(error) if isinstance(error, ReflactError) else f"{type(error).__name__} was raised"
+        with suppress(StoreError):
+            await _store_summary(run, "failed", reason)
         raise
-    except anyio.get_cancelled_exc_class():
-        await _store_summary_after_error(run, "cancelled", graceful_stop.reason or "cancelled by its caller")
-        raise
-    return summary
+    return await _store_summary(run, *ended)
+
+
+async def _store_summary(run: Run, status: RunStatus, reason: str | None) -> RunSummary:
+    """Store how a run ended, also if it is cancelled meanwhile."""
+    return await finish_if_cancelled(partial(run.store_summary, status, reason), seconds=FINISH_SECONDS)
+
+
+async def _try_to_store_summary(run: Run, status: RunStatus, reason: str) -> None:
+    """Store how a run ended, unless the database is locked or cannot be written."""
+    with anyio.move_on_after(LOCK_SECONDS, shield=True) as scope, suppress(StoreError):
+        await run.record_time()
+        scope.deadline += FINISH_SECONDS - LOCK_SECONDS
+        await run.store_summary(status, reason)
 
 
 async def _write_report(plan: RunPlan, folder: Path, on_event: EventCallback) -> None:
@@ -326,12 +346,6 @@ async def _write_report(plan: RunPlan, folder: Path, on_event: EventCallback) ->
     except Exception as error:  # noqa: BLE001 - whatever it is, the run is complete without its page
         reason = f"the page of the run could not be written: {type(error).__name__}: {error}"
         await on_event(events.WarningIssued(run_id=plan.run_id, message=reason))
-
-
-async def _store_summary_after_error(run: Run, status: RunStatus, reason: str) -> None:
-    """Store how a run ended before an error propagates; give up after ``FINISH_SECONDS``."""
-    with anyio.move_on_after(FINISH_SECONDS, shield=True), suppress(StoreError):
-        await run.store_summary(status, reason)
 
 
 class EventStepAssigner:
@@ -479,7 +493,7 @@ async def _grade_item(item: Item, runtime: Runtime) -> Grade:
     session: Session | None = None
     try:
         session = start_session(target, item, skill, rollout="check")
-        grade = await plan.environment.run(item, session, seed=0)
+        grade = await run_environment(plan.environment, item, session, seed=0)
         if plan.annotator is not None:
             rollout = Rollout(
                 key="check",

@@ -26,13 +26,15 @@ if TYPE_CHECKING:
     from reflact.reporting.live import RunView
     from reflact.trainer import Trainer
 
-IMMEDIATE_SECONDS = 1.0
+IMMEDIATE_SECONDS = 2.0
+"""Seconds for clean-up after a second signal; then the process ends."""
+
 STOP_SIGNALS = tuple(
     getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
 )
 """Ctrl-C, the end of a service or a container, and a closed terminal."""
 
-MARGIN_SECONDS = 2.0
+MARGIN_SECONDS = 5.0
 """Seconds for clean-up after the grace period; then the process ends."""
 
 _BoundRun = tuple[asyncio.AbstractEventLoop, Callable[[str], None], Callable[[], None]]
@@ -236,8 +238,13 @@ def train_and_show(
         try:
             with view:
                 summary = anyio.run(_follow_run, trainer, store, view, interrupts)
-        except KeyboardInterrupt:
-            raise typer.Exit(interrupts.exit_code or 130) from None
+        except (KeyboardInterrupt, SystemExit) as error:
+            if interrupts.exit_code is None:
+                raise RunFailed(
+                    f"code of yours raised {error!r:.200} outside of a rollout, which ended the run; let it raise another "
+                    "exception, and run the same command again to resume"
+                ) from None
+            raise typer.Exit(interrupts.exit_code) from None
         if summary is None and interrupts.exit_code is None:
             raise RunFailed(f"run {trainer.run_id} stopped without a summary; start it again to resume")
         if summary is not None and show is not ShowMode.json:

@@ -114,14 +114,18 @@ class Run:
             BudgetSpent: The budget has no room for a call, or its time is over.
         """
         with anyio.CancelScope(deadline=self._runtime.budget.deadline) as time:
-            await run_beside(self._advance, self._record_time)
+            await run_beside(self._advance, self._keep_time)
         if time.cancelled_caught:
             raise self._runtime.budget.out_of_time()
         return await self.store_summary("completed", self._stop_reason)
 
-    async def _record_time(self) -> None:
+    async def record_time(self, *, ahead: float = 0.0) -> None:
+        """Store the active time so far, and so many seconds in advance."""
+        await self._store.add_seconds(self.id, *self._timer.read_and_reset(ahead=ahead))
+
+    async def _keep_time(self) -> None:
         while True:
-            await self._store.add_seconds(self.id, *self._timer.read_and_reset(ahead=TIME_RECORD_SECONDS))
+            await self.record_time(ahead=TIME_RECORD_SECONDS)
             await anyio.sleep(TIME_RECORD_SECONDS)
 
     async def _advance(self) -> None:
