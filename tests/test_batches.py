@@ -49,6 +49,8 @@ class Doubler:
             self.computing -= 1
         if 666 in values:
             raise OSError("the simulator broke")
+        if 888 in values:
+            raise SystemExit("the simulator is over")
         results: list[int | Exception] = [
             KeyError(value) if value > 100 and value % 2 else 2 * value for value in values
         ]
@@ -91,6 +93,7 @@ async def test_an_error_of_one_value_is_that_of_its_caller() -> None:
     assert await fan_out(attempt, (1, 101, 2)) == (2, "KeyError", 4)
     assert await fan_out(attempt, (1, 666, 2)) == ("OSError",) * 3
     assert await fan_out(attempt, (1, 777, 2)) == ("ValueError",) * 3
+    assert await fan_out(attempt, (1, 888, 2)) == ("ExitRaised",) * 3
     with pytest.raises(ConfigError, match="at least 1"):
         CallBatcher(Doubler().compute, size=0)
 

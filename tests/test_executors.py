@@ -104,7 +104,7 @@ async def test_workers_set_the_environment_up_once_and_close_it(tmp_path: Path) 
     assert list_children() == before
 
 
-@pytest.mark.parametrize("broken", ["set_up", "code", "model"])
+@pytest.mark.parametrize("broken", ["set_up", "code", "exit", "model"])
 async def test_failures_are_those_of_the_event_loop(tmp_path: Path, broken: str) -> None:
     """A failure of the environment's code, of its start, or of the target has in a worker the effect it has here."""
 

@@ -16,13 +16,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reflact.gate.early_stop import EarlyStopMonitor, decide_early
-from reflact.gate.intervals import improvement_interval, mean_interval, student_quantile, wilson_interval
+from reflact.gate.intervals import (
+    CLAIM_LEVEL,
+    MIN_CLAIM_ITEMS,
+    compute_chance,
+    describe_claim,
+    improvement_interval,
+    mean_interval,
+    student_quantile,
+    wilson_interval,
+)
 from reflact.gate.paired_decision import (
     CONFIRMATION_REPEATS,
     GateSettings,
     Ruling,
     ScorePair,
     TrialRequest,
+    count_required,
     decide,
 )
 from reflact.gate.paired_test import (
@@ -92,6 +102,13 @@ def test_strict_accepts_a_greater_mean(sides: list[Sides], action: str) -> None:
     found = ruled(setting(2, policy="strict", deterministic=False), {0: trial(sides)})
     assert (found.action, found.evidence.rounds, found.evidence.pairs) == (action, 1, 2)
     assert (found.deterministic, found.evidence.value, found.evidence.level) == (False, None, None)
+
+
+def test_a_share_of_items_is_counted_in_whole_numbers() -> None:
+    """A coverage in hundredths needs as many items as its decimal says, at least one, although floats are rounded."""
+    for percent, total in itertools.product(range(1, 101), range(1, 201)):
+        assert count_required(percent / 100, total) == -(-percent * total // 100), (percent, total)
+    assert (count_required(0.0, 10), count_required(1e-05, 100_000), count_required(1 / 3, 9)) == (1, 1, 3)
 
 
 @given(st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1)), min_size=1, max_size=12))
@@ -996,6 +1013,42 @@ def test_one_item_says_little() -> None:
     mean, low, high = improvement_interval([0.0], [1.0])
     assert (mean, high) == (1.0, 1.0)
     assert low < 0
+
+
+@pytest.mark.parametrize(
+    ("won", "lost", "chance"),
+    [
+        (4, 0, 1 / 16),
+        (6, 0, 1 / 64),
+        (7, 1, 9 / 256),
+        (8, 1, 10 / 512),
+        (0, 0, 1.0),
+        (2, 2, 11 / 16),
+        (0, 3, 1.0),
+    ],
+)
+def test_the_chance_of_a_gain_is_that_of_the_exact_sign_test(won: int, lost: int, chance: float) -> None:
+    """Items that do not differ count for nothing, also if all differences are the same fraction."""
+    before, after = [0.0] * won + [1.0] * lost + [1.0, 0.0], [1.0] * won + [0.0] * lost + [1.0, 0.0]
+    assert compute_chance(before, after) == pytest.approx(chance)
+    assert compute_chance([x / 3 for x in before], [x / 3 for x in after]) == pytest.approx(chance)
+
+
+def test_the_chance_of_other_gains_is_no_smaller_than_that_of_all_signs() -> None:
+    """Two items cannot confirm a gain, however alike their gains are; a thousand can."""
+    assert compute_chance([0.5, 0.5], [0.6, 0.61]) == 0.25
+    assert compute_chance([0.5] * 1000 + [0.0], [0.6] * 1000 + [0.2]) < 1e-300
+    assert compute_chance([0.0] * 5000 + [1.0] * 5000, [1.0] * 5000 + [0.0] * 5000) == pytest.approx(
+        0.504, abs=1e-3
+    )
+
+
+def test_the_fewest_items_of_a_claim() -> None:
+    """On one item less, no gain has so small a chance."""
+    chances = {n: compute_chance([0.0] * n, [1.0] * n) for n in (MIN_CLAIM_ITEMS - 1, MIN_CLAIM_ITEMS)}
+    assert [chance <= CLAIM_LEVEL for chance in chances.values()] == [False, True]
+    assert "too small to confirm any gain" in describe_claim(MIN_CLAIM_ITEMS - 1)
+    assert "can confirm a gain of about" in describe_claim(MIN_CLAIM_ITEMS)
 
 
 @pytest.mark.parametrize(("before", "after"), [([], []), ([0.0], [1.0, 0.0])])

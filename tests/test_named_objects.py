@@ -116,6 +116,19 @@ def test_an_error_of_a_module_is_its_own(folder: Path) -> None:
         load_named_target(name("target.kind", "my_broken:agent"))
 
 
+def test_a_module_that_ends_the_process_is_refused(folder: Path) -> None:
+    """A script that calls ``sys.exit()`` while it is imported, or in the named function, is an error of that name."""
+    sys.path.append(str(folder))
+    (folder / "my_script.py").write_text("import sys\nsys.exit('usage: ...')", encoding="utf-8")
+    (folder / "my_maker.py").write_text("import sys\ndef make(): sys.exit(3)", encoding="utf-8")
+    with pytest.raises(
+        ConfigError, match=r"my_script:agent cannot be imported: ExitRaised: .*SystemExit\('usage"
+    ):
+        load_named_target(name("target.kind", "my_script:agent"))
+    with pytest.raises(ConfigError, match=r"my_maker:make failed with them: ExitRaised: .*SystemExit\(3\)"):
+        load_named_target(name("target.kind", "my_maker:make"))
+
+
 def test_objects_classes_and_functions_are_taken(folder: Path) -> None:
     """An object is used as it is; a function gets the options; an agent that a function makes is a target."""
     sys.path.append(str(folder))

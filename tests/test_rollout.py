@@ -6,6 +6,7 @@ import asyncio
 import random
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import anyio
@@ -211,6 +212,15 @@ async def test_below_the_coverage_nothing_is_used(lost: list[str], coverage: flo
         await rolled(environment, batch, store=store, coverage=coverage)
     assert all(r.score is not None for r in await rolled(environment, batch, store=store, coverage=coverage))
     assert len(environment.ran) == 3 + len(lost)
+
+
+@pytest.mark.parametrize(("coverage", "size", "measured"), [(0.9, 10, 9), (0.7, 10, 7), (0.07, 100, 7)])
+async def test_exactly_the_coverage_is_enough(coverage: float, size: int, measured: int) -> None:
+    """If as many items are measured as the share says, none is missing; one less is an error."""
+    for count in (measured, measured - 1):
+        lost = losing(*(f"i{n}" for n in range(count, size)))
+        with pytest.raises(RunFailed) if count < measured else nullcontext():
+            await rolled(Scripted(lost), items(size), store=await opened(), coverage=coverage)
 
 
 def shown(pairs: Sequence[RolloutPair]) -> list[tuple[str, float | None, float | None]]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import re
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,13 +16,13 @@ import httpx
 import pytest
 
 from reflact import Trainer, read_run
-from reflact.events import Event, WarningIssued
+from reflact.events import Event, RunFinished, WarningIssued
 from reflact.messages import CallReservation
-from reflact.protocols import Proposer, StepBudget, StepEvidence
+from reflact.protocols import CatchExits, ExitRaised, Proposer, Session, StepBudget, StepEvidence
 from reflact.records import Usage
 from reflact.testing import ScriptedLLM, ToyTarget
 from reflact.training.trouble import MAX_TRACEBACK_CHARS, RunWatch, format_exception
-from reflact.types import Item, Rewrite, Skill
+from reflact.types import Item, Rewrite, Skill, Turn
 from served import completion, configured, reflact, say_four, serving
 from toy_runs import LEARNING, build_trainer
 
@@ -111,6 +113,110 @@ def test_an_exception_is_raised_on_request(tmp_path: Path) -> None:
     assert anyio.run(build_list_trainer(tmp_path).train).status == "completed"
 
 
+class Leave(BaseException):
+    """An exception that no ``except Exception`` catches."""
+
+
+class Exiting:
+    """Raises an exception in place of each answer or grade of two items, and counts.
+
+    Args:
+        error: The exception.
+        where: ``grader``, ``session`` (of the target), ``reply``, or ``thread``: a reply in a worker thread.
+    """
+
+    identity = "exiting"
+
+    def __init__(self, error: BaseException, where: str) -> None:
+        self._error, self._where = error, where
+        self.turns: tuple[Turn, ...] = ()
+
+    def grade(self, item: Item, answer: str) -> bool:
+        """Grade an answer."""
+        return bool(self._leave("grader", str(item.input)) or True)
+
+    def session(self, skill: Skill, *, rollout: str) -> Session:
+        """Begin a session."""
+        self._leave("session", "v3")
+        return Exiting(self._error, self._where)
+
+    async def reply(self, message: str) -> str:
+        """Answer."""
+        self._leave("reply", message)
+        await anyio.to_thread.run_sync(self._leave, "thread", message)
+        return "x"
+
+    def _leave(self, where: str, text: str) -> None:
+        if where == self._where and text in {"v3", "v7"}:
+            raise self._error
+
+
+@pytest.mark.parametrize(
+    "error", [SystemExit(3), SystemExit(), Leave("now"), BaseExceptionGroup("", [SystemExit(4)])], ids=repr
+)
+@pytest.mark.parametrize("where", ["grader", "reply", "thread"])
+def test_an_exit_in_a_rollout_leaves_its_item_unmeasured(
+    tmp_path: Path, where: str, error: BaseException
+) -> None:
+    """If code calls ``sys.exit()``, its item is unmeasured, the traceback is kept, and the run goes on."""
+    lists: Any = {name: [(f"{name[0]}{n}", "x") for n in range(20)] for name in ("train", "val")}
+    trainer = Trainer.from_items(
+        **lists,
+        grade=Exiting(error, where).grade,
+        target=Exiting(error, where),
+        optimizer=ScriptedLLM(LEARNING),
+        out_dir=tmp_path,
+        train__num_epochs=1,
+    )
+    heard = anyio.run(list_events, trainer)
+    assert isinstance(heard[-1], RunFinished)
+    assert heard[-1].summary.status == "completed"
+    (warning,) = [
+        event.message
+        for event in heard
+        if isinstance(event, WarningIssued) and "which would end" in event.message
+    ]
+    who = "environment" if where == "grader" else "agent"
+    assert f"the {who} failed on item" in warning
+    shown = error.exceptions[0] if isinstance(error, BaseExceptionGroup) else error
+    assert f"the code raised {shown!r}" in warning
+    failures = anyio.run(read_run, tmp_path).failures
+    assert len({failure.item_id for failure in failures}) == 2
+    assert all("raise self._error" in failure.traceback for failure in failures)
+
+
+def test_an_exit_before_the_first_answer_fails_the_run(tmp_path: Path) -> None:
+    """If no item can be measured, the run fails with the reason; with `raise_on_exception` an exception is raised."""
+    lists: Any = {name: [(f"{name[0]}{n}", "x") for n in range(4)] for name in ("train", "val")}
+    for name, settings in {"a": {}, "b": {"train__raise_on_exception": True}}.items():
+        exiting = Exiting(SystemExit("over"), "session")
+        trainer = Trainer.from_items(
+            **lists,
+            grade=exiting.grade,
+            target=exiting,
+            optimizer=ScriptedLLM(LEARNING),
+            out_dir=tmp_path / name,
+            **settings,
+        )
+        if settings:
+            with pytest.raises(ExitRaised, match="SystemExit"):
+                anyio.run(trainer.train)
+        else:
+            summary = anyio.run(trainer.train)
+            assert summary.status == "failed"
+            assert "the code raised SystemExit('over')" in str(summary.reason)
+        assert anyio.run(read_run, tmp_path / name).status == "failed"
+
+
+def test_a_real_interrupt_passes() -> None:
+    """Ctrl-C, cancellations and the ends of generators are no exits, also inside a group."""
+    for error in (KeyboardInterrupt(), asyncio.CancelledError(), GeneratorExit(), ValueError()):
+        with pytest.raises(type(error)), CatchExits():
+            raise error
+    with pytest.raises(BaseExceptionGroup), CatchExits():
+        raise BaseExceptionGroup("both", [SystemExit(1), KeyboardInterrupt()])
+
+
 class BrokenProposer:
     """A proposer that raises."""
 
@@ -119,6 +225,25 @@ class BrokenProposer:
     async def propose(self, skill: Skill, evidence: StepEvidence, budget: StepBudget) -> Sequence[Rewrite]:
         """Raise."""
         raise ZeroDivisionError("by nothing")
+
+
+class LeavingProposer(BrokenProposer):
+    """A proposer that ends the process."""
+
+    async def propose(self, skill: Skill, evidence: StepEvidence, budget: StepBudget) -> Sequence[Rewrite]:
+        """Leave."""
+        sys.exit(5)
+
+
+def test_an_exit_of_a_proposer_ends_the_run_with_a_reason(tmp_path: Path) -> None:
+    """The run fails, names the step and the exit, and can be started again."""
+    summary = anyio.run(build_list_trainer(tmp_path, proposer=LeavingProposer()).train)
+    assert summary.status == "failed"
+    assert str(summary.reason).startswith(
+        "the proposer failed in step 1: ExitRaised: the code raised SystemExit(5)"
+    )
+    (failure,) = anyio.run(read_run, tmp_path).failures
+    assert "sys.exit(5)" in failure.traceback
 
 
 def test_an_exception_of_a_proposer_ends_the_run_with_its_traceback(tmp_path: Path) -> None:

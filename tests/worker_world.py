@@ -29,7 +29,7 @@ class WorkerWorld(EnvironmentMiddleware):
     Args:
         folder: Where each rollout leaves a file that is named by its process. A rollout of an item takes away a file
             ``kill-ITEM-N`` that it finds there, and ends its process.
-        broken: What fails: ``set_up``, ``code``, or nothing.
+        broken: What fails: ``set_up``, ``code``, ``exit`` (the code ends its process), or nothing.
         busy: Seconds of processor time of a rollout.
     """
 
@@ -54,6 +54,8 @@ class WorkerWorld(EnvironmentMiddleware):
             os.kill(os.getpid(), signal.SIGKILL)
         if self._broken == "code" and item.id == "val-001":
             raise ZeroDivisionError("no world has this number")
+        if self._broken == "exit" and item.id == "val-001":
+            sys.exit("no world has this number")
         if self._broken == "model":
             try:
                 await session.reply(str(item.input))

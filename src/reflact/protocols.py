@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import inspect
+from asyncio import CancelledError
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
+from types import TracebackType
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from pydantic import JsonValue
@@ -506,3 +508,42 @@ def describe_not_async(value: object, method: Callable[..., Any], returned: obje
         f"`{method.__name__}` of {type(value).__name__} is not async: it returned a {type(returned).__name__}; "
         f"write {write_definition(method)}"
     )
+
+
+# ------------------------------------------------------------------------------------ the caller's code
+
+INTERRUPTIONS = (KeyboardInterrupt, CancelledError, GeneratorExit)
+"""Exceptions that pass through everything: Ctrl-C, a cancellation, and the end of a generator."""
+
+
+class ExitRaised(Exception):
+    """Code of the caller raised an exception that ends a process, such as ``SystemExit``; the traceback is its own."""
+
+
+class CatchExits:
+    """A block that calls code of the caller: ``sys.exit()`` in it becomes an ``ExitRaised``, and ends no process.
+
+    So does every other exception that is no ``Exception``, except for ``INTERRUPTIONS``.
+    """
+
+    def __enter__(self) -> None:
+        """Begin the block."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Raise ``ExitRaised`` in place of an exit."""
+        if error is None or isinstance(error, (Exception, *INTERRUPTIONS)):
+            return
+        if isinstance(error, BaseExceptionGroup):
+            if error.subgroup(INTERRUPTIONS) is not None:
+                return
+            error = _find_exit(error)
+        words = f"the code raised {error!r:.200}, which would end the process; let it raise another exception"
+        raise ExitRaised(words).with_traceback(trace) from None
+
+
+def _find_exit(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """Return the first exception in a group that is no ``Exception``."""
+    inner = next(each for each in group.exceptions if not isinstance(each, Exception))
+    return _find_exit(inner) if isinstance(inner, BaseExceptionGroup) else inner

@@ -10,6 +10,7 @@ import anyio
 
 from reflact.concurrency import SharedTask
 from reflact.errors import ConfigError, EnvironmentFailure
+from reflact.protocols import CatchExits
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -80,7 +81,8 @@ class CallBatcher(Generic[T, U]):
                 await batch.after.wait()
             self._close(batch)
             try:
-                results = await self._compute(tuple(batch.values))
+                with CatchExits():
+                    results = await self._compute(tuple(batch.values))
                 if len(results) != len(batch.values):
                     raise ValueError(f"{len(results)} results for {len(batch.values)} values")
                 batch.results = results

@@ -21,7 +21,7 @@ from reflact.executors.jobs import (
     refer_to_environment,
 )
 from reflact.llm.middleware import EnvironmentMiddleware
-from reflact.protocols import ConnectedTarget, Environment, Session, Target
+from reflact.protocols import CatchExits, ConnectedTarget, Environment, Session, Target
 from reflact.targets.gateway import open_gateway
 from reflact.targets.gateway_session import GatewaySession
 from reflact.types import Grade, Item
@@ -79,7 +79,8 @@ class ExecutedEnvironment(EnvironmentMiddleware):
 
         async def answer(body: Mapping[str, Any]) -> str:
             try:
-                return json.dumps({"answer": await _answer(session, body)})
+                with CatchExits():
+                    return json.dumps({"answer": await _answer(session, body)})
             except Exception as error:  # noqa: BLE001 - the session in the worker raises it
                 failures.append(error)
                 described = describe_error(error, failure=len(failures) - 1)

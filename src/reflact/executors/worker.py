@@ -33,7 +33,7 @@ from reflact.executors.jobs import (
 )
 from reflact.llm.middleware import find_managed
 from reflact.messages import AgentAnswer, CallId
-from reflact.protocols import ConnectedTarget, Environment, Session
+from reflact.protocols import CatchExits, ConnectedTarget, Environment, Session
 from reflact.stages.rollout import run_environment, start_session
 from reflact.types import FrozenModel, Skill, Turn
 
@@ -96,7 +96,8 @@ class JobRunner:
         async with self._lock:
             if self._environment is None and self._broken is None:
                 try:
-                    self._environment = await _set_up(rebuild_environment(self._reference))
+                    with CatchExits():
+                        self._environment = await _set_up(rebuild_environment(self._reference))
                 except Exception as error:  # noqa: BLE001 - raised again by the trainer
                     reason = (
                         f"the environment could not be set up in a worker: {type(error).__name__}: {error}"

@@ -20,6 +20,7 @@ from reflact.gate.paired_decision import (
     Trials,
     build_ruling,
     conclude_rounds,
+    count_required,
     explain_veto,
     find_missing_items,
     is_noisy,
@@ -134,7 +135,7 @@ class EarlyStopMonitor:
         closed = self._closed_missed
         gap = abs(closed[0] - closed[1])
         gap += max(missed - before for missed, before in zip(sums.n_unmeasured, closed, strict=True))
-        enough = self._settings.coverage * total - SCORE_TOLERANCE
+        enough = count_required(self._settings.coverage, total)
         return sums.n_measured + self._left >= enough and 100 * gap <= MAX_UNMEASURED_GAP * total
 
     def _never_vetoed(self) -> bool:

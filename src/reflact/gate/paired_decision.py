@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
 from typing import Literal
 
 from pydantic import Field
@@ -190,10 +191,18 @@ def find_lost_items(settings: GateSettings, trials: Trials) -> tuple[str, ...]:
     return tuple(lost)
 
 
+def count_required(coverage: float, total: int) -> int:
+    """Return how many of ``total`` items must be measured: at least one, and the share ``coverage``, 0..1.
+
+    The share counts as the decimal number that is written: 0.07 of 100 is 7, although the float is a little larger.
+    """
+    return max(1, math.ceil(Fraction(repr(coverage)) * total))
+
+
 def has_coverage(settings: GateSettings, sums: PairStatistics) -> bool:
     """Return whether enough pairs are measured, and the two sides' unmeasured shares are similar."""
     gap = abs(sums.n_unmeasured[0] - sums.n_unmeasured[1])
-    enough = max(1.0, settings.coverage * sums.n_pairs - SCORE_TOLERANCE)
+    enough = count_required(settings.coverage, sums.n_pairs)
     return sums.n_measured >= enough and 100 * gap <= MAX_UNMEASURED_GAP * sums.n_pairs
 
 

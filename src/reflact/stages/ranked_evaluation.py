@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from pydantic import Field
 
-from reflact.gate.paired_decision import SCORE_TOLERANCE, VETO_TRIALS, explain_veto
+from reflact.gate.paired_decision import VETO_TRIALS, count_required, explain_veto
 from reflact.gate.ranked_decision import (
     REJECT_BELOW,
     ItemScores,
@@ -83,7 +83,7 @@ class RankedEvaluator:
             passes = self._passes[version]
             rollouts = await self._run_pass(skills[version], len(passes), settings.item_ids)
             measured = sum(rollout.score is not None for rollout in rollouts)
-            if measured < max(1.0, settings.coverage * n - SCORE_TOLERANCE):
+            if measured < count_required(settings.coverage, n):
                 passes.append(rollouts)
                 reason = f"Only {measured} of {n} items are measured; the gate needs a share of {settings.coverage:g}."
                 return self._build_result(Verdict(action="unmeasured", reason=reason, deterministic=False))

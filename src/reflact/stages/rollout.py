@@ -29,8 +29,10 @@ from reflact.errors import (
     StoreError,
     WorkerLost,
 )
+from reflact.gate.paired_decision import count_required
 from reflact.jsonutil import describe_problems, replace_surrogates
 from reflact.protocols import (
+    CatchExits,
     DecisionLog,
     Environment,
     ItemTarget,
@@ -46,7 +48,8 @@ RolloutCallback = Callable[[Rollout], Awaitable[None]]
 RolloutPair = tuple[Rollout, Rollout]
 """The candidate's and the current skill's rollout of one item."""
 
-FATAL_STATUS = 404
+FATAL_STATUSES = frozenset({404, 301, 302, 303, 307, 308})
+"""Statuses of a wrong address, which serves no other rollout either."""
 
 TURNS_LINE = 'self.turns += (Turn(role="user", content=message), Turn(role="assistant", content=answer))'
 
@@ -101,11 +104,11 @@ def require_coverage(rollouts: Sequence[Rollout], coverage: float) -> None:
     """Check that enough rollouts are measured.
 
     Raises:
-        RunFailed: No rollout is measured, or less than the share ``coverage``, 0..1.
+        RunFailed: No rollout is measured, or less than the share ``coverage``, 0..1; see ``count_required``.
     """
     missing = [r for r in rollouts if r.score is None]
     measured = len(rollouts) - len(missing)
-    if missing and (measured == 0 or measured < coverage * len(rollouts)):
+    if missing and measured < count_required(coverage, len(rollouts)):
         first = f"the first failure: {missing[0].error}"
         raise RunFailed(f"only {measured} of {len(rollouts)} rollouts could be measured; {first}")
 
@@ -116,23 +119,25 @@ def start_session(target: Target, item: Item, skill: Skill, *, rollout: str) -> 
     Raises:
         InterfaceError: The target returned no session.
     """
-    if hasattr(target, "session_for"):  # an `isinstance` of a protocol takes longer than a short rollout
-        session = cast("ItemTarget", target).session_for(item, skill, rollout=rollout)
-    else:
-        session = target.session(skill, rollout=rollout)
+    with CatchExits():
+        if hasattr(target, "session_for"):  # an `isinstance` of a protocol takes longer than a short rollout
+            session = cast("ItemTarget", target).session_for(item, skill, rollout=rollout)
+        else:
+            session = target.session(skill, rollout=rollout)
     if not (hasattr(session, "reply") and isinstance(getattr(session, "turns", None), tuple | list)):
         raise _describe_wrong_session(target, session)
     return session
 
 
 async def run_environment(environment: Environment, item: Item, session: Session, *, seed: int) -> Grade:
-    """Return an environment's grade of an item; ``run`` of the environment may raise anything else.
+    """Return an environment's grade of an item; ``run`` of the environment may raise any other exception.
 
     Raises:
         EnvironmentFailure: It was cancelled, but not by the caller: it waited for a task of its own that was cancelled.
     """
     try:
-        return await environment.run(item, session, seed=seed)
+        with CatchExits():
+            return await environment.run(item, session, seed=seed)
     except asyncio.CancelledError as error:
         task = asyncio.current_task()
         if anyio.current_effective_deadline() == -math.inf or (task is not None and task.cancelling()):
@@ -412,7 +417,7 @@ class RolloutRunner:
         except (ContextOverflow, ReplyError) as error:
             graded = Grade(score=Score.of(0), answer="", feedback=str(error))
         except Exception as error:  # environments and targets may raise anything
-            if isinstance(error, BadRequest) and error.status == FATAL_STATUS:
+            if isinstance(error, BadRequest) and error.status in FATAL_STATUSES:
                 raise
             if isinstance(error, WorkerLost) and tries > 1:
                 return await self._run_new(job, tries - 1)

@@ -13,7 +13,14 @@ import anyio
 from reflact.config.models import ModelConfig
 from reflact.errors import EnvironmentFailure, ReflactError, ReplyError
 from reflact.messages import AgentAnswer, CallId
-from reflact.protocols import ConnectedTarget, Environment, ItemTarget, RequestSender, Session
+from reflact.protocols import (
+    CatchExits,
+    ConnectedTarget,
+    Environment,
+    ItemTarget,
+    RequestSender,
+    Session,
+)
 from reflact.types import Item, Skill, Turn, digest_json
 
 DROPPED_FIELDS = frozenset(
@@ -216,7 +223,8 @@ async def test_skill(
         )
         reason = "it asked the agent nothing"
         try:
-            await environment.run(item, session, seed=0)
+            with CatchExits():
+                await environment.run(item, session, seed=0)
         except Exception as caught:  # noqa: BLE001 - environments may raise anything
             reason = f"{type(caught).__name__}: {caught}"
         if probe.requests or anyio.current_time() - begin >= seconds:
@@ -266,7 +274,8 @@ class _ProbeSession:
         if not self.is_asked:
             self.is_asked = True
             try:
-                await self._session.reply(message)
+                with CatchExits():
+                    await self._session.reply(message)
             except Exception as error:  # agents may raise anything
                 self.error = error
                 raise

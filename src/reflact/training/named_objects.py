@@ -20,6 +20,7 @@ from reflact.protocols import (
     LLM,
     Annotator,
     Answerable,
+    CatchExits,
     Environment,
     ItemTarget,
     ManagedEnvironment,
@@ -119,7 +120,8 @@ def load_named_executor(config: TrainerConfig) -> AbstractAsyncContextManager[An
     except ConfigError as error:
         raise ConfigError(f"{error}; reflact's own executors are local, processes and ray") from error
     try:
-        opening = found(**config.executor.options)
+        with CatchExits():
+            opening = found(**config.executor.options)
     except Exception as error:  # named code may raise anything
         raise ConfigError(
             f"executor.options: {name} failed with them: {type(error).__name__}: {error}"
@@ -141,7 +143,12 @@ def _load(key: str, name: str, group: str) -> Any:
             f"{', '.join(sorted(entries)) or 'none'}); write module:name to import an object"
         )
     try:
-        return reduce(getattr, attribute.split("."), import_module(module)) if colon else entries[name].load()
+        with CatchExits():
+            return (
+                reduce(getattr, attribute.split("."), import_module(module))
+                if colon
+                else entries[name].load()
+            )
     except Exception as error:  # a module may raise anything while it is imported
         raise ConfigError(f"{key}: {name} cannot be imported: {type(error).__name__}: {error}") from error
 
@@ -154,7 +161,8 @@ def _call(section: ObjectRole, name: str, found: Any, options: Mapping[str, Any]
     """Return an object as it is, or what a class or function makes from the options."""
     if callable(found) and not (hasattr(found, needs) and not isinstance(found, type)):
         try:
-            found = found(**options)
+            with CatchExits():
+                found = found(**options)
         except ReflactError:
             raise
         except Exception as error:  # named code may raise anything
@@ -245,7 +253,8 @@ def explain_exceptions(what: str, *, pass_on: bool) -> Iterator[None]:
         ConfigError: The code raised an exception that is none of reflact's, which is its cause.
     """
     try:
-        yield
+        with CatchExits():
+            yield
     except ReflactError:
         raise
     except Exception as error:  # callers' code raises anything

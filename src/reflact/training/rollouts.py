@@ -13,7 +13,13 @@ from reflact import events
 from reflact.concurrency import Slots, fan_out
 from reflact.gate.paired_decision import TrialRequest
 from reflact.llm.middleware import find_managed
-from reflact.protocols import Environment, EventCallback, ManagedEnvironment, describe_not_async
+from reflact.protocols import (
+    CatchExits,
+    Environment,
+    EventCallback,
+    ManagedEnvironment,
+    describe_not_async,
+)
 from reflact.stages.evaluate import PairRunner, RolloutPairs, StopCondition
 from reflact.stages.null_answers import ConstantTarget, NullAnswer
 from reflact.stages.ranked_evaluation import PassRunner
@@ -233,7 +239,7 @@ async def manage_environment(environment: Environment, failures: FailureLog) -> 
     try:
         yield
     except BaseException:  # cancellation too must close it
-        with anyio.move_on_after(CLOSE_SECONDS, shield=True), suppress(Exception):
+        with anyio.move_on_after(CLOSE_SECONDS, shield=True), suppress(Exception), CatchExits():
             await managed.close()
         raise
     async with failures.explain("the environment could not be closed"):

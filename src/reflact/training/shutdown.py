@@ -11,7 +11,7 @@ from anyio.lowlevel import checkpoint
 
 from reflact.llm.middleware import EnvironmentMiddleware, LLMMiddleware
 from reflact.messages import CallId, RenderedPrompt, Reply, ReplyModel
-from reflact.protocols import LLM, Annotator, Approver, CriticBacked, Environment, Session
+from reflact.protocols import LLM, Annotator, Approver, CatchExits, CriticBacked, Environment, Session
 from reflact.records import CandidateReview, CriticDescription
 from reflact.types import Grade, Item, Rollout
 
@@ -103,7 +103,7 @@ def make_approver_stoppable(approve: Approver, graceful_stop: GracefulStop) -> A
     """Return an approver for which a stopping run does not wait."""
 
     async def ask(review: CandidateReview) -> bool | str:
-        with graceful_stop.wait_for_person():
+        with graceful_stop.wait_for_person(), CatchExits():
             return await approve(review)
 
     return ask
@@ -139,7 +139,8 @@ class StoppableLLM(LLMMiddleware):
     ) -> Reply[R]:
         """Ask the model as a piece of work that the stop waits for."""
         async with self._graceful_stop.begin_unless_stopping():
-            return await self.inner.ask(prompt, reply_type, call_id=call_id, check=check)
+            with CatchExits():
+                return await self.inner.ask(prompt, reply_type, call_id=call_id, check=check)
 
 
 class StoppableAnnotator:

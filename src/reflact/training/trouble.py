@@ -20,7 +20,7 @@ from reflact.jsonutil import replace_surrogates
 from reflact.llm.budget import Budget
 from reflact.llm.pricing import read_cap, worst_case
 from reflact.messages import CallReservation
-from reflact.protocols import EventCallback, RunStore
+from reflact.protocols import CatchExits, EventCallback, RunStore
 from reflact.records import CodeFailure, FaultKind, Usage
 from reflact.reporting.lines import escape_controls, format_count
 from reflact.stages.rollout import RolloutJob
@@ -174,7 +174,8 @@ class FailureLog:
             RunFailed: The code raised an exception that is none of reflact's.
         """
         try:
-            yield
+            with CatchExits():
+                yield
         except ReflactError:
             raise
         except Exception as error:  # callers' code raises anything; the run ends with its words
