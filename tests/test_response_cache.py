@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import reflact.llm.cache as keys_module
+import reflact.llm.cache_keys as keys_module
 from doubles import PROMPT, RUN, Endpoint, ask, call_id, completion, config, connected, opened, watched
 from reflact.concurrency import fan_out
 from reflact.llm.cache_keys import build_cache_key, derive_seed, strip_credentials, strip_to_endpoint

@@ -21,7 +21,7 @@ from reflact.errors import BudgetSpent, ProviderDown
 from reflact.events import Event
 from reflact.integrations.opentelemetry import Tracing
 from reflact.llm.budget import Account, Amount, Budget, BudgetedEnvironment, amount_of, find_exceeded_limit
-from reflact.llm.cache import ResponseCache
+from reflact.llm.client import ResponseCache
 from reflact.llm.drafts import RequestContext
 from reflact.llm.metering import RESERVATION, MeteredTransport
 from reflact.llm.pricing import BILLION, read_cap, usd_of
