@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reflact.config.training import FieldsConfig
+from reflact.config.fields import FieldsConfig
 from reflact.data import (
     DataSet,
     check_dataset,
@@ -353,7 +353,7 @@ def test_the_fingerprint_changes_with_any_item(tmp_path: Path) -> None:
         (
             (_rows(3), _rows(1, "v"), _rows(1, "t")),
             4,
-            "data.train_size is 4, but the train split has 3 items",
+            "data.train_size expects 4 train items, and the train split has 3: correct the number, or remove",
         ),
     ],
 )

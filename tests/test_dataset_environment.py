@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from pydantic import JsonValue
 
-from reflact.config.training import DataConfig, EnvironmentConfig, FieldsConfig, TrainerConfig
+from reflact.config.fields import FieldsConfig
+from reflact.config.training import DataConfig, EnvironmentConfig, TrainerConfig
 from reflact.data import DataSet
 from reflact.environments.dataset import DatasetEnvironment, build_environment, build_grader
 from reflact.environments.graders import (
@@ -214,7 +215,7 @@ def test_bad_data_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="split is empty"):
         build_environment(_config(_write(tmp_path / "few.json", [1, 2])))
     ten = _write(tmp_path / "ten.json", list(range(10)))
-    with pytest.raises(DataError, match="train_size is 9"):
+    with pytest.raises(DataError, match="train_size expects 9 train items"):
         build_environment(_config(ten, train_size=9))
     with pytest.raises(DataError, match="item 'q9'"):
         build_environment(_config(_write(tmp_path / "bad.json", [*range(9), "x"])))

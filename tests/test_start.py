@@ -15,10 +15,10 @@ import pytest
 
 from reflact.cli.init import ask_for_models
 from reflact.cli.train import describe_item, describe_zero
+from reflact.config.fields import guess_column, unfold_row
 from reflact.config.loading import load_config
 from reflact.config.training import TrainerConfig
-from reflact.data import guess_column, load_dataset
-from reflact.messages import unfold_chat
+from reflact.data import load_dataset
 from reflact.trainer import SetupCheck
 from reflact.types import Grade, Item, Score, Split
 from served import asked_of, assert_refused, completion, configured, reflact, send, serving
@@ -156,7 +156,7 @@ def test_a_chat_is_read_as_a_task_and_its_answer(tmp_path: Path) -> None:
     assert found["user 2"] == "assistant 2"
     assert found["user: user 3\n\nassistant: assistant 3\n\nuser: user 3"] == "assistant 3"
     for row in ({"messages": "x"}, {"messages": rows[0]["messages"], "answer": "a"}, {"messages": [{}, {}]}):
-        assert unfold_chat(row) == row
+        assert unfold_row(row) == row
 
 
 def test_columns_that_the_target_does_not_see_are_named(tmp_path: Path) -> None:
@@ -166,6 +166,119 @@ def test_columns_that_the_target_does_not_see_are_named(tmp_path: Path) -> None:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     result = reflact("init", path, "--out", tmp_path / "run.yaml", "--model", "m")
     assert "the target does not see 'choices'; environment.template can name it" in result.stdout
+
+
+REVIEWS = [f"Order {k} came {('late and broken', 'in time')[k % 2]}." for k in range(30)]
+MOODS = [("bad", "good")[k % 2] for k in range(30)]
+CITIES = [f"Town {k % 29}" for k in range(30)]
+
+
+@pytest.mark.parametrize(
+    "name", ["label", "category", "sentiment", "class", "output", "completion", "response"]
+)
+@pytest.mark.parametrize("task", ["text", "review"])
+def test_a_column_of_labels_is_the_answer(tmp_path: Path, task: str, name: str) -> None:
+    """Beside one column of long texts, a short one is the answer under any name, and labels are compared as wholes."""
+    guess, grader = init_columns(tmp_path, {task: REVIEWS, name: MOODS})
+    assert f"input from '{task}', reference from '{name}'" in guess
+    assert f"grader {grader}: The references are 2 labels: an answer must be the right one" in guess
+    assert grader == "normalized"
+
+
+@pytest.mark.parametrize(
+    ("columns", "words"),
+    [
+        ({"foo": REVIEWS, "bar": MOODS}, "input from 'foo', reference from 'bar'"),
+        ({"bar": MOODS, "foo": REVIEWS}, "input from 'foo', reference from 'bar'"),
+        ({"foo": REVIEWS, "bar": CITIES}, "input from 'foo', reference from 'bar'"),
+        (
+            {"foo": REVIEWS, "stars": [str(k % 5) for k in range(30)]},
+            "input from 'foo', reference from 'stars'",
+        ),
+        ({"foo": REVIEWS, "answer": MOODS, "why": REVIEWS[::-1]}, None),
+        ({"foo": REVIEWS, "bar": REVIEWS[::-1]}, None),
+        ({"foo": CITIES, "bar": CITIES[::-1]}, None),
+        ({"foo": REVIEWS, "bar": [str(k) for k in range(30)]}, "columns: input from 'foo'\n"),
+        ({"foo": REVIEWS, "source": MOODS}, "columns: input from 'foo'\n"),
+        ({"foo": REVIEWS, "bar": MOODS, "baz": CITIES}, "columns: input from 'foo'\n"),
+        ({"question": REVIEWS, "category": MOODS, "answer": CITIES}, "task_type from 'category'"),
+    ],
+)
+def test_columns_without_telling_names_are_guessed_by_content(
+    tmp_path: Path, columns: dict[str, list[str]], words: str | None
+) -> None:
+    """Only a guess without a rival is made, and it is told how to change it; otherwise the columns are listed."""
+    guess, _ = init_columns(tmp_path, columns)
+    if words is None:
+        assert "no column looks like the task; name it with --input" in guess
+        return
+    assert words in guess
+    named = {"question", "answer"} & columns.keys()
+    assert ("guess by content; to change it, edit data.fields in" in guess) is not named
+    assert ("name it with --reference" in guess) is ("reference" not in words and not named)
+
+
+def init_columns(folder: Path, columns: dict[str, list[str]]) -> tuple[str, str]:
+    """Return what `init` says of a CSV file with these columns, and the grader that it writes."""
+    data, config = folder / "data.csv", folder / "run.yaml"
+    with data.open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows([columns, *zip(*columns.values(), strict=True)])
+    result = reflact("init", data, "--out", config, "--model", "m")
+    return result.output, load_config(config).environment.grader if config.exists() else ""
+
+
+def test_a_file_without_a_header_is_refused(tmp_path: Path) -> None:
+    """If the name of the answer's column is an answer itself, the first row is an item."""
+    guess, _ = init_columns(tmp_path, {REVIEWS[1]: REVIEWS[2:], "good": MOODS[2:]})
+    assert "the first row looks like an item and not like a header, because 'good' is an answer" in guess
+
+
+SQUAD = [
+    {"id": f"s{k}", "title": "T", "context": f"The well {k} is deep.", "question": f"Which well is it, {k}?"}
+    for k in range(12)
+]
+
+
+@pytest.mark.parametrize("form", ["rows", "articles", "list"])
+def test_files_of_reading_comprehension_are_read_as_they_are(tmp_path: Path, form: str) -> None:
+    """SQuAD's own form, and that of its rows elsewhere, give the texts of the answers as right answers."""
+    path, config = tmp_path / "squad.json", tmp_path / "run.yaml"
+    starts = [{"text": "well", "answer_start": 4}, {"text": "The well", "answer_start": 0}]
+    columns = {"text": ["well", "The well", "well"], "answer_start": [4, 0, 4]}
+    rows: list[Any] = [
+        {**row, "answers": columns if form == "rows" else [*starts, starts[0]]} for row in SQUAD
+    ]
+    if form == "articles":
+        questions = [{name: row[name] for name in ("id", "question", "answers")} for row in rows]
+        parts = [
+            {"context": row["context"], "qas": [each]} for row, each in zip(rows, questions, strict=True)
+        ]
+        rows = [{"title": "T", "paragraphs": parts[:5]}, {"title": "U", "paragraphs": parts[5:]}]
+    path.write_text(json.dumps(rows if form == "list" else {"version": "1", "data": rows}), encoding="utf-8")
+    result = reflact("init", path, "--out", config, "--model", "m")
+    assert result.exit_code == 0, result.output
+    assert load_config(config).environment.grader == "normalized"
+    items = {item.id: item for split in Split for item in load_dataset(path, None, 42).items(split)}
+    assert items["s3"].input == "The well 3 is deep.\n\nQuestion: Which well is it, 3?"
+    assert items["s3"].reference == ["well", "The well"]
+
+
+def test_fields_inside_of_objects_are_columns(tmp_path: Path) -> None:
+    """`init` finds the task and the answer inside of objects, and `outer.inner` names them in the configuration."""
+    path, config = tmp_path / "nested.jsonl", tmp_path / "run.yaml"
+    rows = [
+        {"row": {"question": f"Which one, {k}?", "hint": "h"}, "out": {"answer": f"a{k}", "at": k}}
+        for k in range(12)
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    result = reflact("init", path, "--out", config, "--model", "m")
+    assert result.exit_code == 0, result.output
+    assert "input from 'row.question', reference from 'out.answer'" in result.stdout
+    assert "the target does not see 'row.hint', 'out.at'" in result.stdout
+    fields = load_config(config).data.fields
+    item = load_dataset(path, None, 42, fields=fields).train[0]
+    assert (str(item.input)[:9], str(item.reference)[0]) == ("Which one", "a")
+    assert item.metadata.keys() == {"row.hint", "out.at"}
 
 
 def test_init_asks_for_the_column_that_it_cannot_guess(tmp_path: Path) -> None:

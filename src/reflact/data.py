@@ -24,10 +24,16 @@ from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from pydantic import Field, JsonValue, ValidationError
 
+from reflact.config.fields import (
+    FIELD_NAMES,
+    FieldsConfig,
+    guess_column,
+    unfold_articles,
+    unfold_columns,
+    unfold_row,
+)
 from reflact.config.loading import LARGE_RATIO
-from reflact.config.training import FieldsConfig
 from reflact.errors import DataError
-from reflact.messages import unfold_chat
 from reflact.types import FrozenModel, Item, Split, digest_json
 
 T = TypeVar("T")
@@ -44,41 +50,6 @@ SPLIT_NAMES: dict[Split, tuple[str, ...]] = {
 
 SUFFIXES = (".json", ".jsonl", ".csv")
 """The endings of data files."""
-
-FIELD_NAMES = ("id", "input", "reference", "task_type")
-"""The fields of an item that a column can fill."""
-
-
-def _list_words(text: str) -> tuple[str, ...]:
-    return tuple(text.split())
-
-
-LIKELY_COLUMNS: Mapping[str, tuple[str, ...]] = {
-    "id": _list_words("id uid uuid qid question_id item_id task_id key nr no number"),
-    "input": _list_words(
-        "input question prompt problem instruction query task text sentence request message content source q"
-    ),
-    "reference": _list_words(
-        "reference references answers answer expected expected_output gold label target "
-        "solution output completion response ground_truth correct_answer result a"
-    ),
-    "task_type": _list_words("task_type type category topic subject kind domain"),
-}
-"""Usual names of the columns of each field, the likeliest first."""
-
-TELLING_WORDS: Mapping[str, frozenset[str]] = {
-    "input": frozenset(
-        _list_words("question prompt problem instruction query message request task text ticket")
-    ),
-    "reference": frozenset(_list_words("answer answers correct expected gold label solution truth")),
-}
-"""Words that tell a field also in a longer name, such as "right answer" or "customer_message"."""
-
-ID_WORDS = frozenset(_list_words("id uid nr no number"))
-"""Last words of a longer name that tell an id, such as "Ticket No."."""
-
-COUNTING_WORDS = frozenset(_list_words("id is nr no number count length type date url"))
-"""Words of a name that is no task and no answer, whatever its other words are."""
 
 MAX_SHOWN_COLUMNS = 12
 
@@ -224,7 +195,7 @@ def check_dataset(dataset: DataSet, train_size: int | None = None) -> None:
 
     Args:
         dataset: The data set.
-        train_size: Expected number of train items; None: any number.
+        train_size: Expected number of train items; None: any.
 
     Raises:
         DataError: The train or validation split is empty, an id is repeated, two splits have the same input, or the
@@ -251,8 +222,8 @@ def check_dataset(dataset: DataSet, train_size: int | None = None) -> None:
             )
     if train_size is not None and train_size != len(dataset.train):
         raise DataError(
-            f"data.train_size is {train_size}, but the train split has {len(dataset.train)} items: "
-            "correct the number or leave it out"
+            f"data.train_size expects {train_size} train items, and the train split has {len(dataset.train)}: correct "
+            "the number, or remove the key to accept any"
         )
 
 
@@ -305,34 +276,24 @@ def read_rows(path: Path) -> tuple[FileRow, ...]:
     if path.suffix == ".jsonl":
         lines = {f"{path} row {n}": line for n, line in enumerate(text.split("\n"), start=1)}
         return tuple(FileRow(_parse(line, where), where) for where, line in lines.items() if line.strip())
-    rows = _parse(text, str(path))
+    rows = _parse(text or "[]", str(path))
     if not isinstance(rows, list):
         entries = rows if isinstance(rows, dict) else {}
-        lists = [name for name, value in entries.items() if isinstance(value, list)]
-        advice = f"; save the list under {lists[0]!r} as a file of its own" if len(lists) == 1 else ""
-        if entries and all(isinstance(value, dict) for value in entries.values()):
-            advice = "; save the list of its values, without their names"
-        raise DataError(f"{path}: expected a list of items, found {_type_name(rows)}{advice}")
-    return tuple(FileRow(row, f"{path} row {n}") for n, row in enumerate(rows, start=1))
+        lists = [value for value in entries.values() if isinstance(value, list) and value]
+        if len(lists) != 1:
+            raise DataError(
+                f"{path}: expected a list of items, found {_type_name(rows)}" + _advise_on_entries(entries)
+            )
+        rows = lists[0]
+    return tuple(FileRow(row, f"{path} row {n}") for n, row in enumerate(unfold_articles(rows), start=1))
 
 
-def guess_column(name: str, columns: Sequence[str]) -> str | None:
-    """Return the column that probably fills a field of an item; None if none has a usual name."""
-    by_name = {"_".join(re.findall(r"[^\W_]+", column.lower())): column for column in columns}
-    usual = next((by_name[likely] for likely in LIKELY_COLUMNS[name] if likely in by_name), None)
-    if usual is None and name == "id":
-        found = [column for short, column in by_name.items() if short.rpartition("_")[2] in ID_WORDS]
-        return found[0] if len(found) == 1 else None
-    if usual is not None or name not in TELLING_WORDS:
-        return usual
-    words = {column: set(short.split("_")) for short, column in by_name.items()}
-    other = TELLING_WORDS["reference"] if name == "input" else TELLING_WORDS["input"] - {"text"}
-    found = [
-        column
-        for column, parts in words.items()
-        if parts & TELLING_WORDS[name] and not parts & (other | COUNTING_WORDS)
-    ]
-    return found[0] if len(found) == 1 else None
+def _advise_on_entries(entries: Mapping[str, Any]) -> str:
+    """Return what to do with an object in place of a list of items."""
+    if entries and all(isinstance(value, dict) for value in entries.values()):
+        return "; save the list of its values, without their names"
+    lists = [repr(name) for name, value in entries.items() if isinstance(value, list) and value]
+    return f"; save one of its lists ({', '.join(lists)}) as a file of its own" if lists else ""
 
 
 def build_item(row: Any, fields: FieldsConfig, where: str) -> Item:
@@ -340,16 +301,20 @@ def build_item(row: Any, fields: FieldsConfig, where: str) -> Item:
 
     A field of the item is the column that ``fields`` names, or else the column of its own name. Without ``input``,
     a column ``question`` and, if there is one, its ``context`` are the input. Without ``reference``, a column
-    ``answers`` or ``answer`` is the reference. ``unfold_chat`` says how a chat is read. A row without an id gets a
+    ``answers`` or ``answer`` is the reference. ``unfold_row`` says how chats are read. A row without an id gets a
     digest of its input and reference. All other columns are metadata.
 
     Raises:
         DataError: A field is missing or wrong.
     """
     if not isinstance(row, dict):
-        raise DataError(f"{where}: expected an object with an input, found {_type_name(row)}")
+        raise DataError(
+            f"{where}: expected an object with an input, found {_type_name(row)}; write each item as "
+            '{"input": ..., "reference": ...}'
+        )
     if fields.input is None:
-        row = unfold_chat(row)
+        row = unfold_row(row)
+    row = unfold_columns(row, [name for name in fields.model_dump().values() if name is not None])
     if _has_lone_surrogate(row):
         raise DataError(f"{where}: half of a surrogate pair (\\ud800 to \\udfff) is not text; remove it")
     columns = _find_columns(row, fields, where)
@@ -456,6 +421,9 @@ def _find_split(folder: Path, split: Split, *, optional: bool) -> Path | None:
             return None
         wanted = " or ".join(f"{name}, {name}.json, {name}.jsonl, {name}.csv" for name in names)
         spare = "; to train without one, set test.enabled: false" if split is Split.test else ""
+        others = sorted(p for p in folder.iterdir() if p.suffix in SUFFIXES)
+        if len(others) == 1:
+            spare = f"; to split a single file, name the file: {others[0]}"
         raise DataError(f"{folder} has no {split.value} split: looked for {wanted}{spare}")
     if len(paths) > 1:
         listed = ", ".join(path.name for path in paths)
@@ -582,7 +550,12 @@ def _parse(text: str, where: str) -> Any:
     except RecursionError:
         raise DataError(f"{where} is not readable JSON: it is nested too deeply") from None
     except ValueError as error:
-        raise DataError(f"{where} is not valid JSON: {error}") from None
+        advice = ""
+        if "Extra data" in str(error) and "\n" in text.strip():
+            advice = "; if each line is an item, rename the file to end in .jsonl"
+        elif text.startswith("[") and "\n" not in text:
+            advice = "; if the file is a list, rename it to end in .json"
+        raise DataError(f"{where} is not valid JSON: {error}{advice}") from None
 
 
 def _refuse_constant(name: str) -> NoReturn:

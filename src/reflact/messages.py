@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, ClassVar, Generic, Literal, NamedTuple, Self, TypeVar
+from typing import ClassVar, Generic, Literal, NamedTuple, Self, TypeVar
 from urllib.parse import quote
 
 from pydantic import Field, JsonValue
 
 from reflact.records import Usage
 from reflact.types import FrozenModel
-
-SYSTEM_ROLES = frozenset({"system", "developer"})
-
-CHAT_FIELDS = frozenset({"input", "question", "reference", "answers", "answer"})
-"""Columns that say what a row's task or answer is, so that its chat is something else."""
 
 
 class ReplyModel(FrozenModel):
@@ -170,30 +164,3 @@ class CallTime(NamedTuple):
     stage: str
     started: float
     ended: float | None
-
-
-def unfold_chat(row: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a row that holds only a chat, as in files for fine-tuning, as a row of its task and its right answer.
-
-    The chat is a list ``messages`` of texts with roles. The answer of its end is the ``reference``. The user's message
-    is the ``input``; if there are several turns before the end, all of them are. System messages become the column
-    ``system``. Any other row is returned as it is.
-    """
-    messages = row.get("messages")
-    if CHAT_FIELDS & row.keys() or not isinstance(messages, list) or not all(map(_is_message, messages)):
-        return row
-    system = [message["content"] for message in messages if message["role"] in SYSTEM_ROLES]
-    turns = [message for message in messages if message["role"] not in SYSTEM_ROLES]
-    if len(turns) < 2 or (turns[0]["role"], turns[-1]["role"]) != ("user", "assistant"):
-        return row
-    *before, last = turns
-    texts = [f"{turn['role']}: {turn['content']}" for turn in before]
-    found = {"input": before[0]["content"] if len(before) == 1 else "\n\n".join(texts)}
-    found["reference"] = last["content"]
-    if system:
-        found["system"] = "\n\n".join(system)
-    return {name: value for name, value in row.items() if name != "messages"} | found
-
-
-def _is_message(value: object) -> bool:
-    return isinstance(value, dict) and all(isinstance(value.get(name), str) for name in ("role", "content"))

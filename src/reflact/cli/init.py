@@ -6,16 +6,13 @@ import json
 import os
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
 from reflact.cli.common import load_trainer_config
-
-if TYPE_CHECKING:
-    from reflact.config.training import FieldsConfig
 
 OPENAI_URL = "https://api.openai.com/v1"
 
@@ -141,6 +138,11 @@ def init(  # noqa: PLR0917 - one for each option of the command
         draft["sizes"],
         f"columns: {draft['used']}",
         *(
+            [f"guessed by content: {draft['by_content']}; to change this, edit data.fields in {out}"]
+            if draft["by_content"]
+            else []
+        ),
+        *(
             [f"the target does not see {draft['unseen']}; environment.template can name it"]
             if draft["unseen"]
             else []
@@ -199,9 +201,9 @@ def describe_data(data: Path, out: Path, columns: Mapping[str, str]) -> dict[str
     Raises:
         DataError: The data cannot be read, is not fit for a run, or has no column that could be the input.
     """
-    from reflact.data import FIELD_NAMES, check_dataset, load_dataset, read_rows
+    from reflact.config.fields import CHAT_COLUMNS, FIELD_NAMES, FieldsConfig, unfold_row
+    from reflact.data import check_dataset, load_dataset, read_rows
     from reflact.environments.dataset import PLAIN_GRADERS, DatasetEnvironment, guess_grader
-    from reflact.messages import unfold_chat
     from reflact.reporting.lines import escape_line
     from reflact.types import Split
 
@@ -211,10 +213,13 @@ def describe_data(data: Path, out: Path, columns: Mapping[str, str]) -> dict[str
         sample = next((p for p in files if "train" in p.relative_to(data).parts[0]), data)
     found = [row.value for row in read_rows(sample)] if sample.is_file() else []
     rows = [row for row in found if isinstance(row, dict)]
-    unfolded = rows if "input" in columns else [unfold_chat(row) for row in rows]
-    fields, names, used = guess_fields(unfolded, columns, str(sample))
-    if unfolded != rows:
-        used = f"{used}, both out of 'messages'"
+    unfolded = rows if "input" in columns else [unfold_row(row) for row in rows]
+    guess = guess_fields(unfolded, columns, str(sample))
+    if unfolded and (chat := CHAT_COLUMNS & (rows[0].keys() - unfolded[0].keys())):
+        guess = guess._replace(note=f", both out of {' and '.join(map(repr, sorted(chat, reverse=True)))}")
+    elif guess.usual.get("input") == "question" and "context" in unfolded[0]:
+        guess = guess._replace(note="; the input begins with 'context'")
+    fields, used = FieldsConfig.model_validate(guess.named), guess.describe()
     has_test = not data.is_dir() or any(
         (data / f"test{end}").exists() for end in ("", ".json", ".jsonl", ".csv")
     )
@@ -230,7 +235,8 @@ def describe_data(data: Path, out: Path, columns: Mapping[str, str]) -> dict[str
     if grader in PLAIN_GRADERS:
         DatasetEnvironment(dataset, grade=PLAIN_GRADERS[grader]())  # says which rows it cannot grade
     n_train, n_val, n_test = (len(dataset.items(split)) for split in Split)
-    lines = [f"    {name}: {quote_yaml(names[name])}\n" for name in FIELD_NAMES if name in names]
+    named = guess.named
+    lines = [f"    {name}: {quote_yaml(named[name])}\n" for name in FIELD_NAMES if name in named]
     return {
         "data": escape_line(str(data)),
         "name": out.name,
@@ -247,48 +253,104 @@ def describe_data(data: Path, out: Path, columns: Mapping[str, str]) -> dict[str
         "columns": escape_line(others or "there are none"),
         "unseen": ", ".join(map(repr, items[0].metadata)),
         "used": used,
+        "by_content": " and ".join(guess.by_content),
         "batch": str(max(1, min(16, n_train))),
     }
 
 
-def guess_fields(
-    rows: Sequence[Mapping[str, Any]], chosen: Mapping[str, str], where: str
-) -> tuple[FieldsConfig, dict[str, str], str]:
-    """Return the columns of the fields that need a line in ``data.fields``, also by name, and all in words.
+class GuessedFields(NamedTuple):
+    """The columns of the fields of items.
+
+    Attributes:
+        named: Those that need a line in ``data.fields``, by field.
+        usual: Those that need none, by field.
+        by_content: Fields whose columns have no telling name.
+        note: More about them, in words.
+    """
+
+    named: Mapping[str, str]
+    usual: Mapping[str, str]
+    by_content: Sequence[str]
+    note: str = ""
+
+    def describe(self) -> str:
+        """Return all fields with their columns, in words."""
+        columns = {**self.usual, **self.named}
+        words = (f"{field} from {column!r}" for field, column in sorted(columns.items()))
+        return ", ".join(words) + self.note
+
+
+def guess_fields(rows: Sequence[Mapping[str, Any]], chosen: Mapping[str, str], where: str) -> GuessedFields:
+    """Return the columns of the fields of items, by their names or else by their contents.
 
     Raises:
-        DataError: No column could be the input.
+        DataError: No column could be the input, or the first row is no header.
     """
-    from reflact.config.training import FieldsConfig
-    from reflact.data import FIELD_NAMES, guess_column
     from reflact.errors import DataError
+    from reflact.jsonutil import flatten_fields
+
+    guess = _guess_from_columns(rows, chosen, lambda name: name)
+    if "input" not in {*guess.named, *guess.usual} and rows:
+        flat = [dict(flatten_fields(dict(row))) for row in rows]
+        guess = _guess_from_columns(flat, chosen, lambda name: name.rpartition(".")[2])
+    if "input" not in {*guess.named, *guess.usual} and rows:
+        listed = ", ".join(map(repr, rows[0])) or "none"
+        raise DataError(
+            f"{where}: no column looks like the task; name it with --input, and that of the right answer with "
+            f"--reference (the columns are {listed})"
+        )
+    column = guess.named.get("reference")
+    if "reference" in guess.by_content and any(row.get(str(column)) == column for row in rows):
+        raise DataError(
+            f"{where}: the first row looks like an item and not like a header, because {column!r} is an answer of other "
+            "rows too; write a header above it, such as input,reference"
+        )
+    return guess
+
+
+def _guess_from_columns(
+    rows: Sequence[Mapping[str, Any]], chosen: Mapping[str, str], shorten: Callable[[str], str]
+) -> GuessedFields:
+    """Return the guess for columns whose names count as ``shorten`` gives them."""
+    from reflact.config.fields import (
+        FIELD_NAMES,
+        are_ids,
+        guess_answer,
+        guess_column,
+        guess_task,
+        is_labels,
+        list_texts,
+    )
 
     known = {"input": ("input", "question"), "reference": ("reference", "answers", "answer")}
     first, most = rows[0] if rows else {}, len(rows) * 0.9
     columns = [name for name in first if sum(name in row for row in rows) >= most]
-    names, usual = dict(chosen), dict[str, str]()
+    usual = {
+        field: own[0]
+        for field in FIELD_NAMES
+        if (own := [name for name in known.get(field, (field,)) if name in columns])
+    }
+    named, by_content = dict(chosen), list[str]()
     for field in FIELD_NAMES:
-        if own := [name for name in known.get(field, (field,)) if name in columns]:
-            usual[field] = own[0]
-        if field in names or field in usual:
+        if field in named or field in usual:
             continue
-        column = guess_column(field, [name for name in columns if name not in names.values()])
-        if column is not None and (field != "id" or are_ids([row.get(column) for row in rows])):
-            names[field] = column
-        elif field == "input" and rows:
-            listed = ", ".join(map(repr, rows[0])) or "none"
-            raise DataError(
-                f"{where}: no column looks like the task; name it with --input, and that of the right answer with "
-                f"--reference (the columns are {listed})"
+        free = [name for name in columns if name not in {*named.values(), *usual.values(), "metadata"}]
+        short = {shorten(name): name for name in free}
+        tasks = [name for name in short if field != "input" or not is_labels(list_texts(rows, short[name]))]
+        column = short.get(guess_column(field, tasks) or "")
+        if field == "id" and not are_ids([row.get(str(column)) for row in rows]):
+            column = None
+        if column is None and field in {"input", "reference"}:
+            task = named.get("input") or usual.get("input")
+            answer = short.get(guess_column("reference", list(short)) or "")
+            others = [name for name in free if name not in {answer, "context"}]
+            column = (
+                guess_task(rows, others) if field == "input" else task and guess_answer(rows, others, task)
             )
-    used = ", ".join(f"{field} from {column!r}" for field, column in sorted((usual | names).items()))
-    return FieldsConfig.model_validate(names), names, used
-
-
-def are_ids(values: Sequence[Any]) -> bool:
-    """Whether all values of a column are words or whole numbers, and no two are equal."""
-    are_names = all(isinstance(value, str | int) and not isinstance(value, bool) for value in values)
-    return are_names and len(set(map(str, values))) == len(values)
+            by_content += [field] if column else []
+        if column:
+            named[field] = column
+    return GuessedFields(named, usual, by_content)
 
 
 def quote_yaml(text: str) -> str:

@@ -14,6 +14,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, JsonValue, model_validator
 
 from reflact.config.critic import CriticConfig
+from reflact.config.fields import FieldsConfig
 from reflact.config.models import (
     OBJECT_NAME,
     ConfigSection,
@@ -73,31 +74,6 @@ class EnvironmentConfig(ConfigSection):
     )
 
 
-class FieldsConfig(ConfigSection):
-    """The columns of a data file that fill the fields of its items; all others are kept as metadata."""
-
-    id: str | None = changeable_field(
-        None,
-        min_length=1,
-        description="Column of the id; null: `id`, or a digest of the content if there is no such column.",
-    )
-    input: str | None = changeable_field(
-        None,
-        min_length=1,
-        description="Column of the task; null: `input`, or `question` after its `context`, if there is one.",
-    )
-    reference: str | None = changeable_field(
-        None,
-        min_length=1,
-        description="Column of the right answer, or of a list of them; null: `reference`, `answers` or `answer`.",
-    )
-    task_type: str | None = changeable_field(
-        None,
-        min_length=1,
-        description="Column of the kind of task; a single file is split by `ratio` within each kind. null: `task_type`.",
-    )
-
-
 def normalize_ratio(value: object) -> object:
     """Return a ratio as ``train:val:test`` in whole numbers; a value in no known form is returned as it is.
 
@@ -136,7 +112,9 @@ class DataConfig(ConfigSection):
         default_factory=FieldsConfig, description="Which columns fill the fields of an item."
     )
     split_seed: int = Field(42, description="Seed of the split of a single file.")
-    train_size: int | None = Field(None, ge=1, description="Required size of the train split; null: any.")
+    train_size: int | None = Field(
+        None, ge=1, description="Expected number of train items: no run starts with another; null: any."
+    )
 
 
 class TargetConfig(ConfigSection):

@@ -10,8 +10,9 @@ from typing import Any
 
 from pydantic import JsonValue
 
+from reflact.config.fields import guess_column, is_labels
 from reflact.config.training import TrainerConfig
-from reflact.data import MAX_SHOWN_ROWS, DataSet, check_dataset, guess_column, has_made_id, load_dataset
+from reflact.data import MAX_SHOWN_ROWS, DataSet, check_dataset, has_made_id, load_dataset
 from reflact.environments.graders import (
     CheckedGrader,
     ExactGrader,
@@ -265,6 +266,11 @@ def guess_grader(references: Sequence[JsonValue]) -> tuple[str, str] | None:
         guess = "numeric", "The references are numbers: an answer must be that number and nothing else."
     elif all(text.lstrip().lower().startswith(("select ", "with ")) for text in texts):
         guess = "sql", "The references are queries: an answer must return the same rows."
+    elif is_labels(texts):
+        words = (
+            f"The references are {len(set(texts))} labels: an answer must be the right one and nothing else"
+        )
+        guess = "normalized", f"{words}; case, spaces and punctuation at both ends do not count."
     elif sum(len(text.split()) for text in texts) > LONG_ANSWER_WORDS * len(texts):
         guess = "token_f1", "The references are long: the score is the overlap of words."
     else:

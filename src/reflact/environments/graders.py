@@ -268,7 +268,8 @@ class CheckedGrader(FrozenModel, ABC, Generic[E]):
             raise DataError(f"item {item.id!r} cannot be graded by {self.name}: {error}") from None
         if not accepted:
             raise DataError(
-                f"item {item.id!r} cannot be graded by {self.name}: the list of references is empty"
+                f"item {item.id!r} cannot be graded by {self.name}: the list of references is empty; write its right "
+                "answer, or remove it"
             )
         return accepted
 
