@@ -11,11 +11,18 @@ import pytest
 
 from reflact import Trainer, compare_runs, read_run
 from reflact.errors import UsageError
+from reflact.events import StepCommitted
 from reflact.records import EpochRecord, SkillVersion, SlowUpdate, Spend, StepRecord, Usage
 from reflact.reporting.html.serve import render_comparison
 from reflact.reporting.lines import hide_positions
 from reflact.reporting.summary import format_details
-from reflact.reporting.tables import build_run_table, list_gain_lines, list_setting_rows
+from reflact.reporting.tables import (
+    build_run_table,
+    describe_prompts,
+    list_comparison_columns,
+    list_gain_lines,
+    list_setting_rows,
+)
 from reflact.skills.document import diff_texts
 from reflact.store.runs import RunRow
 from reflact.testing import ToyEnvironment, toy_optimizer
@@ -34,6 +41,7 @@ from reflact.types import (
 )
 from served import assert_refused, reflact
 from toy_runs import LINES, build_trainer
+from toy_runs import settings as build_settings
 
 STEERING = "\x1b[2J\x1b]0;title\x07\u202e"
 V1 = SkillVersion(number=1, skill_hash="b" * 64, origin="step 1", score=0.5)
@@ -341,26 +349,70 @@ def test_runs_are_compared_on_common_items(folder: Path, tmp_path: Path) -> None
 
 
 def test_settings_are_compared_in_words() -> None:
-    """Hashes are short, and the identity of the environment has a row only if no setting explains the difference."""
+    """Hashes are short, prompts are named in a sentence, and an identity has a row only if no setting explains it."""
     made = [f'{{"environment":"dataset","template":"{name}"}}' for name in "ab"]
     rows = {
         "data": ("0123456789abcdef" * 4, "f" * 64),
         "environment": tuple(made),
         "environment.template": ("a", None),
-        "prompts.merge": ("v2 0123456789abcdef", "v3 fedcba9876543210"),
+        "prompts.profile": ("default", "small"),
     }
-    found = [SettingDifference(key=key, values=values) for key, values in rows.items()]
+    prompts = {
+        "prompts.merge": ("v2 0123456789abcdef", "v3 fedcba9876543210"),
+        "prompts.rank": (f"v1 {'0' * 16}", None),
+    }
+    found = [SettingDifference(key=key, values=values) for key, values in (rows | prompts).items()]
     comparison = RunComparison.model_construct(settings=tuple(found))
     assert list_setting_rows(comparison) == [
         ("data (content)", ("01234567", "ffffffff")),
         ("environment.template", ("a", "-")),
-        ("prompts.merge", ("v2 01234567", "v3 fedcba98")),
+        ("prompts.profile", ("default", "small")),
     ]
+    assert describe_prompts(comparison) == "prompts differ: merge (v2 and v3)"
+    text = SettingDifference(key="prompts.merge", values=(f"v2 {'0' * 16}", f"v2 {'1' * 16}"))
+    assert (
+        describe_prompts(RunComparison.model_construct(settings=(text,)))
+        == "prompts differ: merge (another text)"
+    )
     alone = RunComparison.model_construct(settings=(found[1],))
+    assert describe_prompts(alone) is None
     assert list_setting_rows(alone) == [("environment (template)", ("a", "b"))]
     own = SettingDifference(key="environment", values=("shop 1", "shop 2"))
     other = RunComparison.model_construct(settings=(own, found[2]))
     assert list_setting_rows(other)[0] == ("environment (identity)", ("shop 1", "shop 2"))
+
+
+def test_settings_without_an_effect_are_no_difference(folder: Path, tmp_path: Path) -> None:
+    """What an unused critic, or a section that is switched off in both runs, is set to is not listed."""
+    for name, n in (("a", 1), ("b", 2)):
+        idle = {
+            "critic": {"n_samples": n},
+            "slow_update": {"enabled": False, "samples": n},
+            "models": {"critic": {"model": name}},
+        }
+        anyio.run(build_trainer(build_settings(tmp_path / name, train={"num_epochs": n}, **idle)).train)
+    found = anyio.run(compare_runs, [tmp_path / "a", tmp_path / "b"])
+    assert [setting.key for setting in found.settings] == ["train.num_epochs"]
+    keys = {setting.key for setting in anyio.run(compare_runs, [folder, tmp_path / "a"]).settings}
+    assert {"slow_update.enabled", "slow_update.samples"} <= keys
+    assert "critic.n_samples" not in keys
+
+
+async def test_an_open_run_is_compared_by_what_it_has_measured(folder: Path, tmp_path: Path) -> None:
+    """The score of a run without an end agrees with its gain, and a star says that it does not cover all items."""
+    async with build_learning_trainer(tmp_path).stream() as stream:
+        async for event in stream:
+            if isinstance(event, StepCommitted):
+                found = await compare_runs([folder, tmp_path])
+                break
+    (ended, begun), (gain,) = found.runs, found.gains
+    assert ended.val is not None
+    assert begun.val is not None
+    assert gain.mean == pytest.approx((begun.val.hard or 0) - (ended.val.hard or 0))
+    assert (begun.val.n, begun.val.unmeasured, begun.test) == (4, 0, None)
+    partial = begun.model_copy(update={"val": begun.val.model_copy(update={"unmeasured": 1})})
+    columns = list_comparison_columns(found.model_copy(update={"runs": (ended, partial)}))
+    assert [score[-1:] for score in columns["val"]] == ["0", "*"]
 
 
 def test_a_difference_is_read_without_positions() -> None:

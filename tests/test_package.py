@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import anyio
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from reflact import export_skill
 from reflact.config.loading import load_config
 from reflact.errors import ConfigError, SkillError, UsageError
+from reflact.events import StepCommitted
 from reflact.skills.document import (
     apply_edits,
     check_document,
@@ -123,6 +125,25 @@ def test_an_export_says_if_training_found_nothing_better(tmp_path: Path) -> None
     assert (best.exit_code, best.stdout.splitlines()[0]) == (0, hint), best.output
     first = reflact("export", tmp_path / "run", "--out", tmp_path / "first", "--version", "baseline")
     assert hint not in first.stdout
+
+
+async def test_an_export_says_if_the_skill_is_not_tested(plain: Path, tmp_path: Path) -> None:
+    """A skill that only validation items selected says so, and so does that of a run that is under way."""
+    (hint,) = (await read_package(plain, description="Rules.")).hints
+    assert re.fullmatch(
+        r"this is v\d from step \d, which the validation items selected; it is not tested on others", hint
+    )
+    assert (await read_package(plain, "final", description="Rules.")).hints == ()
+    async with build_trainer(
+        {"out_dir": tmp_path, "train": {"num_epochs": 2, "batch_size": 4}}
+    ).stream() as stream:
+        async for event in stream:
+            if isinstance(event, StepCommitted):
+                (hint,) = (await read_package(tmp_path, name="a", description="Rules.")).hints
+                break
+    assert re.match(
+        r"the run is not complete; this is v\d from step \d, the best skill so far, which is not tested", hint
+    )
 
 
 def test_several_files_are_trained_as_one_document_and_split_again(folder: Path, tmp_path: Path) -> None:

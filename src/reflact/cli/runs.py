@@ -495,7 +495,12 @@ def compare(
     from rich.console import Console
 
     from reflact.reporting.lines import escape_line
-    from reflact.reporting.tables import build_comparison_table, build_settings_table, list_gain_lines
+    from reflact.reporting.tables import (
+        build_comparison_table,
+        build_settings_table,
+        describe_prompts,
+        list_gain_lines,
+    )
     from reflact.training.history import compare_runs
 
     ids = [_find_run(folder) for folder in folders] if len(folders) > 1 else None
@@ -507,9 +512,12 @@ def compare(
     console.print(build_comparison_table(comparison))
     for line in list_gain_lines(comparison):
         typer.echo(escape_line(line))
-    if comparison.settings:
+    settings = build_settings_table(comparison)
+    if settings.row_count:
         typer.echo()
-        console.print(build_settings_table(comparison))
+        console.print(settings)
+    if (prompts := describe_prompts(comparison)) is not None:
+        typer.echo(escape_line(prompts))
     first, *others = comparison.runs
     for run, diff in zip(others, comparison.diffs, strict=True):
         if diff:

@@ -121,6 +121,21 @@ def config_identity(config: TrainerConfig) -> dict[str, JsonValue]:
     }
 
 
+def list_idle_keys(config: TrainerConfig) -> frozenset[str]:
+    """Return the dotted keys that have no effect, because their section is switched off or not used."""
+    keys = [key for key, _ in _list_fields(TrainerConfig)]
+    values = config.model_dump(mode="json")
+    idle = [
+        f"{name}."
+        for name, section in values.items()
+        if isinstance(section, dict) and section.get("enabled") is False
+    ]
+    idle += [] if config.uses_critic else CRITIC_PREFIXES
+    idle += [PROPOSER_PREFIX] if config.proposer.name == "reflact" else []
+    idle += ["replay."] if config.replay.cassette is None else []
+    return frozenset(key for key in keys if key.startswith(tuple(idle)) and not key.endswith(".enabled"))
+
+
 def list_config_keys(kind: type[ConfigSection] = TrainerConfig) -> Iterator[tuple[str, str, str, bool, str]]:
     """Yield (key, type, default, changeable, description) of every key, in order, for the reference page."""
     for key, field in _list_fields(kind):

@@ -41,7 +41,7 @@ from reflact.reporting.lines import (
 )
 from reflact.reporting.verdict import SCORE_NAMES, describe_gain, format_cost, format_usd
 from reflact.stages.final_test import average_metrics
-from reflact.training.history import RunComparison, RunListing
+from reflact.training.history import RunComparison, RunListing, SettingDifference
 from reflact.training.items import DocumentResult, ItemResult
 from reflact.types import Score, Split, canonical_json
 
@@ -49,6 +49,8 @@ Columns = Mapping[str, Sequence[str]]
 """The cells of a table by the headings of its columns."""
 
 PARTIAL_NOTE = "* The decision was certain before all items were measured."
+
+UNMEASURED_NOTE = "* Not all items are measured."
 
 CATEGORY_WORDS: dict[ComparisonCategory, str] = {
     "improved": "better",
@@ -70,6 +72,9 @@ IDENTITY_NAMES = {"data": "data (content)", "environment": "environment (identit
 
 CONTENT_HASH = re.compile(r"\b([0-9a-f]{8})[0-9a-f]{8,56}\b")
 """A hash; its first characters are enough to see that two differ."""
+
+PROMPT_IDENTITY = re.compile(r"v\d+ [0-9a-f]{16}")
+"""The version of a prompt and its hash."""
 
 STEP_LEGEND = (
     "val: score before the step -> that of its candidate;\n"
@@ -231,8 +236,8 @@ def list_comparison_columns(comparison: RunComparison) -> Columns:
         "run": [escape_line(run.name) for run in runs],
         "status": [run.status or "open" for run in runs],
         "steps": [f"{run.steps:,}" for run in runs],
-        "val": [format_score(None if run.val is None else run.val.hard) for run in runs],
-        "test": [format_score(None if run.test is None else run.test.hard) for run in runs],
+        "val": [_format_compared(run.val) for run in runs],
+        "test": [_format_compared(run.test) for run in runs],
         "calls": [format_count(run.usage.calls) for run in runs],
         "cost": [format_cost(run.usage.calls, run.usage.usd) for run in runs],
         "time": ["-" if run.seconds is None else format_duration(run.seconds) for run in runs],
@@ -240,9 +245,16 @@ def list_comparison_columns(comparison: RunComparison) -> Columns:
     }
 
 
+def _format_compared(score: SkillScore | None) -> str:
+    return "-" if score is None else format_score(score.hard) + ("*" if score.unmeasured else "")
+
+
 def build_comparison_table(comparison: RunComparison) -> FittedTable:
     """Return the runs of a comparison as a table."""
-    return FittedTable(list_comparison_columns(comparison), ("characters", "calls", "steps"), folded="run")
+    scores = [score for run in comparison.runs for score in (run.val, run.test)]
+    note = UNMEASURED_NOTE if any(score is not None and score.unmeasured for score in scores) else None
+    optional = ("characters", "calls", "steps")
+    return FittedTable(list_comparison_columns(comparison), optional, caption=note, folded="run")
 
 
 def build_settings_table(comparison: RunComparison) -> Table:
@@ -260,12 +272,14 @@ def list_setting_rows(comparison: RunComparison) -> list[tuple[str, tuple[str, .
     """Return the settings that differ, each with the value of each run; hashes of contents are shortened.
 
     The identity of an environment that reflact made has a row for each of its fields that differs. It says nothing more
-    than a setting of the environment that differs.
+    than a setting of the environment that differs. Prompts have no rows; see ``describe_prompts``.
     """
     keys = [setting.key for setting in comparison.settings]
     explained = {"environment"} if any(key.startswith("environment.") for key in keys) else set()
     rows: list[tuple[str, tuple[JsonValue, ...]]] = []
     for setting in comparison.settings:
+        if _is_prompt(setting):
+            continue
         fields = list_field_differences(setting.values)
         if not fields:
             rows.append((IDENTITY_NAMES.get(setting.key, setting.key), setting.values))
@@ -275,6 +289,25 @@ def list_setting_rows(comparison: RunComparison) -> list[tuple[str, tuple[str, .
         (key, tuple(CONTENT_HASH.sub(r"\1", format_setting(value)) for value in values))
         for key, values in rows
     ]
+
+
+def describe_prompts(comparison: RunComparison) -> str | None:
+    """Return which prompts differ between runs that use them, with their versions; None if none does."""
+    names = []
+    for setting in comparison.settings:
+        texts = list(dict.fromkeys(str(value) for value in setting.values if value is not None))
+        if _is_prompt(setting) and len(texts) > 1:
+            versions = list(dict.fromkeys(text.partition(" ")[0] for text in texts))
+            how = "another text" if len(versions) == 1 else " and ".join(versions)
+            names.append(f"{setting.key.removeprefix('prompts.')} ({how})")
+    return f"prompts differ: {', '.join(names)}" if names else None
+
+
+def _is_prompt(setting: SettingDifference) -> bool:
+    """Whether a difference is one of a prompt, and so of hashes."""
+    return setting.key.startswith("prompts.") and any(
+        PROMPT_IDENTITY.fullmatch(str(value)) for value in setting.values
+    )
 
 
 def format_setting(value: JsonValue) -> str:

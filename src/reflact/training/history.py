@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from pydantic import JsonValue
 
+from reflact.config.loading import list_idle_keys
+from reflact.config.training import TrainerConfig
 from reflact.errors import UsageError
 from reflact.events import Event
 from reflact.gate.intervals import improvement_interval
@@ -29,6 +31,8 @@ from reflact.records import (
 )
 from reflact.skills.document import diff_texts
 from reflact.skills.package import SkillPackage, build_package, read_front_matter, suggest_name
+from reflact.stages.evaluate import GateMetric
+from reflact.stages.final_test import score_skill
 from reflact.training.items import ItemResult, read_items
 from reflact.types import FrozenModel, Skill, Split, canonical_json
 
@@ -287,8 +291,8 @@ async def read_package(
         SkillError: The name or the description is missing or not allowed, or the folder cannot be read.
         StoreError: The store cannot be read.
     """
-    async with open_run(path, run_id) as (_, row):
-        settings = dict(flatten_fields(row.config))
+    async with open_run(path, run_id) as (store, row):
+        settings, summary = dict(flatten_fields(row.config)), await store.summary(row.run_id)
     (found,) = await read_versions(path, [version], row.run_id)
     if description is None and "description" not in read_front_matter(found.skill.text):
         description = str(settings.get("environment.description") or "")
@@ -302,9 +306,25 @@ async def read_package(
         files=[str(each) for each in files] if isinstance(files, list) else (),
         is_renamed=name is not None,
     )
-    if version != "best" or found.version.number:
-        return package
-    return package.model_copy(update={"hints": (INITIAL_HINT, *package.hints)})
+    doubt = _describe_doubt(row, summary, found.version) if version == "best" else None
+    return package if doubt is None else package.model_copy(update={"hints": (doubt, *package.hints)})
+
+
+def _describe_doubt(row: RunRow, summary: RunSummary | None, best: SkillVersion) -> str | None:
+    """Return why the best skill of a run may not be what its reader expects, in words; None if it is tested."""
+    if row.status == "completed" and not best.number:
+        return INITIAL_HINT
+    if row.status != "completed":
+        ended = "is not complete" if row.status is None else f"ended as {row.status}"
+        which = (
+            f"v{best.number} from {best.origin}, the best skill"
+            if best.number
+            else "the initial skill, the best"
+        )
+        return f"the run {ended}; this is {which} so far, which is not tested; reflact train resumes the run"
+    if summary is None or summary.score("best", Split.test) is None:
+        return f"this is v{best.number} from {best.origin}, which the validation items selected; it is not tested on others"
+    return None
 
 
 def _find_skill_folder(setting: JsonValue) -> Path | None:
@@ -368,7 +388,11 @@ class SettingDifference(FrozenModel):
 
 
 class ComparedRun(FrozenModel):
-    """A run in a comparison; ``val`` and ``test`` are the scores of its best skill at its end."""
+    """A run in a comparison.
+
+    ``val`` and ``test`` are the scores of its best skill at its end, or those that it has so far. ``unmeasured`` of a
+    score counts the items that it does not cover.
+    """
 
     name: str
     run_id: str
@@ -384,6 +408,7 @@ class ComparedRun(FrozenModel):
 class RunComparison(FrozenModel):
     """Runs side by side.
 
+    ``settings`` are those that differ and have an effect in one of the runs, and the prompts that differ.
     ``gains`` are the improvements of the best skill of each further run over that of the first one, paired over the
     items that both runs measured; ``name`` is the name of the further run. ``diffs`` are the unified diffs from the
     best skill of the first run to that of each further run.
@@ -398,6 +423,7 @@ class RunComparison(FrozenModel):
 class _ReadRun(NamedTuple):
     run: ComparedRun
     settings: Mapping[str, JsonValue]
+    idle: frozenset[str]
     scores: Mapping[Split, Mapping[str, float]]
 
 
@@ -435,7 +461,7 @@ async def compare_runs(
     ]
     return RunComparison(
         runs=tuple(each.run for each in found),
-        settings=tuple(_list_differences([each.settings for each in found])),
+        settings=tuple(_list_differences(found)),
         gains=tuple(gains),
         diffs=tuple(diff_texts(first.run.best.skill.text, each.run.best.skill.text) for each in others),
     )
@@ -446,33 +472,52 @@ async def _read_for_comparison(name: str, path: Path | str, run_id: str | None) 
         summary, state = await store.summary(row.run_id), await store.state(row.run_id)
         if state is None:
             raise UsageError(f"run {row.run_id} has not measured its initial document yet; resume it first")
-        scores: dict[Split, Mapping[str, float]] = {Split.val: {}, Split.test: {}}
-        for split in scores:
+        items: dict[Split, tuple[ItemResult, ...]] = {Split.val: (), Split.test: ()}
+        for split in items:
             with suppress(UsageError):  # the split is not measured
-                scores[split] = {
-                    canonical_json([item.item_id, item.input]): item.best.hard
-                    for item in await read_items(store, row, split=split)
-                    if item.best.hard is not None
-                }
+                items[split] = await read_items(store, row, split=split)
         skill = await store.skill(state.best.skill_hash)
+        config = parse_stored(TrainerConfig.model_validate, row.config, f"configuration of run {row.run_id}")
+        scored = () if summary is None else summary.scores
+        final = {s.split: s for s in scored if (s.name, s.skill_hash) == ("best", skill.hash)}
         run = ComparedRun(
             name=name,
             run_id=row.run_id,
             status=row.status,
             steps=row.steps,
-            val=None if summary is None else summary.score("best", Split.val),
-            test=None if summary is None else summary.score("best", Split.test),
+            val=final.get(Split.val) or _score_best(skill, Split.val, items[Split.val]),
+            test=final.get(Split.test) or _score_best(skill, Split.test, items[Split.test]),
             usage=sum((entry.usage for entry in await store.spend(row.run_id)), Usage()),
             seconds=None if summary is None else summary.seconds,
             best=VersionText(version=state.best, skill=skill),
         )
+        scores = {
+            split: {
+                canonical_json([item.item_id, item.input]): item.best.hard
+                for item in results
+                if item.best.hard is not None
+            }
+            for split, results in items.items()
+        }
         settings = {**dict(flatten_fields(row.config)), **await store.identity(row.run_id)}
-        return _ReadRun(run, settings, scores)
+        return _ReadRun(run, settings, list_idle_keys(config), scores)
 
 
-def _list_differences(settings: Sequence[Mapping[str, JsonValue]]) -> Iterator[SettingDifference]:
-    for key in sorted({key for each in settings for key in each} - LOCATIONS):
-        values = tuple(each.get(key) for each in settings)
+def _score_best(skill: Skill, split: Split, items: Sequence[ItemResult]) -> SkillScore | None:
+    """Return the best skill's score on the items that are measured so far; None if none is."""
+    measured = [item.best.rollouts for item in items if item.best.hard is not None]
+    if not measured:
+        return None
+    rollouts = [rollout for each in measured for rollout in each]
+    score = score_skill("best", skill, split, rollouts, (), metric=GateMetric(metric="hard"))
+    return score.model_copy(update={"unmeasured": len(items) - len(measured)})
+
+
+def _list_differences(runs: Sequence[_ReadRun]) -> Iterator[SettingDifference]:
+    """Yield the settings that differ; one without an effect in any of the runs is no difference."""
+    idle = frozenset.intersection(*(run.idle for run in runs))
+    for key in sorted({key for run in runs for key in run.settings} - LOCATIONS - idle):
+        values = tuple(run.settings.get(key) for run in runs)
         if len({canonical_json(value) for value in values}) > 1:
             yield SettingDifference(key=key, values=values)
 

@@ -46,6 +46,7 @@ from reflact.reporting.html.run import estimate_score, read_report, render_run_p
 from reflact.reporting.html.run_details import build_diff
 from reflact.reporting.lines import escape_line, format_score, name_count
 from reflact.reporting.tables import (
+    describe_prompts,
     list_comparison_columns,
     list_gain_lines,
     list_run_columns,
@@ -276,6 +277,8 @@ def render_comparison(comparison: RunComparison, names: Sequence[str]) -> str:
     settings_table = build_table(
         "Settings that differ", ("setting", *shown), settings, prose=set(range(1, len(shown) + 1))
     )
+    prompts = describe_prompts(comparison)
+    nothing = h.p["No setting differs."] if prompts is None else None
     return build_document(
         "Comparison of runs",
         [h.p(".live")[h.a(href="/")["All runs"]], h.h1(".title")["Comparison of runs"]],
@@ -292,7 +295,9 @@ def render_comparison(comparison: RunComparison, names: Sequence[str]) -> str:
                 ),
             ),
             PageSection(
-                "settings", "Settings", (settings_table if settings else h.p["No setting differs."],)
+                "settings",
+                "Settings",
+                (settings_table if settings else nothing, None if prompts is None else h.p[prompts]),
             ),
             PageSection("skills", "Best skills", tuple(diffs)),
         ),
