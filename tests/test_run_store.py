@@ -422,6 +422,14 @@ def test_a_conflict_about_graders_is_readable() -> None:
     ]
 
 
+def test_a_conflict_about_contents_shows_no_hashes() -> None:
+    """That items or the initial document are others is told without their hashes, which tell a reader nothing."""
+    assert describe_changes({"data": "0" * 64, "skill": "1" * 64}, {"data": "2" * 64, "skill": "3" * 64}) == [
+        "data has changed",
+        "skill has changed",
+    ]
+
+
 async def test_a_change_in_a_long_value_is_shown(store: SQLiteRunStore) -> None:
     """Of two long values, a conflict shows the place where they differ."""
     identity = {**IDENTITY, "target": "a" * 300 + "workspace 1"}

@@ -190,18 +190,25 @@ def _list_rows(found: Sequence[FileItem], between: str) -> str:
     return between.join(row.where for row in found[:MAX_SHOWN_ROWS]) + more
 
 
-def check_dataset(dataset: DataSet, train_size: int | None = None) -> None:
+TRAINING_SPLITS = (Split.train, Split.val)
+"""The splits that a training needs; a measurement needs only its own."""
+
+
+def check_dataset(
+    dataset: DataSet, train_size: int | None = None, needed: Sequence[Split] = TRAINING_SPLITS
+) -> None:
     """Check that a data set is fit for a run.
 
     Args:
         dataset: The data set.
         train_size: Expected number of train items; None: any.
+        needed: The splits that must have items.
 
     Raises:
-        DataError: The train or validation split is empty, an id is repeated, two splits have the same input, or the
+        DataError: A needed split is empty, an id is repeated, two splits have the same input, or the
             train size differs.
     """
-    for split in (Split.train, Split.val):
+    for split in needed:
         if not dataset.items(split):
             sizes = ", ".join(f"{s.value} {len(dataset.items(s))}" for s in Split)
             raise DataError(f"the {split.value} split is empty ({sizes}): add items or change data.ratio")

@@ -36,6 +36,9 @@ if TYPE_CHECKING:
 
 MAX_SHOWN_CHARS = 300
 
+MAX_NAME_CHARS = 40
+"""The most characters of a document's name in a table."""
+
 CassetteOption = Annotated[
     Path, typer.Option(metavar="FILE", help="The file of the recording.", show_default=False)
 ]
@@ -139,8 +142,19 @@ def evaluate(  # noqa: PLR0917 - one for each option of the command
     config: ConfigArgument,
     skill: Annotated[Path, typer.Option(metavar="FILE", help="The document to measure.", show_default=False)],
     split: Annotated[
-        Literal["val", "test"], typer.Option(metavar="val|test", help="The split to measure it on.")
-    ] = "val",
+        Literal["val", "test"] | None,
+        typer.Option(
+            metavar="val|test", help="The split to measure it on. Default: val.", show_default=False
+        ),
+    ] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Measure it on all items of this data file instead. The results are in OUT_DIR/eval-NAME.",
+            show_default=False,
+        ),
+    ] = None,
     against: Annotated[
         list[str] | None,
         typer.Option(
@@ -161,14 +175,19 @@ def evaluate(  # noqa: PLR0917 - one for each option of the command
     import anyio
     from rich.console import Console
 
+    from reflact.errors import UsageError
     from reflact.reporting.lines import escape_line
-    from reflact.reporting.tables import build_score_table
+    from reflact.reporting.tables import build_score_table, shorten_middle
     from reflact.reporting.verdict import describe_gain
     from reflact.skills.package import load_skill
     from reflact.training.evaluation import compare_skill
     from reflact.types import Control, Split
 
     settings = load_trainer_config(config, overrides)
+    if data is not None:
+        if split is not None:
+            raise UsageError("--data measures on all items of the file; leave --split out")
+        settings = use_all_items(settings, data)
     document, named = load_skill(skill, settings.skill_files if skill.is_dir() else ()), against or []
     controls: dict[str, Control] = {name: name for name in get_args(Control)}
     others = [controls.get(name) or load_skill(Path(name)) for name in named]
@@ -178,14 +197,41 @@ def evaluate(  # noqa: PLR0917 - one for each option of the command
         async def emit(event: Event) -> None:
             view.show_event(event)
 
-        compared = anyio.run(partial(compare_skill, settings, document, others, Split(split), on_event=emit))
+        compared = anyio.run(
+            partial(compare_skill, settings, document, others, Split(split or "val"), on_event=emit)
+        )
     if show is ShowMode.json:
         typer.echo((compared if named else compared.skill).model_dump_json(ensure_ascii=True))
         return
-    console.print(build_score_table([compared.skill, *compared.others]))
-    files = {f"other_{number}": name for number, name in enumerate(named, 1)}
+    files = {"skill": str(skill), **{f"other_{number}": name for number, name in enumerate(named, 1)}}
+    scores = [
+        score.model_copy(update={"name": shorten_middle(files.get(score.name, score.name), MAX_NAME_CHARS)})
+        for score in (compared.skill, *compared.others)
+    ]
+    if data is not None:
+        typer.echo(
+            escape_line(
+                f"all {compared.skill.n + compared.skill.unmeasured} items of {data}, as the split val"
+            )
+        )
+    console.print(build_score_table(scores))
     for gain in compared.improvements:
         typer.echo(escape_line(describe_gain(str(skill), files.get(gain.name, gain.name), gain)))
+
+
+def use_all_items(config: TrainerConfig, data: Path) -> TrainerConfig:
+    """Return a configuration whose validation split is a whole data file, with a folder of its own."""
+    from reflact.errors import UsageError
+
+    if not data.is_file():
+        raise UsageError(f"--data needs one data file, and {data} is none")
+    changes = {"path": data.absolute(), "ratio": "0:1:0", "train_size": None}
+    return config.model_copy(
+        update={
+            "data": config.data.model_copy(update=changes),
+            "out_dir": config.out_dir / f"eval-{data.stem}",
+        }
+    )
 
 
 def create_approver() -> Approver:

@@ -12,7 +12,7 @@ from pydantic import JsonValue
 
 from reflact.config.fields import guess_column, is_labels
 from reflact.config.training import TrainerConfig
-from reflact.data import MAX_SHOWN_ROWS, DataSet, check_dataset, has_made_id, load_dataset
+from reflact.data import MAX_SHOWN_ROWS, TRAINING_SPLITS, DataSet, check_dataset, has_made_id, load_dataset
 from reflact.environments.graders import (
     CheckedGrader,
     ExactGrader,
@@ -200,7 +200,7 @@ def _require_references(dataset: DataSet, path: Path) -> None:
     )
 
 
-def build_environment(config: TrainerConfig) -> DatasetEnvironment:
+def build_environment(config: TrainerConfig, needed: Sequence[Split] = TRAINING_SPLITS) -> DatasetEnvironment:
     """Load and check the data set that a configuration describes, and return its environment.
 
     Raises:
@@ -216,7 +216,7 @@ def build_environment(config: TrainerConfig) -> DatasetEnvironment:
         fields=config.data.fields,
         needs_test=config.test.enabled,
     )
-    check_dataset(dataset, config.data.train_size)
+    check_dataset(dataset, config.data.train_size, needed)
     if config.environment.grader != "critic":
         _require_references(dataset, config.data.path)
     return DatasetEnvironment(dataset, grade=build_grader(config), template=config.environment.template)

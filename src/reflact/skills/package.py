@@ -84,6 +84,8 @@ def load_skill(path: Path, files: Sequence[str] = ()) -> Skill:
         text = _read_text(path)
     else:
         _check_files(files)
+        if not (path / MAIN_FILE).exists() and (best := path / "best_skill.md").is_file():
+            raise SkillError(f"{path} is the folder of a run and not of a skill; name its document: {best}")
         main = _read_text(_resolve_inside(path, MAIN_FILE))
         check_document(main)
         text = join_files(main, [(name, _read_text(_resolve_inside(path, name))) for name in files])

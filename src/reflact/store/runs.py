@@ -5,6 +5,7 @@ Values are stored as JSON text and validated again when they are read. Wall time
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import datetime
@@ -520,16 +521,13 @@ def describe_changes(before: Mapping[str, JsonValue], after: Mapping[str, JsonVa
 
 
 def _describe_change(name: str, *texts: str) -> str:
-    """Return what was and what is now; long texts are shown from shortly before the place where they differ."""
+    """Return what was and what is now; of long texts what is near the first difference, and hashes not at all."""
+    if all(re.fullmatch('"[0-9a-f]{64}"', text) for text in texts):
+        return f"{name} has changed"
     common = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(*texts, strict=False)))
-    begin = max(0, common - SHOWN_BEFORE_CHANGE)
-    end = begin + MAX_SHOWN_CHARS
-    was, now = (
-        text
-        if len(text) <= MAX_SHOWN_CHARS
-        else f"{'...' * (begin > 0)}{text[begin:end]}{'...' * (end < len(text))}"
-        for text in texts
-    )
+    end = (begin := max(0, common - SHOWN_BEFORE_CHANGE)) + MAX_SHOWN_CHARS
+    cuts = (f"{'...' * (begin > 0)}{text[begin:end]}{'...' * (end < len(text))}" for text in texts)
+    was, now = (text if len(text) <= MAX_SHOWN_CHARS else cut for text, cut in zip(texts, cuts, strict=True))
     return f"{name} was {was} and is now {now}"
 
 

@@ -67,7 +67,7 @@ async def compare_skill(
         BudgetSpent: The run's budget has no room for a call.
     """
     overrides = overrides or Overrides()
-    plan = prepare_run(loading.load_config(config), overrides)
+    plan = prepare_run(loading.load_config(config), overrides, needed=())
     items, metric = plan.data.items(split), build_metric(plan.config)
     if not items:
         raise DataError(

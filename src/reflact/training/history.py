@@ -253,7 +253,7 @@ async def read_versions(
         state = await store.state(row.run_id)
         if state is None:
             raise UsageError(
-                f"run {row.run_id} has no version yet: its initial document is not measured; resume it first"
+                f"run {row.run_id} has no version yet: its initial document is not measured; start or resume it with reflact train"
             )
         versions = {str(version.number): version for version in await store.versions(row.run_id)}
         named = {"baseline": versions["0"], "best": state.best, "final": state.current}
@@ -471,7 +471,9 @@ async def _read_for_comparison(name: str, path: Path | str, run_id: str | None) 
     async with open_run(path, run_id) as (store, row):
         summary, state = await store.summary(row.run_id), await store.state(row.run_id)
         if state is None:
-            raise UsageError(f"run {row.run_id} has not measured its initial document yet; resume it first")
+            raise UsageError(
+                f"run {row.run_id} has not measured its initial document yet; start or resume it with reflact train"
+            )
         items: dict[Split, tuple[ItemResult, ...]] = {Split.val: (), Split.test: ()}
         for split in items:
             with suppress(UsageError):  # the split is not measured

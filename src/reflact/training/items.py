@@ -78,7 +78,9 @@ async def read_items(
     """
     state, summary = await store.state(run.run_id), await store.summary(run.run_id)
     if state is None:
-        raise UsageError(f"run {run.run_id} has not measured its initial document yet; resume it first")
+        raise UsageError(
+            f"run {run.run_id} has not measured its initial document yet; start or resume it with reflact train"
+        )
     identity = await store.identity(run.run_id)
     config = parse_stored(TrainerConfig.model_validate, run.config, f"configuration of run {run.run_id}")
     baseline, best = str(identity["skill"]), state.best.skill_hash

@@ -228,9 +228,8 @@ class Run:
         warning = await self._decision_log.get(0, SKILL_TEST_LABEL)
         if warning is None and is_near and isinstance(target, ProbedTarget) and target.preflight:
             plan, config = self._plan, self._config.models.target
-            warning = (
-                await target.test_skill(plan.environment, plan.data.train, plan.initial_skill, config) or ""
-            )
+            items = plan.data.train or plan.data.val
+            warning = await target.test_skill(plan.environment, items, plan.initial_skill, config) or ""
             await self._decision_log.put(0, SKILL_TEST_LABEL, warning)
         if warning:
             self._warnings += (str(warning),)

@@ -18,7 +18,7 @@ from reflact.concurrency import open_outbox
 from reflact.config.loading import config_identity
 from reflact.config.models import ModelConfig
 from reflact.config.training import TrainerConfig
-from reflact.data import DataSet, check_dataset, count_steps_per_epoch
+from reflact.data import TRAINING_SPLITS, DataSet, check_dataset, count_steps_per_epoch
 from reflact.errors import ConfigError
 from reflact.events import BudgetUpdated, Event, RateLimited
 from reflact.llm.budget import Account, Budget, BudgetedEnvironment, require_caps, worst_rollout_cost
@@ -60,7 +60,7 @@ from reflact.training.named_objects import (
 )
 from reflact.training.shutdown import GracefulStop, StoppableAnnotator, StoppableEnvironment, StoppableLLM
 from reflact.training.trouble import RunWatch
-from reflact.types import Skill, digest_json
+from reflact.types import Skill, Split, digest_json
 
 if TYPE_CHECKING:
     import httpx
@@ -250,8 +250,10 @@ def _sends_requests(config: TrainerConfig, overrides: Overrides) -> bool:
     return config.uses_critic or len(overrides.unseen_roles) < len(ROLES)
 
 
-def prepare_run(config: TrainerConfig, overrides: Overrides) -> RunPlan:
-    """Read and check everything that a run needs, without opening or sending anything.
+def prepare_run(
+    config: TrainerConfig, overrides: Overrides, needed: Sequence[Split] = TRAINING_SPLITS
+) -> RunPlan:
+    """Read and check all that a run on the needed splits takes, without opening or sending anything.
 
     Raises:
         UsageError: Something is missing, malformed or contradictory.
@@ -269,10 +271,10 @@ def prepare_run(config: TrainerConfig, overrides: Overrides) -> RunPlan:
     for each, value in overrides.objects:
         with explain(f"the {each}, of type {type(value).__name__},"):
             check_texts(each, value)
-    environment = overrides.environment or build_environment(config)
+    environment = overrides.environment or build_environment(config, needed)
     with explain(f"`items` of {type(environment).__name__}"):
         data = read_dataset(environment)
-    check_dataset(data, config.data.train_size)
+    check_dataset(data, config.data.train_size, needed)
     if not data.test:
         config = config.model_copy(update={"test": config.test.model_copy(update={"enabled": False})})
     own = environment.prompt_folder if isinstance(environment, Prompted) else None
