@@ -269,7 +269,7 @@ def test_a_skill_is_measured_where_the_run_is(tmp_path: Path) -> None:
         quiet = reflact(*command, "--show", "quiet").stdout
     assert lines.exit_code == 0, lines.output
     assert "the sealed test split is opened (1 opening in this run)" in lines.stdout
-    assert re.search(r"^ *skill +test +3 ", lines.stdout, re.M)
+    assert re.search(r"^ \S+/s\.md +test +3 ", lines.stdout, re.M)
     assert happened
     assert all(EVENT_ADAPTER.validate_json(line).run_id for line in happened)
     assert SkillScore.model_validate_json(last).n == 3

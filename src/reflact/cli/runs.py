@@ -387,6 +387,8 @@ def print_skill(
     from reflact.training.history import read_versions
 
     (found,) = anyio.run(read_versions, folder, [version], _find_run(folder, run))
+    if not found.skill.text:
+        typer.echo(f"note: v{found.version.number} is an empty document", err=True)
     if as_json:
         typer.echo(found.model_dump_json(ensure_ascii=True))
     elif sys.stdout.isatty():

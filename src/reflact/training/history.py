@@ -315,13 +315,13 @@ def _describe_doubt(row: RunRow, summary: RunSummary | None, best: SkillVersion)
     if row.status == "completed" and not best.number:
         return INITIAL_HINT
     if row.status != "completed":
-        ended = "is not complete" if row.status is None else f"ended as {row.status}"
+        status = "" if row.status is None else f" (its status is {row.status})"
         which = (
             f"v{best.number} from {best.origin}, the best skill"
             if best.number
             else "the initial skill, the best"
         )
-        return f"the run {ended}; this is {which} so far, which is not tested; reflact train resumes the run"
+        return f"the run is not complete{status}; this is {which} so far, which is not tested; reflact train resumes the run"
     if summary is None or summary.score("best", Split.test) is None:
         return f"this is v{best.number} from {best.origin}, which the validation items selected; it is not tested on others"
     return None
