@@ -10,6 +10,8 @@ from statistics import variance as variance_of
 Z_95 = 1.959963984540054
 """The 97.5% quantile of the standard normal distribution."""
 
+POWER = 0.8
+
 POWER_QUANTILE = 0.84
 """The 80% quantile of the standard normal distribution."""
 
@@ -162,5 +164,15 @@ def describe_claim(n: int) -> str:
     items = f"The test split of {n} item{'s' * (n != 1)}"
     if n < MIN_CLAIM_ITEMS:
         return f"{items} is too small to confirm any gain; use at least {MIN_CLAIM_ITEMS}, better 100."
-    gain = min(1.0, (Z_95 + POWER_QUANTILE) * math.sqrt(PAIR_VARIANCE / n))
+    gain = max(_find_share(n), min(1.0, (Z_95 + POWER_QUANTILE) * math.sqrt(PAIR_VARIANCE / n)))
     return f"{items} can confirm a gain of about {100 * gain:.0f} points or more."
+
+
+def _find_share(n: int) -> float:
+    """Return the least share of gained items, in hundredths, of which ``n`` contain ``MIN_CLAIM_ITEMS`` with 80% power."""
+    for points in range(1, 100):
+        share = points / 100
+        fewer = (math.comb(n, k) * share**k * (1 - share) ** (n - k) for k in range(MIN_CLAIM_ITEMS))
+        if 1 - math.fsum(fewer) >= POWER:
+            return share
+    return 1.0
