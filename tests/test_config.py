@@ -99,6 +99,30 @@ def test_a_truth_value_in_place_of_a_number_is_told_once(settings: dict[str, obj
         load_config(settings)
 
 
+def test_a_file_that_is_nested_too_deeply_is_malformed(tmp_path: Path) -> None:
+    """A parser that gives up says so in one sentence."""
+    path = written(tmp_path, "run.yaml", f"seed: {'[' * 20_000}{']' * 20_000}")
+    with pytest.raises(ConfigError, match=r"run\.yaml is malformed: it is nested too deeply"):
+        load_config(path)
+
+
+def test_a_wrong_value_is_cut_in_the_message(tmp_path: Path) -> None:
+    """Aliases make a short file a value of a billion parts, of which the message shows a few."""
+    lines = ["seed0: &v0 [x, x, x, x, x, x, x, x, x, x]"]
+    lines += [f"seed{n}: &v{n} [{', '.join([f'*v{n - 1}'] * 10)}]" for n in range(1, 9)]
+    path = written(tmp_path, "run.yaml", "\n".join([*lines, "seed: *v8"]))
+    with pytest.raises(ConfigError, match=r"seed: Input should be a valid integer \(got \[") as refused:
+        load_config(path)
+    assert len(str(refused.value)) < 5_000
+
+
+@pytest.mark.parametrize("key", ["out_dir", "data.path", "skill", "environment.description"])
+def test_a_nul_is_no_part_of_a_setting(key: str) -> None:
+    """No path can have one, so it is refused before anything is opened."""
+    with pytest.raises(ConfigError, match=rf"{key}: it has a NUL character; remove it"):
+        load_keys({key: "a\0b"})
+
+
 def test_all_problems_are_named_at_once() -> None:
     """Two mistakes give one error that names both."""
     with pytest.raises(ConfigError, match=r"train\.epochs.*select\.budget"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
 import re
 import sys
 from collections.abc import Sequence
@@ -206,6 +207,64 @@ def test_an_exit_before_the_first_answer_fails_the_run(tmp_path: Path) -> None:
             assert summary.status == "failed"
             assert "the code raised SystemExit('over')" in str(summary.reason)
         assert anyio.run(read_run, tmp_path / name).status == "failed"
+
+
+class Mute(Exception):
+    """An exception without a text."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("it has no text")
+
+
+def test_an_exception_whose_text_fails_is_named(tmp_path: Path) -> None:
+    """Its class is told, and the run goes on."""
+
+    def grade(item: Item, answer: str) -> bool:
+        if str(item.input) == "v3":
+            raise Mute
+        return True
+
+    lists: Any = {name: [(f"{name[0]}{n}", "x") for n in range(20)] for name in ("train", "val")}
+    trainer = Trainer.from_items(
+        **lists,
+        grade=grade,
+        target=ToyTarget(),
+        optimizer=ScriptedLLM(LEARNING),
+        out_dir=tmp_path,
+        train__num_epochs=1,
+    )
+    assert anyio.run(trainer.train).status == "completed"
+    reasons = {failure.reason.partition(": ")[2] for failure in anyio.run(read_run, tmp_path).failures}
+    assert reasons == {"Mute: (its text cannot be read: RuntimeError)"}
+
+
+def test_code_that_changes_the_current_folder_moves_no_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All files of a run are in `out_dir`, as it was at the start."""
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(tmp_path)
+
+    def grade(item: Item, answer: str) -> bool:
+        os.chdir(elsewhere)
+        return True
+
+    lists: Any = {name: [(f"{name[0]}{n}", "x") for n in range(4)] for name in ("train", "val")}
+    trainer = Trainer.from_items(
+        **lists,
+        grade=grade,
+        target=ToyTarget(),
+        optimizer=ScriptedLLM(LEARNING),
+        out_dir="run",
+        train__num_epochs=1,
+    )
+    heard = anyio.run(list_events, trainer)
+    assert not [event for event in heard if isinstance(event, WarningIssued) and "page" in event.message]
+    assert [*elsewhere.iterdir()] == []
+    assert {"run.db", "summary.json", "best_skill.md", "report.html"} <= {
+        p.name for p in (tmp_path / "run").iterdir()
+    }
 
 
 def test_a_real_interrupt_passes() -> None:

@@ -543,6 +543,14 @@ class CatchExits:
         raise ExitRaised(words).with_traceback(trace) from None
 
 
+def read_text(error: BaseException) -> str:
+    """Return the text of an exception of the caller's code, which may raise an exception itself."""
+    try:
+        return str(error)
+    except Exception as another:  # noqa: BLE001 - it is the caller's code
+        return f"(its text cannot be read: {type(another).__name__})"
+
+
 def _find_exit(group: BaseExceptionGroup[BaseException]) -> BaseException:
     """Return the first exception in a group that is no ``Exception``."""
     inner = next(each for each in group.exceptions if not isinstance(each, Exception))

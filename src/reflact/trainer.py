@@ -255,6 +255,7 @@ class Trainer:
 
     async def _train(self, on_event: EventCallback) -> RunSummary:
         require_asyncio()
+        database = (self._config.store or self._config.out_dir).absolute()
         plan = await anyio.to_thread.run_sync(self._load_plan)
         stop = self._graceful_stop
         approve = None if self._approve is None else make_approver_stoppable(self._approve, stop)
@@ -272,7 +273,7 @@ class Trainer:
                         summary = await _run(run, runtime.plan.environment, stop)
                         runtime.tracing.record_outcome(summary)
                     if self._config.report and summary.status != "cancelled":
-                        await _write_report(plan, runtime.folder, emit)
+                        await _write_report(plan.run_id, database, runtime.folder, emit)
             finally:
                 self._graceful_stop = GracefulStop(self._config.train.grace_seconds)
             await tracked(events.RunFinished(run_id=plan.run_id, step=summary.steps, summary=summary))
@@ -331,21 +332,20 @@ async def _try_to_store_summary(run: Run, status: RunStatus, reason: str) -> Non
         await run.store_summary(status, reason)
 
 
-async def _write_report(plan: RunPlan, folder: Path, on_event: EventCallback) -> None:
+async def _write_report(run_id: str, database: Path, folder: Path, on_event: EventCallback) -> None:
     """Write the page of a run into the folder of its files; a failure is a warning, since the store has all of it."""
 
     def render() -> str:
         from reflact.reporting.html.run import read_report, render_run_page
 
-        path = plan.config.store or plan.config.out_dir
-        return render_run_page(anyio.run(read_report, path, plan.run_id))
+        return render_run_page(anyio.run(read_report, database, run_id))
 
     try:
         page = await anyio.to_thread.run_sync(render, abandon_on_cancel=True)
         write_atomically(folder / "report.html", page)
     except Exception as error:  # noqa: BLE001 - whatever it is, the run is complete without its page
         reason = f"the page of the run could not be written: {type(error).__name__}: {error}"
-        await on_event(events.WarningIssued(run_id=plan.run_id, message=reason))
+        await on_event(events.WarningIssued(run_id=run_id, message=reason))
 
 
 class EventStepAssigner:

@@ -34,6 +34,13 @@ class CommandGroup(TyperGroup):
         except ReflactError as error:
             print_error(str(error))
             raise typer.Exit(1) from None
+        except OSError as error:
+            if error.filename is None:
+                raise
+            print_error(
+                f"{error.filename}: {error.strerror}; correct the path, or the permissions of the file or folder"
+            )
+            raise typer.Exit(2) from None
         except KeyboardInterrupt:
             typer.echo("interrupted; run the same command again to resume", err=True)
             raise typer.Exit(130) from None

@@ -233,7 +233,7 @@ def train_and_show(
     if approve is not None and show is ShowMode.live:
         show = ShowMode.lines
     view = build_view(show, console, name=config.out_dir.name, epochs=config.train.num_epochs, times=times)
-    store = config.store or config.out_dir / "run.db"
+    store = (config.store or config.out_dir / "run.db").absolute()
     with InterruptHandler(config.train.grace_seconds, view) as interrupts:
         try:
             with view:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import reprlib
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial, reduce
@@ -30,6 +31,9 @@ TYPE_NAMES: Mapping[Any, str] = {
     Path: "path",
     NoneType: "null",
 }
+
+SHOWN_CHARS = 300
+"""The most characters of a wrong value in a message."""
 
 CRITIC_PREFIXES = ("critic.", "models.critic.")
 """Prefixes of the keys of a critic."""
@@ -227,6 +231,8 @@ def _read(path: Path) -> dict[str, Any]:
             raise ConfigError(
                 f"{path}: the name of a configuration must end in .yaml, .yml or .toml; rename the file"
             )
+    except RecursionError:
+        raise ConfigError(f"{path} is malformed: it is nested too deeply") from None
     except (tomllib.TOMLDecodeError, yaml.YAMLError) as error:
         raise ConfigError(f"{path} is malformed: {_describe_parse_error(error)}") from None
     if value is None:
@@ -346,7 +352,14 @@ def _describe_problem(problem: ErrorDetails, kind: type[ConfigSection]) -> str:
     if problem["type"] in {"string_pattern_mismatch", "path_type", "string_type"}:
         message = EXPECTED_FORMS.get(path[-1], message)
     is_hidden = isinstance(value, Mapping | ConfigSection) or _may_be_secret(path)
-    return f"{where}: {message}" + ("" if is_hidden else f" (got {value!r})")
+    return f"{where}: {message}" + ("" if is_hidden else f" (got {_show_value(value)})")
+
+
+def _show_value(value: object) -> str:
+    """Return a value for a message; a long or deep one is cut, since aliases of YAML can make it endless."""
+    limited = reprlib.Repr()
+    limited.maxlevel, limited.maxstring, limited.maxother = 2, SHOWN_CHARS, SHOWN_CHARS
+    return limited.repr(value)
 
 
 def _may_be_secret(path: Sequence[str]) -> bool:

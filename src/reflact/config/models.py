@@ -60,8 +60,13 @@ class ConfigSection(BaseModel):
 
     @field_validator("*", mode="before")
     @classmethod
-    def _refuse_truth_values(cls, value: Any, info: ValidationInfo) -> Any:
-        """Refuse a truth value, which pydantic would take for 0 or 1; YAML reads ``off`` as one too."""
+    def _refuse_wrong_values(cls, value: Any, info: ValidationInfo) -> Any:
+        """Refuse a truth value as number, which pydantic would take for 0 or 1, and a NUL, which no path may have.
+
+        YAML reads ``off`` as a truth value too.
+        """
+        if isinstance(value, str | Path) and "\0" in str(value):
+            raise ValueError("it has a NUL character; remove it")
         values = value.values() if isinstance(value, Mapping) else (value,)
         if found := [each for each in values if isinstance(each, bool)]:
             kinds = _list_kinds(cls.model_fields[str(info.field_name)].annotation)

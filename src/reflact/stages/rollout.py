@@ -40,6 +40,7 @@ from reflact.protocols import (
     Session,
     Target,
     find_wrong_arguments,
+    read_text,
     write_definition,
 )
 from reflact.types import Grade, Item, Rollout, Score, Skill, Turn, digest_json
@@ -192,7 +193,7 @@ def describe_exception(item: Item, error: Exception, target: Target, session: Se
     if isinstance(error, EnvironmentFailure):
         return str(error)
     who = "agent" if _has_failed(error, target, session) else "environment"
-    text = str(error)
+    text = read_text(error)
     if isinstance(error, ValidationError):
         found = type(error.errors(include_url=False)[0]["input"]).__name__
         text = f"{error.title}: {describe_problems(error)} (got {found})"
@@ -421,7 +422,7 @@ class RolloutRunner:
                 raise
             if isinstance(error, WorkerLost) and tries > 1:
                 return await self._run_new(job, tries - 1)
-            reason = str(error)
+            reason = read_text(error)
             if not isinstance(error, ReflactError) or isinstance(error, EnvironmentFailure):
                 reason = describe_exception(job.item, error, self.target, session)
                 reason = await self.on_exception(job, error, reason)

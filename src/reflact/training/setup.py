@@ -378,7 +378,7 @@ async def track_with_mlflow(plan: RunPlan, on_event: EventCallback) -> AsyncIter
         MlflowTracker(config.telemetry.mlflow, config.telemetry.experiment),
         run_id=plan.run_id,
         identity=plan.identity,
-        out_dir=config.out_dir,
+        out_dir=config.out_dir.absolute(),
     ) as emit:
         yield emit
 
@@ -392,6 +392,8 @@ async def open_runtime(
     graceful_stop: GracefulStop | None = None,
 ) -> AsyncIterator[Runtime]:
     """Own the run, open its store and connect its models; closes all of them.
+
+    Its paths are absolute, since code of the caller may change the current folder.
 
     Args:
         plan: The prepared run.
@@ -410,8 +412,8 @@ async def open_runtime(
 
     config, overrides = plan.config, replace(overrides, target=plan.target)
     async with AsyncExitStack() as stack:
-        path = config.store or resolve_inside(config.out_dir, "run.db")
-        ownership = stack.enter_context(own_run(config.out_dir, path, plan.run_id))
+        path = (config.store or resolve_inside(config.out_dir, "run.db")).absolute()
+        ownership = stack.enter_context(own_run(config.out_dir.absolute(), path, plan.run_id))
         if config.replay.cassette is not None and _sends_requests(config, overrides):
             from reflact.llm.cassettes import open_cassette
 
@@ -441,7 +443,7 @@ async def _choose_exports(plan: RunPlan, store: SQLiteRunStore) -> Path:
         and (row.steps or row.status)
         and (config.store is None or (isinstance(row.config, dict) and row.config.get("out_dir") == out_dir))
     ]
-    return choose_exports(config.out_dir, plan.run_id, others)
+    return choose_exports(config.out_dir.absolute(), plan.run_id, others)
 
 
 async def _refuse_gaps(config: TrainerConfig, overrides: Overrides, store: SQLiteRunStore) -> None:

@@ -20,7 +20,7 @@ from reflact.jsonutil import replace_surrogates
 from reflact.llm.budget import Budget
 from reflact.llm.pricing import read_cap, worst_case
 from reflact.messages import CallReservation
-from reflact.protocols import CatchExits, EventCallback, RunStore
+from reflact.protocols import CatchExits, EventCallback, RunStore, read_text
 from reflact.records import CodeFailure, FaultKind, Usage
 from reflact.reporting.lines import escape_controls, format_count
 from reflact.stages.rollout import RolloutJob
@@ -179,7 +179,7 @@ class FailureLog:
         except ReflactError:
             raise
         except Exception as error:  # callers' code raises anything; the run ends with its words
-            reason = f"{what}: {type(error).__name__}: {error}"
+            reason = f"{what}: {type(error).__name__}: {read_text(error)}"
             raise RunFailed(await self.record(error, reason, step=step, key=f"{what}/{step}")) from error
 
     async def record(
