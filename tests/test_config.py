@@ -143,7 +143,11 @@ def test_yaml_and_toml_give_the_same_configuration(tmp_path: Path) -> None:
         ("a.toml", "seed = = 1", "a.toml is malformed: .*line 1"),
         ("a.yaml", "- 1\n", "expected a mapping of sections at the top level, found list"),
         ("a.yaml", "", "a.yaml is empty"),
-        ("a.json", "{}", "the name of a configuration must end in .yaml, .yml or .toml"),
+        (
+            "a.json",
+            "{}",
+            "must end in .yaml, .yml or .toml; rename the file, or let `reflact init DATA` write",
+        ),
         (
             "a.yaml",
             "budget: {max_usd: 5}\nseed: 1\nbudget: {max_calls: 9}\n",

@@ -21,7 +21,7 @@ from reflact.config.training import TrainerConfig
 from reflact.data import load_dataset
 from reflact.trainer import SetupCheck
 from reflact.types import Grade, Item, Score, Split
-from served import asked_of, assert_refused, completion, configured, reflact, send, serving
+from served import asked_of, assert_refused, completion, configured, reflact, say_four, send, serving
 
 ANSWERS = {"big": '{"word": "ready"}', "small": "4"}
 
@@ -451,6 +451,16 @@ def test_check_says_what_is_wrong(
     with serving(answer) as url:
         result = reflact("check", configured(tmp_path, url), *optimizer_of("big"), "--set", change)
     assert_refused(result, words)
+
+
+def test_a_check_says_that_the_optimizer_cannot_reply_in_a_form(tmp_path: Path) -> None:
+    """A model that answers no JSON is named with the keys that mend it, and without names of the program's parts."""
+    with serving(say_four) as url:
+        result = reflact("check", configured(tmp_path, url))
+    assert_refused(
+        result, "models.optimizer: small at", "none of its 3 replies had it", "models.optimizer.model"
+    )
+    assert "ReadyReply" not in result.stderr
 
 
 def test_a_wrong_optimizer_is_found_before_the_baseline(tmp_path: Path) -> None:

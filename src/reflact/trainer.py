@@ -25,6 +25,7 @@ from reflact.errors import (
     EnvironmentFailure,
     ModelError,
     ReflactError,
+    ReplyError,
     RunFailed,
     StoreError,
 )
@@ -469,7 +470,10 @@ async def check_setup(config: TrainerConfig, overrides: Overrides | None = None)
             grade = await _grade_item(item, runtime)
         if "optimizer" not in overrides.brought_roles:
             call_id = CallId(role="optimizer", purpose="check", step=0)
-            await runtime.optimizer.ask(CHECK_PROMPT, ReadyReply, call_id=call_id)
+            try:
+                await runtime.optimizer.ask(CHECK_PROMPT, ReadyReply, call_id=call_id)
+            except ReplyError as error:
+                raise _explain_mute_optimizer(error, plan.config.models.optimizer) from None
         roles = [
             await _describe_role(role, getattr(plan.config.models, role), finished, runtime)
             for role in dict.fromkeys(event.role for event in finished)
@@ -484,6 +488,16 @@ async def check_setup(config: TrainerConfig, overrides: Overrides | None = None)
         grade=grade,
         skill=skill,
         target_calls=math.fsum(row.calls.expected for row in likely.rows if row.role == "target"),
+    )
+
+
+def _explain_mute_optimizer(error: ReplyError, settings: ModelConfig) -> ReplyError:
+    """Return the error of a check whose optimizer gave no valid reply, in words of the configuration."""
+    return ReplyError(
+        f"models.optimizer: {settings.title} was asked for a reply in JSON of a given form, and none of its "
+        f"{len(error.reasons)} replies had it ({error.reasons[-1]}); name another model with models.optimizer.model, or "
+        "another way to ask with models.optimizer.mode",
+        reasons=error.reasons,
     )
 
 

@@ -71,7 +71,10 @@ def main(
         typer.Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True),
     ] = False,
 ) -> None:
-    """Train skill documents for frozen LLM agents, and keep the evidence."""
+    """Train skill documents for frozen LLM agents, and keep the evidence.
+
+    Begin with `reflact init DATA`, which writes a configuration for your data, or look at `reflact demo`.
+    """
 
 
 def import_skillopt(

@@ -189,6 +189,8 @@ def evaluate(  # noqa: PLR0917 - one for each option of the command
             raise UsageError("--data measures on all items of the file; leave --split out")
         settings = use_all_items(settings, data)
     document, named = load_skill(skill, settings.skill_files if skill.is_dir() else ()), against or []
+    if document.text.startswith("---"):
+        typer.echo("note: the document begins with front matter, which is measured with it", err=True)
     controls: dict[str, Control] = {name: name for name in get_args(Control)}
     others = [controls.get(name) or load_skill(Path(name)) for name in named]
     console = Console()

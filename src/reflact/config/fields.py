@@ -11,6 +11,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from pydantic import JsonValue
+
 from reflact.config.models import ConfigSection, changeable_field
 from reflact.jsonutil import flatten_fields
 
@@ -240,7 +242,9 @@ def unfold_articles(rows: Sequence[Any]) -> Sequence[Any]:
 def unfold_columns(row: Mapping[str, Any], names: Sequence[str]) -> Mapping[str, Any]:
     """Return a row whose objects are columns of their own, ``outer.inner``, if one of the names is in them."""
     outer = {name.partition(".")[0] for name in names if name not in row}
-    inside = {name: row[name] for name in outer if isinstance(row.get(name), dict)}
+    inside: dict[str, JsonValue] = {
+        name: value for name, value in row.items() if name in outer and isinstance(value, dict)
+    }
     if not inside:
         return row
     return {name: value for name, value in row.items() if name not in inside} | dict(flatten_fields(inside))

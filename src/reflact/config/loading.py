@@ -217,7 +217,10 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
-        raise ConfigError(f"cannot read the configuration {path}: {error.strerror or error}") from None
+        advice = "" if path.exists() else "; `reflact init DATA` writes a configuration"
+        raise ConfigError(
+            f"cannot read the configuration {path}: {error.strerror or error}{advice}"
+        ) from None
     except UnicodeDecodeError as error:
         raise ConfigError(
             f"the configuration {path} is not UTF-8 text: {error.reason}; save it as UTF-8"
@@ -229,7 +232,8 @@ def _read(path: Path) -> dict[str, Any]:
             value = yaml.load(text, _StrictLoader)  # noqa: S506 - a safe loader
         else:
             raise ConfigError(
-                f"{path}: the name of a configuration must end in .yaml, .yml or .toml; rename the file"
+                f"{path}: the name of a configuration must end in .yaml, .yml or .toml; rename the file, or let "
+                "`reflact init DATA` write a configuration for your data"
             )
     except RecursionError:
         raise ConfigError(f"{path} is malformed: it is nested too deeply") from None

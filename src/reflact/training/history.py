@@ -516,10 +516,15 @@ def _score_best(skill: Skill, split: Split, items: Sequence[ItemResult]) -> Skil
 
 
 def _list_differences(runs: Sequence[_ReadRun]) -> Iterator[SettingDifference]:
-    """Yield the settings that differ; one without an effect in any of the runs is no difference."""
+    """Yield the settings that differ; one without an effect in any of the runs is no difference.
+
+    The path of the same data has none.
+    """
     idle = frozenset.intersection(*(run.idle for run in runs))
     for key in sorted({key for run in runs for key in run.settings} - LOCATIONS - idle):
         values = tuple(run.settings.get(key) for run in runs)
+        if key == "data.path" and len({run.settings.get("data") for run in runs}) == 1:
+            continue
         if len({canonical_json(value) for value in values}) > 1:
             yield SettingDifference(key=key, values=values)
 
