@@ -259,7 +259,8 @@ def build_comparison_table(comparison: RunComparison) -> FittedTable:
 
 def build_settings_table(comparison: RunComparison) -> Table:
     """Return the settings that differ, one line each, with the value of each run."""
-    table = Table("setting", box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("setting", no_wrap=True)
     for run in comparison.runs:
         table.add_column(Text(escape_line(run.name)), overflow="fold")
     for key, values in list_setting_rows(comparison):
@@ -324,8 +325,8 @@ def list_gain_lines(comparison: RunComparison) -> Iterator[str]:
     for name, grader in zip(others, graders[1:], strict=True):
         if all(gain.name != name for gain in comparison.gains):
             yield (
-                f"{name} and {first} have no measured items in common; the usual reason is another split "
-                "(data.split_seed, data.ratio) or other ids (data.fields.id)"
+                f"{name} and {first} have no measured items in common; the usual reason is other data, another "
+                "split (data.split_seed, data.ratio) or other ids (data.fields.id)"
             )
         elif grader != graders[0]:
             noun = "environments" if grader in identities or graders[0] in identities else "graders"

@@ -501,7 +501,8 @@ async def _read_for_comparison(name: str, path: Path | str, run_id: str | None) 
             }
             for split, results in items.items()
         }
-        settings = {**dict(flatten_fields(row.config)), **await store.identity(row.run_id)}
+        fields = (*flatten_fields(row.config), *flatten_fields(dict(await store.identity(row.run_id))))
+        settings = {key: value for key, value in fields if value != {}}
         return _ReadRun(run, settings, list_idle_keys(config), scores)
 
 
