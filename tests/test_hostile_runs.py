@@ -127,6 +127,11 @@ def calm(world: Path, tmp_path_factory: pytest.TempPathFactory) -> Ended:
     return left_by(folder)
 
 
+def read_summary(folder: Path) -> RunSummary:
+    """Return the summary of a run."""
+    return RunSummary.model_validate_json((folder / "summary.json").read_text("utf-8"))
+
+
 class Campaign:
     """Plays one case to runs, and collects what is wrong."""
 
@@ -157,7 +162,7 @@ class Campaign:
             end = start(self._world, folder, provider)
             if bool(end.words) == (end.status == "completed") or "\n" in end.words:
                 self._note(name, f"it ended as {end}")
-        if end.status != "completed":
+        if end.status != "completed" or read_summary(folder).missing:
             provider.hostile = ()
             end = start(self._world, folder, provider)
         is_mute = not calm and end.status == "failed" and end.words.startswith(MUTE)
@@ -167,7 +172,7 @@ class Campaign:
         but = BOOKS if self._case.fails is not None else (*BOOKS, "events")  # a step may have been retried
         if calm and (unlike := differences(left_by(folder), self._calm, but=but)):
             self._note(name, f"unlike a calm run in {unlike}")
-        summary = RunSummary.model_validate_json((folder / "summary.json").read_text("utf-8"))
+        summary = read_summary(folder)
         booked: Counter[str] = Counter()
         for spend in summary.spend:
             booked[spend.role] += spend.usage.calls + spend.unsettled
