@@ -212,3 +212,60 @@ def test_an_interrupted_measurement_ends_at_once(tmp_path: Path) -> None:
         _, errors = process.communicate(timeout=HANGS / 2)
     assert process.returncode == 130
     assert errors == "interrupted; run the same command again to resume\n"
+
+
+LEAVING = """
+import asyncio, sys
+from reflact.testing import ToyEnvironment
+
+class Leaving(ToyEnvironment):
+    async def run(self, item, session, *, seed):
+        async def leave():
+            raise {error}
+        await {leaving}
+"""
+
+
+@pytest.mark.parametrize(
+    ("error", "leaving"),
+    [
+        ("SystemExit(3)", "asyncio.create_task(leave())"),
+        ("KeyboardInterrupt", "asyncio.create_task(leave())"),
+        ("KeyboardInterrupt", "leave()"),
+    ],
+)
+def test_code_that_ends_the_event_loop_ends_the_process(tmp_path: Path, error: str, leaving: str) -> None:
+    """What no block can catch ends the command with a sentence and exit code 1, and the run as cancelled."""
+    (tmp_path / "leaving.py").write_text(LEAVING.format(error=error, leaving=leaving), encoding="utf-8")
+    path = tmp_path / "run.yaml"
+    plain = {
+        "out_dir": str(tmp_path / "run"),
+        "environment": {"name": "leaving:Leaving"},
+        "target": {"kind": "reflact.testing:ToyTarget"},
+        "models": {"optimizer": {"model": "m", "api_key_env": None}},
+    }
+    path.write_text(json.dumps(plain), encoding="utf-8")
+    with reflact_process("train", path, "--show", "quiet") as process:
+        _, errors = process.communicate(timeout=HANGS)
+    told = [line for line in errors.splitlines() if line.startswith("error: ")]
+    assert process.returncode == 1, errors
+    assert len(told) == 1
+    assert f"code of yours raised {error.partition('(')[0]}(" in told[0]
+    assert rows(tmp_path / "run", "SELECT status FROM runs") == (("cancelled",),)
+    assert (tmp_path / "run" / "summary.json").exists()
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no device that is always full")
+@pytest.mark.parametrize("show", ["quiet", "lines", "json"])
+def test_an_output_that_is_full_is_one_sentence(tmp_path: Path, show: str) -> None:
+    """If standard output cannot be written, the command says so, and what is stored can be read."""
+    with world(tmp_path, Endpoint()) as path, Path("/dev/full").open("w", encoding="utf-8") as full:
+        command = [sys.executable, "-c", MAIN, "train", str(path), "--show", show]
+        done = subprocess.run(
+            command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=HANGS, check=False
+        )
+    assert done.returncode == 1, done.stderr
+    assert (
+        done.stderr
+        == "error: the output cannot be written: No space left on device; what the command stored is safe\n"
+    )

@@ -33,6 +33,7 @@ from reflact.jsonutil import is_short
 T = TypeVar("T")
 U = TypeVar("U")
 V = TypeVar("V")
+K = TypeVar("K", bound=Hashable)
 W = TypeVar("W")
 
 
@@ -256,9 +257,6 @@ async def fan_out_then(
     )
 
 
-K = TypeVar("K", bound=Hashable)
-
-
 @asynccontextmanager
 async def start_ahead(
     calls: Mapping[K, Callable[[], Awaitable[T]]], *, lazily: bool = False
@@ -387,13 +385,15 @@ class _FailedCall(NamedTuple):
 
 @asynccontextmanager
 async def open_task_group() -> AsyncIterator[TaskGroup]:
-    """Open a task group that raises its first error without an exception group."""
+    """Open a task group that raises its first error without an exception group, but for one that ends the process."""
     first: BaseException | None = None
     try:
         async with anyio.create_task_group() as tasks:
             yield tasks
     except BaseExceptionGroup as errors:
         first = _first_error(errors)
+        if isinstance(first, KeyboardInterrupt | SystemExit):
+            raise  # alone, it would end the clean-up of the event loop, too
     if first is not None:
         raise first
 

@@ -317,6 +317,9 @@ async def _run(run: Run, environment: Environment, graceful_stop: GracefulStop) 
         with suppress(StoreError):
             await _store_summary(run, "failed", reason)
         raise
+    except BaseExceptionGroup:  # it holds a KeyboardInterrupt of code, and the event loop is about to end
+        await _try_to_store_summary(run, "cancelled", "KeyboardInterrupt was raised")
+        raise
     return await _store_summary(run, *ended)
 
 

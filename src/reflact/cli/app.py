@@ -6,6 +6,7 @@ Exit codes: 0 completed; 1 a run did not complete; 2 the input is wrong and no c
 
 from __future__ import annotations
 
+from errno import EDQUOT, EFBIG, EIO, ENOSPC
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,12 +14,15 @@ import typer
 from typer.core import TyperGroup
 
 from reflact.cli.calibrate import calibrate
-from reflact.cli.common import print_error
+from reflact.cli.common import discard_output, print_error
 from reflact.cli.init import init
 from reflact.cli.memory import memory_app
 from reflact.cli.runs import compare, export, print_diff, print_skill, report, runs, serve, show
 from reflact.cli.train import check, demo, evaluate, record, replay, train
 from reflact.errors import CassetteError, ReflactError, StoreError, UsageError
+
+FULL = frozenset({ENOSPC, EDQUOT, EFBIG, EIO})
+"""Errors of an output that cannot take more."""
 
 
 class CommandGroup(TyperGroup):
@@ -35,6 +39,12 @@ class CommandGroup(TyperGroup):
             print_error(str(error))
             raise typer.Exit(1) from None
         except OSError as error:
+            if error.filename is None and error.errno in FULL:
+                discard_output()
+                print_error(
+                    f"the output cannot be written: {error.strerror}; what the command stored is safe"
+                )
+                raise typer.Exit(1) from None
             if error.filename is None:
                 raise
             print_error(

@@ -241,7 +241,7 @@ def train_and_show(
         except (KeyboardInterrupt, SystemExit) as error:
             if interrupts.exit_code is None:
                 raise RunFailed(
-                    f"code of yours raised {error!r:.200} outside of a rollout, which ended the run; let it raise another "
+                    f"code of yours raised {error!r:.200}, which ended the run; let it raise another "
                     "exception, and run the same command again to resume"
                 ) from None
             raise typer.Exit(interrupts.exit_code) from None
@@ -304,13 +304,18 @@ def ignore_broken_pipe() -> Iterator[None]:
     try:
         yield
     except BrokenPipeError:
-        null = os.open(os.devnull, os.O_WRONLY)
-        for stream in (sys.stdout, sys.stderr):
-            try:
-                stream.flush()
-            except BrokenPipeError:
-                os.dup2(null, stream.fileno())
-        os.close(null)
+        discard_output()
+
+
+def discard_output() -> None:
+    """Discard what is written from now on to standard streams that cannot be written."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            os.dup2(null, stream.fileno())
+    os.close(null)
 
 
 def guard_callback(on_event: Callable[[T], None]) -> Callable[[T], None]:
