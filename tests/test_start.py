@@ -329,6 +329,12 @@ def test_init_never_overwrites_and_asks_only_at_a_terminal(tmp_path: Path) -> No
     result = reflact("init", data, "--out", config, "--model", "m")
     assert_refused(result, "exists already")
     assert config.read_text(encoding="utf-8") == "mine"
+    config.unlink()
+    result = reflact("init", data, "--out", config, "--model", "m", "--base-url", "localhost:8000/v1")
+    assert_refused(result, "http://localhost:8000/v1")
+    assert not config.exists()
+    result = reflact("init", data, "--out", config, "--model", "m", "--input", "gold", "--reference", "gold")
+    assert_refused(result, "name two columns")
 
 
 class Terminal(io.StringIO):
@@ -403,7 +409,12 @@ def test_check_grades_an_item_and_writes_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("answer", "score", "words"),
-    [("Q2, I think.", 0, "token_f1 gives 0.50"), ("Hello.", 0, "critic asks a model"), ("Q2", 1, None)],
+    [
+        ("Q2, I think.", 0, "token_f1 gives 0.50"),
+        ("Hello.", 0, "critic asks a model"),
+        ("I think that the answer may be Q2.", 0, "may fit: critic asks a model"),
+        ("Q2", 1, None),
+    ],
 )
 def test_a_score_of_zero_names_other_graders(answer: str, score: int, words: str | None) -> None:
     """The check says which other grader gives the answer a score, and nothing if the answer is right."""

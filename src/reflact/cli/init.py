@@ -127,12 +127,18 @@ def init(  # noqa: PLR0917 - one for each option of the command
     if out.exists() or out.suffix not in {".yaml", ".yml"}:
         problem = "exists already; remove it, or" if out.exists() else "does not end in .yaml;"
         raise ConfigError(f"{out} {problem} choose another file with --out")
+    if input_column is not None and input_column == reference:
+        raise ConfigError(f"--input and --reference both name {reference!r}; name two columns")
     columns = {"input": input_column, "reference": reference}
     draft = describe_data(data, out, {name: column for name, column in columns.items() if column is not None})
     if model is None:
         model, optimizer, base_url = ask_for_models(optimizer, base_url)
     write_atomically(out, fill_template(draft, model, optimizer, base_url or OPENAI_URL, api_key_env))
-    load_trainer_config(out, None)
+    try:
+        load_trainer_config(out, None)
+    except ConfigError:
+        out.unlink()
+        raise
     n_val = int(draft["n_val"])
     for line in (
         draft["sizes"],

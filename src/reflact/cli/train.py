@@ -36,6 +36,9 @@ if TYPE_CHECKING:
 
 MAX_SHOWN_CHARS = 300
 
+FITTING_SCORE = 0.5
+"""The score from which on another grader may fit a right answer; a few common words give less."""
+
 MAX_NAME_CHARS = 40
 """The most characters of a document's name in a table."""
 
@@ -131,7 +134,8 @@ def describe_zero(item: Item, grade: Grade, grader: str) -> list[str]:
     if grade.score.hard > 0 or grader == "critic":
         return []
     scores = score_with_others(item, grade.answer).items()
-    others = ", ".join(f"{name} gives {score:.2f}" for name, score in scores) or "critic asks a model"
+    fitting = [f"{name} gives {score:.2f}" for name, score in scores if score >= FITTING_SCORE]
+    others = ", ".join(fitting) or "critic asks a model"
     return [
         f"hint: if the answer is right, another environment.grader may fit: {others}. "
         "If only its form is wrong, training can teach it."
