@@ -117,6 +117,24 @@ def test_equal_edits_are_joined_once() -> None:
     assert [(e.content, e.support_count) for e in join_edits(edits)] == [("a", 4), ("b", 2)]
 
 
+async def test_no_two_edits_of_the_pool_are_equal() -> None:
+    """Repeats in one report count once, and equal edits that merges of two sides kept add their support."""
+    pool = await merged([report("failure", 0, "- a", "- b", "- a\n")], ScriptedLLM(useless))
+    assert [(e.content, e.support_count) for e in pool.patch.edits] == [("- a", 1), ("- b", 1)]
+
+    def keep(prompt: RenderedPrompt, reply_type: type[ReplyModel], call_id: CallId) -> ScriptedAnswer:
+        proposals = PROPOSAL.findall("\n".join(m.content for m in prompt.messages))
+        whole = [
+            {"op": "append", "target": "", "content": "- one", "sources": [int(n)]} for _, n, _ in proposals
+        ]
+        (edit_type,) = get_args(reply_type.model_fields["edits"].annotation)
+        edits = [{name: edit[name] for name in edit_type.model_fields} for edit in whole]
+        return add_reasoning(reply_type, {"edits": edits})
+
+    pool = await merged([report("failure", 0, "- a"), report("failure", 1, "- b")], ScriptedLLM(keep))
+    assert [(e.content, e.support_count) for e in pool.patch.edits] == [("- one", 2)]
+
+
 def pool_of(size: int) -> AggregateResult:
     """Return a pool of edits, later ones with more support."""
     edits = tuple(Edit(op="append", content=f"- {n}", support_count=1 + n // 2) for n in range(size))

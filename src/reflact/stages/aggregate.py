@@ -32,6 +32,9 @@ from reflact.types import (
     Skill,
 )
 
+EditKey = tuple[str, str, str]
+"""What an edit does: its operation, its target, and its content without spaces around it."""
+
 
 async def aggregate(
     reports: Sequence[AnalystReport],
@@ -47,6 +50,8 @@ async def aggregate(
     Groups of ``merge_batch_size`` patches are merged level by level, in the order of the reports. A single
     patch passes unchanged. If a merge call gives no valid reply, the group's edits are concatenated without
     duplicates, or the first of whole drafts is taken, and the result records the fallback.
+
+    No two edits of the result are equal. Those of one report count once, those of several reports add their support.
     """
     merger = _Merger(skill, context, config.merge_batch_size, operations, notes)
     sides = await fan_out(
@@ -59,14 +64,15 @@ async def aggregate(
     else:
         merged = await merger.merge_group(("merge_final", "final", nodes))
         patch, fallbacks = merged.patch, fallbacks + merged.fallbacks
-    return AggregateResult(patch=patch, fallbacks=fallbacks)
+    pool = patch.model_copy(update={"edits": join_edits(patch.edits)})
+    return AggregateResult(patch=pool, fallbacks=fallbacks)
 
 
 def join_edits(edits: Sequence[Edit]) -> tuple[Edit, ...]:
     """Return the edits without duplicates, in order; equal edits add their support."""
-    unique: dict[tuple[str, str, str], Edit] = {}
+    unique: dict[EditKey, Edit] = {}
     for edit in edits:
-        key = (edit.op, edit.target, edit.content.strip())
+        key = _identify(edit)
         first = unique.get(key)
         if first is None:
             unique[key] = edit
@@ -83,7 +89,19 @@ def join_edits(edits: Sequence[Edit]) -> tuple[Edit, ...]:
 
 def _collect_patches(reports: Sequence[AnalystReport], source: str) -> tuple[Patch, ...]:
     ordered = sorted((r for r in reports if r.source_type == source), key=lambda r: (r.batch, r.index))
-    return tuple(r.patch for r in ordered if r.patch.edits)
+    return tuple(_drop_repeats(r.patch) for r in ordered if r.patch.edits)
+
+
+def _identify(edit: Edit) -> EditKey:
+    return edit.op, edit.target, edit.content.strip()
+
+
+def _drop_repeats(patch: Patch) -> Patch:
+    """Return the patch of one report with each edit once; its support stays, since the cases are the same."""
+    first = {_identify(edit): edit for edit in reversed(patch.edits)}
+    return patch.model_copy(
+        update={"edits": tuple(edit for edit in patch.edits if first[_identify(edit)] is edit)}
+    )
 
 
 @dataclass(frozen=True)
