@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import io
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from reflact.errors import ProviderDown
 from reflact.protocols import Session
+from reflact.reporting.summary import print_summary
 from reflact.stages.reply_models import AnalystReply
 from reflact.stages.slow_update import GuidanceReply
 from reflact.store.runs import open_store
@@ -313,17 +316,34 @@ async def test_without_a_baseline_there_is_no_improvement_and_it_is_said(tmp_pat
     assert {g.split for g in done.summary.improvements} == {Split.val}
 
 
+async def test_without_a_better_document_there_is_no_placebo(tmp_path: Path) -> None:
+    """If the best document is the initial one, no rollout is paid for a placebo, and the closing lines say so."""
+    test = {"enabled": True, "placebo": True}
+    done = await run(tmp_path, script=playing(IDLE), initial="Answer.", test=test)
+    assert [s.name for s in done.summary.scores if s.split is Split.test] == ["baseline", "best", "final"]
+    assert {text.strip() for text, message in done.actor.asked if message in inputs(Split.test)} == {
+        "Answer."
+    }
+    text = io.StringIO()
+    print_summary(Console(file=text, width=100), done.summary, tmp_path)
+    assert "placebo: not measured, since there is no better document" in text.getvalue()
+
+
 async def test_every_opening_is_counted(tmp_path: Path) -> None:
-    """An extension that learned nothing opens the split again; the same end, started again, does not."""
+    """An extension that learned nothing opens the split again; the same end, started again, does not.
+
+    A placebo that is not measured opens nothing.
+    """
     counts = []
     for epochs in (1, 1, 2, 2):
         done = await run(tmp_path, script=playing(IDLE), train={"num_epochs": epochs}, **TEST)
         counts.append(done.summary.test_openings)
     assert counts == [1, 1, 2, 2]
     assert [e.count for e in done.events if e.kind == "test_split_opened"] == [1, 2]
-    placebo: dict[str, Any] = {"test": {"enabled": True, "placebo": True}}
-    done = await run(tmp_path, script=playing(IDLE), train={"num_epochs": 2}, **placebo)
-    assert done.summary.test_openings == 3
+    for test, count in (({"placebo": True}, 2), ({"null_answers": True}, 3)):
+        more: dict[str, Any] = {"test": {"enabled": True, **test}}
+        done = await run(tmp_path, script=playing(IDLE), train={"num_epochs": 2}, **more)
+        assert done.summary.test_openings == count
 
 
 async def test_a_measurement_by_hand_is_an_opening_too(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ import pure_server
 from pure_world import PureNetwork, settings, write_world
 from reflact import Trainer, events
 from reflact.llm.pricing import CostEstimate, EstimateRange, EstimateRow
+from reflact.messages import CallId
 from reflact.records import FaultCount, RunSummary, SkillScore, SkillVersion, Spend, Usage
 from reflact.reporting.lines import (
     EventLines,
@@ -31,7 +32,7 @@ from reflact.reporting.lines import (
 )
 from reflact.reporting.summary import format_spend, print_summary
 from reflact.reporting.tables import build_estimate_table, build_score_table
-from reflact.types import Edit, EditResult, Split, Verdict
+from reflact.types import Edit, EditResult, Fallback, Split, Verdict
 from served import reflact
 
 RUN = "r1"
@@ -70,6 +71,28 @@ def test_a_step_is_one_line() -> None:
     assert "no edits" in second
     assert "0.250" not in second
     assert "solved" not in second
+
+
+@pytest.mark.parametrize(
+    ("purpose", "part", "words"),
+    [
+        ("analyst_failure", "0", "analyst of minibatch 1 of the failures"),
+        ("lapse_success", "2/1", "triage of minibatch 2 of the successes in batch 3"),
+        ("draft_merge", "failure/2/0", "merge of failures, level 2, group 1"),
+        ("merge_final", "final", "merge final"),
+        ("proposer", "1", "proposer, document 2"),
+        ("score", "0123456789012345", "score"),
+        ("step_size", "", "step size"),
+    ],
+)
+def test_a_call_is_named_in_words(purpose: str, part: str, words: str) -> None:
+    """A fallback names the call that failed with numbers from 1, and no id."""
+    label = f"{purpose}/{part}" if part else purpose
+    fallback = Fallback(label=label, reason="It failed.", replacement="nothing")
+    (line,) = format_all(events.FallbackUsed(run_id=RUN, step=1, fallback=fallback))
+    assert line == f"fallback  {words}: It failed.; used instead: nothing"
+    step = CallId(role="optimizer", purpose=purpose, part=part, step=3)
+    assert step.title == f"{words} in step 3"
 
 
 def test_a_repeated_document_is_named() -> None:

@@ -132,7 +132,7 @@ async def test_a_reply_that_stays_malformed_is_an_error_with_every_reason() -> N
         assert len(refused.value.reasons) == len(endpoint.requests) == 3, (kind, mode)
         expected = "" if (mode, kind) == ("tools", "empty") else KINDS[kind][1]
         assert all(reason and expected in reason for reason in refused.value.reasons), (kind, mode)
-        assert "optimizer/merge/step=1" in str(refused.value)
+        assert "in 3 attempts (merge in step 1); the last reason: " in str(refused.value)
 
 
 @pytest.mark.parametrize("mode", MODES)

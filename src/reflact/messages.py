@@ -41,6 +41,9 @@ class RenderedPrompt(FrozenModel):
     messages: tuple[Message, ...]
 
 
+SOURCE_WORDS = {"failure": "failures", "success": "successes"}
+
+
 class CallId(FrozenModel):
     """The logical identity of a call: its position in the run's plan, independent of time.
 
@@ -66,6 +69,34 @@ class CallId(FrozenModel):
         part = f"part={quote(self.part, safe='')}/trial={self.trial}/attempt={self.attempt}"
         return f"{self.role}/{self.purpose}/{source}/{part}"
 
+    @property
+    def title(self) -> str:
+        """The call in words, without the key of a rollout: ``merge of successes, level 1, group 2 in step 3``."""
+        words = describe_call(self.purpose, self.part)
+        return words if self.step is None else f"{words} in step {self.step}"
+
+
+def describe_call(purpose: str, part: str) -> str:
+    """Return the purpose and the part of a call of the optimizer in words, with numbers from 1."""
+    kind, *sources = purpose.split("_")
+    numbers = [int(number) for number in part.split("/") if number.isdecimal()]
+    if kind in {"analyst", "lapse"} and sources and numbers:
+        *batch, index = numbers
+        minibatch = name_minibatch(sources[0], index, *batch)
+        return f"{'triage' if kind == 'lapse' else kind} of {minibatch}"
+    if "merge" in purpose and len(numbers) == 2:
+        level, group = numbers
+        return f"merge of {SOURCE_WORDS[part.partition('/')[0]]}, level {level}, group {group + 1}"
+    if purpose == "proposer" and numbers:
+        return f"proposer, document {numbers[0] + 1}"
+    return purpose.replace("_", " ")
+
+
+def name_minibatch(source: str, index: int, batch: int = 0) -> str:
+    """Return a minibatch of a step's cases in words: ``minibatch 2 of the failures in batch 3``."""
+    words = f"minibatch {index + 1} of the {SOURCE_WORDS[source]}"
+    return f"{words} in batch {batch + 1}" if batch else words
+
 
 class Reply(FrozenModel, Generic[R_co]):
     """A validated reply, with the number of attempts and their usage."""
@@ -73,6 +104,10 @@ class Reply(FrozenModel, Generic[R_co]):
     value: R_co
     attempts: int = 1
     usage: Usage = Usage()
+
+
+CUT_OFF = "cut off at the token limit"
+"""In the reason of a reply that reached ``max_tokens``."""
 
 
 class NoReply(FrozenModel):

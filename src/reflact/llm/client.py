@@ -367,8 +367,8 @@ class Client:
         if call_id.role == "critic":
             self._account.rejected.extend(context.keys)
         raise ReplyError(
-            f"models.{self._role}: no valid {reply_type.__name__} in {len(reasons)} attempts "
-            f"({call_id.label}); the last one: {reasons[-1]}",
+            f"models.{self._role} gave no valid reply in {len(reasons)} attempts ({call_id.title}); the last reason: "
+            f"{reasons[-1]}",
             reasons=tuple(reasons),
         )
 

@@ -19,7 +19,7 @@ from pydantic import BaseModel, ValidationError, ValidationInfo, model_validator
 
 from reflact.errors import ProviderError, UnknownModel
 from reflact.jsonutil import describe_problems, replace_surrogates
-from reflact.messages import Message, ReplyModel
+from reflact.messages import CUT_OFF, Message, ReplyModel
 
 Body = dict[str, Any]
 """A JSON request body, or a part of one."""
@@ -103,7 +103,7 @@ class Conversation(Generic[R]):
                 raise InvalidReply(f"it was a refusal: {message.refusal}")
             parsed = self._read(completion)
         except IncompleteOutputException:
-            raise InvalidReply("it was cut off at the token limit; be shorter") from None
+            raise InvalidReply(f"it was {CUT_OFF}; be shorter") from None
         except ValidationError as error:
             raise InvalidReply(describe_problems(error)) from None
         except ValueError as error:

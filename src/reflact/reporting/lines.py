@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from reflact import events
+from reflact.messages import describe_call
 from reflact.records import EpochRecord
 from reflact.types import EditResult, Fallback, GateAction, Verdict
 
@@ -167,7 +168,8 @@ def format_epoch(record: EpochRecord | events.EpochCommitted) -> str:
 
 def format_fallback(fallback: Fallback) -> str:
     """Return what failed, why, and the fallback."""
-    return f"{fallback.label}: {fallback.reason}; used instead: {fallback.replacement}"
+    purpose, _, part = fallback.label.partition("/")
+    return f"{describe_call(purpose, part)}: {fallback.reason}; used instead: {fallback.replacement}"
 
 
 def format_score(score: float | None) -> str:

@@ -9,6 +9,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
+from reflact.jsonutil import flatten_fields
+from reflact.messages import name_minibatch
 from reflact.records import (
     CriticDescription,
     EpochRecord,
@@ -42,7 +44,7 @@ from reflact.reporting.verdict import (
     list_gains,
 )
 from reflact.training.history import StepDetails
-from reflact.types import Edit, EditResult, Rewrite, SelectResult, Split
+from reflact.types import AnalystReport, Edit, EditResult, Rewrite, SelectResult, Split
 
 
 def format_costs(costs: Sequence[StageCost]) -> tuple[str, ...]:
@@ -68,8 +70,8 @@ def format_step(record: StepRecord) -> tuple[str, ...]:
     return (
         f"verdict: {record.verdict.reason}",
         *(f"pattern in {name_count(p.count, 'case')}: {p.type}: {p.description}" for p in record.patterns),
-        *(f"no report of {r.source_type} minibatch {r.index}: {r.no_reply_reason}" for r in refusals),
-        *(f"no triage of {r.source_type} minibatch {r.index}: {r.triage_no_reply_reason}" for r in untriaged),
+        *(f"no report on {_name_minibatch(r)}: {r.no_reply_reason}" for r in refusals),
+        *(f"no triage of {_name_minibatch(r)}: {r.triage_no_reply_reason}" for r in untriaged),
         *(f"reminder: {reminder}" for report in record.reports for reminder in report.reminders),
         *_list_rewrite_lines(record.rewrites),
         *_list_pool_lines(record),
@@ -78,6 +80,10 @@ def format_step(record: StepRecord) -> tuple[str, ...]:
         *(f"fallback: {format_fallback(fallback)}" for fallback in fallbacks),
         *(_format_edit_result(result) for result in record.edits),
     )
+
+
+def _name_minibatch(report: AnalystReport) -> str:
+    return name_minibatch(report.source_type, report.index, report.batch)
 
 
 def _list_rewrite_lines(rewrites: Sequence[Rewrite]) -> Iterator[str]:
@@ -120,8 +126,9 @@ def _list_choice_lines(chosen: SelectResult) -> Iterator[str]:
             f"{size.reasoning}{risks}"
         )
     elif chosen.pool_size:
-        limit = "no limit" if chosen.budget is None else f"at most {chosen.budget}"
-        yield f"step size: {limit} of {name_count(chosen.pool_size, 'edit')}, by the schedule"
+        limit = "sets no limit" if chosen.budget is None else f"allows {chosen.budget}"
+        taken = len(chosen.patch.edits)
+        yield f"step size: {taken} of {name_count(chosen.pool_size, 'edit')}; the schedule {limit}"
     if chosen.ranked:
         yield f"ranking: {chosen.patch.reasoning or 'without a reason'}"
 
@@ -245,6 +252,9 @@ def _list_caveats(summary: RunSummary) -> Iterator[str]:
     if controls:
         words = (f"{SCORE_NAMES.get(name, name)} is {meaning}" for name, meaning in controls.items())
         yield f"controls: {'; '.join(words)}"
+    is_initial = summary.best is not None and summary.best.number == 0
+    if is_initial and summary.scores and dict(flatten_fields(summary.config)).get("test.placebo"):
+        yield "placebo: not measured, since there is no better document to compare it with"
     if summary.critic is not None:
         yield f"scores come from {_describe_critic(summary.critic)}"
     if summary.annotated_by is not None:

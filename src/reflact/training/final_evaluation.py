@@ -287,11 +287,11 @@ class FinalEvaluator:
         )
 
     async def _documents(self, state: RunState) -> tuple[dict[str, Skill], dict[str, Skill]]:
-        """Return the documents by name, and those that are controls."""
+        """Return the documents by name, and those that are controls: a placebo, if there is a gain to doubt."""
         best = await self.runtime.store.skill(state.best.skill_hash)
         last = await self.runtime.store.skill(state.current.skill_hash)
         documents = {"baseline": self.runtime.plan.initial_skill, "best": best, "final": last}
-        if not self.runtime.config.test.placebo:
+        if not self.runtime.config.test.placebo or best.hash == self.runtime.plan.initial_skill.hash:
             return documents, {}
         text = self.runtime.plan.prompts.prompts["placebo"].system
         return documents, {"placebo": make_placebo(text, best)}
