@@ -17,12 +17,13 @@ import httpx
 import pytest
 
 from reflact import Trainer, read_run
+from reflact.config.loading import load_config
 from reflact.events import Event, RunFinished, WarningIssued
 from reflact.messages import CallReservation
 from reflact.protocols import CatchExits, ExitRaised, Proposer, Session, StepBudget, StepEvidence
 from reflact.records import Usage
 from reflact.testing import ScriptedLLM, ToyTarget
-from reflact.training.trouble import MAX_TRACEBACK_CHARS, RunWatch, format_exception
+from reflact.training.trouble import MAX_TRACEBACK_CHARS, RunWatch, advise_on_replies, format_exception
 from reflact.types import Item, Rewrite, Skill, Turn
 from served import completion, configured, reflact, say_four, serving
 from toy_runs import LEARNING, build_trainer
@@ -364,14 +365,35 @@ def test_trouble_of_calls_is_told_once_while_it_happens(
     assert re.fullmatch(
         r"item \w+ took 40k of the 4\S+ tokens of the target so far, with \d+ items. .*", greedy
     )
-    assert mute.startswith("models.optimizer gave no valid reply in its first 3 calls (large). ")
+    assert mute == (
+        "models.optimizer gave no valid reply in its first 3 calls. To mend it, set prompts.profile: small, which suits "
+        "models below about 3B parameters; or name a models.optimizer.mode instead of auto; or choose a larger "
+        "models.optimizer.model than large"
+    )
     assert [record.getMessage() for record in caplog.records] == [greedy, mute]
+
+
+def test_advice_names_only_what_is_not_done() -> None:
+    """It leaves out settings in force, names a limit that cut replies off, and says if the target is the optimizer."""
+    target = {"model": "tiny", "api_key_env": None, "max_tokens": 600}
+    base = {"models": {"target": target, "optimizer": {"max_tokens": 600}}, "prompts": {"profile": "small"}}
+    config = load_config(base)
+    model = "choose a larger models.optimizer.model than tiny, the model of the target"
+    mode = "name a models.optimizer.mode instead of auto"
+    assert advise_on_replies("optimizer", config) == f"{mode}; or {model}"
+    cut = advise_on_replies(
+        "optimizer", config, "the last one: it was cut off at the token limit; be shorter"
+    )
+    assert cut == f"set models.optimizer.max_tokens higher than 600; or {mode}; or {model}"
+    optimizer = {"mode": "json", "model": "large"}
+    other = load_config({**base, "models": {"target": target, "optimizer": optimizer}})
+    assert advise_on_replies("optimizer", other) == "choose a larger models.optimizer.model than large"
 
 
 def test_a_storm_of_failures_is_told_once() -> None:
     """If half of the last requests to an endpoint fail, a warning says how; a few failures say nothing."""
     told: list[Event] = []
-    watch = RunWatch("r", told.append, {})
+    watch = RunWatch("r", told.append, load_config({}), ())
     names = ("key", "run_id", "call_id", "purpose", "model")
     call = CallReservation(**dict.fromkeys(names, "x"), role="target", endpoint="https://a/v1")
     for fault in [None, None, "5xx", "429"] * 10:

@@ -59,7 +59,6 @@ def check(config: ConfigArgument, overrides: OverrideOption = None) -> None:
     from reflact.errors import BudgetSpent, EnvironmentFailure, ModelError
     from reflact.reporting.lines import escape_line
     from reflact.trainer import check_setup
-    from reflact.training.gating import FEW_ITEMS, describe_few_items
 
     settings = load_trainer_config(config, overrides)
     try:
@@ -74,8 +73,6 @@ def check(config: ConfigArgument, overrides: OverrideOption = None) -> None:
         *describe_item(found, settings),
         *describe_time(found, settings.models.target.concurrency),
     ]
-    if found.n_val < FEW_ITEMS:
-        lines.append(f"warning: {describe_few_items(found.n_val)}")
     if not settings.environment.description.strip():
         lines.append(
             "hint: environment.description is empty; the optimizer reads it, so say what the tasks are and what a good "

@@ -10,6 +10,7 @@ from pydantic import TypeAdapter
 
 from reflact import events
 from reflact.concurrency import finish_if_cancelled, run_beside
+from reflact.config.training import TrainerConfig
 from reflact.errors import RunFailed, Unmeasured
 from reflact.messages import CallId, Message, RenderedPrompt, Text
 from reflact.protocols import Approver, CommitRecord, EventCallback, ProbedTarget
@@ -23,7 +24,7 @@ from reflact.records import (
     sum_step_costs,
 )
 from reflact.reporting.lines import name_count
-from reflact.reporting.verdict import NO_REPORTS, describe_result
+from reflact.reporting.verdict import NO_REPORTS, describe_verdict
 from reflact.skills.rejected_edits import RejectedEdit, collect_rejected_edits, deduplicate_edits
 from reflact.stages.evaluate import build_measurement
 from reflact.store import artifacts as exports
@@ -49,7 +50,7 @@ from reflact.training.state import (
 )
 from reflact.training.step import StepRunner
 from reflact.training.timing import StageTimer
-from reflact.training.trouble import FailureLog
+from reflact.training.trouble import FailureLog, advise_on_replies
 from reflact.types import Skill, Split
 
 TIME_RECORD_SECONDS = 1.0
@@ -151,7 +152,7 @@ class Run:
             state = await self._retry_once(
                 lambda now: self._run_step(steps, now, records), state, state.step + 1
             )
-        require_reports(records)
+        require_reports(records, self._config)
         state = await self._retry_once(self._finalize_epoch, state, state.step)
         state = await self._retry_once(self._judge_promotion, state, state.step)
         async with self._timer.stage("final_test", step=state.step, name="final test"):
@@ -191,7 +192,7 @@ class Run:
         summary = summarize_history(
             summary, await self._store.records(self.id), await self._store.epochs(self.id), self.state
         )
-        summary = summary.model_copy(update={"verdict": describe_result(summary)})
+        summary = summary.model_copy(update={"verdict": describe_verdict(summary)})
         await self._store.finish(self.id, status, reason, summary.model_dump_json())
         exports.export_summary(self._runtime.folder, summary)
         return summary
@@ -394,7 +395,7 @@ class Run:
             await self._on_event(event)
 
 
-def require_reports(records: Sequence[StepRecord]) -> None:
+def require_reports(records: Sequence[StepRecord], config: TrainerConfig) -> None:
     """Check that at least one analyst gave a valid reply, if any was asked.
 
     Raises:
@@ -402,8 +403,8 @@ def require_reports(records: Sequence[StepRecord]) -> None:
     """
     reasons = [report.no_reply_reason for record in records for report in record.reports]
     if reasons and None not in reasons:
+        reason = str(reasons[0])
         raise RunFailed(
             f"{NO_REPORTS} in {name_count(len(records), 'step')}, so nothing could be learned; the first reason: "
-            f"{reasons[0]}; mend the optimizer's endpoint, choose another models.optimizer.model or mode, or set "
-            "prompts.profile: small if it is not set"
+            f"{reason}. To mend it, {advise_on_replies('optimizer', config, reason)}"
         )

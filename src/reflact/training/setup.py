@@ -541,9 +541,8 @@ def _open_account(
     plan: RunPlan, store: RunStore, post: Callable[[Event], None], unseen: Collection[str]
 ) -> tuple[Account, RunWatch]:
     """Return the account of a run's calls, which posts each change of the budget, and what watches the calls."""
-    limits, models = plan.config.budget, plan.config.models
-    seen = {role: getattr(models, role) for role in _list_roles(plan.config) if role not in unseen}
-    watch = RunWatch(plan.run_id, post, seen)
+    limits, seen = plan.config.budget, [role for role in _list_roles(plan.config) if role not in unseen]
+    watch = RunWatch(plan.run_id, post, plan.config, seen)
 
     def post_usage(usage: Usage, seconds: float) -> None:
         post(BudgetUpdated(run_id=plan.run_id, usage=usage, seconds=seconds, **limits.model_dump()))

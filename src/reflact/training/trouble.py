@@ -7,7 +7,7 @@ import os
 import shlex
 import traceback
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from types import TracebackType
@@ -19,7 +19,7 @@ from reflact.errors import ConfigError, EnvironmentFailure, ReflactError, RunFai
 from reflact.jsonutil import replace_surrogates
 from reflact.llm.budget import Budget
 from reflact.llm.pricing import read_cap, worst_case
-from reflact.messages import CallReservation
+from reflact.messages import CUT_OFF, CallReservation
 from reflact.protocols import CatchExits, EventCallback, RunStore, read_text
 from reflact.records import CodeFailure, FaultKind, Usage
 from reflact.reporting.lines import escape_controls, format_count
@@ -57,15 +57,17 @@ class RunWatch:
     Args:
         run_id: The run.
         post: Takes the warnings.
-        models: The settings of the roles whose calls are seen.
+        config: The configuration of the run, so that no advice names what it has already.
+        roles: The roles whose calls are seen.
     """
 
     def __init__(
-        self, run_id: str, post: Callable[[events.Event], None], models: Mapping[str, ModelConfig]
+        self, run_id: str, post: Callable[[events.Event], None], config: TrainerConfig, roles: Iterable[str]
     ) -> None:
         self._run_id = run_id
         self._post = post
-        self._models = models
+        self._config = config
+        self._models: dict[str, ModelConfig] = {role: getattr(config.models, role) for role in roles}
         self._known: set[str] = set()
         self._attempts: dict[str, deque[FaultKind | None]] = {}
         self._calls: dict[str, int | None] = {}
@@ -93,10 +95,14 @@ class RunWatch:
         failed = Counter(kind for kind in last if kind is not None)
         if len(last) >= MIN_ATTEMPTS and 2 * failed.total() >= len(last):
             kinds = ", ".join(f"{kind}: {count}" for kind, count in sorted(failed.items()))
+            model = self._models.get(call.role)
+            lower = (
+                f"lower models.{call.role}.concurrency, or " if model is None or model.concurrency > 1 else ""
+            )
             self._warn(
                 f"endpoint {call.endpoint}",
                 f"{failed.total()} of the last {len(last)} requests to {call.endpoint} failed ({kinds}). They are "
-                f"retried. If it goes on, lower models.{call.role}.concurrency, or stop the run and resume it later",
+                f"retried. If it goes on, {lower}stop the run and resume it later",
             )
 
     def observe_call(self, event: events.ModelCallFinished) -> None:
@@ -106,12 +112,10 @@ class RunWatch:
             return
         self._calls[event.role] = count = None if event.outcome == "reply" else count + 1
         if count == MUTE_CALLS:
-            advice = "" if event.role == "target" else ", another mode, or prompts.profile: small"
-            model = self._models[event.role].model if event.role in self._models else "its model"
             self._warn(
                 f"role {event.role}",
-                f"models.{event.role} gave no valid reply in its first {count} calls ({model}). Try it with reflact "
-                f"check, and choose another models.{event.role}.model{advice}",
+                f"models.{event.role} gave no valid reply in its first {count} calls. To mend it, "
+                f"{advise_on_replies(event.role, self._config)}",
             )
 
     def observe_rollout(self, rollout: Rollout) -> None:
@@ -141,6 +145,23 @@ class RunWatch:
             self._known.add(subject)
             LOGGER.warning("%s", escape_controls(message))
             self._post(events.WarningIssued(run_id=self._run_id, message=message))
+
+
+def advise_on_replies(role: str, config: TrainerConfig, reason: str = "") -> str:
+    """Return what to change if a role gives no valid reply for a reason; nothing that the configuration has already."""
+    model, key = getattr(config.models, role), f"models.{role}"
+    advice = []
+    if CUT_OFF in reason and model.max_tokens is not None:
+        advice.append(f"set {key}.max_tokens higher than {model.max_tokens:,}")
+    if role == "optimizer" and config.prompts.profile != "small":
+        advice.append("set prompts.profile: small, which suits models below about 3B parameters")
+    if role != "target" and model.mode == "auto":
+        advice.append(f"name a {key}.mode instead of auto")
+    own = role == "optimizer" and not config.models.is_optimizer_separate
+    advice.append(
+        f"choose a larger {key}.model than {model.model}{', the model of the target' if own else ''}"
+    )
+    return "; or ".join(advice)
 
 
 class FailureLog:
