@@ -75,7 +75,7 @@ def drawn(screen: Screen, *happened: Event, **environment: str) -> Iterator[tupl
     with view:
         for event in happened:
             view.show_event(event)
-        view.draw()
+        view.refresh()
         yield view, console
 
 
@@ -85,7 +85,7 @@ def test_lines_stay_above_the_display() -> None:
     with drawn(screen, PLAN) as (view, _):
         for step in range(1, 31):
             view.show_event(committed(step))
-            view.draw()
+            view.refresh()
         assert [line.split()[1] for line in screen.lines if line.startswith("step ")] == [
             str(step) for step in range(1, 31)
         ]
@@ -106,10 +106,10 @@ def test_each_frame_is_one_write() -> None:
     screen = Screen()
     with drawn(screen, PLAN) as (view, _):
         screen.writes.clear()
-        view.draw()
+        view.refresh()
         assert screen.writes == []
         view.show_event(committed(1))
-        view.draw()
+        view.refresh()
         assert len(screen.writes) == 1
         assert [line.split()[0] for line in screen.lines[:3]] == ["run", "step", "demo"]
         screen.terminal.write(view.build_cleanup())
@@ -125,7 +125,7 @@ def test_a_change_of_size_leaves_one_display(width: int, height: int) -> None:
         for size in ((30, 8), (width, height)):
             screen.terminal.resize(*size)
             console.size = ConsoleDimensions(*size)
-            view.draw()
+            view.refresh()
         shown = screen.terminal.screen
         assert len(shown) <= height
         assert sum(line.startswith("demo r1 ") for line in shown) == 1
@@ -177,6 +177,50 @@ def test_a_slow_or_lost_terminal_does_not_delay_the_run() -> None:
         for step in range(1, 100):
             view.show_event(committed(step))
         release.set()
+
+
+def test_lines_tell_the_progress_of_a_long_stage() -> None:
+    """A stage has its first such line after 10 silent seconds and others after 30; events are no silence."""
+    text, now = io.StringIO(), 0.0
+    view = LineView(Console(file=text, width=30), clock=lambda: now, with_timer=False)
+    first = events.StageStarted(run_id=RUN, step=1, stage="rollout")
+    ended = events.StageFinished(run_id=RUN, step=1, stage="rollout", seconds=90.0)
+    second = events.StageStarted(run_id=RUN, step=1, stage="aggregate")
+    progress = events.StageProgressed(run_id=RUN, step=1, stage="rollout", done=1, total=4)
+    warning = events.WarningIssued(run_id=RUN, message="x")
+    happened = {0: PLAN, 5: first, 8: progress, 91: warning, 94: ended, 95: second}
+    printed: list[tuple[float, str]] = []
+    for at in range(140):
+        now, n_before = float(at), len(text.getvalue().splitlines())
+        if at in happened:
+            view.show_event(happened[at])
+        view.refresh()
+        lines = text.getvalue().splitlines()[n_before:]
+        printed += [(at, line.partition(" (")[0].partition(" for")[0]) for line in lines]
+    rollout, aggregate = "progress  step 1, rollout 1 of 4", "progress  step 1, aggregate"
+    assert printed == [
+        (0, PLAN_LINE),
+        (10, rollout),
+        (40, rollout),
+        (70, rollout),
+        (91, "warning   x"),
+        (101, aggregate),
+        (131, aggregate),
+    ]
+
+
+def test_a_thread_tells_the_progress_and_ends_with_the_block() -> None:
+    """Lines come without events, but not while a person is asked something."""
+    screen = Screen()
+    ticks = iter(range(0, 10**9, 10))
+    console = Console(file=screen, force_terminal=True)
+    with LineView(console, clock=lambda: next(ticks), refreshes_per_second=100):
+        assert screen.written.wait(60)
+    assert screen.lines[0] == "progress  starting"
+    before = len(screen.lines)
+    with LineView(console, clock=lambda: next(ticks), refreshes_per_second=100, with_timer=False):
+        assert "reflact-view" not in {thread.name for thread in threading.enumerate()}
+    assert len(screen.lines) == before
 
 
 def print_events(*happened: Event, times: bool = False) -> str:

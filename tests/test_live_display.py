@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from functools import partial
 
 import pytest
 from hypothesis import given
@@ -16,6 +17,7 @@ from reflact.records import SkillScore, SkillVersion, Usage
 from reflact.reporting.live_display import (
     LiveDisplay,
     LiveState,
+    describe_progress,
     draw_heights,
     limit_height,
     render_draft,
@@ -323,7 +325,7 @@ def test_the_current_stage_has_a_bar() -> None:
     """
     row = find_row(state_after(*EVERYTHING), "evaluate", now=165.0)
     assert str(row).split() == ["━" * 8, "6", "of", "24", "1:05"]
-    baseline = state_after(progress("evaluate", 1, 2, step=0))
+    baseline = state_after(*BEGINNING, progress("evaluate", 1, 2, step=0))
     assert str(find_row(baseline, "baseline")).endswith("0:00")
     begun = events.StageStarted(run_id=RUN, step=5, stage="aggregate")
     assert find_row(state_after(*BEGINNING, begun), "aggregate", now=103.0) == "running for 0:03"
@@ -332,6 +334,32 @@ def test_the_current_stage_has_a_bar() -> None:
     reflecting = update_state(rolled, events.StageStarted(run_id=RUN, step=5, stage="reflect"), 100.0)
     assert find_row(reflecting, "reflect") is not None
     assert find_row(reflecting, "rollout") is None
+
+
+def test_progress_in_one_line_has_counts_cost_and_rest() -> None:
+    """Measurements of one stage count together; a stage without parts shows the optimizer's calls and its time."""
+    say = partial(describe_progress, now=165.0)
+    assert say(state_at()) == "progress  starting"
+    baseline = progress("evaluate", 10, 40, step=0)
+    assert say(state_after(*BEGINNING[:2], baseline)) == "progress  baseline 10 of 40 (about 3 min left)"
+    assert say(state_after(baseline)) == "progress  evaluate 10 of 40 (about 3 min left)"
+    begun = (
+        events.StageStarted(run_id=RUN, step=5, stage="rollout"),
+        events.StageStarted(run_id=RUN, step=5, stage="reflect"),
+    )
+    step = (start_step(5), *begun, progress("rollout", 3, 16), BUDGET)
+    assert say(state_after(*BEGINNING, *step, finish_call("a"), finish_call("b", "failed"))) == (
+        "progress  step 5 of 28, rollout 3 of 16 (about 5 min left), reflect 2 calls in 65 s; $0.25, 128 calls; "
+        "1 call without a reply"
+    )
+    free = BUDGET.model_copy(update={"usage": Usage(calls=2, input_tokens=7)})
+    notes = [("best", 8), ("placebo", 4)]
+    final = [progress("final_test", done, 8, step=4).model_copy(update={"note": n}) for n, done in notes]
+    assert say(state_after(*BEGINNING, *STEPS, *final, free)) == (
+        "progress  after step 4 of 28, final test 12 of 16 (about 22 s left); price unknown, 2 calls, 7 tokens"
+    )
+    timed = state_at((100.0, start_step(1)), (160.0, commit_step(1)), (160.0, PLAN), (161.0, start_step(2)))
+    assert say(timed) == "progress  step 2 of 28; about 27 min to the last step"
 
 
 @given(st.integers(0, 999), st.integers(1, 1000))

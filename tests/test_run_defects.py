@@ -7,6 +7,7 @@ import json
 import re
 import signal
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from reflact import Trainer, evaluate_skill, read_run
 from reflact.cli import common
 from reflact.cli.common import InterruptHandler
 from reflact.config.models import ModelConfig
-from reflact.errors import DataError, RunConflict
+from reflact.errors import DataError, RunConflict, RunFailed
 from reflact.llm.errors import translate_client_error
 from reflact.protocols import Session
 from reflact.records import SkillComparison, SkillScore
@@ -225,6 +226,11 @@ def test_a_mute_optimizer_fails_the_run(tmp_path: Path) -> None:
     assert "models.optimizer.model" in result.stderr
     history = anyio.run(read_run, tmp_path / "run")
     assert (history.status, len(history.steps)) == ("failed", 1)
+    shown = reflact("show", tmp_path / "run", 1).stdout
+    call = "analyst of minibatch 1 of the failures in step 1"
+    words = f"minibatch 1 of the failures: models.optimizer gave no valid reply in 3 attempts ({call}); the last reason: "
+    assert f"no report on {words}" in shown
+    assert "part=" not in shown + result.output
 
 
 def test_an_optimizer_that_replies_once_completes(tmp_path: Path) -> None:
@@ -294,6 +300,11 @@ def test_examples_show_the_result_of_a_run_that_measured_nothing(tmp_path: Path)
     summary = anyio.run(trainer.train)
     assert (summary.status, summary.best) == ("failed", None)
     assert "no server" in summary.verdict
+    assert summary.verdict.endswith(
+        "Next: mend the cause, then run the same command or program again to resume."
+    )
+    with pytest.raises(RunFailed, match=r"^Failed after 0 steps: .*no server.* Next: mend the cause"):
+        anyio.run(partial(trainer.train, raise_on_failure=True))
     root = Path(__file__).parents[1]
     pages = [root / "README.md", *(root / "docs").glob("*.md")]
     assert [

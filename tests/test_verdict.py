@@ -14,7 +14,13 @@ from reflact.gate.intervals import CLAIM_LEVEL, compute_chance, improvement_inte
 from reflact.records import Claim, Improvement, RunSummary, SkillScore, SkillVersion, Spend, Usage
 from reflact.reporting.lines import format_verdict_scores
 from reflact.reporting.summary import print_summary
-from reflact.reporting.verdict import describe_cost, describe_next, describe_outcome, describe_result
+from reflact.reporting.verdict import (
+    describe_cost,
+    describe_next,
+    describe_outcome,
+    describe_result,
+    describe_verdict,
+)
 from reflact.testing import ToyEnvironment
 from reflact.types import Evidence, Split, Verdict
 from toy_runs import build_trainer
@@ -148,17 +154,17 @@ def test_a_gain_that_was_not_measured_is_no_claim() -> None:
             {"status": "budget", "reason": "budget.max_calls is 9", "steps": 3, "best": V2},
             "Stopped by its budget after 3 steps: budget.max_calls is 9. So far the best document is v2 from step 2 "
             "(validation about 0.58); it is not tested yet.",
-            "raise the limit, then run the same command again to resume",
+            "raise the limit, then run the same command or program again to resume",
         ),
         (
             {"status": "failed", "reason": "no key.", "best": None},
             "Failed after 0 steps: no key. Nothing was measured yet.",
-            "mend the cause, then run the same command again to resume",
+            "mend the cause, then run the same command or program again to resume",
         ),
         (
             {"status": "cancelled", "steps": 1, "best": V0},
             "Stopped after 1 step. So far no better document was found.",
-            "run the same command again to resume",
+            "run the same command or program again to resume",
         ),
     ],
 )
@@ -167,6 +173,7 @@ def test_an_unfinished_run_says_how_far_it_came(values: dict[str, Any], words: s
     summary = RunSummary(run_id="r1", **values)
     assert describe_result(summary) == words
     assert describe_next(summary, Path("runs/x")) == advice
+    assert describe_verdict(summary) == f"{words} Next: {advice}."
 
 
 def test_a_complete_run_without_a_score_advises_to_measure_it() -> None:
@@ -227,7 +234,7 @@ def test_the_verdict_is_stored(tmp_path: Path) -> None:
         {"out_dir": tmp_path, "train": {"num_epochs": 1}}, environment=ToyEnvironment(train=4, val=4, test=4)
     )
     summary = anyio.run(trainer.train)
-    assert summary.verdict == describe_result(summary) != ""
+    assert summary.verdict == describe_verdict(summary) == describe_result(summary) != ""
     stored = (tmp_path / "summary.json").read_text(encoding="utf-8")
     assert RunSummary.model_validate_json(stored).verdict == summary.verdict
 

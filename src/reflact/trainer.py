@@ -197,15 +197,15 @@ class Trainer:
         """
         return self._prepare().run_id
 
-    async def train(self, *, show: bool = False) -> RunSummary:
+    async def train(self, *, show: bool = False, raise_on_failure: bool = False) -> RunSummary:
         """Run to the end, or resume where an earlier start stopped, and return the summary.
 
-        With ``show``, standard output shows the run as ``reflact train`` does: a live view at a terminal, a line for
-        each important event otherwise, such as in a notebook, and closing lines.
+        With ``show``, standard output shows the run as ``reflact train`` does: a live view at a terminal, lines on
+        events and progress otherwise, such as in a notebook, and closing lines.
 
         If a provider or the environment fails, the status is ``failed`` with a reason. If a limit of
-        ``budget`` is reached, it is ``budget``. Both runs can be started again. Cancelling ends the run
-        within a second and keeps all finished work.
+        ``budget`` is reached, it is ``budget``. Both runs can be started again. ``verdict`` says why the run ended
+        and what to do next. Cancelling ends the run within a second and keeps all finished work.
 
         The data is read on a worker thread, so that the event loop stays free.
 
@@ -214,14 +214,18 @@ class Trainer:
             RunConflict: The folder holds another run, or another process works in it.
             CassetteError: A recording is missing, malformed, or lacks a request.
             StoreError: The database cannot be opened, read or written.
+            RunFailed: With ``raise_on_failure``, if the run is not complete; the message is the verdict.
         """
-        return await (self._train_and_show() if show else self._train(ignore_event))
+        summary = await (self._train_and_show() if show else self._train(ignore_event))
+        if raise_on_failure and summary.status != "completed":
+            raise RunFailed(summary.verdict)
+        return summary
 
     async def _train_and_show(self) -> RunSummary:
         from reflact.reporting.live import show_run
 
         async with self.stream() as stream:
-            return await show_run(stream, self._config)
+            return await show_run(stream, self._config, asks=self._approve is not None)
 
     def stream(self) -> Stream[events.Event]:
         """Run as ``train`` does and iterate over the events; ``RunFinished`` comes last.

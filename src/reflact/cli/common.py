@@ -163,21 +163,27 @@ def resolve_show_mode(show: ShowMode, *, as_json: bool) -> ShowMode:
 
 
 def build_view(
-    show: ShowMode, console: Console, *, name: str, epochs: int | None = None, times: bool = False
+    show: ShowMode,
+    console: Console,
+    *,
+    name: str,
+    epochs: int | None = None,
+    times: bool = False,
+    asks: bool = False,
 ) -> RunView:
     """Build the view of a run, with the name of its folder and its planned epochs.
 
-    ``live`` falls back to lines if standard output is not a terminal that can move its cursor.
+    ``live`` falls back to lines if standard output is not a terminal that can move its cursor, or if the command asks
+    a person meanwhile.
     """
-    from reflact.reporting.live import JsonView, LineView, RunView, choose_view
+    from reflact.reporting.live import JsonView, RunView, choose_view
 
     if show is ShowMode.quiet:
         return RunView()
     if show is ShowMode.json:
         return JsonView(typer.echo)
-    if show is ShowMode.live:
-        return choose_view(console, name=name, epochs=epochs, times=times)
-    return LineView(console, times=times)
+    live = show is ShowMode.live and not asks
+    return choose_view(console, name=name, epochs=epochs, times=times, live=live, asks=asks)
 
 
 ConfigArgument = Annotated[
@@ -230,9 +236,8 @@ def train_and_show(
 
     trainer = Trainer(config, approve=approve)
     console = Console()
-    if approve is not None and show is ShowMode.live:
-        show = ShowMode.lines
-    view = build_view(show, console, name=config.out_dir.name, epochs=config.train.num_epochs, times=times)
+    name, epochs, asks = config.out_dir.name, config.train.num_epochs, approve is not None
+    view = build_view(show, console, name=name, epochs=epochs, times=times, asks=asks)
     store = (config.store or config.out_dir / "run.db").absolute()
     with InterruptHandler(config.train.grace_seconds, view) as interrupts:
         try:

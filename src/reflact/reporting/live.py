@@ -22,10 +22,20 @@ from reflact.config.training import TrainerConfig
 from reflact.errors import StoreError
 from reflact.records import RunSummary
 from reflact.reporting.lines import EventLines, escape_controls, wrap_line
-from reflact.reporting.live_display import LiveDisplay, LiveState, limit_height, restore_state, update_state
+from reflact.reporting.live_display import (
+    LiveDisplay,
+    LiveState,
+    describe_progress,
+    limit_height,
+    restore_state,
+    update_state,
+)
 from reflact.store.artifacts import find_exports
 
 SHOW_CURSOR = "\x1b[?25h"
+PROGRESS_SECONDS, FIRST_PROGRESS_SECONDS = 30.0, 10.0
+"""How long lines stay away before a line on the progress; the second number is for the first one in a stage."""
+
 REPRINTED_LINES = 200
 """Event lines that are kept, to be printed again after the size of the terminal changed."""
 
@@ -71,28 +81,89 @@ class JsonView(RunView):
 
 
 class LineView(RunView):
-    """Prints a line for each event that matters; with ``times`` it begins with the local time of its event."""
+    """Prints a line for each event that matters, and lines on the progress while no such event comes.
 
-    def __init__(self, console: Console, *, times: bool = False) -> None:
+    A progress line appears after ``PROGRESS_SECONDS`` without a line, or after ``FIRST_PROGRESS_SECONDS`` if the run
+    works on another stage than the last such line said. So short runs have none.
+
+    Args:
+        console: Where to print.
+        state: What is known in advance.
+        clock: Returns seconds of a monotonic clock.
+        times: Whether each line begins with the local time of its event.
+        with_timer: Whether a thread prints the progress; if not, only events do, as while a person answers a question.
+        refreshes_per_second: How often the thread looks.
+    """
+
+    def __init__(
+        self,
+        console: Console,
+        state: LiveState | None = None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        times: bool = False,
+        with_timer: bool = True,
+        refreshes_per_second: float = 1.0,
+    ) -> None:
         self._console = console
+        self._clock = clock
+        self._state = LiveState(opened_at=clock()) if state is None else state
         self._times = times
         self._event_lines = EventLines()
+        self._printed_at = clock()
+        self._reported_stage: tuple[int, str] | None = None
+        self._finished = Event()
+        self._seconds_per_refresh = 1 / refreshes_per_second
+        self._thread: Thread | None = None
+        if with_timer:
+            self._thread = Thread(target=self._refresh_until_finished, name="reflact-view", daemon=True)
+
+    def __enter__(self) -> Self:
+        if self._thread is not None:
+            self._thread.start()
+        return super().__enter__()
+
+    def __exit__(self, *exception: object) -> None:
+        super().__exit__(*exception)
+        self._finished.set()
+        if self._thread is not None:
+            self._thread.join()
 
     def restore(self, earlier: Iterable[events.Event]) -> None:
-        """Print how far the run came."""
+        """Restore the state of the run, and print how far it came."""
+        earlier = tuple(earlier)
         self._show(self._event_lines.format_resume(earlier), datetime.now(UTC))
+        self._state = restore_state(self._state, earlier)
 
     def show_event(self, event: events.Event) -> None:
-        """Print the line of an event."""
+        """Update the state, and print the line of the event."""
+        self._state = update_state(self._state, event, self._clock())
         self._show(self._event_lines.format_event(event), event.at)
+        if self._thread is None:
+            self.refresh()
+
+    def refresh(self) -> None:
+        """Print the progress if it is time for it."""
+        state, now = self._state, self._clock()
+        stage = (state.step, state.stages[-1].name) if state.stages else None
+        wait = PROGRESS_SECONDS if stage == self._reported_stage else FIRST_PROGRESS_SECONDS
+        if now - self._printed_at >= wait:
+            self._reported_stage = stage
+            self._show(describe_progress(state, now), datetime.now(UTC))
 
     def _show(self, line: str | None, at: datetime) -> None:
         if line is not None:
+            self._printed_at = self._clock()
             stamp = f"{at.astimezone():%Y-%m-%d %H:%M:%S} " if self._times else ""
             self._print(escape_controls(stamp + line))
 
     def _print(self, line: str) -> None:
         self._console.print(Text(line), soft_wrap=True)
+
+    def _refresh_until_finished(self) -> None:
+        with suppress(OSError):
+            while not self._finished.wait(self._seconds_per_refresh):
+                self.refresh()
 
 
 class LiveView(LineView):
@@ -121,43 +192,24 @@ class LiveView(LineView):
         with_errors: bool = False,
         frames_per_second: float = 4.0,
     ) -> None:
-        super().__init__(console, times=times)
+        super().__init__(console, state, clock=clock, times=times, refreshes_per_second=frames_per_second)
         self._with_errors = with_errors
-        self._state = state
-        self._clock = clock
         self._pending: deque[str] = deque()
         self._printed: deque[str] = deque(maxlen=REPRINTED_LINES)
         self._size = console.size
         self._frame: list[list[Segment]] = []
         self._live = self._build_live()
-        self._finished = Event()
-        self._seconds_per_frame = 1 / frames_per_second
-        self._thread = Thread(target=self._draw_until_finished, name="reflact-view", daemon=True)
 
     def __enter__(self) -> Self:
         self._live.start()
-        self._thread.start()
         return super().__enter__()
 
     def __exit__(self, *exception: object) -> None:
         """Remove the display; the lines stay."""
         super().__exit__(*exception)
-        self._finished.set()
-        self._thread.join()
         with suppress(OSError):
             self._print_pending()
             self._live.stop()
-
-    def restore(self, earlier: Iterable[events.Event]) -> None:
-        """Restore the state of the run, and print how far it came."""
-        earlier = tuple(earlier)
-        super().restore(earlier)
-        self._state = restore_state(self._state, earlier)
-
-    def show_event(self, event: events.Event) -> None:
-        """Update the state, and print the line of the event."""
-        self._state = update_state(self._state, event, self._clock())
-        super().show_event(event)
 
     def show_interrupt(self, text: str) -> bool:
         """Show a line above the display if standard error is the same terminal."""
@@ -171,7 +223,7 @@ class LiveView(LineView):
             return SHOW_CURSOR
         return "\r\x1b[2K" + "\x1b[1A\x1b[2K" * (len(self._frame) - 1) + SHOW_CURSOR
 
-    def draw(self) -> None:
+    def refresh(self) -> None:
         """Print pending lines, and draw the display if it changed. Only one thread may draw at a time."""
         if self._console.size != self._size:
             self._restart()
@@ -192,11 +244,6 @@ class LiveView(LineView):
         if lines:
             self._console.print(*(wrap_line(line, self._console) for line in lines), sep="\n")
 
-    def _draw_until_finished(self) -> None:
-        with suppress(OSError):
-            while not self._finished.wait(self._seconds_per_frame):
-                self.draw()
-
     def _build_live(self) -> Live:
         return Live(
             console=self._console, auto_refresh=False, transient=True, redirect_stderr=self._with_errors
@@ -214,11 +261,28 @@ class LiveView(LineView):
         self._console.print(*rows, sep="\n", end="\n" if rows else "")
 
 
-def choose_view(console: Console, *, name: str, epochs: int | None = None, times: bool = False) -> RunView:
-    """Return a live view, or lines if the console is no terminal that can move its cursor, as in a notebook."""
-    if not (console.is_interactive and console.file.isatty()):
-        return LineView(console, times=times)
+def choose_view(
+    console: Console,
+    *,
+    name: str,
+    epochs: int | None = None,
+    times: bool = False,
+    live: bool = True,
+    asks: bool = False,
+) -> RunView:
+    """Return a live view, or lines if the console is no terminal that can move its cursor, as in a notebook.
+
+    Args:
+        console: Where to show the run.
+        name: The name of the run's folder.
+        epochs: The planned epochs; None if they are not known.
+        times: Whether each line begins with a time.
+        live: False: lines also at a terminal.
+        asks: Whether a person is asked something meanwhile.
+    """
     state = LiveState(name=name, epochs=epochs, opened_at=time.monotonic())
+    if not (live and console.is_interactive and console.file.isatty()):
+        return LineView(console, state, times=times, with_timer=not asks)
     is_shared = Console(stderr=True).file.isatty()
     return LiveView(console, state, clock=time.monotonic, times=times, with_errors=is_shared)
 
@@ -236,12 +300,18 @@ async def show_events(
         yield event
 
 
-async def show_run(stream: AsyncIterable[events.Event], config: TrainerConfig) -> RunSummary:
-    """Show a run on standard output until its end, and print its closing lines; returns its summary."""
+async def show_run(
+    stream: AsyncIterable[events.Event], config: TrainerConfig, *, asks: bool = False
+) -> RunSummary:
+    """Show a run on standard output until its end, and print its closing lines; returns its summary.
+
+    ``asks``: a person may be asked something meanwhile.
+    """
     from reflact.reporting.summary import print_summary
 
     console = Console(force_jupyter=False)
-    with choose_view(console, name=config.out_dir.name, epochs=config.train.num_epochs) as view:
+    name, epochs = config.out_dir.name, config.train.num_epochs
+    with choose_view(console, name=name, epochs=epochs, asks=asks) as view:
         async for event in show_events(stream, view, config.store or config.out_dir / "run.db"):
             last = event
     assert isinstance(last, events.RunFinished)

@@ -26,6 +26,7 @@ from reflact.reporting.lines import (
     format_score,
     name_count,
 )
+from reflact.reporting.verdict import format_usage
 from reflact.types import GateAction
 
 LABEL_WIDTH = 12
@@ -54,14 +55,33 @@ JOINERS = re.compile("[\u200c\u200d\ufe0e\ufe0f]")
 
 @dataclass(frozen=True)
 class StageProgress:
-    """A stage of the current step; ``total`` is None without parts, ``seconds`` until it finishes."""
+    """A stage of the current step; ``seconds`` is None until it finishes.
+
+    ``parts`` has each measurement in it by its note, with its finished and all rollouts. ``calls`` counts the
+    optimizer's calls that ended meanwhile.
+    """
 
     step: int
     name: events.Stage
     started_at: float
-    done: int = 0
-    total: int | None = None
+    parts: tuple[tuple[str, int, int], ...] = ()
+    calls: int = 0
     seconds: float | None = None
+
+    @property
+    def done(self) -> int:
+        """The finished rollouts."""
+        return sum(done for _, done, _ in self.parts)
+
+    @property
+    def total(self) -> int | None:
+        """The rollouts of the parts that have begun; None without parts."""
+        return sum(total for _, _, total in self.parts) if self.parts else None
+
+    @property
+    def is_done(self) -> bool:
+        """Whether nothing of the stage is known to be left."""
+        return self.total is not None and self.done >= self.total
 
 
 @dataclass(frozen=True)
@@ -123,6 +143,12 @@ class LiveState:
     def last_committed_step(self) -> int:
         """The last committed step; 0 before the first."""
         return self.results[-1].step if self.results else 0
+
+    @property
+    def active_stages(self) -> tuple[StageProgress, ...]:
+        """The stages that have not finished, without those that wait for others."""
+        unfinished = tuple(stage for stage in self.stages if stage.seconds is None)
+        return tuple(stage for stage in unfinished if not stage.is_done) or unfinished
 
     def estimate_seconds_left(self, now: float) -> float | None:
         """Return the estimated seconds until the last step is committed; None without a timed step.
@@ -212,7 +238,8 @@ def _update_stage(
     if isinstance(event, events.StageFinished):
         stage = replace(stage, seconds=event.seconds)
     elif isinstance(event, events.StageProgressed):
-        stage = replace(stage, done=event.done, total=event.total)
+        others = (part for part in stage.parts if part[0] != event.note)
+        stage = replace(stage, parts=(*others, (event.note, event.done, event.total)))
     else:
         stage = StageProgress(event.step, event.stage, started_at=at)
     stages[event.stage] = stage
@@ -225,7 +252,7 @@ def _update_draft(
     drafts = {draft.call_id: draft for draft in state.drafts}
     known = drafts.get(event.call_id)
     if isinstance(event, events.ModelCallFinished):
-        state = replace(state, failed_calls=state.failed_calls + (event.outcome == "failed"))
+        state = _count_call(state, event)
         if known is None:
             return state
         drafts[event.call_id] = mine = replace(known, finished=True)
@@ -237,6 +264,47 @@ def _update_draft(
         mine = CallDraft(event.call_id, event.role, event.purpose, event.attempt, draft, refusal=refusal)
         drafts[event.call_id] = mine
     return replace(state, drafts=tuple(d for d in drafts.values() if d is mine or not d.finished))
+
+
+def _count_call(state: LiveState, event: events.ModelCallFinished) -> LiveState:
+    failed = state.failed_calls + (event.outcome == "failed")
+    if event.role != "optimizer":
+        return replace(state, failed_calls=failed)
+    stages = tuple(s if s.seconds is not None else replace(s, calls=s.calls + 1) for s in state.stages)
+    return replace(state, failed_calls=failed, stages=stages)
+
+
+def describe_progress(state: LiveState, now: float) -> str:
+    """Return a run's progress in one line: active stages with their counts, what is spent, and the estimated rest."""
+    place = f"step {state.step}" if state.total_steps is None else f"step {state.step} of {state.total_steps}"
+    if state.step <= state.last_committed_step:
+        place = f"after {place}"
+    parts = [place] if state.step else []
+    parts += [f"{_name_stage(stage, state)} {_count_parts(stage, now)}" for stage in state.active_stages]
+    words = [", ".join(parts) or "starting"]
+    if state.budget is not None and state.budget.usage.calls:
+        words.append(format_usage(state.budget.usage))
+    if state.failed_calls:
+        words.append(f"{name_count(state.failed_calls, 'call')} without a reply")
+    left = state.estimate_seconds_left(now)
+    if left is not None:
+        words.append(f"about {format_duration(left)} to the last step")
+    return f"progress  {'; '.join(words)}"
+
+
+def _name_stage(stage: StageProgress, state: LiveState) -> str:
+    is_baseline = (stage.step, stage.name) == (0, "evaluate") and state.plan is not None
+    return "baseline" if is_baseline else stage.name.replace("_", " ")
+
+
+def _count_parts(stage: StageProgress, now: float) -> str:
+    """Return a stage's counts, and its remaining time if it goes on as fast as so far."""
+    elapsed, total, done = max(now - stage.started_at, 0.0), stage.total, stage.done
+    if total is None:
+        calls = f"{name_count(stage.calls, 'call')} in " if stage.calls else "for "
+        return f"{calls}{format_duration(elapsed)}"
+    left = f" (about {format_duration(elapsed / done * (total - done))} left)" if 0 < done < total else ""
+    return f"{done} of {total}{left}"
 
 
 class DisplayRow(NamedTuple):
@@ -331,11 +399,8 @@ def _list_rows(state: LiveState, now: float, options: ConsoleOptions) -> Iterato
         yield from _list_spend(state, state.budget, now)
     if state.step and state.stages and {stage.name for stage in state.stages} <= set(STEP_STAGES):
         yield DisplayRow(6, "stages", _build_stages(state, ">" if options.ascii_only else "›"))
-    unfinished = [stage for stage in state.stages if stage.seconds is None]
-    working = [stage for stage in unfinished if stage.total is None or stage.done < stage.total]
-    for stage in (working or unfinished)[-3:]:
-        name = "baseline" if stage.step == 0 and stage.name == "evaluate" else stage.name.replace("_", " ")
-        yield DisplayRow(1, name, _build_progress(stage, width, now))
+    for stage in state.active_stages[-3:]:
+        yield DisplayRow(1, _name_stage(stage, state), _build_progress(stage, width, now))
     if state.trials:
         last, rollouts = state.trials[-1], sum(each.sides * each.n for each in state.trials)
         limit = "" if state.max_rollouts is None else f" of at most {state.max_rollouts}"
@@ -437,7 +502,8 @@ def _build_stages(state: LiveState, arrow: str) -> Text:
 def _build_progress(stage: StageProgress, width: int, now: float) -> RenderableType:
     elapsed = format_clock(now - stage.started_at)
     if stage.total is None:
-        return Text(f"running for {elapsed}", "dim")
+        calls = f", {name_count(stage.calls, 'call')}" if stage.calls else ""
+        return Text(f"running for {elapsed}{calls}", "dim")
     bar = _build_bar(stage.done, stage.total, min(max(width - 34, 4), 60))
     return _build_line(bar, f"{f'{stage.done} of {stage.total}':<10}", Text(elapsed, "dim"))
 

@@ -55,6 +55,12 @@ def describe_result(summary: RunSummary) -> str:
     return f"The best document is {_describe_version(best)}. Its gain was not measured at the end{reason}."
 
 
+def describe_verdict(summary: RunSummary) -> str:
+    """Return the result of a run; if it is not complete, with what to do next."""
+    result = describe_result(summary)
+    return result if summary.status == "completed" else f"{result} Next: {_advise_after_stop(summary)}."
+
+
 def describe_controls(summary: RunSummary) -> tuple[str, ...]:
     """Return what the controls say against the best document, one sentence each."""
     scores = {score.name: score for score in summary.scores if score.split is summary.scores[-1].split}
@@ -155,32 +161,41 @@ def describe_cost(summary: RunSummary) -> str:
         return "no calls were counted"
     total = sum((entry.usage for entry in used), Usage())
     unpriced = sorted({entry.role for entry in used if entry.usage.calls and entry.usage.usd is None})
-    tokens = format_count(total.input_tokens + total.output_tokens)
-    if total.usd is None:
-        return f"price unknown, {name_count(total.calls, 'call')}, {tokens} tokens"
-    words = f"{format_usd(total.usd)}, {name_count(total.calls, 'call')}"
-    if unpriced:
+    words = format_usage(total)
+    if total.usd is not None and unpriced:
         words += f", and calls of {' and '.join(unpriced)} with an unknown price"
-    worst = sum((entry.worst_case for entry in used), Usage()).usd
+    worst = None if total.usd is None else sum((entry.worst_case for entry in used), Usage()).usd
     return words if not worst else f"{words}, at most {format_usd(worst)} more for unfinished calls"
+
+
+def format_usage(usage: Usage) -> str:
+    """Return what calls cost; without a price, their tokens too."""
+    calls = name_count(usage.calls, "call")
+    if usage.usd is not None:
+        return f"{format_usd(usage.usd)}, {calls}"
+    return f"price unknown, {calls}, {format_count(usage.input_tokens + usage.output_tokens)} tokens"
 
 
 def describe_next(summary: RunSummary, folder: Path) -> str:
     """Return the command or the change that helps most after a run."""
-    again = "then run the same command again to resume"
-    match summary.status:
-        case "budget":
-            return f"raise the limit, {again}"
-        case "failed" if (summary.reason or "").startswith(NO_REPORTS):
-            return "mend the cause, then start another run, since these steps are decided: add --fork, or name another out_dir"
-        case "failed":
-            return f"mend the cause, {again}"
-        case "cancelled":
-            return "run the same command again to resume"
+    if summary.status != "completed":
+        return _advise_after_stop(summary)
     if summary.missing:
         return "run the same command again to measure what is missing"
     improved = summary.best is not None and summary.best.number != 0
     return f"reflact show {shlex.quote(str(folder))} --items {'--changed' if improved else '--wrong'}"
+
+
+def _advise_after_stop(summary: RunSummary) -> str:
+    again = "run the same command or program again to resume"
+    if summary.status == "cancelled":
+        return again
+    if summary.status == "budget":
+        return f"raise the limit, then {again}"
+    if (summary.reason or "").startswith(NO_REPORTS):
+        other = "add --fork (in Python: fork=True), or name another out_dir"
+        return f"mend the cause, then start another run, since these steps are decided: {other}"
+    return f"mend the cause, then {again}"
 
 
 def format_usd(usd: float) -> str:

@@ -57,8 +57,8 @@ from reflact.reporting.verdict import (
     describe_cost,
     describe_decisions,
     describe_gain,
-    describe_result,
     describe_score_name,
+    describe_verdict,
     explain_doubt,
     format_cost,
     format_usd,
@@ -151,7 +151,7 @@ def _build_verdict(history: RunHistory) -> h.Element:
         ]
     limit = TextLimit(OTHER_BYTES)
     return h.div(class_=["verdict", _choose_tone(summary)])[
-        h.p(".headline")[limit.fit(summary.verdict or describe_result(summary), 2_000)],
+        h.p(".headline")[limit.fit(summary.verdict or describe_verdict(summary), 2_000)],
         h.p[f"Cost: {describe_cost(summary)}; {format_duration(summary.seconds)}."],
         h.p[
             f"Run {run_id}, started {history.created:%Y-%m-%d %H:%M} UTC, {summary.status}: "
