@@ -5,7 +5,8 @@ from __future__ import annotations
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
 from itertools import pairwise
 
 import anyio
@@ -21,7 +22,7 @@ from reflact.llm.completions import read_completion
 from reflact.llm.errors import classify_failure, classify_status
 from reflact.llm.metering import send_whole
 from reflact.llm.rate_limit import PATIENCE_SECONDS, EndpointClient, EndpointGroup, LimitChange
-from reflact.llm.retry import RetryTransport, is_quota_spent, is_unknown_model, parse_retry_after
+from reflact.llm.retry import RetryTransport, is_quota_spent, is_unknown_model, read_retry_after
 from reflact.messages import Text
 from reflact.records import FaultCount, FaultKind
 
@@ -45,7 +46,7 @@ class Single(httpx.AsyncBaseTransport):
             except Exception:
                 slot.observe(None, None, None)
                 raise
-            slot.observe(response.status_code, parse_retry_after(response.headers.get("retry-after")), None)
+            slot.observe(response.status_code, read_retry_after(response.headers), None)
             return response
 
 
@@ -272,9 +273,6 @@ def test_the_words_for_an_unknown_model_are_known(status: int, said: str) -> Non
     assert not is_unknown_model(500, said)
 
 
-NOW = datetime(2026, 1, 1, 12, 0, 0, tzinfo=UTC)
-
-
 @pytest.mark.parametrize(
     ("header", "seconds"),
     [
@@ -294,7 +292,25 @@ NOW = datetime(2026, 1, 1, 12, 0, 0, tzinfo=UTC)
 )
 def test_retry_after_is_read_as_number_or_date(header: str | None, seconds: float | None) -> None:
     """Both forms of the header count; anything else is as good as none."""
-    assert parse_retry_after(header, now=NOW) == seconds
+    headers = {} if header is None else {"retry-after": header}
+    assert read_retry_after({**headers, "date": "Thu, 01 Jan 2026 12:00:00 GMT"}) == seconds
+
+
+@pytest.mark.parametrize(
+    "date", [{}, {"date": "never"}, {"date": "Thu, 01 Jan 2026 12:00:30 +99999999999999999999"}]
+)
+def test_a_date_counts_from_this_clock_if_the_answer_has_none(date: dict[str, str]) -> None:
+    """Without a readable date of the answer, the time on this machine has to do."""
+    later = format_datetime(datetime.now(UTC) + timedelta(seconds=120), usegmt=True)
+    assert read_retry_after({"retry-after": later, **date}) == pytest.approx(120, abs=60)
+
+
+async def test_a_wrong_clock_of_this_machine_shortens_no_pause() -> None:
+    """A server whose clock is an hour ahead asks for a minute, and is asked again after a minute."""
+    ahead = {"date": "Thu, 01 Jan 2099 12:00:00 GMT", "retry-after": "Thu, 01 Jan 2099 12:01:00 GMT"}
+    endpoint, begin = Endpoint(httpx.Response(429, headers=ahead), completion("fine")), anyio.current_time()
+    assert (await ask(Text, endpoint)).value.text == "fine"
+    assert anyio.current_time() - begin == pytest.approx(60, abs=5)
 
 
 JSON, STREAM, PAGE = "application/json", "text/event-stream", "text/html"

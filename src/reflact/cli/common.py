@@ -121,7 +121,7 @@ class InterruptHandler:
             os.write(2, f"{line}\n".encode())
 
     def _exit_after(self, seconds: float) -> None:
-        timer = threading.Timer(seconds, self._exit_process)
+        timer = threading.Timer(min(seconds, threading.TIMEOUT_MAX), self._exit_process)
         timer.daemon = True
         timer.start()
 

@@ -64,7 +64,7 @@ def select_headers(response: httpx.Response) -> dict[str, str]:
     """Return the headers that other layers need, in ASCII; the content type has no parameters."""
     headers = response.headers
     content_type = headers.get("content-type", JSON).partition(";")[0].strip().lower()
-    names = ("retry-after", "location")
+    names = ("retry-after", "date", "location")
     selected = {name: headers[name] for name in names if name in headers}
     return {
         name: quote(value, safe=f"{string.punctuation} ")

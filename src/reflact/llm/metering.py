@@ -25,7 +25,7 @@ from reflact.llm.errors import classify_failure, classify_status
 from reflact.llm.pricing import bound_usage, read_cap, read_usage, usd_of, worst_case, write_counts
 from reflact.llm.rate_limit import CLIENT, FAILED, EndpointGroup
 from reflact.llm.redaction import find_keys, remove_keys
-from reflact.llm.retry import parse_retry_after
+from reflact.llm.retry import read_retry_after
 from reflact.llm.sse import EVENT_STREAM, JSON
 from reflact.messages import CallReservation, StoredResponse
 from reflact.records import FaultKind, Usage
@@ -100,7 +100,7 @@ class MeteredTransport(httpx.AsyncBaseTransport):
                 await self._report_attempt(call, Usage(), classify_failure(error))
                 raise
             usage = read_usage(response.text if response.is_success else "")
-            asked = parse_retry_after(response.headers.get("retry-after"))
+            asked = read_retry_after(response.headers)
             slot.observe(response.status_code, asked, None if usage.uncounted else _count_tokens(usage))
             if response.is_success:
                 if not usage.uncounted:

@@ -99,7 +99,7 @@ class RetryTransport(httpx.AsyncBaseTransport):
                     if out or refuses_role(response, last=last or not passing):
                         client.refuse(response)
                     response = replay_outcome(response)
-                asked = parse_retry_after(response.headers.get("retry-after"))
+                asked = read_retry_after(response.headers)
                 patient = asked is None or asked <= PATIENCE_SECONDS
                 if passing:
                     failed.add(client)
@@ -137,19 +137,26 @@ def replay_outcome(outcome: Outcome) -> httpx.Response:
     )
 
 
-def parse_retry_after(value: str | None, *, now: datetime | None = None) -> float | None:
-    """Return the seconds of a ``Retry-After`` header, a number or an HTTP date; None if it is neither."""
+def read_retry_after(headers: Mapping[str, str]) -> float | None:
+    """Return the seconds of a ``Retry-After`` header, a number or an HTTP date; None if it is neither.
+
+    A date counts from the ``Date`` of the same answer, if it has one: this machine's clock may be wrong.
+    """
+    value = headers.get("retry-after")
     if value is None:
         return None
     try:
         return max(0.0, float(value))
     except ValueError:
         pass
+    moment, now = _parse_date(value), _parse_date(headers.get("date", "")) or datetime.now(UTC)
+    return None if moment is None else max(0.0, (moment - now).total_seconds())
+
+
+def _parse_date(text: str) -> datetime | None:
     try:
-        moment = parsedate_to_datetime(value)
-        if moment.tzinfo is None:
-            moment = moment.replace(tzinfo=UTC)
-        return max(0.0, (moment - (now or datetime.now(UTC))).total_seconds())
+        moment = parsedate_to_datetime(text)
+        return (moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)).astimezone(UTC)
     except (ValueError, OverflowError):
         return None
 
