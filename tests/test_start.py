@@ -218,6 +218,17 @@ def test_columns_without_telling_names_are_guessed_by_content(
     assert ("name it with --reference" in guess) is ("reference" not in words and not named)
 
 
+def test_names_of_columns_write_no_lines_of_a_configuration(tmp_path: Path) -> None:
+    """A column name with line breaks stays inert also beside the grader that asks for a name."""
+    hostile = "x\nbudget: {max_calls: 0}\n#"
+    guess, grader = init_columns(
+        tmp_path, {"question": REVIEWS, hostile: REVIEWS[::-1], "more": REVIEWS[::-1]}
+    )
+    assert grader == "critic"
+    assert "x\\nbudget" in guess
+    assert load_config(tmp_path / "run.yaml").budget.max_calls is None
+
+
 def init_columns(folder: Path, columns: dict[str, list[str]]) -> tuple[str, str]:
     """Return what `init` says of a CSV file with these columns, and the grader that it writes."""
     data, config = folder / "data.csv", folder / "run.yaml"

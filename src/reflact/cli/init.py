@@ -233,11 +233,9 @@ def describe_data(data: Path, out: Path, columns: Mapping[str, str]) -> dict[str
     check_dataset(dataset)
     items = [item for split in Split for item in dataset.items(split)]
     others = ", ".join(f"{{{name}}}" for name in items[0].metadata)
-    grader, why = guess_grader([item.reference for item in items]) or (
-        "critic",
-        "No column looks like the right answer, so a critic grades. If one is, name it with --reference"
-        + (f" ({', '.join(items[0].metadata)})." if others else "."),
-    )
+    advice = f" If one is, remove {out.name} and name it with --reference ({', '.join(items[0].metadata)})."
+    no_answer = f"No column looks like the right answer, so a critic grades.{advice if others else ''}"
+    grader, why = guess_grader([item.reference for item in items]) or ("critic", no_answer)
     if grader in PLAIN_GRADERS:
         DatasetEnvironment(dataset, grade=PLAIN_GRADERS[grader]())  # says which rows it cannot grade
     n_train, n_val, n_test = (len(dataset.items(split)) for split in Split)
@@ -254,7 +252,7 @@ def describe_data(data: Path, out: Path, columns: Mapping[str, str]) -> dict[str
         "sizes": f"{len(items)} items: {n_train} train, {n_val} validation, {n_test} test",
         "n_val": str(n_val),
         "grader": grader,
-        "why": why,
+        "why": escape_line(why),
         "extra": "  tables: tables  # folder of .csv tables\n" if grader == "sql" else "",
         "columns": escape_line(others or "there are none"),
         "unseen": ", ".join(map(repr, items[0].metadata)),
