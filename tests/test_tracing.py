@@ -467,3 +467,12 @@ async def test_without_an_sdk_nothing_happens(caplog: pytest.LogCaptureFixture) 
         await gone.ask(PROMPT, Text, call_id=SAMPLE)
     assert caplog.records == []
     assert get_current_span() is INVALID_SPAN
+
+
+async def test_metrics_alone_are_recorded_without_a_tracer() -> None:
+    """If the caller has a meter and no tracer, the durations of calls are recorded."""
+    watch = Watch()
+    tracing = Tracing("r1", Telemetry(meter_provider=watch.telemetry.meter_provider))
+    await TracedLLM(ScriptedLLM(lambda *_: "yes"), tracing).ask(PROMPT, Text, call_id=SAMPLE)
+    assert watch.spans == ()
+    assert watch.metric("gen_ai.client.operation.duration", "reflact.role").keys() == {("target",)}

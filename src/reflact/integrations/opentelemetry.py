@@ -104,6 +104,7 @@ class Tracing:
         self._run_id = run_id
         self._hide = hide
         self._has_own_tracer = telemetry.tracer_provider is not None
+        self._has_own_meter = telemetry.meter_provider is not None
         self._tracer = trace.get_tracer("reflact", tracer_provider=telemetry.tracer_provider)
         meter = metrics.get_meter("reflact", meter_provider=telemetry.meter_provider)
         self._durations = meter.create_histogram(
@@ -130,6 +131,12 @@ class Tracing:
     def has_tracer(self) -> bool:
         """Whether anything may record spans: the caller or this process has set a provider up."""
         return self._has_own_tracer or not isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider)
+
+    @property
+    def has_meter(self) -> bool:
+        """Whether anything may record metrics; the providers of the API package itself record nothing."""
+        provider = type(metrics.get_meter_provider())
+        return self._has_own_meter or not provider.__module__.startswith("opentelemetry.metrics")
 
     @contextmanager
     def run(self, name: str = "reflact.run") -> Iterator[None]:
@@ -350,7 +357,9 @@ class TracedLLM(LLMMiddleware):
         call_id: CallId,
         check: Callable[[R], None] | None = None,
     ) -> Reply[R]:
-        """Ask the model in a span."""
+        """Ask the model in a span; if nothing may record spans or metrics, no span is opened."""
+        if not (self._tracing.has_tracer or self._tracing.has_meter):
+            return await self.inner.ask(prompt, reply_type, call_id=call_id, check=check)
         with self._tracing.call(prompt, reply_type, call_id, self._config) as call:
             reply = await self.inner.ask(prompt, reply_type, call_id=call_id, check=check)
             call.reply = reply
