@@ -359,6 +359,26 @@ async def test_a_cancellation_of_an_environments_own_leaves_the_item_unmeasured(
     assert (lost.score, fine.score) == (None, Score.of(1))
 
 
+async def test_code_that_changes_an_item_changes_no_other_rollout() -> None:
+    """An environment that takes answers out of a list of references finds all of them in the next trial."""
+    seen: list[tuple[object, object, object]] = []
+
+    class Greedy(Scripted):
+        async def run(self, item: Item, session: Session, *, seed: int) -> Grade:
+            assert isinstance(item.reference, list)
+            assert isinstance(item.input, dict)
+            seen.append((item.reference.pop(), item.input.popitem(), item.metadata.pop("kind")))
+            return Grade(score=Score.of(1), answer="")
+
+    item = Item(id="i0", input={"question": "q"}, reference=["a", "b"], metadata={"kind": "x"})
+    before, store = item.fingerprint, await opened()
+    for trial in (0, 1):
+        (rollout,) = await rolled(Greedy(right), (item,), store=store, trial=trial)
+        assert rollout.score is not None
+    assert seen == [("b", ("question", "q"), "x")] * 2
+    assert item.model_copy().fingerprint == before
+
+
 async def test_a_cancelled_rollout_is_cancelled() -> None:
     """A cancellation that the caller asked for is no failure of the environment."""
 

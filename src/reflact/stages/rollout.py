@@ -114,6 +114,12 @@ def require_coverage(rollouts: Sequence[Rollout], coverage: float) -> None:
         raise RunFailed(f"only {measured} of {len(rollouts)} rollouts could be measured; {first}")
 
 
+def copy_item(item: Item) -> Item:
+    """Return an item for one rollout, whose code may change lists and mappings in it without effect on others."""
+    parts = (item.input, item.reference, item.metadata)
+    return item.model_copy(deep=True) if any(isinstance(p, list | dict) and p for p in parts) else item
+
+
 def start_session(target: Target, item: Item, skill: Skill, *, rollout: str) -> Session:
     """Return a new session of a target about an item; ``rollout`` is the rollout's key.
 
@@ -409,10 +415,11 @@ class RolloutRunner:
         if (logged := self._logged.get(label_unmeasured(job.key))) is not None:
             return blank.model_copy(update={"error": str(logged)})
         session: Session | None = None
+        item = copy_item(job.item)
         try:
-            session = start_session(self.target, job.item, job.skill, rollout=job.key)
+            session = start_session(self.target, item, job.skill, rollout=job.key)
             seed = derive_rollout_seed(job.item, job.trial)
-            graded = await run_environment(self.environment, job.item, session, seed=seed)
+            graded = await run_environment(self.environment, item, session, seed=seed)
         except (AccessDenied, BudgetSpent, CassetteError, RunFailed, StoreError):
             raise
         except (ContextOverflow, ReplyError) as error:
