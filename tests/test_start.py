@@ -200,6 +200,7 @@ def test_a_column_of_labels_is_the_answer(tmp_path: Path, task: str, name: str) 
         ({"foo": CITIES, "bar": CITIES[::-1]}, None),
         ({"foo": REVIEWS, "bar": [str(k) for k in range(30)]}, "columns: input from 'foo'\n"),
         ({"foo": REVIEWS, "source": MOODS}, "columns: input from 'foo'\n"),
+        ({"foo": REVIEWS, "is_late": MOODS}, "input from 'foo', reference from 'is_late'"),
         ({"foo": REVIEWS, "bar": MOODS, "baz": CITIES}, "columns: input from 'foo'\n"),
         ({"question": REVIEWS, "category": MOODS, "answer": CITIES}, "task_type from 'category'"),
     ],
@@ -272,6 +273,41 @@ def test_files_of_reading_comprehension_are_read_as_they_are(tmp_path: Path, for
     items = {item.id: item for split in Split for item in load_dataset(path, None, 42).items(split)}
     assert items["s3"].input == "The well 3 is deep.\n\nQuestion: Which well is it, 3?"
     assert items["s3"].reference == ["well", "The well"]
+
+
+@pytest.mark.parametrize(
+    ("row", "task", "answer", "grader"),
+    [
+        ({"instruction": "Count {}.", "input": "", "output": "n{}"}, "Count {}.", "n{}", "normalized"),
+        (
+            {"instruction": "Count {}.", "input": "Up.", "output": "n{}"},
+            "Count {}.\n\nUp.",
+            "n{}",
+            "normalized",
+        ),
+        ({"question": "Add {}.", "answer": "It is so.\n#### {}"}, "Add {}.", "{}", "numeric"),
+        (
+            {"document": "A long text about {}.", "summary": "{} it is"},
+            "A long text about {}.",
+            "{} it is",
+            "normalized",
+        ),
+    ],
+)
+def test_rows_of_well_known_sets_are_read_as_they_are(
+    tmp_path: Path, row: dict[str, str], task: str, answer: str, grader: str
+) -> None:
+    """Alpaca's instruction is not lost beside its input, and of GSM8K's answers the result counts."""
+    path, config = tmp_path / "rows.jsonl", tmp_path / "run.yaml"
+    rows = [{name: text.replace("{}", str(k)) for name, text in row.items()} for k in range(12)]
+    path.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    result = reflact("init", path, "--out", config, "--model", "m")
+    assert result.exit_code == 0, result.output
+    loaded = load_config(config)
+    assert loaded.environment.grader == grader
+    dataset = load_dataset(path, None, 42, fields=loaded.data.fields)
+    found = {str(item.input): item.reference for split in Split for item in dataset.items(split)}
+    assert found[task.replace("{}", "7")] == answer.replace("{}", "7")
 
 
 def test_fields_inside_of_objects_are_columns(tmp_path: Path) -> None:

@@ -223,6 +223,8 @@ def describe_data(data: Path, out: Path, columns: Mapping[str, str]) -> dict[str
     guess = guess_fields(unfolded, columns, str(sample))
     if unfolded and (chat := CHAT_COLUMNS & (rows[0].keys() - unfolded[0].keys())):
         guess = guess._replace(note=f", both out of {' and '.join(map(repr, sorted(chat, reverse=True)))}")
+    elif unfolded and "instruction" in rows[0].keys() - unfolded[0].keys():
+        guess = guess._replace(note=", out of 'instruction', 'input' and 'output'")
     elif guess.usual.get("input") == "question" and "context" in unfolded[0]:
         guess = guess._replace(note="; the input begins with 'context'")
     fields, used = FieldsConfig.model_validate(guess.named), guess.describe()
@@ -233,8 +235,9 @@ def describe_data(data: Path, out: Path, columns: Mapping[str, str]) -> dict[str
     check_dataset(dataset)
     items = [item for split in Split for item in dataset.items(split)]
     others = ", ".join(f"{{{name}}}" for name in items[0].metadata)
-    advice = f" If one is, remove {out.name} and name it with --reference ({', '.join(items[0].metadata)})."
-    no_answer = f"No column looks like the right answer, so a critic grades.{advice if others else ''}"
+    left = [*items[0].metadata, *(guess.named[name] for name in ("task_type",) if name in guess.named)]
+    advice = f" If one is, remove {out.name} and name it with --reference ({', '.join(left)})."
+    no_answer = f"No column looks like the right answer, so a critic grades.{advice if left else ''}"
     grader, why = guess_grader([item.reference for item in items]) or ("critic", no_answer)
     if grader in PLAIN_GRADERS:
         DatasetEnvironment(dataset, grade=PLAIN_GRADERS[grader]())  # says which rows it cannot grade

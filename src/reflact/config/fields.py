@@ -27,6 +27,9 @@ OTHER_ROLES = {"human": "user", "gpt": "assistant", "model": "assistant", "bot":
 CHAT_COLUMNS = frozenset({"messages", "conversations", "prompt", "completion"})
 """Columns that hold a chat."""
 
+ALPACA_COLUMNS = ("instruction", "input", "output")
+"""The columns of a row of Alpaca; its input may be empty."""
+
 CHAT_FIELDS = frozenset({"input", "question", "reference", "answers", "answer"})
 """Columns that say what a row's task or answer is, so that its chat is something else."""
 
@@ -38,11 +41,12 @@ def _list_words(text: str) -> tuple[str, ...]:
 LIKELY_COLUMNS: Mapping[str, tuple[str, ...]] = {
     "id": _list_words("id uid uuid qid question_id item_id task_id key nr no number"),
     "input": _list_words(
-        "input question prompt problem instruction query task text sentence request message content source q"
+        "input question prompt problem instruction query task text sentence request message content document article "
+        "passage review email tweet comment utterance body source q"
     ),
     "reference": _list_words(
         "reference references answers answer expected expected_output gold label target solution output completion "
-        "response ground_truth correct_answer result class sentiment intent a"
+        "response ground_truth correct_answer result class sentiment intent summary translation a"
     ),
     "task_type": _list_words("task_type type category topic subject kind domain"),
 }
@@ -62,7 +66,7 @@ ID_WORDS = frozenset(_list_words("id uid nr no number"))
 COUNTING_WORDS = frozenset(_list_words("id is nr no number count length type date url"))
 """Words of a name that is no task and no answer, whatever its other words are."""
 
-OTHER_WORDS = COUNTING_WORDS | frozenset(
+OTHER_WORDS = (COUNTING_WORDS - {"is"}) | frozenset(
     _list_words(
         "source split dataset author language lang difficulty level model version note notes time timestamp"
     )
@@ -172,7 +176,7 @@ def _split_name(column: str) -> list[str]:
 def list_texts(rows: Sequence[Mapping[str, Any]], column: str) -> list[str]:
     """Return the texts and numbers of a column; empty if it holds anything else."""
     values = [value for row in rows if (value := row.get(column)) is not None]
-    if not all(isinstance(value, str | int | float) for value in values):
+    if not all(isinstance(value, str | int | float) and not isinstance(value, bool) for value in values):
         return []
     return [str(value).strip() for value in values]
 
@@ -192,8 +196,16 @@ def unfold_row(row: Mapping[str, Any]) -> Mapping[str, Any]:
     with other names of the same, or the messages of a ``prompt`` and its ``completion``. The answer of its end is the
     ``reference``. The user's message is the ``input``; if there are several turns before the end, all of them are. System
     messages become the column ``system``. A row whose ``answers`` are those of SQuAD, texts with their positions: the
-    texts are the ``answers``.
+    texts are the ``answers``. A row of Alpaca, with ``instruction``, ``input`` and ``output``: the instruction, with the
+    input after it, is the ``input``, and the output is the ``reference``. A row of GSM8K, whose ``answer`` ends in a line
+    such as ``#### 42``: this result is the ``answer``.
     """
+    if all(isinstance(row.get(name), str) for name in ALPACA_COLUMNS):
+        task = "\n\n".join(filter(None, (row["instruction"], row["input"])))
+        rest = {name: value for name, value in row.items() if name not in ALPACA_COLUMNS}
+        return {"input": task, "reference": row["output"], **rest}
+    if isinstance(answer := row.get("answer"), str) and (result := re.search(r"\n#### *(\S.*?)\s*$", answer)):
+        return {**row, "answer": result[1]}
     if (answers := _list_squad_answers(row.get("answers"))) is not None:
         return {**row, "answers": answers}
     messages = _list_messages(row)

@@ -585,4 +585,6 @@ def _references(item: Item) -> list[JsonValue]:
 def _text(reference: JsonValue) -> str:
     if isinstance(reference, str | int) and not isinstance(reference, bool):
         return str(reference)
-    raise ValueError(f"the reference {quote_json(reference)} is neither text nor a whole number")
+    raise ValueError(
+        f"the reference {quote_json(reference)} is neither text nor a whole number; write it as text"
+    )
