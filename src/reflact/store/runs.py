@@ -486,7 +486,7 @@ def build_conflict(run_id: str, path: Path, differences: Sequence[str]) -> RunCo
     advice += [f"put the old value of {', '.join(sorted(settings))} back"] if settings else []
     return RunConflict(
         f"run {run_id} in {path} differs from this one: {'; '.join(differences)}; to resume it, "
-        f"{' and '.join(advice)}; to start another run, choose another out_dir, or set fork: true"
+        f"{' and '.join(advice)}; to start another run, choose another out_dir, or set fork: true (--fork)"
     )
 
 
