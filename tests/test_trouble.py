@@ -18,6 +18,7 @@ import pytest
 
 from reflact import Trainer, read_run
 from reflact.config.loading import load_config
+from reflact.errors import EnvironmentFailure
 from reflact.events import Event, RunFinished, WarningIssued
 from reflact.messages import CallReservation
 from reflact.protocols import CatchExits, ExitRaised, Proposer, Session, StepBudget, StepEvidence
@@ -208,6 +209,24 @@ def test_an_exit_before_the_first_answer_fails_the_run(tmp_path: Path) -> None:
             assert summary.status == "failed"
             assert "the code raised SystemExit('over')" in str(summary.reason)
         assert anyio.run(read_run, tmp_path / name).status == "failed"
+
+
+@pytest.mark.parametrize("kind", [ValueError, EnvironmentFailure])
+def test_a_long_text_of_an_exception_is_cut(tmp_path: Path, kind: type[Exception]) -> None:
+    """An exception that quotes a whole page fills neither the database nor the messages."""
+
+    def grade(item: Item, answer: str) -> bool:
+        raise kind("x" * 1_000_000)
+
+    lists: Any = {name: [(f"{name[0]}{n}", "x") for n in range(4)] for name in ("train", "val")}
+    trainer = Trainer.from_items(
+        **lists, grade=grade, target=ToyTarget(), optimizer=ScriptedLLM(LEARNING), out_dir=tmp_path
+    )
+    summary = anyio.run(trainer.train)
+    assert summary.status == "failed"
+    assert str(summary.reason).endswith("... (1,000,000 characters)")
+    assert len(str(summary.reason)) < 3_000
+    assert (tmp_path / "run.db").stat().st_size < 1_000_000
 
 
 class Mute(Exception):

@@ -516,6 +516,10 @@ INTERRUPTIONS = (KeyboardInterrupt, CancelledError, GeneratorExit)
 """Exceptions that pass through everything: Ctrl-C, a cancellation, and the end of a generator."""
 
 
+MAX_TEXT_CHARS = 2_000
+"""The most characters of an exception's text that are stored and shown."""
+
+
 class ExitRaised(Exception):
     """Code of the caller raised an exception that ends a process, such as ``SystemExit``; the traceback is its own."""
 
@@ -544,11 +548,12 @@ class CatchExits:
 
 
 def read_text(error: BaseException) -> str:
-    """Return the text of an exception of the caller's code, which may raise an exception itself."""
+    """Return the text of an exception of the caller's code, cut to ``MAX_TEXT_CHARS``; it may raise an exception itself."""
     try:
-        return str(error)
+        text = str(error)
     except Exception as another:  # noqa: BLE001 - it is the caller's code
         return f"(its text cannot be read: {type(another).__name__})"
+    return text if len(text) <= MAX_TEXT_CHARS else f"{text[:MAX_TEXT_CHARS]}... ({len(text):,} characters)"
 
 
 def _find_exit(group: BaseExceptionGroup[BaseException]) -> BaseException:

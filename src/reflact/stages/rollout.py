@@ -197,7 +197,7 @@ ExceptionCallback = Callable[[RolloutJob, Exception, str], Awaitable[str]]
 def describe_exception(item: Item, error: Exception, target: Target, session: Session | None) -> str:
     """Return why a rollout is unmeasured after an exception of the caller's code, and whose code it was."""
     if isinstance(error, EnvironmentFailure):
-        return str(error)
+        return read_text(error)
     who = "agent" if _has_failed(error, target, session) else "environment"
     text = read_text(error)
     if isinstance(error, ValidationError):
