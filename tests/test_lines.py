@@ -32,7 +32,7 @@ from reflact.reporting.lines import (
 )
 from reflact.reporting.summary import format_spend, print_summary
 from reflact.reporting.tables import build_estimate_table, build_score_table
-from reflact.types import Edit, EditResult, Fallback, Split, Verdict
+from reflact.types import AnalystReport, Edit, EditResult, Fallback, Split, Verdict
 from served import reflact
 
 RUN = "r1"
@@ -103,6 +103,20 @@ def test_a_repeated_document_is_named() -> None:
     judged = events.CandidateJudged(run_id=RUN, step=2, verdict=verdict)
     first, second = format_all(begun, judged, done, begun, done)
     assert first.endswith("v1; same as in step 1")
+    assert second.endswith("v1")
+
+
+def test_analysts_without_a_valid_reply_are_counted() -> None:
+    """The line of a step says how many there were, and the next step does not."""
+    done = events.StepCommitted(run_id=RUN, step=2, epoch=1, action="no_patches", current=V1, best=V1)
+    begun = events.StepStarted(run_id=RUN, step=2, epoch=1, item_ids=("a",))
+    reports = [
+        AnalystReport(source_type="failure", index=n, item_ids=("a",), no_reply_reason=reason)
+        for n, reason in enumerate([None, "It failed."])
+    ]
+    told = [events.AnalystReported(run_id=RUN, step=2, report=report) for report in reports]
+    first, second = format_all(begun, *told, done, begun, told[0], done)
+    assert first.endswith("v1; no valid reply from 1 of 2 analysts")
     assert second.endswith("v1")
 
 

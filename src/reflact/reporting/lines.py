@@ -56,6 +56,7 @@ class EventLines:
         self._rollouts: events.RolloutsFinished | None = None
         self._edits: tuple[EditResult, ...] = ()
         self._verdict: Verdict | None = None
+        self._replied: list[bool] = []
         self._paused: set[tuple[str, int | None]] = set()
 
     def format_event(self, event: events.Event) -> str | None:
@@ -63,9 +64,12 @@ class EventLines:
         match event:
             case events.StepStarted():
                 self._rollouts, self._edits, self._verdict = None, (), None
+                self._replied = []
                 self._paused.clear()
             case events.RolloutsFinished():
                 self._rollouts = event
+            case events.AnalystReported():
+                self._replied.append(event.report.no_reply_reason is None)
             case events.EditsApplied():
                 self._edits = event.results
             case events.CandidateJudged():
@@ -114,6 +118,9 @@ class EventLines:
             words[-1] += f", best v{event.best.number}"
         if verdict is not None and verdict.repeats is not None:
             words[-1] += f"; {describe_decision(verdict)}"
+        if not all(self._replied):
+            analysts = name_count(len(self._replied), "analyst")
+            words[-1] += f"; no valid reply from {self._replied.count(False)} of {analysts}"
         return " ".join(words)
 
 
