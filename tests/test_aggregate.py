@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from doubles import open_context
 from reflact.config.training import AggregateConfig
 from reflact.messages import CallId, RenderedPrompt, ReplyModel
-from reflact.stages.aggregate import aggregate, join_edits
+from reflact.stages.aggregate import aggregate
 from reflact.stages.select import select, sort_by_support
 from reflact.testing import ScriptedLLM
 from reflact.testing.llm import ScriptedAnswer, add_reasoning
@@ -111,10 +111,10 @@ async def test_a_merge_that_cannot_be_had_joins_the_proposals() -> None:
     assert [f.label for f in pool.fallbacks] == ["merge/failure/1/0", "merge_final/final"]
 
 
-def test_equal_edits_are_joined_once() -> None:
-    """Equal edits add their support and keep the first one's place."""
-    edits = [Edit(op="append", content=c, support_count=n) for c, n in [("a", 1), ("b", 2), ("a ", 3)]]
-    assert [(e.content, e.support_count) for e in join_edits(edits)] == [("a", 4), ("b", 2)]
+async def test_a_report_supports_a_merged_edit_once() -> None:
+    """Two edits of one report, merged with one of another, are supported by the cases of both reports."""
+    pool = await merged([report("failure", 0, "- a", "- b"), report("failure", 1, "- c")], ScriptedLLM(pure))
+    assert [(e.content, e.support_count) for e in pool.patch.edits] == [("- a / - b / - c", 2)]
 
 
 async def test_no_two_edits_of_the_pool_are_equal() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from reflact.concurrency import fan_out
@@ -32,6 +32,9 @@ from reflact.types import (
     Skill,
 )
 
+SIDES: tuple[RolloutSource, ...] = ("failure", "success")
+"""The sides of the merge, in the order in which a final merge gets them."""
+
 EditKey = tuple[str, str, str]
 """What an edit does: its operation, its target, and its content without spaces around it."""
 
@@ -51,57 +54,54 @@ async def aggregate(
     patch passes unchanged. If a merge call gives no valid reply, the group's edits are concatenated without
     duplicates, or the first of whole drafts is taken, and the result records the fallback.
 
-    No two edits of the result are equal. Those of one report count once, those of several reports add their support.
+    No two edits of the result are equal. The support of a merged edit is the number of cases in the reports that it
+    comes from; a report counts once, however many of its edits were merged.
     """
-    merger = _Merger(skill, context, config.merge_batch_size, operations, notes)
-    sides = await fan_out(
-        merger.merge_tree, [(s, _collect_patches(reports, s)) for s in ("failure", "success")]
+    ordered = sorted(reports, key=lambda r: (r.source_type, r.batch, r.index))
+    merger = _Merger(
+        skill, context, config.merge_batch_size, operations, notes, tuple(len(r.item_ids) for r in ordered)
     )
-    nodes = [side for side in sides if side.patch.edits]
-    fallbacks = tuple(f for side in sides for f in side.fallbacks)
-    if len(nodes) < 2:
-        patch = nodes[0].patch if nodes else Patch()
-    else:
-        merged = await merger.merge_group(("merge_final", "final", nodes))
-        patch, fallbacks = merged.patch, fallbacks + merged.fallbacks
-    pool = patch.model_copy(update={"edits": join_edits(patch.edits)})
-    return AggregateResult(patch=pool, fallbacks=fallbacks)
-
-
-def join_edits(edits: Sequence[Edit]) -> tuple[Edit, ...]:
-    """Return the edits without duplicates, in order; equal edits add their support."""
-    unique: dict[EditKey, Edit] = {}
-    for edit in edits:
-        key = _identify(edit)
-        first = unique.get(key)
-        if first is None:
-            unique[key] = edit
-        else:
-            same = first.source_type == edit.source_type
-            unique[key] = first.model_copy(
-                update={
-                    "support_count": first.support_count + edit.support_count,
-                    "source_type": first.source_type if same else None,
-                }
-            )
-    return tuple(unique.values())
-
-
-def _collect_patches(reports: Sequence[AnalystReport], source: str) -> tuple[Patch, ...]:
-    ordered = sorted((r for r in reports if r.source_type == source), key=lambda r: (r.batch, r.index))
-    return tuple(_drop_repeats(r.patch) for r in ordered if r.patch.edits)
+    leaves = [(r.source_type, _build_leaf(n, r.patch)) for n, r in enumerate(ordered) if r.patch.edits]
+    sides = await fan_out(
+        merger.merge_tree,
+        [(side, [leaf for source, leaf in leaves if source == side]) for side in SIDES],
+    )
+    nodes = [side for side in sides if side.proposals]
+    pool = nodes[0] if nodes else _Node()
+    if len(nodes) > 1:
+        pool = await merger.merge_group(("merge_final", "final", nodes))
+        pool = replace(pool, fallbacks=(*(f for node in nodes for f in node.fallbacks), *pool.fallbacks))
+    edits = tuple(proposal.edit for proposal in merger.join(pool.proposals))
+    return AggregateResult(patch=Patch(reasoning=pool.reasoning, edits=edits), fallbacks=pool.fallbacks)
 
 
 def _identify(edit: Edit) -> EditKey:
     return edit.op, edit.target, edit.content.strip()
 
 
-def _drop_repeats(patch: Patch) -> Patch:
+@dataclass(frozen=True)
+class _Proposal:
+    """An edit, and the positions of the reports that it comes from."""
+
+    edit: Edit
+    reports: frozenset[int]
+
+
+@dataclass(frozen=True)
+class _Node:
+    """A patch in the tree of merges, and the fallbacks used below it."""
+
+    reasoning: str = ""
+    proposals: tuple[_Proposal, ...] = ()
+    fallbacks: tuple[Fallback, ...] = ()
+
+
+def _build_leaf(position: int, patch: Patch) -> _Node:
     """Return the patch of one report with each edit once; its support stays, since the cases are the same."""
     first = {_identify(edit): edit for edit in reversed(patch.edits)}
-    return patch.model_copy(
-        update={"edits": tuple(edit for edit in patch.edits if first[_identify(edit)] is edit)}
-    )
+    edits = [edit for edit in patch.edits if first[_identify(edit)] is edit]
+    reports = frozenset({position})
+    return _Node(patch.reasoning, tuple(_Proposal(edit, reports) for edit in edits))
 
 
 @dataclass(frozen=True)
@@ -111,10 +111,12 @@ class _Merger:
     group_size: int
     operations: tuple[EditKind, ...]
     notes: str
+    cases: tuple[int, ...]
+    """The number of cases in each report, by its position."""
 
-    async def merge_tree(self, side: tuple[RolloutSource, Sequence[Patch]]) -> AggregateResult:
-        source, patches = side
-        nodes = [AggregateResult(patch=p) for p in patches]
+    async def merge_tree(self, side: tuple[RolloutSource, Sequence[_Node]]) -> _Node:
+        source, leaves = side
+        nodes = list(leaves)
         fallbacks: tuple[Fallback, ...] = ()
         level = 0
         while len(nodes) > 1:
@@ -123,16 +125,17 @@ class _Merger:
             jobs = [("merge", f"{source}/{level}/{n}", group) for n, group in enumerate(groups)]
             nodes = list(await fan_out(self.merge_group, jobs))
             fallbacks += tuple(f for node in nodes for f in node.fallbacks)
-        return AggregateResult(patch=nodes[0].patch if nodes else Patch(), fallbacks=fallbacks)
+        return replace(nodes[0], fallbacks=fallbacks) if nodes else _Node()
 
-    async def merge_group(self, job: tuple[str, str, Sequence[AggregateResult]]) -> AggregateResult:
+    async def merge_group(self, job: tuple[str, str, Sequence[_Node]]) -> _Node:
         name, part, group = job
         if len(group) == 1:
-            return AggregateResult(patch=group[0].patch)
-        edits = join_edits([e for node in group for e in node.patch.edits])
-        reasoning = "; ".join(node.patch.reasoning for node in group if node.patch.reasoning)
-        if len(edits) == 1:
-            return AggregateResult(patch=Patch(reasoning=reasoning, edits=edits))
+            return replace(group[0], fallbacks=())
+        proposals = self.join([proposal for node in group for proposal in node.proposals])
+        reasoning = "; ".join(node.reasoning for node in group if node.reasoning)
+        if len(proposals) == 1:
+            return _Node(reasoning, proposals)
+        edits = [proposal.edit for proposal in proposals]
         is_draft = edits[0].op == "rewrite"
         purpose = f"draft_{name}" if is_draft else name
         reasoned = self.context.prompts.is_reasoned(purpose)
@@ -152,28 +155,47 @@ class _Merger:
         if isinstance(reply, NoReply):
             replacement = "the first draft" if is_draft else "the proposals, concatenated without duplicates"
             fallback = Fallback(label=f"{purpose}/{part}", reason=reply.reason, replacement=replacement)
-            kept = edits[:1] if is_draft else edits
-            return AggregateResult(patch=Patch(reasoning=reasoning, edits=kept), fallbacks=(fallback,))
+            return _Node(reasoning, proposals[:1] if is_draft else proposals, (fallback,))
         if isinstance(reply, ReasonedMergeReply | ReasonedDraftMergeReply):
             reasoning = reply.reasoning
         if isinstance(reply, DraftMergeReply):
-            draft = Edit(op="rewrite", content=reply.document)
-            merged = [_credit_sources(draft, edits)]
+            merged = [self._credit(Edit(op="rewrite", content=reply.document), proposals)]
         else:
             merged = [
-                _credit_sources(build_edit(e), [edits[n - 1] for n in sorted(set(e.sources))])
-                for e in reply.edits
+                self._credit(build_edit(edit), [proposals[n - 1] for n in sorted(set(edit.sources))])
+                for edit in reply.edits
             ]
-        return AggregateResult(patch=Patch(reasoning=reasoning, edits=tuple(merged)))
+        return _Node(reasoning, tuple(merged))
 
+    def join(self, proposals: Sequence[_Proposal]) -> tuple[_Proposal, ...]:
+        """Return the proposals without equal edits, in order; an edit is supported by all reports that have it."""
+        unique: dict[EditKey, _Proposal] = {}
+        for proposal in proposals:
+            key = _identify(proposal.edit)
+            first = unique.get(key)
+            if first is None:
+                unique[key] = proposal
+                continue
+            reports = first.reports | proposal.reports
+            same = first.edit.source_type == proposal.edit.source_type
+            values = {
+                "support_count": self._count_cases(reports),
+                "source_type": first.edit.source_type if same else None,
+            }
+            unique[key] = _Proposal(first.edit.model_copy(update=values), reports)
+        return tuple(unique.values())
 
-def _credit_sources(edit: Edit, sources: Sequence[Edit]) -> Edit:
-    kinds = {s.source_type for s in sources}
-    return edit.model_copy(
-        update={
+    def _credit(self, edit: Edit, sources: Sequence[_Proposal]) -> _Proposal:
+        """Return a merged edit with the source, support, level and evidence of its sources."""
+        kinds = {source.edit.source_type for source in sources}
+        reports = frozenset[int]().union(*(source.reports for source in sources))
+        values = {
             "source_type": kinds.pop() if len(kinds) == 1 else None,
-            "support_count": sum(s.support_count for s in sources),
-            "merge_level": 1 + max(s.merge_level for s in sources),
-            "evidence": "; ".join(dict.fromkeys(s.evidence for s in sources if s.evidence)),
+            "support_count": self._count_cases(reports),
+            "merge_level": 1 + max(source.edit.merge_level for source in sources),
+            "evidence": "; ".join(dict.fromkeys(s.edit.evidence for s in sources if s.edit.evidence)),
         }
-    )
+        return _Proposal(edit.model_copy(update=values), reports)
+
+    def _count_cases(self, reports: frozenset[int]) -> int:
+        return max(1, sum(self.cases[position] for position in reports))
