@@ -427,6 +427,24 @@ def test_a_storm_of_failures_is_told_once() -> None:
     )
 
 
+def test_a_role_that_is_slower_than_its_timeout_is_told_once() -> None:
+    """The second request that takes too long is a warning that names the keys to change; further ones are none."""
+    told: list[Event] = []
+    config = load_config({"models": {"optimizer": {"model": "m", "timeout": 90, "concurrency": 1}}})
+    watch = RunWatch("r", told.append, config, ["target", "optimizer"])
+    names = ("key", "run_id", "call_id", "purpose", "model")
+    call = CallReservation(**dict.fromkeys(names, "x"), role="optimizer", endpoint="https://a/v1")
+    watch.observe_attempt(call, Usage(), "timeout")
+    assert told == []
+    for _ in range(3):
+        watch.observe_attempt(call, Usage(), "timeout")
+    assert [event.message for event in told if isinstance(event, WarningIssued)] == [
+        "2 requests of models.optimizer took longer than models.optimizer.timeout, 90 seconds. They are sent again, and "
+        "each counts as its worst case. If the model is slow, raise models.optimizer.timeout, or lower "
+        "models.optimizer.max_tokens"
+    ]
+
+
 def test_a_budget_below_one_call_is_told_before_it_is_spent(tmp_path: Path) -> None:
     """A role whose smallest call exceeds the budget is a warning at the start, in lines and in the stream."""
     with serving(say_four) as url:

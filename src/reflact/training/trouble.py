@@ -42,6 +42,9 @@ OUTAGES: frozenset[FaultKind] = frozenset(
 LAST_ATTEMPTS, MIN_ATTEMPTS = 20, 10
 """The attempts of an endpoint that are watched, and the least of them that can be a storm, if half of them failed."""
 
+SLOW_ATTEMPTS = 2
+"""The attempts of a role that took longer than its ``timeout``, after which the role counts as slow."""
+
 MUTE_CALLS = 3
 """The calls of a role without a valid reply, and none with one, after which it counts as mute."""
 
@@ -70,6 +73,7 @@ class RunWatch:
         self._models: dict[str, ModelConfig] = {role: getattr(config.models, role) for role in roles}
         self._known: set[str] = set()
         self._attempts: dict[str, deque[FaultKind | None]] = {}
+        self._timed_out: Counter[str] = Counter()
         self._calls: dict[str, int | None] = {}
         self._rollout_tokens: Counter[str] = Counter()
         self._item_tokens: Counter[str] = Counter()
@@ -90,6 +94,8 @@ class RunWatch:
         if call.role == "target":
             key = call.call_id.partition("/rollout=")[2].partition("/")[0]
             self._rollout_tokens[key] += usage.input_tokens + usage.output_tokens
+        if fault == "timeout":
+            self._observe_timeout(call.role)
         last = self._attempts.setdefault(call.endpoint, deque(maxlen=LAST_ATTEMPTS))
         last.append(fault if fault in OUTAGES else None)
         failed = Counter(kind for kind in last if kind is not None)
@@ -103,6 +109,19 @@ class RunWatch:
                 f"endpoint {call.endpoint}",
                 f"{failed.total()} of the last {len(last)} requests to {call.endpoint} failed ({kinds}). They are "
                 f"retried. If it goes on, {lower}stop the run and resume it later",
+            )
+
+    def _observe_timeout(self, role: str) -> None:
+        self._timed_out[role] += 1
+        model = self._models.get(role)
+        if self._timed_out[role] == SLOW_ATTEMPTS and model is not None:
+            key = f"models.{role}"
+            lower = f" or {key}.concurrency" if model.concurrency > 1 else ""
+            self._warn(
+                f"timeout {role}",
+                f"{SLOW_ATTEMPTS} requests of {key} took longer than {key}.timeout, {model.timeout:g} seconds. They are "
+                f"sent again, and each counts as its worst case. If the model is slow, raise {key}.timeout, or lower "
+                f"{key}.max_tokens{lower}",
             )
 
     def observe_call(self, event: events.ModelCallFinished) -> None:
