@@ -32,7 +32,13 @@ test:
 LOCAL_LINES = """\
     # The calls in flight; 1 for a server that answers one call at a time.
     concurrency: 4
+    # Seconds for one request: small machines write slowly.
+    timeout: 600
 """
+LOCAL_OPTIMIZER = """\
+# The prompt and so many tokens must fit into the server's context together.
+    max_tokens: 2048
+    timeout: 600"""
 TEMPLATE = """\
 # A training of reflact on {data}. Next:
 #   reflact check {name}             one small call to each model and one graded item
@@ -192,7 +198,7 @@ def fill_template(
         base_url=quote_yaml(base_url),
         key="null" if key == "null" else quote_yaml(key),
         pace=LOCAL_LINES if is_local else "",
-        optimizer=f"{own}max_tokens: 4096",
+        optimizer=own + (LOCAL_OPTIMIZER if is_local else "max_tokens: 4096"),
     )
 
 
