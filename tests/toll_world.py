@@ -281,8 +281,8 @@ NEED = {"max_calls": 150.0, "max_tokens": 60_000.0, "max_usd": 0.25, "max_second
 """About what a run takes, with what it reserves."""
 
 
-class Killed(BaseException):
-    """The process is gone."""
+class Killed(GeneratorExit):
+    """The process is gone; the exception passes through all that catches exits of the caller's code."""
 
 
 class Left(NamedTuple):
