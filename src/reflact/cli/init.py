@@ -39,6 +39,11 @@ LOCAL_OPTIMIZER = """\
 # The prompt and so many tokens must fit into the server's context together.
     max_tokens: 2048
     timeout: 600"""
+LOCAL_PROMPTS = """
+# For an optimizer of less than about 3 billion parameters, choose shorter prompts: small.
+prompts:
+  profile: default
+"""
 TEMPLATE = """\
 # A training of reflact on {data}. Next:
 #   reflact check {name}             one small call to each model and one graded item
@@ -74,7 +79,7 @@ models:
 train:
   num_epochs: 2
   batch_size: {batch}
-{test}
+{prompts}{test}
 # The run stops before it exceeds a limit. max_usd needs a known price.
 budget:
   max_calls: null
@@ -198,6 +203,7 @@ def fill_template(
         base_url=quote_yaml(base_url),
         key="null" if key == "null" else quote_yaml(key),
         pace=LOCAL_LINES if is_local else "",
+        prompts=LOCAL_PROMPTS if is_local else "",
         optimizer=own + (LOCAL_OPTIMIZER if is_local else "max_tokens: 4096"),
     )
 
