@@ -11,18 +11,20 @@ import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import closing
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from shutil import copyfile
 
 import anyio
+import anyio.lowlevel
 import pytest
 from sqlite_utils import Migrations
 
 from memory_pairs import make_pair
 from reflact import MemoryStore
-from reflact.concurrency import fan_out, open_task_group
+from reflact.concurrency import fan_out, open_task_group, run_beside
 from reflact.errors import StoreError
-from reflact.store.database import Database, Tables
+from reflact.store.database import FEW_OUTCOMES, MANY_OUTCOMES, Database, Tables
 
 TABLE = "CREATE TABLE notes (id INTEGER PRIMARY KEY, text TEXT NOT NULL UNIQUE)"
 COLOUR = "ALTER TABLE notes ADD COLUMN colour TEXT; CREATE TABLE other (id INTEGER)"
@@ -208,6 +210,40 @@ async def test_a_slow_read_keeps_no_other_outcome(database: Database) -> None:
             finally:
                 for event in go_on:
                     event.set()
+
+
+async def test_many_outcomes_leave_the_loop_free_for_others(database: Database) -> None:
+    """Of many callers that wait for an outcome, only a few get it in one iteration of the event loop."""
+    woken, ends = list[int](), list[int]()
+
+    async def watch() -> None:
+        while True:
+            await anyio.lowlevel.checkpoint()
+            ends.append(len(woken))
+
+    async def read_and_write(number: int) -> None:
+        await texts(database)
+        woken.append(number)
+        await put(database, f"{number}")
+
+    await run_beside(lambda: fan_out(read_and_write, range(500)), watch)
+    steps_taken = [after - before for before, after in pairwise([0, *ends]) if after > before]
+    assert sorted(woken) == list(range(500))
+    assert max(steps_taken) <= FEW_OUTCOMES
+    assert len(await texts(database)) == 500
+    assert database.n_transactions < 100
+
+
+async def test_few_outcomes_come_together(database: Database) -> None:
+    """All callers of a small group get their outcomes in one iteration, so that their writes share a transaction."""
+    before = database.n_transactions
+
+    async def read_and_write(number: int) -> None:
+        await texts(database)
+        await put(database, f"{number}")
+
+    await fan_out(read_and_write, range(MANY_OUTCOMES // 2))
+    assert database.n_transactions - before == 1
 
 
 async def test_an_outcome_that_no_future_can_hold_harms_no_other(database: Database) -> None:

@@ -23,10 +23,9 @@ import httpx
 from pydantic import Field, JsonValue, ValidationError
 
 from reflact.errors import CassetteError, CassetteMiss
-from reflact.llm.agent_transport import AgentTransport
 from reflact.llm.bodies import AnswerFault, BodyStream, select_headers
 from reflact.llm.cache_keys import drop_stream_fields
-from reflact.llm.completions import read_completion
+from reflact.llm.completions import AgentTransport, read_completion
 from reflact.llm.connection_pool import PooledTransport
 from reflact.llm.redaction import RedactingTransport
 from reflact.types import FrozenModel, canonical_json, digest_json

@@ -24,12 +24,11 @@ from reflact.concurrency import Stream
 from reflact.config.models import ModelConfig
 from reflact.errors import ConfigError, ModelError, ProviderError, ReflactError, ReplyError
 from reflact.events import ModelCallFinished
-from reflact.llm.agent_transport import AgentTransport
 from reflact.llm.bodies import MAX_BYTES, find_max_bytes
 from reflact.llm.budget import Account
 from reflact.llm.cache_keys import build_cache_key, derive_seed, strip_to_endpoint
 from reflact.llm.cassettes import ReplayTransport
-from reflact.llm.completions import COMPLETIONS_PATH
+from reflact.llm.completions import COMPLETIONS_PATH, AgentTransport
 from reflact.llm.connection_pool import PooledTransport
 from reflact.llm.drafts import CONTEXT, DraftStream, RequestContext, StreamingTransport
 from reflact.llm.errors import translate_client_error

@@ -15,7 +15,7 @@ import sqlite3
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import closing, suppress
 from pathlib import Path
@@ -25,58 +25,11 @@ from types import TracebackType
 from typing import Any, Generic, NamedTuple, Self, TypeVar
 
 import anyio
-from pydantic import ValidationError
 from sqlite_utils import Database as Tables
 from sqlite_utils import Migrations
 
-from reflact.errors import DataError, StoreError
-from reflact.jsonutil import describe_problems
-
-SQLITE_REASONS: Mapping[int, str] = {
-    sqlite3.SQLITE_BUSY: "another process kept it locked; end that process or try again",
-    sqlite3.SQLITE_LOCKED: "another process kept it locked; end that process or try again",
-    sqlite3.SQLITE_READONLY: "it or its folder is read-only; make them writable or name another place",
-    sqlite3.SQLITE_PERM: "it may not be opened; check the permissions of the file and its folder",
-    sqlite3.SQLITE_CANTOPEN: "it cannot be opened; check that its folder exists and is writable",
-    sqlite3.SQLITE_FULL: "the disk is full; free some space and start again; stored data is kept",
-    sqlite3.SQLITE_IOERR: "the disk failed to read or write, or a limit on the size of files was reached; "
-    "fix that and start again; stored data is kept",
-    sqlite3.SQLITE_CORRUPT: "the file is damaged; put back a copy of it or name another place",
-    sqlite3.SQLITE_NOTADB: "the file is not a SQLite database; name another, or a new one",
-    sqlite3.SQLITE_CONSTRAINT: "a value contradicts what is stored",
-}
-
-UNSTORABLE_ERRORS = (UnicodeEncodeError, OverflowError)
-"""Errors of the driver for values that SQLite cannot store."""
-
-
-def translate_error(error: BaseException, path: Path) -> BaseException:
-    """Return reflact's error for an error of SQLite or its driver; others that a future can hold are unchanged."""
-    if isinstance(error, UnicodeEncodeError):
-        return DataError(
-            f"{error.object!a} holds half of a surrogate pair, which cannot be stored; remove it"
-        )
-    if isinstance(error, OverflowError):
-        return DataError("a whole number has more than 64 bits and cannot be stored; give a smaller one")
-    # These errors quote what is damaged.
-    if isinstance(error, UnicodeDecodeError) or (
-        isinstance(error, sqlite3.Error) and str(error).startswith("Could not decode")
-    ):
-        return StoreError(f"database {path}: {SQLITE_REASONS[sqlite3.SQLITE_CORRUPT]} (a text is not UTF-8)")
-    if isinstance(error, ValidationError):
-        problem = describe_problems(error)
-        return StoreError(f"database {path}: {SQLITE_REASONS[sqlite3.SQLITE_CORRUPT]} ({problem})")
-    if isinstance(error, sqlite3.Error):
-        code = getattr(error, "sqlite_errorcode", None)
-        reason = SQLITE_REASONS.get(code & 0xFF) if code is not None else None
-        found: Exception = StoreError(f"database {path}: {f'{reason} ({error})' if reason else error}")
-    elif isinstance(error, StopIteration):
-        found = RuntimeError("work on the tables raised StopIteration")
-    else:
-        return error
-    found.__cause__ = error
-    return found
-
+from reflact.errors import StoreError
+from reflact.store.errors import SQLITE_REASONS, translate_error
 
 __all__ = ["Database", "Tables"]
 T = TypeVar("T")
@@ -88,6 +41,11 @@ CHECKPOINT_SECONDS = 1.0
 LOCK_POLL_SECONDS = 0.1
 """How long the writer waits for another process's lock before it checks whether the database closes."""
 
+MANY_OUTCOMES = 64
+"""More outcomes than these are fetched in several iterations of the event loop, a few in each."""
+
+FEW_OUTCOMES, N_FETCHES = 6, 10
+"""How many outcomes one such iteration fetches, and after how many of them requests are handed over."""
 
 _FileIdentities = tuple[tuple[int, int] | None, tuple[int, int] | None]
 
@@ -100,6 +58,9 @@ class _Mailbox:
 
     The writes and short reads of one iteration of the loop are handed over together, and the loop is woken once for
     all outcomes that it has not yet fetched: a hand-over between threads takes more processor time than a short read.
+
+    The callers that get their outcomes in one iteration all do their further work in it. So many outcomes are fetched
+    in several iterations, between which the loop serves others. Meanwhile, requests are handed over in groups, too.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, path: Path, submit: _Submit) -> None:
@@ -110,19 +71,21 @@ class _Mailbox:
         self.writes: list[_Request[Any]] = []
         self._outcomes: deque[tuple[asyncio.Future[Any], _Outcome]] = deque()
         self._is_fetch_due = False
+        self._has_many_outcomes = False
+        self._n_fetches = 0
 
     def create_request(self, work: Callable[[Tables], T]) -> _Request[T]:
         """Return a request that is not handed over yet."""
         return _Request(work, self._loop.create_future(), self)
 
     def add(self, request: _Request[Any], requests: list[_Request[Any]]) -> None:
-        """Add a request to the reads or the writes that are handed over at the end of this iteration."""
-        if not self.reads and not self.writes:
-            self._loop.call_soon(self.hand_over)
+        """Add a request to the reads or the writes that are handed over at the end of this iteration, or soon."""
         requests.append(request)
+        if not self._has_many_outcomes and len(self.reads) + len(self.writes) == 1:
+            self._loop.call_soon(self.hand_over)
 
     def hand_over(self) -> None:
-        """Hand over the requests of this iteration; they may have been already."""
+        """Hand over the requests that were added; they may have been already."""
         reads, self.reads, writes, self.writes = self.reads, [], self.writes, []
         self._submit(reads, writes)
 
@@ -139,7 +102,9 @@ class _Mailbox:
 
     def _fetch(self) -> None:
         self._is_fetch_due = False  # before the outcomes are fetched: a later one wakes the loop again
-        for _ in range(len(self._outcomes)):
+        n_outcomes = len(self._outcomes)
+        self._has_many_outcomes |= n_outcomes > MANY_OUTCOMES
+        for _ in range(min(n_outcomes, FEW_OUTCOMES) if self._has_many_outcomes else n_outcomes):
             future, (value, failure) = self._outcomes.popleft()
             if future.done():
                 continue  # its caller was cancelled
@@ -147,6 +112,13 @@ class _Mailbox:
                 future.set_result(value)
             else:
                 future.set_exception(translate_error(failure, self._path))
+        if self._outcomes:
+            self.wake()
+        if self._has_many_outcomes:
+            self._n_fetches += 1
+            self._has_many_outcomes = bool(self._outcomes)
+            if not self._has_many_outcomes or self._n_fetches % N_FETCHES == 0:
+                self._loop.call_soon(self.hand_over)  # runs after the callers that have their outcomes now
 
 
 class _Request(NamedTuple, Generic[T]):

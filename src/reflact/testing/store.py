@@ -9,7 +9,8 @@ from functools import cache
 from pathlib import Path
 from typing import TypeVar
 
-from reflact.store.database import UNSTORABLE_ERRORS, Database, Tables, translate_error
+from reflact.store.database import Database, Tables
+from reflact.store.errors import UNSTORABLE_ERRORS, translate_error
 from reflact.store.runs import SQLiteRunStore
 from reflact.store.schema import SCHEMA
 
