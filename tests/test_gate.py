@@ -933,9 +933,9 @@ def test_the_outlook_names_what_it_would_take() -> None:
     words = "20 items x 20 trials can detect improvements of about 14 points if the target is noisy."
     assert describe_power(20, 20, decisions=8, alpha=0.1, effect=0.15) == words
     assert describe_power(20, 4, decisions=8, alpha=0.1, effect=0.15) == (
-        "20 items x 4 trials can detect only improvements of about 31 points if the target is noisy; "
-        "for 15 points use 20 trials or 100 items x 4; otherwise expect `inconclusive`, or choose `strict` "
-        "and treat its acceptances as unverified."
+        "20 items x 4 trials can detect only improvements of about 31 points if the target is noisy. To detect "
+        "15 points, use 20 trials, or 100 items x 4. Otherwise most candidates end as `inconclusive`. `strict` always "
+        "decides, but its acceptances are not verified."
     )
 
 

@@ -153,9 +153,9 @@ def describe_power(n: int, trials: int, *, decisions: int, alpha: float, effect:
     pairs = _count_pairs(effect, level=level)
     more_trials, more_items = math.ceil(pairs / n), 5 * math.ceil(pairs / trials / 5)
     return (
-        f"{plan} can detect only improvements of about {_format_points(least)} if the target is noisy; for "
-        f"{_format_points(effect)} use {more_trials} trials or {more_items} items x {trials}; otherwise expect "
-        "`inconclusive`, or choose `strict` and treat its acceptances as unverified."
+        f"{plan} can detect only improvements of about {_format_points(least)} if the target is noisy. To detect "
+        f"{_format_points(effect)}, use {more_trials} trials, or {more_items} items x {trials}. Otherwise most candidates "
+        "end as `inconclusive`. `strict` always decides, but its acceptances are not verified."
     )
 
 
