@@ -297,7 +297,7 @@ def test_a_run_is_shown_as_asked(tmp_path: Path) -> None:
     assert isinstance(happened[0], RunStarted)
     assert isinstance(happened[-1], RunFinished)
     assert happened[-1].summary.status == "completed"
-    assert re.match(".*\nCost: .*\nNext: .*\ncompleted: ", quiet)
+    assert re.match(".*\nCost: .*\nNext: .*\nFor a better result: .*\ncompleted: ", quiet)
 
 
 def test_the_command_prints_its_version() -> None:

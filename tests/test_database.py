@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sqlite3
 import subprocess
@@ -24,6 +25,7 @@ from memory_pairs import make_pair
 from reflact import MemoryStore
 from reflact.concurrency import fan_out, open_task_group, run_beside
 from reflact.errors import StoreError
+from reflact.store import database as database_module
 from reflact.store.database import FEW_OUTCOMES, MANY_OUTCOMES, Database, Tables
 
 TABLE = "CREATE TABLE notes (id INTEGER PRIMARY KEY, text TEXT NOT NULL UNIQUE)"
@@ -232,6 +234,57 @@ async def test_many_outcomes_leave_the_loop_free_for_others(database: Database) 
     assert max(steps_taken) <= FEW_OUTCOMES
     assert len(await texts(database)) == 500
     assert database.n_transactions < 100
+
+
+async def test_an_error_among_many_outcomes_loses_none(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If a caller cannot be told its error, all others get their outcomes, and the database goes on."""
+    found, problems = list[int](), list[object]()
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: problems.append(context["exception"]))
+
+    def refuse(error: BaseException, path: Path) -> BaseException:
+        raise ArithmeticError("an error without words")
+
+    def divide(tables: Tables, number: int) -> float:
+        return 1 / (number - 3)
+
+    async def read(number: int) -> None:
+        await database.read(partial(divide, number=number), single=True)
+        found.append(number)
+
+    monkeypatch.setattr(database_module, "translate_error", refuse)
+    async with open_task_group() as tasks:
+        for number in range(200):
+            tasks.start_soon(read, number)
+        while len(found) < 199:
+            await anyio.lowlevel.checkpoint()
+        await put(database, "later")
+        tasks.cancel_scope.cancel()
+    assert [type(problem) for problem in problems] == [ArithmeticError]
+
+
+async def test_closing_gives_all_callers_their_outcomes(path: Path) -> None:
+    """Callers outside the block have their results when it ends, however many there are."""
+    async with Database(path, NOTES) as opened:
+        callers = [asyncio.ensure_future(put(opened, f"{number}")) for number in range(500)]
+        await anyio.lowlevel.checkpoint()
+    assert sum(caller.done() for caller in callers) == 500
+
+
+async def test_cancelled_callers_delay_no_other(path: Path) -> None:
+    """Outcomes that nobody waits for any more do not count among the few of an iteration."""
+    loop = asyncio.get_running_loop()
+    mailbox = database_module._Mailbox(loop, path, lambda reads, writes: None)
+    futures = [loop.create_future() for _ in range(501)]
+    for future in futures:
+        mailbox.put(future, (None, None))
+    for future in futures[:-1]:
+        future.cancel()
+    mailbox.wake()
+    await anyio.lowlevel.checkpoint()
+    await anyio.lowlevel.checkpoint()
+    assert futures[-1].done()
 
 
 async def test_few_outcomes_come_together(database: Database) -> None:

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import io
 import threading
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
+import anyio
 import pytest
 from rich.console import Console, ConsoleDimensions
 
 from emulator import Terminal
 from reflact import events
+from reflact.config.training import TrainerConfig
 from reflact.events import EVENT_ADAPTER, Event
 from reflact.records import SkillVersion
-from reflact.reporting.live import JsonView, LineView, LiveView
+from reflact.reporting.live import JsonView, LineView, LiveView, show_run
 from reflact.reporting.live_display import LiveState
 
 RUN = "r1"
@@ -252,3 +255,21 @@ def test_json_is_one_event_a_line_in_ascii() -> None:
     assert line.isascii()
     assert line.isprintable()
     assert EVENT_ADAPTER.validate_json(line) == event
+
+
+async def test_an_interrupted_program_says_how_to_go_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Python prints a long traceback after Ctrl-C, so the line before it says that the run can be resumed."""
+
+    async def happen() -> AsyncIterator[Event]:
+        yield PLAN
+        scope.cancel()
+        await anyio.sleep_forever()
+
+    with anyio.CancelScope() as scope:
+        await show_run(happen(), TrainerConfig(out_dir=tmp_path))
+    assert scope.cancelled_caught
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].endswith(PLAN_LINE)
+    assert lines[-1] == "Interrupted. Run the program again to resume the run."

@@ -337,12 +337,15 @@ def test_the_current_stage_has_a_bar() -> None:
 
 
 def test_progress_in_one_line_has_counts_cost_and_rest() -> None:
-    """Measurements of one stage count together; a stage without parts shows the optimizer's calls and its time."""
+    """Measurements of a stage count together; the rest takes no less than the pause since the last rollout."""
     say = partial(describe_progress, now=165.0)
     assert say(state_at()) == "progress  starting"
     baseline = progress("evaluate", 10, 40, step=0)
-    assert say(state_after(*BEGINNING[:2], baseline)) == "progress  baseline 10 of 40 (about 3 min left)"
-    assert say(state_after(baseline)) == "progress  evaluate 10 of 40 (about 3 min left)"
+    assert (
+        say(state_after(*BEGINNING[:2], baseline))
+        == "progress  baseline 10 of 40 rollouts (about 3 min left)"
+    )
+    assert say(state_after(baseline)) == "progress  evaluate 10 of 40 rollouts (about 3 min left)"
     begun = (
         events.StageStarted(run_id=RUN, step=5, stage="rollout"),
         events.StageStarted(run_id=RUN, step=5, stage="reflect"),
@@ -356,7 +359,7 @@ def test_progress_in_one_line_has_counts_cost_and_rest() -> None:
     notes = [("best", 8), ("placebo", 4)]
     final = [progress("final_test", done, 8, step=4).model_copy(update={"note": n}) for n, done in notes]
     assert say(state_after(*BEGINNING, *STEPS, *final, free)) == (
-        "progress  after step 4 of 28, final test 12 of 16 (about 22 s left); price unknown, 2 calls, 7 tokens"
+        "progress  after step 4 of 28, final test 12 of 16 rollouts (about 65 s left); price unknown, 2 calls, 7 tokens"
     )
     timed = state_at((100.0, start_step(1)), (160.0, commit_step(1)), (160.0, PLAN), (161.0, start_step(2)))
     assert say(timed) == "progress  step 2 of 28; about 27 min to the last step"

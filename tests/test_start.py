@@ -185,6 +185,23 @@ def test_a_column_of_labels_is_the_answer(tmp_path: Path, task: str, name: str) 
     assert grader == "normalized"
 
 
+def test_answers_in_capitals_are_compared_to_the_letter(tmp_path: Path) -> None:
+    """Capitals are a part of the form, so an answer in small letters is not right."""
+    orders = [f"{k} x BLUE LAMPS" for k in range(30)]
+    asked = [f"Please send {k} blue lamps to my address before the end of next week." for k in range(30)]
+    guess, grader = init_columns(tmp_path, {"message": asked, "order line": orders})
+    assert grader == "exact"
+    assert "The references are short texts in capitals" in guess
+
+
+@pytest.mark.parametrize(("n_items", "batch"), [(6, 2), (15, 4), (60, 6), (120, 13), (300, 16)])
+def test_a_small_train_split_gives_several_steps_per_epoch(tmp_path: Path, n_items: int, batch: int) -> None:
+    """A batch takes a third of the train items, 4 to 16 of them, so that a run has some steps."""
+    path = tmp_path / "run.yaml"
+    reflact("init", write_questions(tmp_path / "q.csv", n_items), "--out", path, "--model", "m")
+    assert load_config(path).train.batch_size == batch
+
+
 @pytest.mark.parametrize(
     ("columns", "words"),
     [

@@ -11,10 +11,20 @@ import pytest
 from rich.console import Console
 
 from reflact.gate.intervals import CLAIM_LEVEL, compute_chance, improvement_interval, mean_interval
-from reflact.records import Claim, Improvement, RunSummary, SkillScore, SkillVersion, Spend, Usage
+from reflact.records import (
+    ActionCount,
+    Claim,
+    Improvement,
+    RunSummary,
+    SkillScore,
+    SkillVersion,
+    Spend,
+    Usage,
+)
 from reflact.reporting.lines import format_verdict_scores
 from reflact.reporting.summary import print_summary
 from reflact.reporting.verdict import (
+    advise_on_training,
     describe_cost,
     describe_next,
     describe_outcome,
@@ -153,7 +163,7 @@ def test_a_gain_that_was_not_measured_is_no_claim() -> None:
         (
             {"status": "budget", "reason": "budget.max_calls is 9", "steps": 3, "best": V2},
             "Stopped by its budget after 3 steps: budget.max_calls is 9. So far the best document is v2 from step 2 "
-            "(validation about 0.58); it is not tested yet.",
+            "(validation about 0.58); its test follows at the end.",
             "raise the limit, then run the same command or program again to resume",
         ),
         (
@@ -226,6 +236,40 @@ def test_the_verdict_comes_before_the_tables(tmp_path: Path) -> None:
     text = io.StringIO()
     print_summary(Console(file=text, width=80), summary, folder)
     assert text.getvalue().splitlines()[:4] == list(lines)
+
+
+SETTINGS = {"models": {"optimizer": {"model": "tiny"}}, "environment": {"description": ""}}
+MORE_STEPS = "take more steps than 6 (a larger train.num_epochs extends this run; a smaller train.batch_size needs another one)"
+
+
+@pytest.mark.parametrize(
+    ("values", "advice"),
+    [
+        ({"steps": 20}, "use more than 80 test items"),
+        ({"steps": 6}, f"{MORE_STEPS}; or use more than 80 test items"),
+        (
+            {"steps": 6, "claim": None, "best": V0, "actions": (ActionCount(action="no_patches", count=2),)}
+            | {"config": SETTINGS},
+            f"{MORE_STEPS}; or let a larger model than tiny write the edits, since 2 of 6 steps had no edits "
+            "(models.optimizer.model); or say what a good answer is (environment.description)",
+        ),
+        ({"steps": 6, "status": "cancelled"}, None),
+        ({"steps": 6, "missing": ("best on test: 5 items failed",)}, None),
+    ],
+)
+def test_a_run_without_a_confirmed_gain_says_what_may_help(
+    values: dict[str, Any], advice: str | None
+) -> None:
+    """The closing lines name changes that fit the run: more steps, another optimizer, a description, or more items."""
+    summary = build_summary(solve(10, 80), solve(12, 80), **values)
+    expected = () if advice is None else (f"For a better result: {advice}.",)
+    assert advise_on_training(summary) == expected
+    assert describe_outcome(summary, Path("runs/x"))[4 if summary.best == V2 else 3 :] == expected
+
+
+def test_a_confirmed_gain_needs_no_advice() -> None:
+    """A run that reached its aim is not told to change anything."""
+    assert advise_on_training(build_summary(solve(10, 80), solve(45, 80), steps=2)) == ()
 
 
 def test_the_verdict_is_stored(tmp_path: Path) -> None:

@@ -29,6 +29,9 @@ TEST_LINES = """
 test:
   enabled: false
 """
+STEPS_PER_EPOCH = 3
+"""A small train split gives so many steps per epoch at least, if a batch then has four items."""
+
 LOCAL_LINES = """\
     # The calls in flight; 1 for a server that answers one call at a time.
     concurrency: 4
@@ -273,7 +276,7 @@ def describe_data(data: Path, out: Path, columns: Mapping[str, str]) -> dict[str
         "unseen": ", ".join(map(repr, items[0].metadata)),
         "used": used,
         "by_content": " and ".join(guess.by_content),
-        "batch": str(max(1, min(16, n_train))),
+        "batch": str(min(16, max(4, n_train // STEPS_PER_EPOCH), n_train)),
     }
 
 

@@ -273,12 +273,23 @@ def guess_grader(references: Sequence[JsonValue]) -> tuple[str, str] | None:
         guess = "normalized", f"{words}; case, spaces and punctuation at both ends do not count."
     elif sum(len(text.split()) for text in texts) > LONG_ANSWER_WORDS * len(texts):
         guess = "token_f1", "The references are long: the score is the overlap of words."
+    elif all(_is_capitals(text) for text in texts):
+        guess = (
+            "exact",
+            "The references are short texts in capitals, so an answer must be equal to the letter.",
+        )
     else:
         words = "The references are short texts: case, spaces and punctuation at both ends do not count."
-        guess = "normalized", words
+        guess = "normalized", f"{words} If they do, choose exact."
     lists = " A list holds several right answers: one of them is enough."
     has_choice = guess[0] != "python" and any(isinstance(ref, list) for ref in references)
     return guess[0], guess[1] + (lists if has_choice else "")
+
+
+def _is_capitals(text: str) -> bool:
+    """Whether most letters of a text are capitals, such as those of a code; a single letter is a label."""
+    letters = [letter for letter in text if letter.isalpha()]
+    return len(letters) > 1 and 2 * sum(letter.isupper() for letter in letters) > len(letters)
 
 
 def score_with_others(item: Item, answer: str) -> Mapping[str, float]:

@@ -12,6 +12,7 @@ from pathlib import Path
 from threading import Event, Thread
 from typing import Self
 
+import anyio
 from rich.console import Console
 from rich.live import Live
 from rich.segment import Segment, SegmentLines
@@ -311,9 +312,13 @@ async def show_run(
 
     console = Console(force_jupyter=False)
     name, epochs = config.out_dir.name, config.train.num_epochs
-    with choose_view(console, name=name, epochs=epochs, asks=asks) as view:
-        async for event in show_events(stream, view, config.store or config.out_dir / "run.db"):
-            last = event
+    try:
+        with choose_view(console, name=name, epochs=epochs, asks=asks) as view:
+            async for event in show_events(stream, view, config.store or config.out_dir / "run.db"):
+                last = event
+    except anyio.get_cancelled_exc_class():
+        console.print("Interrupted. Run the program again to resume the run.")
+        raise
     assert isinstance(last, events.RunFinished)
     print_summary(console, last.summary, find_exports(config.out_dir, last.run_id))
     return last.summary

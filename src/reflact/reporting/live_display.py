@@ -58,7 +58,7 @@ class StageProgress:
     """A stage of the current step; ``seconds`` is None until it finishes.
 
     ``parts`` has each measurement in it by its note, with its finished and all rollouts. ``calls`` counts the
-    optimizer's calls that ended meanwhile.
+    optimizer's calls that ended meanwhile. ``progressed_at`` is the time of the last finished rollout.
     """
 
     step: int
@@ -66,6 +66,7 @@ class StageProgress:
     started_at: float
     parts: tuple[tuple[str, int, int], ...] = ()
     calls: int = 0
+    progressed_at: float | None = None
     seconds: float | None = None
 
     @property
@@ -239,7 +240,7 @@ def _update_stage(
         stage = replace(stage, seconds=event.seconds)
     elif isinstance(event, events.StageProgressed):
         others = (part for part in stage.parts if part[0] != event.note)
-        stage = replace(stage, parts=(*others, (event.note, event.done, event.total)))
+        stage = replace(stage, parts=(*others, (event.note, event.done, event.total)), progressed_at=at)
     else:
         stage = StageProgress(event.step, event.stage, started_at=at)
     stages[event.stage] = stage
@@ -298,13 +299,17 @@ def _name_stage(stage: StageProgress, state: LiveState) -> str:
 
 
 def _count_parts(stage: StageProgress, now: float) -> str:
-    """Return a stage's counts, and its remaining time if it goes on as fast as so far."""
+    """Return a stage's counts, and its remaining time if it goes on as fast as so far; no less than the last pause."""
     elapsed, total, done = max(now - stage.started_at, 0.0), stage.total, stage.done
     if total is None:
         calls = f"{name_count(stage.calls, 'call')} in " if stage.calls else "for "
         return f"{calls}{format_duration(elapsed)}"
-    left = f" (about {format_duration(elapsed / done * (total - done))} left)" if 0 < done < total else ""
-    return f"{done} of {total}{left}"
+    counts = f"{done} of {total}{'' if stage.name == 'rollout' else ' rollouts'}"
+    if not 0 < done < total:
+        return counts
+    pause = 0.0 if stage.progressed_at is None else now - stage.progressed_at
+    left = format_duration(max(elapsed / done * (total - done), pause))
+    return f"{counts} (about {left} left)"
 
 
 class DisplayRow(NamedTuple):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
+from pydantic import JsonValue
+
 from reflact.gate.intervals import CLAIM_LEVEL, wilson_interval
 from reflact.records import Claim, Improvement, RunStatus, RunSummary, SkillScore, SkillVersion, Usage
 from reflact.reporting.lines import ACTION_WORDS, format_count, format_duration, format_score, name_count
@@ -23,6 +25,9 @@ SCORE_NAMES = {"null_empty": "empty", "null_refusal": "refusal", "null_frequent"
 NO_REPORTS = "no analyst gave a valid reply"
 """Begins the reason of a run whose steps are all decided without a single report, so that it cannot be resumed."""
 
+FEW_STEPS = 8
+"""A run of fewer steps has tried few edits."""
+
 NO_BETTER = "No better document was found; best_skill.md is your initial one."
 
 
@@ -35,6 +40,7 @@ def describe_outcome(summary: RunSummary, folder: Path) -> tuple[str, ...]:
         f"Cost: {describe_cost(summary)}; {format_duration(summary.seconds)}.",
         *skill,
         f"Next: {describe_next(summary, folder)}",
+        *advise_on_training(summary),
     )
 
 
@@ -186,6 +192,37 @@ def describe_next(summary: RunSummary, folder: Path) -> str:
     return f"reflact show {shlex.quote(str(folder))} --items {'--changed' if improved else '--wrong'}"
 
 
+def advise_on_training(summary: RunSummary) -> tuple[str, ...]:
+    """Return in a sentence what may lead to a better skill, if a complete run has not confirmed a gain."""
+    if summary.status != "completed" or summary.missing or (summary.claim and summary.claim.confirmed):
+        return ()
+    advice, n_steps = list[str](), summary.steps
+    idle = sum(each.count for each in summary.actions if each.action == "no_patches")
+    if n_steps < FEW_STEPS:
+        advice.append(
+            f"take more steps than {n_steps} (a larger train.num_epochs extends this run; a smaller train.batch_size "
+            "needs another one)"
+        )
+    if model := _read_setting(summary, "models", "optimizer", "model"):
+        reason = f", since {idle} of {n_steps} steps had no edits" if 3 * idle >= n_steps > 0 else ""
+        advice.append(f"let a larger model than {model} write the edits{reason} (models.optimizer.model)")
+    if _read_setting(summary, "environment", "description") == "":
+        advice.append("say what a good answer is (environment.description)")
+    if summary.claim is not None and summary.claim.improvement.mean > 0:
+        advice.append(
+            f"use more than {summary.claim.improvement.n} {SPLIT_WORDS[summary.claim.improvement.split]} items"
+        )
+    return (f"For a better result: {'; or '.join(advice)}.",) if advice else ()
+
+
+def _read_setting(summary: RunSummary, *names: str) -> JsonValue:
+    """Return the value of a key in the configuration of a run; None if it is not there."""
+    value = summary.config
+    for name in names:
+        value = value.get(name) if isinstance(value, dict) else None
+    return value
+
+
 def _advise_after_stop(summary: RunSummary) -> str:
     again = "run the same command or program again to resume"
     if summary.status == "cancelled":
@@ -211,7 +248,9 @@ def _describe_stop(summary: RunSummary) -> str:
         return f"{words} Nothing was measured yet."
     if summary.best.number == 0:
         return f"{words} So far no better document was found."
-    return f"{words} So far the best document is {_describe_version(summary.best)}; it is not tested yet."
+    return (
+        f"{words} So far the best document is {_describe_version(summary.best)}; its test follows at the end."
+    )
 
 
 def _describe_version(version: SkillVersion) -> str:

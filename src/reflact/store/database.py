@@ -44,8 +44,8 @@ LOCK_POLL_SECONDS = 0.1
 MANY_OUTCOMES = 64
 """More outcomes than these are fetched in several iterations of the event loop, a few in each."""
 
-FEW_OUTCOMES, N_FETCHES = 6, 10
-"""How many outcomes one such iteration fetches, and after how many of them requests are handed over."""
+FEW_OUTCOMES, MAX_HELD = 6, 10
+"""How many outcomes each of these iterations fetches, and for how many of them requests wait to form a group."""
 
 _FileIdentities = tuple[tuple[int, int] | None, tuple[int, int] | None]
 
@@ -60,7 +60,8 @@ class _Mailbox:
     all outcomes that it has not yet fetched: a hand-over between threads takes more processor time than a short read.
 
     The callers that get their outcomes in one iteration all do their further work in it. So many outcomes are fetched
-    in several iterations, between which the loop serves others. Meanwhile, requests are handed over in groups, too.
+    in several iterations, between which the loop serves others. Meanwhile, requests wait a little to form a group.
+    As long as requests wait, their hand-over is scheduled; as long as outcomes wait, their fetch is.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, path: Path, submit: _Submit) -> None:
@@ -72,7 +73,8 @@ class _Mailbox:
         self._outcomes: deque[tuple[asyncio.Future[Any], _Outcome]] = deque()
         self._is_fetch_due = False
         self._has_many_outcomes = False
-        self._n_fetches = 0
+        self._n_held = 0
+        self._is_closed = False
 
     def create_request(self, work: Callable[[Tables], T]) -> _Request[T]:
         """Return a request that is not handed over yet."""
@@ -80,11 +82,24 @@ class _Mailbox:
 
     def add(self, request: _Request[Any], requests: list[_Request[Any]]) -> None:
         """Add a request to the reads or the writes that are handed over at the end of this iteration, or soon."""
+        if not self.reads and not self.writes:
+            self._n_held = 0
+            self._loop.call_soon(self._hold_or_hand_over)
         requests.append(request)
-        if not self._has_many_outcomes and len(self.reads) + len(self.writes) == 1:
-            self._loop.call_soon(self.hand_over)
 
-    def hand_over(self) -> None:
+    def _hold_or_hand_over(self) -> None:
+        self._n_held += 1
+        if self._has_many_outcomes and self._n_held < MAX_HELD:
+            self._loop.call_soon(self._hold_or_hand_over)
+        else:
+            self._hand_over()
+
+    def close(self) -> None:
+        """Hand over the last requests; from now on, all outcomes are fetched at once."""
+        self._is_closed = True
+        self._hand_over()
+
+    def _hand_over(self) -> None:
         """Hand over the requests that were added; they may have been already."""
         reads, self.reads, writes, self.writes = self.reads, [], self.writes, []
         self._submit(reads, writes)
@@ -102,23 +117,22 @@ class _Mailbox:
 
     def _fetch(self) -> None:
         self._is_fetch_due = False  # before the outcomes are fetched: a later one wakes the loop again
-        n_outcomes = len(self._outcomes)
-        self._has_many_outcomes |= n_outcomes > MANY_OUTCOMES
-        for _ in range(min(n_outcomes, FEW_OUTCOMES) if self._has_many_outcomes else n_outcomes):
+        n_wanted = len(self._outcomes)
+        many = FEW_OUTCOMES if self._has_many_outcomes else MANY_OUTCOMES
+        self._has_many_outcomes = n_wanted > many and not self._is_closed
+        if self._has_many_outcomes:
+            n_wanted = FEW_OUTCOMES
+            self._loop.call_soon(self._fetch)  # first, so that no error below loses the others
+            self._is_fetch_due = True
+        while n_wanted and self._outcomes:
             future, (value, failure) = self._outcomes.popleft()
             if future.done():
-                continue  # its caller was cancelled
+                continue  # its caller was cancelled, and does nothing in this iteration
+            n_wanted -= 1
             if failure is None:
                 future.set_result(value)
             else:
                 future.set_exception(translate_error(failure, self._path))
-        if self._outcomes:
-            self.wake()
-        if self._has_many_outcomes:
-            self._n_fetches += 1
-            self._has_many_outcomes = bool(self._outcomes)
-            if not self._has_many_outcomes or self._n_fetches % N_FETCHES == 0:
-                self._loop.call_soon(self.hand_over)  # runs after the callers that have their outcomes now
 
 
 class _Request(NamedTuple, Generic[T]):
@@ -291,7 +305,7 @@ class Database:
 
     async def _close(self, *, cancelled: bool) -> None:
         for mailbox in self._mailboxes.values():
-            mailbox.hand_over()
+            mailbox.close()
         closing = self._submit(self._tear_down)
         self._jobs.put(None)
         try:
