@@ -22,7 +22,7 @@ from reflact.concurrency import open_task_group
 from reflact.config.models import ModelConfig
 from reflact.llm.metering import send_whole
 from reflact.llm.rate_limit import EndpointClient, EndpointGroup, LimitChange, endpoint_for
-from reflact.llm.retry import RetryTransport, parse_retry_after
+from reflact.llm.retry import RetryTransport, read_retry_after
 
 CALLS, SLOTS, WARM_SECONDS, SECONDS = 32, 16, 30.0, 30.0
 SERVED, REFUSED = 0.90, 0.05
@@ -40,7 +40,7 @@ class Sending(httpx.AsyncBaseTransport):
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         async with self._client.admit(1) as slot:
             response = await send_whole(request, self._network, 60)
-            asked = parse_retry_after(response.headers.get("retry-after"))
+            asked = read_retry_after(response.headers)
             slot.observe(response.status_code, asked, None)
             if time.monotonic() >= self._counted_from:
                 self.heard[response.status_code] += 1

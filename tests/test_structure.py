@@ -6,6 +6,7 @@ Each rule is one test, which lists all offenders.
 from __future__ import annotations
 
 import ast
+import importlib
 import re
 from collections import defaultdict
 from collections.abc import Iterator
@@ -69,6 +70,7 @@ MARKS = re.compile("|".join(rf"\b{word}\b" for word in ("TO" + "DO", "FIX" + "ME
 
 MODULES = sorted(SOURCE.rglob("*.py"))
 FOLDERS = ("src", "tests", "scripts", "examples", "benchmarks")
+PROGRAMS = ("scripts", "examples", "benchmarks")
 FILES = sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py"))
 
 
@@ -157,6 +159,20 @@ def test_imports_go_one_way() -> None:
         if RANK[str(top_of(below))] > RANK[here]
     ]
     assert wrong == []
+
+
+def test_programs_import_names_that_exist() -> None:
+    """Benchmarks, scripts and examples, which no other test may run, import nothing that was renamed or moved."""
+    unknown = [
+        f"{shown(path, node)}: {node.module}.{alias.name}"
+        for path in FILES
+        if path.relative_to(ROOT).parts[0] in PROGRAMS
+        for node in nodes(path)
+        if isinstance(node, ast.ImportFrom) and str(node.module).partition(".")[0] == "reflact"
+        for alias in node.names
+        if not hasattr(importlib.import_module(str(node.module)), alias.name)
+    ]
+    assert not unknown, unknown
 
 
 def test_adapters_do_not_know_each_other() -> None:
