@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Awaitable
 from pathlib import Path
 
 import anyio
@@ -12,6 +13,7 @@ import pytest
 from reflact import Trainer, compare_runs, read_run
 from reflact.errors import UsageError
 from reflact.events import StepCommitted
+from reflact.protocols import Target
 from reflact.records import EpochRecord, SkillVersion, SlowUpdate, Spend, StepRecord, Usage
 from reflact.reporting.html.serve import render_comparison
 from reflact.reporting.lines import hide_positions
@@ -35,12 +37,13 @@ from reflact.types import (
     Measurement,
     Patch,
     SelectResult,
+    Skill,
     Split,
     StepSize,
     Verdict,
 )
 from served import assert_refused, reflact
-from toy_runs import LINES, build_trainer
+from toy_runs import LINES, Actor, build_trainer
 from toy_runs import settings as build_settings
 
 STEERING = "\x1b[2J\x1b]0;title\x07\u202e"
@@ -48,7 +51,12 @@ V1 = SkillVersion(number=1, skill_hash="b" * 64, origin="step 1", score=0.5)
 
 
 def build_learning_trainer(
-    folder: Path, *, seed: int = 0, store: Path | None = None, epochs: int = 2
+    folder: Path,
+    *,
+    seed: int = 0,
+    store: Path | None = None,
+    epochs: int = 2,
+    target: Target | None = None,
 ) -> Trainer:
     """Return a run of two epochs in the toy world."""
     return build_trainer(
@@ -59,6 +67,7 @@ def build_learning_trainer(
             "train": {"num_epochs": epochs, "batch_size": 4},
             "select": {"max_edits": 1, "min_edits": 1},
         },
+        target=target,
         script=toy_optimizer(edits=2),
     )
 
@@ -405,7 +414,15 @@ def test_settings_without_an_effect_are_no_difference(folder: Path, tmp_path: Pa
 
 async def test_an_open_run_is_compared_by_what_it_has_measured(folder: Path, tmp_path: Path) -> None:
     """The score of a run without an end agrees with its gain, and a star says that it does not cover all items."""
-    async with build_learning_trainer(tmp_path).stream() as stream:
+    texts: list[str] = []
+
+    def hang_at_the_second_candidate(skill: Skill, message: str, before: int) -> Awaitable[None] | None:
+        if skill.text not in texts:
+            texts.append(skill.text)
+        return anyio.sleep_forever() if texts.index(skill.text) > 1 else None
+
+    actor = Actor(hang_at_the_second_candidate)
+    async with build_learning_trainer(tmp_path, target=actor).stream() as stream:
         async for event in stream:
             if isinstance(event, StepCommitted):
                 found = await compare_runs([folder, tmp_path])
