@@ -13,14 +13,17 @@ from reflact.errors import UsageError
 from reflact.events import StepCommitted
 from reflact.integrations.opentelemetry import Tracing
 from reflact.llm.budget import CurrentStage
+from reflact.protocols import Target
 from reflact.records import Usage, sum_step_costs
 from reflact.training.setup import ignore_event
 from reflact.training.timing import StageTimer
-from toy_runs import build_trainer
+from toy_runs import Actor, build_trainer, hang_at_document
 from virtual_time import run as run_on_virtual_time
 
 
-def trainer(folder: Path, *, seed: int = 0, store: Path | None = None) -> Trainer:
+def trainer(
+    folder: Path, *, seed: int = 0, store: Path | None = None, target: Target | None = None
+) -> Trainer:
     """Return a small run; another seed is another run."""
     return build_trainer(
         {
@@ -29,7 +32,8 @@ def trainer(folder: Path, *, seed: int = 0, store: Path | None = None) -> Traine
             "store": store,
             "seed": seed,
             "train": {"num_epochs": 1, "batch_size": 4},
-        }
+        },
+        target=target,
     )
 
 
@@ -48,7 +52,7 @@ async def test_a_run_is_read_back_as_it_was_told(tmp_path: Path) -> None:
 
 async def test_a_run_under_way_is_read_as_far_as_it_is(tmp_path: Path) -> None:
     """What is committed can be read beside the run; it has no status and no summary yet."""
-    async with trainer(tmp_path).stream() as happenings:
+    async with trainer(tmp_path, target=Actor(hang_at_document(3))).stream() as happenings:
         async for event in happenings:
             if isinstance(event, StepCommitted):
                 found = await read_run(tmp_path)

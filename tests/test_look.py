@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Awaitable
 from pathlib import Path
 
 import anyio
@@ -37,13 +36,12 @@ from reflact.types import (
     Measurement,
     Patch,
     SelectResult,
-    Skill,
     Split,
     StepSize,
     Verdict,
 )
 from served import assert_refused, reflact
-from toy_runs import LINES, Actor, build_trainer
+from toy_runs import LINES, Actor, build_trainer, hang_at_document
 from toy_runs import settings as build_settings
 
 STEERING = "\x1b[2J\x1b]0;title\x07\u202e"
@@ -414,15 +412,7 @@ def test_settings_without_an_effect_are_no_difference(folder: Path, tmp_path: Pa
 
 async def test_an_open_run_is_compared_by_what_it_has_measured(folder: Path, tmp_path: Path) -> None:
     """The score of a run without an end agrees with its gain, and a star says that it does not cover all items."""
-    texts: list[str] = []
-
-    def hang_at_the_second_candidate(skill: Skill, message: str, before: int) -> Awaitable[None] | None:
-        if skill.text not in texts:
-            texts.append(skill.text)
-        return anyio.sleep_forever() if texts.index(skill.text) > 1 else None
-
-    actor = Actor(hang_at_the_second_candidate)
-    async with build_learning_trainer(tmp_path, target=actor).stream() as stream:
+    async with build_learning_trainer(tmp_path, target=Actor(hang_at_document(3))).stream() as stream:
         async for event in stream:
             if isinstance(event, StepCommitted):
                 found = await compare_runs([folder, tmp_path])

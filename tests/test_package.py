@@ -29,7 +29,7 @@ from reflact.testing import TOY_RULES
 from reflact.training.history import read_package
 from reflact.types import Edit, Skill
 from served import assert_refused, reflact
-from toy_runs import build_trainer
+from toy_runs import Actor, build_trainer, hang_at_document
 
 FRONT = (
     b"---\nname: word-rules # as the folder\r\ndescription: >\n  Rules for words.\n"
@@ -134,9 +134,8 @@ async def test_an_export_says_if_the_skill_is_not_tested(plain: Path, tmp_path: 
         r"this is v\d from step \d, which the validation items selected; it is not tested on others", hint
     )
     assert (await read_package(plain, "final", description="Rules.")).hints == ()
-    async with build_trainer(
-        {"out_dir": tmp_path, "train": {"num_epochs": 2, "batch_size": 4}}
-    ).stream() as stream:
+    config = {"out_dir": tmp_path, "train": {"num_epochs": 2, "batch_size": 4}}
+    async with build_trainer(config, target=Actor(hang_at_document(3))).stream() as stream:
         async for event in stream:
             if isinstance(event, StepCommitted):
                 (hint,) = (await read_package(tmp_path, name="a", description="Rules.")).hints

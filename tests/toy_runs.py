@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from anyio import sleep_forever
 from anyio.lowlevel import checkpoint
 
 from reflact import Trainer, events
@@ -62,6 +63,18 @@ class Actor:
         self.asked.append((skill.text, message))
         instead = None if self._acts is None else self._acts(skill, message, before)
         return instead if instead is None or isinstance(instead, str) else await instead
+
+
+def hang_at_document(number: int) -> Acts:
+    """Return how to act so that a run never ends: it hangs at its so many-th document, the initial one included."""
+    texts: list[str] = []
+
+    def act(skill: Skill, message: str, before: int) -> Awaitable[None] | None:
+        if skill.text not in texts:
+            texts.append(skill.text)
+        return sleep_forever() if texts.index(skill.text) >= number - 1 else None
+
+    return act
 
 
 class _Acting:
