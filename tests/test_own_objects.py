@@ -185,9 +185,12 @@ def test_a_wrong_object_is_refused_at_construction(
         ),
         (
             {"environment": world(items=lambda self, split: None)},
-            "returned a NoneType for the train split; return a",
+            "returned a value of type NoneType for the train split; return a",
         ),
-        ({"environment": world(items=lambda self, split: {"a": 1})}, "returned a dict for the train split"),
+        (
+            {"environment": world(items=lambda self, split: {"a": 1})},
+            "returned a value of type dict for the train split",
+        ),
         (
             {"environment": world(items=lambda self, split: ["a"])},
             "no Item at place 0 of the train split, but 'a'",
@@ -222,7 +225,7 @@ async def test_an_exception_before_the_run_is_the_cause_or_raised(tmp_path: Path
     [
         (
             {"target": opening(lambda: None)},
-            "returned a NoneType, which has no `reply`; add async def reply(",
+            "returned a value of type NoneType, which has no `reply`; add async def reply(",
             0,
         ),
         (
@@ -250,10 +253,10 @@ async def test_an_exception_before_the_run_is_the_cause_or_raised(tmp_path: Path
             "`run` of MyWorld is not async: it",
             0,
         ),
-        ({"environment": world(run=returning(None))}, "a NoneType for item train-0 in place of a Grade", 0),
+        ({"environment": world(run=returning(None))}, "a value of type NoneType for item train-0 in place of a Grade", 0),
         (
             {"environment": world(run=returning(Score.of(1)))},
-            "a Score for item train-0 in place of a Grade",
+            "a value of type Score for item train-0 in place of a Grade",
             0,
         ),
         (
@@ -263,7 +266,7 @@ async def test_an_exception_before_the_run_is_the_cause_or_raised(tmp_path: Path
         ),
         (
             {"environment": world(set_up=lambda self: None, close=returning(None))},
-            "`set_up` of MyWorld is not async: it returned a NoneType; write async def set_up(self):",
+            "`set_up` of MyWorld is not async: it returned a value of type NoneType; write async def set_up(self):",
             0,
         ),
         (
@@ -309,11 +312,11 @@ async def overrate() -> Grade:
     [
         (
             lambda self, message: "a",
-            "`reply` of MySession is not async: it returned a str; write async def reply(",
+            "`reply` of MySession is not async: it returned a value of type str; write async def reply(",
         ),
         (
             returning(None),
-            "the agent failed on item val-000: `reply` of MySession returned a NoneType; let it",
+            "the agent failed on item val-000: `reply` of MySession returned a value of type NoneType; let it",
         ),
     ],
 )

@@ -144,7 +144,7 @@ class DatasetEnvironment:
         answer = await replying
         if not isinstance(answer, str):
             raise EnvironmentFailure(
-                f"the agent failed on item {item.id}: `reply` of {type(session).__name__} returned a "
+                f"the agent failed on item {item.id}: `reply` of {type(session).__name__} returned a value of type "
                 f"{type(answer).__name__}; let it return the answer as text, or raise an exception if there is none"
             )
         return await apply_grader(self._grade, item, answer)

@@ -80,7 +80,9 @@ def _open_model(config: ModelConfig, key: str | None) -> Model:
     if config.open_model is not None:
         opened = config.open_model()
         if not isinstance(opened, Model):
-            raise ValueError(f"open_model returned a {type(opened).__name__}, and no model of pydantic-ai")
+            raise ValueError(
+                f"open_model returned a value of type {type(opened).__name__}, and no model of pydantic-ai"
+            )
         return opened
     if key is None:
         return infer_model(config.model)

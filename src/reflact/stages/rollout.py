@@ -166,12 +166,12 @@ def _describe_wrong_session(target: object, session: object) -> InterfaceError:
     name = type(session).__name__
     if not hasattr(session, "reply"):
         return InterfaceError(
-            f"{source} returned a {name}, which has no `reply`; add {write_definition(Session.reply)}"
+            f"{source} returned a value of type {name}, which has no `reply`; add {write_definition(Session.reply)}"
         )
     line = f"self.turns = () in its __init__ and {TURNS_LINE} in its `reply`"
     if not hasattr(session, "turns"):
         return InterfaceError(
-            f"{source} returned a {name}, which has no `turns`, the conversation that the optimizer reads; write {line}"
+            f"{source} returned a value of type {name}, which has no `turns`, the conversation that the optimizer reads; write {line}"
         )
     found = session.turns
     if callable(found):
