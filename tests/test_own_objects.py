@@ -253,7 +253,11 @@ async def test_an_exception_before_the_run_is_the_cause_or_raised(tmp_path: Path
             "`run` of MyWorld is not async: it",
             0,
         ),
-        ({"environment": world(run=returning(None))}, "a value of type NoneType for item train-0 in place of a Grade", 0),
+        (
+            {"environment": world(run=returning(None))},
+            "a value of type NoneType for item train-0 in place of a Grade",
+            0,
+        ),
         (
             {"environment": world(run=returning(Score.of(1)))},
             "a value of type Score for item train-0 in place of a Grade",

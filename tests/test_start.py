@@ -401,6 +401,21 @@ def test_init_never_overwrites_and_asks_only_at_a_terminal(tmp_path: Path) -> No
     assert_refused(result, "name two columns")
 
 
+def test_init_takes_the_instructions_to_begin_with(tmp_path: Path) -> None:
+    """The configuration names the skill relative to itself; one that cannot be read stops the command."""
+    data, skill = write_questions(tmp_path / "sums.csv"), tmp_path / "prompt.md"
+    result = reflact("init", data, "--out", tmp_path / "run.yaml", "--model", "m", "--skill", skill)
+    assert_refused(result, "cannot read the skill")
+    assert not (tmp_path / "run.yaml").exists()
+    skill.write_text("Add.", encoding="utf-8")
+    config = tmp_path / "inner" / "run.yaml"
+    config.parent.mkdir()
+    result = reflact("init", data, "--out", config, "--model", "m", "--skill", skill)
+    assert result.exit_code == 0, result.output
+    assert 'skill: "../prompt.md"' in config.read_text(encoding="utf-8")
+    assert (load_config(config).skill or Path()).resolve() == skill.resolve()
+
+
 class Terminal(io.StringIO):
     """A person at a terminal, who types the lines of a text."""
 

@@ -32,19 +32,21 @@ from reflact.reporting.verdict import (
     describe_verdict,
 )
 from reflact.testing import ToyEnvironment
-from reflact.types import Evidence, Split, Verdict
+from reflact.types import Evidence, Skill, Split, Verdict
 from toy_runs import build_trainer
 
 V0 = SkillVersion(number=0, skill_hash="a" * 64, origin="initial", score=0.2)
 V2 = SkillVersion(number=2, skill_hash="b" * 64, origin="step 2", score=0.58, deviation=0.03)
 
 
-def build_score(name: str, scores: list[float], split: Split, trials: int = 1) -> SkillScore:
+def build_score(
+    name: str, scores: list[float], split: Split, trials: int = 1, *, text: str = "Rules."
+) -> SkillScore:
     """Return the score of a document that has these means of items."""
     low, high = mean_interval(scores)
     return SkillScore(
         name=name,
-        skill_hash="a" * 64,
+        skill_hash=Skill(text=text).hash,
         split=split,
         n=len(scores) * trials,
         trials=trials,
@@ -252,6 +254,10 @@ MORE_STEPS = "take more steps than 6 (a larger train.num_epochs extends this run
             | {"config": SETTINGS},
             f"{MORE_STEPS}; or let a larger model than tiny write the edits, since 2 of 6 steps had no edits "
             "(models.optimizer.model); or say what a good answer is (environment.description)",
+        ),
+        (
+            {"steps": 20, "scores": (build_score("baseline", solve(0, 80), Split.test, text=""),)},
+            "begin with instructions of your own, not with an empty document (skill); or use more than 80 test items",
         ),
         ({"steps": 6, "status": "cancelled"}, None),
         ({"steps": 6, "missing": ("best on test: 5 items failed",)}, None),

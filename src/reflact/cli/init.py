@@ -54,6 +54,9 @@ TEMPLATE = """\
 #   reflact train {name}
 out_dir: {out_dir}
 
+# The instructions to begin with, such as your prompt of today: a Markdown file, or the folder of a skill; null: none.
+skill: {skill}
+
 data:
   path: {path}
 {fields}  # {sizes}
@@ -127,6 +130,14 @@ def init(  # noqa: PLR0917 - one for each option of the command
             show_default=False,
         ),
     ] = None,
+    skill: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="PATH",
+            help="The instructions to begin with: a Markdown file, or the folder of a skill. Default: none.",
+            show_default=False,
+        ),
+    ] = None,
 ) -> None:
     """Write a first configuration for your data.
 
@@ -135,6 +146,7 @@ def init(  # noqa: PLR0917 - one for each option of the command
     """
     from reflact.errors import ConfigError
     from reflact.reporting.lines import escape_line
+    from reflact.skills.package import load_skill
     from reflact.store.artifacts import write_atomically
     from reflact.training.gating import FEW_ITEMS, describe_few_items
 
@@ -145,6 +157,9 @@ def init(  # noqa: PLR0917 - one for each option of the command
         raise ConfigError(f"--input and --reference both name {reference!r}; name two columns")
     columns = {"input": input_column, "reference": reference}
     draft = describe_data(data, out, {name: column for name, column in columns.items() if column is not None})
+    if skill is not None:
+        load_skill(skill)  # says why if it cannot be read
+    draft["skill"] = "null" if skill is None else write_path(skill, out)
     if model is None:
         model, optimizer, base_url = ask_for_models(optimizer, base_url)
     write_atomically(out, fill_template(draft, model, optimizer, base_url or OPENAI_URL, api_key_env))
@@ -211,6 +226,11 @@ def fill_template(
     )
 
 
+def write_path(path: Path, out: Path) -> str:
+    """Return a path as the configuration names it: relative to the configuration's folder."""
+    return quote_yaml(os.path.relpath(path.resolve(), out.resolve().parent))
+
+
 def describe_data(data: Path, out: Path, columns: Mapping[str, str]) -> dict[str, str]:
     """Return what a data file says about its configuration, as values of the template.
 
@@ -263,7 +283,7 @@ def describe_data(data: Path, out: Path, columns: Mapping[str, str]) -> dict[str
         "data": escape_line(str(data)),
         "name": out.name,
         "out_dir": quote_yaml("runs/" + re.sub(r"[^\w.-]+", "-", data.resolve().stem)),
-        "path": quote_yaml(os.path.relpath(data.resolve(), out.resolve().parent)),
+        "path": write_path(data, out),
         "fields": "  fields:\n" + "".join(lines) if lines else "",
         "ratio": "" if data.is_dir() else RATIO_LINES,
         "test": "" if n_test else TEST_LINES,

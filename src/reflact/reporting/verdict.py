@@ -11,7 +11,7 @@ from reflact.gate.intervals import CLAIM_LEVEL, wilson_interval
 from reflact.records import Claim, Improvement, RunStatus, RunSummary, SkillScore, SkillVersion, Usage
 from reflact.reporting.lines import ACTION_WORDS, format_count, format_duration, format_score, name_count
 from reflact.stages.null_answers import describe_constant
-from reflact.types import GateAction, Split
+from reflact.types import GateAction, Skill, Split
 
 SPLIT_WORDS = {Split.train: "train", Split.val: "validation", Split.test: "test"}
 STOP_WORDS: dict[RunStatus, str] = {
@@ -208,6 +208,8 @@ def advise_on_training(summary: RunSummary) -> tuple[str, ...]:
         advice.append(f"let a larger model than {model} write the edits{reason} (models.optimizer.model)")
     if _read_setting(summary, "environment", "description") == "":
         advice.append("say what a good answer is (environment.description)")
+    if any(score.name == "baseline" and score.skill_hash == Skill(text="").hash for score in summary.scores):
+        advice.append("begin with instructions of your own, not with an empty document (skill)")
     if summary.claim is not None and summary.claim.improvement.mean > 0:
         advice.append(
             f"use more than {summary.claim.improvement.n} {SPLIT_WORDS[summary.claim.improvement.split]} items"
