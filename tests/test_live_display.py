@@ -336,30 +336,40 @@ def test_the_current_stage_has_a_bar() -> None:
     assert find_row(reflecting, "rollout") is None
 
 
+def at(seconds: float, *told: events.Event) -> list[tuple[float, events.Event]]:
+    """Return events with the time at which they came."""
+    return [(seconds, event) for event in told]
+
+
 def test_progress_in_one_line_has_counts_cost_and_rest() -> None:
     """Measurements of a stage count together; the rest takes no less than the pause since the last rollout."""
     say = partial(describe_progress, now=165.0)
     assert say(state_at()) == "progress  starting"
-    baseline = progress("evaluate", 10, 40, step=0)
+    begin = events.StageStarted(run_id=RUN, step=0, stage="evaluate")
+    baseline = at(130.0, progress("evaluate", 10, 40, step=0))
     assert (
-        say(state_after(*BEGINNING[:2], baseline))
+        say(state_at(*at(100.0, *BEGINNING[:2], begin), *baseline))
         == "progress  baseline 10 of 40 rollouts (about 3 min left)"
     )
-    assert say(state_after(baseline)) == "progress  evaluate 10 of 40 rollouts (about 3 min left)"
+    assert (
+        say(state_at(*at(100.0, begin), *baseline))
+        == "progress  evaluate 10 of 40 rollouts (about 3 min left)"
+    )
     begun = (
         events.StageStarted(run_id=RUN, step=5, stage="rollout"),
         events.StageStarted(run_id=RUN, step=5, stage="reflect"),
     )
-    step = (start_step(5), *begun, progress("rollout", 3, 16), BUDGET)
-    assert say(state_after(*BEGINNING, *step, finish_call("a"), finish_call("b", "failed"))) == (
+    later = (progress("rollout", 3, 16), BUDGET, finish_call("a"), finish_call("b", "failed"))
+    assert say(state_at(*at(100.0, *BEGINNING, start_step(5), *begun), *at(130.0, *later))) == (
         "progress  step 5 of 28, rollout 3 of 16 (about 5 min left), reflect 2 calls in 65 s; $0.25, 128 calls; "
         "1 call without a reply"
     )
     free = BUDGET.model_copy(update={"usage": Usage(calls=2, input_tokens=7)})
     notes = [("best", 8), ("placebo", 4)]
     final = [progress("final_test", done, 8, step=4).model_copy(update={"note": n}) for n, done in notes]
-    assert say(state_after(*BEGINNING, *STEPS, *final, free)) == (
-        "progress  after step 4 of 28, final test 12 of 16 rollouts (about 65 s left); price unknown, 2 calls, 7 tokens"
+    ending = events.StageStarted(run_id=RUN, step=4, stage="final_test")
+    assert say(state_at(*at(100.0, *BEGINNING, *STEPS, ending), *at(130.0, *final, free))) == (
+        "progress  after step 4 of 28, final test 12 of 16 rollouts (about 35 s left); price unknown, 2 calls, 7 tokens"
     )
     timed = state_at((100.0, start_step(1)), (160.0, commit_step(1)), (160.0, PLAN), (161.0, start_step(2)))
     assert say(timed) == "progress  step 2 of 28; about 27 min to the last step"
@@ -497,3 +507,13 @@ def test_final_scores_and_controls_have_a_row() -> None:
     )
     assert find_row(state, "final") == "test   best 0.500   null_empty 0.125"
     assert find_row(update_state(state, start_step(2), 1.0), "final") is None
+
+
+def test_rollouts_from_the_store_say_nothing_about_the_pace() -> None:
+    """25 of 50 rollouts are there at once, and one takes half a minute: the other 24 take 12 minutes."""
+    begin = events.StageStarted(run_id=RUN, step=5, stage="evaluate")
+    found = (*at(100.0, *BEGINNING, start_step(5), begin), (100.2, progress("evaluate", 25, 50)))
+    say = partial(describe_progress, now=130.0)
+    assert say(state_at(*found)) == "progress  step 5 of 28, evaluate 25 of 50 rollouts"
+    one = state_at(*found, (130.0, progress("evaluate", 26, 50)))
+    assert say(one) == "progress  step 5 of 28, evaluate 26 of 50 rollouts (about 12 min left)"

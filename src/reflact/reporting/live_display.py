@@ -52,13 +52,17 @@ EDIT_SIGNS = {"append": "+ ", "insert_after": "+ ", "replace": "~ ", "delete": "
 JOINERS = re.compile("[\u200c\u200d\ufe0e\ufe0f]")
 """Joiners and variation selectors: terminals disagree about the width of joined characters."""
 
+AT_ONCE_SECONDS = 0.5
+"""Rollouts that a stage finishes within so many seconds of its start were found in the store."""
+
 
 @dataclass(frozen=True)
 class StageProgress:
     """A stage of the current step; ``seconds`` is None until it finishes.
 
     ``parts`` has each measurement in it by its note, with its finished and all rollouts. ``calls`` counts the
-    optimizer's calls that ended meanwhile. ``progressed_at`` is the time of the last finished rollout.
+    optimizer's calls that ended meanwhile. ``n_at_once`` rollouts were finished as soon as the stage began: they were
+    found in the store. ``progressed_at`` is the time of the last finished rollout.
     """
 
     step: int
@@ -66,6 +70,7 @@ class StageProgress:
     started_at: float
     parts: tuple[tuple[str, int, int], ...] = ()
     calls: int = 0
+    n_at_once: int = 0
     progressed_at: float | None = None
     seconds: float | None = None
 
@@ -241,6 +246,8 @@ def _update_stage(
     elif isinstance(event, events.StageProgressed):
         others = (part for part in stage.parts if part[0] != event.note)
         stage = replace(stage, parts=(*others, (event.note, event.done, event.total)), progressed_at=at)
+        if at - stage.started_at <= AT_ONCE_SECONDS:
+            stage = replace(stage, n_at_once=stage.done)
     else:
         stage = StageProgress(event.step, event.stage, started_at=at)
     stages[event.stage] = stage
@@ -299,16 +306,20 @@ def _name_stage(stage: StageProgress, state: LiveState) -> str:
 
 
 def _count_parts(stage: StageProgress, now: float) -> str:
-    """Return a stage's counts, and its remaining time if it goes on as fast as so far; no less than the last pause."""
+    """Return a stage's counts, and its remaining time if it goes on as fast as so far; no less than the last pause.
+
+    Rollouts that were found in the store say nothing about the pace.
+    """
     elapsed, total, done = max(now - stage.started_at, 0.0), stage.total, stage.done
     if total is None:
         calls = f"{name_count(stage.calls, 'call')} in " if stage.calls else "for "
         return f"{calls}{format_duration(elapsed)}"
     counts = f"{done} of {total}{'' if stage.name == 'rollout' else ' rollouts'}"
-    if not 0 < done < total:
+    made = done - stage.n_at_once
+    if not 0 < made < total - stage.n_at_once:
         return counts
     pause = 0.0 if stage.progressed_at is None else now - stage.progressed_at
-    left = format_duration(max(elapsed / done * (total - done), pause))
+    left = format_duration(max(elapsed / made * (total - done), pause))
     return f"{counts} (about {left} left)"
 
 
