@@ -14,10 +14,10 @@ from rich.console import Console
 
 from reflact import events
 from reflact.records import SkillScore, SkillVersion, Usage
+from reflact.reporting.live import describe_progress
 from reflact.reporting.live_display import (
     LiveDisplay,
     LiveState,
-    describe_progress,
     draw_heights,
     limit_height,
     render_draft,

@@ -22,15 +22,17 @@ from reflact import events
 from reflact.config.training import TrainerConfig
 from reflact.errors import StoreError
 from reflact.records import RunSummary
-from reflact.reporting.lines import EventLines, escape_controls, wrap_line
+from reflact.reporting.lines import EventLines, escape_controls, format_duration, name_count, wrap_line
 from reflact.reporting.live_display import (
     LiveDisplay,
     LiveState,
-    describe_progress,
+    StageProgress,
     limit_height,
+    name_stage,
     restore_state,
     update_state,
 )
+from reflact.reporting.verdict import format_usage
 from reflact.store.artifacts import find_exports
 
 SHOW_CURSOR = "\x1b[?25h"
@@ -333,3 +335,39 @@ async def _read_earlier_events(path: Path, run_id: str) -> tuple[events.Event, .
             return await store.events(run_id)
     except StoreError:
         return ()
+
+
+def describe_progress(state: LiveState, now: float) -> str:
+    """Return a run's progress in one line: active stages with their counts, what is spent, and the estimated rest."""
+    place = f"step {state.step}" if state.total_steps is None else f"step {state.step} of {state.total_steps}"
+    if state.step <= state.last_committed_step:
+        place = f"after {place}"
+    parts = [place] if state.step else []
+    parts += [f"{name_stage(stage, state)} {_count_parts(stage, now)}" for stage in state.active_stages]
+    words = [", ".join(parts) or "starting"]
+    if state.budget is not None and state.budget.usage.calls:
+        words.append(format_usage(state.budget.usage))
+    if state.failed_calls:
+        words.append(f"{name_count(state.failed_calls, 'call')} without a reply")
+    left = state.estimate_seconds_left(now)
+    if left is not None:
+        words.append(f"about {format_duration(left)} to the last step")
+    return f"progress  {'; '.join(words)}"
+
+
+def _count_parts(stage: StageProgress, now: float) -> str:
+    """Return a stage's counts, and its remaining time if it goes on as fast as so far; no less than the last pause.
+
+    Rollouts that were found in the store say nothing about the pace.
+    """
+    elapsed, total, done = max(now - stage.started_at, 0.0), stage.total, stage.done
+    if total is None:
+        calls = f"{name_count(stage.calls, 'call')} in " if stage.calls else "for "
+        return f"{calls}{format_duration(elapsed)}"
+    counts = f"{done} of {total}{'' if stage.name == 'rollout' else ' rollouts'}"
+    made = done - stage.n_at_once
+    if not 0 < made < total - stage.n_at_once:
+        return counts
+    pause = 0.0 if stage.progressed_at is None else now - stage.progressed_at
+    left = format_duration(max(elapsed / made * (total - done), pause))
+    return f"{counts} (about {left} left)"

@@ -26,7 +26,6 @@ from reflact.reporting.lines import (
     format_score,
     name_count,
 )
-from reflact.reporting.verdict import format_usage
 from reflact.types import GateAction
 
 LABEL_WIDTH = 12
@@ -282,45 +281,10 @@ def _count_call(state: LiveState, event: events.ModelCallFinished) -> LiveState:
     return replace(state, failed_calls=failed, stages=stages)
 
 
-def describe_progress(state: LiveState, now: float) -> str:
-    """Return a run's progress in one line: active stages with their counts, what is spent, and the estimated rest."""
-    place = f"step {state.step}" if state.total_steps is None else f"step {state.step} of {state.total_steps}"
-    if state.step <= state.last_committed_step:
-        place = f"after {place}"
-    parts = [place] if state.step else []
-    parts += [f"{_name_stage(stage, state)} {_count_parts(stage, now)}" for stage in state.active_stages]
-    words = [", ".join(parts) or "starting"]
-    if state.budget is not None and state.budget.usage.calls:
-        words.append(format_usage(state.budget.usage))
-    if state.failed_calls:
-        words.append(f"{name_count(state.failed_calls, 'call')} without a reply")
-    left = state.estimate_seconds_left(now)
-    if left is not None:
-        words.append(f"about {format_duration(left)} to the last step")
-    return f"progress  {'; '.join(words)}"
-
-
-def _name_stage(stage: StageProgress, state: LiveState) -> str:
+def name_stage(stage: StageProgress, state: LiveState) -> str:
+    """Return the name of a stage in words; the first measurement of a run is its baseline."""
     is_baseline = (stage.step, stage.name) == (0, "evaluate") and state.plan is not None
     return "baseline" if is_baseline else stage.name.replace("_", " ")
-
-
-def _count_parts(stage: StageProgress, now: float) -> str:
-    """Return a stage's counts, and its remaining time if it goes on as fast as so far; no less than the last pause.
-
-    Rollouts that were found in the store say nothing about the pace.
-    """
-    elapsed, total, done = max(now - stage.started_at, 0.0), stage.total, stage.done
-    if total is None:
-        calls = f"{name_count(stage.calls, 'call')} in " if stage.calls else "for "
-        return f"{calls}{format_duration(elapsed)}"
-    counts = f"{done} of {total}{'' if stage.name == 'rollout' else ' rollouts'}"
-    made = done - stage.n_at_once
-    if not 0 < made < total - stage.n_at_once:
-        return counts
-    pause = 0.0 if stage.progressed_at is None else now - stage.progressed_at
-    left = format_duration(max(elapsed / made * (total - done), pause))
-    return f"{counts} (about {left} left)"
 
 
 class DisplayRow(NamedTuple):
@@ -416,7 +380,7 @@ def _list_rows(state: LiveState, now: float, options: ConsoleOptions) -> Iterato
     if state.step and state.stages and {stage.name for stage in state.stages} <= set(STEP_STAGES):
         yield DisplayRow(6, "stages", _build_stages(state, ">" if options.ascii_only else "›"))
     for stage in state.active_stages[-3:]:
-        yield DisplayRow(1, _name_stage(stage, state), _build_progress(stage, width, now))
+        yield DisplayRow(1, name_stage(stage, state), _build_progress(stage, width, now))
     if state.trials:
         last, rollouts = state.trials[-1], sum(each.sides * each.n for each in state.trials)
         limit = "" if state.max_rollouts is None else f" of at most {state.max_rollouts}"
