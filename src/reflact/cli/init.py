@@ -37,6 +37,7 @@ LOCAL_LINES = """\
     concurrency: 4
     # Seconds for one request: small machines write slowly.
     timeout: 600
+    # The most tokens of an answer. If right answers are short and the model does not think first, 64 saves much time.
 """
 LOCAL_OPTIMIZER = """\
 # The prompt and so many tokens must fit into the server's context together.

@@ -41,6 +41,7 @@ from reflact.reporting.verdict import (
     describe_outcome,
     describe_score_name,
     describe_version,
+    has_better_skill,
     list_gains,
 )
 from reflact.training.history import StepDetails
@@ -232,7 +233,8 @@ def print_summary(console: Console, summary: RunSummary, folder: Path) -> None:
         say(f"failed attempts of calls: {kinds}")
     for name, what in RUN_FILES:
         if (folder / name).exists():
-            say(f"{folder / name}  {what}")
+            initial = what == BEST and not has_better_skill(summary)
+            say(f"{folder / name}  {'the initial skill, since none was better' if initial else what}")
 
 
 def _list_measurements(summary: RunSummary) -> Iterator[str]:
@@ -265,8 +267,9 @@ def _list_caveats(summary: RunSummary) -> Iterator[str]:
 
 CONTROLS = {"placebo", *SCORE_NAMES}
 
+BEST = "the best skill"
 RUN_FILES = (
-    ("best_skill.md", "the best skill"),
+    ("best_skill.md", BEST),
     ("skills", "every version"),
     ("summary.json", "this summary"),
     ("report.html", "a page on the run"),

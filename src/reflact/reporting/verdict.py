@@ -31,10 +31,14 @@ FEW_STEPS = 8
 NO_BETTER = "No better document was found; best_skill.md is your initial one."
 
 
+def has_better_skill(summary: RunSummary) -> bool:
+    """Return whether the best skill of a run is not the initial one."""
+    return summary.best is not None and summary.best.number != 0
+
+
 def describe_outcome(summary: RunSummary, folder: Path) -> tuple[str, ...]:
     """Return the closing lines of a run: its result, its cost and time, its skill, and the next step."""
-    improved = summary.best is not None and summary.best.number != 0
-    skill = (f"Skill: {folder / 'best_skill.md'}",) if improved else ()
+    skill = (f"Skill: {folder / 'best_skill.md'}",) if has_better_skill(summary) else ()
     return (
         describe_result(summary),
         f"Cost: {describe_cost(summary)}; {format_duration(summary.seconds)}.",
@@ -78,8 +82,7 @@ def describe_controls(summary: RunSummary) -> tuple[str, ...]:
     if top is not None and _reaches(top, best):
         always = describe_constant(top.answer or "")
         sentences.append(f"The best document is not better than {always}: {_compare_scores(best, top)}.")
-    improved = summary.best is not None and summary.best.number != 0
-    if improved and placebo is not None and _reaches(placebo, best):
+    if has_better_skill(summary) and placebo is not None and _reaches(placebo, best):
         sentences.append(
             f"A text about something else does as well as the best document: {_compare_scores(placebo, best)}. So "
             "the gain may have nothing to do with what the document says."
@@ -188,8 +191,7 @@ def describe_next(summary: RunSummary, folder: Path) -> str:
         return _advise_after_stop(summary)
     if summary.missing:
         return "run the same command again to measure what is missing"
-    improved = summary.best is not None and summary.best.number != 0
-    return f"reflact show {shlex.quote(str(folder))} --items {'--changed' if improved else '--wrong'}"
+    return f"reflact show {shlex.quote(str(folder))} --items {'--changed' if has_better_skill(summary) else '--wrong'}"
 
 
 def advise_on_training(summary: RunSummary) -> tuple[str, ...]:
