@@ -8,6 +8,7 @@ from pathlib import Path
 
 import anyio
 import pytest
+from anyio import to_thread
 
 from reflact import Trainer, compare_runs, read_run
 from reflact.errors import UsageError
@@ -425,6 +426,22 @@ async def test_an_open_run_is_compared_by_what_it_has_measured(folder: Path, tmp
     partial = begun.model_copy(update={"val": begun.val.model_copy(update={"unmeasured": 1})})
     columns = list_comparison_columns(found.model_copy(update={"runs": (ended, partial)}))
     assert [score[-1:] for score in columns["val"]] == ["0", "*"]
+
+
+async def test_a_resumed_run_is_shown_as_open(tmp_path: Path) -> None:
+    """While a run goes on after a stop, it is not shown with the words of that stop."""
+    stopped = build_learning_trainer(tmp_path)
+    stopped.stop("enough for today")
+    await stopped.train()
+    before = await to_thread.run_sync(reflact, "show", tmp_path)
+    assert "Stopped after 0 steps: enough for today" in before.stdout
+    async with build_learning_trainer(tmp_path, target=Actor(hang_at_document(3))).stream() as stream:
+        async for event in stream:
+            if isinstance(event, StepCommitted):
+                shown = await to_thread.run_sync(reflact, "show", tmp_path)
+                break
+    assert "open: 1 committed step, not ended" in shown.stdout
+    assert "Stopped" not in shown.stdout
 
 
 def test_a_difference_is_read_without_positions() -> None:
