@@ -257,6 +257,21 @@ def test_a_folder_that_was_trained_already_leaves_no_empty_cassette(tmp_path: Pa
     assert not cassette.exists()
 
 
+def test_a_dry_run_foresees_that_its_folder_has_another_run(tmp_path: Path) -> None:
+    """After a change that makes another run, the plan warns with the words of the refusal; with --fork it does not."""
+    changed = ("--set", "models.target.max_tokens=24")
+    with serving(say_four_and_append) as url:
+        path = configured(tmp_path, url)
+        assert reflact("train", path, "--set", "train.num_epochs=1").exit_code == 0
+        refused = reflact("train", path, *changed)
+    reason = " ".join(refused.stderr.split()).removeprefix("error: ")
+    assert "models.target.max_tokens was" in reason
+    warned = " ".join(reflact("train", path, *changed, "--dry-run").stdout.split())
+    assert f"warning: without a change, reflact train will refuse to start: {reason}" in warned
+    assert "warning" not in reflact("train", path, *changed, "--fork", "--dry-run").stdout
+    assert "warning" not in reflact("train", path, "--dry-run").stdout
+
+
 def test_a_skill_is_measured_where_the_run_is(tmp_path: Path) -> None:
     """`eval` shows the score of a document on the split that was asked for.
 

@@ -28,10 +28,12 @@ from reflact.cli.common import (
 
 if TYPE_CHECKING:
     from reflact.config.training import TrainerConfig
+    from reflact.errors import RunConflict
     from reflact.events import Event
     from reflact.protocols import Approver
     from reflact.records import CandidateReview, Spend
     from reflact.trainer import RoleCheck, SetupCheck
+    from reflact.training.setup import RunPlan
     from reflact.types import Grade, Item
 
 MAX_SHOWN_CHARS = 300
@@ -277,6 +279,7 @@ def print_cost_estimate(config: TrainerConfig) -> None:
     import anyio
     from rich.console import Console
 
+    from reflact.reporting.lines import escape_line
     from reflact.reporting.tables import build_estimate_table
     from reflact.training.gating import estimate_gate_power
     from reflact.training.setup import Overrides, prepare_run
@@ -294,6 +297,26 @@ def print_cost_estimate(config: TrainerConfig) -> None:
     for line in estimate.assumptions:
         typer.echo(line)
     typer.echo(estimate_gate_power(plan).description)
+    is_own = config.store is None and not config.fork and path.is_file()
+    if is_own and (conflict := anyio.run(_find_conflict, path, plan)) is not None:
+        typer.echo(
+            f"warning: without a change, reflact train will refuse to start: {escape_line(str(conflict))}"
+        )
+
+
+async def _find_conflict(path: Path, plan: RunPlan) -> RunConflict | None:
+    """Return why a run cannot start in its folder: the folder has only another run, which has done something."""
+    from reflact.store.runs import build_conflict, describe_changes, open_store
+
+    async with open_store(path) as store:
+        rows = await store.runs()
+        if plan.run_id in {row.run_id for row in rows}:
+            return None
+        for row in reversed(rows):
+            if row.steps or await store.spend(row.run_id):
+                differences = describe_changes(await store.identity(row.run_id), plan.identity)
+                return build_conflict(row.run_id, path, differences)
+    return None
 
 
 async def _read_progress(path: Path, run_id: str) -> tuple[int, str | None, tuple[Spend, ...]]:
