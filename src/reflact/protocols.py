@@ -505,8 +505,8 @@ def locate_method(method: Any) -> str:
 def describe_not_async(value: object, method: Callable[..., Any], returned: object) -> InterfaceError:
     """Return the error about a method of a protocol that returned something that cannot be awaited."""
     return InterfaceError(
-        f"`{method.__name__}` of {type(value).__name__} is not async: it returned a value of type {type(returned).__name__}; "
-        f"write {write_definition(method)}"
+        f"`{method.__name__}` of {type(value).__name__} is not async: it returned a value of type "
+        f"{type(returned).__name__}; write {write_definition(method)}"
     )
 
 

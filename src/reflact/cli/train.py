@@ -305,18 +305,10 @@ def print_cost_estimate(config: TrainerConfig) -> None:
 
 
 async def _find_conflict(path: Path, plan: RunPlan) -> RunConflict | None:
-    """Return why a run cannot start in its folder: the folder has only another run, which has done something."""
-    from reflact.store.runs import build_conflict, describe_changes, open_store
+    from reflact.store.runs import open_store
 
     async with open_store(path) as store:
-        rows = await store.runs()
-        if plan.run_id in {row.run_id for row in rows}:
-            return None
-        for row in reversed(rows):
-            if row.steps or await store.spend(row.run_id):
-                differences = describe_changes(await store.identity(row.run_id), plan.identity)
-                return build_conflict(row.run_id, path, differences)
-    return None
+        return await store.find_conflict(plan.run_id, plan.identity)
 
 
 async def _read_progress(path: Path, run_id: str) -> tuple[int, str | None, tuple[Spend, ...]]:

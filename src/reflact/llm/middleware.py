@@ -62,8 +62,8 @@ class CheckedEnvironment(EnvironmentMiddleware):
         if not (isinstance(grade, Grade) and isinstance(grade.score, Score)):
             found = type(grade.score if isinstance(grade, Grade) else grade).__name__
             raise InterfaceError(
-                f"`run` of {type(self.inner).__name__} returned a value of type {found} for item {item.id} in place of a Grade with a "
-                "Score; write return Grade(score=Score.of(right), answer=answer)"
+                f"`run` of {type(self.inner).__name__} returned a value of type {found} for item {item.id} in place of "
+                "a Grade with a Score; write return Grade(score=Score.of(right), answer=answer)"
             )
         return grade
 

@@ -233,8 +233,8 @@ def print_summary(console: Console, summary: RunSummary, folder: Path) -> None:
         say(f"failed attempts of calls: {kinds}")
     for name, what in RUN_FILES:
         if (folder / name).exists():
-            initial = what == BEST and not has_better_skill(summary)
-            say(f"{folder / name}  {'the initial skill, since none was better' if initial else what}")
+            is_initial = name == "best_skill.md" and not has_better_skill(summary)
+            say(f"{folder / name}  {'the initial skill, since none was better' if is_initial else what}")
 
 
 def _list_measurements(summary: RunSummary) -> Iterator[str]:
@@ -267,9 +267,8 @@ def _list_caveats(summary: RunSummary) -> Iterator[str]:
 
 CONTROLS = {"placebo", *SCORE_NAMES}
 
-BEST = "the best skill"
 RUN_FILES = (
-    ("best_skill.md", BEST),
+    ("best_skill.md", "the best skill"),
     ("skills", "every version"),
     ("summary.json", "this summary"),
     ("report.html", "a page on the run"),

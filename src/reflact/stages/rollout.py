@@ -171,7 +171,8 @@ def _describe_wrong_session(target: object, session: object) -> InterfaceError:
     line = f"self.turns = () in its __init__ and {TURNS_LINE} in its `reply`"
     if not hasattr(session, "turns"):
         return InterfaceError(
-            f"{source} returned a value of type {name}, which has no `turns`, the conversation that the optimizer reads; write {line}"
+            f"{source} returned a value of type {name}, which has no `turns`, the conversation that the "
+            f"optimizer reads; write {line}"
         )
     found = session.turns
     if callable(found):

@@ -213,22 +213,21 @@ class SQLiteRunStore(SQLiteResponseStore):
         return tuple(parse_stored(SkillScore.model_validate_json, text, what) for (text,) in rows)
 
     async def refuse_other_runs(self, run_id: str, identity: Mapping[str, JsonValue]) -> None:
-        """Check that the store is empty or contains the run, after it removed other runs that left no work.
+        """Raise the ``RunConflict`` with another run, if there is one; otherwise delete other runs that left no work."""
+        if (conflict := await self.find_conflict(run_id, identity)) is not None:
+            raise conflict
+        await self._database.write(partial(delete_idle_runs, run_id=run_id))
 
-        Raises:
-            RunConflict: It contains only other runs; names each key that differs from the latest.
-        """
-        sql = "SELECT run_id, identity FROM runs ORDER BY rowid"
-        rows = await self._database.fetch_rows(sql)
+    async def find_conflict(self, run_id: str, identity: Mapping[str, JsonValue]) -> RunConflict | None:
+        """Return a conflict, with the differences from the latest run, if the store has only other runs with work."""
+        shown = f"run_id = ? OR run_id NOT IN ({IDLE_RUNS})"
+        sql = f"SELECT run_id, identity FROM runs WHERE {shown} ORDER BY rowid"  # noqa: S608 - own words
+        rows = await self._database.fetch_rows(sql, (run_id,))
         if not rows or run_id in {known for known, _ in rows}:
-            return
-        await self._database.write(delete_idle_runs)
-        rows = await self._database.fetch_rows(sql)
-        if not rows:
-            return
+            return None
         known, text = rows[-1]
         before = parse_stored(IDENTITY_ADAPTER.validate_json, text, f"identity of run {known}")
-        raise build_conflict(known, self._database.path, describe_changes(before, identity))
+        return build_conflict(known, self._database.path, describe_changes(before, identity))
 
     def decision_log(self, run_id: str) -> SQLiteDecisionLog:
         """Return the run's decision log."""
@@ -461,19 +460,21 @@ class SQLiteRunStore(SQLiteResponseStore):
         return parse_stored(RunSummary.model_validate_json, text, f"summary of run {run_id}")
 
 
-def delete_idle_runs(tables: Tables) -> None:
-    """Delete runs that committed nothing and paid nothing.
+IDLE_RUNS = (
+    "SELECT run_id FROM runs WHERE run_id NOT IN (SELECT run_id FROM commits) AND run_id NOT IN"
+    " (SELECT run_id FROM calls WHERE calls > 0 OR uncounted > 0 OR state <> 'settled') AND"
+    " (json_extract(identity, '$.target') IS NULL OR NOT EXISTS (SELECT 1 FROM rollouts))"
+)
+"""Runs that committed and paid nothing. Calls of a target from Python are not seen, so with rollouts its run has paid."""
 
-    The calls of a target from Python are not seen, so its run counts as paid if the store has a rollout.
-    """
-    sql = (
-        "SELECT run_id FROM runs WHERE run_id NOT IN (SELECT run_id FROM commits) AND run_id NOT IN"
-        " (SELECT run_id FROM calls WHERE calls > 0 OR uncounted > 0 OR state <> 'settled') AND"
-        " (json_extract(identity, '$.target') IS NULL OR NOT EXISTS (SELECT 1 FROM rollouts))"
-    )
-    for (run_id,) in tables.execute(sql).fetchall():
+
+def delete_idle_runs(tables: Tables, *, run_id: str) -> None:
+    """Delete the other runs that left no work, if the store does not contain this one."""
+    if tables.execute("SELECT 1 FROM runs WHERE run_id = ?", (run_id,)).fetchone():
+        return
+    for (idle,) in tables.execute(IDLE_RUNS).fetchall():
         for name in ("calls", "faults", "stage_times", "events", "decision_log", "failures", "runs"):
-            tables.execute(f"DELETE FROM {name} WHERE run_id = ?", (run_id,))  # noqa: S608 - own names
+            tables.execute(f"DELETE FROM {name} WHERE run_id = ?", (idle,))  # noqa: S608 - own names
 
 
 def build_conflict(run_id: str, path: Path, differences: Sequence[str]) -> RunConflict:

@@ -230,8 +230,8 @@ def read_dataset(environment: Environment) -> DataSet:
         returned: Any = environment.items(split)
         if not hasattr(returned, "__iter__") or isinstance(returned, str | Mapping):
             raise ConfigError(
-                f"`items` of {_describe('environment', environment)} returned a value of type {type(returned).__name__} for the "
-                f"{split.value} split; return a list of items, such as [{ITEM_LINE}]"
+                f"`items` of {_describe('environment', environment)} returned a value of type "
+                f"{type(returned).__name__} for the {split.value} split; return a list of items, such as [{ITEM_LINE}]"
             )
         found[split.value] = tuple(returned)
     try:
