@@ -234,7 +234,7 @@ def print_summary(console: Console, summary: RunSummary, folder: Path) -> None:
     for name, what in RUN_FILES:
         if (folder / name).exists():
             is_initial = name == "best_skill.md" and not has_better_skill(summary)
-            say(f"{folder / name}  {'the initial skill, since none was better' if is_initial else what}")
+            say(f"{folder / name}  {'the initial skill' if is_initial else what}")
 
 
 def _list_measurements(summary: RunSummary) -> Iterator[str]:
