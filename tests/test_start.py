@@ -194,9 +194,9 @@ def test_answers_in_capitals_are_compared_to_the_letter(tmp_path: Path) -> None:
     assert "The references are short texts in capitals" in guess
 
 
-@pytest.mark.parametrize(("n_items", "batch"), [(6, 2), (15, 4), (60, 6), (120, 13), (300, 16)])
+@pytest.mark.parametrize(("n_items", "batch"), [(6, 2), (15, 5), (60, 7), (75, 9), (300, 15)])
 def test_a_small_train_split_gives_several_steps_per_epoch(tmp_path: Path, n_items: int, batch: int) -> None:
-    """A batch takes a third of the train items, 4 to 16 of them, so that a run has some steps."""
+    """A batch takes a third of the train items, 4 to 16 of them, and the last one is not much smaller."""
     path = tmp_path / "run.yaml"
     reflact("init", write_questions(tmp_path / "q.csv", n_items), "--out", path, "--model", "m")
     assert load_config(path).train.batch_size == batch
@@ -254,6 +254,17 @@ def init_columns(folder: Path, columns: dict[str, list[str]]) -> tuple[str, str]
         csv.writer(file).writerows([columns, *zip(*columns.values(), strict=True)])
     result = reflact("init", data, "--out", config, "--model", "m")
     return result.output, load_config(config).environment.grader if config.exists() else ""
+
+
+def test_columns_that_may_be_the_answer_are_named(tmp_path: Path) -> None:
+    """If several columns may be the right answer, the line on the critic names them, labels first."""
+    columns = {"Ticket": REVIEWS, "seen": CITIES, "tone": MOODS, "place": MOODS[::-1]}
+    said, grader = init_columns(tmp_path, columns)
+    assert grader == "critic"
+    assert (
+        "Several columns look like the right answer, so a critic grades. If one is, remove run.yaml and name it with "
+        "--reference (tone, place, seen)."
+    ) in said
 
 
 def test_a_file_without_a_header_is_refused(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import sys
@@ -29,8 +30,8 @@ TEST_LINES = """
 test:
   enabled: false
 """
-STEPS_PER_EPOCH = 3
-"""A small train split gives so many steps per epoch at least, if a batch then has four items."""
+STEPS_PER_EPOCH, MIN_BATCH, MAX_BATCH = 3, 4, 16
+"""A small train split gives so many steps per epoch at least, if a batch then has so many items."""
 
 LOCAL_LINES = """\
     # The calls in flight; 1 for a server that answers one call at a time.
@@ -243,7 +244,13 @@ def describe_data(data: Path, out: Path, columns: Mapping[str, str]) -> dict[str
     Raises:
         DataError: The data cannot be read, is not fit for a run, or has no column that could be the input.
     """
-    from reflact.config.fields import CHAT_COLUMNS, FIELD_NAMES, FieldsConfig, unfold_row
+    from reflact.config.fields import (
+        CHAT_COLUMNS,
+        FIELD_NAMES,
+        FieldsConfig,
+        list_answer_columns,
+        unfold_row,
+    )
     from reflact.data import check_dataset, load_dataset, read_rows
     from reflact.environments.dataset import PLAIN_GRADERS, DatasetEnvironment, guess_grader
     from reflact.reporting.lines import escape_line
@@ -272,9 +279,12 @@ def describe_data(data: Path, out: Path, columns: Mapping[str, str]) -> dict[str
     items = [item for split in Split for item in dataset.items(split)]
     others = ", ".join(f"{{{name}}}" for name in items[0].metadata)
     left = [*items[0].metadata, *(guess.named[name] for name in ("task_type",) if name in guess.named)]
-    advice = f" If one is, remove {out.name} and name it with --reference ({', '.join(left)})."
-    no_answer = f"No column looks like the right answer, so a critic grades.{advice if left else ''}"
-    grader, why = guess_grader([item.reference for item in items]) or ("critic", no_answer)
+    task = {**guess.usual, **guess.named}.get("input", "")
+    likely = list_answer_columns(unfolded, [name for name in left if unfolded and name in unfolded[0]], task)
+    grader, why = guess_grader([item.reference for item in items]) or (
+        "critic",
+        describe_missing_answer(likely, left, out),
+    )
     if grader in PLAIN_GRADERS:
         DatasetEnvironment(dataset, grade=PLAIN_GRADERS[grader]())  # says which rows it cannot grade
     n_train, n_val, n_test = (len(dataset.items(split)) for split in Split)
@@ -297,8 +307,33 @@ def describe_data(data: Path, out: Path, columns: Mapping[str, str]) -> dict[str
         "unseen": ", ".join(map(repr, items[0].metadata)),
         "used": used,
         "by_content": " and ".join(guess.by_content),
-        "batch": str(min(16, max(4, n_train // STEPS_PER_EPOCH), n_train)),
+        "batch": str(choose_batch_size(n_train)),
     }
+
+
+def choose_batch_size(n_train: int) -> int:
+    """Return the items of a batch, so that the last batch of an epoch is not much smaller than the others."""
+    n_steps = max(min(STEPS_PER_EPOCH, n_train // MIN_BATCH), math.ceil(n_train / MAX_BATCH), 1)
+    return math.ceil(n_train / n_steps)
+
+
+def describe_missing_answer(likely: Sequence[str], columns: Sequence[str], out: Path) -> str:
+    """Say that a critic grades, and how to name the column of the right answer if there is one.
+
+    Args:
+        likely: The columns whose contents may be the right answer.
+        columns: All columns that are neither the task nor the id.
+        out: The configuration.
+    """
+    if not columns:
+        return "No column looks like the right answer, so a critic grades."
+    which, named = "No column looks", ", ".join(columns)
+    if len(likely) > 1:
+        which, named = "Several columns look", ", ".join(likely)
+    return (
+        f"{which} like the right answer, so a critic grades. If one is, remove {out.name} and name it with "
+        f"--reference ({named})."
+    )
 
 
 class GuessedFields(NamedTuple):
@@ -358,10 +393,10 @@ def _guess_from_columns(
     from reflact.config.fields import (
         FIELD_NAMES,
         are_ids,
-        guess_answer,
         guess_column,
         guess_task,
         is_labels,
+        list_answer_columns,
         list_texts,
     )
 
@@ -387,8 +422,9 @@ def _guess_from_columns(
             task = named.get("input") or usual.get("input")
             answer = short.get(guess_column("reference", list(short)) or "")
             others = [name for name in free if name not in {answer, "context"}]
+            answers = list_answer_columns(rows, others, task) if field == "reference" and task else ()
             column = (
-                guess_task(rows, others) if field == "input" else task and guess_answer(rows, others, task)
+                guess_task(rows, others) if field == "input" else answers[0] if len(answers) == 1 else None
             )
             by_content += [field] if column else []
         if column:

@@ -46,7 +46,7 @@ LIKELY_COLUMNS: Mapping[str, tuple[str, ...]] = {
     ),
     "reference": _list_words(
         "reference references answers answer expected expected_output gold label target solution output completion "
-        "response ground_truth correct_answer result class sentiment intent summary translation a"
+        "response ground_truth correct_answer result class sentiment intent queue department summary translation a"
     ),
     "task_type": _list_words("task_type type category topic subject kind domain"),
 }
@@ -142,8 +142,10 @@ def guess_task(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> str
     return found[0] if len(found) == 1 else None
 
 
-def guess_answer(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], task: str) -> str | None:
-    """Return the only one of the columns whose contents may answer the column of the tasks; None if several may.
+def list_answer_columns(
+    rows: Sequence[Mapping[str, Any]], columns: Sequence[str], task: str
+) -> tuple[str, ...]:
+    """Return those of the columns whose contents may answer the column of the tasks, labels first.
 
     These are labels, or texts that are short beside the tasks. Numbers that never repeat may be ids and are no answers.
     """
@@ -155,7 +157,7 @@ def guess_answer(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], task
         is_short = is_labels(texts) or _mean_length(texts) <= longest
         if texts and is_short and not is_number and not OTHER_WORDS & {*_split_name(column)}:
             found.append(column)
-    return found[0] if len(found) == 1 else None
+    return tuple(sorted(found, key=lambda column: not is_labels(list_texts(rows, column))))
 
 
 def is_labels(texts: Sequence[str]) -> bool:
