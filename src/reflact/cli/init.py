@@ -30,7 +30,7 @@ TEST_LINES = """
 test:
   enabled: false
 """
-STEPS_PER_EPOCH, MIN_BATCH, MAX_BATCH = 3, 4, 16
+STEPS_PER_EPOCH, MIN_BATCH, MAX_BATCH = 4, 4, 16
 """A small train split gives so many steps per epoch at least, if a batch then has so many items."""
 
 LOCAL_LINES = """\
