@@ -244,13 +244,7 @@ def describe_data(data: Path, out: Path, columns: Mapping[str, str]) -> dict[str
     Raises:
         DataError: The data cannot be read, is not fit for a run, or has no column that could be the input.
     """
-    from reflact.config.fields import (
-        CHAT_COLUMNS,
-        FIELD_NAMES,
-        FieldsConfig,
-        list_answer_columns,
-        unfold_row,
-    )
+    from reflact.config.fields import CHAT_COLUMNS, FIELD_NAMES, FieldsConfig, unfold_row
     from reflact.data import check_dataset, load_dataset, read_rows
     from reflact.environments.dataset import PLAIN_GRADERS, DatasetEnvironment, guess_grader
     from reflact.reporting.lines import escape_line
@@ -278,13 +272,9 @@ def describe_data(data: Path, out: Path, columns: Mapping[str, str]) -> dict[str
     check_dataset(dataset)
     items = [item for split in Split for item in dataset.items(split)]
     others = ", ".join(f"{{{name}}}" for name in items[0].metadata)
-    left = [*items[0].metadata, *(guess.named[name] for name in ("task_type",) if name in guess.named)]
-    task = {**guess.usual, **guess.named}.get("input", "")
-    likely = list_answer_columns(unfolded, [name for name in left if unfolded and name in unfolded[0]], task)
-    grader, why = guess_grader([item.reference for item in items]) or (
-        "critic",
-        describe_missing_answer(likely, left, out),
-    )
+    references = [item.reference for item in items]
+    grader, why = guess_grader(references) or ("critic", "")
+    why = why or describe_missing_answer(unfolded, list(items[0].metadata), guess, out)
     if grader in PLAIN_GRADERS:
         DatasetEnvironment(dataset, grade=PLAIN_GRADERS[grader]())  # says which rows it cannot grade
     n_train, n_val, n_test = (len(dataset.items(split)) for split in Split)
@@ -317,22 +307,28 @@ def choose_batch_size(n_train: int) -> int:
     return math.ceil(n_train / n_steps)
 
 
-def describe_missing_answer(likely: Sequence[str], columns: Sequence[str], out: Path) -> str:
+def describe_missing_answer(
+    rows: Sequence[Mapping[str, Any]], others: Sequence[str], guess: GuessedFields, out: Path
+) -> str:
     """Say that a critic grades, and how to name the column of the right answer if there is one.
 
     Args:
-        likely: The columns whose contents may be the right answer.
-        columns: All columns that are neither the task nor the id.
+        rows: The rows of the data file.
+        others: The columns that fill no field.
+        guess: The columns of the fields.
         out: The configuration.
     """
+    from reflact.config.fields import list_answer_columns
+
+    columns = [*others, *(guess.named[field] for field in ("task_type",) if field in guess.named)]
     if not columns:
         return "No column looks like the right answer, so a critic grades."
-    which, named = "No column looks", ", ".join(columns)
-    if len(likely) > 1:
-        which, named = "Several columns look", ", ".join(likely)
+    task = {**guess.usual, **guess.named}.get("input", "")
+    likely = list_answer_columns(rows, [name for name in columns if any(name in row for row in rows)], task)
+    subject, named = ("Several columns look", likely) if len(likely) > 1 else ("No column looks", columns)
     return (
-        f"{which} like the right answer, so a critic grades. If one is, remove {out.name} and name it with "
-        f"--reference ({named})."
+        f"{subject} like the right answer, so a critic grades. If one is, remove {out.name} and name it with "
+        f"--reference ({', '.join(named)})."
     )
 
 
