@@ -17,7 +17,7 @@ from rich.console import Console
 from reflact import Trainer, read_run
 from reflact.errors import StoreError, UsageError
 from reflact.protocols import Environment, Session
-from reflact.reporting.tables import FittedTable, describe_score
+from reflact.reporting.tables import FittedTable, build_item_table, describe_score
 from reflact.testing import ScriptedLLM, ToyEnvironment, ToyTarget
 from reflact.types import Grade, Item, Score, Split
 from served import assert_refused, configured, reflact, say_four_and_append, serving
@@ -143,6 +143,23 @@ def test_the_command_lists_items_in_80_columns(folder: Path) -> None:
         assert listed == [item.item_id for item in chosen]
         assert lines[-1].startswith(f"{len(history.items)} test items: ")
     assert f"{len(chosen)} better, 0 worse" in lines[-1]
+
+
+@pytest.mark.parametrize(("is_terminal", "longest"), [(False, 400), (True, 136)])
+def test_long_texts_of_items_are_whole_in_a_pipe_and_take_two_lines_at_a_terminal(
+    folder: Path, *, is_terminal: bool, longest: int
+) -> None:
+    """A text has one line of up to 400 characters in a pipe; at a terminal it wraps to the width, and is cut after two."""
+    item = anyio.run(lambda: read_run(folder, items=True)).items[0]
+    console = Console(file=(shown := io.StringIO()), width=80, color_system=None)
+    for length in (longest, longest + 1):
+        long = item.model_copy(update={"input": "x" * length})
+        table = build_item_table([long], width=80, is_terminal=is_terminal)
+        console.print(table, soft_wrap=not is_terminal)
+    whole, cut = shown.getvalue().split("  input     ")[1:]
+    lines = whole[: whole.index("  expected")].splitlines()
+    assert [line.strip() for line in lines] == (["x" * 68] * 2 if is_terminal else ["x" * 400])
+    assert "xxx...xxx" in "".join(cut.split())
 
 
 def test_the_command_shows_one_item_in_full(folder: Path) -> None:

@@ -177,7 +177,9 @@ def _print_items(
             typer.echo(result.model_dump_json(ensure_ascii=True))
         return
     if chosen:
-        console.print(build_item_table(chosen, width=console.width))
+        is_terminal = console.is_terminal
+        table = build_item_table(chosen, width=console.width, is_terminal=is_terminal)
+        console.print(table, soft_wrap=not is_terminal)
     typer.echo(summarize_items(history.items, history.items[0].split))
 
 

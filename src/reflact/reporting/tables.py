@@ -14,7 +14,7 @@ from typing import Literal
 from pydantic import JsonValue
 from rich import box
 from rich.cells import cell_len
-from rich.console import Console, ConsoleOptions, RenderResult
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
@@ -62,6 +62,9 @@ TEXTS = ("input", "expected", "baseline", "best")
 ID_CELLS, SCORE_CELLS, COST_CELLS, SEPARATOR_CELLS, INDENT_CELLS = 10, 12, 7, 8, 2
 MIN_TEXT_CELLS, TEXT_LINES = 8, 2
 """The least width of a column of text, and the most lines of one of its cells."""
+
+MAX_PIPED_CHARS = 400
+"""The most characters of a text of an item in a file or a pipe."""
 
 
 MAX_SETTING_CHARS = 40
@@ -428,17 +431,19 @@ def choose_items(
     )
 
 
-def build_item_table(items: Sequence[ItemResult], *, width: int) -> Table:
+def build_item_table(items: Sequence[ItemResult], *, width: int, is_terminal: bool = True) -> RenderableType:
     """Return a table of items for a width in cells.
 
-    Each item has a row if its texts fit into it, otherwise a row for each text, which loses its middle if it is long.
+    Each item has a row if its texts fit into it, otherwise a row for each text. At a terminal, a text that needs more
+    than ``TEXT_LINES`` lines loses its middle. In a file or a pipe, each text has one line of at most
+    ``MAX_PIPED_CHARS`` characters, however wide that is.
     """
     priced = any(_find_price(item) is not None for item in items)
     cells = max((width - ID_CELLS - SCORE_CELLS - COST_CELLS - SEPARATOR_CELLS) // len(TEXTS), MIN_TEXT_CELLS)
     rows = [(item, [escape_line(text) for text in _list_texts(item)]) for item in items]
     longest = max((len(text) for _, texts in rows for text in texts), default=0)
-    if longest > TEXT_LINES * cells:
-        return _build_stacked_table(rows, width=width, priced=priced)
+    if longest > (TEXT_LINES if is_terminal else 1) * cells:
+        return _build_stacked_table(rows, width=width if is_terminal else None, priced=priced)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=0)
     table.add_column("item", max_width=ID_CELLS, overflow="fold")
     for name in TEXTS:
@@ -455,20 +460,29 @@ def build_item_table(items: Sequence[ItemResult], *, width: int) -> Table:
 
 
 def _build_stacked_table(
-    rows: Sequence[tuple[ItemResult, Sequence[str]]], *, width: int, priced: bool
-) -> Table:
-    table = Table.grid(padding=(0, 2, 0, 0))
-    table.add_column(no_wrap=True, max_width=max(map(len, TEXTS)) + INDENT_CELLS)
-    cells = max(width - max(map(len, TEXTS)) - INDENT_CELLS - 2, MIN_TEXT_CELLS)
-    table.add_column(overflow="fold")
+    rows: Sequence[tuple[ItemResult, Sequence[str]]], *, width: int | None, priced: bool
+) -> RenderableType:
+    """Return a line for each text, in a table of a width, or without one as lines that nothing wraps."""
+    labels = max(map(len, TEXTS)) + INDENT_CELLS + 2
+    longest = MAX_PIPED_CHARS if width is None else TEXT_LINES * max(width - labels, MIN_TEXT_CELLS)
+    lines: list[tuple[str, Text]] = []
     for item, texts in rows:
         cost = f"{_format_cost(item, priced=priced)}{'' if priced else ' tokens'}"
         word = "not measured under both" if item.category is None else CATEGORY_WORDS[item.category]
         heading = f"{escape_line(item.item_id)}  {format_scores(item)}, {word}, {cost}"
-        table.add_row(Text("item"), Text(heading, style="bold"))
         measured = format_metrics(item).replace("\n", ", ")
-        for name, text in (*zip(TEXTS, texts, strict=True), *([("metrics", measured)] if measured else [])):
-            table.add_row(Text(f"{' ' * INDENT_CELLS}{name}"), Text(shorten_middle(text, cells)))
+        named = (*zip(TEXTS, texts, strict=True), *([("metrics", measured)] if measured else []))
+        lines.append(("item", Text(heading, style="bold")))
+        lines += [
+            (f"{' ' * INDENT_CELLS}{name}", Text(shorten_middle(text, longest))) for name, text in named
+        ]
+    if width is None:
+        return Group(*(Text(f"{label:<{labels}}").append_text(text) for label, text in lines))
+    table = Table.grid()
+    table.add_column(no_wrap=True, width=labels)
+    table.add_column(overflow="fold")
+    for label, text in lines:
+        table.add_row(Text(label), text)
     return table
 
 
