@@ -209,6 +209,29 @@ def test_the_difference_of_versions_is_printed(folder: Path) -> None:
     assert reflact("diff", folder, "1", "1").stdout == "v1 and v1 have the same text\n"
 
 
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (("1", "--costs"), "leave out the step, or --costs"),
+        (("1", "--wrong"), "a step has no items of its own; leave out the step, or --wrong"),
+        (("1", "--split", "val"), "add --items, or leave out --split"),
+        (("--split", "val"), "add --items, or leave out --split"),
+        (("--costs", "--changed"), "--changed is about items; leave one of them out"),
+        (("--item", "a", "--wrong"), "--wrong chooses among all; leave one of them out"),
+    ],
+)
+def test_show_ignores_no_option(words: tuple[str, ...], reason: str, folder: Path) -> None:
+    """Arguments of `show` that exclude each other are refused in one sentence, which says which to leave out."""
+    assert_refused(reflact("show", folder, *words), reason)
+
+
+def test_costs_have_a_json_line_for_each_step(folder: Path) -> None:
+    """`show --costs --json` has the rows of the table of costs."""
+    lines = reflact("show", folder, "--costs", "--json").stdout.splitlines()
+    history = anyio.run(lambda: read_run(folder))
+    assert [json.loads(line)["step"] for line in lines] == [0, *(record.step for record in history.steps)]
+
+
 def test_runs_have_scores_cost_and_date(folder: Path) -> None:
     """The list has validation, baseline, test, cost and date of each run, as a table in 80 columns and as JSON."""
     history = anyio.run(read_run, folder)

@@ -12,6 +12,8 @@ import typer
 from reflact.cli.common import print_error
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from rich.console import Console
 
     from reflact.training.history import RunHistory, RunListing, StepDetails
@@ -137,11 +139,14 @@ def show(  # noqa: PLR0917 - one for each option of the command
     from reflact.training.history import read_run, read_step
     from reflact.types import Split
 
+    of_items = {"--items": items, "--wrong": wrong, "--changed": changed, "--item": item is not None}
+    named = [option for option, is_set in of_items.items() if is_set]
+    conflict = _find_conflict(step, named, costs=costs, split=split)
+    if conflict is not None:
+        raise UsageError(conflict)
     run = _find_run(folder, run)
     console = Console()
-    if items or wrong or changed or item is not None:
-        if step is not None:
-            raise UsageError("a step has no items of its own; leave out the step, or --items")
+    if named:
         chosen = None if split is None else Split(split)
         if item is not None:
             _print_item(anyio.run(_read_item, folder, run, chosen, item), item, as_json=as_json)
@@ -153,12 +158,34 @@ def show(  # noqa: PLR0917 - one for each option of the command
         _print_step(console, anyio.run(read_step, folder, step, run), as_json=as_json)
         return
     history = anyio.run(read_run, folder, run)
-    if as_json:
+    if costs:
+        _print_costs(console, history, as_json=as_json)
+    elif as_json:
         typer.echo(history.model_dump_json(ensure_ascii=True, exclude={"events", "items", "items_note"}))
-    elif costs:
-        _print_costs(console, history)
     else:
         _print_run(console, history, folder)
+
+
+def _find_conflict(
+    step: int | None, of_items: Sequence[str], *, costs: bool, split: str | None
+) -> str | None:
+    """Return why arguments of ``show`` exclude each other, and which to leave out; None if they do not.
+
+    ``of_items`` are the options that ask for items.
+    """
+    if step is not None and of_items:
+        return f"a step has no items of its own; leave out the step, or {of_items[0]}"
+    if step is not None and costs:
+        return (
+            "--costs lists all steps, and a step is shown with its own costs; leave out the step, or --costs"
+        )
+    if costs and of_items:
+        return f"--costs lists steps, and {of_items[0]} is about items; leave one of them out"
+    if "--item" in of_items and (filters := [name for name in of_items if name in {"--wrong", "--changed"}]):
+        return f"--item shows one item, and {filters[0]} chooses among all; leave one of them out"
+    if split is not None and not of_items:
+        return "--split says which items to show; add --items, or leave out --split"
+    return None
 
 
 def _print_items(
@@ -270,9 +297,14 @@ def _find_exports(path: Path, history: RunHistory) -> Path:
     return find_exports(path, history.run_id)
 
 
-def _print_costs(console: Console, history: RunHistory) -> None:
+def _print_costs(console: Console, history: RunHistory, *, as_json: bool) -> None:
+    from reflact.records import sum_step_costs
     from reflact.reporting.tables import build_cost_table
 
+    if as_json:
+        for cost in sum_step_costs(history.costs):
+            typer.echo(cost.model_dump_json(ensure_ascii=True))
+        return
     console.print(build_cost_table(history.costs))
 
 
