@@ -78,8 +78,11 @@ LARGER = MODEL.model_copy(
 )
 """The model for the prompts of the default profile, and for those that the smaller one never answers validly."""
 
-UNANSWERED = {"merge/v1", "draft_failure/v1", "rewrite/v1"}
-"""Prompts for small models to which the smaller one gives no valid reply."""
+LARGER_ONLY = {"analyst_failure/v3", "draft_failure/v1", "rewrite/v1"}
+"""Prompts for small models that the larger one answers: the smaller one gives no valid reply, or was not asked."""
+
+EARLIER = {"analyst_failure": 1}
+"""Versions for small models that a later one has replaced."""
 
 SKILL = Skill(text="Answer with one query and nothing else.\n")
 LATER = Skill(text="Answer with one query and nothing else.\n\nWrite a state as two letters: Ohio is 'OH'.\n")
@@ -256,14 +259,15 @@ async def examples() -> dict[str, Example]:
     They are the versions of both profiles, as the stages ask, and that of the recorded calibration.
     """
     small = Listener()
-    await ask_stages(small, _material(), PromptsConfig(profile="small"))
+    for versions in ({}, EARLIER):
+        await ask_stages(small, _material(), PromptsConfig(profile="small", versions=versions))
     await _judge(small)
     for version in (1, 2):
         await _contrast(small, load_prompts(PromptsConfig(versions={"contrast": version})))
     default = Listener()
     await ask_stages(default, _material(), PromptsConfig())
     heard = default.heard | small.heard
-    larger = (set(default.heard) - set(small.heard)) | UNANSWERED
+    larger = (set(default.heard) - set(small.heard)) | LARGER_ONLY
     return {name: replace(e, model=LARGER if name in larger else MODEL) for name, e in heard.items()}
 
 

@@ -53,7 +53,7 @@ def written(folder: Path, name: str, text: str) -> Path:
         ({"budget": {"max_token": 1}}, "unknown key budget.max_token; did you mean max_tokens?"),
         ({"models": {"target": {"price": {"input": 1, "ouput": 2}}}}, "price.ouput; did you mean output?"),
         ({"models": {"target": {"price": {"input": 1}}}}, "models.target.price.output is required"),
-        ({"preset": "fast"}, "preset: expected 'default' or 'skillopt'"),
+        ({"preset": "fast"}, "preset: expected 'default', 'small' or 'skillopt'"),
         ({"train": [1, 2]}, "train: "),
     ],
 )
@@ -306,6 +306,18 @@ def test_a_preset_is_a_start_that_settings_override() -> None:
     assert (older.select.scheduler, older.select.max_edits, older.select.floor) == ("cosine", 4, 2)
     assert load_config({"preset": "skillopt", "select": {"max_edits": 1}}).select.floor == 1
     assert load_config({"preset": "skillopt", "slow_update": {"gated": True}}).slow_update.gated
+    small = load_config({"preset": "small", "reflect": {"minibatch_size": 5}})
+    assert (small.prompts.profile, small.update.operations) == ("small", ("append",))
+    assert (small.reflect.minibatch_size, small.reflect.failure_only) == (5, True)
+
+
+def test_short_prompts_need_additions() -> None:
+    """Small optimizers write rules that are added, unless an earlier or an own prompt is named."""
+    update = {"operations": ["replace"]}
+    with pytest.raises(ConfigError, match="needs `append`"):
+        load_config({"prompts": {"profile": "small"}, "update": update})
+    earlier = {"profile": "small", "versions": {"analyst_failure": 1}}
+    assert load_config({"prompts": earlier, "update": update}).update.operations == ("replace",)
 
 
 @pytest.mark.parametrize(

@@ -70,11 +70,13 @@ def failed(*items: Item) -> Minibatch:
     return Minibatch(source="failure", index=0, items=items, rollouts=rollouts)
 
 
-async def analyse(llm: ScriptedLLM, batch: Minibatch, *, task: str = "") -> AnalystReport:
-    """Return an analyst's report under the default prompts."""
+async def analyse(
+    llm: ScriptedLLM, batch: Minibatch, *, task: str = "", prompts: PromptsConfig | None = None
+) -> AnalystReport:
+    """Return an analyst's report, under the default prompts unless others are configured."""
     opened = await open_context(llm)
     context = StageContext(
-        llm=llm, prompts=opened.prompts, decision_log=opened.decision_log, step=1, task=task
+        llm=llm, prompts=load_prompts(prompts), decision_log=opened.decision_log, step=1, task=task
     )
     analyst = Analyst(
         context=context,
@@ -95,16 +97,47 @@ def shown(llm: ScriptedLLM, call: int = 0) -> str:
 # -------------------------------------------------------------------------------------- what is asked for
 
 
-@pytest.mark.parametrize("name", ["analyst_failure", "suggest_failure", "draft_failure"])
-def test_default_analysts_are_asked_for_rules_and_small_ones_for_answers_to_imitate(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "asked"),
+    [
+        ("analyst_failure", "what do all right answers have that the wrong ones lack"),
+        ("suggest_failure", "to imitate"),
+        ("draft_failure", "to imitate"),
+    ],
+)
+def test_default_analysts_reason_and_small_ones_have_one_short_task(name: str, asked: str) -> None:
     """The default asks for reasons, causes by case and general instructions; no answer is to be imitated."""
     book, small = load_prompts(), load_prompts(PromptsConfig(profile="small"))
     default = book.prompts[name].system
     for words in ("Reasoning", "numbers of the cases", "rule, a procedure, a convention or a pitfall"):
         assert words in default
-    assert "to imitate" in small.prompts[name].system
+    assert asked in small.prompts[name].system
     assert "to imitate" not in default
     assert (book.is_reasoned(name), small.is_reasoned(name)) == (True, False)
+
+
+async def test_a_small_optimizer_sees_the_task_and_its_rule_is_added() -> None:
+    """Its reply is one difference and one rule: the pattern of all cases, and an addition to the document."""
+    llm = ScriptedLLM(lambda *_: {"difference": "They write the state in full.", "rule": RULE})
+    small = PromptsConfig(profile="small")
+    report = await analyse(llm, failed(ITEM, OTHER), task=show_task("A state is two letters."), prompts=small)
+    assert "A state is two letters." in shown(llm)
+    assert [(edit.op, edit.content, edit.support_count) for edit in report.patch.edits] == [
+        ("append", RULE, 2)
+    ]
+    (pattern,) = report.patterns
+    assert (pattern.count, pattern.item_ids) == (2, ("ohio", "iowa"))
+    assert pattern.description == report.patch.reasoning == "They write the state in full."
+
+
+@pytest.mark.parametrize("rule", [QUERY, f"How many airports are in Ohio? {QUERY}", "Answer <right answer>."])
+async def test_a_small_optimizer_is_asked_again_for_a_rule_that_is_none(rule: str) -> None:
+    """An answer of a case or a tag of the prompt is sent back with the reason."""
+    rules = iter([rule, RULE])
+    llm = ScriptedLLM(lambda *_: {"difference": "The state.", "rule": next(rules)}, reasks=1)
+    report = await analyse(llm, failed(ITEM, OTHER), prompts=PromptsConfig(profile="small"))
+    assert [edit.content for edit in report.patch.edits] == [RULE]
+    assert len(llm.calls) == 2
 
 
 def test_the_small_profile_pins_each_prompt_that_has_a_reasoned_version() -> None:

@@ -267,6 +267,44 @@ def test_columns_that_may_be_the_answer_are_named(tmp_path: Path) -> None:
     ) in said
 
 
+ORDERS = [f"SN-4{k:03}" for k in range(30)]
+WISHES = [f"Where is {('sn 4', 'SN-4', '#sn4')[k % 3]}{k:03}? It is late." for k in range(30)]
+
+
+@pytest.mark.parametrize("name", ["order_no", "order id"])
+def test_numbers_that_the_tasks_hold_are_the_answers_and_no_ids(tmp_path: Path, name: str) -> None:
+    """A column that looks like an id by its name is to be extracted if most tasks hold its values."""
+    said, grader = init_columns(tmp_path, {"date": ORDERS[::-1], "message": WISHES, name: ORDERS})
+    assert f"columns: input from 'message', reference from '{name}'" in said
+    assert grader == "exact"
+    (tmp_path / "run.yaml").unlink()
+    said, _ = init_columns(tmp_path, {"message": WISHES, name: ORDERS[::-1], "label": MOODS})
+    assert f"columns: id from '{name}', input from 'message', reference from 'label'" in said
+
+
+@pytest.mark.parametrize(
+    ("models", "preset"),
+    [
+        (("qwen2.5-coder-1.5b",), "small"),
+        (("tiny-360m",), "small"),
+        (("llama-3.1-8b",), "default"),
+        (("my-model",), "default"),
+        (("qwen2.5-coder-1.5b", "--optimizer", "large"), "default"),
+        (("large", "--optimizer", "llama3.2:1b"), "small"),
+        (("mixtral-8x7b",), "default"),
+    ],
+)
+def test_a_small_optimizer_begins_from_settings_for_small_ones(
+    tmp_path: Path, models: tuple[str, ...], preset: str
+) -> None:
+    """The name of a model may have its number of parameters, and below three billion the preset is the small one."""
+    path, data = tmp_path / "run.yaml", write_questions(tmp_path / "q.csv", 60)
+    result = reflact("init", data, "--out", path, "--base-url", "http://127.0.0.1:1/v1", "--model", *models)
+    config = load_config(path)
+    assert (config.preset, config.prompts.profile) == (preset, preset)
+    assert ("is small for an optimizer" in result.stdout) is (preset == "small")
+
+
 def test_a_file_without_a_header_is_refused(tmp_path: Path) -> None:
     """If the name of the answer's column is an answer itself, the first row is an item."""
     guess, _ = init_columns(tmp_path, {REVIEWS[1]: REVIEWS[2:], "good": MOODS[2:]})

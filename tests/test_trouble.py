@@ -384,10 +384,13 @@ def test_trouble_of_calls_is_told_once_while_it_happens(
     assert re.fullmatch(
         r"item \w+ took 40k of the 4\S+ tokens of the target so far, with \d+ items. .*", greedy
     )
-    assert mute == (
-        "models.optimizer gave no valid reply in its first 3 calls. To mend it, set prompts.profile: small, which suits "
-        "models below about 3B parameters; or name a models.optimizer.mode instead of auto; or choose a larger "
-        "models.optimizer.model than large"
+    reason, _, advice = mute.partition(". To mend it, ")
+    assert reason == (
+        "models.optimizer gave no valid reply in its first 3 calls; the last reason: Input should be an object"
+    )
+    assert advice == (
+        "set preset: small, which suits models below about 3B parameters; or choose a larger models.optimizer.model than "
+        "large; or name a models.optimizer.mode instead of auto, such as json"
     )
     assert [record.getMessage() for record in caplog.records] == [greedy, mute]
 
@@ -398,12 +401,12 @@ def test_advice_names_only_what_is_not_done() -> None:
     base = {"models": {"target": target, "optimizer": {"max_tokens": 600}}, "prompts": {"profile": "small"}}
     config = load_config(base)
     model = "choose a larger models.optimizer.model than tiny, the model of the target"
-    mode = "name a models.optimizer.mode instead of auto"
-    assert advise_on_replies("optimizer", config) == f"{mode}; or {model}"
+    mode = "name a models.optimizer.mode instead of auto, such as json"
+    assert advise_on_replies("optimizer", config) == f"{model}; or {mode}"
     cut = advise_on_replies(
         "optimizer", config, "the last one: it was cut off at the token limit; be shorter"
     )
-    assert cut == f"set models.optimizer.max_tokens higher than 600; or {mode}; or {model}"
+    assert cut == f"set models.optimizer.max_tokens higher than 600; or {model}; or {mode}"
     optimizer = {"mode": "json", "model": "large"}
     other = load_config({**base, "models": {"target": target, "optimizer": optimizer}})
     assert advise_on_replies("optimizer", other) == "choose a larger models.optimizer.model than large"

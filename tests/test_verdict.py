@@ -265,6 +265,14 @@ MORE_STEPS = "take more steps than 6 (a larger train.num_epochs extends this run
             "(models.optimizer.model); or say what a good answer is (environment.description)",
         ),
         (
+            {"steps": 20, "claim": None, "best": V0}
+            | {
+                "config": {"models": {"optimizer": {"model": "tiny-1.5b"}}, "prompts": {"profile": "default"}}
+            },
+            "let a larger model than tiny-1.5b write the edits (models.optimizer.model); or give tiny-1.5b the settings "
+            "for small models (preset: small)",
+        ),
+        (
             {"steps": 20, "scores": (build_score("baseline", solve(0, 80), Split.test, text=""),)},
             "begin with instructions of your own, not with an empty document (skill); or use more than 80 test items",
         ),

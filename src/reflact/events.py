@@ -294,12 +294,13 @@ class _ModelEvent(_Event):
 class ModelCallFinished(_ModelEvent):
     """Live: a model call has finished, with all its attempts.
 
-    ``outcome`` is ``reply`` if the call gave a validated reply. ``usage`` includes stored responses.
-    ``from_store`` is true if nothing was sent.
+    ``outcome`` is ``reply`` if the call gave a validated reply; otherwise ``reason`` says why it did not.
+    ``usage`` includes stored responses. ``from_store`` is true if nothing was sent.
     """
 
     kind: Literal["model_call_finished"] = "model_call_finished"
     outcome: Literal["reply", "failed"]
+    reason: str | None = None
     attempts: int
     usage: Usage
     seconds: float

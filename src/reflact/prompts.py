@@ -1,7 +1,7 @@
 """Prompt files: finding, checking and rendering them.
 
-A prompt is ``NAME/vN.md``: YAML front matter (name, version, role, reply, variables, changelog), then the
-system part, a line ``<!-- user -->``, and the user part. Variables are written ``{{name}}``. They are replaced
+A prompt is ``NAME/vN.md``: YAML front matter (name, version, role, reply, variables, changelog, and
+``profile: small`` if only small models are asked with it), then the system part, a line ``<!-- user -->``, and the user part. Variables are written ``{{name}}``. They are replaced
 in one pass, so values may contain anything. A line ``{{name?}}`` is left out, together with the empty line after
 it, if the value is empty. A released version never changes.
 """
@@ -15,6 +15,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
+from typing import Literal
 
 import yaml
 from pydantic import Field, JsonValue, ValidationError
@@ -31,10 +32,10 @@ OPENING_TAG = re.compile(r"[<\u2039\u27e8\u3008\u02c2][\s/\\\u2044\u2215]*([^\s<
 """An angle bracket or a similar character, and the name after it."""
 INVISIBLE_CATEGORIES = {"Cc", "Cf", "Mn", "Me"}
 """Unicode categories of invisible characters: controls, formats, combining accents."""
-OPTIONAL_VARIABLES = {"attempts", "figures", "notes", "task"}
-"""Variables that a prompt may omit: advice and context, not material."""
+OPTIONAL_VARIABLES = {"attempts", "figures", "max_edits", "notes", "task"}
+"""Variables that a prompt may omit: advice, context and limits, not material."""
 SMALL_PROFILE: Mapping[str, int] = {
-    "analyst_failure": 1,
+    "analyst_failure": 3,
     "analyst_success": 1,
     "suggest_failure": 1,
     "suggest_success": 1,
@@ -62,6 +63,7 @@ class PromptHeader(FrozenModel):
     name: str
     version: int = Field(ge=1)
     role: str
+    profile: Literal["default", "small"] = "default"
     reply: str
     variables: tuple[str, ...] = ()
     changelog: str
@@ -111,6 +113,10 @@ class PromptBook(FrozenModel):
         """Whether the replies to a prompt begin with reasoning in free text, without limits of length."""
         return self.prompts[name].header.reply.startswith("Reasoned")
 
+    def asks_for_rule(self, name: str) -> bool:
+        """Whether the reply to a prompt is one rule, which is added to the document."""
+        return self.prompts[name].header.reply == "RuleReply"
+
     def identity(self, names: Collection[str]) -> dict[str, JsonValue]:
         """Return version and checksum of the named prompts, for the identity of a run."""
         return {
@@ -150,7 +156,7 @@ def _resembles(name: str, tag: str) -> bool:
 
 
 def load_prompts(config: PromptsConfig | None = None, *, folder: Path | None = None) -> PromptBook:
-    """Load all prompts: pinned versions, else the profile's, else the newest.
+    """Load all prompts: pinned versions, else the profile's, else the newest that is not for small models alone.
 
     Those of ``prompts.folder`` come first, then those of ``folder``, which an environment may bring.
 
@@ -253,11 +259,16 @@ def _parse_prompt(path: Path, text: str) -> Prompt:
 
 
 def _find_prompt(name: str, version: int | None, folders: Sequence[Path], packaged: int | None) -> Prompt:
-    """Return the pinned version, else the newest of the first folder that has one; ``packaged`` in the last."""
+    """Return the pinned version, else that of the first folder that has one.
+
+    This is ``packaged`` in the last folder, else the newest one that is not for small models alone.
+    """
     for folder in folders:
         paths = {int(p.stem[1:]): p for p in (folder / name).glob("v*.md") if p.stem[1:].isdigit()}
-        newest = packaged if folder == folders[-1] and packaged is not None else max(paths, default=None)
-        chosen = newest if version is None else version
+        chosen = version if version is not None else packaged if folder == folders[-1] else None
+        if chosen is None:
+            fit = (n for n, path in paths.items() if read_prompt(path).header.profile == "default")
+            chosen = max(fit, default=None)
         if chosen in paths:
             return read_prompt(paths[chosen])
     wanted = f"v{version}" if version is not None else "any version"

@@ -17,6 +17,7 @@ from reflact.cli.common import load_trainer_config
 
 OPENAI_URL = "https://api.openai.com/v1"
 
+SMALL_MODEL = "preset: small, because {model} is small for an optimizer; a larger one writes better rules"
 SAME_MODEL = (
     "the target is also its own optimizer; --optimizer, or models.optimizer.model, names another model"
 )
@@ -42,19 +43,22 @@ LOCAL_LINES = """\
 """
 LOCAL_OPTIMIZER = """\
 # The prompt and so many tokens must fit into the server's context together.
-    max_tokens: 2048
+    max_tokens: {tokens}
     timeout: 600"""
-LOCAL_PROMPTS = """
-# For an optimizer of less than about 3 billion parameters, choose shorter prompts: small.
-prompts:
-  profile: default
+PRESET_LINES = """\
+# Defaults to begin from. small has short prompts and adds one rule at a time, for an optimizer of less than about
+# 3 billion parameters. A larger optimizer writes better rules.
+preset: {preset}
+
 """
+SMALL_TOKENS, LARGE_TOKENS = 600, 2048
+"""The most tokens of a reply of an optimizer at a local address, if it is small and if it is not known to be so."""
 TEMPLATE = """\
 # A training of reflact on {data}. Next:
 #   reflact check {name}             one small call to each model and one graded item
 #   reflact train {name} --dry-run   the plan and its cost; sends nothing
 #   reflact train {name}
-out_dir: {out_dir}
+{preset}out_dir: {out_dir}
 
 # The instructions to begin with, such as your prompt of today: a Markdown file, or the folder of a skill; null: none.
 skill: {skill}
@@ -87,7 +91,7 @@ models:
 train:
   num_epochs: 2
   batch_size: {batch}
-{prompts}{test}
+{test}
 # The run stops before it exceeds a limit. max_usd needs a known price.
 budget:
   max_calls: null
@@ -146,6 +150,7 @@ def init(  # noqa: PLR0917 - one for each option of the command
     The command reads DATA and guesses its columns and the grader. At a terminal it asks for the two models and
     their address if you do not name the target with --model. Edit the file as you like.
     """
+    from reflact.config.models import is_small_model
     from reflact.errors import ConfigError
     from reflact.reporting.lines import escape_line
     from reflact.skills.package import load_skill
@@ -186,6 +191,7 @@ def init(  # noqa: PLR0917 - one for each option of the command
         ),
         f"grader {draft['grader']}: {draft['why']}",
         *([SAME_MODEL] if optimizer is None else []),
+        *([SMALL_MODEL.format(model=optimizer or model)] if is_small_model(optimizer or model) else []),
         *([f"warning: {describe_few_items(n_val)}"] if n_val < FEW_ITEMS else []),
         f"wrote {out}; next: reflact check {out}",
     ):
@@ -212,10 +218,15 @@ def fill_template(
     draft: Mapping[str, str], model: str, optimizer: str | None, base_url: str, api_key_env: str | None
 ) -> str:
     """Return a configuration; a local address needs no key unless one is named."""
+    from reflact.config.models import is_small_model
+
     is_local = any(f"//{host}" in base_url for host in ("localhost", "127.0.0.1", "[::1]"))
     key = api_key_env or ("null" if is_local else "OPENAI_API_KEY")
     critic = f"  # The model that grades.\n  critic:\n    model: {quote_yaml(optimizer or model)}\n"
     own = "" if optimizer is None else f"model: {quote_yaml(optimizer)}\n    "
+    is_small = is_small_model(optimizer or model)
+    limit = LOCAL_OPTIMIZER.format(tokens=SMALL_TOKENS if is_small else LARGE_TOKENS)
+    preset = PRESET_LINES.format(preset="small" if is_small else "default")
     return TEMPLATE.format(
         **draft,
         critic=critic if draft["grader"] == "critic" else "",
@@ -223,8 +234,8 @@ def fill_template(
         base_url=quote_yaml(base_url),
         key="null" if key == "null" else quote_yaml(key),
         pace=LOCAL_LINES if is_local else "",
-        prompts=LOCAL_PROMPTS if is_local else "",
-        optimizer=own + (LOCAL_OPTIMIZER if is_local else "max_tokens: 4096"),
+        preset=preset if is_local or is_small else "",
+        optimizer=own + (limit if is_local else "max_tokens: 4096"),
     )
 
 
@@ -392,6 +403,7 @@ def _guess_from_columns(
         guess_column,
         guess_task,
         is_labels,
+        is_quoted,
         list_answer_columns,
         list_texts,
     )
@@ -425,6 +437,15 @@ def _guess_from_columns(
             by_content += [field] if column else []
         if column:
             named[field] = column
+    found, task = named.keys() | usual, named.get("input") or usual.get("input")
+    if (
+        task
+        and "id" in named.keys() - chosen
+        and "reference" not in found
+        and is_quoted(rows, named["id"], task)
+    ):
+        named["reference"] = named.pop("id")
+        by_content.append("reference")
     return GuessedFields(named, usual, by_content)
 
 

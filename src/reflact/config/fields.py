@@ -165,6 +165,18 @@ def is_labels(texts: Sequence[str]) -> bool:
     return 2 <= len(set(texts)) <= min(MAX_LABELS, len(texts) / LABEL_USES)
 
 
+def is_quoted(rows: Sequence[Mapping[str, Any]], column: str, task: str) -> bool:
+    """Whether most tasks hold the value of a column, apart from case and punctuation, so that it may be extracted."""
+
+    def flatten(row: Mapping[str, Any], name: str) -> str:
+        return re.sub(r"[\W_]+", "", str(row.get(name, "")).casefold())
+
+    found = sum(
+        len(value) > 2 and value in flatten(row, task) for row in rows if (value := flatten(row, column))
+    )
+    return 2 * found > len(rows)
+
+
 def are_ids(values: Sequence[Any]) -> bool:
     """Whether all values of a column are words or whole numbers, and no two are equal."""
     are_names = all(isinstance(value, str | int) and not isinstance(value, bool) for value in values)

@@ -46,6 +46,14 @@ PROPOSER_PREFIX = "proposer."
 
 PRESETS: Mapping[str, Mapping[str, Any]] = {
     "default": {},
+    "small": {
+        "prompts": {"profile": "small"},
+        "reflect": {"failure_only": True, "minibatch_size": 3, "step_buffer": False, "memory": "off"},
+        "select": {"max_edits": 1},
+        "update": {"operations": ["append"]},
+        "slow_update": {"enabled": False},
+        "meta_skill": {"enabled": False},
+    },
     "skillopt": {
         "train": {"num_epochs": 4, "batch_size": 40},
         "data": {"ratio": LARGE_RATIO},

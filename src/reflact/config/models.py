@@ -33,6 +33,19 @@ SECRET_NAME = re.compile(
 """Pattern of the names of secrets, in lower case without dashes and underscores."""
 
 
+MODEL_SIZE = re.compile(r"(?<![\d.a-z])(\d+(?:\.\d+)?)([bm])(?![a-z])", re.IGNORECASE)
+"""The number of parameters in the name of a model, such as ``1.5b`` or ``360m``."""
+
+SMALL_BILLIONS = 3.0
+"""Models of fewer parameters, in billions, are small for an optimizer."""
+
+
+def is_small_model(name: str) -> bool:
+    """Whether the name of a model says that it has less than ``SMALL_BILLIONS`` parameters; False if it says nothing."""
+    sizes = [float(size) / (1000 if unit in "mM" else 1) for size, unit in MODEL_SIZE.findall(name)]
+    return len(sizes) == 1 and sizes[0] < SMALL_BILLIONS
+
+
 def resolve_path(folder: Path, path: Path | None) -> Path | None:
     """Return the path of an input, which counts from a folder; None if there is none."""
     return None if path is None else folder / expand_home(path)

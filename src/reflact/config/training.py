@@ -467,8 +467,10 @@ class ReplayConfig(ConfigSection):
 class TrainerConfig(ConfigSection):
     """A complete configuration."""
 
-    preset: Literal["default", "skillopt"] = changeable_field(
-        "default", description="Defaults to start from."
+    preset: Literal["default", "small", "skillopt"] = changeable_field(
+        "default",
+        description="Defaults to start from: `small` suits optimizers below about 3B parameters, `skillopt` follows "
+        "SkillOpt.",
     )
     seed: int = Field(42, description="Root of all randomness.")
     out_dir: Path = changeable_field(Path("runs/default"), description="The run's folder.")
@@ -549,6 +551,11 @@ class TrainerConfig(ConfigSection):
         ):
             raise ValueError(
                 "`skill_files` needs `update.mode: patch` and a proposer of edits: a rewrite would join the files"
+            )
+        is_own = "analyst_failure" in self.prompts.versions or self.prompts.folder is not None
+        if self.prompts.profile == "small" and "append" not in self.update.operations and not is_own:
+            raise ValueError(
+                "`prompts.profile: small` asks for rules that are added, so `update.operations` needs `append`"
             )
         if self.skill_files and self.skill is None:
             raise ValueError("`skill_files` needs `skill`, the folder of the skill")

@@ -319,6 +319,7 @@ class Client:
                 answered = error is None or isinstance(error, ReplyError)
                 event = ModelCallFinished(
                     outcome="reply" if error is None else "failed",
+                    reason=None if error is None else _explain(error),
                     attempts=context.attempts,
                     usage=context.usage,
                     seconds=anyio.current_time() - started,
@@ -513,3 +514,8 @@ def build_settings(config: ModelConfig, call_id: CallId | None) -> dict[str, Jso
         "reasoning_effort": config.reasoning_effort,
     }
     return {**{k: v for k, v in named.items() if v is not None}, **config.extra_body}
+
+
+def _explain(error: ReflactError) -> str:
+    """Return why a call has no validated reply: the reason of its last attempt, if replies came."""
+    return error.reasons[-1] if isinstance(error, ReplyError) and error.reasons else str(error)

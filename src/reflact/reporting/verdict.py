@@ -7,6 +7,7 @@ from pathlib import Path
 
 from pydantic import JsonValue
 
+from reflact.config.models import is_small_model
 from reflact.gate.intervals import CLAIM_LEVEL, wilson_interval
 from reflact.records import Claim, Improvement, RunStatus, RunSummary, SkillScore, SkillVersion, Usage
 from reflact.reporting.lines import ACTION_WORDS, format_count, format_duration, format_score, name_count
@@ -208,6 +209,8 @@ def advise_on_training(summary: RunSummary) -> tuple[str, ...]:
     if model := _read_setting(summary, "models", "optimizer", "model"):
         reason = f", since {idle} of {n_steps} steps had no edits" if 3 * idle >= n_steps > 0 else ""
         advice.append(f"let a larger model than {model} write the edits{reason} (models.optimizer.model)")
+        if is_small_model(str(model)) and _read_setting(summary, "prompts", "profile") == "default":
+            advice.append(f"give {model} the settings for small models (preset: small)")
     if _read_setting(summary, "environment", "description") == "":
         advice.append("say what a good answer is (environment.description)")
     if any(score.name == "baseline" and score.skill_hash == Skill(text="").hash for score in summary.scores):

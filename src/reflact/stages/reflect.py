@@ -26,6 +26,7 @@ from reflact.stages.reply_models import (
     Reasoned,
     ReasonedPattern,
     ReasonedSuccessDraftReply,
+    RuleReply,
     SuccessDraftReply,
     SuccessReply,
     build_edit,
@@ -138,19 +139,23 @@ class Analyst:
         cases = len(batch.items) if batch.source == "failure" else None
         prompt = f"{ANALYST_PROMPTS[self.config.mode]}_{batch.source}"
         reasoned = self.context.prompts.is_reasoned(prompt)
+        asks_rule = self.context.prompts.asks_for_rule(prompt)
+        reply_type: type[Proposals] = RuleReply
+        if not asks_rule:
+            reply_type = self._choose_reply_type(cases, reasoned=reasoned)
         reply = await ask_about_minibatch(
             self.context,
             batch,
             prompt,
             variables,
-            self._choose_reply_type(cases, reasoned=reasoned),
+            reply_type,
             purpose=f"analyst_{batch.source}",
             tokens=self.tokens,
             check=partial(
                 check_reply,
                 skill=self.skill,
                 cases=cases,
-                items=batch.items if reasoned else (),
+                items=batch.items if reasoned or asks_rule else (),
                 material=list_material(batch.items, batch.rollouts),
             ),
         )
@@ -202,7 +207,12 @@ def _build_report(blank: AnalystReport, skill: Skill, reply: Proposals) -> Analy
     if isinstance(reply, AnalystReply | DraftReply):
         patterns = tuple(build_pattern(pattern, blank.item_ids) for pattern in reply.patterns)
         reasoning = "; ".join(p.description for p in patterns)
-    if isinstance(reply, Reasoned):
+    if isinstance(reply, RuleReply):
+        reasoning, n = reply.difference, len(blank.item_ids)
+        patterns = (
+            FailurePattern(type="difference", count=n, description=reasoning, item_ids=blank.item_ids),
+        )
+    elif isinstance(reply, Reasoned):
         reasoning = reply.reasoning
     elif isinstance(reply, SuccessReply | SuccessDraftReply):
         reasoning = reply.strengths

@@ -205,6 +205,23 @@ class AnalystReply(ReplyModel):
     edits: Sequence[Proposal] = Field(description="Changes to the document that would have helped.")
 
 
+class RuleReply(ReplyModel):
+    """The one rule that cases which went wrong ask for; small models reply to this better than to lists."""
+
+    version: ClassVar[int] = 1
+    difference: str = Field(min_length=1, description="What all right answers have and the wrong ones lack.")
+    rule: str = Field(
+        min_length=1,
+        description="What the instructions should say to the assistant about every task of this kind, such as: Answer "
+        "with ...",
+    )
+
+    @property
+    def edits(self) -> tuple[AppendReply, ...]:
+        """The rule as an addition to the document."""
+        return (AppendReply(content=self.rule),)
+
+
 class SuccessReply(ReplyModel):
     """What an analyst learns from cases that went well."""
 
@@ -295,6 +312,7 @@ class ReasonedDraftMergeReply(DraftMergeReply, Reasoned):
 
 Proposals = (
     AnalystReply
+    | RuleReply
     | SuccessReply
     | DraftReply
     | SuccessDraftReply
@@ -434,7 +452,7 @@ def check_reply(
         high = [p.type for p in reply.patterns if isinstance(p, PatternReply) and p.count > cases]
         if high:
             raise ValueError(f"there are {cases} cases; the count of {', '.join(high)} is larger")
-    if isinstance(reply, AnalystReply | SuccessReply | ReasonedSuccessReply | MergeReply):
+    if isinstance(reply, AnalystReply | RuleReply | SuccessReply | ReasonedSuccessReply | MergeReply):
         _check_applicable(skill, reply.edits)
         check_rules(reply.edits, items)
         for number, edit in enumerate(reply.edits, 1):

@@ -16,6 +16,7 @@ from reflact.jsonutil import describe_problems
 from reflact.messages import CallId, RenderedPrompt, Reply, ReplyModel, Text
 from reflact.protocols import R
 from reflact.records import Usage
+from reflact.stages.reply_models import RuleReply
 
 ScriptedAnswer: TypeAlias = ReplyModel | JsonValue | Exception
 """An answer of a script; see ``ScriptedLLM``."""
@@ -120,6 +121,8 @@ def append_reply(reply_type: type[ReplyModel], *contents: str) -> dict[str, Json
             (default prompts) or without (``prompts.profile: small``).
         contents: The texts, most important first.
     """
+    if issubclass(reply_type, RuleReply):
+        return {"difference": "The document lacks a rule.", "rule": contents[0]}
     _, most = find_bounds(reply_type, "edits")
     edits: list[JsonValue] = [append_edit(reply_type, content) for content in contents[:most]]
     reply: dict[str, JsonValue] = {"edits": edits}

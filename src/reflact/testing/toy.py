@@ -28,6 +28,7 @@ from reflact.stages.reply_models import (
     RankReply,
     ReasonedSuccessDraftReply,
     ReasonedSuccessReply,
+    RuleReply,
     SuccessDraftReply,
     SuccessReply,
 )
@@ -170,6 +171,8 @@ def toy_optimizer(*, edits: int = 1) -> Script:
         document = shown.splitlines()
         lines = [TOY_RULES[name].line for name, _ in _find_missing_rules(shown)]
         lines.sort(key=lambda line: line in document)
+        if issubclass(reply_type, RuleReply):
+            return append_reply(reply_type, lines[0])
         most = find_bounds(reply_type, "edits")[1]
         proposed = [append_edit(reply_type, line) for line in lines[:edits][:most]]
         return {"patterns": _reply_patterns(reply_type, shown), "edits": [*proposed]}
@@ -178,6 +181,7 @@ def toy_optimizer(*, edits: int = 1) -> Script:
         (ReasonedSuccessReply, lambda kind, _: append_reply(kind)),
         (ReasonedSuccessDraftReply, lambda _, shown: {"document": _reply_document(shown)}),
         (AnalystReply, analyse),
+        (RuleReply, analyse),
         (SuccessReply, lambda kind, _: append_reply(kind)),
         (MergeReply, lambda kind, shown: {"edits": _reply_merge(kind, shown)}),
         (RankReply, _reply_ranking),

@@ -48,6 +48,9 @@ SLOW_ATTEMPTS = 2
 MUTE_CALLS = 3
 """The calls of a role without a valid reply, and none with one, after which it counts as mute."""
 
+MAX_REASON_CHARS = 200
+"""The most characters of a reason in a warning."""
+
 MIN_TOKENS, MIN_ITEMS = 20_000, 5
 """The least tokens and items before one item can take most of the tokens."""
 
@@ -131,10 +134,12 @@ class RunWatch:
             return
         self._calls[event.role] = count = None if event.outcome == "reply" else count + 1
         if count == MUTE_CALLS:
+            reason = " ".join((event.reason or "none").split())
             self._warn(
                 f"role {event.role}",
-                f"models.{event.role} gave no valid reply in its first {count} calls. To mend it, "
-                f"{advise_on_replies(event.role, self._config)}",
+                f"models.{event.role} gave no valid reply in its first {count} calls; the last reason: "
+                f"{reason[:MAX_REASON_CHARS]}. To mend it, "
+                f"{advise_on_replies(event.role, self._config, reason)}",
             )
 
     def observe_rollout(self, rollout: Rollout) -> None:
@@ -173,13 +178,13 @@ def advise_on_replies(role: str, config: TrainerConfig, reason: str = "") -> str
     if CUT_OFF in reason and model.max_tokens is not None:
         advice.append(f"set {key}.max_tokens higher than {model.max_tokens:,}")
     if role == "optimizer" and config.prompts.profile != "small":
-        advice.append("set prompts.profile: small, which suits models below about 3B parameters")
-    if role != "target" and model.mode == "auto":
-        advice.append(f"name a {key}.mode instead of auto")
+        advice.append("set preset: small, which suits models below about 3B parameters")
     own = role == "optimizer" and not config.models.is_optimizer_separate
     advice.append(
         f"choose a larger {key}.model than {model.model}{', the model of the target' if own else ''}"
     )
+    if role != "target" and model.mode == "auto":
+        advice.append(f"name a {key}.mode instead of auto, such as json")
     return "; or ".join(advice)
 
 
