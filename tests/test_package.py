@@ -12,9 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reflact import export_skill
+from reflact.cli.runs import find_doubt
 from reflact.config.loading import load_config
 from reflact.errors import ConfigError, SkillError, UsageError
 from reflact.events import StepCommitted
+from reflact.reporting.verdict import describe_result
 from reflact.skills.document import (
     apply_edits,
     check_document,
@@ -27,7 +29,7 @@ from reflact.skills.package import MAIN_FILE, build_package, load_skill, read_fr
 from reflact.stages.prompt_sections import show_skill
 from reflact.testing import TOY_RULES
 from reflact.training.history import read_package
-from reflact.types import Edit, Skill
+from reflact.types import Edit, Skill, Split
 from served import assert_refused, reflact
 from toy_runs import Actor, build_trainer, hang_at_document
 
@@ -125,6 +127,30 @@ def test_an_export_says_if_training_found_nothing_better(tmp_path: Path) -> None
     assert (best.exit_code, best.stdout.splitlines()[0]) == (0, hint), best.output
     first = reflact("export", tmp_path / "run", "--out", tmp_path / "first", "--version", "baseline")
     assert hint not in first.stdout
+
+
+def test_an_export_says_if_the_gain_is_not_confirmed(tmp_path: Path) -> None:
+    """A best skill whose test confirms no gain has the run's result as a hint; another version has none."""
+    trainer = build_trainer({"out_dir": tmp_path / "run", "train": {"num_epochs": 1}})
+    summary = anyio.run(trainer.train)
+    assert summary.best is not None
+    assert summary.best.number
+    assert summary.claim is not None
+    assert not summary.claim.confirmed
+    words = ("--name", "rules", "--description", "Rules.", "--out")
+    best = reflact("export", tmp_path / "run", *words, tmp_path / "best")
+    assert best.stdout.splitlines()[0] == f"hint: the run's result: {describe_result(summary)}"
+    named = reflact("export", tmp_path / "run", *words, tmp_path / "named", "--version", "final")
+    assert "hint: the run's result: " not in named.stdout
+
+    confirmed = summary.claim.model_copy(update={"confirmed": True})
+    assert find_doubt(summary.model_copy(update={"claim": confirmed, "scores": ()})) is None
+    assert find_doubt(summary.model_copy(update={"status": "cancelled"})) is None
+    on_val = summary.claim.improvement.model_copy(update={"split": Split.val})
+    claim = summary.claim.model_copy(update={"improvement": on_val})
+    assert find_doubt(summary.model_copy(update={"claim": claim})) is None, "it is said to be untested"
+    initial = summary.best.model_copy(update={"number": 0})
+    assert find_doubt(summary.model_copy(update={"best": initial})) is None, "it has a hint of its own"
 
 
 async def test_an_export_says_if_the_skill_is_not_tested(plain: Path, tmp_path: Path) -> None:

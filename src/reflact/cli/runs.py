@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
+    from reflact.records import RunSummary
     from reflact.training.history import RunHistory, RunListing, StepDetails
     from reflact.training.items import ItemResult
     from reflact.types import Split
@@ -500,17 +501,32 @@ def export(  # noqa: PLR0917 - one for each option of the command
 
     from reflact.reporting.lines import escape_line
     from reflact.store.artifacts import write_package
-    from reflact.training.history import read_package
+    from reflact.training.history import read_package, read_run
 
     run = _find_run(folder, run)
     package = anyio.run(partial(read_package, folder, version, run, name=name, description=description))
+    summary = anyio.run(read_run, folder, run).summary if version == "best" else None
+    doubt = None if summary is None else find_doubt(summary)
     written = write_package(package, out)
-    for hint in package.hints:
+    for hint in (*([] if doubt is None else [f"the run's result: {doubt}"]), *package.hints):
         typer.echo(f"hint: {escape_line(hint)}")
     typer.echo(f"wrote {escape_line(str(written / 'SKILL.md'))}")
     if len(package.files) > 1:
         others = len(package.files) - 1
         typer.echo(f"and {others} other file{'s' if others > 1 else ''} of the folder")
+
+
+def find_doubt(summary: RunSummary) -> str | None:
+    """Return the result of a complete run if its test or a control does not support the best document; else None."""
+    from reflact.reporting.verdict import describe_controls, describe_result, has_better_skill
+    from reflact.types import Split
+
+    claim = summary.claim
+    if summary.status != "completed" or not has_better_skill(summary) or claim is None:
+        return None
+    if claim.improvement.split is not Split.test or (claim.confirmed and not describe_controls(summary)):
+        return None
+    return describe_result(summary)
 
 
 def compare(
