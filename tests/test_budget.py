@@ -215,6 +215,23 @@ async def test_earlier_starts_count() -> None:
     assert "950 are used" in await refused(held)
 
 
+async def test_interrupted_and_uncounted_calls_are_no_usage_but_a_worst_case() -> None:
+    """Usage is what a summary counts, in this start and after a resume; the worst case of the rest stands beside it."""
+    reports = list[tuple[Usage, Usage]]()
+    held = Budget(BudgetConfig(), on_usage=lambda *report: reports.append(report[:2]))
+    cut = Usage(calls=1, output_tokens=850)
+    held.begin([Spend(role="a", purpose="b", usage=USED, unsettled=1, worst_case=cut)], 0.0)
+    for usage in (USED, Usage(calls=1, uncounted=1), None):
+        async with held.reserve(WORST) as reservation:
+            reservation.mark_sent()
+            if usage is not None:
+                reservation.settle(usage)
+    two = USED + USED
+    uncounted = two + Usage(calls=1, uncounted=1)
+    tokens = WORST.model_copy(update={"calls": 0})
+    assert reports == [(two, cut), (uncounted, cut + tokens), (uncounted, cut + tokens + WORST)]
+
+
 async def test_an_overrun_stops_the_run_after_what_is_in_flight() -> None:
     """Nothing more is sent, what was sent is awaited, and the reason says whose fault it is."""
     held, ended = budget(max_tokens=10_000), []

@@ -394,6 +394,9 @@ def test_the_budget_row_shows_the_closest_limit() -> None:
     assert str(find_row(state_after(timed), "budget", now=130.0)).endswith("50% of 4:00")
     tokens = events.BudgetUpdated(run_id=RUN, usage=USAGE, seconds=0.0, max_tokens=50_000, max_calls=200)
     assert str(find_row(state_after(tokens), "budget")).endswith("96% of 50,000 tokens")
+    cut = BUDGET.model_copy(update={"worst_case": Usage(calls=1, usd=0.5)})
+    assert find_row(state_after(cut), "spend") == words
+    assert str(find_row(state_after(cut), "budget")).endswith(" 75% of $1.00")
 
 
 @pytest.mark.parametrize(

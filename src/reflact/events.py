@@ -327,11 +327,15 @@ class DraftDiscarded(_ModelEvent):
 
 
 class BudgetUpdated(_Event):
-    """Live: the consumption of all starts of the run, without reservations, and the limits."""
+    """Live: the consumption of all starts of the run, without calls in flight, and the limits.
+
+    ``worst_case`` is the most that interrupted and uncounted calls may have used beyond ``usage``. The limits count both.
+    """
 
     durable: ClassVar[bool] = False
     kind: Literal["budget_updated"] = "budget_updated"
     usage: Usage
+    worst_case: Usage = Usage()
     seconds: float
     max_usd: float | None = None
     max_tokens: int | None = None

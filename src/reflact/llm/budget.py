@@ -87,27 +87,33 @@ def describe_overrun(usage: Usage, worst: Usage) -> str | None:
 class Reservation:
     """The reserved worst case of one call, until its cost is known.
 
-    ``cost`` is zero before ``mark_sent``, the worst case after it, and the real cost after ``settle``.
+    ``usage`` is zero before ``settle``. ``uncertain`` is the most that the call may have used beyond that: the worst
+    case after ``mark_sent``, and nothing after ``settle`` unless the provider counted no tokens.
     """
 
     def __init__(self, worst: Usage) -> None:
         self.worst = worst
         self.amount = amount_of(worst)
-        self.cost = Usage()
+        self.usage = self.uncertain = Usage()
         self.decided = anyio.Event()
+
+    @property
+    def cost(self) -> Usage:
+        """What the call counts against the limits."""
+        return self.usage + self.uncertain
 
     def mark_sent(self) -> None:
         """Count the worst case, since the provider may charge for the call from now on."""
-        self.cost = self.worst
+        self.uncertain = self.worst
 
     def release(self) -> None:
         """Count nothing, since the call was free."""
-        self.cost = Usage()
+        self.uncertain = Usage()
 
     def settle(self, usage: Usage) -> None:
-        """Count the cost of the call; an uncounted usage keeps the worst case."""
-        if not usage.uncounted:
-            self.cost = usage
+        """Count the usage of the call; if it is uncounted, the tokens and the money of the worst case too."""
+        self.usage = usage
+        self.uncertain = self.worst.model_copy(update={"calls": 0}) if usage.uncounted else Usage()
 
 
 @dataclass
@@ -129,8 +135,8 @@ class Budget:
     the run is started again.
 
     Args:
-        on_usage: Called after each charged call with the run's total usage and active seconds; must neither
-            wait nor raise.
+        on_usage: Called after each charged call with the run's total usage, the worst case of its interrupted and
+            uncounted calls, and its active seconds; must neither wait nor raise.
 
     Attributes:
         current_stage: What the run works on; whoever measures the time of stages keeps it.
@@ -139,13 +145,13 @@ class Budget:
     """
 
     def __init__(
-        self, limits: BudgetConfig, *, on_usage: Callable[[Usage, float], None] | None = None
+        self, limits: BudgetConfig, *, on_usage: Callable[[Usage, Usage, float], None] | None = None
     ) -> None:
         self.deadline = math.inf
         self.current_stage = CurrentStage()
         self._limits = limits
         self._on_usage = on_usage
-        self._used = Usage()
+        self._used = self._uncertain = Usage()
         self._charged = Amount()
         self._since = 0.0
         self._admitted: set[Reservation] = set()
@@ -156,9 +162,11 @@ class Budget:
 
     def begin(self, spent: Iterable[Spend], seconds: float) -> None:
         """Subtract the spending of earlier starts, unsettled calls at their worst case, and start the clock."""
-        parts = [part for entry in spent for part in (entry.usage, entry.worst_case)]
-        self._used = sum(parts, Usage())
-        self._charged = sum((amount_of(part) for part in parts), Amount())
+        spent = tuple(spent)
+        self._used = sum((entry.usage for entry in spent), Usage())
+        self._uncertain = sum((entry.worst_case for entry in spent), Usage())
+        parts = (part for entry in spent for part in (entry.usage, entry.worst_case))
+        self._charged = sum(map(amount_of, parts), Amount())
         self._since = anyio.current_time() - seconds
         if self._limits.max_seconds is not None:
             self._late = seconds >= self._limits.max_seconds
@@ -223,10 +231,11 @@ class Budget:
             self._admitted.remove(reservation)
             if self._limits.max_tokens is not None or self._limits.max_usd is not None:
                 self._overrun = self._overrun or describe_overrun(reservation.cost, reservation.worst)
-            self._used += reservation.cost
+            self._used += reservation.usage
+            self._uncertain += reservation.uncertain
             self._charged += amount_of(reservation.cost) - reservation.amount
             if self._on_usage is not None and reservation.cost.calls:
-                self._on_usage(self._used, anyio.current_time() - self._since)
+                self._on_usage(self._used, self._uncertain, anyio.current_time() - self._since)
         elif reservation in self._waiting:
             self._waiting.remove(reservation)
         self._admit()
@@ -349,7 +358,9 @@ class BudgetedEnvironment(EnvironmentMiddleware):
             reservation.mark_sent()
             await responses.reserve(budget.current_stage.book(call))
             graded = await self.inner.run(item, session, seed=seed)
-            await responses.settle(call, Usage(calls=worst.calls, uncounted=worst.calls))
+            usage = Usage(calls=worst.calls, uncounted=worst.calls)
+            await responses.settle(call, usage)
+            reservation.settle(usage)
             return graded
 
 

@@ -450,16 +450,18 @@ def draw_heights(scores: Sequence[float | None], *, ascii_only: bool) -> str:
 
 def _list_spend(state: LiveState, budget: events.BudgetUpdated, now: float) -> Iterator[DisplayRow]:
     usage, usd = budget.usage, budget.usage.usd
-    tokens = f"{format_count(usage.input_tokens)} tokens in, {format_count(usage.output_tokens)} out"
-    line = Text(f"{format_count(usage.calls)} calls   {tokens}")
+    read, written = format_count(usage.input_tokens), format_count(usage.output_tokens)
+    line = Text(f"{format_count(usage.calls)} calls   {read} tokens in, {written} out")
     line.append("" if usd is None else f"   ${usd:.4f}")
     line.append(f"   {state.failed_calls} without a reply" if state.failed_calls else "", "yellow")
     yield DisplayRow(4, "spend", line)
     seconds = budget.seconds + max(now - state.budget_updated_at, 0.0)
+    charged = usage + budget.worst_case
+    tokens = charged.input_tokens + charged.output_tokens
     limits = (
-        (usage.calls, budget.max_calls, f"{format_count(budget.max_calls or 0)} calls"),
-        (usage.input_tokens + usage.output_tokens, budget.max_tokens, f"{budget.max_tokens or 0:,} tokens"),
-        (usd or 0.0, budget.max_usd, f"${budget.max_usd or 0:.2f}"),
+        (charged.calls, budget.max_calls, f"{format_count(budget.max_calls or 0)} calls"),
+        (tokens, budget.max_tokens, f"{budget.max_tokens or 0:,} tokens"),
+        (charged.usd or 0.0, budget.max_usd, f"${budget.max_usd or 0:.2f}"),
         (seconds, budget.max_seconds, format_clock(budget.max_seconds or 0)),
     )
     shares = [(used / limit if limit else 1.0, words) for used, limit, words in limits if limit is not None]

@@ -544,8 +544,9 @@ def _open_account(
     limits, seen = plan.config.budget, [role for role in _list_roles(plan.config) if role not in unseen]
     watch = RunWatch(plan.run_id, post, plan.config, seen)
 
-    def post_usage(usage: Usage, seconds: float) -> None:
-        post(BudgetUpdated(run_id=plan.run_id, usage=usage, seconds=seconds, **limits.model_dump()))
+    def post_usage(usage: Usage, worst: Usage, seconds: float) -> None:
+        update = BudgetUpdated(run_id=plan.run_id, usage=usage, worst_case=worst, seconds=seconds)
+        post(update.model_copy(update=limits.model_dump()))
 
     account = Account(
         plan.run_id,
