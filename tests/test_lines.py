@@ -28,6 +28,8 @@ from reflact.reporting.lines import (
     format_clock,
     format_count,
     format_duration,
+    format_epoch,
+    shorten_reason,
     wrap_line,
 )
 from reflact.reporting.summary import format_spend, print_summary
@@ -93,6 +95,31 @@ def test_a_call_is_named_in_words(purpose: str, part: str, words: str) -> None:
     assert line == f"fallback  {words}: It failed.; used instead: nothing"
     step = CallId(role="optimizer", purpose=purpose, part=part, step=3)
     assert step.title == f"{words} in step 3"
+
+
+@pytest.mark.parametrize(
+    ("reason", "shown"),
+    [
+        ('refused: {"error": {"message": "too long", "code": 400}}', "refused: too long"),
+        ('refused: {"error": "too long"}; try again', "refused: too long; try again"),
+        ('refused: {"message": "too long"}', "refused: too long"),
+        ('refused: {"code": 400}', 'refused: {"code": 400}'),
+        ('cut: {"error": {"mess', 'cut: {"error": {"mess'),
+        ("a " * 200, f"{'a ' * 77}a..."),
+        ("a" * 200, f"{'a' * 157}..."),
+    ],
+)
+def test_a_line_has_the_message_of_a_refusal_and_no_more_than_160_characters(reason: str, shown: str) -> None:
+    """The JSON around the message of an endpoint is left out of a line; the stored step keeps the whole reason."""
+    assert shorten_reason(reason) == shown
+    fallback = Fallback(label="meta_skill", reason=reason, replacement="nothing")
+    used = events.FallbackUsed(run_id=RUN, step=1, fallback=fallback)
+    end: dict[str, Any] = {"slow_update": None, "meta_skill": None, "fallbacks": (fallback,)}
+    closed = events.EpochCommitted(run_id=RUN, step=1, epoch=1, current=V0, best=V0, **end)
+    for event in (used, closed):
+        (line,) = format_all(event)
+        assert f": {shown}; used instead: nothing" in line
+    assert f": {reason}; used instead: nothing" in format_epoch(closed)
 
 
 def test_a_repeated_document_is_named() -> None:

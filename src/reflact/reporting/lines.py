@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
 import unicodedata
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from reflact import events
@@ -27,6 +29,9 @@ ESCAPED_CATEGORIES = {"Cc", "Cf", "Cs", "Zl", "Zp"}
 
 POSITIONS = re.compile(r"^@@ .*\n", re.MULTILINE)
 """The line of a unified diff that says where a part of it stands; lines of the text begin with another sign."""
+
+MAX_REASON_CHARS = 160
+"""The most characters of the reason of a fallback in a line of a run; ``reflact show`` has all of it."""
 
 MINUTE, HOUR, DAY = 60, 3600, 86400
 
@@ -136,9 +141,11 @@ def _format_single(event: events.Event) -> str | None:
         case events.BaselineMeasured():
             line = f"baseline  val {event.score:.3f} on {name_count(event.n, 'item')}"
         case events.FallbackUsed():
-            line = f"fallback  {format_fallback(event.fallback)}"
+            line = f"fallback  {format_fallback(_shorten_fallback(event.fallback))}"
         case events.EpochCommitted():
-            line = format_epoch(event)
+            line = format_epoch(
+                event.model_copy(update={"fallbacks": tuple(map(_shorten_fallback, event.fallbacks))})
+            )
         case events.VersionReturned():
             line = f"return    {event.reason}"
         case events.TrainingStopped():
@@ -177,6 +184,22 @@ def format_fallback(fallback: Fallback) -> str:
     """Return what failed, why, and the fallback."""
     purpose, _, part = fallback.label.partition("/")
     return f"{describe_call(purpose, part)}: {fallback.reason}; used instead: {fallback.replacement}"
+
+
+def _shorten_fallback(fallback: Fallback) -> Fallback:
+    return fallback.model_copy(update={"reason": shorten_reason(fallback.reason)})
+
+
+def shorten_reason(reason: str, length: int = MAX_REASON_CHARS) -> str:
+    """Return a reason with the message alone of an endpoint's JSON; a longer one is cut after a word."""
+    head, brace, tail = reason.partition("{")
+    with suppress(ValueError, RecursionError):
+        body, end = json.JSONDecoder().raw_decode(brace + tail)
+        error = body.get("error", body)
+        message = error.get("message") if isinstance(error, dict) else error
+        if isinstance(message, str):
+            reason = head + message + (brace + tail)[end:]
+    return reason if len(reason) <= length else f"{reason[: length - 3].rsplit(' ', 1)[0]}..."
 
 
 def format_score(score: float | None) -> str:
