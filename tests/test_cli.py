@@ -267,9 +267,17 @@ def test_a_dry_run_foresees_that_its_folder_has_another_run(tmp_path: Path) -> N
     reason = " ".join(refused.stderr.split()).removeprefix("error: ")
     assert "models.target.max_tokens was" in reason
     warned = " ".join(reflact("train", path, *changed, "--dry-run").stdout.split())
-    assert f"warning: without a change, reflact train will refuse to start: {reason}" in warned
+    assert warned.endswith(f"warning: without a change, reflact train will refuse to start: {reason}")
     assert "warning" not in reflact("train", path, *changed, "--fork", "--dry-run").stdout
     assert "warning" not in reflact("train", path, "--dry-run").stdout
+
+
+def test_a_dry_run_ends_with_the_command_that_trains(tmp_path: Path) -> None:
+    """The last line repeats overrides and --fork, quoted for a shell."""
+    path = configured(tmp_path)
+    words = ("--set", "environment.description=Add numbers.", "--fork")
+    lines = reflact("train", path, *words, "--dry-run").stdout.splitlines()
+    assert lines[-1] == f"next: reflact train {path} --set 'environment.description=Add numbers.' --fork"
 
 
 def test_a_skill_is_measured_where_the_run_is(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from collections.abc import Sequence
 from functools import partial
@@ -80,8 +81,14 @@ def check(config: ConfigArgument, overrides: OverrideOption = None) -> None:
             "hint: environment.description is empty; the optimizer reads it, so say what the tasks are and what a good "
             "answer is"
         )
-    for line in (*lines, f"next: reflact train {config} --dry-run"):
+    for line in (*lines, f"next: {join_command(config, overrides)} --dry-run"):
         typer.echo(escape_line(line))
+
+
+def join_command(config: Path, overrides: Sequence[str] | None, *options: str) -> str:
+    """Return the command that trains under a configuration with its overrides, for a shell."""
+    settings = [word for each in overrides or () for word in ("--set", each)]
+    return shlex.join(["reflact", "train", str(config), *settings, *options])
 
 
 def describe_role(role: RoleCheck) -> str:
@@ -270,8 +277,8 @@ def create_approver() -> Approver:
     return approve
 
 
-def print_cost_estimate(config: TrainerConfig) -> None:
-    """Print the estimated cost of the rest of a run; call nothing and write nothing.
+def print_cost_estimate(config: TrainerConfig, command: str) -> None:
+    """Print the estimated cost of the rest of a run, and the command that trains; call nothing and write nothing.
 
     Raises:
         UsageError: The configuration, the data, a prompt or the initial skill is wrong.
@@ -302,6 +309,8 @@ def print_cost_estimate(config: TrainerConfig) -> None:
         typer.echo(
             f"warning: without a change, reflact train will refuse to start: {escape_line(str(conflict))}"
         )
+    else:
+        typer.echo(f"next: {escape_line(command)}")
 
 
 async def _find_conflict(path: Path, plan: RunPlan) -> RunConflict | None:
@@ -343,7 +352,7 @@ def train(  # noqa: PLR0917 - one for each option of the command
     """
     settings = load_trainer_config(config, [*(overrides or ()), *(["fork=true"] if fork else [])])
     if dry_run:
-        print_cost_estimate(settings)
+        print_cost_estimate(settings, join_command(config, overrides, *(["--fork"] if fork else [])))
         return
     mode = resolve_show_mode(show, as_json=as_json)
     train_and_show(settings, show=mode, times=times, approve=create_approver() if review else None)
