@@ -16,7 +16,7 @@ from emulator import Terminal
 from reflact import events
 from reflact.config.training import TrainerConfig
 from reflact.events import EVENT_ADAPTER, Event
-from reflact.records import SkillVersion
+from reflact.records import SkillVersion, Usage
 from reflact.reporting.live import JsonView, LineView, LiveView, show_run
 from reflact.reporting.live_display import LiveState
 
@@ -210,6 +210,22 @@ def test_lines_tell_the_progress_of_a_long_stage() -> None:
         (101, aggregate),
         (131, aggregate),
     ]
+
+
+@pytest.mark.parametrize(
+    ("before", "shown"), [(None, "235 calls, 61k tokens"), (230, "5 calls, 1,000 tokens")]
+)
+def test_a_measurement_shows_its_own_calls(before: int | None, shown: str) -> None:
+    """Calls that a run made before a measurement are left out of its progress; a training shows all of its own."""
+    text, now = io.StringIO(), 0.0
+    view = LineView(Console(file=text), clock=lambda: now, with_timer=False)
+    if before is not None:
+        view.leave_out(Usage(calls=before, input_tokens=60_000))
+    usage = Usage(calls=235, input_tokens=61_000)
+    view.show_event(events.BudgetUpdated(run_id=RUN, usage=usage, seconds=1.0))
+    now = 30.0
+    view.refresh()
+    assert text.getvalue() == f"progress  starting; price unknown, {shown}\n"
 
 
 def test_a_thread_tells_the_progress_and_ends_with_the_block() -> None:

@@ -20,7 +20,8 @@ from reflact.errors import (
     ProviderDown,
     RunConflict,
 )
-from reflact.records import RunSummary
+from reflact.messages import CallReservation
+from reflact.records import RunSummary, Usage
 from reflact.stages.reply_models import AnalystReply
 from reflact.store.runs import open_store
 from reflact.testing import TOY_RULES, ScriptedLLM, ToyEnvironment, ToyTarget, append_reply, toy_optimizer
@@ -221,6 +222,31 @@ async def test_measuring_a_document_leaves_the_run_as_it_ended(tmp_path: Path) -
         (row,) = await store.runs()
     assert row.status == "completed"
     assert TrainerConfig.model_validate(row.config).train.num_epochs == 2
+
+
+async def test_a_measurement_begins_with_what_the_run_used_before(tmp_path: Path) -> None:
+    """The first event of a measurement in a run's folder has the usage of that run, before any call."""
+    config = settings(tmp_path)
+    await build_trainer(config).train()
+    spent = Usage(calls=7, input_tokens=5)
+    async with open_store(tmp_path / "run.db") as store:
+        (row,) = await store.runs()
+        call = CallReservation(
+            key="k", run_id=row.run_id, call_id="c", role="target", purpose="rollout", endpoint="e", model="m"
+        )
+        await store.reserve(call)
+        await store.settle(call, spent)
+    told: list[events.Event] = []
+
+    async def listen(event: events.Event) -> None:
+        told.append(event)
+
+    passed = Overrides(WORLD, ToyTarget(), ScriptedLLM(toy_optimizer()))
+    await evaluate_skill(config, Skill(text="- another"), Split.val, overrides=passed, on_event=listen)
+    first = next(event for event in told if isinstance(event, events.BudgetUpdated))
+    assert first.usage == spent
+    progressed = next(event for event in told if isinstance(event, events.StageProgressed))
+    assert told.index(first) < told.index(progressed)
 
 
 def pairs(first: int, count: int) -> list[tuple[str, str]]:

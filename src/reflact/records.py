@@ -252,6 +252,12 @@ class Usage(FrozenModel):
             uncounted=self.uncounted + other.uncounted,
         )
 
+    def __sub__(self, other: Usage) -> Usage:
+        """Return the consumption since an earlier moment; its price is unknown if none is known now."""
+        counts = self.model_dump(exclude={"usd"}).items()
+        usd = None if self.usd is None else self.usd - (other.usd or 0.0)
+        return Usage(usd=usd, **{name: count - getattr(other, name) for name, count in counts})
+
 
 class Spend(FrozenModel):
     """A run's usage for one role and purpose.

@@ -186,6 +186,7 @@ def evaluate(  # noqa: PLR0917 - one for each option of the command
     from rich.console import Console
 
     from reflact.errors import UsageError
+    from reflact.events import BudgetUpdated
     from reflact.reporting.lines import escape_line
     from reflact.reporting.tables import build_score_table, shorten_middle
     from reflact.reporting.verdict import describe_gain
@@ -203,10 +204,14 @@ def evaluate(  # noqa: PLR0917 - one for each option of the command
         typer.echo("note: the document begins with front matter, which is measured with it", err=True)
     controls: dict[str, Control] = {name: name for name in get_args(Control)}
     others = [controls.get(name) or load_skill(Path(name)) for name in named]
-    console = Console()
+    console, has_begun = Console(), False
     with build_view(show, console, name=settings.out_dir.name, times=times) as view:
 
         async def emit(event: Event) -> None:
+            nonlocal has_begun
+            if isinstance(event, BudgetUpdated) and not has_begun:
+                has_begun = True
+                view.leave_out(event.usage)
             view.show_event(event)
 
         compared = anyio.run(

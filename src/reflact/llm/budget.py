@@ -135,7 +135,7 @@ class Budget:
     the run is started again.
 
     Args:
-        on_usage: Called after each charged call with the run's total usage, the worst case of its interrupted and
+        on_usage: Called by ``report_usage`` and after each charged call, with the run's total usage, the worst case of its interrupted and
             uncounted calls, and its active seconds; must neither wait nor raise.
 
     Attributes:
@@ -171,6 +171,11 @@ class Budget:
         if self._limits.max_seconds is not None:
             self._late = seconds >= self._limits.max_seconds
             self.deadline = math.inf if self._late else self._since + self._limits.max_seconds
+
+    def report_usage(self) -> None:
+        """Call ``on_usage`` with what is used so far."""
+        if self._on_usage is not None:
+            self._on_usage(self._used, self._uncertain, anyio.current_time() - self._since)
 
     @asynccontextmanager
     async def reserve(self, worst: Usage) -> AsyncIterator[Reservation]:
@@ -234,8 +239,8 @@ class Budget:
             self._used += reservation.usage
             self._uncertain += reservation.uncertain
             self._charged += amount_of(reservation.cost) - reservation.amount
-            if self._on_usage is not None and reservation.cost.calls:
-                self._on_usage(self._used, self._uncertain, anyio.current_time() - self._since)
+            if reservation.cost.calls:
+                self.report_usage()
         elif reservation in self._waiting:
             self._waiting.remove(reservation)
         self._admit()

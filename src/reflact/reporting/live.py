@@ -7,6 +7,7 @@ import time
 from collections import deque
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable
 from contextlib import suppress
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from threading import Event, Thread
@@ -21,7 +22,7 @@ from rich.text import Text
 from reflact import events
 from reflact.config.training import TrainerConfig
 from reflact.errors import StoreError
-from reflact.records import RunSummary
+from reflact.records import RunSummary, Usage
 from reflact.reporting.lines import EventLines, escape_controls, format_duration, name_count, wrap_line
 from reflact.reporting.live_display import (
     LiveDisplay,
@@ -59,6 +60,9 @@ class RunView:
 
     def restore(self, earlier: Iterable[events.Event]) -> None:
         """Take the durable events of earlier starts."""
+
+    def leave_out(self, spent: Usage) -> None:
+        """Take what the run used before a measurement outside its training, which is not shown."""
 
     def show_event(self, event: events.Event) -> None:
         """Show an event."""
@@ -137,6 +141,10 @@ class LineView(RunView):
         earlier = tuple(earlier)
         self._show(self._event_lines.format_resume(earlier), datetime.now(UTC))
         self._state = restore_state(self._state, earlier)
+
+    def leave_out(self, spent: Usage) -> None:
+        """Show only what is used beyond this."""
+        self._state = replace(self._state, spent_before=spent)
 
     def show_event(self, event: events.Event) -> None:
         """Update the state, and print the line of the event."""
@@ -345,8 +353,8 @@ def describe_progress(state: LiveState, now: float) -> str:
     parts = [place] if state.step else []
     parts += [f"{name_stage(stage, state)} {_count_parts(stage, now)}" for stage in state.active_stages]
     words = [", ".join(parts) or "starting"]
-    if state.budget is not None and state.budget.usage.calls:
-        words.append(format_usage(state.budget.usage))
+    if state.spent.calls:
+        words.append(format_usage(state.spent))
     if state.failed_calls:
         words.append(f"{name_count(state.failed_calls, 'call')} without a reply")
     left = state.estimate_seconds_left(now)

@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from reflact import events
-from reflact.records import SkillScore, SkillVersion
+from reflact.records import SkillScore, SkillVersion, Usage
 from reflact.reporting.lines import (
     ACTION_WORDS,
     escape_controls,
@@ -113,6 +113,7 @@ class LiveState:
         stages: The stages of the current step, in the order of their starts.
         trials: The requests of the gate in the current decision.
         failed_calls: How many model calls ended without a reply.
+        spent_before: What the run had used when a measurement outside its training began; None in a training.
         pauses: The last pause of each endpoint, and when it was reported.
         drafts: Calls that are being written, or the last finished one.
     """
@@ -135,6 +136,7 @@ class LiveState:
     trials: tuple[events.TrialRequested, ...] = ()
     budget: events.BudgetUpdated | None = None
     budget_updated_at: float = 0.0
+    spent_before: Usage | None = None
     failed_calls: int = 0
     pauses: tuple[tuple[float, events.RateLimited], ...] = ()
     drafts: tuple[CallDraft, ...] = ()
@@ -143,6 +145,12 @@ class LiveState:
     def total_steps(self) -> int | None:
         """The steps of the whole run; None if the plan is not known."""
         return None if self.plan is None or self.epochs is None else self.plan.steps_per_epoch * self.epochs
+
+    @property
+    def spent(self) -> Usage:
+        """What the run used in all its starts, or what the measurement used."""
+        usage = Usage() if self.budget is None else self.budget.usage
+        return usage if self.spent_before is None else usage - self.spent_before
 
     @property
     def last_committed_step(self) -> int:
@@ -449,14 +457,14 @@ def draw_heights(scores: Sequence[float | None], *, ascii_only: bool) -> str:
 
 
 def _list_spend(state: LiveState, budget: events.BudgetUpdated, now: float) -> Iterator[DisplayRow]:
-    usage, usd = budget.usage, budget.usage.usd
+    usage, usd = state.spent, state.spent.usd
     read, written = format_count(usage.input_tokens), format_count(usage.output_tokens)
     line = Text(f"{format_count(usage.calls)} calls   {read} tokens in, {written} out")
     line.append("" if usd is None else f"   ${usd:.4f}")
     line.append(f"   {state.failed_calls} without a reply" if state.failed_calls else "", "yellow")
     yield DisplayRow(4, "spend", line)
     seconds = budget.seconds + max(now - state.budget_updated_at, 0.0)
-    charged = usage + budget.worst_case
+    charged = budget.usage + budget.worst_case
     tokens = charged.input_tokens + charged.output_tokens
     limits = (
         (charged.calls, budget.max_calls, f"{format_count(budget.max_calls or 0)} calls"),

@@ -58,7 +58,7 @@ async def compare_skill(
             ``null``: constant answers, which no model has to give.
         split: Where to measure.
         overrides: Collaborators in place of configured ones.
-        on_event: Takes the events.
+        on_event: Takes the events. A ``BudgetUpdated`` with what the run used before comes first.
 
     Raises:
         UsageError: The configuration or the data is wrong, or the folder holds another run.
@@ -85,6 +85,7 @@ async def compare_skill(
     async with open_runtime(plan, overrides, on_event) as runtime:
         run = Run(runtime, on_event)
         await run.start_or_resume(resume=False)
+        runtime.budget.report_usage()
         with runtime.tracing.run("reflact.eval"):
             async with manage_environment(runtime.plan.environment, run.failures):
                 await run.test_skill()
