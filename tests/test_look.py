@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 from pathlib import Path
@@ -9,6 +10,9 @@ from pathlib import Path
 import anyio
 import pytest
 from anyio import to_thread
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
 
 from reflact import Trainer, compare_runs, read_run
 from reflact.errors import UsageError
@@ -16,11 +20,13 @@ from reflact.events import StepCommitted
 from reflact.protocols import Target
 from reflact.records import EpochRecord, SkillVersion, SlowUpdate, Spend, StepRecord, Usage
 from reflact.reporting.html.serve import render_comparison
-from reflact.reporting.lines import hide_positions
+from reflact.reporting.lines import hide_positions, shorten_middle
 from reflact.reporting.summary import format_details
 from reflact.reporting.tables import (
     build_run_table,
+    build_settings_table,
     describe_prompts,
+    format_setting,
     list_comparison_columns,
     list_gain_lines,
     list_setting_rows,
@@ -28,7 +34,14 @@ from reflact.reporting.tables import (
 from reflact.skills.document import diff_texts
 from reflact.store.runs import RunRow
 from reflact.testing import ToyEnvironment, toy_optimizer
-from reflact.training.history import RunComparison, RunListing, SettingDifference, StepDetails, choose_run
+from reflact.training.history import (
+    ComparedRun,
+    RunComparison,
+    RunListing,
+    SettingDifference,
+    StepDetails,
+    choose_run,
+)
 from reflact.types import (
     AggregateResult,
     AnalystReport,
@@ -412,6 +425,53 @@ def test_settings_are_compared_in_words() -> None:
     own = SettingDifference(key="environment", values=("shop 1", "shop 2"))
     other = RunComparison.model_construct(settings=(own, found[2]))
     assert list_setting_rows(other)[0] == ("environment (identity)", ("shop 1", "shop 2"))
+
+
+def test_values_of_settings_break_between_words() -> None:
+    """A list is shown with commas, so that a cell wraps between its words; other values are JSON with spaces."""
+    operations = ["append", "insert_after", "replace", "delete"]
+    assert format_setting(operations) == "append, insert_after, replace, delete"
+    assert [format_setting(value) for value in (None, [], [1, "a"], {"b": 1, "a": 2}, True, 2048, "x")] == [
+        "-",
+        "[]",
+        '[1, "a"]',
+        '{"a": 2, "b": 1}',
+        "true",
+        "2048",
+        "x",
+    ]
+    found = SettingDifference(key="update.operations", values=(operations, ["append"]))
+    runs = tuple(ComparedRun.model_construct(name=f"runs/{name}") for name in ("first", "second"))
+    console = Console(file=(shown := io.StringIO()), width=50)
+    console.print(build_settings_table(RunComparison.model_construct(runs=runs, settings=(found,))))
+    assert [line.split() for line in shown.getvalue().splitlines()[2:]] == [
+        ["update.operations", "append,", "append"],
+        ["insert_after,"],
+        ["replace,", "delete"],
+    ]
+
+
+@given(
+    text=st.text("ab ", max_size=200),
+    length=st.integers(8, 120),
+)
+def test_a_text_loses_its_middle_between_words(text: str, length: int) -> None:
+    """The result is never longer than asked for, and begins and ends as the text does."""
+    shown = shorten_middle(text, length)
+    assert len(shown) <= length
+    head, dots, tail = shown.partition("...")
+    assert text.startswith(head)
+    assert text.endswith(tail)
+    assert bool(dots) == (len(text) > length)
+
+
+def test_a_number_near_the_cut_stays_whole() -> None:
+    """A word that the cut would halve is left out as a whole; a very long one is cut."""
+    text = (
+        "My wife placed an order (sn65184) last week and one of the two lamps is missing. Sent from my phone"
+    )
+    assert shorten_middle(text, 67) == "My wife placed an order...is missing. Sent from my phone"
+    assert shorten_middle("x" * 100, 23) == f"{'x' * 10}...{'x' * 10}"
 
 
 def test_settings_without_an_effect_are_no_difference(folder: Path, tmp_path: Path) -> None:

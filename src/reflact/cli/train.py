@@ -187,8 +187,8 @@ def evaluate(  # noqa: PLR0917 - one for each option of the command
 
     from reflact.errors import UsageError
     from reflact.events import BudgetUpdated
-    from reflact.reporting.lines import escape_line
-    from reflact.reporting.tables import build_score_table, shorten_middle
+    from reflact.reporting.lines import escape_line, shorten_middle
+    from reflact.reporting.tables import build_score_table
     from reflact.reporting.verdict import describe_gain
     from reflact.skills.package import load_skill
     from reflact.training.evaluation import compare_skill

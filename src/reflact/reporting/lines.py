@@ -33,6 +33,9 @@ POSITIONS = re.compile(r"^@@ .*\n", re.MULTILINE)
 MAX_REASON_CHARS = 160
 """The most characters of the reason of a fallback in a line of a run; ``reflact show`` has all of it."""
 
+MAX_CUT_WORD = 20
+"""A longer word may be cut if a text loses its middle."""
+
 MINUTE, HOUR, DAY = 60, 3600, 86400
 
 ACTION_WORDS: dict[GateAction, str] = {
@@ -200,6 +203,20 @@ def shorten_reason(reason: str, length: int = MAX_REASON_CHARS) -> str:
         if isinstance(message, str):
             reason = head + message + (brace + tail)[end:]
     return reason if len(reason) <= length else f"{reason[: length - 3].rsplit(' ', 1)[0]}..."
+
+
+def shorten_middle(text: str, length: int) -> str:
+    """Return a text of at most ``length`` characters; a longer one loses its middle, since its ends tell most.
+
+    It is cut between words if a space is near.
+    """
+    if len(text) <= length:
+        return text
+    n_head, near = (length - 3) // 2, min(length // 6, MAX_CUT_WORD)
+    head, tail = text[: n_head + 1], text[n_head + 2 - length :]
+    head = head[: head.rfind(" ")] if " " in head[-near - 1 :] else head[:-1]
+    tail = tail[tail.find(" ") + 1 :] if " " in tail[: near + 1] else tail[1:]
+    return f"{head}...{tail}"
 
 
 def format_score(score: float | None) -> str:

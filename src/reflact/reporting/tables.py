@@ -38,12 +38,13 @@ from reflact.reporting.lines import (
     format_count,
     format_duration,
     format_score,
+    shorten_middle,
 )
 from reflact.reporting.verdict import SCORE_NAMES, describe_gain, format_cost, format_usd
 from reflact.stages.final_test import average_metrics
 from reflact.training.history import RunComparison, RunListing, SettingDifference
 from reflact.training.items import DocumentResult, ItemResult
-from reflact.types import Score, Split, canonical_json
+from reflact.types import Score, Split
 
 Columns = Mapping[str, Sequence[str]]
 """The cells of a table by the headings of its columns."""
@@ -67,7 +68,7 @@ MAX_PIPED_CHARS = 400
 """The most characters of a text of an item in a file or a pipe."""
 
 
-MAX_SETTING_CHARS = 40
+MAX_SETTING_CHARS = 80
 """The most characters of a setting's value in a comparison."""
 
 IDENTITY_NAMES = {"data": "data (content)", "environment": "environment (identity)"}
@@ -315,8 +316,11 @@ def _is_prompt(setting: SettingDifference) -> bool:
 
 
 def format_setting(value: JsonValue) -> str:
-    """Return a setting's value: a text as it is, anything else as JSON; a dash if there is none."""
-    return "-" if value is None else value if isinstance(value, str) else canonical_json(value)
+    """Return a setting's value: a text as it is, a list of texts with commas, anything else as JSON; a dash if there is none."""
+    if value is None:
+        return "-"
+    texts = [each for each in value if isinstance(each, str)] if isinstance(value, list) else []
+    return ", ".join(texts) if texts and texts == value else format_value(value)
 
 
 def list_gain_lines(comparison: RunComparison) -> Iterator[str]:
@@ -556,14 +560,6 @@ def format_metrics(item: ItemResult) -> str:
         f"{escape_line(name)} {_format_metric(before, name)} -> {_format_metric(after, name)}"
         for name in names
     )
-
-
-def shorten_middle(text: str, length: int) -> str:
-    """Return a text of at most ``length`` characters; a longer one loses its middle, since its ends tell most."""
-    if len(text) <= length:
-        return text
-    head = (length - 3) // 2
-    return f"{text[:head]}...{text[head + 3 - length :]}"
 
 
 def _list_block(heading: str, text: str) -> Iterator[str]:

@@ -43,6 +43,7 @@ from reflact.reporting.lines import (
     format_duration,
     format_score,
     name_count,
+    shorten_middle,
 )
 from reflact.reporting.tables import (
     PARTIAL_NOTE,
@@ -50,7 +51,6 @@ from reflact.reporting.tables import (
     list_score_columns,
     list_step_columns,
     merge_equal_scores,
-    shorten_middle,
 )
 from reflact.reporting.verdict import (
     SPLIT_WORDS,

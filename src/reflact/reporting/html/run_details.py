@@ -12,13 +12,19 @@ import htpy as h
 
 from reflact.records import ComparisonCategory, EpochRecord, StepRecord
 from reflact.reporting.html.page import PageSection, TextLimit, build_svg, format_coordinate, render_node
-from reflact.reporting.lines import ACTION_WORDS, escape_line, format_change, format_fallback, name_count
+from reflact.reporting.lines import (
+    ACTION_WORDS,
+    escape_line,
+    format_change,
+    format_fallback,
+    name_count,
+    shorten_middle,
+)
 from reflact.reporting.tables import (
     CATEGORY_WORDS,
     describe_score,
     format_scores,
     format_value,
-    shorten_middle,
 )
 from reflact.reporting.verdict import SPLIT_WORDS
 from reflact.skills.document import diff_texts

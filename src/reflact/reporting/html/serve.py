@@ -44,14 +44,13 @@ from reflact.reporting.html.page import (
 )
 from reflact.reporting.html.run import estimate_score, read_report, render_run_page
 from reflact.reporting.html.run_details import build_diff
-from reflact.reporting.lines import escape_line, format_score, name_count
+from reflact.reporting.lines import escape_line, format_score, name_count, shorten_middle
 from reflact.reporting.tables import (
     describe_prompts,
     list_comparison_columns,
     list_gain_lines,
     list_run_columns,
     list_setting_rows,
-    shorten_middle,
     shorten_path,
 )
 from reflact.reporting.verdict import format_usd
