@@ -88,6 +88,8 @@ def _reply(kind: str, fields: dict[str, Any], asked: str) -> dict[str, Any]:
             said = {"reasoning": "As compared.", "memory": f"Rules help, as seen in {_digits(asked)}."}
         case "RewriteReply":
             said = {"summary": "As proposed.", "document": _document(asked)}
+        case "RuleReply":
+            said = {"rule": _wanted(asked)[0]}
         case "DraftMergeReply":
             said = {"document": _document(asked)}
         case "DraftReply":
