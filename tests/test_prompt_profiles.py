@@ -220,8 +220,17 @@ def test_every_grader_is_described_to_the_optimizer() -> None:
     assert all(grader.meaning for grader in GRADERS.values())
 
 
-async def test_environments_and_targets_describe_themselves(tmp_path: Path) -> None:
-    """``environment.description`` and the descriptions of environment and target reach the optimizer in a run."""
+@pytest.mark.parametrize(
+    ("profile", "description", "n_shown"),
+    [("default", "Rules applied to numbers.", 3), ("small", "Rules applied to numbers.", 1), ("small", "", 2)],
+)
+async def test_environments_and_targets_describe_themselves(
+    tmp_path: Path, profile: str, description: str, n_shown: int
+) -> None:
+    """``environment.description`` and the descriptions of environment and target reach the optimizer in a run.
+
+    A small optimizer sees the first alone if there is one.
+    """
 
     class Described(ToyTarget):
         description = "The agent has no tools."
@@ -233,14 +242,15 @@ async def test_environments_and_targets_describe_themselves(tmp_path: Path) -> N
     config = {
         "out_dir": tmp_path,
         "train": {"num_epochs": 1, "batch_size": 8},
-        "environment": {"description": "Rules applied to numbers."},
+        "environment": {"description": description},
+        "prompts": {"profile": profile},
     }
     await Trainer(config, environment=DescribedEnvironment(), target=Described(), optimizer=llm).train()
     prompts = [call.prompt.messages[-1].content for call in llm.calls if call.prompt.name != "merge"]
     backgrounds = [text for text in prompts if "<background>" in text]
     assert backgrounds
-    for words in ("Rules applied to numbers.", "Even and odd are words.", "The agent has no tools."):
-        assert all(words in text for text in backgrounds)
+    said = ("Rules applied to numbers.", "Even and odd are words.", "The agent has no tools.")
+    assert {sum(words in text for words in said) for text in backgrounds} == {n_shown}
 
 
 # ------------------------------------------------------------------------------------------ what comes back

@@ -194,15 +194,17 @@ class Runtime:
         return self.store.decision_log(self.plan.run_id)
 
     def make_context(self, step: int) -> StageContext:
-        """Return the collaborators of the optimizer's calls in a step."""
+        """Return the collaborators of the optimizer's calls; a small one, which copies, sees the own description alone."""
+        own, profile = self.config.environment.description, self.config.prompts.profile
         sources = (unwrap_environment(self.plan.environment), self.target)
         described = [source.description for source in sources if isinstance(source, Described)]
+        described = [] if own.strip() and profile == "small" else described
         return StageContext(
             llm=self.optimizer,
             prompts=self.plan.prompts,
             decision_log=self.decision_log,
             step=step,
-            task=show_task(self.config.environment.description, *described),
+            task=show_task(own, *described),
         )
 
 
