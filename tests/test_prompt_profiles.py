@@ -222,7 +222,11 @@ def test_every_grader_is_described_to_the_optimizer() -> None:
 
 @pytest.mark.parametrize(
     ("profile", "description", "n_shown"),
-    [("default", "Rules applied to numbers.", 3), ("small", "Rules applied to numbers.", 1), ("small", "", 2)],
+    [
+        ("default", "Rules applied to numbers.", 3),
+        ("small", "Rules applied to numbers.", 1),
+        ("small", "", 2),
+    ],
 )
 async def test_environments_and_targets_describe_themselves(
     tmp_path: Path, profile: str, description: str, n_shown: int

@@ -218,9 +218,9 @@ def fill_template(
     draft: Mapping[str, str], model: str, optimizer: str | None, base_url: str, api_key_env: str | None
 ) -> str:
     """Return a configuration; a local address needs no key unless one is named."""
-    from reflact.config.models import is_small_model
+    from reflact.config.models import is_local_address, is_small_model
 
-    is_local = any(f"//{host}" in base_url for host in ("localhost", "127.0.0.1", "[::1]"))
+    is_local = is_local_address(base_url)
     key = api_key_env or ("null" if is_local else "OPENAI_API_KEY")
     critic = f"  # The model that grades.\n  critic:\n    model: {quote_yaml(optimizer or model)}\n"
     own = "" if optimizer is None else f"model: {quote_yaml(optimizer)}\n    "

@@ -28,6 +28,7 @@ from reflact.cli.common import (
 )
 
 if TYPE_CHECKING:
+    from reflact.config.models import ModelConfig
     from reflact.config.training import TrainerConfig
     from reflact.errors import RunConflict
     from reflact.events import Event
@@ -74,7 +75,7 @@ def check(config: ConfigArgument, overrides: OverrideOption = None) -> None:
         *([] if found.skill is None else [f"skill: {found.skill}"]),
         *(describe_role(role) for role in found.roles),
         *describe_item(found, settings),
-        *describe_time(found, settings.models.target.concurrency),
+        *describe_time(found, settings.models.target),
     ]
     if not settings.environment.description.strip():
         lines.append(
@@ -100,16 +101,29 @@ def describe_role(role: RoleCheck) -> str:
     return f"{role.role}: {role.title}: {role.seconds:.1f} s{mode}, {tokens}, {price}"
 
 
-def describe_time(found: SetupCheck, concurrency: int) -> list[str]:
-    """Return how long the target's calls will probably take, as at most one line."""
+def describe_time(found: SetupCheck, target: ModelConfig) -> list[str]:
+    """Return how long the target's calls will probably take, as at most one line.
+
+    A machine may answer several calls at once no faster than one after another, so a local address has a second time.
+    """
+    from reflact.config.models import is_local_address
     from reflact.reporting.lines import format_count, format_duration
 
-    seconds = [role.seconds for role in found.roles if role.role == "target"]
-    return [
-        f"time: {format_count(round(found.target_calls))} calls of the target are likely; at {format_duration(each)} "
-        f"each and {concurrency} at once they take about {format_duration(found.target_calls * each / concurrency)}"
-        for each in seconds
-    ]
+    at_once = target.concurrency
+    is_uncertain = at_once > 1 and is_local_address(target.base_url)
+    lines = []
+    for each in (role.seconds for role in found.roles if role.role == "target"):
+        whole = found.target_calls * each
+        most = (
+            f", or up to {format_duration(whole)} if the server is no faster with several"
+            if is_uncertain
+            else ""
+        )
+        lines.append(
+            f"time: {format_count(round(found.target_calls))} calls of the target are likely; at {format_duration(each)} "
+            f"each and {at_once} at once they take about {format_duration(whole / at_once)}{most}"
+        )
+    return lines
 
 
 def describe_item(found: SetupCheck, config: TrainerConfig) -> list[str]:

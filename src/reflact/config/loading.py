@@ -48,7 +48,13 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
     "default": {},
     "small": {
         "prompts": {"profile": "small"},
-        "reflect": {"failure_only": True, "minibatch_size": 3, "step_buffer": False, "memory": "off"},
+        "reflect": {
+            "failure_only": True,
+            "minibatch_size": 3,
+            "step_buffer": False,
+            "memory": "off",
+            "trajectory_tokens": 2000,
+        },
         "select": {"max_edits": 1},
         "update": {"operations": ["append"]},
         "slow_update": {"enabled": False},

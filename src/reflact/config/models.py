@@ -46,6 +46,11 @@ def is_small_model(name: str) -> bool:
     return len(sizes) == 1 and sizes[0] < SMALL_BILLIONS
 
 
+def is_local_address(url: str) -> bool:
+    """Whether a root of an API is on this machine."""
+    return urlsplit(url).hostname in {"localhost", "127.0.0.1", "::1"}
+
+
 def resolve_path(folder: Path, path: Path | None) -> Path | None:
     """Return the path of an input, which counts from a folder; None if there is none."""
     return None if path is None else folder / expand_home(path)

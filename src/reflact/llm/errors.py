@@ -124,9 +124,10 @@ def _translate_status(error: openai.APIStatusError, config: ModelConfig, role: s
     is_foreign = config.api == "pydantic_ai"
     if status in {400, 413, 422} and OVERFLOW_WORDS.search(error.response.text):
         limit = "" if config.max_tokens is None else f" of {config.max_tokens:,}"
+        texts = "lower reflect.trajectory_tokens" if role == "optimizer" else "shorten the texts"
         return ContextOverflow(
             f"{where} has too small a context for this request; the prompt and models.{role}.max_tokens{limit} must "
-            f"fit into it together, so set it lower or shorten the texts: {text}"
+            f"fit into it together, so set it lower or {texts}: {text}"
         )
     if is_quota_spent(status, error.response.headers, error.response.text):
         return QuotaSpent(
