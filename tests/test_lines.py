@@ -63,6 +63,13 @@ def format_all(*happened: events.Event) -> list[str]:
     return [line for event in happened if (line := event_lines.format_event(event)) is not None]
 
 
+@pytest.mark.parametrize(("trials", "words"), [(1, ""), (2, ", rolled out 2 times to see if answers differ")])
+def test_a_repeated_baseline_says_why(trials: int, words: str) -> None:
+    """Its progress counts more rollouts than items, so the line tells of both."""
+    measured = events.BaselineMeasured(run_id="r", score=0.25, n=40, trials=trials)
+    assert EventLines().format_event(measured) == f"baseline  val 0.250 on 40 items{words}"
+
+
 def test_a_step_is_one_line() -> None:
     """A committed step has its decision, scores, failures and edits, and nothing of the step before."""
     begun = events.StepStarted(run_id=RUN, step=2, epoch=1, item_ids=("a",))

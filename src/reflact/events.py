@@ -107,11 +107,15 @@ class NullAnswersGraded(_Event):
 
 
 class BaselineMeasured(_Event):
-    """The initial skill's score on the validation split, in the gate's metric."""
+    """The initial skill's score on the validation split, in the gate's metric.
+
+    The score is that of the first trial of ``n`` items. The gate learns from further ``trials`` if rollouts agree.
+    """
 
     kind: Literal["baseline_measured"] = "baseline_measured"
     score: float
     n: int
+    trials: int = 1
 
 
 class StepStarted(_Event):

@@ -370,8 +370,8 @@ def _count_parts(stage: StageProgress, now: float) -> str:
     """
     elapsed, total, done = max(now - stage.started_at, 0.0), stage.total, stage.done
     if total is None:
-        calls = f"{name_count(stage.calls, 'call')} in " if stage.calls else "for "
-        return f"{calls}{format_duration(elapsed)}"
+        calls = f" ({name_count(stage.calls, 'call')} done)" if stage.calls else ""
+        return f"for {format_duration(elapsed)}{calls}"
     counts = f"{done} of {total}{'' if stage.name == 'rollout' else ' rollouts'}"
     made = done - stage.n_at_once
     if not 0 < made < total - stage.n_at_once:

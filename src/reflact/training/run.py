@@ -277,7 +277,9 @@ class Run:
                 "the initial skill has no score on the validation split, so nothing can be compared with it; start again "
                 "to measure it anew"
             )
-        await self._emit(events.BaselineMeasured(run_id=self.id, score=score, n=measured.n))
+        await self._emit(
+            events.BaselineMeasured(run_id=self.id, score=score, n=measured.n, trials=len(trials))
+        )
         return await self._commit(
             None, build_first_state(initial, score, deterministic=deterministic, ranking=ranking), [initial]
         )
