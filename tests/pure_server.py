@@ -88,8 +88,6 @@ def _reply(kind: str, fields: dict[str, Any], asked: str) -> dict[str, Any]:
             said = {"reasoning": "As compared.", "memory": f"Rules help, as seen in {_digits(asked)}."}
         case "RewriteReply":
             said = {"summary": "As proposed.", "document": _document(asked)}
-        case "RuleReply":
-            said = {"rule": _wanted(asked)[0]}
         case "DraftMergeReply":
             said = {"document": _document(asked)}
         case "DraftReply":
@@ -112,6 +110,8 @@ def _one_shot(fields: dict[str, Any], asked: str, call_id: str) -> dict[str, Any
 
 
 def _edits(kind: str, reply: dict[str, Any], asked: str) -> dict[str, Any]:
+    if kind == "RuleReply":
+        return {"rule": _wanted(asked)[0]}
     fields, most = reply["edits"]["items"]["properties"], reply["edits"]["maxItems"]
     if kind == "MergeReply":
         proposals = {number: _content(text) for _, number, text in PROPOSAL.findall(asked)}

@@ -12,11 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reflact import export_skill
-from reflact.cli.runs import find_doubt
 from reflact.config.loading import load_config
 from reflact.errors import ConfigError, SkillError, UsageError
 from reflact.events import StepCommitted
-from reflact.reporting.verdict import describe_result
+from reflact.reporting.verdict import describe_result, find_doubt
 from reflact.skills.document import (
     apply_edits,
     check_document,

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from reflact.records import RunSummary
     from reflact.training.history import RunHistory, RunListing, StepDetails
     from reflact.training.items import ItemResult
     from reflact.types import Split
@@ -500,6 +499,7 @@ def export(  # noqa: PLR0917 - one for each option of the command
     import anyio
 
     from reflact.reporting.lines import escape_line
+    from reflact.reporting.verdict import find_doubt
     from reflact.store.artifacts import write_package
     from reflact.training.history import read_package, read_run
 
@@ -514,19 +514,6 @@ def export(  # noqa: PLR0917 - one for each option of the command
     if len(package.files) > 1:
         others = len(package.files) - 1
         typer.echo(f"and {others} other file{'s' if others > 1 else ''} of the folder")
-
-
-def find_doubt(summary: RunSummary) -> str | None:
-    """Return the result of a complete run if its test or a control does not support the best document; else None."""
-    from reflact.reporting.verdict import describe_controls, describe_result, has_better_skill
-    from reflact.types import Split
-
-    claim = summary.claim
-    if summary.status != "completed" or not has_better_skill(summary) or claim is None:
-        return None
-    if claim.improvement.split is not Split.test or (claim.confirmed and not describe_controls(summary)):
-        return None
-    return describe_result(summary)
 
 
 def compare(

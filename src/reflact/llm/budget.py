@@ -135,8 +135,8 @@ class Budget:
     the run is started again.
 
     Args:
-        on_usage: Called by ``report_usage`` and after each charged call, with the run's total usage, the worst case of its interrupted and
-            uncounted calls, and its active seconds; must neither wait nor raise.
+        on_usage: Called by ``report_usage`` and after each charged call, with the run's total usage, the worst case of
+            its interrupted and uncounted calls, and its active seconds; must neither wait nor raise.
 
     Attributes:
         current_stage: What the run works on; whoever measures the time of stages keeps it.

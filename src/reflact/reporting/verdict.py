@@ -66,6 +66,16 @@ def describe_result(summary: RunSummary) -> str:
     return f"The best document is {_describe_version(best)}. Its gain was not measured at the end{reason}."
 
 
+def find_doubt(summary: RunSummary) -> str | None:
+    """Return the result of a complete run if its test or a control does not support the best document; else None."""
+    claim = summary.claim
+    if summary.status != "completed" or not has_better_skill(summary) or claim is None:
+        return None
+    if claim.improvement.split is not Split.test or (claim.confirmed and not describe_controls(summary)):
+        return None
+    return describe_result(summary)
+
+
 def describe_verdict(summary: RunSummary) -> str:
     """Return the result of a run; if it is not complete, with what to do next."""
     result = describe_result(summary)
