@@ -311,15 +311,6 @@ def test_a_preset_is_a_start_that_settings_override() -> None:
     assert (small.reflect.minibatch_size, small.reflect.failure_only) == (5, True)
 
 
-def test_short_prompts_need_additions() -> None:
-    """Small optimizers write rules that are added, unless an earlier or an own prompt is named."""
-    update = {"operations": ["replace"]}
-    with pytest.raises(ConfigError, match="needs `append`"):
-        load_config({"prompts": {"profile": "small"}, "update": update})
-    earlier = {"profile": "small", "versions": {"analyst_failure": 1}}
-    assert load_config({"prompts": earlier, "update": update}).update.operations == ("replace",)
-
-
 @pytest.mark.parametrize(
     ("key", "value"),
     [

@@ -11,10 +11,12 @@ from pydantic import JsonValue
 
 from doubles import open_context
 from reflact import Trainer, read_run
+from reflact.config.loading import load_config
 from reflact.config.training import EnvironmentConfig, PromptsConfig, UpdateConfig
 from reflact.environments.dataset import GRADERS
+from reflact.errors import PromptError
 from reflact.messages import CallId, RenderedPrompt, ReplyModel
-from reflact.prompts import SMALL_PROFILE, load_prompts
+from reflact.prompts import SMALL_PROFILE, find_data_folder, load_prompts, load_run_prompts
 from reflact.records import StepRecord
 from reflact.stages.context import StageContext
 from reflact.stages.prompt_sections import show_edits, show_figures, show_task
@@ -161,6 +163,37 @@ def test_an_own_prompt_wins_over_the_profile(tmp_path: Path) -> None:
     )
     book = load_prompts(PromptsConfig(profile="small", folder=tmp_path))
     assert (packaged.header.version, book.prompts["merge"].header.version) == (3, 9)
+
+
+def test_own_prompts_may_be_for_small_models(tmp_path: Path) -> None:
+    """A copy of a prompt for small models is used under the small profile alone; older files are not read then."""
+    own = tmp_path / "analyst_failure"
+    own.mkdir()
+    packaged = (find_data_folder("prompts") / "analyst_failure" / "v3.md").read_text(encoding="utf-8")
+    (own / "v3.md").write_text(packaged.replace("You improve", "Please improve"), encoding="utf-8")
+    (own / "v1.md").write_text("a draft", encoding="utf-8")
+    book = load_prompts(PromptsConfig(profile="small", folder=tmp_path))
+    assert "Please improve" in book.prompts["analyst_failure"].system
+    (own / "v1.md").unlink()
+    default = load_prompts(PromptsConfig(folder=tmp_path))
+    assert default.prompts["analyst_failure"] == load_prompts().prompts["analyst_failure"]
+
+
+def test_rules_need_additions(tmp_path: Path) -> None:
+    """An analyst that is asked for a rule needs the operation ``append``; other analysts and stored runs do not."""
+    small: dict[str, JsonValue] = {"prompts": {"profile": "small"}, "update": {"operations": ["replace"]}}
+    with pytest.raises(PromptError, match="needs `append`"):
+        load_run_prompts(load_config(small), None)
+    (tmp_path / "empty").mkdir()
+    own = {**small, "prompts": {"profile": "small", "folder": tmp_path / "empty"}}
+    with pytest.raises(PromptError, match="needs `append`"):
+        load_run_prompts(load_config(own), None)
+    for other in (
+        {"prompts": {"profile": "small", "versions": {"analyst_failure": 1}}},
+        {"update": {"operations": ["replace"], "mode": "rewrite"}},
+        {"proposer": {"name": "one_shot"}},
+    ):
+        assert load_run_prompts(load_config({**small, **other}), None)
 
 
 async def test_an_environment_brings_its_own_prompts(tmp_path: Path) -> None:

@@ -1,9 +1,10 @@
 """Prompt files: finding, checking and rendering them.
 
 A prompt is ``NAME/vN.md``: YAML front matter (name, version, role, reply, variables, changelog, and
-``profile: small`` if only small models are asked with it), then the system part, a line ``<!-- user -->``, and the user part. Variables are written ``{{name}}``. They are replaced
-in one pass, so values may contain anything. A line ``{{name?}}`` is left out, together with the empty line after
-it, if the value is empty. A released version never changes.
+``profile: small`` if only small models are asked with it), then the system part, a line ``<!-- user -->``, and the
+user part. Variables are written ``{{name}}``. They are replaced in one pass, so values may contain anything. A line
+``{{name?}}`` is left out, together with the empty line after it, if the value is empty. A released version never
+changes.
 """
 
 from __future__ import annotations
@@ -156,9 +157,9 @@ def _resembles(name: str, tag: str) -> bool:
 
 
 def load_prompts(config: PromptsConfig | None = None, *, folder: Path | None = None) -> PromptBook:
-    """Load all prompts: pinned versions, else the profile's, else the newest that is not for small models alone.
+    """Load all prompts: pinned versions, else the profile's, else the newest.
 
-    Those of ``prompts.folder`` come first, then those of ``folder``, which an environment may bring.
+    A prompt for small models alone is among these only if ``prompts.profile`` is ``small``. Those of ``prompts.folder`` come first, then those of ``folder``, which an environment may bring.
 
     Raises:
         PromptError: A file is missing or malformed, or a name is unknown.
@@ -166,6 +167,7 @@ def load_prompts(config: PromptsConfig | None = None, *, folder: Path | None = N
     config = config or PromptsConfig()
     packaged = find_data_folder("prompts")
     pinned, profile = config.versions, SMALL_PROFILE if config.profile == "small" else {}
+    fit = {"default", config.profile}
     names = sorted(path.name for path in packaged.iterdir() if path.is_dir())
     unknown = set(pinned) - set(names)
     if unknown:
@@ -178,8 +180,26 @@ def load_prompts(config: PromptsConfig | None = None, *, folder: Path | None = N
             raise PromptError(f"{key}: {place} is not a folder; name the one that has NAME/vN.md")
     folders = [*(place for place in own.values() if place is not None), packaged]
     return PromptBook(
-        prompts={name: _find_prompt(name, pinned.get(name), folders, profile.get(name)) for name in names}
+        prompts={
+            name: _find_prompt(name, pinned.get(name), folders, profile.get(name), fit) for name in names
+        }
     )
+
+
+def load_run_prompts(config: TrainerConfig, folder: Path | None) -> PromptBook:
+    """Load the prompts of a run; see ``load_prompts``.
+
+    Raises:
+        PromptError: An analyst is asked for a rule to add, and ``update.operations`` has no additions.
+    """
+    book, name = load_prompts(config.prompts, folder=folder), "analyst_failure"
+    is_used = name in list_used_prompts(config)
+    if is_used and book.asks_for_rule(name) and "append" not in config.update.operations:
+        raise PromptError(
+            f"prompt {name} v{book.prompts[name].header.version} asks for rules that are added, so update.operations "
+            "needs `append`"
+        )
+    return book
 
 
 def list_used_prompts(config: TrainerConfig) -> frozenset[str]:
@@ -258,17 +278,19 @@ def _parse_prompt(path: Path, text: str) -> Prompt:
     return Prompt(header=header, system=system.strip(), user=user.strip(), checksum=checksum)
 
 
-def _find_prompt(name: str, version: int | None, folders: Sequence[Path], packaged: int | None) -> Prompt:
+def _find_prompt(
+    name: str, version: int | None, folders: Sequence[Path], packaged: int | None, profiles: Collection[str]
+) -> Prompt:
     """Return the pinned version, else that of the first folder that has one.
 
-    This is ``packaged`` in the last folder, else the newest one that is not for small models alone.
+    This is ``packaged`` in the last folder, else the newest one for one of the ``profiles``.
     """
     for folder in folders:
         paths = {int(p.stem[1:]): p for p in (folder / name).glob("v*.md") if p.stem[1:].isdigit()}
         chosen = version if version is not None else packaged if folder == folders[-1] else None
         if chosen is None:
-            fit = (n for n, path in paths.items() if read_prompt(path).header.profile == "default")
-            chosen = max(fit, default=None)
+            newest = sorted(paths, reverse=True)
+            chosen = next((n for n in newest if read_prompt(paths[n]).header.profile in profiles), None)
         if chosen in paths:
             return read_prompt(paths[chosen])
     wanted = f"v{version}" if version is not None else "any version"

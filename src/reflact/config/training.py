@@ -552,11 +552,6 @@ class TrainerConfig(ConfigSection):
             raise ValueError(
                 "`skill_files` needs `update.mode: patch` and a proposer of edits: a rewrite would join the files"
             )
-        is_own = "analyst_failure" in self.prompts.versions or self.prompts.folder is not None
-        if self.prompts.profile == "small" and "append" not in self.update.operations and not is_own:
-            raise ValueError(
-                "`prompts.profile: small` asks for rules that are added, so `update.operations` needs `append`"
-            )
         if self.skill_files and self.skill is None:
             raise ValueError("`skill_files` needs `skill`, the folder of the skill")
         return self

@@ -24,7 +24,7 @@ from reflact.events import BudgetUpdated, Event, RateLimited
 from reflact.llm.budget import Account, Budget, BudgetedEnvironment, require_caps, worst_rollout_cost
 from reflact.llm.middleware import CheckedEnvironment, compose, unwrap_environment
 from reflact.llm.pricing import usd_of
-from reflact.prompts import PromptBook, list_used_prompts, load_prompts
+from reflact.prompts import PromptBook, list_used_prompts, load_run_prompts
 from reflact.protocols import (
     LLM,
     Annotator,
@@ -280,7 +280,7 @@ def prepare_run(
     if not data.test:
         config = config.model_copy(update={"test": config.test.model_copy(update={"enabled": False})})
     own = environment.prompt_folder if isinstance(environment, Prompted) else None
-    prompts = load_prompts(config.prompts, folder=own)
+    prompts = load_run_prompts(config, own)
     initial = load_initial_skill(config, overrides.target)
     identity: dict[str, JsonValue] = {
         **config_identity(config),
