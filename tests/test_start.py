@@ -281,6 +281,10 @@ def test_numbers_that_the_tasks_hold_are_the_answers_and_no_ids(tmp_path: Path, 
     (tmp_path / "run.yaml").unlink()
     said, _ = init_columns(tmp_path, {"message": WISHES, name: ORDERS[::-1], "label": MOODS})
     assert f"columns: id from '{name}', input from 'message', reference from 'label'" in said
+    (tmp_path / "run.yaml").unlink()
+    said, _ = init_columns(tmp_path, {"message": WISHES, name: ORDERS, "tone": MOODS, "place": MOODS[::-1]})
+    assert f"columns: id from '{name}', input from 'message'\n" in said
+    assert "--reference (tone, place)" in said
 
 
 @pytest.mark.parametrize(
@@ -293,6 +297,7 @@ def test_numbers_that_the_tasks_hold_are_the_answers_and_no_ids(tmp_path: Path, 
         (("qwen2.5-coder-1.5b", "--optimizer", "large"), "default"),
         (("large", "--optimizer", "llama3.2:1b"), "small"),
         (("mixtral-8x7b",), "default"),
+        (("claude-sonnet-4[1m]",), "default"),
     ],
 )
 def test_a_small_optimizer_begins_from_settings_for_small_ones(
@@ -304,6 +309,15 @@ def test_a_small_optimizer_begins_from_settings_for_small_ones(
     config = load_config(path)
     assert (config.preset, config.prompts.profile) == (preset, preset)
     assert ("is small for an optimizer" in result.stdout) is (preset == "small")
+
+
+@pytest.mark.parametrize("url", ["http://[::1", "localhost:8000/v1"])
+def test_a_wrong_address_is_one_sentence(tmp_path: Path, url: str) -> None:
+    """An address that cannot be read is refused by its key, and no file is left."""
+    path, data = tmp_path / "run.yaml", write_questions(tmp_path / "q.csv", 60)
+    result = reflact("init", data, "--out", path, "--base-url", url, "--model", "m")
+    assert (result.exit_code, path.exists()) == (2, False)
+    assert "error: models.target.base_url" in result.output
 
 
 def test_a_file_without_a_header_is_refused(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from reflact.messages import CallId, Message, RenderedPrompt, ReplyModel, Text
 from reflact.protocols import LLM, Environment, Target
 from reflact.records import Usage
 from reflact.stages.reply_models import (
+    RuleReply,
     build_edit,
     failure_reply_type,
     success_reply_type,
@@ -209,6 +210,13 @@ async def test_an_appending_reply_fits_what_is_asked_for(
     edits = [build_edit(edit) for edit in reply.edits]
     assert {edit.op for edit in edits} == {"append"}
     assert [edit.content for edit in edits] == ["one", "two"]
+
+
+async def test_an_optimizer_without_a_rule_gives_no_valid_reply() -> None:
+    """If nothing is missing, the reply is refused for that and nothing else breaks."""
+    for script in (toy_optimizer(), lambda prompt, reply_type, call_id: append_reply(reply_type)):
+        with pytest.raises(ReplyError, match="rule"):
+            await ScriptedLLM(script).ask(PROMPT, RuleReply, call_id=SAMPLE)
 
 
 async def test_the_toy_optimizer_says_what_it_cannot_do() -> None:

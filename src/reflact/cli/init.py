@@ -438,14 +438,12 @@ def _guess_from_columns(
         if column:
             named[field] = column
     found, task = named.keys() | usual, named.get("input") or usual.get("input")
-    if (
-        task
-        and "id" in named.keys() - chosen
-        and "reference" not in found
-        and is_quoted(rows, named["id"], task)
-    ):
-        named["reference"] = named.pop("id")
-        by_content.append("reference")
+    if task and "id" in named.keys() - chosen and "reference" not in found:
+        free = [name for name in columns if name not in {*named.values(), *usual.values()}]
+        likely = (list_texts(rows, name) for name in list_answer_columns(rows, free, task))
+        if not any(map(is_labels, likely)) and is_quoted(rows, named["id"], task):
+            named["reference"] = named.pop("id")
+            by_content.append("reference")
     return GuessedFields(named, usual, by_content)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, get_args
@@ -33,8 +34,8 @@ SECRET_NAME = re.compile(
 """Pattern of the names of secrets, in lower case without dashes and underscores."""
 
 
-MODEL_SIZE = re.compile(r"(?<![\d.a-z])(\d+(?:\.\d+)?)([bm])(?![a-z])", re.IGNORECASE)
-"""The number of parameters in the name of a model, such as ``1.5b`` or ``360m``."""
+MODEL_SIZE = re.compile(r"(?<![\d.a-z])(?:(\d+(?:\.\d+)?)b|(\d{2,})m)(?![a-z])", re.IGNORECASE)
+"""The billions or millions of parameters in the name of a model, as in ``1.5b`` or ``360m``; ``1m`` is its context."""
 
 SMALL_BILLIONS = 3.0
 """Models of fewer parameters, in billions, are small for an optimizer."""
@@ -42,13 +43,15 @@ SMALL_BILLIONS = 3.0
 
 def is_small_model(name: str) -> bool:
     """Whether the name of a model says that it has less than ``SMALL_BILLIONS`` parameters; False if it says nothing."""
-    sizes = [float(size) / (1000 if unit in "mM" else 1) for size, unit in MODEL_SIZE.findall(name)]
+    sizes = [float(billions or int(millions) / 1000) for billions, millions in MODEL_SIZE.findall(name)]
     return len(sizes) == 1 and sizes[0] < SMALL_BILLIONS
 
 
 def is_local_address(url: str) -> bool:
-    """Whether a root of an API is on this machine."""
-    return urlsplit(url).hostname in {"localhost", "127.0.0.1", "::1"}
+    """Whether a root of an API is on this machine; False if it is no address."""
+    with suppress(ValueError):
+        return urlsplit(url).hostname in {"localhost", "127.0.0.1", "::1"}
+    return False
 
 
 def resolve_path(folder: Path, path: Path | None) -> Path | None:

@@ -122,7 +122,7 @@ def append_reply(reply_type: type[ReplyModel], *contents: str) -> dict[str, Json
         contents: The texts, most important first.
     """
     if issubclass(reply_type, RuleReply):
-        return {"difference": "The document lacks a rule.", "rule": contents[0]}
+        return {"difference": "The document lacks a rule.", "rule": contents[0] if contents else ""}
     _, most = find_bounds(reply_type, "edits")
     edits: list[JsonValue] = [append_edit(reply_type, content) for content in contents[:most]]
     reply: dict[str, JsonValue] = {"edits": edits}

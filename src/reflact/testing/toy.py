@@ -172,7 +172,7 @@ def toy_optimizer(*, edits: int = 1) -> Script:
         lines = [TOY_RULES[name].line for name, _ in _find_missing_rules(shown)]
         lines.sort(key=lambda line: line in document)
         if issubclass(reply_type, RuleReply):
-            return append_reply(reply_type, lines[0])
+            return append_reply(reply_type, *lines)
         most = find_bounds(reply_type, "edits")[1]
         proposed = [append_edit(reply_type, line) for line in lines[:edits][:most]]
         return {"patterns": _reply_patterns(reply_type, shown), "edits": [*proposed]}
