@@ -465,6 +465,14 @@ def test_init_never_overwrites_and_asks_only_at_a_terminal(tmp_path: Path) -> No
     assert_refused(result, "name two columns")
 
 
+def test_commands_to_come_quote_the_name_of_the_file(tmp_path: Path) -> None:
+    """A name with a space is one word in the commands that init prints and writes."""
+    data, out = write_questions(tmp_path / "q.csv", 60), tmp_path / "my run.yaml"
+    result = reflact("init", data, "--out", out, "--model", "m")
+    assert f"next: reflact check '{out}'" in result.stdout
+    assert "#   reflact train 'my run.yaml'\n" in out.read_text(encoding="utf-8")
+
+
 def test_init_takes_the_instructions_to_begin_with(tmp_path: Path) -> None:
     """The configuration names the skill relative to itself; one that cannot be read stops the command."""
     data, skill = write_questions(tmp_path / "sums.csv"), tmp_path / "prompt.md"

@@ -6,6 +6,7 @@ import json
 import math
 import os
 import re
+import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -193,7 +194,7 @@ def init(  # noqa: PLR0917 - one for each option of the command
         *([SAME_MODEL] if optimizer is None else []),
         *([SMALL_MODEL.format(model=optimizer or model)] if is_small_model(optimizer or model) else []),
         *([f"warning: {describe_few_items(n_val)}"] if n_val < FEW_ITEMS else []),
-        f"wrote {out}; next: reflact check {out}",
+        f"wrote {out}; next: reflact check {shlex.quote(str(out))}",
     ):
         typer.echo(escape_line(line))
 
@@ -293,7 +294,7 @@ def describe_data(data: Path, out: Path, columns: Mapping[str, str]) -> dict[str
     lines = [f"    {name}: {quote_yaml(named[name])}\n" for name in FIELD_NAMES if name in named]
     return {
         "data": escape_line(str(data)),
-        "name": out.name,
+        "name": escape_line(shlex.quote(out.name)),
         "out_dir": quote_yaml("runs/" + re.sub(r"[^\w.-]+", "-", data.resolve().stem)),
         "path": write_path(data, out),
         "fields": "  fields:\n" + "".join(lines) if lines else "",

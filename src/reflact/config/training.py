@@ -451,7 +451,8 @@ class PromptsConfig(ConfigSection):
         None, description="Folder of your own prompts; missing ones come from the package."
     )
     versions: dict[str, int] = Field(
-        default_factory=dict, description="Pinned version by prompt name; default: newest."
+        default_factory=dict,
+        description="Pinned version by prompt name; default: that of your folder or of the profile.",
     )
 
 
