@@ -162,6 +162,19 @@ def test_long_texts_of_items_are_whole_in_a_pipe_and_take_two_lines_at_a_termina
     assert "xxx...xxx" in "".join(cut.split())
 
 
+@pytest.mark.parametrize("width", [80, 60, 20])
+@pytest.mark.parametrize("item_id", ["cd53ed9b7b3b", "x" * 30])
+def test_no_row_of_an_item_is_folded_in_a_pipe(folder: Path, item_id: str, width: int) -> None:
+    """An id can be searched for in a file, and short ones, such as those that reflact makes, have a row for each item."""
+    item = anyio.run(lambda: read_run(folder, items=True)).items[0].model_copy(update={"item_id": item_id})
+    console = Console(file=(shown := io.StringIO()), width=width, color_system=None)
+    console.print(build_item_table([item], width=width, is_terminal=False), soft_wrap=True)
+    lines = [line.split() for line in shown.getvalue().splitlines() if line.strip()]
+    has_row = width == 80 and len(item_id) == 12
+    assert [line[0] for line in lines if item_id in line] == [item_id if has_row else "item"]
+    assert len(lines) == (3 if has_row else 5)
+
+
 def test_the_command_shows_one_item_in_full(folder: Path) -> None:
     """`show --item` prints all texts of one item, by the beginning of its id; an unknown id is one sentence."""
     item = WORLD.items(Split.val)[1]

@@ -60,7 +60,7 @@ CATEGORY_WORDS: dict[ComparisonCategory, str] = {
     "stable_success": "right under both",
 }
 TEXTS = ("input", "expected", "baseline", "best")
-ID_CELLS, SCORE_CELLS, COST_CELLS, SEPARATOR_CELLS, INDENT_CELLS = 10, 12, 7, 8, 2
+ID_CELLS, SCORE_CELLS, COST_CELLS, SEPARATOR_CELLS, INDENT_CELLS = 12, 12, 7, 8, 2
 MIN_TEXT_CELLS, TEXT_LINES = 8, 2
 """The least width of a column of text, and the most lines of one of its cells."""
 
@@ -439,26 +439,29 @@ def build_item_table(items: Sequence[ItemResult], *, width: int, is_terminal: bo
     """Return a table of items for a width in cells.
 
     Each item has a row if its texts fit into it, otherwise a row for each text. At a terminal, a text that needs more
-    than ``TEXT_LINES`` lines loses its middle. In a file or a pipe, each text has one line of at most
+    than ``TEXT_LINES`` lines loses its middle. In a file or a pipe, no row is folded: each text has one line of at most
     ``MAX_PIPED_CHARS`` characters, however wide that is.
     """
     priced = any(_find_price(item) is not None for item in items)
-    cells = max((width - ID_CELLS - SCORE_CELLS - COST_CELLS - SEPARATOR_CELLS) // len(TEXTS), MIN_TEXT_CELLS)
+    free = (width - ID_CELLS - SCORE_CELLS - COST_CELLS - SEPARATOR_CELLS) // len(TEXTS)
+    cells = max(free, MIN_TEXT_CELLS)
     rows = [(item, [escape_line(text) for text in _list_texts(item)]) for item in items]
-    longest = max((len(text) for _, texts in rows for text in texts), default=0)
-    if longest > (TEXT_LINES if is_terminal else 1) * cells:
+    metrics = [format_metrics(item) for item in items]
+    longest = max((cell_len(text) for _, texts in rows for text in texts), default=0)
+    is_wide = any(metrics) or any(cell_len(escape_line(item.item_id)) > ID_CELLS for item in items)
+    if longest > (TEXT_LINES * cells if is_terminal else free) or (is_wide and not is_terminal):
         return _build_stacked_table(rows, width=width if is_terminal else None, priced=priced)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=0)
     table.add_column("item", max_width=ID_CELLS, overflow="fold")
     for name in TEXTS:
         table.add_column(name, max_width=cells, overflow="fold")
     table.add_column("score", justify="right", max_width=SCORE_CELLS)
-    if any(metrics := [format_metrics(item) for item in items]):
+    if any(metrics):
         table.add_column("metrics", overflow="fold")
     table.add_column("cost" if priced else "tokens", justify="right", max_width=COST_CELLS)
-    for item, texts in rows:
+    for (item, texts), measured in zip(rows, metrics, strict=True):
         shown = (Text(text) for text in (escape_line(item.item_id), *texts))
-        between = [Text(format_metrics(item))] if any(metrics) else []
+        between = [Text(measured)] if any(metrics) else []
         table.add_row(*shown, format_scores(item), *between, _format_cost(item, priced=priced))
     return table
 
