@@ -63,7 +63,9 @@ def format_all(*happened: events.Event) -> list[str]:
     return [line for event in happened if (line := event_lines.format_event(event)) is not None]
 
 
-@pytest.mark.parametrize(("trials", "words"), [(1, ""), (2, ", rolled out 2 times, since answers may differ")])
+@pytest.mark.parametrize(
+    ("trials", "words"), [(1, ""), (2, ", rolled out 2 times, since answers may differ")]
+)
 def test_a_repeated_baseline_says_why(trials: int, words: str) -> None:
     """Its progress counts more rollouts than items, so the line tells of both."""
     measured = events.BaselineMeasured(run_id="r", score=0.25, n=40, trials=trials)

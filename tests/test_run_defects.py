@@ -191,6 +191,25 @@ def test_repeated_ids_in_two_files_name_both(tmp_path: Path) -> None:
         anyio.run(trainer.train)
 
 
+def test_all_of_a_run_is_in_its_database_file_after_each_start(tmp_path: Path) -> None:
+    """A start that ends a run, goes on with it, or is refused leaves no log of the database and no lock of its own."""
+
+    def list_files() -> set[str]:
+        return {path.name for path in tmp_path.iterdir() if path.name.startswith("run.db")}
+
+    anyio.run(build_short_trainer(tmp_path).train)
+    left = list_files()
+    assert {name.rpartition(".")[2] for name in left} == {"db", "lock"}
+    longer = build_trainer(
+        {"out_dir": tmp_path, "report": False, "train": {"num_epochs": 2, "batch_size": 4}}
+    )
+    anyio.run(longer.train)
+    assert list_files() == left
+    with pytest.raises(RunConflict):
+        anyio.run(build_short_trainer(tmp_path, seed=1).train)
+    assert list_files() == left
+
+
 def test_a_conflict_advises_what_its_cause_needs(tmp_path: Path) -> None:
     """The error of another run in the folder advises to undo what differs, and no more than that."""
     anyio.run(build_short_trainer(tmp_path).train)

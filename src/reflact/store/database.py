@@ -364,19 +364,16 @@ class Database:
             reason = error.strerror or error
             raise StoreError(f"database {self.path}: cannot make its folder: {reason}") from error
         if self._guard is not None:
-            self._guard(self._connect("ro", self._lock_timeout))
+            # It is closed before the writer, which otherwise could not remove the log at the end.
+            with closing(self._connect(self._find_read_mode(), self._lock_timeout)) as tables:
+                self._guard(tables)
         self._tables = self._connect("rwc", min(self._lock_timeout, LOCK_POLL_SECONDS))
         self._retry_while_locked(self._prepare)
         self._files = _identify_files(self._absolute_path)
 
     def _set_up_read_only(self) -> None:
-        """Open the file, or a copy if SQLite cannot read it in its folder.
-
-        A read-only connection leaves a log and its index behind. If there is no log, a connection in mode
-        ``rw`` creates both and removes them on closing; ``query_only`` keeps it from writing.
-        """
-        if not wal_path(self.path).exists():
-            self._read_mode = "rw"
+        """Open the file, or a copy if SQLite cannot read it in its folder."""
+        self._read_mode = self._find_read_mode()
         try:
             self._tables = self._connect(self._read_mode, self._lock_timeout)
             pending = self._has_pending_migrations()
@@ -391,6 +388,14 @@ class Database:
             pending = self._has_pending_migrations()
         if pending:
             raise StoreError(f"database {self.path}: reflact has stored nothing in it; name another file")
+
+    def _find_read_mode(self) -> str:
+        """Return the mode of a connection that does not write.
+
+        A read-only connection leaves a log and its index behind. If there is no log, a connection in mode
+        ``rw`` creates both and removes them on closing; ``query_only`` keeps it from writing.
+        """
+        return "ro" if wal_path(self.path).exists() else "rw"
 
     def _prepare(self) -> None:
         self._tables.execute("PRAGMA journal_mode = WAL")

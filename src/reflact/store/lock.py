@@ -78,6 +78,13 @@ class RunLock:
         self._commits = commits
         self._write()
 
+    def remove_unused(self) -> None:
+        """Remove the file if no commit was counted, as after a refused start; not in a fork of the process."""
+        if self._commits is None and os.getpid() == self._pid:
+            with suppress(OSError):  # a folder without permission, or a system that keeps open files
+                if _identify(self.path.stat(follow_symlinks=False)) == self._identity:
+                    self.path.unlink()
+
     def close(self) -> None:
         """Close the file once, which releases the lock; in a fork, the lock of the parent stays."""
         file, self._file = self._file, -1
@@ -130,7 +137,10 @@ def lock_identity(store: Path, run_id: str) -> Iterator[RunLock]:
     path = Path(os.path.realpath(store))
     subject = f"run {run_id} of {store}"
     with _lock_file(path.parent, f"{path.name}-{run_id}.lock", subject, "store") as lock:
-        yield lock
+        try:
+            yield lock
+        finally:
+            lock.remove_unused()
 
 
 def read_commit_counts(store: Path) -> Mapping[Path, tuple[str, int]]:
