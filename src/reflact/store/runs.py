@@ -64,7 +64,7 @@ RESTORE_ADVICE = {
 }
 """How to undo a change of what is part of a run's identity and no key of the configuration."""
 
-PROMPT_ADVICE = "use the same prompts (a new version of reflact, or prompts.folder, has changed them)"
+PROMPT_ADVICE = "use the same prompts (a new version of reflact, preset, prompts.profile or prompts.folder has changed them)"
 
 MAX_FAILURES = 1_000
 """The most exceptions of the caller's code that are stored of a run."""
