@@ -73,7 +73,12 @@ def failed(*items: Item) -> Minibatch:
 
 
 async def analyse(
-    llm: ScriptedLLM, batch: Minibatch, *, task: str = "", prompts: PromptsConfig | None = None
+    llm: ScriptedLLM,
+    batch: Minibatch,
+    *,
+    task: str = "",
+    prompts: PromptsConfig | None = None,
+    skill: str = "",
 ) -> AnalystReport:
     """Return an analyst's report, under the default prompts unless others are configured."""
     opened = await open_context(llm)
@@ -82,7 +87,7 @@ async def analyse(
     )
     analyst = Analyst(
         context=context,
-        skill=Skill(text=""),
+        skill=Skill(text=skill),
         config=UpdateConfig(),
         max_edits=2,
         tokens=1000,
@@ -132,12 +137,16 @@ async def test_a_small_optimizer_sees_the_task_and_its_rule_is_added() -> None:
     assert pattern.description == report.patch.reasoning == "They write the state in full."
 
 
-@pytest.mark.parametrize("rule", [QUERY, f"How many airports are in Ohio? {QUERY}", "Answer <right answer>."])
+@pytest.mark.parametrize(
+    "rule",
+    [QUERY, f"How many airports are in Ohio? {QUERY}", "Answer <right answer>.", "answer with\none query."],
+)
 async def test_a_small_optimizer_is_asked_again_for_a_rule_that_is_none(rule: str) -> None:
-    """An answer of a case or a tag of the prompt is sent back with the reason."""
+    """An answer of a case, a tag of the prompt or a sentence of the document is sent back with the reason."""
     rules = iter([rule, RULE])
     llm = ScriptedLLM(lambda *_: {"difference": "The state.", "rule": next(rules)}, reasks=1)
-    report = await analyse(llm, failed(ITEM, OTHER), prompts=PromptsConfig(profile="small"))
+    small, skill = PromptsConfig(profile="small"), "You read tables. Answer with one query."
+    report = await analyse(llm, failed(ITEM, OTHER), prompts=small, skill=skill)
     assert [edit.content for edit in report.patch.edits] == [RULE]
     assert len(llm.calls) == 2
 

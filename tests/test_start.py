@@ -258,13 +258,13 @@ def init_columns(folder: Path, columns: dict[str, list[str]]) -> tuple[str, str]
 
 
 def test_columns_that_may_be_the_answer_are_named(tmp_path: Path) -> None:
-    """If several columns may be the right answer, the line on the critic names them, labels first."""
+    """If several columns may be the right answer, the line on the critic names all, labels first."""
     columns = {"Ticket": REVIEWS, "seen": CITIES, "tone": MOODS, "place": MOODS[::-1]}
     said, grader = init_columns(tmp_path, columns)
     assert grader == "critic"
     assert (
-        "Several columns look like the right answer, so a critic grades. If one is, remove run.yaml and name it with "
-        "--reference (tone, place, seen)."
+        "No column is plainly the right answer, so a critic grades. If one is, remove run.yaml and name it with "
+        "--reference (the likeliest first: tone, place, seen)."
     ) in said
 
 
@@ -284,7 +284,7 @@ def test_numbers_that_the_tasks_hold_are_the_answers_and_no_ids(tmp_path: Path, 
     (tmp_path / "run.yaml").unlink()
     said, _ = init_columns(tmp_path, {"message": WISHES, name: ORDERS, "tone": MOODS, "place": MOODS[::-1]})
     assert f"columns: id from '{name}', input from 'message'\n" in said
-    assert "--reference (tone, place)" in said
+    assert "--reference (the likeliest first: tone, place, " in said
 
 
 @pytest.mark.parametrize(

@@ -332,15 +332,15 @@ def describe_missing_answer(
     """
     from reflact.config.fields import list_answer_columns
 
-    columns = [*others, *(guess.named[field] for field in ("task_type",) if field in guess.named)]
+    columns = [*others, *(guess.named[field] for field in ("task_type", "id") if field in guess.named)]
     if not columns:
         return "No column looks like the right answer, so a critic grades."
     task = {**guess.usual, **guess.named}.get("input", "")
     likely = list_answer_columns(rows, [name for name in columns if any(name in row for row in rows)], task)
-    subject, named = ("Several columns look", likely) if len(likely) > 1 else ("No column looks", columns)
+    listed = ", ".join(dict.fromkeys([*likely, *columns]))
     return (
-        f"{subject} like the right answer, so a critic grades. If one is, remove {out.name} and name it with "
-        f"--reference ({', '.join(named)})."
+        "No column is plainly the right answer, so a critic grades. If one is, remove "
+        f"{out.name} and name it with --reference (the likeliest first: {listed})."
     )
 
 

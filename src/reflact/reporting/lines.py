@@ -142,7 +142,9 @@ def _format_single(event: events.Event) -> str | None:
         case events.NullAnswersGraded() if event.warning is not None:
             line = f"warning   {event.warning}"
         case events.BaselineMeasured():
-            times = "" if event.trials == 1 else f", rolled out {event.trials} times, since answers may differ"
+            times = (
+                "" if event.trials == 1 else f", rolled out {event.trials} times, since answers may differ"
+            )
             line = f"baseline  val {event.score:.3f} on {name_count(event.n, 'item')}{times}"
         case events.FallbackUsed():
             line = f"fallback  {format_fallback(_shorten_fallback(event.fallback))}"

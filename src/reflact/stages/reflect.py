@@ -210,7 +210,7 @@ def _build_report(blank: AnalystReport, skill: Skill, reply: Proposals) -> Analy
     if isinstance(reply, RuleReply):
         reasoning, n = reply.difference, len(blank.item_ids)
         patterns = (
-            FailurePattern(type="difference", count=n, description=reasoning, item_ids=blank.item_ids),
+            FailurePattern(type="missing rule", count=n, description=reasoning, item_ids=blank.item_ids),
         )
     elif isinstance(reply, Reasoned):
         reasoning = reply.reasoning

@@ -446,13 +446,16 @@ def check_reply(
 
     Raises:
         ValueError: A pattern claims more cases than there are, an edit or a draft cannot be applied, an edit only
-            records the answer of one of ``items``, or a text holds a placeholder of the prompt.
+            records the answer of one of ``items``, a rule is in the document already, or a text holds a placeholder of
+            the prompt.
     """
     if cases is not None and isinstance(reply, AnalystReply | DraftReply):
         high = [p.type for p in reply.patterns if isinstance(p, PatternReply) and p.count > cases]
         if high:
             raise ValueError(f"there are {cases} cases; the count of {', '.join(high)} is larger")
     if isinstance(reply, AnalystReply | RuleReply | SuccessReply | ReasonedSuccessReply | MergeReply):
+        if isinstance(reply, RuleReply) and _flatten(reply.rule) in _flatten(skill.text):
+            raise ValueError("the instructions say this already; write what they lack")
         _check_applicable(skill, reply.edits)
         check_rules(reply.edits, items)
         for number, edit in enumerate(reply.edits, 1):
