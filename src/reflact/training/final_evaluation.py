@@ -170,7 +170,13 @@ class FinalEvaluator:
             await self.open_test_split(f"step {state.step}: {', '.join(shown)}")
             splits.append(Split.test)
         planned = self._plan_rollouts(splits, documents, controls, state)
-        async with start_ahead(planned, lazily=self.runtime.config.budget.is_limited) as take:
+        for (split, _), (name, _) in planned.items():
+            await self.scheduler.announce(split, self._trials(split, state), step=state.step, note=name)
+        if self.runtime.plan.critic is not None:  # its calls take time
+            for answer in self.null_answers.list_answers():
+                await self.scheduler.announce(splits[-1], (0,), step=state.step, note=answer.name)
+        calls = {key: roll_out for key, (_, roll_out) in planned.items()}
+        async with start_ahead(calls, lazily=self.runtime.config.budget.is_limited) as take:
             for split in splits:
                 rollouts = await self._measure_documents(split, documents, state, take)
                 for name in [name for name in ("best", "final") if name in rollouts]:
@@ -198,16 +204,19 @@ class FinalEvaluator:
         documents: Mapping[str, Skill],
         controls: Mapping[str, Skill],
         state: RunState,
-    ) -> dict[DocumentKey, Callable[[], Awaitable[Trials]]]:
-        """Return the functions that roll documents out, in order of importance; equal texts are measured once."""
+    ) -> dict[DocumentKey, tuple[str, Callable[[], Awaitable[Trials]]]]:
+        """Return names of documents and the functions that roll these out, in order of importance.
+
+        Equal texts are measured once, under the first of their names.
+        """
         wanted = [(split, *named) for split in splits for named in documents.items()]
         wanted += [(splits[-1], *named) for named in controls.items()]
-        planned: dict[DocumentKey, Callable[[], Awaitable[Trials]]] = {}
+        planned: dict[DocumentKey, tuple[str, Callable[[], Awaitable[Trials]]]] = {}
         for split, name, skill in wanted:
             roll_out = partial(
                 self.scheduler.roll_out_trials, split, skill, self._trials(split, state), step=state.step
             )
-            planned.setdefault((split, skill.hash), partial(roll_out, phase="final", note=name))
+            planned.setdefault((split, skill.hash), (name, partial(roll_out, phase="final", note=name)))
         return planned
 
     async def _measure_documents(

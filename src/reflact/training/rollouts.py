@@ -38,6 +38,11 @@ TRIALS_PER_DECISION = 1_000
 """The range of trial numbers of a decision if each decision repeats the rollouts of both sides."""
 
 
+def choose_stage(split: Split) -> events.Stage:
+    """Return the stage that a measurement of a whole split belongs to."""
+    return "final_test" if split is Split.test else "evaluate"
+
+
 @dataclass
 class RolloutScheduler:
     """Rolls skills out for one start of a run; ``surplus`` counts rollouts that a decision did not need.
@@ -103,10 +108,22 @@ class RolloutScheduler:
         The caller passes the rollouts to ``require_trials`` before it uses them.
         """
         items = self.runtime.plan.data.items(split)
-        stage: events.Stage = "final_test" if split is Split.test else "evaluate"
-        count = self.make_progress_counter(stage, step, len(trials) * len(items), note=note)
+        count = self.make_progress_counter(choose_stage(split), step, len(trials) * len(items), note=note)
         runner = self.make_runner(step, feedback=False, phase=phase, on_rollout=count)
         return await fan_out(lambda trial: runner.roll_out(items, skill, coverage=None, trial=trial), trials)
+
+    async def announce(self, split: Split, trials: Sequence[int], *, step: int, note: str) -> None:
+        """Report the size of a measurement of a whole split that begins later, so that its stage has its whole total."""
+        await self.on_event(
+            events.StageProgressed(
+                run_id=self.runtime.run_id,
+                step=step,
+                stage=choose_stage(split),
+                done=0,
+                total=len(trials) * len(self.runtime.plan.data.items(split)),
+                note=note,
+            )
+        )
 
     async def require_trials(self, trials: Sequence[Sequence[Rollout]], *, step: int) -> None:
         """Check that enough items of each trial were measured, and log the others.
@@ -127,8 +144,7 @@ class RolloutScheduler:
         Raises:
             RunFailed: Too few items could be measured.
         """
-        stage: events.Stage = "final_test" if split is Split.test else "evaluate"
-        counter = self.make_progress_counter(stage, step, len(items), note="null answers")
+        counter = self.make_progress_counter(choose_stage(split), step, len(items), note=answer.name)
         runner = replace(
             self.make_runner(step, feedback=False, phase="null_answers", on_rollout=counter),
             target=ConstantTarget(answer.text),
