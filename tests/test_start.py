@@ -73,7 +73,7 @@ def test_init_writes_a_configuration_that_works(tmp_path: Path) -> None:
         checked = reflact("check", config)
         assert checked.exit_code == 0, checked.output
         assert re.search(
-            r"time: \d+ calls of the target are likely; at .+ and 4 at once they take about .+, or up to .+ if the server is no faster with several",
+            r"time: \d+ calls of the target are likely; at .+ and 4 at once they take about .+, or up to .+ if the server is no faster with several; its first call may be slow",
             checked.stdout,
         )
     loaded = load_config(config)

@@ -115,7 +115,7 @@ def describe_time(found: SetupCheck, target: ModelConfig) -> list[str]:
     for each in (role.seconds for role in found.roles if role.role == "target"):
         whole = found.target_calls * each
         most = (
-            f", or up to {format_duration(whole)} if the server is no faster with several"
+            f", or up to {format_duration(whole)} if the server is no faster with several; its first call may be slow"
             if is_uncertain
             else ""
         )
