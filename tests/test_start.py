@@ -311,6 +311,23 @@ def test_a_small_optimizer_begins_from_settings_for_small_ones(
     assert ("is small for an optimizer" in result.stdout) is (preset == "small")
 
 
+@pytest.mark.parametrize(
+    ("url", "is_local"),
+    [
+        ("http://localhost:8000/v1", True),
+        ("http://[::1]:8000/v1", True),
+        ("http://host.docker.internal:11434/v1", True),
+        ("https://localhost.example.com/v1", False),
+    ],
+)
+def test_a_server_on_this_machine_needs_no_key(tmp_path: Path, url: str, is_local: bool) -> None:
+    """Its calls may also take longer than those of a provider."""
+    path, data = tmp_path / "run.yaml", write_questions(tmp_path / "q.csv", 60)
+    reflact("init", data, "--out", path, "--base-url", url, "--model", "m")
+    target = load_config(path).models.target
+    assert (target.api_key_env is None, target.timeout == 600) == (is_local, is_local)
+
+
 @pytest.mark.parametrize("url", ["http://[::1", "localhost:8000/v1"])
 def test_a_wrong_address_is_one_sentence(tmp_path: Path, url: str) -> None:
     """An address that cannot be read is refused by its key, and no file is left."""

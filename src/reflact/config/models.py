@@ -41,6 +41,10 @@ SMALL_BILLIONS = 3.0
 """Models of fewer parameters, in billions, are small for an optimizer."""
 
 
+LOCAL_HOSTS = frozenset({"localhost", "127.0.0.1", "::1", "0.0.0.0", "host.docker.internal"})  # noqa: S104
+"""Names of this machine, also as a container sees it."""
+
+
 def is_small_model(name: str) -> bool:
     """Whether the name of a model says that it has less than ``SMALL_BILLIONS`` parameters; False if it says nothing."""
     sizes = [float(billions or int(millions) / 1000) for billions, millions in MODEL_SIZE.findall(name)]
@@ -50,7 +54,7 @@ def is_small_model(name: str) -> bool:
 def is_local_address(url: str) -> bool:
     """Whether a root of an API is on this machine; False if it is no address."""
     with suppress(ValueError):
-        return urlsplit(url).hostname in {"localhost", "127.0.0.1", "::1"}
+        return urlsplit(url).hostname in LOCAL_HOSTS
     return False
 
 

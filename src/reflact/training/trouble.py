@@ -138,7 +138,7 @@ class RunWatch:
             self._warn(
                 f"role {event.role}",
                 f"models.{event.role} gave no valid reply in its first {count} calls; the last reason: "
-                f"{reason[:MAX_REASON_CHARS]}. To mend it, "
+                f"{reason[:MAX_REASON_CHARS].rstrip('.')}. To mend it, "
                 f"{advise_on_replies(event.role, self._config, reason)}",
             )
 
