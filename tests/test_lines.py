@@ -29,6 +29,7 @@ from reflact.reporting.lines import (
     format_count,
     format_duration,
     format_epoch,
+    format_fallback,
     shorten_reason,
     wrap_line,
 )
@@ -101,9 +102,23 @@ def test_a_call_is_named_in_words(purpose: str, part: str, words: str) -> None:
     label = f"{purpose}/{part}" if part else purpose
     fallback = Fallback(label=label, reason="It failed.", replacement="nothing")
     (line,) = format_all(events.FallbackUsed(run_id=RUN, step=1, fallback=fallback))
-    assert line == f"fallback  {words}: It failed.; used instead: nothing"
+    assert line == f"fallback  nothing (instead of: {words}): It failed."
     step = CallId(role="optimizer", purpose=purpose, part=part, step=3)
     assert step.title == f"{words} in step 3"
+
+
+def test_the_line_of_a_fallback_begins_with_it_and_names_the_call_once() -> None:
+    """A cut at the end of the line costs only a part of the reason; a stored step keeps all of it."""
+    call = CallId(role="optimizer", purpose="merge", part="failure/1/0", step=2)
+    words = "merge of failures, level 1, group 1"
+    first = "models.optimizer gave no valid reply in 3 attempts"
+    reason = f"{first} ({call.title}); the last reason: too many edits"
+    fallback = Fallback(label="merge/failure/1/0", reason=reason, replacement="the first draft")
+    (line,) = format_all(events.FallbackUsed(run_id=RUN, step=2, fallback=fallback))
+    assert (
+        line == f"fallback  the first draft (instead of: {words}): {first}; the last reason: too many edits"
+    )
+    assert format_fallback(fallback) == f"{words}: {reason}; used instead: the first draft"
 
 
 @pytest.mark.parametrize(
@@ -127,7 +142,7 @@ def test_a_line_has_the_message_of_a_refusal_and_no_more_than_160_characters(rea
     closed = events.EpochCommitted(run_id=RUN, step=1, epoch=1, current=V0, best=V0, **end)
     for event in (used, closed):
         (line,) = format_all(event)
-        assert f": {shown}; used instead: nothing" in line
+        assert f"nothing (instead of: meta skill): {shown}" in line
     assert f": {reason}; used instead: nothing" in format_epoch(closed)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -147,11 +147,9 @@ def _format_single(event: events.Event) -> str | None:
             )
             line = f"baseline  val {event.score:.3f} on {name_count(event.n, 'item')}{times}"
         case events.FallbackUsed():
-            line = f"fallback  {format_fallback(_shorten_fallback(event.fallback))}"
+            line = f"fallback  {shorten_fallback(event.fallback)}"
         case events.EpochCommitted():
-            line = format_epoch(
-                event.model_copy(update={"fallbacks": tuple(map(_shorten_fallback, event.fallbacks))})
-            )
+            line = format_epoch(event, format_each=shorten_fallback)
         case events.VersionReturned():
             line = f"return    {event.reason}"
         case events.TrainingStopped():
@@ -172,8 +170,27 @@ def describe_decision(verdict: Verdict) -> str:
     return ACTION_WORDS[verdict.action] if verdict.repeats is None else f"same as {verdict.repeats}"
 
 
-def format_epoch(record: EpochRecord | events.EpochCommitted) -> str:
-    """Return what happened after the last step of an epoch."""
+def format_fallback(fallback: Fallback) -> str:
+    """Return what failed, why, and the fallback."""
+    return f"{_name_failed_call(fallback)}: {fallback.reason}; used instead: {fallback.replacement}"
+
+
+def shorten_fallback(fallback: Fallback) -> str:
+    """Return the fallback first, then what failed, and why in at most ``MAX_REASON_CHARS``, without its place again."""
+    call = _name_failed_call(fallback)
+    reason = re.sub(rf" \({re.escape(call)}( in step \d+)?\)", "", fallback.reason)
+    return f"{fallback.replacement} (instead of: {call}): {shorten_reason(reason)}"
+
+
+def _name_failed_call(fallback: Fallback) -> str:
+    purpose, _, part = fallback.label.partition("/")
+    return describe_call(purpose, part)
+
+
+def format_epoch(
+    record: EpochRecord | events.EpochCommitted, *, format_each: Callable[[Fallback], str] = format_fallback
+) -> str:
+    """Return what happened after the last step of an epoch, with its fallbacks in a format."""
     words = [f"epoch {record.epoch:<2}"]
     if record.slow_update is not None:
         verdict = record.slow_update.verdict
@@ -182,18 +199,8 @@ def format_epoch(record: EpochRecord | events.EpochCommitted) -> str:
             words.append(f"val {format_verdict_scores(verdict)}")
     if record.meta_skill is not None:
         words.append("meta skill written")
-    words.extend(f"fallback {format_fallback(fallback)}" for fallback in record.fallbacks)
+    words.extend(f"fallback {format_each(fallback)}" for fallback in record.fallbacks)
     return "  ".join([*words, f"current v{record.current.number}, best v{record.best.number}"])
-
-
-def format_fallback(fallback: Fallback) -> str:
-    """Return what failed, why, and the fallback."""
-    purpose, _, part = fallback.label.partition("/")
-    return f"{describe_call(purpose, part)}: {fallback.reason}; used instead: {fallback.replacement}"
-
-
-def _shorten_fallback(fallback: Fallback) -> Fallback:
-    return fallback.model_copy(update={"reason": shorten_reason(fallback.reason)})
 
 
 def shorten_reason(reason: str, length: int = MAX_REASON_CHARS) -> str:
