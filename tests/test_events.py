@@ -16,6 +16,7 @@ import pytest
 from doubles import PROMPT, Endpoint, call_id, completion, config, connected, opened
 from pure_world import PureNetwork, settings, write_world
 from reflact import Trainer, events
+from reflact.concurrency import open_task_group
 from reflact.errors import ProviderError, ReplyError
 from reflact.records import Usage
 from reflact.stages.reply_models import RankReply
@@ -124,6 +125,38 @@ async def test_a_call_is_told_once_with_all_its_attempts() -> None:
     assert event.usage.calls == 2
     again = await called(Endpoint(), store)
     assert (again.outcome, again.attempts, again.usage, again.from_store) == ("reply", 2, event.usage, True)
+
+
+class Hanging(Endpoint):
+    """Sets ``reached`` when a request arrives, and never answers it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reached = anyio.Event()
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        """Wait until the request is cancelled."""
+        self.reached.set()
+        await anyio.sleep_forever()
+        raise AssertionError
+
+
+async def test_an_interrupted_call_is_not_reported_as_failed() -> None:
+    """A stop of the run ends the call before its outcome, so no event counts it as one without a valid reply."""
+    told: list[events.Event] = []
+
+    async def emit(event: events.Event) -> None:
+        told.append(event)
+
+    endpoint = Hanging()
+    async with (
+        connected(endpoint, config(), store=await opened(), emit=emit) as client,
+        open_task_group() as tasks,
+    ):
+        tasks.start_soon(lambda: client.ask(PROMPT, RankReply, call_id=SAMPLE))
+        await endpoint.reached.wait()
+        tasks.cancel_scope.cancel()
+    assert not any(isinstance(event, events.ModelCallFinished) for event in told)
 
 
 async def test_a_call_that_failed_is_told_as_failed() -> None:

@@ -112,7 +112,7 @@ class LiveState:
         step_seconds: How long each step took that the view saw from start to commit.
         stages: The stages of the current step, in the order of their starts.
         trials: The requests of the gate in the current decision.
-        failed_calls: How many model calls ended without a reply.
+        failed_calls: How many model calls ended without a valid reply; interrupted calls are not among them.
         spent_before: What the run had used when a measurement outside its training began; None in a training.
         pauses: The last pause of each endpoint, and when it was reported.
         drafts: Calls that are being written, or the last finished one.
@@ -461,7 +461,7 @@ def _list_spend(state: LiveState, budget: events.BudgetUpdated, now: float) -> I
     read, written = format_count(usage.input_tokens), format_count(usage.output_tokens)
     line = Text(f"{format_count(usage.calls)} calls   {read} tokens in, {written} out")
     line.append("" if usd is None else f"   ${usd:.4f}")
-    line.append(f"   {state.failed_calls} without a reply" if state.failed_calls else "", "yellow")
+    line.append(f"   {state.failed_calls} without a valid reply" if state.failed_calls else "", "yellow")
     yield DisplayRow(4, "spend", line)
     seconds = budget.seconds + max(now - state.budget_updated_at, 0.0)
     charged = budget.usage + budget.worst_case
