@@ -71,7 +71,7 @@ def test_calls_that_hang_are_cut_off(tmp_path: Path, number: signal.Signals, cod
     reason = f"stopped by {'Ctrl-C' if number is signal.SIGINT else number.name}"
     assert rows(tmp_path / "run", "SELECT status, reason FROM runs") == (("cancelled", reason),)
     if grace < HANGS:
-        assert "cancelled: 0 steps" in shown
+        assert "Stopped after 0 steps: " in shown
         assert json.loads((tmp_path / "run" / "summary.json").read_text("utf-8"))["reason"] == reason
 
 

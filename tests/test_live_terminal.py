@@ -114,7 +114,7 @@ def test_the_demo_is_interrupted_and_goes_on(tmp_path: Path) -> None:
     assert terminal.cursor_shown
     lines = terminal.scrolled + terminal.screen
     assert sum(line.startswith("Ctrl-C: work under way may finish") for line in lines) == 1
-    assert any(line.startswith("cancelled: ") for line in lines)
+    assert sum(line.startswith("Stopped after ") for line in lines) == 1
 
     terminal = Terminal(160, 50)
     code, written = run_at(terminal, "demo", "--out", tmp_path / "run", NO_COLOR="1")

@@ -240,6 +240,26 @@ def test_the_verdict_comes_before_the_tables(tmp_path: Path) -> None:
     assert text.getvalue().splitlines()[:4] == list(lines)
 
 
+@pytest.mark.parametrize(("final", "others"), [(V2, []), (V0, ["final: v0 from initial (validation 0.200)"])])
+def test_a_stopped_run_says_its_result_once(tmp_path: Path, final: SkillVersion, others: list[str]) -> None:
+    """After the closing lines there is only news: decisions, another last version, calls of each role, other files."""
+    for name in ("best_skill.md", "run.db"):
+        (tmp_path / name).write_text("", encoding="utf-8")
+    spend = (Spend(role="target", purpose="rollout", usage=Usage(calls=2)),)
+    values = {"steps": 1, "accepts": 1, "reason": "stopped by Ctrl-C", "best": V2, "final": final}
+    summary = RunSummary(run_id="r1", status="cancelled", spend=spend, **values)
+    text = io.StringIO()
+    print_summary(Console(file=text, width=300), summary, tmp_path)
+    closing, lines = describe_outcome(summary, tmp_path), text.getvalue().splitlines()
+    assert lines[: len(closing)] == list(closing)
+    assert lines[len(closing) :] == [
+        "decisions: 1 accepted, 0 rejected, 0 without a change",
+        *others,
+        "target: 2 calls, 0 tokens in, 0 out",
+        f"{tmp_path / 'run.db'}  everything",
+    ]
+
+
 @pytest.mark.parametrize(("best", "words"), [(V0, "the initial skill"), (V2, "the best skill")])
 def test_the_list_of_files_says_which_skill_it_names(tmp_path: Path, best: SkillVersion, words: str) -> None:
     """If no better document was found, best_skill.md is not called the best skill."""

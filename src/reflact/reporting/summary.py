@@ -36,6 +36,7 @@ from reflact.reporting.tables import CATEGORY_WORDS, build_score_table
 from reflact.reporting.verdict import (
     SCORE_NAMES,
     SPLIT_WORDS,
+    count_decisions,
     describe_decisions,
     describe_gain,
     describe_outcome,
@@ -208,7 +209,10 @@ def _format_price(usage: Usage) -> str:
 
 
 def print_summary(console: Console, summary: RunSummary, folder: Path) -> None:
-    """Print how a run ended: counts, scores, spend and files."""
+    """Print how a run ended: counts, scores, spend and files.
+
+    Of a run that stopped, nothing is printed again that the closing lines said.
+    """
 
     def say(line: str) -> None:
         line = escape_controls(line)
@@ -219,11 +223,16 @@ def print_summary(console: Console, summary: RunSummary, folder: Path) -> None:
 
     for line in describe_outcome(summary, folder):
         say(line)
-    say(f"{summary.status}: {describe_decisions(summary)}; {format_duration(summary.seconds)}")
-    if summary.status == "completed" and summary.reason is not None:
+    is_complete = summary.status == "completed"
+    if is_complete:
+        say(f"completed: {describe_decisions(summary)}; {format_duration(summary.seconds)}")
+    elif summary.steps:
+        say(f"decisions: {count_decisions(summary)}")
+    if is_complete and summary.reason is not None:
         say(f"ended early: {summary.reason}")
     for name, version in _list_versions(summary):
-        say(f"{name}: {describe_version(version)}")
+        if is_complete or name == "final":
+            say(f"{name}: {describe_version(version)}")
     if summary.scores:
         console.print(build_score_table(summary.scores))
     for line in (*_list_caveats(summary), *_list_measurements(summary), *format_spend(summary.spend)):
@@ -232,7 +241,7 @@ def print_summary(console: Console, summary: RunSummary, folder: Path) -> None:
         kinds = ", ".join(f"{fault.count} x {fault.kind}" for fault in summary.faults)
         say(f"failed attempts of calls: {kinds}")
     for name, what in RUN_FILES:
-        if (folder / name).exists():
+        if (folder / name).exists() and (is_complete or name != "best_skill.md"):
             is_initial = name == "best_skill.md" and not has_better_skill(summary)
             say(f"{folder / name}  {'the initial skill' if is_initial else what}")
 

@@ -127,6 +127,11 @@ def describe_score_name(score: SkillScore) -> str:
 
 def describe_decisions(summary: RunSummary) -> str:
     """Return how many steps a run has, and how many of them ended in which way."""
+    return f"{name_count(summary.steps, 'step')}, {count_decisions(summary)}"
+
+
+def count_decisions(summary: RunSummary) -> str:
+    """Return how many steps of a run ended in which way."""
     others = {each.action: each.count for each in summary.actions}
     unproven: tuple[GateAction, ...] = ("set_aside", "return", "inconclusive")
     counts = [
@@ -135,7 +140,7 @@ def describe_decisions(summary: RunSummary) -> str:
         *(f"{others[action]} {ACTION_WORDS[action]}" for action in unproven if action in others),
         f"{summary.skips} without a change",
     ]
-    return f"{name_count(summary.steps, 'step')}, {', '.join(counts)}"
+    return ", ".join(counts)
 
 
 def describe_gain(skill: str, other: str, gain: Improvement, noun: str = "item") -> str:
