@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import re
+import shutil
 from pathlib import Path
 
 import anyio
@@ -557,6 +558,20 @@ def test_the_command_compares_runs(folder: Path, tmp_path: Path) -> None:
     assert whole["settings"] == both["settings"]
     alone = reflact("compare", folder)
     assert_refused(alone, "needs at least two runs")
+
+
+def test_a_folder_of_run_folders_stands_for_them(folder: Path, tmp_path: Path) -> None:
+    """`compare` takes all runs in it; a command on one run names their folders, since it cannot choose."""
+    paths = [tmp_path / "all" / name for name in ("a", "b")]
+    for path in paths:
+        shutil.copytree(folder, path)
+    whole, named = (
+        json.loads(reflact("compare", *chosen, "--json").stdout) for chosen in ([tmp_path / "all"], paths)
+    )
+    assert [run["name"] for run in whole["runs"]] == [str(path) for path in paths]
+    assert whole == named
+    words = f"there is no run at {tmp_path / 'all'}; the runs in it are {paths[0]}, {paths[1]}"
+    assert_refused(reflact("show", tmp_path / "all"), words)
 
 
 def test_other_items_are_not_paired(folder: Path, tmp_path: Path) -> None:

@@ -521,7 +521,8 @@ def compare(
         list[Path],
         typer.Argument(
             metavar="RUN_DIR...",
-            help="The out_dirs of runs, or one with several runs. RUN_DIR/RUN_ID names one of several.",
+            help="The out_dirs of runs, one with several runs, or a folder with out_dirs. RUN_DIR/RUN_ID names one of "
+            "several.",
         ),
     ],
     as_json: JsonLinesOption = False,
@@ -543,6 +544,8 @@ def compare(
     )
     from reflact.training.history import compare_runs
 
+    if len(folders) == 1 and not (folders[0] / "run.db").exists():
+        folders = sorted(database.parent for database in folders[0].glob("*/run.db")) or folders
     ids = [_find_run(folder) for folder in folders] if len(folders) > 1 else None
     comparison = anyio.run(partial(compare_runs, folders, run_ids=ids))
     if as_json:

@@ -580,4 +580,6 @@ def _find_database(path: Path) -> tuple[Path, str | None]:
     for database in (path.parent, path.parent / "run.db"):
         if database.is_file():
             return database, path.name
-    raise UsageError(f"there is no run at {path}; name the out_dir of a run, or its database")
+    inside = ", ".join(sorted(str(database.parent) for database in path.glob("*/run.db")))
+    advice = f"the runs in it are {inside}" if inside else "name the out_dir of a run, or its database"
+    raise UsageError(f"there is no run at {path}; {advice}")
