@@ -19,7 +19,7 @@ import pytest
 from reflact import Trainer, read_run
 from reflact.config.loading import load_config
 from reflact.errors import EnvironmentFailure
-from reflact.events import Event, RunFinished, WarningIssued
+from reflact.events import Event, ModelCallFinished, RunFinished, WarningIssued
 from reflact.messages import CallReservation
 from reflact.protocols import CatchExits, ExitRaised, Proposer, Session, StepBudget, StepEvidence
 from reflact.records import Usage
@@ -410,6 +410,18 @@ def test_advice_names_only_what_is_not_done() -> None:
     optimizer = {"mode": "json", "model": "large"}
     other = load_config({**base, "models": {"target": target, "optimizer": optimizer}})
     assert advise_on_replies("optimizer", other) == "choose a larger models.optimizer.model than large"
+
+
+@pytest.mark.parametrize(("answered", "n_warnings"), [(0, 0), (1, 1)])
+def test_only_answers_make_a_role_mute(answered: int, n_warnings: int) -> None:
+    """An endpoint that cannot be reached gives no reply to judge, so nobody is told to choose a larger model."""
+    told: list[Event] = []
+    watch = RunWatch("r", told.append, load_config({}), ())
+    for n in range(5):
+        call = {"role": "target", "purpose": "rollout", "call_id": str(n), "attempts": 1, "seconds": 1.0}
+        end = {"outcome": "failed", "reason": "no JSON", "usage": Usage(calls=answered)}
+        watch.observe_call(ModelCallFinished(run_id="r", **call, **end))
+    assert len(told) == n_warnings
 
 
 def test_a_storm_of_failures_is_told_once() -> None:

@@ -128,9 +128,9 @@ class RunWatch:
             )
 
     def observe_call(self, event: events.ModelCallFinished) -> None:
-        """Take the end of a call, whose reply was valid or not."""
+        """Take the end of a call, whose reply was valid or not; a call that nobody answered says nothing of replies."""
         count = self._calls.get(event.role, 0)
-        if count is None:
+        if count is None or (event.outcome == "failed" and not event.usage.calls):
             return
         self._calls[event.role] = count = None if event.outcome == "reply" else count + 1
         if count == MUTE_CALLS:
