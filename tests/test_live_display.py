@@ -371,6 +371,10 @@ def test_progress_in_one_line_has_counts_cost_and_rest() -> None:
     assert say(state_at(*at(100.0, *BEGINNING, *STEPS, ending), *at(130.0, *final, free))) == (
         "progress  after step 4 of 28, final test 12 of 16 rollouts (about 35 s left); price unknown, 2 calls, 7 tokens"
     )
+    known = [each.model_copy(update={"from_store": 3}) for each in final]
+    assert "final test 12 of 16 rollouts (6 from the store, about 35 s left)" in say(
+        state_at(*at(100.0, *BEGINNING, *STEPS, ending), *at(130.0, *known))
+    )
     timed = state_at((100.0, start_step(1)), (160.0, commit_step(1)), (160.0, PLAN), (161.0, start_step(2)))
     assert say(timed) == "progress  step 2 of 28; about 27 min to the last step"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -18,7 +18,13 @@ from hypothesis import strategies as st
 from doubles import RUN, opened
 from reflact.errors import AccessDenied, EnvironmentFailure, RunFailed
 from reflact.protocols import Session
-from reflact.stages.rollout import RolloutPair, RolloutRunner, derive_rollout_seed, log_unmeasured
+from reflact.stages.rollout import (
+    RolloutCallback,
+    RolloutPair,
+    RolloutRunner,
+    derive_rollout_seed,
+    log_unmeasured,
+)
 from reflact.testing import InMemoryRunStore
 from reflact.types import Grade, Item, Rollout, Score, Skill, Split, Turn
 
@@ -138,7 +144,7 @@ async def compared(
     limit: int = 4,
     trial: int = 0,
     until: Callable[[Sequence[RolloutPair]], bool] | None = None,
-    report: Callable[[Rollout], Awaitable[None]] | None = None,
+    report: RolloutCallback | None = None,
 ) -> tuple[RolloutPair, ...]:
     """Roll items out under both skills."""
     runner = make_runner(environment, store, limit=limit, on_rollout=report)
@@ -238,7 +244,7 @@ async def test_pairs_stand_in_the_order_of_items() -> None:
 
     told: list[Rollout] = []
 
-    async def report(done: Rollout) -> None:
+    async def report(done: Rollout, from_store: bool) -> None:
         told.append(done)
 
     pairs = await compared(Scripted(outcome, waits=3), items(3), store=await opened(), report=report)
@@ -246,6 +252,20 @@ async def test_pairs_stand_in_the_order_of_items() -> None:
     assert {(r.item_id, r.skill_hash) for r in told} == {
         (f"i{n}", s.hash) for n in range(3) for s in (NEW, OLD)
     }
+
+
+async def test_a_rollout_that_was_found_in_the_store_is_reported_as_such() -> None:
+    """Progress can then say how many rollouts of a stage were not run again."""
+    store, told = await opened(), list[tuple[str, bool]]()
+
+    async def report(done: Rollout, from_store: bool) -> None:
+        told.append((done.item_id, from_store))
+
+    for batch in (items(1), items(2)):
+        await make_runner(Scripted(right), store, limit=1, on_rollout=report).roll_out(
+            batch, NEW, coverage=1.0
+        )
+    assert told == [("i0", False), ("i0", True), ("i1", False)]
 
 
 @pytest.mark.parametrize("limit", [1, 3])

@@ -248,7 +248,7 @@ class ImprovementMeasured(_Event):
 
 
 class StageProgressed(_Event):
-    """Live: ``done`` of ``total`` parts of a stage are finished."""
+    """Live: ``done`` of ``total`` rollouts of a stage are finished; ``from_store`` of these were found in the store."""
 
     durable: ClassVar[bool] = False
     subject_fields: ClassVar[tuple[str, ...]] = ("stage", "note")
@@ -256,6 +256,7 @@ class StageProgressed(_Event):
     stage: Stage
     done: int
     total: int
+    from_store: int = 0
     note: str = ""
 
 

@@ -366,16 +366,16 @@ def describe_progress(state: LiveState, now: float) -> str:
 def _count_parts(stage: StageProgress, now: float) -> str:
     """Return a stage's counts, and its remaining time if it goes on as fast as so far; no less than the last pause.
 
-    Rollouts that were found in the store say nothing about the pace.
+    Rollouts that were found in the store are named, since they say nothing about the pace.
     """
     elapsed, total, done = max(now - stage.started_at, 0.0), stage.total, stage.done
     if total is None:
         calls = f" ({name_count(stage.calls, 'call')} done)" if stage.calls else ""
         return f"for {format_duration(elapsed)}{calls}"
     counts = f"{done} of {total}{'' if stage.name == 'rollout' else ' rollouts'}"
+    notes = [f"{stage.n_from_store:,} from the store"] if stage.n_from_store else []
     made = done - stage.n_at_once
-    if not 0 < made < total - stage.n_at_once:
-        return counts
-    pause = 0.0 if stage.progressed_at is None else now - stage.progressed_at
-    left = format_duration(max(elapsed / made * (total - done), pause))
-    return f"{counts} (about {left} left)"
+    if 0 < made < total - stage.n_at_once:
+        pause = 0.0 if stage.progressed_at is None else now - stage.progressed_at
+        notes.append(f"about {format_duration(max(elapsed / made * (total - done), pause))} left")
+    return f"{counts} ({', '.join(notes)})" if notes else counts

@@ -59,7 +59,7 @@ AT_ONCE_SECONDS = 0.5
 class StageProgress:
     """A stage of the current step; ``seconds`` is None until it finishes.
 
-    ``parts`` has each measurement in it by its note, with its finished and all rollouts. ``calls`` counts the
+    ``parts`` has the progress of each measurement in it. ``calls`` counts the
     optimizer's calls that ended meanwhile. ``n_at_once`` rollouts were finished as soon as the stage began: they were
     found in the store. ``progressed_at`` is the time of the last finished rollout.
     """
@@ -67,7 +67,7 @@ class StageProgress:
     step: int
     name: events.Stage
     started_at: float
-    parts: tuple[tuple[str, int, int], ...] = ()
+    parts: tuple[events.StageProgressed, ...] = ()
     calls: int = 0
     n_at_once: int = 0
     progressed_at: float | None = None
@@ -76,12 +76,17 @@ class StageProgress:
     @property
     def done(self) -> int:
         """The finished rollouts."""
-        return sum(done for _, done, _ in self.parts)
+        return sum(part.done for part in self.parts)
+
+    @property
+    def n_from_store(self) -> int:
+        """The finished rollouts that were found in the store."""
+        return sum(part.from_store for part in self.parts)
 
     @property
     def total(self) -> int | None:
         """The rollouts of the parts that have begun; None without parts."""
-        return sum(total for _, _, total in self.parts) if self.parts else None
+        return sum(part.total for part in self.parts) if self.parts else None
 
     @property
     def is_done(self) -> bool:
@@ -251,8 +256,8 @@ def _update_stage(
     if isinstance(event, events.StageFinished):
         stage = replace(stage, seconds=event.seconds)
     elif isinstance(event, events.StageProgressed):
-        others = (part for part in stage.parts if part[0] != event.note)
-        stage = replace(stage, parts=(*others, (event.note, event.done, event.total)), progressed_at=at)
+        others = (part for part in stage.parts if part.note != event.note)
+        stage = replace(stage, parts=(*others, event), progressed_at=at)
         if at - stage.started_at <= AT_ONCE_SECONDS:
             stage = replace(stage, n_at_once=stage.done)
     else:

@@ -45,7 +45,9 @@ from reflact.protocols import (
 )
 from reflact.types import Grade, Item, Rollout, Score, Skill, Turn, digest_json
 
-RolloutCallback = Callable[[Rollout], Awaitable[None]]
+RolloutCallback = Callable[[Rollout, bool], Awaitable[None]]
+"""Takes a finished rollout, and whether it was found in the store."""
+
 RolloutPair = tuple[Rollout, Rollout]
 """The candidate's and the current skill's rollout of one item."""
 
@@ -242,7 +244,7 @@ class RolloutRunner:
     ``feedback``: rollouts carry the environment's feedback for the analysts. ``limit`` is the maximum of
     rollouts in flight, or a semaphore that several runners share. Rollouts are reused within a ``phase`` only, or
     among all phases that are None. ``on_rollout`` is called with each rollout when it first finishes, in any order,
-    and ``on_exception`` with each exception of the environment's or the target's own code.
+    and whether it was found in the store, and ``on_exception`` with each exception of the environment's or the target's own code.
     """
 
     target: Target
@@ -257,6 +259,7 @@ class RolloutRunner:
     on_exception: ExceptionCallback = _return_reason
     _known: dict[str, Rollout] = field(default_factory=dict, init=False)
     _logged: dict[str, JsonValue] = field(default_factory=dict, init=False)
+    _stored: set[str] = field(default_factory=set, init=False)
     _running: dict[str, anyio.Event] = field(default_factory=dict, init=False)
 
     async def roll_out(
@@ -380,7 +383,9 @@ class RolloutRunner:
 
     async def find_stored(self, jobs: Sequence[RolloutJob]) -> None:
         """Read the stored rollouts of the jobs, and why others were logged as unmeasured."""
-        self._known.update(await self.store.find_rollouts([job.key for job in jobs]))
+        stored = await self.store.find_rollouts([job.key for job in jobs])
+        self._known.update(stored)
+        self._stored.update(stored)
         labels = [label_unmeasured(job.key) for job in jobs if job.key not in self._known]
         self._logged.update(await self.decision_log.find(self.step, labels))
 
@@ -388,7 +393,7 @@ class RolloutRunner:
         """Return a job's rollout; an unmeasured one is not run again before ``retry``."""
         finished = await self._get_or_run(job)
         if self.on_rollout is not None:
-            await self.on_rollout(finished)
+            await self.on_rollout(finished, job.key in self._stored)
         return finished
 
     async def retry(self, job: RolloutJob) -> Rollout:

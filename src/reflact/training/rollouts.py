@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -81,10 +81,10 @@ class RolloutScheduler:
         if watch is None:
             return on_rollout
 
-        async def follow(rollout: Rollout) -> None:
+        async def follow(rollout: Rollout, from_store: bool) -> None:
             watch.observe_rollout(rollout)
             if on_rollout is not None:
-                await on_rollout(rollout)
+                await on_rollout(rollout, from_store)
 
         return follow
 
@@ -171,10 +171,10 @@ class RolloutScheduler:
             size, finished = len(ask.item_ids), 0
             count = self.make_progress_counter("evaluate", step, 2 * size, note=f"trial {ask.trial}")
 
-            async def one_more(rollout: Rollout) -> None:
+            async def one_more(rollout: Rollout, from_store: bool) -> None:
                 nonlocal finished
                 finished += 1
-                await count(rollout)
+                await count(rollout, from_store)
 
             await self.on_event(
                 events.TrialRequested(
@@ -217,17 +217,18 @@ class RolloutScheduler:
 
     def make_progress_counter(
         self, stage: events.Stage, step: int, total: int, *, note: str = ""
-    ) -> Callable[[object], Awaitable[None]]:
-        """Return a function that reports one more finished part of a stage."""
+    ) -> RolloutCallback:
+        """Return a function that reports one more finished rollout of a stage."""
         build_event = partial(
             events.StageProgressed, run_id=self.runtime.run_id, step=step, stage=stage, total=total, note=note
         )
-        done = 0
+        done = n_stored = 0
 
-        async def count(_: object) -> None:
-            nonlocal done
+        async def count(_: Rollout, from_store: bool) -> None:
+            nonlocal done, n_stored
             done += 1
-            await self.on_event(build_event(done=done))
+            n_stored += from_store
+            await self.on_event(build_event(done=done, from_store=n_stored))
 
         return count
 
