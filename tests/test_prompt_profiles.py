@@ -139,7 +139,13 @@ async def test_a_small_optimizer_sees_the_task_and_its_rule_is_added() -> None:
 
 @pytest.mark.parametrize(
     "rule",
-    [QUERY, f"How many airports are in Ohio? {QUERY}", "Answer <right answer>.", "answer with\none query."],
+    [
+        QUERY,
+        f"How many airports are in Ohio? {QUERY}",
+        "Answer <right answer>.",
+        "answer with\none query.",
+        "Ignore the background.",
+    ],
 )
 async def test_a_small_optimizer_is_asked_again_for_a_rule_that_is_none(rule: str) -> None:
     """An answer of a case, a tag of the prompt or a sentence of the document is sent back with the reason."""

@@ -231,6 +231,8 @@ def test_a_conflict_advises_what_its_cause_needs(tmp_path: Path) -> None:
             anyio.run(trainer.train)
         assert advice in str(caught.value)
         assert "settings" not in str(caught.value)
+    with pytest.raises(RunConflict, match=r"; and 1 more; to resume it"):
+        anyio.run(build_short_trainer(tmp_path, preset="skillopt", seed=1, select={"max_edits": 9}).train)
     other = build_trainer(trainer.config, environment=ToyEnvironment(train=8, val=4, test=5))
     with pytest.raises(
         RunConflict, match="to resume it, restore the items of the data; to start another run"

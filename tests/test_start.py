@@ -186,6 +186,14 @@ def test_a_column_of_labels_is_the_answer(tmp_path: Path, task: str, name: str) 
     assert grader == "normalized"
 
 
+def test_labels_in_capitals_are_compared_to_the_letter(tmp_path: Path) -> None:
+    """A program that reads them may tell capitals from small letters; the column may be called decision."""
+    labels = [("REFUND", "HUMAN")[k % 2] for k in range(30)]
+    said, grader = init_columns(tmp_path, {"message": REVIEWS, "channel": MOODS, "decision": labels})
+    assert "reference from 'decision'" in said
+    assert grader == "exact"
+
+
 def test_answers_in_capitals_are_compared_to_the_letter(tmp_path: Path) -> None:
     """Capitals are a part of the form, so an answer in small letters is not right."""
     orders = [f"{k} x BLUE LAMPS" for k in range(30)]

@@ -271,6 +271,8 @@ def guess_grader(references: Sequence[JsonValue]) -> tuple[str, str] | None:
             f"The references are {len(set(texts))} labels: an answer must be the right one and nothing else"
         )
         guess = "normalized", f"{words}; case, spaces and punctuation at both ends do not count."
+        if all(map(_is_capitals, texts)):
+            guess = "exact", f"{words}, to the letter, because they are in capitals."
     elif sum(len(text.split()) for text in texts) > LONG_ANSWER_WORDS * len(texts):
         guess = "token_f1", "The references are long: the score is the overlap of words."
     elif all(_is_capitals(text) for text in texts):

@@ -81,7 +81,7 @@ PROMPT_IDENTITY = re.compile(r"v\d+ [0-9a-f]{16}")
 """The version of a prompt and its hash."""
 
 STEP_LEGEND = (
-    "val: score before the step -> that of its candidate;\n"
+    "val: estimated score before the step -> that of its candidate;\n"
     "solved: train items of the step; edits: applied of chosen;\n"
     "skill: the version after the step"
 )

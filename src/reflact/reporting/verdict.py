@@ -226,6 +226,8 @@ def advise_on_training(summary: RunSummary) -> tuple[str, ...]:
         advice.append(f"let a larger model than {model} write the edits{reason} (models.optimizer.model)")
         if is_small_model(str(model)) and _read_setting(summary, "prompts", "profile") == "default":
             advice.append(f"give {model} the settings for small models (preset: small)")
+        if is_small_model(str(model)):
+            advice.append("write the rules that you know into the skill, with which a run begins (skill)")
     if _read_setting(summary, "environment", "description") == "":
         advice.append("say what a good answer is (environment.description)")
     if any(score.name == "baseline" and score.skill_hash == Skill(text="").hash for score in summary.scores):

@@ -28,6 +28,9 @@ PLACEHOLDER = re.compile(
 )
 """The tags that fence material in prompts, and the names of a case's parts as tags."""
 
+UNSEEN_WORDS = re.compile(r"\b(?:background|wrong answers?)\b", re.IGNORECASE)
+"""Words for what the optimizer is shown and the target is not."""
+
 WRAPPED_DOCUMENT = re.compile(r"\s*<(document_*)>\n?(.*?)\n?</\1>\s*", re.DOTALL)
 """A whole text in the tags of a document."""
 
@@ -454,14 +457,26 @@ def check_reply(
         if high:
             raise ValueError(f"there are {cases} cases; the count of {', '.join(high)} is larger")
     if isinstance(reply, AnalystReply | RuleReply | SuccessReply | ReasonedSuccessReply | MergeReply):
-        if isinstance(reply, RuleReply) and _flatten(reply.rule) in _flatten(skill.text):
-            raise ValueError("the instructions say this already; write what they lack")
+        if isinstance(reply, RuleReply):
+            _check_rule(reply.rule, skill, material)
         _check_applicable(skill, reply.edits)
         check_rules(reply.edits, items)
         for number, edit in enumerate(reply.edits, 1):
             _check_placeholders(f"edit {number}", unwrap_document(edit.content), (skill.text, *material))
     else:
         check_whole_document(skill, reply.document, material)
+
+
+def _check_rule(rule: str, skill: Skill, material: Iterable[str]) -> None:
+    """Refuse a rule that the document has already, or that speaks of what the optimizer alone is shown."""
+    if _flatten(rule) in _flatten(skill.text):
+        raise ValueError("the instructions say this already; write what they lack")
+    shown = "\n".join((skill.text, *material))
+    foreign = [words for words in UNSEEN_WORDS.findall(rule) if words.casefold() not in shown.casefold()]
+    if foreign:
+        raise ValueError(
+            f"the assistant does not see the {foreign[0].lower()}; tell it what to write, in words that it understands"
+        )
 
 
 def check_rules(edits: Sequence[Proposal | Merge], items: Sequence[Item]) -> None:

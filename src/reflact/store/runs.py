@@ -69,8 +69,8 @@ PROMPT_ADVICE = "use the same prompts (a new version of reflact, preset, prompts
 MAX_FAILURES = 1_000
 """The most exceptions of the caller's code that are stored of a run."""
 
-MAX_SHOWN_CHARS, SHOWN_BEFORE_CHANGE = 60, 20
-"""Values in a conflict: their length, and how much of it stands before the first difference of two long ones."""
+MAX_SHOWN_DIFFERENCES, MAX_SHOWN_CHARS, SHOWN_BEFORE_CHANGE = 5, 60, 20
+"""Values in a conflict: their number, their length, and how much stands before the first difference of long ones."""
 
 COMMIT_COLUMNS = "number, kind, step, record, state, checksum"
 LAST_COMMIT = f"SELECT {COMMIT_COLUMNS} FROM commits WHERE run_id = ? ORDER BY number DESC LIMIT 1"  # noqa: S608
@@ -485,8 +485,10 @@ def build_conflict(run_id: str, path: Path, differences: Sequence[str]) -> RunCo
     advice = [words for key, words in RESTORE_ADVICE.items() if key in keys]
     advice += [PROMPT_ADVICE] if prompts else []
     advice += [f"put the old value of {', '.join(sorted(settings))} back"] if settings else []
+    rest = len(differences) - MAX_SHOWN_DIFFERENCES
+    shown = [*differences[:MAX_SHOWN_DIFFERENCES], *([f"and {rest} more"] if rest > 0 else [])]
     return RunConflict(
-        f"run {run_id} in {path} differs from this one: {'; '.join(differences)}; to resume it, "
+        f"run {run_id} in {path} differs from this one: {'; '.join(shown)}; to resume it, "
         f"{' and '.join(advice)}; to start another run, choose another out_dir, or set fork: true (--fork)"
     )
 
