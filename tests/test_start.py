@@ -200,7 +200,7 @@ def test_answers_in_capitals_are_compared_to_the_letter(tmp_path: Path) -> None:
     asked = [f"Please send {k} blue lamps to my address before the end of next week." for k in range(30)]
     guess, grader = init_columns(tmp_path, {"message": asked, "order line": orders})
     assert grader == "exact"
-    assert "The references are short texts in capitals" in guess
+    assert "The letters of the references are capitals" in guess
 
 
 @pytest.mark.parametrize(("n_items", "batch"), [(6, 2), (15, 5), (60, 5), (75, 7), (300, 15)])

@@ -311,6 +311,14 @@ def test_a_run_without_a_confirmed_gain_says_what_may_help(
     assert describe_outcome(summary, Path("runs/x"))[4 if summary.best == V2 else 3 :] == expected
 
 
+@pytest.mark.parametrize(("solved", "is_named"), [(30, True), (45, False)])
+def test_a_better_skill_that_mostly_fails_names_the_wrong_answers(solved: int, is_named: bool) -> None:
+    """If less than half of the test items are solved, the next step has the answers that are still wrong too."""
+    step = describe_next(build_summary(solve(0, 80), solve(solved, 80)), Path("runs/x"))
+    assert step.startswith("reflact show runs/x --items --changed")
+    assert ("--wrong" in step) is is_named
+
+
 def test_a_confirmed_gain_needs_no_advice() -> None:
     """A run that reached its aim is not told to change anything."""
     assert advise_on_training(build_summary(solve(10, 80), solve(45, 80), steps=2)) == ()

@@ -278,7 +278,7 @@ def guess_grader(references: Sequence[JsonValue]) -> tuple[str, str] | None:
     elif all(_is_capitals(text) for text in texts):
         guess = (
             "exact",
-            "The references are short texts in capitals, so an answer must be equal to the letter.",
+            "The letters of the references are capitals, as in codes, so an answer must be equal to the letter.",
         )
     else:
         words = "The references are short texts: case, spaces and punctuation at both ends do not count."

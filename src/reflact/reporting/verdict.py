@@ -26,6 +26,9 @@ SCORE_NAMES = {"null_empty": "empty", "null_refusal": "refusal", "null_frequent"
 NO_REPORTS = "no analyst gave a valid reply"
 """Begins the reason of a run whose steps are all decided without a single report, so that it cannot be resumed."""
 
+OFTEN_WRONG = 0.5
+"""The share of solved test items below which the answers that are still wrong deserve a look."""
+
 FEW_STEPS = 8
 """A run of fewer steps has tried few edits."""
 
@@ -207,7 +210,11 @@ def describe_next(summary: RunSummary, folder: Path) -> str:
         return _advise_after_stop(summary)
     if summary.missing:
         return "run the same command again to measure what is missing"
-    return f"reflact show {shlex.quote(str(folder))} --items {'--changed' if has_better_skill(summary) else '--wrong'}"
+    show, best = f"reflact show {shlex.quote(str(folder))} --items", summary.score("best", Split.test)
+    if not has_better_skill(summary):
+        return f"{show} --wrong"
+    is_often_wrong = best is not None and best.hard is not None and best.hard < OFTEN_WRONG
+    return f"{show} --changed{', then with --wrong, since most are not solved yet' * is_often_wrong}"
 
 
 def advise_on_training(summary: RunSummary) -> tuple[str, ...]:
