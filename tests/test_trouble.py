@@ -448,6 +448,18 @@ def test_only_answers_make_a_role_mute(answered: int, n_warnings: int) -> None:
     assert len(told) == n_warnings
 
 
+def test_a_test_of_the_endpoint_does_not_hide_a_mute_role() -> None:
+    """An optimizer that answers the first plain question, and then never with a valid reply, is told as mute."""
+    told: list[Event] = []
+    watch = RunWatch("r", told.append, load_config({}), ())
+    call = {"role": "optimizer", "call_id": "c", "attempts": 1, "seconds": 1.0, "usage": Usage(calls=1)}
+    for purpose, outcome in (("preflight", "reply"), *[("analyst_failure", "failed")] * 3):
+        watch.observe_call(
+            ModelCallFinished(run_id="r", purpose=purpose, outcome=outcome, reason="no JSON", **call)
+        )
+    assert len(told) == 1
+
+
 def test_a_storm_of_failures_is_told_once() -> None:
     """If half of the last requests to an endpoint fail, a warning says how; a few failures say nothing."""
     told: list[Event] = []

@@ -46,11 +46,10 @@ LOCAL_OPTIMIZER = """\
 # The prompt and so many tokens must fit into the server's context together.
     max_tokens: {tokens}
     timeout: 600"""
-PRESET_LINES = """\
+PRESET_LINES = """
 # Defaults to begin from. small has short prompts and adds one rule at a time, for an optimizer of less than about
 # 3 billion parameters. A larger optimizer writes better rules.
 preset: {preset}
-
 """
 SMALL_TOKENS, LARGE_TOKENS = 600, 2048
 """The most tokens of a reply of an optimizer at a local address, if it is small and if it is not known to be so."""
@@ -59,7 +58,8 @@ TEMPLATE = """\
 #   reflact check {name}             one small call to each model and one graded item
 #   reflact train {name} --dry-run   the plan and its cost; sends nothing
 #   reflact train {name}
-{preset}out_dir: {out_dir}
+{preset}
+out_dir: {out_dir}
 
 # The instructions to begin with, such as your prompt of today: a Markdown file, or the folder of a skill; null: none.
 skill: {skill}

@@ -46,7 +46,8 @@ LIKELY_COLUMNS: Mapping[str, tuple[str, ...]] = {
     ),
     "reference": _list_words(
         "reference references answers answer expected expected_output gold label target solution output completion "
-        "response ground_truth correct_answer result class sentiment intent decision verdict outcome queue department summary translation a"
+        "response ground_truth correct_answer result class sentiment intent decision verdict outcome queue department "
+        "summary translation a"
     ),
     "task_type": _list_words("task_type type category topic subject kind domain"),
 }

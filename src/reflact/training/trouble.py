@@ -22,8 +22,9 @@ from reflact.llm.pricing import read_cap, worst_case
 from reflact.messages import CUT_OFF, CallReservation
 from reflact.protocols import CatchExits, EventCallback, RunStore, read_text
 from reflact.records import CodeFailure, FaultKind, Usage
-from reflact.reporting.lines import escape_controls, format_count
+from reflact.reporting.lines import escape_controls, format_count, shorten_reason
 from reflact.stages.rollout import RolloutJob
+from reflact.training.cost_estimate import PREFLIGHT
 from reflact.types import Rollout
 
 LOGGER = logging.getLogger("reflact")
@@ -47,9 +48,6 @@ SLOW_ATTEMPTS = 2
 
 MUTE_CALLS = 3
 """The calls of a role without a valid reply, and none with one, after which it counts as mute."""
-
-MAX_REASON_CHARS = 200
-"""The most characters of a reason in a warning."""
 
 MIN_TOKENS, MIN_ITEMS = 20_000, 5
 """The least tokens and items before one item can take most of the tokens."""
@@ -128,18 +126,21 @@ class RunWatch:
             )
 
     def observe_call(self, event: events.ModelCallFinished) -> None:
-        """Take the end of a call, whose reply was valid or not; a call that nobody answered says nothing of replies."""
+        """Take the end of a call, whose reply was valid or not.
+
+        A call that nobody answered says nothing of replies, and neither does the plain text that tests the endpoint.
+        """
         count = self._calls.get(event.role, 0)
-        if count is None or (event.outcome == "failed" and not event.usage.calls):
+        is_unanswered = event.outcome == "failed" and not event.usage.calls
+        if count is None or is_unanswered or event.purpose == PREFLIGHT:
             return
         self._calls[event.role] = count = None if event.outcome == "reply" else count + 1
         if count == MUTE_CALLS:
-            reason = " ".join((event.reason or "none").split())
+            reason = " ".join((event.reason or "none").split()).rstrip(".")
             self._warn(
                 f"role {event.role}",
                 f"models.{event.role} gave no valid reply in its first {count} calls; the last reason: "
-                f"{reason[:MAX_REASON_CHARS].rstrip('.')}. To mend it, "
-                f"{advise_on_replies(event.role, self._config, reason)}",
+                f"{shorten_reason(reason)}. To mend it, {advise_on_replies(event.role, self._config, reason)}",
             )
 
     def observe_rollout(self, rollout: Rollout) -> None:
