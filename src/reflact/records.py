@@ -17,6 +17,7 @@ from reflact.types import (
     FrozenModel,
     GateAction,
     Measurement,
+    RaceEntry,
     Ranking,
     Rewrite,
     Score,
@@ -24,6 +25,7 @@ from reflact.types import (
     Skill,
     Split,
     Verdict,
+    WorkedExample,
 )
 
 
@@ -32,7 +34,8 @@ class SkillVersion(FrozenModel):
 
     An ``inherited`` score is that of the version before; it is shown and never used for a decision. With a
     ``deviation``, the score is the ranked gate's belief at the time: the mean of a normal distribution. A ``partial``
-    score is that of a decision that stopped early, so it covers a part of the items.
+    score is that of a decision that stopped early, so it covers a part of the items. ``examples`` are the worked examples
+    in the document: it contains the text of these items.
     """
 
     number: int
@@ -42,6 +45,7 @@ class SkillVersion(FrozenModel):
     inherited: bool = False
     deviation: float | None = Field(default=None, exclude_if=lambda value: value is None)
     partial: bool = Field(default=False, exclude_if=lambda value: not value)
+    examples: tuple[WorkedExample, ...] = Field(default=(), exclude_if=lambda value: not value)
 
 
 class StepBufferEntry(FrozenModel):
@@ -65,7 +69,10 @@ class StepRecord(FrozenModel):
     ``fallbacks`` are model decisions that failed, other than those of merging and selection. ``batches`` are the
     measurements of the step's batches. ``fail_reasons`` are the failures grouped by the environment's feedback, if
     no analyst named a pattern. ``rewrite_summary`` is what the call that rewrote the document says it changed.
-    ``rewrites`` are the documents that a proposer wrote instead of the stages, the preferred one first.
+    ``source`` made the candidates. ``rewrites`` are the documents that it wrote, ``race`` is what was measured of the
+    candidates before the gate. ``n_rollouts`` and ``n_tokens`` are what the step cost: rollouts that no earlier step had,
+    and estimated tokens of the optimizer. ``barred`` are sources that can give nothing more, because the optimizer's
+    account has no credit left.
     """
 
     step: int
@@ -89,7 +96,12 @@ class StepRecord(FrozenModel):
     best: SkillVersion
     fallbacks: tuple[Fallback, ...] = ()
     fail_reasons: tuple[FailurePattern, ...] = Field(default=(), exclude_if=lambda reasons: not reasons)
+    source: str = "edits"
     rewrites: tuple[Rewrite, ...] = Field(default=(), exclude_if=lambda rewrites: not rewrites)
+    race: tuple[RaceEntry, ...] = Field(default=(), exclude_if=lambda race: not race)
+    n_rollouts: int = 0
+    n_tokens: int = 0
+    barred: tuple[str, ...] = Field(default=(), exclude_if=lambda barred: not barred)
 
     @property
     def patterns(self) -> tuple[FailurePattern, ...]:

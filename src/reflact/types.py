@@ -171,12 +171,24 @@ class Skill(FrozenModel):
         return hashlib.sha256(self.text.encode("utf-8")).hexdigest()
 
 
+class WorkedExample(FrozenModel):
+    """A train item in the document's section of worked examples: the task as the target sees it, and a right answer.
+
+    ``answer`` is the item's right answer, or what the target answered in a rollout that was graded right; of an agent
+    it is the transcript, cut to its decisive turns.
+    """
+
+    item_id: str
+    task: str
+    answer: str
+
+
 Control = Literal["none", "placebo", "null"]
 """What a document is compared with apart from documents: an empty one, a text about something else, constants."""
 
 RolloutSource = Literal["failure", "success"]
 Operation = Literal["append", "insert_after", "replace", "delete"]
-EditKind = Literal["append", "insert_after", "replace", "delete", "suggest", "rewrite"]
+EditKind = Literal["append", "insert_after", "replace", "delete", "suggest", "rewrite", "examples"]
 
 
 class Edit(FrozenModel):
@@ -184,7 +196,8 @@ class Edit(FrozenModel):
 
     Args:
         op: ``append`` takes only content, ``delete`` only a target, ``insert_after`` and ``replace`` both.
-            ``suggest`` describes a revision in words; ``rewrite`` is a whole new document text.
+            ``suggest`` describes a revision in words; ``rewrite`` is a whole new document text; ``examples`` is the
+            new text of the section of worked examples.
         target: The anchor: text that occurs exactly once in the unprotected document.
         source_type: Whether it comes from failures or successes; None for both.
         support_count: Number of rollouts that support it.
@@ -288,12 +301,14 @@ class Candidate(FrozenModel):
     """The document after the step's edits.
 
     ``fallbacks`` states why a rewrite call gave no valid reply, ``summary`` what such a call says it changed.
+    ``examples`` are the worked examples of the document; None: those of the document before.
     """
 
     skill: Skill
     results: tuple[EditResult, ...] = ()
     summary: str = ""
     fallbacks: tuple[Fallback, ...] = ()
+    examples: tuple[WorkedExample, ...] | None = None
 
 
 class AppendixResult(FrozenModel):
@@ -336,6 +351,30 @@ class Rewrite(FrozenModel):
     reason: str | None = None
     number: int = 0
     measurement: Measurement | None = None
+
+
+class RaceEntry(FrozenModel):
+    """What a race measured of one candidate.
+
+    Args:
+        label: What the candidate is, such as ``8 examples`` or ``rewrite 2``.
+        skill_hash: Its document.
+        form: The digest of its text after white space and list marks are normalised.
+        n: How many validation items were measured under it.
+        score: Its mean on them, in the gate's metric; None if nothing was measured.
+        current_score: The current document's mean on the same items.
+        p_better: The probability that it is better than the current document on all validation items.
+        judged: Whether it went on to the gate.
+    """
+
+    label: str
+    skill_hash: str
+    form: str
+    n: int = 0
+    score: float | None = None
+    current_score: float | None = None
+    p_better: float | None = None
+    judged: bool = False
 
 
 GateAction = Literal[

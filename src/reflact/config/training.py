@@ -11,7 +11,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, JsonValue, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, JsonValue, field_validator, model_validator
 
 from reflact.config.critic import CriticConfig
 from reflact.config.fields import FieldsConfig
@@ -25,6 +25,9 @@ from reflact.config.models import (
     refuse_secrets,
 )
 from reflact.types import GatePolicy, Operation
+
+ALL_SOURCES = ("examples", "rewrite", "edits")
+"""The sources of candidates that reflact has."""
 
 Options = Annotated[dict[str, JsonValue], AfterValidator(refuse_secrets)]
 """Arguments of a class or function; they are stored with the run."""
@@ -154,7 +157,15 @@ class TargetConfig(ConfigSection):
 class TrainConfig(ConfigSection):
     """The length of a run and its batches."""
 
-    num_epochs: int = changeable_field(4, ge=1, description="Passes over the train split.")
+    num_epochs: int = changeable_field(
+        4, ge=1, description="Passes over the train split; with `max_rollouts`, as many as these pay for."
+    )
+    max_rollouts: int | None = changeable_field(
+        None,
+        ge=1,
+        description="Rollouts of train and validation items after which the training ends. The search plans with them. "
+        "null: the training ends after `num_epochs`.",
+    )
     batch_size: int = Field(40, ge=1, description="Items in a batch.")
     accumulation: int = Field(1, ge=1, description="Batches in a step; the edits of all are merged.")
     success_threshold: float | None = Field(
@@ -264,29 +275,44 @@ class UpdateConfig(ConfigSection):
     )
 
 
-class ProposerConfig(ConfigSection):
-    """How the evidence of a step becomes a candidate."""
+class SearchConfig(ConfigSection):
+    """Where the candidates of a step come from."""
 
-    name: str = Field(
-        "reflact",
-        pattern=OBJECT_NAME,
-        description="`reflact`: the stages reflect, aggregate, select and update; `one_shot`: one call rewrites the "
-        "document from all cases of the step; `best_of_n`: several such rewrites, and the best on the step's items. "
-        "`module:name` imports a proposer, or a class or function that makes one. Any other name is an entry point of "
-        "the group `reflact.proposers`.",
+    sources: tuple[str, ...] = Field(
+        ALL_SOURCES,
+        min_length=1,
+        description="The allowed sources of candidates: `examples` puts worked examples from train items into the document; "
+        "`rewrite` writes the whole document anew; `edits` are the stages reflect, aggregate, select and update, and alone "
+        "the published algorithm. `module:name` imports a proposer of your own; any other name is an entry point of the "
+        "group `reflact.proposers`.",
     )
-    options: Options = Field(default_factory=dict, description="Arguments of that class or function.")
-    n: int = Field(4, ge=1, description="Number of rewrites of a step (`best_of_n`).")
+    max_document_tokens: int = Field(
+        3000,
+        ge=100,
+        description="Worked examples are added as long as the document has at most this many estimated tokens.",
+    )
+
+    @field_validator("sources")
+    @classmethod
+    def _check_sources(cls, sources: tuple[str, ...]) -> tuple[str, ...]:
+        for name in sources:
+            if not re.fullmatch(OBJECT_NAME, name):
+                raise ValueError(
+                    f"{name!r} is no name of a source; choose from {', '.join(ALL_SOURCES)}, or module:name"
+                )
+        if len(set(sources)) < len(sources):
+            raise ValueError("a source is named twice")
+        return sources
 
     @property
-    def rewrites(self) -> int:
-        """The number of whole documents that a step asks for; 0 with the stages and with an own proposer."""
-        return {"one_shot": 1, "best_of_n": self.n}.get(self.name, 0)
+    def own(self) -> str | None:
+        """The name of a proposer outside of reflact; None without one."""
+        return next((name for name in self.sources if name not in ALL_SOURCES), None)
 
     @property
-    def is_own(self) -> bool:
-        """Whether the name is that of an object outside of reflact."""
-        return self.name not in {"reflact", "one_shot", "best_of_n"}
+    def is_published(self) -> bool:
+        """Whether the published algorithm runs alone: no race, and one candidate for each step."""
+        return self.sources == ("edits",)
 
 
 class GateConfig(ConfigSection):
@@ -505,8 +531,8 @@ class TrainerConfig(ConfigSection):
     models: ModelsConfig = Field(default_factory=ModelsConfig, description="Models by role.")
     executor: ExecutorConfig = Field(default_factory=ExecutorConfig, description="Where rollouts run.")
     train: TrainConfig = Field(default_factory=TrainConfig, description="Epochs and batches.")
-    proposer: ProposerConfig = Field(
-        default_factory=ProposerConfig, description="How the evidence of a step becomes a candidate."
+    search: SearchConfig = Field(
+        default_factory=SearchConfig, description="Where the candidates of a step come from."
     )
     reflect: ReflectConfig = Field(default_factory=ReflectConfig, description="How analysts read rollouts.")
     aggregate: AggregateConfig = Field(
@@ -543,16 +569,10 @@ class TrainerConfig(ConfigSection):
 
     @model_validator(mode="after")
     def _check_combinations(self) -> TrainerConfig:
-        if self.appendix.enabled and self.proposer.name != "reflact":
-            raise ValueError(
-                "`appendix.enabled` needs `proposer.name: reflact`, whose analysts find the lapses"
-            )
-        if self.skill_files and (
-            self.update.mode != "patch" or self.proposer.name in {"one_shot", "best_of_n"}
-        ):
-            raise ValueError(
-                "`skill_files` needs `update.mode: patch` and a proposer of edits: a rewrite would join the files"
-            )
+        if self.appendix.enabled and "edits" not in self.search.sources:
+            raise ValueError("`appendix.enabled` needs the source `edits`, whose analysts find the lapses")
+        if self.skill_files and self.update.mode != "patch":
+            raise ValueError("`skill_files` needs `update.mode: patch`: a rewrite would join the files")
         if self.skill_files and self.skill is None:
             raise ValueError("`skill_files` needs `skill`, the folder of the skill")
         return self

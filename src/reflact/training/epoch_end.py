@@ -213,6 +213,7 @@ class EpochFinalizer:
                 origin=origin,
                 score=slow.verdict.candidate_score,
                 partial=slow.verdict.partial,
+                examples=state.current.examples,
             )
             best = version if replaces_best(slow.verdict, best) else best
         record = record.model_copy(update={"created_versions": (version,), "current": version, "best": best})

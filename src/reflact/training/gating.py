@@ -16,6 +16,7 @@ from reflact.gate.paired_test import choose_trials, describe_power, detectable_e
 from reflact.gate.ranked_decision import MAX_PASSES, start_ranking
 from reflact.protocols import Approver, CommitRecord
 from reflact.records import AlphaBudget, CandidateReview, DecisionPoint, OpenComparison, RunState
+from reflact.search.race import Contender, RaceResult, RaceSettings, order_items, plan_slices, run_race
 from reflact.skills.document import diff_texts
 from reflact.stages.evaluate import EvaluationResult, GateMetric, evaluate, force_accept
 from reflact.stages.ranked_evaluation import RankedEvaluator, RankSettings
@@ -23,7 +24,7 @@ from reflact.stages.rollout import log_unmeasured
 from reflact.training.rollouts import RolloutScheduler
 from reflact.training.setup import RunPlan, Runtime
 from reflact.training.state import choose_best, plan_alpha_budget
-from reflact.types import FrozenModel, Ranking, Rollout, Skill, Verdict
+from reflact.types import HARD_VARIANCE, FrozenModel, Ranking, Rollout, Skill, Verdict
 
 FEW_ITEMS = 20
 """A run with fewer validation items begins with a warning."""
@@ -90,6 +91,30 @@ class GateKeeper:
             return None
         scores = [{r.item_id: self.metric.score_rollout(r) for r in rollouts} for rollouts in passes]
         return start_ranking(initial.hash, scores, is_hard=self._gate.metric == "hard")
+
+    async def race(
+        self, contenders: Sequence[Contender], current: Skill, state: RunState, *, step: int, passes: float
+    ) -> RaceResult:
+        """Race a step's candidates; ``passes`` is how many passes the rest of the run's rollouts pays for."""
+        run_pass = self._scheduler.make_pass_runner(step=step, part="step")
+        known = await self._scheduler.read_pass(current, 0, self._order)
+        scores = {rollout.item_id: self.metric.score_rollout(rollout) for rollout in known}
+        variance = HARD_VARIANCE if state.ranking is None else state.ranking.variance
+        settings = RaceSettings(
+            item_ids=order_items(self._order, scores),
+            slices=plan_slices(len(self._order), passes),
+            variance=0.0 if state.deterministic else variance,
+        )
+
+        async def measure(skill: Skill, item_ids: Sequence[str]) -> Sequence[Rollout]:
+            return await run_pass(skill, 0, item_ids)
+
+        result = await run_race(
+            contenders, current, settings, measure=measure, score=self.metric.score_rollout
+        )
+        if result.winner is None:
+            await log_unmeasured(result.unmeasured, decision_log=self._decision_log, step=step)
+        return result
 
     async def judge(
         self, candidate: Skill, state: RunState, *, step: int, part: DecisionPoint, subject: str

@@ -39,7 +39,7 @@ from reflact.training.gating import (
     find_alpha_budget,
 )
 from reflact.training.rollouts import GATE_PHASE, RolloutScheduler
-from reflact.training.setup import Runtime
+from reflact.training.setup import RunPlan, Runtime
 from reflact.training.state import (
     apply_record,
     build_commit_events,
@@ -48,7 +48,7 @@ from reflact.training.state import (
     summarize_history,
     version_hashes,
 )
-from reflact.training.step import StepRunner
+from reflact.training.step import StepRunner, find_search_end
 from reflact.training.timing import StageTimer
 from reflact.training.trouble import FailureLog, advise_on_replies
 from reflact.types import Skill, Split
@@ -289,7 +289,9 @@ class Run:
         """Return why the training ends before its last step, and emit it; None if it goes on."""
         train = self._config.train
         epochs = () if train.stop_at is None else await self._store.epochs(self.id)  # reading them takes long
-        reason = find_stop_reason(train, state, records, epochs)
+        reason = find_stop_reason(train, state, records, epochs) or find_search_end(
+            self._plan, state, records
+        )
         if reason is not None:
             await self._emit(events.TrainingStopped(run_id=self.id, step=state.step, reason=reason))
         return reason
@@ -311,6 +313,8 @@ class Run:
         epoch, rest = divmod(state.step, self._plan.steps_per_epoch)
         is_only = epoch == 1 and state.step >= self._plan.total_steps
         if rest or epoch <= state.last_committed_epoch or is_only or not self._epoch_end.is_needed:
+            return state
+        if not compares_epochs(self._plan, await self._store.records(self.id), epoch):
             return state
         async with self._timer.stage("slow_update", step=state.step, name="epoch end"):
             outcome = add_beliefs(state, await self._epoch_end.finalize(state, epoch=epoch))
@@ -398,14 +402,26 @@ class Run:
             await self._on_event(event)
 
 
+def compares_epochs(plan: RunPlan, records: Sequence[StepRecord], epoch: int) -> bool:
+    """Whether the end of an epoch compares its document with that of the epoch before, for guidance and memory.
+
+    They belong to the source of edits: beside other sources, an epoch in which no edit was accepted has nothing to compare.
+    """
+    if plan.config.search.is_published:
+        return True
+    edited = [record for record in records if record.source == "edits" and record.verdict.accepted]
+    return any(record.epoch == epoch for record in edited)
+
+
 def require_reports(records: Sequence[StepRecord], config: TrainerConfig) -> None:
-    """Check that at least one analyst gave a valid reply, if any was asked.
+    """Check that at least one analyst gave a valid reply, if any was asked and no source gave a candidate.
 
     Raises:
         RunFailed: None did, so the run could not learn anything.
     """
     reasons = [report.no_reply_reason for record in records for report in record.reports]
-    if reasons and None not in reasons:
+    is_measured = any(record.race for record in records)
+    if reasons and None not in reasons and not is_measured:
         reason = str(reasons[0])
         raise RunFailed(
             f"{NO_REPORTS} in {name_count(len(records), 'step')}, so nothing could be learned; the first reason: "

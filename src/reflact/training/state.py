@@ -23,7 +23,7 @@ from reflact.records import (
     StepBufferEntry,
     StepRecord,
 )
-from reflact.types import GateAction, Ranking, Skill, Verdict
+from reflact.types import Candidate, GateAction, Ranking, Skill, Verdict
 
 UNPROVEN: tuple[GateAction, ...] = ("set_aside", "return")
 """Decisions after which the same document may be judged again."""
@@ -51,7 +51,7 @@ def build_first_state(
 
 
 def create_versions(
-    state: RunState, step: int, candidate: Skill, verdict: Verdict, appended: Skill
+    state: RunState, step: int, candidate: Candidate, verdict: Verdict, appended: Skill
 ) -> tuple[SkillVersion, ...]:
     """Return the versions that a step creates: of an accepted candidate, and of the document with new notes."""
     current = find_current(state, verdict)
@@ -59,10 +59,11 @@ def create_versions(
     if verdict.accepted:
         current = SkillVersion(
             number=state.latest_version + 1,
-            skill_hash=candidate.hash,
+            skill_hash=candidate.skill.hash,
             origin=f"step {step}",
             score=verdict.candidate_score,
             partial=verdict.partial,
+            examples=state.current.examples if candidate.examples is None else candidate.examples,
         )
         created = (current,)
     if appended.hash == current.skill_hash:
