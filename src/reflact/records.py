@@ -550,7 +550,8 @@ class RunSummary(FrozenModel):
     attempts of calls, even if a retry succeeded; calls of models passed as objects are not counted.
     ``critic`` is the critic that graded, ``annotated_by`` the critic that wrote notes for failure analysts; JSON
     omits both if there is none. ``version`` is the version of reflact. ``verdict`` is the outcome in words.
-    ``warnings`` are in plain words too, such as on a task that a constant answer solves.
+    ``warnings`` are in plain words too, such as on a task that a constant answer solves. ``added_tokens`` is about how
+    many tokens the best document adds to each call of the target, beside the initial one.
     """
 
     version: str | None = None
@@ -570,6 +571,7 @@ class RunSummary(FrozenModel):
     claim: Claim | None = None
     missing: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
+    added_tokens: int = 0
     epochs: tuple[EpochStats, ...] = ()
     spend: tuple[Spend, ...] = ()
     stages: tuple[StageTime, ...] = ()
@@ -587,6 +589,6 @@ class RunSummary(FrozenModel):
     def score(self, name: str, split: Split) -> SkillScore | None:
         """Return a score on a split by its name, or None.
 
-        Names are ``baseline``, ``placebo``, ``null_empty``, ``null_refusal``, ``null_frequent``, ``best``, ``final``.
+        Names are ``baseline``, ``placebo``, ``shuffled``, ``null_empty``, ``null_refusal``, ``null_frequent``, ``best``, ``final``.
         """
         return next((s for s in self.scores if s.name == name and s.split is split), None)

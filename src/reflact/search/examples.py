@@ -36,6 +36,17 @@ def apply_examples(skill: Skill, examples: Sequence[WorkedExample]) -> Candidate
     return candidate.model_copy(update={"examples": tuple(examples)})
 
 
+def shuffle_answers(examples: Sequence[WorkedExample], seed: int) -> tuple[WorkedExample, ...]:
+    """Return the examples with their answers in another order: a control that tells form from content."""
+    order = shuffle(examples, seed, "shuffled answers")
+    answers = [example.answer for example in (*order[1:], *order[:1])]
+    by_id = {
+        example.item_id: example.model_copy(update={"answer": answer})
+        for example, answer in zip(order, answers, strict=True)
+    }
+    return tuple(by_id[example.item_id] for example in examples)
+
+
 def fit_examples(examples: Sequence[WorkedExample], max_bytes: int) -> tuple[WorkedExample, ...]:
     """Return the examples, in their order, as long as they fit; one that is too long is passed over."""
     fitting: list[WorkedExample] = []

@@ -12,6 +12,7 @@ from reflact import events
 from reflact.concurrency import finish_if_cancelled, run_beside
 from reflact.config.training import TrainerConfig
 from reflact.errors import RunFailed, Unmeasured
+from reflact.llm.pricing import BYTES_PER_TOKEN
 from reflact.messages import CallId, Message, RenderedPrompt, Text
 from reflact.protocols import Approver, CommitRecord, EventCallback, ProbedTarget
 from reflact.records import (
@@ -193,10 +194,19 @@ class Run:
         summary = summarize_history(
             summary, await self._store.records(self.id), await self._store.epochs(self.id), self.state
         )
+        summary = summary.model_copy(update={"added_tokens": await self._count_added_tokens(summary)})
         summary = summary.model_copy(update={"verdict": describe_verdict(summary)})
         await self._store.finish(self.id, status, reason, summary.model_dump_json())
         exports.export_summary(self._runtime.folder, summary)
         return summary
+
+    async def _count_added_tokens(self, summary: RunSummary) -> int:
+        """Return about how many tokens the best document adds to each call."""
+        if summary.best is None:
+            return 0
+        best = await self._store.skill(summary.best.skill_hash)
+        more = len(best.text.encode()) - len(self._plan.initial_skill.text.encode())
+        return round(more / BYTES_PER_TOKEN)
 
     async def _emit_start(self) -> None:
         data = self._plan.data

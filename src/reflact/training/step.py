@@ -11,6 +11,7 @@ from reflact.config.training import TrainerConfig
 from reflact.data import plan_epoch
 from reflact.gate.ranked_decision import REJECT_BELOW
 from reflact.records import OpenComparison, RunState, StepRecord
+from reflact.reporting.verdict import describe_entry
 from reflact.search.bandit import SourceChoice, choose_source
 from reflact.search.race import plan_slices
 from reflact.skills.document import digest_form
@@ -318,11 +319,10 @@ def build_race_verdict(entries: Sequence[RaceEntry], current: Skill) -> tuple[Ve
     scores = [-1.0 if entry.score is None else entry.score for entry in entries]
     best = scores.index(max(scores))
     entry = entries[best]
-    count = "The candidate" if len(entries) == 1 else f"None of the {len(entries)} candidates"
-    reason = (
-        f"{count} {'did not look' if len(entries) == 1 else 'looked'} better than the current document in the race: "
-        f"{describe_entry(entry)}."
+    subject = (
+        "The candidate does not look" if len(entries) == 1 else f"None of the {len(entries)} candidates looks"
     )
+    reason = f"{subject} better than the current document. Best in the race: {describe_entry(entry)}."
     is_refuted = all(e.p_better is not None and e.p_better < REJECT_BELOW for e in entries)
     measured = Measurement(skill_hash=entry.skill_hash, split=Split.val, n=entry.n)
     verdict = Verdict(
@@ -334,16 +334,6 @@ def build_race_verdict(entries: Sequence[RaceEntry], current: Skill) -> tuple[Ve
         current_score=entry.current_score,
     )
     return verdict, best
-
-
-def describe_entry(entry: RaceEntry) -> str:
-    """Return what a race measured of a candidate, in words."""
-    if entry.score is None or entry.current_score is None:
-        return f"nothing could be measured of {entry.label}"
-    return (
-        f"{entry.label} scored {entry.score:.3f} on {entry.n} validation items, and the current document "
-        f"{entry.current_score:.3f} on the same items"
-    )
 
 
 def _measure_batches(
