@@ -191,7 +191,8 @@ def load_run_prompts(config: TrainerConfig, folder: Path | None) -> PromptBook:
     Raises:
         PromptError: An analyst is asked for a rule to add, and ``update.operations`` has no additions.
     """
-    book, name = load_prompts(config.prompts, folder=folder), "analyst_failure"
+    prompts = config.prompts.model_copy(update={"profile": config.prompt_profile})
+    book, name = load_prompts(prompts, folder=folder), "analyst_failure"
     is_used = name in list_used_prompts(config)
     if is_used and book.asks_for_rule(name) and "append" not in config.update.operations:
         raise PromptError(

@@ -22,6 +22,7 @@ from reflact.config.models import (
     ModelsConfig,
     TelemetryConfig,
     changeable_field,
+    is_small_model,
     refuse_secrets,
 )
 from reflact.types import GatePolicy, Operation
@@ -469,9 +470,10 @@ class TestConfig(ConfigSection):
 class PromptsConfig(ConfigSection):
     """The prompt files."""
 
-    profile: Literal["default", "small"] = changeable_field(
-        "default",
-        description="`default` lets the optimizer reason at length; `small` suits models below about 3B parameters.",
+    profile: Literal["auto", "default", "small"] = changeable_field(
+        "auto",
+        description="`default` lets the optimizer reason at length; `small` suits models below about 3B parameters; `auto` "
+        "is `small` if the name of the optimizer's model says so.",
     )
     folder: Path | None = changeable_field(
         None, description="Folder of your own prompts; missing ones come from the package."
@@ -576,6 +578,13 @@ class TrainerConfig(ConfigSection):
         if self.skill_files and self.skill is None:
             raise ValueError("`skill_files` needs `skill`, the folder of the skill")
         return self
+
+    @property
+    def prompt_profile(self) -> Literal["default", "small"]:
+        """The profile of prompts that the optimizer gets."""
+        if self.prompts.profile != "auto":
+            return self.prompts.profile
+        return "small" if is_small_model(self.models.optimizer.model) else "default"
 
     @property
     def uses_critic(self) -> bool:

@@ -201,7 +201,7 @@ class Runtime:
 
     def make_context(self, step: int) -> StageContext:
         """Return the collaborators of the optimizer's calls; a small one, which copies, sees the own description alone."""
-        own, profile = self.config.environment.description, self.config.prompts.profile
+        own, profile = self.config.environment.description, self.config.prompt_profile
         sources = (unwrap_environment(self.plan.environment), self.target)
         described = [source.description for source in sources if isinstance(source, Described)]
         described = [] if own.strip() and profile == "small" else described

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 
-from reflact.config.training import TrainerConfig
+from reflact.config.training import BudgetConfig, TrainerConfig
 from reflact.data import plan_epoch
 from reflact.gate.ranked_decision import REJECT_BELOW
-from reflact.records import OpenComparison, RunState, StepRecord
+from reflact.records import OpenComparison, RunState, StepRecord, Usage
 from reflact.reporting.verdict import describe_entry
 from reflact.search.bandit import SourceChoice, choose_source
 from reflact.search.race import plan_slices
@@ -47,6 +47,13 @@ from reflact.types import (
 
 STEPS_PER_BUDGET = 30
 """A step rolls out at most this part of a run's rollouts on train items, and at least one minibatch."""
+
+
+TARGET_SHARE = 0.7
+"""The part of a budget that is planned for rollouts."""
+
+UNKNOWN_ROLLOUTS = 1_000
+"""The rollouts that are planned if nothing is known of their cost."""
 
 
 class JudgedStep(FrozenModel):
@@ -107,6 +114,7 @@ class StepRunner:
             state=state,
             rejected=self._collect_edits(earlier, epoch),
             is_stalled=source.is_stalled,
+            max_items=count_step_items(self.runtime.config, await plan_rollouts(self.runtime, earlier)),
         )
         proposed = await propose(source.name, work, self.runtime, self.scheduler, self.timer)
         async with self.timer.stage("evaluate", step=step):
@@ -194,7 +202,7 @@ class StepRunner:
             )
             verdict = Verdict(action="no_change", reason=reason, repeats=name)
             return JudgedStep(verdict=verdict, candidate=proposed.contenders[0].candidate)
-        passes = count_passes_left(self.runtime.plan, earlier)
+        passes = count_passes_left(self.runtime.plan, await plan_rollouts(self.runtime, earlier), earlier)
         race = await self.gate_keeper.race(fresh, current, state, step=step, passes=passes)
         if race.winner is None:
             verdict, best = build_race_verdict(race.entries, current)
@@ -245,6 +253,7 @@ def build_step_input(
     state: RunState,
     rejected: tuple[RejectedEdit, ...],
     is_stalled: bool = False,
+    max_items: int | None = None,
 ) -> StepInput:
     """Return what a step begins with; ``rejected`` are the edits of other runs and earlier epochs that did not help."""
     reflect, sizes = runtime.config.reflect, runtime.config.select
@@ -267,23 +276,54 @@ def build_step_input(
         max_edits=most,
         examples=state.current.examples,
         is_stalled=is_stalled,
-        max_items=count_step_items(runtime.config),
+        max_items=max_items,
     )
 
 
-def count_step_items(config: TrainerConfig) -> int | None:
-    """Return how many items a step may roll out if the run has a budget of rollouts; None without one."""
-    most = config.train.max_rollouts
-    return None if most is None else max(config.reflect.minibatch_size, most // STEPS_PER_BUDGET)
+async def plan_rollouts(runtime: Runtime, earlier: Sequence[StepRecord]) -> float:
+    """Return how many rollouts the run pays for: ``train.max_rollouts``, or else what the limits of ``budget`` allow.
 
-
-def count_passes_left(plan: RunPlan, earlier: Sequence[StepRecord]) -> float:
-    """Return how many passes over the validation items the rest of the run's rollouts pays for."""
-    most = plan.config.train.max_rollouts
-    if most is None:
+    For a limit, the mean cost of the rollouts so far counts. The result is logged before it is used, under the limits, so
+    that a resumed run plans with the same number until somebody changes a limit.
+    """
+    config, log = runtime.config, runtime.decision_log
+    if config.train.max_rollouts is not None:
+        return config.train.max_rollouts
+    limits = config.budget
+    if limits.max_usd is None and limits.max_tokens is None and limits.max_calls is None:
         return math.inf
+    label = f"planned_rollouts/{limits.max_usd}/{limits.max_tokens}/{limits.max_calls}"
+    planned = await log.get(0, label)
+    if planned is None:
+        spent = [entry.usage for entry in await runtime.store.spend(runtime.run_id) if entry.role == "target"]
+        done = len(runtime.plan.data.val) + sum(record.n_rollouts for record in earlier)
+        planned = estimate_rollouts(limits, sum(spent, Usage()), done)
+        await log.put(0, label, planned)
+    return float(str(planned))
+
+
+def estimate_rollouts(limits: BudgetConfig, spent: Usage, done: int) -> float:
+    """Return how many rollouts fit the limits if ``done`` rollouts cost what was spent; the optimizer needs a share too."""
+    costs = (
+        (limits.max_calls, spent.calls),
+        (limits.max_tokens, spent.input_tokens + spent.output_tokens),
+        (limits.max_usd, spent.usd or 0.0),
+    )
+    fitting = [limit * done / cost for limit, cost in costs if limit is not None and cost]
+    return TARGET_SHARE * min(fitting) if fitting else float(UNKNOWN_ROLLOUTS)
+
+
+def count_step_items(config: TrainerConfig, planned: float) -> int | None:
+    """Return how many items a step may roll out if the run pays for so many rollouts; None for any number."""
+    return (
+        None if planned == math.inf else max(config.reflect.minibatch_size, int(planned) // STEPS_PER_BUDGET)
+    )
+
+
+def count_passes_left(plan: RunPlan, planned: float, earlier: Sequence[StepRecord]) -> float:
+    """Return how many passes over the validation items the rest of the run's rollouts pays for."""
     n = len(plan.data.val)
-    return (most - n - sum(record.n_rollouts for record in earlier)) / n
+    return (planned - n - sum(record.n_rollouts for record in earlier)) / n
 
 
 def find_search_end(plan: RunPlan, state: RunState, earlier: Sequence[StepRecord]) -> str | None:
@@ -291,8 +331,8 @@ def find_search_end(plan: RunPlan, state: RunState, earlier: Sequence[StepRecord
 
     It ends when the budget of rollouts is used, or when the best document solves all validation items.
     """
-    train, passes = plan.config.train, count_passes_left(plan, earlier)
-    n = len(plan.data.val)
+    train, n = plan.config.train, len(plan.data.val)
+    passes = count_passes_left(plan, math.inf if train.max_rollouts is None else train.max_rollouts, earlier)
     if passes * n < plan_slices(n, passes)[0]:
         return f"train.max_rollouts is {train.max_rollouts}, and the rest is too little to measure another candidate"
     if plan.config.search.is_published or state.current.score is None or state.current.inherited:
