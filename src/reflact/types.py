@@ -404,6 +404,7 @@ class PassResult(FrozenModel):
     variance: float
     squares: float = 0.0
     repeats: int = 0
+    change_variance: float | None = Field(default=None, exclude_if=lambda value: value is None)
 
 
 class RankedDecision(FrozenModel):

@@ -14,13 +14,11 @@ from collections.abc import Mapping, Sequence
 from functools import reduce
 from statistics import NormalDist
 
+from reflact.gate.effects import EXPECTED_CHANGE, PRIOR_VARIANCE, EffectBelief, update_effect
 from reflact.types import Belief, PassResult, Ranking, VersionNode
 
 BASELINE_MEAN, BASELINE_VARIANCE = 0.5, 0.25
 """The prior of the baseline's true mean."""
-
-EXPECTED_CHANGE, CHANGE_VARIANCE = -0.01, 0.06**2
-"""The prior of the difference between a version's true mean and its parent's."""
 
 MAX_PASSES = 4
 """The most passes of a version."""
@@ -43,26 +41,45 @@ class Posterior:
     def __init__(self, ranking: Ranking) -> None:
         self._indices = {node.skill_hash: i for i, node in enumerate(ranking.nodes)}
         size = len(ranking.nodes)
+        self._changes = [PRIOR_VARIANCE] * size
         precisions, weighted = [0.0] * size, [0.0] * size
         for result in ranking.passes:
             i, precision = self._indices[result.skill_hash], result.n / result.variance
             precisions[i] += precision
             weighted[i] += precision * result.mean
+            if result.change_variance is not None:
+                self._changes[i] = result.change_variance
         self._parents = [-1] + [self._indices[node.parent or ""] for node in ranking.nodes[1:]]
         for i in range(size - 1, 0, -1):
-            parent, shrink = self._parents[i], 1 + CHANGE_VARIANCE * precisions[i]
+            parent, shrink = self._parents[i], 1 + self._changes[i] * precisions[i]
             precisions[parent] += precisions[i] / shrink
             weighted[parent] += (weighted[i] - EXPECTED_CHANGE * precisions[i]) / shrink
         root = 1 / BASELINE_VARIANCE + precisions[0]
         self._means = [(BASELINE_MEAN / BASELINE_VARIANCE + weighted[0]) / root]
         self._variances, self._slopes = [1 / root], [1.0]
         for i in range(1, size):
-            parent, slope = self._parents[i], 1 / (1 + CHANGE_VARIANCE * precisions[i])
+            parent, change = self._parents[i], self._changes[i]
+            slope = 1 / (1 + change * precisions[i])
             self._slopes.append(slope)
-            self._means.append(
-                slope * (self._means[parent] + EXPECTED_CHANGE + CHANGE_VARIANCE * weighted[i])
-            )
-            self._variances.append(slope**2 * self._variances[parent] + slope * CHANGE_VARIANCE)
+            self._means.append(slope * (self._means[parent] + EXPECTED_CHANGE + change * weighted[i]))
+            self._variances.append(slope**2 * self._variances[parent] + slope * change)
+        self._precisions, self._weighted = precisions, weighted
+
+    def find_effect(self, skill_hash: str) -> EffectBelief | None:
+        """Return what is believed of a version's difference to its parent; None if nothing was observed.
+
+        The scale of the effect follows from all passes of the version and its descendants, against the belief
+        about its parent without them.
+        """
+        i = self._indices[skill_hash]
+        if not i or not self._precisions[i]:
+            return None
+        parent, shrink = self._parents[i], 1 + self._changes[i] * self._precisions[i]
+        precision = 1 / self._variances[parent] - self._precisions[i] / shrink
+        weighted = self._means[parent] / self._variances[parent]
+        weighted -= (self._weighted[i] - EXPECTED_CHANGE * self._precisions[i]) / shrink
+        observed = self._weighted[i] / self._precisions[i] - weighted / precision
+        return update_effect(observed, 1 / precision + 1 / self._precisions[i])
 
     def find_belief(self, skill_hash: str) -> Belief:
         """Return the marginal distribution of one version's true mean."""
@@ -84,6 +101,8 @@ class Posterior:
         if better == than:
             return 0.5
         i, j = self._indices[better], self._indices[than]
+        if self._parents[i] == j and (effect := self.find_effect(better)) is not None:
+            return effect.p_better
         variance = self._variances[i] + self._variances[j] - 2 * self.covariance(better, than)
         return _STANDARD.cdf((self._means[i] - self._means[j]) / math.sqrt(max(variance, 1e-18)))
 
@@ -172,7 +191,7 @@ def build_pass(
             gap = score - math.fsum(before) / len(before)
             squares += gap * gap * len(before) / (len(before) + 1)
     update = {"squares": ranking.squares + squares, "repeats": ranking.repeats + repeats}
-    return PassResult(
+    result = PassResult(
         skill_hash=skill_hash,
         trial=len(earlier),
         mean=min(1.0, max(0.0, mean)),
@@ -181,6 +200,8 @@ def build_pass(
         squares=squares,
         repeats=repeats,
     )
+    effect = Posterior(ranking.add_pass(result)).find_effect(skill_hash)
+    return result if effect is None else result.model_copy(update={"change_variance": effect.variance})
 
 
 def _mean_by_item(passes: Sequence[ItemScores]) -> dict[str, float]:
