@@ -146,10 +146,17 @@ class World:
     """The versions and scores of one simulated run; ``spent`` counts its rollouts."""
 
     def __init__(
-        self, landscape: Landscape, n: int, run: int, *, start: float | None = None, ceiling: float = CEILING
+        self,
+        landscape: Landscape,
+        n: int,
+        run: int,
+        *,
+        start: float | None = None,
+        ceiling: float = CEILING,
+        is_steady: bool = False,
     ) -> None:
         label = f"{SEED}/{landscape.name}/{n}/{run}"
-        self.ceiling = ceiling
+        self.ceiling, self.is_steady = ceiling, is_steady
         self._ideas, self._draws = random.Random(f"{label}/ideas"), random.Random(f"{label}/scores")
         self.landscape, self.items, self.spent, self.steps = landscape, tuple(f"{i}" for i in range(n)), 0, 0
         accuracy = START if start is None else start
@@ -172,6 +179,8 @@ class World:
             accuracy = max(accuracy, min(self.ceiling, accuracy + size * landscape.gain))
         elif kind < landscape.helpful + landscape.harmful:
             accuracy = max(FLOOR, accuracy - size * landscape.loss)
+        if self.is_steady and accuracy == parent.accuracy:
+            return Version(str(self.steps), accuracy, parent.shifts, parent.depth + 1)
         fresh = math.sqrt(1 - ITEM_MEMORY**2) * ITEM_SPREAD
         shifts = [ITEM_MEMORY * shift + self._ideas.gauss(0, fresh) for shift in parent.shifts]
         return Version(str(self.steps), accuracy, shifts, parent.depth + 1)
@@ -362,9 +371,11 @@ class CalibrationCell:
 
     def _simulate_run(self, run: int) -> Iterator[Statement]:
         start = FIRST_GAINS[self.first_gain]
-        world = World(self.landscape, self.n, run, start=start, ceiling=CALIBRATION_CEILING)
+        world = World(self.landscape, self.n, run, start=start, ceiling=CALIBRATION_CEILING, is_steady=True)
         steps = CALIBRATION_STEPS + bool(self.first_gain)
-        for step, (statement, _) in enumerate(follow_ranked(world, lambda: world.steps < steps, self.first_gain)):
+        for step, (statement, _) in enumerate(
+            follow_ranked(world, lambda: world.steps < steps, self.first_gain)
+        ):
             if step or not self.first_gain:
                 yield statement
 

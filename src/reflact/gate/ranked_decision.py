@@ -15,7 +15,7 @@ from functools import reduce
 from statistics import NormalDist
 
 from reflact.gate.effects import EXPECTED_CHANGE, PRIOR_VARIANCE, EffectBelief, update_effect
-from reflact.types import Belief, PassResult, Ranking, VersionNode
+from reflact.types import HARD_VARIANCE, Belief, PassResult, Ranking, VersionNode, find_room
 
 BASELINE_MEAN, BASELINE_VARIANCE = 0.5, 0.25
 """The prior of the baseline's true mean."""
@@ -133,8 +133,13 @@ def start_ranking(baseline: str, trials: Sequence[Mapping[str, float | None]], *
     repeats = sum(result.repeats for result in passes)
     if not is_hard and repeats:
         squares = math.fsum(result.squares for result in passes)
-        ranking = ranking.model_copy(update={"prior_variance": squares / repeats})
-        passes = [result.model_copy(update={"variance": ranking.variance}) for result in passes]
+        room = math.fsum(result.repeats * (result.room or 0.0) for result in passes)
+        ranking = ranking.model_copy(
+            update={"prior_variance": squares / repeats, "prior_room": room / repeats}
+        )
+        passes = [
+            result.model_copy(update={"variance": ranking.find_variance(result.mean)}) for result in passes
+        ]
     return reduce(Ranking.add_pass, passes, ranking)
 
 
@@ -148,9 +153,12 @@ def choose_pass(
     """
     if not ranking.count_passes(candidate):
         return candidate
-    posterior, noise = Posterior(ranking), ranking.variance / n
+    posterior = Posterior(ranking)
     open_versions = [version for version in (candidate, current) if ranking.count_passes(version) < most]
-    worths = [posterior.find_worth(version, candidate, current, noise) for version in open_versions]
+    worths = []
+    for version in open_versions:
+        noise = ranking.find_variance(posterior.find_belief(version).mean) / n
+        worths.append(posterior.find_worth(version, candidate, current, noise))
     if not worths or max(worths) <= worth * n:
         return None
     return open_versions[worths.index(max(worths))]
@@ -176,7 +184,7 @@ def build_pass(
     unmeasured, the mean is adjusted by the others' means on the missing items.
     """
     measured = {item: score for item, score in scores.items() if score is not None}
-    mean = math.fsum(measured.values()) / len(measured)
+    mean = raw = math.fsum(measured.values()) / len(measured)
     means = _mean_by_item(others or earlier)
     shared = [item for item in measured if item in means]
     missing = [item for item in scores if item not in measured and item in means]
@@ -190,18 +198,24 @@ def build_pass(
             repeats += 1
             gap = score - math.fsum(before) / len(before)
             squares += gap * gap * len(before) / (len(before) + 1)
-    update = {"squares": ranking.squares + squares, "repeats": ranking.repeats + repeats}
+    mean = min(1.0, max(0.0, mean))
     result = PassResult(
         skill_hash=skill_hash,
         trial=len(earlier),
-        mean=min(1.0, max(0.0, mean)),
+        mean=mean,
         n=len(measured),
-        variance=ranking.model_copy(update=update).variance,
+        variance=HARD_VARIANCE,
         squares=squares,
         repeats=repeats,
+        room=find_room(mean),
+        measured=None if mean == raw else raw,
     )
+    usual = Posterior(ranking).find_belief(skill_hash).mean
+    after = ranking.add_pass(result)
+    update: dict[str, float] = {"variance": max(map(after.find_variance, (mean, usual)))}
+    result = result.model_copy(update=update)
     effect = Posterior(ranking.add_pass(result)).find_effect(skill_hash)
-    return result if effect is None else result.model_copy(update={"change_variance": effect.variance})
+    return result if effect is None else result.model_copy(update={"change_variance": effect.prior_variance})
 
 
 def _mean_by_item(passes: Sequence[ItemScores]) -> dict[str, float]:

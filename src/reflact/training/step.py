@@ -8,6 +8,7 @@ from itertools import accumulate
 
 from reflact.data import plan_epoch
 from reflact.records import RunState, StepRecord
+from reflact.skills.document import read_notes
 from reflact.skills.rejected_edits import (
     RejectedEdit,
     collect_rejected_edits,
@@ -133,7 +134,8 @@ class StepRunner:
         kept = candidate.skill
         if not verdict.accepted:
             kept = await self.runtime.store.skill(find_current(state, verdict).skill_hash)
-        appended = await self._update_appendix(work.context, kept, reports)
+        notes = read_notes(skill.text) if verdict.action == "return" else ()
+        appended = await self._update_appendix(work.context, kept, reports, earlier=notes)
         created = create_versions(state, step, candidate.skill, verdict, appended.skill)
         record = StepRecord(
             step=step,
@@ -172,13 +174,17 @@ class StepRunner:
         return deduplicate_edits((*self.pinned_edits, *self._collected_edits[epoch]))
 
     async def _update_appendix(
-        self, context: StageContext, skill: Skill, reports: Sequence[AnalystReport]
+        self, context: StageContext, skill: Skill, reports: Sequence[AnalystReport], *, earlier: Sequence[str]
     ) -> AppendixResult:
         if not self.runtime.config.appendix.enabled:
             return AppendixResult(skill=skill)
         async with self.timer.stage("appendix", step=context.step):
             return await update_appendix(
-                skill, reports, context=context, threshold=self.runtime.config.appendix.consolidate_threshold
+                skill,
+                reports,
+                context=context,
+                threshold=self.runtime.config.appendix.consolidate_threshold,
+                earlier=earlier,
             )
 
 
