@@ -1,6 +1,6 @@
 """Whole simulated runs under each policy of the gate: what the final skill is really worth.
 
-    python benchmarks/gate.py              everything, in about a quarter of an hour on four cores
+    python benchmarks/gate.py              everything, in about half an hour on two cores
     python benchmarks/gate.py --runs 20    a first look
 
 A run has versions of a document, each made from the current one by an edit. The policies decide by the code of
@@ -546,6 +546,15 @@ def list_cells() -> Iterator[Cell]:
         yield Cell(policy, LANDSCAPES[0], steps=40)
 
 
+CALIBRATION_CELLS = tuple(
+    CalibrationCell(LANDSCAPES[0], n, gain) for n, gain in product(CALIBRATION_SIZES, FIRST_GAINS)
+)
+"""Where the statements of the gate are compared with the truth."""
+
+SURE_ENOUGH, ACCEPTED_AT_MOST = 0.85, 1 / 3
+"""How often a stated probability of ``BEST_ABOVE`` is true; the edits without effect that are accepted after a jump."""
+
+
 def simulate_runs(cell: Cell, runs: range) -> list[Outcome]:
     """Return the outcomes of some runs of a cell."""
     return [cell.simulate(run) for run in runs]
@@ -574,6 +583,18 @@ def time_replay(versions: int) -> float:
             ranking = ranking.add_pass(build_pass(ranking, str(number), scores, earlier=(), others=()))
         choose_version(Posterior(ranking), [node.skill_hash for node in ranking.nodes])
     return time.process_time() - started
+
+
+def find_calibration_misses(calibrations: Sequence[Calibration]) -> Iterator[str]:
+    """Yield where statements are not as sure as they say, beyond chance, or edits without effect are accepted."""
+    for found in calibrations:
+        cell = f"{found.cell.n} items, first gain {100 * found.cell.first_gain:.0f} points"
+        share, count = found.sure
+        if count and at_most(round(share * count), count) < SURE_ENOUGH:
+            yield f"{cell}: stated {BEST_ABOVE:g} or more is true in {share:.2f} of {count} cases"
+        accepted = found.accepted("no effect")
+        if found.cell.first_gain == max(FIRST_GAINS) and accepted > ACCEPTED_AT_MOST:
+            yield f"{cell}: {accepted:.0%} of the edits without effect are accepted"
 
 
 def find_misses(summaries: Sequence[Summary]) -> Iterator[str]:
@@ -612,12 +633,24 @@ def main() -> int:
         for cell, futures in parts:
             summaries.append(Summary(cell, [one for future in futures for one in future.result()]))
             print(format_line(summaries[-1].show()), flush=True)
+        calibrated = []
+        for each in CALIBRATION_CELLS:
+            runs, size = options.runs, 20
+            chunks = [range(first, min(first + size, runs)) for first in range(0, runs, size)]
+            calibrated.append((each, [pool.submit(each.simulate, chunk) for chunk in chunks]))
+        print("Statements of ranked, by their tenths (a statement on an edit without effect is false):")
+        calibrations = []
+        for each, statements in calibrated:
+            stated = [one for future in statements for one in future.result()]
+            calibrations.append(Calibration(each, stated))
+            print("\n".join(calibrations[-1].show()), flush=True)
     print("Final claims of ranked, on a sealed test (bounds are one-sided, at 95%):")
     for summary in summaries:
         if summary.cell.policy == "ranked" and summary.cell.n == 40 and summary.cell.budget == 4000:
             print(describe_claims(summary))
     replay, misses = time_replay(REPLAYED), list(find_misses(summaries))
     print(f"replaying {REPLAYED} versions, with the beliefs after each: {replay:.2f} s of processor time")
+    misses += find_calibration_misses(calibrations)
     misses += [f"replaying {REPLAYED} versions takes {replay:.2f} s"] if replay >= 1 else []
     print(f"{time.perf_counter() - started:.0f} s with {options.workers} processes")
     for miss in misses:
