@@ -36,7 +36,7 @@ from reflact.types import Evidence, Skill, Split, Verdict
 from toy_runs import build_trainer
 
 V0 = SkillVersion(number=0, skill_hash="a" * 64, origin="initial", score=0.2)
-V2 = SkillVersion(number=2, skill_hash="b" * 64, origin="step 2", score=0.58, deviation=0.03)
+V2 = SkillVersion(number=2, skill_hash="b" * 64, origin="step 2", score=0.58, n=28, trials=2)
 
 
 def build_score(
@@ -342,6 +342,6 @@ def test_partial_means_are_labelled() -> None:
     assert format_verdict_scores(verdict) == "0.500 -> 0.250 (partial, 12 comparisons)"
     whole = verdict.model_copy(update={"evidence": evidence.model_copy(update={"bound": False})})
     assert format_verdict_scores(whole) == "0.500 -> 0.250"
-    partial = V2.model_copy(update={"partial": True, "deviation": None})
+    partial = V2.model_copy(update={"partial": True, "n": None, "trials": None})
     summary = RunSummary(run_id="r1", status="cancelled", steps=2, best=partial)
     assert "(validation 0.580 on a part of the items)" in describe_result(summary)

@@ -32,10 +32,10 @@ from reflact.types import (
 class SkillVersion(FrozenModel):
     """A skill version: number 0 is the initial document; ``origin`` names the step that created it.
 
-    An ``inherited`` score is that of the version before; it is shown and never used for a decision. With a
-    ``deviation``, the score is the ranked gate's belief at the time: the mean of a normal distribution. A ``partial``
-    score is that of a decision that stopped early, so it covers a part of the items. ``examples`` are the worked examples
-    in the document: it contains the text of these items.
+    The score is the mean, in the gate's metric, over the items and trials on which this document was measured: ``n``
+    items with ``trials`` each, as far as the gate counts them. An ``inherited`` score is that of the version before; it
+    is shown and never used for a decision. A ``partial`` score is that of a decision that stopped early, so it covers
+    a part of the items. ``examples`` are the worked examples in the document: it contains the text of these items.
     """
 
     number: int
@@ -43,7 +43,8 @@ class SkillVersion(FrozenModel):
     origin: str
     score: float | None = None
     inherited: bool = False
-    deviation: float | None = Field(default=None, exclude_if=lambda value: value is None)
+    n: int | None = Field(default=None, exclude_if=lambda value: value is None)
+    trials: int | None = Field(default=None, exclude_if=lambda value: value is None)
     partial: bool = Field(default=False, exclude_if=lambda value: not value)
     examples: tuple[WorkedExample, ...] = Field(default=(), exclude_if=lambda value: not value)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from functools import cached_property
@@ -431,9 +432,16 @@ class Belief(FrozenModel):
 class PassResult(FrozenModel):
     """One pass of a version over the validation items, as an observation of its true mean.
 
-    ``mean`` is in the gate's metric, adjusted for unmeasured items, over ``n`` measured ones. ``variance`` is
-    that of a score within an item, as estimated at the time. ``squares`` and ``repeats`` are what the pass added
-    to the estimate: squared deviations from the items' earlier scores, and their number.
+    Args:
+        mean: The mean score in the gate's metric, adjusted for unmeasured items.
+        n: The number of measured items.
+        measured: The mean score of these items, if it is another one than ``mean``.
+        variance: The variance of a score within an item, as estimated at the time.
+        squares: What the pass added to that estimate: squared deviations from the items' earlier scores.
+        repeats: The number of these deviations.
+        room: The greatest variance that scores with this mean can have; see ``find_room``.
+        change_variance: The prior variance of the version's difference to its parent, as it follows from the passes
+            so far. The latest pass of a version counts.
     """
 
     skill_hash: str
@@ -443,6 +451,17 @@ class PassResult(FrozenModel):
     variance: float
     squares: float = 0.0
     repeats: int = 0
+    room: float | None = Field(default=None, exclude_if=lambda value: value is None)
+    measured: float | None = Field(default=None, exclude_if=lambda value: value is None)
+    change_variance: float | None = Field(default=None, exclude_if=lambda value: value is None)
+
+
+class MeasuredScore(FrozenModel):
+    """The mean score of one document in the gate's metric, over ``n`` items and a number of trials of each."""
+
+    score: float
+    n: int
+    trials: int
 
 
 class RankedDecision(FrozenModel):
@@ -466,6 +485,15 @@ PSEUDO_REPEATS, MIN_VARIANCE = 20, 1e-4
 """The weight of that expectation in repeats, and the least variance that is used."""
 
 
+MIN_ROOM = 0.05
+"""The least room of scores, so that a version that fails or solves everything is no certainty."""
+
+
+def find_room(mean: float) -> float:
+    """Return the greatest variance that scores in 0..1 with this mean can have, at least ``MIN_ROOM``."""
+    return max(MIN_ROOM, mean * (1 - mean))
+
+
 class VersionNode(FrozenModel):
     """A document in the tree of a run's versions; ``parent`` is the hash of the one it was made from."""
 
@@ -478,7 +506,8 @@ class Ranking(FrozenModel):
 
     The first node is the baseline; a parent comes before its children. ``squares`` are the summed squared
     deviations of repeated scores from their item's mean, ``repeats`` their degrees of freedom.
-    ``prior_variance`` is the variance within an item that is expected before any repeat.
+    ``prior_variance`` is the variance within an item that is expected before any repeat. ``room`` and ``prior_room``
+    are the same for the greatest variance that the means of the passes allow.
     """
 
     nodes: tuple[VersionNode, ...]
@@ -486,12 +515,22 @@ class Ranking(FrozenModel):
     squares: float = 0.0
     repeats: int = 0
     prior_variance: float = HARD_VARIANCE
+    room: float = 0.0
+    prior_room: float = 0.25
 
     @property
     def variance(self) -> float:
         """The variance of a score within an item: of the repeats, shrunk towards the prior."""
         pooled = PSEUDO_REPEATS * self.prior_variance + self.squares
         return max(MIN_VARIANCE, pooled / (PSEUDO_REPEATS + self.repeats))
+
+    def find_variance(self, mean: float) -> float:
+        """Return the variance of a score within an item for a version with this mean.
+
+        Scores near 0 and 1 vary less: the variance is in proportion to ``find_room``.
+        """
+        usual = (PSEUDO_REPEATS * self.prior_room + self.room) / (PSEUDO_REPEATS + self.repeats)
+        return max(MIN_VARIANCE, self.variance * find_room(mean) / usual)
 
     def add_version(self, skill_hash: str, parent: str) -> Ranking:
         """Return the ranking with one more version; a known one keeps its place."""
@@ -509,12 +548,23 @@ class Ranking(FrozenModel):
                 "passes": (*self.passes, result),
                 "squares": self.squares + result.squares,
                 "repeats": self.repeats + result.repeats,
+                "room": self.room + result.repeats * (0.25 if result.room is None else result.room),
             }
         )
 
     def count_passes(self, skill_hash: str) -> int:
         """Return the number of passes of a version."""
         return sum(known.skill_hash == skill_hash for known in self.passes)
+
+    def find_score(self, skill_hash: str) -> MeasuredScore | None:
+        """Return the mean over all items and trials on which a version was measured; None without a pass."""
+        passes = [known for known in self.passes if known.skill_hash == skill_hash]
+        if not passes:
+            return None
+        means = [known.mean if known.measured is None else known.measured for known in passes]
+        total = math.fsum(mean * known.n for mean, known in zip(means, passes, strict=True))
+        count = sum(known.n for known in passes)
+        return MeasuredScore(score=total / count, n=max(known.n for known in passes), trials=len(passes))
 
     def list_lineage(self, skill_hash: str) -> tuple[str, ...]:
         """Return a version, and while it has no pass the one it was made from, and so on."""
@@ -538,8 +588,7 @@ class Verdict(FrozenModel):
     """The gate's decision with the evidence for it; scores are in the gate's metric, in 0..1.
 
     ``against_best`` is the evidence of the second comparison, if the best skill is not the current one.
-    ``ranked`` are the beliefs of the ranked gate, whose scores are the means of these beliefs. ``veto`` is the
-    approver's reason. ``repeats`` says which earlier document the candidate equals: ``v2``, or ``in step 3``.
+    Scores are measured means. ``ranked`` are the beliefs of the ranked gate. ``veto`` is the approver's reason. ``repeats`` says which earlier document the candidate equals: ``v2``, or ``in step 3``.
     """
 
     action: GateAction

@@ -1,4 +1,8 @@
-"""Beliefs about the effect of an edit, whose scale is not known: an exact posterior of a mixture of normals."""
+"""What is believed of an edit's effect, whose scale is not known: the exact posterior of a mixture of normals.
+
+Most edits change nothing or little, and some change everything. One normal prior cannot say both: a narrow one takes a
+large gain for luck, and everything after it looks like a further gain; a wide one takes luck for a gain.
+"""
 
 from __future__ import annotations
 
@@ -8,65 +12,86 @@ from dataclasses import dataclass
 from statistics import NormalDist, fmean
 
 EXPECTED_CHANGE = -0.01
-"""The prior mean of an edit's effect, the difference between a version's true mean and its parent's."""
+"""The prior mean of an effect, the difference between a version's true mean and its parent's."""
 
-SCALES, WEIGHTS = (0.01, 0.06, 0.15, 0.45), (0.35, 0.35, 0.2, 0.1)
-"""The prior of its deviation: most edits change nothing or little, and some change everything."""
+SCALES = (0.01, 0.06, 0.15, 0.45)
+WEIGHTS = (0.4, 0.4, 0.1, 0.1)
+"""The deviations that an effect may have, and their prior probabilities."""
 
-PRIOR_VARIANCE = math.fsum(weight * scale**2 for scale, weight in zip(SCALES, WEIGHTS, strict=True))
-"""The variance of the effect of an edit that nothing is known of."""
+PRIOR_VARIANCE = math.fsum(weight * scale**2 for weight, scale in zip(WEIGHTS, SCALES, strict=True))
+"""The mean variance of an effect of which nothing was observed."""
 
 ITEM_VARIANCE, PSEUDO_ITEMS = 0.1, 4
-"""The variance between items of a true difference that is expected, and the weight of that expectation in items."""
+"""The variance between items that a true difference is expected to have, and the weight of that guess in items."""
+
+MIN_NOISE = 1e-12
+"""The least variance of an observation; a difference that is known exactly has it."""
 
 _STANDARD = NormalDist()
 
 
 @dataclass(frozen=True)
 class EffectBelief:
-    """What is believed of an edit's effect: mean and deviation of the mixture, and the probability that it helps.
+    """What is believed of an effect, a difference of two true means in -1..1.
 
-    ``variance`` is the prior variance with which a single normal prior would lead to the same mean.
+    Attributes:
+        mean: The mean of the mixture.
+        deviation: Its standard deviation.
+        p_better: The probability that the effect is above 0.
+        prior_variance: The mean of the squared scales, weighted by their probabilities after the observation.
     """
 
     mean: float
     deviation: float
     p_better: float
-    variance: float
+    prior_variance: float
 
 
 def update_effect(observed: float, variance: float) -> EffectBelief:
     """Return the posterior of an effect that was observed with normal noise of this variance."""
+    noise = max(variance, MIN_NOISE)
     surprise = observed - EXPECTED_CHANGE
-    totals = [scale**2 + max(variance, 1e-12) for scale in SCALES]
+    totals = [scale**2 + noise for scale in SCALES]
     logs = [
         math.log(weight) - 0.5 * (math.log(total) + surprise**2 / total)
         for weight, total in zip(WEIGHTS, totals, strict=True)
     ]
-    top = max(logs)
-    weights = [math.exp(value - top) for value in logs]
-    mass = math.fsum(weights)
-    mean = square = better = slope_mean = 0.0
-    for weight, scale, total in zip(weights, SCALES, totals, strict=True):
-        share, slope = weight / mass, scale**2 / total
-        center, spread = EXPECTED_CHANGE + slope * surprise, slope * (total - scale**2)
-        mean += share * center
-        square += share * (spread + center**2)
-        better += share * _STANDARD.cdf(center / math.sqrt(spread))
-        slope_mean += share * slope
+    likelihoods = [math.exp(value - max(logs)) for value in logs]
+    mass = math.fsum(likelihoods)
+    mean = square = p_better = prior_variance = 0.0
+    for likelihood, scale, total in zip(likelihoods, SCALES, totals, strict=True):
+        weight, slope = likelihood / mass, scale**2 / total
+        center = EXPECTED_CHANGE + slope * surprise
+        spread = slope * noise
+        mean += weight * center
+        square += weight * (spread + center**2)
+        p_better += weight * _STANDARD.cdf(center / math.sqrt(spread))
+        prior_variance += weight * scale**2
     return EffectBelief(
         mean=mean,
         deviation=math.sqrt(max(0.0, square - mean**2)),
-        p_better=better,
-        variance=variance * slope_mean / (1 - slope_mean),
+        p_better=min(1.0, p_better),
+        prior_variance=prior_variance,
     )
 
 
 def compare_paired(differences: Sequence[float], *, n_items: int, variance: float) -> EffectBelief:
-    """Return the belief about the mean difference over all items, from those on a slice of them."""
+    """Return what a slice of the validation items says about the mean difference over all of them.
+
+    Args:
+        differences: Candidate minus current, -1..1, one for each item of a random slice, each from one trial a side.
+        n_items: The number of validation items.
+        variance: The variance of one score within an item; 0 if the target is deterministic.
+
+    Raises:
+        ValueError: There is no difference, or there are more than items.
+    """
     m = len(differences)
-    mean = fmean(differences)
-    squares = math.fsum((value - mean) ** 2 for value in differences)
-    between = (squares + PSEUDO_ITEMS * ITEM_VARIANCE) / (m + PSEUDO_ITEMS)
-    noise = 2 * variance / m + between / m * (1 - m / n_items)
-    return update_effect(mean, noise)
+    if not 0 < m <= n_items:
+        raise ValueError(f"{m} differences cannot be a slice of {n_items} items; give 1 to {n_items}")
+    observed = fmean(differences)
+    squares = math.fsum((difference - observed) ** 2 for difference in differences)
+    explained = 2 * variance * (m - 1)
+    between = (PSEUDO_ITEMS * ITEM_VARIANCE + max(0.0, squares - explained)) / (PSEUDO_ITEMS + m - 1)
+    unseen = 1 - m / n_items
+    return update_effect(observed, (2 * variance + unseen * between) / m)

@@ -12,6 +12,7 @@ from reflact.gate.intervals import CLAIM_LEVEL, wilson_interval
 from reflact.records import Claim, Improvement, RunStatus, RunSummary, SkillScore, SkillVersion, Usage
 from reflact.reporting.lines import ACTION_WORDS, format_count, format_duration, format_score, name_count
 from reflact.stages.null_answers import describe_constant
+from reflact.stages.ranked_evaluation import name_times
 from reflact.types import GateAction, RaceEntry, Skill, Split
 
 SPLIT_WORDS = {Split.train: "train", Split.val: "validation", Split.test: "test"}
@@ -322,8 +323,9 @@ def _describe_stop(summary: RunSummary) -> str:
 def _describe_version(version: SkillVersion) -> str:
     if version.score is None:
         return f"v{version.number} from {version.origin}"
-    score = format_score(version.score) if version.deviation is None else f"about {version.score:.2f}"
-    part = " on a part of the items" if version.partial else ""
+    score, part = format_score(version.score), " on a part of the items" if version.partial else ""
+    if version.n is not None and version.trials is not None:
+        part = f", {name_count(version.n, 'item')} measured {name_times(version.trials)}"
     return f"v{version.number} from {version.origin} (validation {score}{part})"
 
 

@@ -36,9 +36,9 @@ def build_first_state(
     initial: Skill, score: float | None, *, deterministic: bool = True, ranking: Ranking | None = None
 ) -> RunState:
     """Return the state before the first step; the initial skill is version 0, current and best."""
-    if ranking is not None and not deterministic:
-        score = Posterior(ranking).find_belief(initial.hash).mean
     version = SkillVersion(number=0, skill_hash=initial.hash, origin="initial", score=score)
+    if ranking is not None and not deterministic:
+        version = add_measured_score(version, ranking)
     return RunState(
         current=version,
         best=version,
@@ -88,7 +88,7 @@ def find_current(state: RunState, verdict: Verdict | None) -> SkillVersion:
 
 
 def choose_best(state: RunState, record: CommitRecord) -> CommitRecord:
-    """Return a record with the best version by belief, and the scores of beliefs; for the ranked gate.
+    """Return a record with the best version by belief, and measured scores; for the ranked gate.
 
     The current version is the best one if it is better than the initial one with a probability of at least 0.9;
     otherwise the initial one is. While the current version has no pass, the one it was made from stands for it.
@@ -103,18 +103,31 @@ def choose_best(state: RunState, record: CommitRecord) -> CommitRecord:
         versions = (record.current, *list_kept(state, record))
         best = next(version for version in versions if version.skill_hash == measured)
 
-    def show_belief(version: SkillVersion) -> SkillVersion:
-        belief = posterior.find_belief(version.skill_hash)
-        return version.model_copy(
-            update={
-                "score": belief.mean,
-                "deviation": belief.deviation,
-                "inherited": False,
-                "partial": False,
-            }
-        )
+    update: dict[str, object] = {
+        "current": add_measured_score(record.current, ranking),
+        "best": add_measured_score(best, ranking),
+    }
+    if not isinstance(record, PromotionRecord):
+        update["created_versions"] = tuple(add_measured_score(v, ranking) for v in record.created_versions)
+    return record.model_copy(update=update)
 
-    return record.model_copy(update={"current": show_belief(record.current), "best": show_belief(best)})
+
+def add_measured_score(version: SkillVersion, ranking: Ranking) -> SkillVersion:
+    """Return a version with the mean of all its passes; without one, with that of the version it was made from."""
+    source = ranking.list_lineage(version.skill_hash)[-1]
+    measured = ranking.find_score(source)
+    if measured is None:
+        return version
+    is_inherited = source != version.skill_hash
+    return version.model_copy(
+        update={
+            "score": measured.score,
+            "n": None if is_inherited else measured.n,
+            "trials": None if is_inherited else measured.trials,
+            "inherited": is_inherited,
+            "partial": False,
+        }
+    )
 
 
 def extend_ranking(state: RunState, record: CommitRecord) -> Ranking | None:
@@ -164,7 +177,8 @@ def inherit_version(parent: SkillVersion, *, number: int, skill: Skill, origin: 
             "skill_hash": skill.hash,
             "origin": origin,
             "inherited": True,
-            "deviation": None,
+            "n": None,
+            "trials": None,
         }
     )
 

@@ -14,7 +14,7 @@ from reflact.records import OpenComparison, RunState, StepRecord, Usage
 from reflact.reporting.verdict import describe_entry
 from reflact.search.bandit import SourceChoice, choose_source
 from reflact.search.race import plan_slices
-from reflact.skills.document import digest_form
+from reflact.skills.document import digest_form, read_notes
 from reflact.skills.rejected_edits import RejectedEdit, collect_rejected_edits, deduplicate_edits
 from reflact.stages.context import StageContext
 from reflact.stages.evaluate import build_measurement, decide_without_evaluation
@@ -123,7 +123,8 @@ class StepRunner:
         kept = candidate.skill
         if not verdict.accepted:
             kept = await self.runtime.store.skill(find_current(state, verdict).skill_hash)
-        appended = await self._update_appendix(work.context, kept, proposed.reports)
+        notes = read_notes(skill.text) if verdict.action == "return" else ()
+        appended = await self._update_appendix(work.context, kept, proposed.reports, earlier=notes)
         created = create_versions(state, step, candidate, verdict, appended.skill)
         patch = Patch(edits=tuple(result.edit for result in candidate.results))
         threshold = self.runtime.config.train.success_threshold
@@ -233,13 +234,17 @@ class StepRunner:
         return deduplicate_edits((*self.pinned_edits, *self._collected_edits[epoch]))
 
     async def _update_appendix(
-        self, context: StageContext, skill: Skill, reports: Sequence[AnalystReport]
+        self, context: StageContext, skill: Skill, reports: Sequence[AnalystReport], *, earlier: Sequence[str]
     ) -> AppendixResult:
         if not self.runtime.config.appendix.enabled:
             return AppendixResult(skill=skill)
         async with self.timer.stage("appendix", step=context.step):
             return await update_appendix(
-                skill, reports, context=context, threshold=self.runtime.config.appendix.consolidate_threshold
+                skill,
+                reports,
+                context=context,
+                threshold=self.runtime.config.appendix.consolidate_threshold,
+                earlier=earlier,
             )
 
 

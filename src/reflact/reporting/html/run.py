@@ -11,7 +11,7 @@ from pydantic import JsonValue
 from reflact import events
 from reflact.config.training import TrainerConfig
 from reflact.errors import UsageError
-from reflact.gate.intervals import Z_95, wilson_interval
+from reflact.gate.intervals import wilson_interval
 from reflact.jsonutil import flatten_fields
 from reflact.records import IntervalEstimate, RunSummary, SkillScore, Spend, StepRecord, Usage
 from reflact.reporting.html.lanes import CallTimeline, bin_calls, build_call_lanes
@@ -288,15 +288,14 @@ def _build_point(
 
 
 def _estimate_interval(verdict: Verdict) -> tuple[float, float] | None:
-    """Return the interval of a candidate's score: of the gate's belief, or Wilson's for the measured items."""
-    if verdict.ranked is not None:
-        belief = verdict.ranked.candidate
-        spread = Z_95 * belief.deviation
-        return max(0.0, belief.mean - spread), min(1.0, belief.mean + spread)
+    """Return Wilson's interval of a candidate's score for the measured items."""
     score, measured = verdict.candidate_score, verdict.candidate
     if score is None or measured is None or not measured.n:
         return None
     trials = 1 if verdict.evidence is None else max(verdict.evidence.rounds, 1)
+    if verdict.ranked is not None:
+        passes = [known for known in verdict.ranked.passes if known.skill_hash == measured.skill_hash]
+        trials = max((known.trial + 1 for known in passes), default=1)
     n = max(measured.n // trials, 1)
     return wilson_interval(min(max(score, 0.0), 1.0) * n, n)
 
