@@ -162,6 +162,10 @@ class ExamplesSource:
             )
             return StepProposal(rollouts=rollouts, verdict=Verdict(action="no_patches", reason=reason))
         sets = self._draw(work, safe, {r.item_id for r in rollouts if is_failure(r, threshold)})
+        if not sets:
+            most = self.runtime.config.search.max_document_tokens
+            reason = f"The document has no room for another set of worked examples; search.max_document_tokens is {most}."
+            return StepProposal(rollouts=rollouts, verdict=Verdict(action="no_patches", reason=reason))
         return StepProposal(rollouts=rollouts, contenders=tuple(_name_set(work.skill, each) for each in sets))
 
     def _draw(
@@ -170,9 +174,7 @@ class ExamplesSource:
         kinds = {item.id: item.task_type for item in self.runtime.plan.data.train}
         groups = group_examples(pool, [kinds.get(example.item_id) for example in pool])
         config = self.runtime.config
-        room = config.search.max_document_tokens * BYTES_PER_TOKEN - len(
-            editable_text(work.skill.text).encode()
-        )
+        room = config.search.max_document_tokens * BYTES_PER_TOKEN - count_other_bytes(work.skill)
         seed, label = config.seed, f"examples/{work.step}"
         most = CANDIDATES * (1 + work.is_stalled)
         if not work.examples:
@@ -180,6 +182,13 @@ class ExamplesSource:
         return draw_variants(
             work.examples, pool, groups, failed, seed=seed, label=label, most=most, max_bytes=room
         )
+
+
+def count_other_bytes(skill: Skill) -> int:
+    """Return the bytes of a document beside its worked examples: other regions count, and the markers around them."""
+    placeholder = "x"
+    marked = apply_edits(skill, [Edit(op="examples", content=placeholder)]).skill.text
+    return len(marked.encode()) - len(placeholder)
 
 
 def _name_set(skill: Skill, examples: tuple[WorkedExample, ...]) -> Contender:
