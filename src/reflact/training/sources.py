@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from reflact.errors import QuotaSpent
 from reflact.llm.middleware import unwrap_environment
-from reflact.messages import NoReply, RenderedPrompt
-from reflact.protocols import Answerable, MessageRenderer, Proposer, R, StepEvidence
+from reflact.messages import CallId, NoReply, RenderedPrompt, Reply
+from reflact.protocols import LLM, Answerable, MessageRenderer, Proposer, R, StepEvidence
 from reflact.records import StepBufferEntry
 from reflact.search.examples import (
     BYTES_PER_TOKEN,
@@ -596,6 +596,37 @@ def open_source(
     return ProposerSource(runtime, scheduler, timer, runtime.plan.proposer)
 
 
+@dataclass
+class CreditWatch:
+    """Implements ``protocols.LLM``: passes calls on, and notes if the account has no credit left.
+
+    A step's rollouts raise the same error if the target's account has none, and then no source can go on.
+    """
+
+    llm: LLM
+    is_spent: bool = False
+
+    @property
+    def identity(self) -> str:
+        """The model's identity."""
+        return self.llm.identity
+
+    async def ask(
+        self,
+        prompt: RenderedPrompt,
+        reply_type: type[R],
+        *,
+        call_id: CallId,
+        check: Callable[[R], None] | None = None,
+    ) -> Reply[R]:
+        """Return the model's reply."""
+        try:
+            return await self.llm.ask(prompt, reply_type, call_id=call_id, check=check)
+        except QuotaSpent:
+            self.is_spent = True
+            raise
+
+
 async def propose(
     name: str, work: StepInput, runtime: Runtime, scheduler: RolloutScheduler, timer: StageTimer
 ) -> StepProposal:
@@ -605,15 +636,17 @@ async def propose(
     on with the sources that need no optimizer. That is logged before it is used.
 
     Raises:
-        QuotaSpent: The account has no credit left, and no other source can go on.
+        QuotaSpent: The account has no credit left, and no other source can go on; or the target's account has none.
     """
     log, label = runtime.decision_log, f"no_credit/{name}"
+    watch = CreditWatch(work.context.llm)
+    work = replace(work, context=replace(work.context, llm=watch))
     reason = await log.get(work.step, label)
     if reason is None:
         try:
             return await open_source(name, runtime, scheduler, timer).propose(work)
         except QuotaSpent as error:
-            if name == "examples" or "examples" not in list_sources(runtime):
+            if not watch.is_spent or "examples" not in list_sources(runtime):
                 raise
             reason = str(error)
             await log.put(work.step, label, reason)

@@ -13,7 +13,7 @@ from reflact.gate.ranked_decision import REJECT_BELOW
 from reflact.records import OpenComparison, RunState, StepRecord
 from reflact.reporting.verdict import describe_entry
 from reflact.search.bandit import SourceChoice, choose_source
-from reflact.search.race import plan_slices
+from reflact.search.race import limit_contenders, plan_slices
 from reflact.skills.document import digest_form
 from reflact.skills.rejected_edits import RejectedEdit, collect_rejected_edits, deduplicate_edits
 from reflact.stages.context import StageContext
@@ -194,7 +194,9 @@ class StepRunner:
             )
             verdict = Verdict(action="no_change", reason=reason, repeats=name)
             return JudgedStep(verdict=verdict, candidate=proposed.contenders[0].candidate)
-        passes = count_passes_left(self.runtime.plan, earlier)
+        n = len(self.runtime.plan.data.val)
+        passes = count_passes_left(self.runtime.plan, earlier) - len(proposed.rollouts) / n
+        fresh = list(limit_contenders(fresh, plan_slices(n, passes), passes * n))
         race = await self.gate_keeper.race(fresh, current, state, step=step, passes=passes)
         if race.winner is None:
             verdict, best = build_race_verdict(race.entries, current)
@@ -283,7 +285,8 @@ def count_passes_left(plan: RunPlan, earlier: Sequence[StepRecord]) -> float:
     if most is None:
         return math.inf
     n = len(plan.data.val)
-    return (most - n - sum(record.n_rollouts for record in earlier)) / n
+    baseline = n * (1 + plan.config.repeats_baseline)
+    return (most - baseline - sum(record.n_rollouts for record in earlier)) / n
 
 
 def find_search_end(plan: RunPlan, state: RunState, earlier: Sequence[StepRecord]) -> str | None:
