@@ -78,6 +78,17 @@ def plan_slices(n_items: int, passes: float) -> tuple[int, ...]:
     return tuple(sorted({first, half, n_items}))
 
 
+def limit_contenders(
+    contenders: Sequence[Contender], slices: Sequence[int], rollouts: float
+) -> Sequence[Contender]:
+    """Return the first contenders, one at least: as many as so many rollouts pay for, if the race drops half each time."""
+    first, half, whole = slices[0], slices[max(0, len(slices) - 2)], slices[-1]
+    most = len(contenders)
+    while most > 1 and most * first + math.ceil(most / 2) * (half - first) + whole - half > rollouts:
+        most -= 1
+    return contenders[:most]
+
+
 def order_items(item_ids: Sequence[str], current: ItemScores) -> tuple[str, ...]:
     """Return the items so that each slice holds solved and failed items in about the same proportion.
 

@@ -31,10 +31,11 @@ DOCUMENTS = 4
 CASE_TOKENS = 1_000
 """Estimated tokens of cases in a prompt, and as many of further right answers."""
 
-FENCE = re.compile(r"^[ \t]*(`{3,}|~{3,})[^\n`]*\n(.*?)^[ \t]*\1[ \t]*$", re.DOTALL | re.MULTILINE)
-"""A text between two fences of the same marks."""
+FENCE = re.compile(r"[ \t]*(`{3,}|~{3,})[ \t]*([^`]*?)\s*")
+"""A line that opens or closes a block: its marks, and the name of a language if it opens one."""
 
-OPENING_FENCE = re.compile(r"^[ \t]*(?:`{3,}|~{3,})(?:markdown|md|text)?[ \t]*\n", re.MULTILINE)
+DOCUMENT_LANGUAGES = frozenset({"", "markdown", "md", "text", "txt", "plaintext"})
+"""What stands after the marks that open a document; a block of another language is a part of one."""
 
 
 class RewriteInput(FrozenModel):
@@ -99,13 +100,43 @@ def _show_material(cases: Sequence[Case], answers: Sequence[WorkedExample], toke
 def read_document(reply: str) -> str:
     """Return the document in a reply: the longest text between fences, or all of the reply without any.
 
+    Blocks within the document that name a language belong to it, and so do those with fewer or other marks.
+
     Raises:
         ValueError: A fence is opened and never closed, so the document may be cut off, or nothing is left of it.
     """
-    fenced = [match[2] for match in FENCE.finditer(reply)]
-    if not fenced and OPENING_FENCE.search(reply):
+    blocks, is_open = _read_blocks(reply)
+    if not blocks and is_open:
         raise ValueError("the document has no closing fence, so it may be cut off; write a shorter one")
-    document = editable_text(max(fenced, key=len) if fenced else reply).strip()
+    document = editable_text(max(blocks, key=len) if blocks else reply).strip()
     if not document:
         raise ValueError("the document is empty; write it between two fences")
     return document
+
+
+def _read_blocks(reply: str) -> tuple[list[str], bool]:
+    """Return the texts of the outer blocks that can be documents, and whether such a block is never closed.
+
+    Code alone, in a reply that says something beside it, is part of a document without fences.
+    """
+    blocks: list[tuple[str, str]] = []
+    outside, inside = "", ""
+    language, fences = "", list[str]()
+    for line in reply.splitlines(keepends=True):
+        match = FENCE.fullmatch(line)
+        marks, name = ("", "") if match is None else (match[1], match[2])
+        if not fences and not marks:
+            outside += line
+        elif not fences:
+            fences, language, inside = [marks], name.casefold(), ""
+        elif marks.startswith(fences[-1]) and not name and len(fences) == 1:
+            blocks.append((language, inside))
+            fences = []
+        else:
+            inside += line
+            if marks.startswith(fences[-1]):
+                fences = [*fences, marks] if name else fences[:-1]
+    documents = [text for name, text in blocks if name in DOCUMENT_LANGUAGES]
+    if not documents and not outside.strip():
+        documents = [text for _, text in blocks]
+    return documents, bool(fences) and language in DOCUMENT_LANGUAGES

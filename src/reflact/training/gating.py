@@ -95,9 +95,13 @@ class GateKeeper:
     async def race(
         self, contenders: Sequence[Contender], current: Skill, state: RunState, *, step: int, passes: float
     ) -> RaceResult:
-        """Race a step's candidates; ``passes`` is how many passes the rest of the run's rollouts pays for."""
+        """Race a step's candidates; ``passes`` is how many passes the rest of the run's rollouts pays for.
+
+        The current document is measured on all items first: the order of the race may not depend on which rollouts an
+        interrupted start happened to leave in the store.
+        """
         run_pass = self._scheduler.make_pass_runner(step=step, part="step")
-        known = await self._scheduler.read_pass(current, 0, self._order)
+        known = await run_pass(current, 0, self._order)
         scores = {rollout.item_id: self.metric.score_rollout(rollout) for rollout in known}
         variance = HARD_VARIANCE if state.ranking is None else state.ranking.variance
         settings = RaceSettings(
@@ -193,7 +197,7 @@ class GateKeeper:
             min_improvement=gate.min_improvement if gate.policy == "paired" else 0.0,
             coverage=gate.coverage,
             no_regression=gate.no_regression,
-            early_stop=gate.early_stop,
+            early_stop=gate.early_stop and self._plan.config.search.is_published,
             deterministic=state.deterministic,
             declared_deterministic=self._declared_deterministic is True,
             trust_repeats=self.presumes_deterministic,

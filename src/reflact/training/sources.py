@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from reflact.errors import QuotaSpent
 from reflact.llm.middleware import unwrap_environment
-from reflact.messages import NoReply, RenderedPrompt
-from reflact.protocols import Answerable, MessageRenderer, Proposer, R, StepEvidence
+from reflact.messages import CallId, NoReply, RenderedPrompt, Reply
+from reflact.protocols import LLM, Answerable, MessageRenderer, Proposer, R, StepEvidence
 from reflact.records import StepBufferEntry
 from reflact.search.examples import (
     BYTES_PER_TOKEN,
@@ -162,6 +162,10 @@ class ExamplesSource:
             )
             return StepProposal(rollouts=rollouts, verdict=Verdict(action="no_patches", reason=reason))
         sets = self._draw(work, safe, {r.item_id for r in rollouts if is_failure(r, threshold)})
+        if not sets:
+            most = self.runtime.config.search.max_document_tokens
+            reason = f"The document has no room for another set of worked examples; search.max_document_tokens is {most}."
+            return StepProposal(rollouts=rollouts, verdict=Verdict(action="no_patches", reason=reason))
         return StepProposal(rollouts=rollouts, contenders=tuple(_name_set(work.skill, each) for each in sets))
 
     def _draw(
@@ -170,9 +174,7 @@ class ExamplesSource:
         kinds = {item.id: item.task_type for item in self.runtime.plan.data.train}
         groups = group_examples(pool, [kinds.get(example.item_id) for example in pool])
         config = self.runtime.config
-        room = config.search.max_document_tokens * BYTES_PER_TOKEN - len(
-            editable_text(work.skill.text).encode()
-        )
+        room = config.search.max_document_tokens * BYTES_PER_TOKEN - count_other_bytes(work.skill)
         seed, label = config.seed, f"examples/{work.step}"
         most = CANDIDATES * (1 + work.is_stalled)
         if not work.examples:
@@ -180,6 +182,13 @@ class ExamplesSource:
         return draw_variants(
             work.examples, pool, groups, failed, seed=seed, label=label, most=most, max_bytes=room
         )
+
+
+def count_other_bytes(skill: Skill) -> int:
+    """Return the bytes of a document beside its worked examples: other regions count, and the markers around them."""
+    placeholder = "x"
+    marked = apply_edits(skill, [Edit(op="examples", content=placeholder)]).skill.text
+    return len(marked.encode()) - len(placeholder)
 
 
 def _name_set(skill: Skill, examples: tuple[WorkedExample, ...]) -> Contender:
@@ -587,6 +596,37 @@ def open_source(
     return ProposerSource(runtime, scheduler, timer, runtime.plan.proposer)
 
 
+@dataclass
+class CreditWatch:
+    """Implements ``protocols.LLM``: passes calls on, and notes if the account has no credit left.
+
+    A step's rollouts raise the same error if the target's account has none, and then no source can go on.
+    """
+
+    llm: LLM
+    is_spent: bool = False
+
+    @property
+    def identity(self) -> str:
+        """The model's identity."""
+        return self.llm.identity
+
+    async def ask(
+        self,
+        prompt: RenderedPrompt,
+        reply_type: type[R],
+        *,
+        call_id: CallId,
+        check: Callable[[R], None] | None = None,
+    ) -> Reply[R]:
+        """Return the model's reply."""
+        try:
+            return await self.llm.ask(prompt, reply_type, call_id=call_id, check=check)
+        except QuotaSpent:
+            self.is_spent = True
+            raise
+
+
 async def propose(
     name: str, work: StepInput, runtime: Runtime, scheduler: RolloutScheduler, timer: StageTimer
 ) -> StepProposal:
@@ -596,15 +636,17 @@ async def propose(
     on with the sources that need no optimizer. That is logged before it is used.
 
     Raises:
-        QuotaSpent: The account has no credit left, and no other source can go on.
+        QuotaSpent: The account has no credit left, and no other source can go on; or the target's account has none.
     """
     log, label = runtime.decision_log, f"no_credit/{name}"
+    watch = CreditWatch(work.context.llm)
+    work = replace(work, context=replace(work.context, llm=watch))
     reason = await log.get(work.step, label)
     if reason is None:
         try:
             return await open_source(name, runtime, scheduler, timer).propose(work)
         except QuotaSpent as error:
-            if name == "examples" or "examples" not in list_sources(runtime):
+            if not watch.is_spent or "examples" not in list_sources(runtime):
                 raise
             reason = str(error)
             await log.put(work.step, label, reason)

@@ -13,7 +13,7 @@ from reflact.gate.ranked_decision import REJECT_BELOW
 from reflact.records import OpenComparison, RunState, StepRecord, Usage
 from reflact.reporting.verdict import describe_entry
 from reflact.search.bandit import SourceChoice, choose_source
-from reflact.search.race import plan_slices
+from reflact.search.race import limit_contenders, plan_slices
 from reflact.skills.document import digest_form, read_notes
 from reflact.skills.rejected_edits import RejectedEdit, collect_rejected_edits, deduplicate_edits
 from reflact.stages.context import StageContext
@@ -203,7 +203,9 @@ class StepRunner:
             )
             verdict = Verdict(action="no_change", reason=reason, repeats=name)
             return JudgedStep(verdict=verdict, candidate=proposed.contenders[0].candidate)
-        passes = count_passes_left(self.runtime.plan, await plan_rollouts(self.runtime, earlier), earlier)
+        n, planned = len(self.runtime.plan.data.val), await plan_rollouts(self.runtime, earlier)
+        passes = count_passes_left(self.runtime.plan, planned, earlier) - len(proposed.rollouts) / n
+        fresh = list(limit_contenders(fresh, plan_slices(n, passes), passes * n))
         race = await self.gate_keeper.race(fresh, current, state, step=step, passes=passes)
         if race.winner is None:
             verdict, best = build_race_verdict(race.entries, current)
@@ -328,7 +330,8 @@ def count_step_items(config: TrainerConfig, planned: float) -> int | None:
 def count_passes_left(plan: RunPlan, planned: float, earlier: Sequence[StepRecord]) -> float:
     """Return how many passes over the validation items the rest of the run's rollouts pays for."""
     n = len(plan.data.val)
-    return (planned - n - sum(record.n_rollouts for record in earlier)) / n
+    baseline = n * (1 + plan.config.repeats_baseline)
+    return (planned - baseline - sum(record.n_rollouts for record in earlier)) / n
 
 
 def find_search_end(plan: RunPlan, state: RunState, earlier: Sequence[StepRecord]) -> str | None:
