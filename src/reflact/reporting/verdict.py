@@ -136,7 +136,7 @@ def describe_decisions(summary: RunSummary) -> str:
 def count_decisions(summary: RunSummary) -> str:
     """Return how many steps of a run ended in which way."""
     others = {each.action: each.count for each in summary.actions}
-    unproven: tuple[GateAction, ...] = ("set_aside", "return", "inconclusive")
+    unproven: tuple[GateAction, ...] = ("set_aside", "return")
     counts = [
         f"{summary.accepts} accepted",
         f"{summary.rejects} rejected",
@@ -288,8 +288,7 @@ def _describe_version(version: SkillVersion) -> str:
     if version.score is None:
         return f"v{version.number} from {version.origin}"
     score = format_score(version.score) if version.deviation is None else f"about {version.score:.2f}"
-    part = " on a part of the items" if version.partial else ""
-    return f"v{version.number} from {version.origin} (validation {score}{part})"
+    return f"v{version.number} from {version.origin} (validation {score})"
 
 
 def _describe_claim(summary: RunSummary, claim: Claim) -> str:

@@ -186,14 +186,14 @@ class EpochFinalizer:
         if not gated:
             return self._create_version(record, slow.model_copy(update={"action": "forced"}), skill, state)
         subject = f"the slow update of epoch {record.epoch}"
-        verdict, undecided = await self.gate_keeper.judge(
+        verdict = await self.gate_keeper.judge(
             skill, state, step=record.step, part="slow update", subject=subject
         )
         slow = slow.model_copy(update={"verdict": verdict})
         if not verdict.accepted:
             current_version = find_current(state, verdict)
             record = record.model_copy(update={"slow_update": slow, "current": current_version})
-            return CommitOutcome(record=record, skills=(skill,), undecided=undecided)
+            return CommitOutcome(record=record, skills=(skill,))
         return self._create_version(record, slow.model_copy(update={"action": "accepted"}), skill, state)
 
     def _create_version(
@@ -212,7 +212,6 @@ class EpochFinalizer:
                 skill_hash=skill.hash,
                 origin=origin,
                 score=slow.verdict.candidate_score,
-                partial=slow.verdict.partial,
             )
             best = version if replaces_best(slow.verdict, best) else best
         record = record.model_copy(update={"created_versions": (version,), "current": version, "best": best})

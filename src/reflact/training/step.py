@@ -116,7 +116,7 @@ class StepRunner:
         proposed = await self._candidate_source.propose(work)
         rollouts, reports, candidate = proposed.rollouts, proposed.reports, proposed.candidate
         async with self.timer.stage("evaluate", step=step):
-            verdict, undecided = proposed.verdict, None
+            verdict = proposed.verdict
             if verdict is None:
                 verdict = decide_without_evaluation(
                     candidate,
@@ -127,7 +127,7 @@ class StepRunner:
                 )
             if verdict is None:
                 subject = f"step {step} is unmeasured"
-                verdict, undecided = await self.gate_keeper.judge(
+                verdict = await self.gate_keeper.judge(
                     candidate.skill, state, step=step, part="step", subject=subject
                 )
         kept = candidate.skill
@@ -161,7 +161,7 @@ class StepRunner:
         if not record.patterns:
             reasons = group_failures(rollouts, self.runtime.config.train.success_threshold)
             record = record.model_copy(update={"fail_reasons": reasons})
-        return CommitOutcome(record=record, skills=(candidate.skill, appended.skill), undecided=undecided)
+        return CommitOutcome(record=record, skills=(candidate.skill, appended.skill))
 
     def _collect_edits(self, earlier: Sequence[StepRecord], epoch: int) -> tuple[RejectedEdit, ...]:
         """Return the rejected edits of other runs and of the epochs before this one."""
