@@ -15,8 +15,6 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from reflact.config.loading import load_config
-from reflact.errors import ConfigError
 from reflact.gate.effects import (
     EXPECTED_CHANGE,
     PRIOR_VARIANCE,
@@ -303,12 +301,6 @@ def test_equal_versions_keep_the_older_one() -> None:
     assert posterior.find_probability("0", "0") == 0.5
 
 
-def test_settings_that_exclude_each_other_are_refused(tmp_path: Path) -> None:
-    """A gate that measures anew for each decision cannot rank by what was measured before."""
-    with pytest.raises(ConfigError, match="interleave"):
-        load_config({"out_dir": str(tmp_path), "gate": {"interleave": True}})
-
-
 # ------------------------------------------------------------------------------------------- decisions
 
 Marks = Callable[[str, str, int], "float | None"]
@@ -565,11 +557,10 @@ async def test_the_state_is_a_fold_of_the_records(tmp_path: Path) -> None:
             "seen_hashes": (first.skill_hash,),
             "kept": (first,),
             "ranking": baseline,
-            "alphas": (),
         }
     )
     for record in done.records:
-        state = apply_record(state, record, last.alphas[0])
+        state = apply_record(state, record)
     assert state.ranking == last.ranking
     assert [v.skill_hash for v in state.kept] == [v.skill_hash for v in last.kept]
     assert (state.current, state.best, state.seen_hashes) == (last.current, last.best, last.seen_hashes)
@@ -621,13 +612,11 @@ async def test_unmeasured_guidance_is_measured_before_it_can_be_best(tmp_path: P
 
 
 async def test_a_deterministic_target_is_judged_by_one_pass(tmp_path: Path) -> None:
-    """Repeats of the baseline agree, so a greater mean is accepted after one repeat of what differs."""
+    """A greater mean is accepted after one repeat of what differs, if nothing disagrees."""
     done = await run(tmp_path)
     assert done.state.deterministic
     verdict = done.records[0].verdict
     assert (verdict.action, verdict.ranked) == ("accept_new_best", None)
-    assert verdict.evidence is not None
-    assert verdict.evidence.policy == "ranked"
 
 
 async def test_noise_that_shows_late_changes_the_rule(tmp_path: Path) -> None:

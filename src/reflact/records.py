@@ -34,8 +34,8 @@ class SkillVersion(FrozenModel):
 
     The score is the mean, in the gate's metric, over the items and trials on which this document was measured: ``n``
     items with ``trials`` each, as far as the gate counts them. An ``inherited`` score is that of the version before; it
-    is shown and never used for a decision. A ``partial`` score is that of a decision that stopped early, so it covers
-    a part of the items. ``examples`` are the worked examples in the document: it contains the text of these items.
+    is shown and never used for a decision. ``examples`` are the worked examples in the document: it contains the text of
+    these items.
     """
 
     number: int
@@ -45,7 +45,6 @@ class SkillVersion(FrozenModel):
     inherited: bool = False
     n: int | None = Field(default=None, exclude_if=lambda value: value is None)
     trials: int | None = Field(default=None, exclude_if=lambda value: value is None)
-    partial: bool = Field(default=False, exclude_if=lambda value: not value)
     examples: tuple[WorkedExample, ...] = Field(default=(), exclude_if=lambda value: not value)
 
 
@@ -185,39 +184,12 @@ class CandidateReview(FrozenModel):
     verdict: Verdict
 
 
-class AlphaBudget(FrozenModel):
-    """An error probability that all gated decisions up to ``until_step`` share; an extension adds another."""
-
-    alpha: float = Field(gt=0, lt=1)
-    decisions: int = Field(ge=1)
-    until_step: int
-
-    @property
-    def level(self) -> float:
-        """The error probability of one decision."""
-        return self.alpha / self.decisions
-
-
-class OpenComparison(FrozenModel):
-    """An inconclusive comparison of two skills (hashes), which a later one continues.
-
-    ``trials`` are the trials so far. ``planned_trials`` and ``level`` are the trials and the error probability
-    of the first comparison, which fixed the size of its bets.
-    """
-
-    skill_hash: str
-    against: str
-    trials: int
-    planned_trials: int
-    level: float
-
-
 class RunState(FrozenModel):
     """The state of a run after its last commit: the input of the next step.
 
     ``step`` and ``epoch`` are the last committed step and its epoch, ``latest_version`` the highest version
     number. ``step_buffer`` are the earlier steps of the epoch. ``seen_hashes`` are the documents that the run
-    accepted or rejected, without inconclusive ones. ``deterministic``: all repeated rollouts agreed so far.
+    accepted or rejected, without those that it set aside. ``deterministic``: all repeated rollouts agreed so far.
     ``kept`` are the versions that were ever current, the initial one first; ``ranking`` is what the ranked gate
     has observed. ``last_hash`` is the hash of the skill after the last step of ``last_committed_epoch``, before any
     slow update.
@@ -234,8 +206,6 @@ class RunState(FrozenModel):
     deterministic: bool = True
     kept: tuple[SkillVersion, ...] = ()
     ranking: Ranking | None = None
-    alphas: tuple[AlphaBudget, ...] = ()
-    open_comparisons: tuple[OpenComparison, ...] = ()
     last_committed_epoch: int = 0
     last_hash: str | None = None
     meta_skill: str = ""
@@ -486,7 +456,6 @@ class EpochStats(FrozenModel):
     accepts: int
     rejects: int
     skips: int
-    inconclusive: int = 0
     slow_update: str | None = None
     current_score: float | None
     best_score: float | None
@@ -546,9 +515,8 @@ class RunSummary(FrozenModel):
     """The outcome of a run: ``Trainer.train`` returns it, and ``summary.json`` contains it.
 
     ``claim`` is None if the initial skill is the best one or the claim could not be measured. ``missing`` names
-    each final measurement that failed, with the reason. ``surplus`` counts finished rollouts
-    that a decision did not need. ``surplus`` and ``reuse`` describe the latest start. ``faults`` counts failed
-    attempts of calls, even if a retry succeeded; calls of models passed as objects are not counted.
+    each final measurement that failed, with the reason. ``reuse`` describes the latest start. ``faults``
+    counts failed attempts of calls, even if a retry succeeded; calls of models passed as objects are not counted.
     ``critic`` is the critic that graded, ``annotated_by`` the critic that wrote notes for failure analysts; JSON
     omits both if there is none. ``version`` is the version of reflact. ``verdict`` is the outcome in words.
     ``warnings`` are in plain words too, such as on a task that a constant answer solves. ``added_tokens`` is about how
@@ -579,7 +547,6 @@ class RunSummary(FrozenModel):
     step_costs: tuple[StepCost, ...] = ()
     faults: tuple[FaultCount, ...] = ()
     reuse: Reuse = Reuse()
-    surplus: int = 0
     deterministic: bool = True
     test_openings: int = 0
     seconds: float = 0.0

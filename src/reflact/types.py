@@ -388,37 +388,11 @@ GateAction = Literal[
     "no_rewrite",
     "set_aside",
     "return",
-    "inconclusive",
     "unmeasured",
 ]
 
 
-GatePolicy = Literal["ranked", "paired", "strict"]
-
-
-class Evidence(FrozenModel):
-    """The evidence of a comparison of two skills.
-
-    Args:
-        deterministic: Whether no repeat had disagreed before the decision.
-        rounds: Number of trials of all items that started, on both sides.
-        pairs: Number of pairs of rollouts that were used.
-        value: The evidence; None if it was not needed (strict, or deterministic).
-        level: The error probability of this decision; acceptance requires evidence of ``1 / level``.
-        detectable_effect: The smallest improvement that this split and number of trials detects with 80% power.
-        bound: Whether the decision was certain before all pairs were known; the scores cover the known pairs.
-        futile: Whether the comparison ended because the planned improvement had become unlikely.
-    """
-
-    policy: GatePolicy
-    deterministic: bool
-    rounds: int
-    pairs: int
-    value: float | None = None
-    level: float | None = None
-    detectable_effect: float | None = None
-    bound: bool = False
-    futile: bool = False
+GatePolicy = Literal["ranked", "strict"]
 
 
 class Belief(FrozenModel):
@@ -585,10 +559,10 @@ class Ranking(FrozenModel):
 
 
 class Verdict(FrozenModel):
-    """The gate's decision with the evidence for it; scores are in the gate's metric, in 0..1.
+    """The gate's decision; scores are in the gate's metric, in 0..1.
 
-    ``against_best`` is the evidence of the second comparison, if the best skill is not the current one.
-    Scores are measured means. ``ranked`` are the beliefs of the ranked gate. ``veto`` is the approver's reason. ``repeats`` says which earlier document the candidate equals: ``v2``, or ``in step 3``.
+    Scores are measured means. ``ranked`` are the beliefs of the ranked gate. ``veto`` is the approver's reason.
+    ``repeats`` says which earlier document the candidate equals: ``v2``, or ``in step 3``.
     """
 
     action: GateAction
@@ -597,8 +571,6 @@ class Verdict(FrozenModel):
     current: Measurement | None = None
     candidate_score: float | None = None
     current_score: float | None = None
-    evidence: Evidence | None = None
-    against_best: Evidence | None = None
     ranked: RankedDecision | None = Field(default=None, exclude_if=lambda value: value is None)
     deterministic: bool = True
     veto: str | None = None
@@ -610,15 +582,9 @@ class Verdict(FrozenModel):
         return self.action in {"accept_new_best", "accept", "force_accept"}
 
     @property
-    def partial(self) -> bool:
-        """Whether the decision stopped early, so that its scores cover a part of the items."""
-        return self.evidence is not None and self.evidence.bound
-
-    @property
     def refuted(self) -> bool:
-        """Whether the candidate is shown not to help; one whose gain is only unproven is not."""
-        is_futile = self.evidence is not None and self.evidence.futile
-        return self.action == "reject" and not is_futile
+        """Whether the candidate is shown not to help; one that was set aside is not."""
+        return self.action == "reject"
 
 
 MAX_TEXT_LENGTH = 60

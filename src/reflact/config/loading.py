@@ -63,7 +63,7 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
         "data": {"ratio": LARGE_RATIO},
         "reflect": {"minibatch_size": 8, "memory": "off"},
         "select": {"scheduler": "cosine", "max_edits": 4},
-        "gate": {"policy": "strict", "metric": "hard", "early_stop": False},
+        "gate": {"policy": "strict", "metric": "hard"},
         "slow_update": {"enabled": True, "samples": 20, "pair_policy": "mixed", "gated": False},
         "meta_skill": {"enabled": True},
         "appendix": {"enabled": False},

@@ -317,14 +317,13 @@ class SearchConfig(ConfigSection):
 
 
 class GateConfig(ConfigSection):
-    """The test of a candidate on the validation split."""
+    """The decision about a candidate on the validation split."""
 
     enabled: bool = Field(True, description="false: scores are recorded, and every candidate is accepted.")
     policy: GatePolicy = Field(
         "ranked",
-        description="`ranked`: the next step begins with the version that has the best estimated score; `paired`: a candidate "
-        "is accepted if a paired test with repeated trials shows a gain; `strict`: a candidate is accepted if its mean "
-        "of one pass is greater, which may be chance.",
+        description="`ranked`: the next step begins with the version that has the best estimated score; `strict`: a "
+        "candidate is accepted if its mean of one pass is greater, which may be chance.",
     )
     worth: float = Field(
         0.00005,
@@ -337,51 +336,20 @@ class GateConfig(ConfigSection):
     coverage: float = Field(
         0.9, gt=0, le=1, description="Share of items that must be measured under both skills."
     )
-    alpha: float = Field(
-        0.10,
-        gt=0,
-        lt=1,
-        description="Highest probability of any false acceptance in the whole run (`paired`), divided among its "
-        "planned decisions; if the run is extended, the additional decisions get the same number once more.",
-    )
-    min_improvement: float = Field(
-        0.0, ge=0, lt=1, description="Gain in the metric that a candidate must exceed (`paired`)."
-    )
-    effect: float = Field(
-        0.15,
-        gt=0,
-        le=1,
-        description="The number of trials is planned so that a gain of this size is found; a smaller gain may be rejected "
-        "as futile (`paired`).",
-    )
     max_trials: int | None = Field(
         None,
         ge=1,
-        description="Maximum of trials of each item under each skill; null: 4 (`ranked`), or planned from `effect` "
-        "(`paired`).",
-    )
-    early_stop: bool = Field(
-        True, description="Stop an evaluation when the remaining items cannot change its decision."
+        description="Maximum of passes of each skill over the items; null: 4 (`ranked`).",
     )
     no_regression: int | None = Field(
         None, ge=0, description="Maximum of items that may go from solved to failed; null: any number."
     )
-    interleave: bool = Field(
-        False,
-        description="Repeat the rollouts of both skills for each decision, if your provider changes its models (`paired`).",
-    )
     report_trials: int = Field(
         4,
         ge=1,
-        description="Number of new trials for the reported validation scores (noisy targets with `paired`, or `ranked` "
-        "without a test split).",
+        description="Number of new trials for the reported validation scores (noisy targets with `ranked`, without a test "
+        "split).",
     )
-
-    @model_validator(mode="after")
-    def _check_policy(self) -> GateConfig:
-        if self.interleave and self.policy == "ranked":
-            raise ValueError("`interleave` repeats both sides for each decision, and needs `policy: paired`")
-        return self
 
 
 class SlowUpdateConfig(ConfigSection):
@@ -592,15 +560,14 @@ class TrainerConfig(ConfigSection):
         return self.environment.grader == "critic" or self.critic.annotate
 
     @property
-    def repeats_baseline(self) -> bool:
-        """Whether the initial skill is measured twice: the target is noisy, or has to show whether it is."""
-        gate, declared = self.gate, self.target.deterministic
-        is_ranked = gate.policy == "ranked" and declared is not True
-        return gate.enabled and (is_ranked or (gate.policy == "paired" and declared is None))
+    def baseline_passes(self) -> int:
+        """How often the initial skill is measured: twice if beliefs decide from the start, else once."""
+        gate = self.gate
+        is_noisy = self.target.deterministic is False
+        return 2 if gate.enabled and gate.policy == "ranked" and is_noisy else 1
 
     @property
     def reports_fresh_trials(self) -> bool:
         """Whether fresh trials give the reported validation scores of a noisy target."""
         gate = self.gate
-        claims_here = gate.policy == "ranked" and not self.test.enabled
-        return gate.enabled and (gate.policy == "paired" or claims_here)
+        return gate.enabled and gate.policy == "ranked" and not self.test.enabled

@@ -302,5 +302,5 @@ def _list_versions(summary: RunSummary) -> Iterator[tuple[str, SkillVersion]]:
 def _use_final_score(score: SkillScore | None, version: SkillVersion | None) -> SkillVersion | None:
     if version is None or score is None or score.hard is None:
         return version
-    measured = {"score": score.hard, "n": None, "trials": None, "partial": False, "inherited": False}
+    measured = {"score": score.hard, "n": None, "trials": None, "inherited": False}
     return version.model_copy(update=measured)

@@ -143,7 +143,7 @@ def describe_decisions(summary: RunSummary) -> str:
 def count_decisions(summary: RunSummary) -> str:
     """Return how many steps of a run ended in which way."""
     others = {each.action: each.count for each in summary.actions}
-    unproven: tuple[GateAction, ...] = ("set_aside", "return", "inconclusive")
+    unproven: tuple[GateAction, ...] = ("set_aside", "return")
     counts = [
         f"{summary.accepts} accepted",
         f"{summary.rejects} rejected",
@@ -323,7 +323,7 @@ def _describe_stop(summary: RunSummary) -> str:
 def _describe_version(version: SkillVersion) -> str:
     if version.score is None:
         return f"v{version.number} from {version.origin}"
-    score, part = format_score(version.score), " on a part of the items" if version.partial else ""
+    score, part = format_score(version.score), ""
     if version.n is not None and version.trials is not None:
         part = f", {name_count(version.n, 'item')} measured {name_times(version.trials)}"
     return f"v{version.number} from {version.origin} (validation {score}{part})"

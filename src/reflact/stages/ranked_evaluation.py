@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 
 from pydantic import Field
 
-from reflact.gate.paired_decision import VETO_TRIALS, count_required, explain_veto
+from reflact.gate.greater_mean import VETO_TRIALS, count_required, explain_veto
 from reflact.gate.ranked_decision import (
     REJECT_BELOW,
     ItemScores,
@@ -15,7 +15,7 @@ from reflact.gate.ranked_decision import (
     choose_pass,
     choose_version,
 )
-from reflact.stages.evaluate import EvaluationResult, GateMetric, build_measurement
+from reflact.stages.evaluate import EvaluationResult, GateMetric, PassRunner, build_measurement
 from reflact.types import (
     FrozenModel,
     GateAction,
@@ -28,9 +28,6 @@ from reflact.types import (
     Verdict,
     is_failure,
 )
-
-PassRunner = Callable[[Skill, int, Sequence[str]], Awaitable[Sequence[Rollout]]]
-"""Rolls a skill out on one trial of these items, in their order."""
 
 
 class RankSettings(FrozenModel):
@@ -66,7 +63,7 @@ class RankedEvaluator:
         """Return the verdict on a candidate, which was made from the current skill.
 
         ``measures_current``: a current skill without a pass gets one first. It was accepted before the target
-        showed noise, by a comparison that is no pass.
+        showed noise, while no beliefs were kept.
         """
         settings, skills = self._settings, {skill.hash: skill for skill in (candidate, current)}
         known = len(ranking.passes)

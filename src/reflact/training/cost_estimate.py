@@ -13,7 +13,6 @@ from statistics import fmean
 
 from reflact.config.training import TrainerConfig
 from reflact.data import DataSet, count_steps_per_epoch, plan_epoch
-from reflact.gate.paired_test import choose_trials
 from reflact.gate.ranked_decision import MAX_PASSES
 from reflact.llm.pricing import (
     BYTES_PER_TOKEN,
@@ -129,21 +128,15 @@ class RunCostEstimator:
     def _baseline(self) -> EstimateRange:
         if self._done:
             return EstimateRange()
-        return exact_range((1 + self._config.repeats_baseline) * len(self._data.val))
+        return exact_range(self._config.baseline_passes * len(self._data.val))
 
     def _decision(self, expected: float = 1.0) -> EstimateRange:
         """Return the rollouts of one gate decision on both sides; those of the current skill are mostly stored."""
         gate, n = self._config.gate, len(self._data.val)
         if not gate.enabled or gate.policy == "strict":
             return EstimateRange(expected=expected * n, high=4 * n)
-        if gate.policy == "ranked":
-            most = 2 * n * (gate.max_trials or MAX_PASSES)
-            return EstimateRange(expected=expected * n * 1.5, high=most + n)
-        trials = gate.max_trials or choose_trials(
-            n, decisions=self._total + 1, alpha=gate.alpha, effect=gate.effect
-        )
-        typical = n if self._config.target.deterministic else n * (1 + 0.2 * 3)
-        return EstimateRange(expected=expected * typical, high=4 * n * (trials + 2))
+        most = 2 * n * (gate.max_trials or MAX_PASSES)
+        return EstimateRange(expected=expected * n * 1.5, high=most + n)
 
     def _race(self) -> EstimateRange:
         """Return the rollouts of a step's race before the gate's pass."""

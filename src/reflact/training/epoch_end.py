@@ -187,14 +187,14 @@ class EpochFinalizer:
         if not gated:
             return self._create_version(record, slow.model_copy(update={"action": "forced"}), skill, state)
         subject = f"the slow update of epoch {record.epoch}"
-        verdict, undecided = await self.gate_keeper.judge(
+        verdict = await self.gate_keeper.judge(
             skill, state, step=record.step, part="slow update", subject=subject
         )
         slow = slow.model_copy(update={"verdict": verdict})
         if not verdict.accepted:
             record = record.model_copy(update={"slow_update": slow})
             record, skills = await self._keep_notes(record, find_current(state, verdict), current, state)
-            return CommitOutcome(record=record, skills=(skill, *skills), undecided=undecided)
+            return CommitOutcome(record=record, skills=(skill, *skills))
         return self._create_version(record, slow.model_copy(update={"action": "accepted"}), skill, state)
 
     async def _keep_notes(
@@ -227,7 +227,6 @@ class EpochFinalizer:
                 skill_hash=skill.hash,
                 origin=origin,
                 score=slow.verdict.candidate_score,
-                partial=slow.verdict.partial,
                 examples=state.current.examples,
             )
             best = version if replaces_best(slow.verdict, best) else best

@@ -150,20 +150,20 @@ class FinalEvaluator:
             return None
         last = await self.runtime.store.skill(state.current.skill_hash)
         before = state.model_copy(update={"current": against})
-        verdict, undecided = await self.gate_keeper.judge(
+        verdict = await self.gate_keeper.judge(
             last,
             before,
             step=state.step,
             part="promotion",
             subject="the last skill could not be compared with the best",
         )
-        update = {"score": verdict.candidate_score, "inherited": False, "partial": verdict.partial}
+        update = {"score": verdict.candidate_score, "inherited": False}
         current = state.current.model_copy(update=update)
         if verdict.ranked is not None and not verdict.accepted:
             current = find_current(before, verdict)
         best = current if replaces_best(verdict, state.best) else state.best
         record = PromotionRecord(step=state.step, verdict=verdict, current=current, best=best)
-        return CommitOutcome(record=record, undecided=undecided)
+        return CommitOutcome(record=record)
 
     async def measure(self, state: RunState) -> None:
         """Measure baseline, best and last skill on the validation and the test split, then controls on the last one.
@@ -338,4 +338,4 @@ class FinalEvaluator:
         if not gate.enabled:
             return name == "best"
         is_fresh = FIRST_REPORT_TRIAL in self._trials(split, state)
-        return gate.policy != "paired" and not is_fresh and name in {"best", "final"}
+        return not is_fresh and name in {"best", "final"}

@@ -184,7 +184,7 @@ async def _list_run(store: SQLiteRunStore, row: RunRow, database: Path) -> RunLi
         return None if score is None else score.hard
 
     val, test = find("best", Split.val), find("best", Split.test)
-    if val is None and state is not None and not state.best.partial:
+    if val is None and state is not None:
         val = state.best.score
     evaluations = await store.evaluations(row.run_id)
     if state is None:

@@ -32,13 +32,7 @@ from reflact.store import artifacts as exports
 from reflact.training.cost_estimate import PREFLIGHT
 from reflact.training.epoch_end import EpochFinalizer
 from reflact.training.final_evaluation import FinalEvaluator, NullAnswerGrader
-from reflact.training.gating import (
-    CommitOutcome,
-    GateKeeper,
-    add_beliefs,
-    estimate_gate_power,
-    find_alpha_budget,
-)
+from reflact.training.gating import CommitOutcome, GateKeeper, add_beliefs, estimate_gate_power
 from reflact.training.rollouts import GATE_PHASE, RolloutScheduler
 from reflact.training.setup import RunPlan, Runtime
 from reflact.training.state import (
@@ -184,7 +178,6 @@ class Run:
             step_costs=sum_step_costs(await self._store.stage_costs(self.id)),
             faults=await self._store.faults(self.id),
             reuse=self._store.reuse,
-            surplus=self.scheduler.surplus,
             test_openings=self.final_evaluator.openings,
             seconds=seconds,
             config=self._config.model_dump(mode="json"),
@@ -219,7 +212,7 @@ class Run:
                 n_test=len(data.test),
             )
         )
-        await self._emit(estimate_gate_power(self._plan, self.state))
+        await self._emit(estimate_gate_power(self._plan))
 
     async def _check_null_answers(self) -> None:
         """Warn if a constant answer has a high score on train items, before anything is paid."""
@@ -270,16 +263,14 @@ class Run:
         return own if own is not None and used is not None and used.identity == own.identity else used
 
     async def _measure_baseline(self) -> RunState:
-        """Measure the initial skill, and repeat it if the gate has to learn whether rollouts agree."""
-        initial, trials = self._plan.initial_skill, range(1 + self._config.repeats_baseline)
+        """Measure the initial skill, twice if beliefs decide from the start."""
+        initial, trials = self._plan.initial_skill, range(self._config.baseline_passes)
         async with self._timer.stage("evaluate", step=0, name="baseline"):
             passes = await self.scheduler.roll_out_trials(
                 Split.val, initial, trials, step=0, phase=GATE_PHASE
             )
             await self.scheduler.require_trials(passes, step=0)
         deterministic = self._gate_keeper.presumes_deterministic
-        if self._gate_keeper.must_test_determinism:
-            deterministic = self._gate_keeper.scores_agree(*passes)
         first, ranking = passes[0], self._gate_keeper.start_ranking(initial, passes)
         measured = build_measurement(initial.hash, Split.val, first)
         score = self._gate_keeper.metric.score_measurement(measured)
@@ -350,8 +341,7 @@ class Run:
         return await work(state)
 
     async def _commit_outcome(self, state: RunState, outcome: CommitOutcome) -> RunState:
-        alpha = find_alpha_budget(self._plan, state, step=outcome.record.step)
-        new = apply_record(state, outcome.record, alpha, outcome.undecided)
+        new = apply_record(state, outcome.record)
         return await self._commit(outcome.record, new, outcome.skills)
 
     async def _commit(

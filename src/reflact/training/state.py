@@ -12,10 +12,8 @@ from reflact.gate.ranked_decision import BEST_ABOVE, Posterior
 from reflact.protocols import CommitRecord
 from reflact.records import (
     ActionCount,
-    AlphaBudget,
     EpochRecord,
     EpochStats,
-    OpenComparison,
     PromotionRecord,
     RunState,
     RunSummary,
@@ -62,7 +60,6 @@ def create_versions(
             skill_hash=candidate.skill.hash,
             origin=f"step {step}",
             score=verdict.candidate_score,
-            partial=verdict.partial,
             examples=state.current.examples if candidate.examples is None else candidate.examples,
         )
         created = (current,)
@@ -183,18 +180,15 @@ def inherit_version(parent: SkillVersion, *, number: int, skill: Skill, origin: 
     )
 
 
-def apply_record(
-    state: RunState, record: CommitRecord, alpha: AlphaBudget, undecided: OpenComparison | None = None
-) -> RunState:
-    """Return the state after a commit; ``undecided`` is the comparison of an inconclusive decision."""
+def apply_record(state: RunState, record: CommitRecord) -> RunState:
+    """Return the state after a commit."""
     update: dict[str, object] = {}
-    candidate: str | None
-    verdict: Verdict | None
     seen: set[str] = set()
+    verdict = find_verdict(record)
+    is_settled = verdict is None or verdict.action not in UNPROVEN
     match record:
         case StepRecord():
-            candidate, verdict = record.candidate_hash, record.verdict
-            seen = {candidate} if undecided is None and verdict.action not in UNPROVEN else set()
+            seen = {record.candidate_hash} if is_settled else set()
             buffer = state.step_buffer if state.epoch == record.epoch else ()
             update = {
                 "step": record.step,
@@ -203,20 +197,17 @@ def apply_record(
             }
         case EpochRecord():
             slow = record.slow_update
-            candidate, verdict = (None, None) if slow is None else (slow.candidate_hash, slow.verdict)
-            is_settled = undecided is None and (verdict is None or verdict.action not in UNPROVEN)
-            if slow is not None and slow.action == "unchanged" and candidate and is_settled:
-                seen = {candidate}
+            if slow is not None and slow.action == "unchanged" and slow.candidate_hash and is_settled:
+                seen = {slow.candidate_hash}
             update = {
                 "last_committed_epoch": record.epoch,
                 "last_hash": record.last_hash,
                 "meta_skill": state.meta_skill if record.meta_skill is None else record.meta_skill,
             }
         case PromotionRecord():
-            candidate, verdict = record.current.skill_hash, record.verdict
+            pass
     if not isinstance(record, PromotionRecord):
         seen |= {version.skill_hash for version in record.created_versions}
-    others = tuple(u for u in state.open_comparisons if u.skill_hash != candidate)
     return state.model_copy(
         update={
             **update,
@@ -226,35 +217,10 @@ def apply_record(
             "latest_version": max(state.latest_version, record.current.number),
             "seen_hashes": (*state.seen_hashes, *sorted(seen - set(state.seen_hashes))),
             "deterministic": state.deterministic and (verdict is None or verdict.deterministic),
-            "alphas": add_alpha_budget(state.alphas, alpha),
             "kept": list_kept(state, record),
             "ranking": extend_ranking(state, record),
-            "open_comparisons": others if undecided is None else (*others, undecided),
         }
     )
-
-
-def plan_alpha_budget(
-    step: int, alphas: Sequence[AlphaBudget], *, alpha: float, total: int, per_epoch: int, slow_gated: bool
-) -> AlphaBudget:
-    """Return the error budget for the decisions of a step.
-
-    The first budget covers a whole run: its steps, its gated slow updates (one at the end of each epoch but
-    the first) and the final promotion. If an extension adds steps, a further budget of ``alpha`` covers the
-    added decisions. Decisions planned earlier keep theirs.
-    """
-    known = next((opened for opened in alphas if opened.until_step >= step), None)
-    if known is not None:
-        return known
-    done = alphas[-1].until_step if alphas else 0
-    epochs, before = -(-total // per_epoch), -(-done // per_epoch)
-    slow = max(0, epochs - max(1, before)) if slow_gated else 0
-    return AlphaBudget(alpha=alpha, decisions=total - done + slow + 1, until_step=total)
-
-
-def add_alpha_budget(alphas: tuple[AlphaBudget, ...], alpha: AlphaBudget) -> tuple[AlphaBudget, ...]:
-    """Return the budgets with one more, unless it is among them."""
-    return alphas if alpha in alphas else (*alphas, alpha)
 
 
 def version_hashes(
@@ -272,11 +238,10 @@ def build_buffer_entry(record: StepRecord) -> StepBufferEntry:
     An unproven candidate is without scores and edits, because the optimizer would read them as a refutation.
     """
     verdict = record.verdict
-    is_futile = verdict.action == "reject" and not verdict.refuted
     is_settled = verdict.accepted or verdict.refuted
     return StepBufferEntry(
         step=record.step,
-        action="inconclusive" if is_futile else verdict.action,
+        action=verdict.action,
         n_failures=record.n_failures,
         n_total=record.rollout.n,
         patterns=record.patterns,
@@ -372,7 +337,7 @@ def find_stop_reason(
         return f"train.patience is {config.patience}, and the last {since} steps accepted no edit"
     ends = [end.best for end in epochs if end.step == state.step]
     best = [state.best, *(step.best for step in steps[-1:]), *ends][-1]
-    if config.stop_at is None or best.score is None or best.partial or best.score < config.stop_at:
+    if config.stop_at is None or best.score is None or best.score < config.stop_at:
         return None
     return f"train.stop_at is {config.stop_at:g}, and the best skill scores {best.score:.3f} on the validation items"
 
@@ -409,8 +374,7 @@ def _summarize_epoch(records: Sequence[StepRecord], end: EpochRecord | None) -> 
         accepts=sum(r.verdict.accepted for r in records),
         rejects=sum(r.verdict.action == "reject" for r in records),
         skips=sum(r.verdict.action in UNCHANGED for r in records),
-        inconclusive=sum(r.verdict.action == "inconclusive" for r in records),
         slow_update=None if end is None or end.slow_update is None else end.slow_update.action,
-        current_score=None if last.current.inherited or last.current.partial else last.current.score,
-        best_score=None if last.best.partial else last.best.score,
+        current_score=None if last.current.inherited else last.current.score,
+        best_score=last.best.score,
     )

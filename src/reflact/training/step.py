@@ -10,7 +10,7 @@ from itertools import accumulate
 from reflact.config.training import BudgetConfig, TrainerConfig
 from reflact.data import plan_epoch
 from reflact.gate.ranked_decision import REJECT_BELOW
-from reflact.records import OpenComparison, RunState, StepRecord, Usage
+from reflact.records import RunState, StepRecord, Usage
 from reflact.reporting.verdict import describe_entry
 from reflact.search.bandit import SourceChoice, choose_source
 from reflact.search.race import limit_contenders, plan_slices
@@ -62,7 +62,6 @@ class JudgedStep(FrozenModel):
     verdict: Verdict
     candidate: Candidate
     race: tuple[RaceEntry, ...] = ()
-    undecided: OpenComparison | None = None
 
 
 @dataclass(frozen=True)
@@ -161,7 +160,7 @@ class StepRunner:
             record = record.model_copy(update={"fail_reasons": reasons})
         raced = tuple(contender.candidate.skill for contender in proposed.contenders)
         skills = tuple({skill.hash: skill for skill in (*raced, candidate.skill, appended.skill)}.values())
-        return CommitOutcome(record=record, skills=skills, undecided=judged.undecided)
+        return CommitOutcome(record=record, skills=skills)
 
     def _choose_source(self, step: int, earlier: Sequence[StepRecord]) -> SourceChoice:
         barred = [name for record in earlier for name in record.barred]
@@ -214,10 +213,10 @@ class StepRunner:
         return judged.model_copy(update={"race": race.entries})
 
     async def _ask_gate(self, candidate: Candidate, state: RunState, step: int) -> JudgedStep:
-        verdict, undecided = await self.gate_keeper.judge(
+        verdict = await self.gate_keeper.judge(
             candidate.skill, state, step=step, part="step", subject=f"step {step} is unmeasured"
         )
-        return JudgedStep(verdict=verdict, candidate=candidate, undecided=undecided)
+        return JudgedStep(verdict=verdict, candidate=candidate)
 
     async def _name_forms(self, state: RunState, earlier: Sequence[StepRecord]) -> dict[str, str]:
         """Return where each document that the run has measured is from, by the digest of its form."""
@@ -330,7 +329,7 @@ def count_step_items(config: TrainerConfig, planned: float) -> int | None:
 def count_passes_left(plan: RunPlan, planned: float, earlier: Sequence[StepRecord]) -> float:
     """Return how many passes over the validation items the rest of the run's rollouts pays for."""
     n = len(plan.data.val)
-    baseline = n * (1 + plan.config.repeats_baseline)
+    baseline = n * plan.config.baseline_passes
     return (planned - baseline - sum(record.n_rollouts for record in earlier)) / n
 
 

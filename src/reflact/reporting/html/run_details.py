@@ -69,8 +69,7 @@ CLASSES: dict[ComparisonCategory | None, str] = {outcome: outcome or "unknown" f
 
 def format_verdict(verdict: Verdict) -> str:
     """Return the scores that a gate compared."""
-    scores = format_change(verdict.current_score, verdict.candidate_score).replace("->", "→")
-    return f"{scores} (partial)" if verdict.partial else scores
+    return format_change(verdict.current_score, verdict.candidate_score).replace("->", "→")
 
 
 # ------------------------------------------------------------------------------------------- the edits
