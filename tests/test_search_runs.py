@@ -297,7 +297,7 @@ async def test_no_document_of_a_run_says_a_rule_twice(tmp_path: Path) -> None:
             body = str(text["text"]).removeprefix("```markdown\n").removesuffix("\n```")
             return f"```markdown\n{body}\n\n{body.replace('- ', '* ')}\n```"
         if issubclass(reply_type, AnalystReply | RuleReply):
-            new = list(LINES.values())[call_id.step % 4]
+            new = list(LINES.values())[(call_id.step or 0) % 4]
             return append_reply(reply_type, f"{LINES['double']}\n{new}\n* {new[2:]}")
         return usual(prompt, reply_type, call_id)  # type: ignore[return-value]
 
@@ -498,7 +498,7 @@ class Slow:
         self._cut = cut
         self._asked = 0
         self._noise = noise
-        self.target = Actor(self._act, noise=noise or 0.0)
+        self.target = Actor(self._act, noise=noise or 0.0)  # type: ignore[arg-type]
 
     async def wait(self) -> None:
         """Let others run a random number of times."""
