@@ -77,7 +77,7 @@ LARGER = MODEL.model_copy(
 )
 """The model for the prompts of the default profile, and for those that the smaller one never answers validly."""
 
-LARGER_ONLY = {"analyst_failure/v3", "draft_failure/v1", "rewrite/v1"}
+LARGER_ONLY = {"analyst_failure/v3", "draft_failure/v1", "rewrite/v1", "write_document/v1"}
 """Prompts for small models that the larger one answers: the smaller one gives no valid reply, or was not asked."""
 
 EARLIER = {"analyst_failure": 1}
