@@ -1,4 +1,4 @@
-"""One training step: the six stages from rollout to evaluation, and the appendix."""
+"""One training step: a source proposes candidates, they race, the gate decides, and the appendix gets reminders."""
 
 from __future__ import annotations
 
@@ -7,13 +7,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 
-from reflact.config.training import BudgetConfig, TrainerConfig
 from reflact.data import plan_epoch
 from reflact.gate.ranked_decision import REJECT_BELOW
 from reflact.records import RunState, StepRecord, Usage
 from reflact.reporting.verdict import describe_entry
 from reflact.search.bandit import SourceChoice, choose_source
 from reflact.search.race import limit_contenders, plan_slices
+from reflact.search.spending import (
+    count_new_rollouts,
+    count_passes_left,
+    count_step_items,
+    estimate_rollouts,
+)
 from reflact.skills.document import digest_form, read_notes
 from reflact.skills.rejected_edits import RejectedEdit, collect_rejected_edits, deduplicate_edits
 from reflact.stages.context import StageContext
@@ -44,16 +49,6 @@ from reflact.types import (
     Verdict,
     is_failure,
 )
-
-STEPS_PER_BUDGET = 30
-"""A step rolls out at most this part of a run's rollouts on train items, and at least one minibatch."""
-
-
-TARGET_SHARE = 0.7
-"""The part of a budget that is planned for rollouts."""
-
-UNKNOWN_ROLLOUTS = 1_000
-"""The rollouts that are planned if nothing is known of their cost."""
 
 
 class JudgedStep(FrozenModel):
@@ -113,7 +108,9 @@ class StepRunner:
             state=state,
             rejected=self._collect_edits(earlier, epoch),
             is_stalled=source.is_stalled,
-            max_items=count_step_items(self.runtime.config, await plan_rollouts(self.runtime, earlier)),
+            max_items=count_step_items(
+                await plan_rollouts(self.runtime, earlier), self.runtime.config.reflect.minibatch_size
+            ),
         )
         proposed = await propose(source.name, work, self.runtime, self.scheduler, self.timer)
         async with self.timer.stage("evaluate", step=step):
@@ -151,7 +148,9 @@ class StepRunner:
             source=source.name,
             rewrites=proposed.rewrites,
             race=judged.race,
-            n_rollouts=count_new_rollouts(rollouts, judged, earlier, skill.hash),
+            n_rollouts=count_new_rollouts(
+                rollouts, judged.race, verdict, candidate.skill.hash, current=skill.hash, earlier=earlier
+            ),
             n_tokens=work.context.asked.tokens,
             barred=proposed.barred,
         )
@@ -202,8 +201,9 @@ class StepRunner:
             )
             verdict = Verdict(action="no_change", reason=reason, repeats=name)
             return JudgedStep(verdict=verdict, candidate=proposed.contenders[0].candidate)
-        n, planned = len(self.runtime.plan.data.val), await plan_rollouts(self.runtime, earlier)
-        passes = count_passes_left(self.runtime.plan, planned, earlier) - len(proposed.rollouts) / n
+        n = len(self.runtime.plan.data.val)
+        left = _count_passes_left(self.runtime.plan, await plan_rollouts(self.runtime, earlier), earlier)
+        passes = left - len(proposed.rollouts) / n
         fresh = list(limit_contenders(fresh, plan_slices(n, passes), passes * n))
         race = await self.gate_keeper.race(fresh, current, state, step=step, passes=passes)
         if race.winner is None:
@@ -308,29 +308,13 @@ async def plan_rollouts(runtime: Runtime, earlier: Sequence[StepRecord]) -> floa
     return float(str(planned))
 
 
-def estimate_rollouts(limits: BudgetConfig, spent: Usage, done: int) -> float:
-    """Return how many rollouts fit the limits if ``done`` rollouts cost what was spent; the optimizer needs a share too."""
-    costs = (
-        (limits.max_calls, spent.calls),
-        (limits.max_tokens, spent.input_tokens + spent.output_tokens),
-        (limits.max_usd, spent.usd or 0.0),
+def _count_passes_left(plan: RunPlan, planned: float, earlier: Sequence[StepRecord]) -> float:
+    return count_passes_left(
+        planned,
+        n_items=len(plan.data.val),
+        baseline_passes=plan.config.baseline_passes,
+        earlier=earlier,
     )
-    fitting = [limit * done / cost for limit, cost in costs if limit is not None and cost]
-    return TARGET_SHARE * min(fitting) if fitting else float(UNKNOWN_ROLLOUTS)
-
-
-def count_step_items(config: TrainerConfig, planned: float) -> int | None:
-    """Return how many items a step may roll out if the run pays for so many rollouts; None for any number."""
-    return (
-        None if planned == math.inf else max(config.reflect.minibatch_size, int(planned) // STEPS_PER_BUDGET)
-    )
-
-
-def count_passes_left(plan: RunPlan, planned: float, earlier: Sequence[StepRecord]) -> float:
-    """Return how many passes over the validation items the rest of the run's rollouts pays for."""
-    n = len(plan.data.val)
-    baseline = n * plan.config.baseline_passes
-    return (planned - baseline - sum(record.n_rollouts for record in earlier)) / n
 
 
 def find_search_end(plan: RunPlan, state: RunState, earlier: Sequence[StepRecord]) -> str | None:
@@ -339,26 +323,12 @@ def find_search_end(plan: RunPlan, state: RunState, earlier: Sequence[StepRecord
     It ends when the budget of rollouts is used, or when the best document solves all validation items.
     """
     train, n = plan.config.train, len(plan.data.val)
-    passes = count_passes_left(plan, math.inf if train.max_rollouts is None else train.max_rollouts, earlier)
+    passes = _count_passes_left(plan, train.max_rollouts or math.inf, earlier)
     if passes * n < plan_slices(n, passes)[0]:
         return f"train.max_rollouts is {train.max_rollouts}, and the rest is too little to measure another candidate"
     if plan.config.search.is_published or state.current.score is None or state.current.inherited:
         return None
     return f"the document solves all {n} validation items" if state.current.score >= 1 else None
-
-
-def count_new_rollouts(
-    rollouts: Sequence[Rollout], judged: JudgedStep, earlier: Sequence[StepRecord], skill_hash: str
-) -> int:
-    """Return how many rollouts a step took that no earlier step had: of train items, in the race, and of the gate."""
-    known = {item for record in earlier if record.skill_before == skill_hash for item in record.item_ids}
-    raced = sum(entry.n for entry in judged.race)
-    verdict = judged.verdict
-    gate = 0 if verdict.candidate is None else verdict.candidate.n
-    if verdict.ranked is not None:
-        gate = sum(result.n for result in verdict.ranked.passes)
-    shared = sum(entry.n for entry in judged.race if entry.skill_hash == judged.candidate.skill.hash)
-    return len({rollout.item_id for rollout in rollouts} - known) + raced + max(0, gate - shared)
 
 
 def build_race_verdict(entries: Sequence[RaceEntry], current: Skill) -> tuple[Verdict, int]:
