@@ -24,7 +24,7 @@ FEWEST_ITEMS = 3
 FEW_CANDIDATES = 10
 """A budget that pays for fewer whole passes than this has smaller slices."""
 
-DROP_BELOW = 0.4
+DROP_BELOW = 0.35
 """A candidate is dropped if it is better than the current document with a smaller probability."""
 
 BEATEN_BELOW = 0.2

@@ -148,6 +148,7 @@ class ExamplesSource:
             rollouts = await roll_out_items(
                 work, self.scheduler, self.timer, most=CASES if known else len(work.items)
             )
+        await log_unmeasured(rollouts, decision_log=work.context.decision_log, step=work.step)
         threshold = self.runtime.config.train.success_threshold
         right = [r for r in rollouts if r.score is not None and not is_failure(r, threshold)]
         messages = {item.id: render_message(self.runtime, item) for item in train}
