@@ -602,6 +602,9 @@ async def train_unbroken(
 
 
 NOISES = pytest.mark.parametrize("noise", [0.15, None], ids=["noisy", "deterministic"])
+INTERRUPTED = pytest.mark.parametrize(
+    "noise", [pytest.param(0.15, marks=pytest.mark.slow), None], ids=["noisy", "deterministic"]
+)
 
 
 @NOISES
@@ -618,7 +621,7 @@ async def test_concurrency_and_order_of_answers_influence_nothing(
     assert '"race":[' in "".join(histories[0])
 
 
-@NOISES
+@INTERRUPTED
 async def test_a_run_that_is_stopped_after_every_commit_has_the_same_history(
     tmp_path: Path, noise: float | None
 ) -> None:
@@ -643,7 +646,7 @@ async def test_a_run_that_is_stopped_after_every_commit_has_the_same_history(
 
 
 @pytest.mark.parametrize("seed", [pytest.param(0, marks=pytest.mark.slow), 1])
-@NOISES
+@INTERRUPTED
 async def test_a_run_that_is_cut_off_anywhere_has_the_same_history(
     tmp_path: Path, noise: float | None, seed: int
 ) -> None:
