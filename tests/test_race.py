@@ -18,6 +18,7 @@ from reflact.search.race import (
     RaceResult,
     RaceSettings,
     choose_survivors,
+    limit_contenders,
     order_items,
     plan_slices,
     run_race,
@@ -172,6 +173,28 @@ def test_the_order_within_solved_and_within_failed_items_stays() -> None:
 def test_items_of_one_kind_keep_their_order(score: float | None) -> None:
     """Without a difference between items, the seeded order is the order of the race."""
     assert order_items(ITEMS, dict.fromkeys(ITEMS, score)) == ITEMS
+
+
+@pytest.mark.parametrize(
+    ("slices", "rollouts", "count"),
+    [
+        (SLICES, float("inf"), 6),
+        (SLICES, 58, 6),
+        (SLICES, 57, 5),
+        (SLICES, 26, 2),
+        (SLICES, 25, 1),
+        (SLICES, 0, 1),
+        ((3, 4), 19, 6),
+        ((5,), 30, 6),
+        ((5,), 14, 2),
+    ],
+)
+def test_as_many_candidates_race_as_the_budget_pays_for(
+    slices: tuple[int, ...], rollouts: float, count: int
+) -> None:
+    """First looks, half of them to the middle, and one to the end must fit; one candidate always races."""
+    contenders = [make_contender(f"document {n}") for n in range(6)]
+    assert limit_contenders(contenders, slices, rollouts) == contenders[:count]
 
 
 # -------------------------------------------------------------------------------------------- survivors

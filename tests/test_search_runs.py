@@ -12,7 +12,7 @@ import anyio
 import pytest
 from anyio.lowlevel import checkpoint
 
-from reflact import Trainer, events
+from reflact import Trainer, events, read_run
 from reflact.errors import QuotaSpent
 from reflact.llm.pricing import BYTES_PER_TOKEN
 from reflact.messages import CallId, RenderedPrompt, ReplyModel, Text
@@ -410,6 +410,47 @@ async def test_an_optimizer_without_credit_lets_the_run_go_on_with_examples(tmp_
     assert done.summary.best.examples
 
 
+async def test_a_refusal_for_want_of_credit_is_part_of_the_history(tmp_path: Path) -> None:
+    """A run that is cut off after it goes on without the optimizer, even if the account has credit again."""
+
+    async def train(folder: Path, script: Script, last: int | None = None) -> str | None:
+        asked = 0
+
+        def act(skill: Skill, message: str, before: int) -> str:
+            nonlocal asked
+            asked += 1
+            if asked == last:
+                scope.cancel()
+            return learn_slowly(skill, message, before)
+
+        trainer = Trainer(
+            settings(folder, search=ALL, train={"batch_size": 4, "num_epochs": 2}, target=DETERMINISTIC),
+            environment=ToyEnvironment(train=12, val=12, test=4),
+            target=Actor(act),
+            optimizer=ScriptedLLM(script),
+        )
+        with anyio.CancelScope() as scope:
+            await trainer.train()
+            return trainer.run_id
+        return None
+
+    run_id = await train(tmp_path / "whole", spend_after(0, write_anew))
+    assert run_id is not None
+    whole = await read_history(tmp_path / "whole", run_id)
+    n_paid = sum(record.n_rollouts for record in (await read_run(tmp_path / "whole")).steps)
+    cuts = 0
+    for last in range(60, n_paid, 25):
+        folder = tmp_path / f"{last}"
+        if await train(folder, spend_after(0, write_anew), last) is not None:
+            continue
+        has_refused = '"barred"' in "".join(r.model_dump_json() for r in (await read_run(folder)).steps)
+        resumed = write_anew if has_refused else spend_after(0, write_anew)
+        assert await train(folder, resumed) == run_id
+        assert await read_history(folder, run_id) == whole
+        cuts += has_refused
+    assert cuts > 0
+
+
 async def test_without_examples_an_optimizer_without_credit_ends_the_run(tmp_path: Path) -> None:
     """Where no other source can go on, the budget is over, and the best document is kept."""
     done = await run(
@@ -561,6 +602,9 @@ async def train_unbroken(
 
 
 NOISES = pytest.mark.parametrize("noise", [0.15, None], ids=["noisy", "deterministic"])
+INTERRUPTED = pytest.mark.parametrize(
+    "noise", [pytest.param(0.15, marks=pytest.mark.slow), None], ids=["noisy", "deterministic"]
+)
 
 
 @NOISES
@@ -577,7 +621,7 @@ async def test_concurrency_and_order_of_answers_influence_nothing(
     assert '"race":[' in "".join(histories[0])
 
 
-@NOISES
+@INTERRUPTED
 async def test_a_run_that_is_stopped_after_every_commit_has_the_same_history(
     tmp_path: Path, noise: float | None
 ) -> None:
@@ -602,7 +646,7 @@ async def test_a_run_that_is_stopped_after_every_commit_has_the_same_history(
 
 
 @pytest.mark.parametrize("seed", [pytest.param(0, marks=pytest.mark.slow), 1])
-@NOISES
+@INTERRUPTED
 async def test_a_run_that_is_cut_off_anywhere_has_the_same_history(
     tmp_path: Path, noise: float | None, seed: int
 ) -> None:
