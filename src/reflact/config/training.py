@@ -303,6 +303,8 @@ class SearchConfig(ConfigSection):
                 )
         if len(set(sources)) < len(sources):
             raise ValueError("a source is named twice")
+        if len(set(sources) - set(ALL_SOURCES)) > 1:
+            raise ValueError("there is room for one proposer of your own; join them into one")
         return sources
 
     @property

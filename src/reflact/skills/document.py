@@ -311,12 +311,15 @@ def _drop_known_lines(text: str, edit: Edit) -> Edit:
     kept, is_code = [], False
     for line in edit.content.splitlines(keepends=True):
         form = normalize_line(line)
-        is_code ^= line.lstrip().startswith("```")
+        is_code ^= line.lstrip().startswith(("```", "~~~"))
         if is_code or not _is_sentence(form) or form not in known:
             kept.append(line)
             known.add(form)
     content = "".join(kept)
-    return edit if content == edit.content else edit.model_copy(update={"content": content})
+    if content == edit.content:
+        return edit
+    says_nothing = all(line.lstrip().startswith("#") or not line.strip() for line in kept)
+    return edit.model_copy(update={"content": "" if says_nothing else content})
 
 
 def _is_sentence(form: str) -> bool:
