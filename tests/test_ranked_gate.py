@@ -22,6 +22,7 @@ from reflact.gate.effects import (
     PRIOR_VARIANCE,
     SCALES,
     WEIGHTS,
+    EffectObservation,
     compare_paired,
     update_effect,
 )
@@ -209,7 +210,7 @@ def test_the_score_of_a_version_is_the_mean_of_what_was_measured() -> None:
 @pytest.mark.parametrize("variance", [1e-3, 0.01, 0.1])
 def test_an_effect_is_the_posterior_of_the_mixture(observed: float, variance: float) -> None:
     """Mean, deviation and probability equal those of a sum over a fine grid of effects."""
-    effect = update_effect(observed, variance)
+    effect = update_effect(EffectObservation(observed, variance))
     grid = [(k + 0.5) / 1000 for k in range(-1200, 1200)]
     priors = [NormalDist(EXPECTED_CHANGE, scale) for scale in SCALES]
     logs = [-((observed - x) ** 2) / (2 * variance) for x in grid]
