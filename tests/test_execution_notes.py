@@ -261,7 +261,7 @@ async def test_a_run_that_returns_keeps_its_reminders(tmp_path: Path) -> None:
     idle = playing((AnalystReply, lambda wanted, shown: append_reply(wanted, f"- nonsense {len(shown)}")))
     done = await run(
         tmp_path,
-        document("double"),
+        initial=document("double"),
         actor=Actor(lucky_once),
         script=idle,
         train={"num_epochs": 4},
