@@ -18,6 +18,13 @@ SCALES = (0.01, 0.06, 0.15, 0.45)
 WEIGHTS = (0.35, 0.35, 0.2, 0.1)
 """The deviations that an effect may have, and their prior probabilities."""
 
+SCEPTICAL_WEIGHTS = (0.6, 0.33, 0.05, 0.02)
+"""Other prior probabilities, for a statement that a candidate is better.
+
+A choice is corrected later, so it may expect large effects; a statement must be true as often as it says also if most
+edits change nothing.
+"""
+
 PRIOR_VARIANCE = math.fsum(weight * scale**2 for weight, scale in zip(WEIGHTS, SCALES, strict=True))
 """The mean variance of an effect of which nothing was observed."""
 
@@ -56,7 +63,7 @@ class EffectObservation:
     log_weight: float = 0.0
 
 
-def update_effect(*cases: EffectObservation) -> EffectBelief:
+def update_effect(*cases: EffectObservation, weights: Sequence[float] = WEIGHTS) -> EffectBelief:
     """Return the posterior of an effect that was observed with normal noise.
 
     With several cases one of them holds, for example with several possible means of the other side.
@@ -64,7 +71,7 @@ def update_effect(*cases: EffectObservation) -> EffectBelief:
     parts: list[tuple[float, float, float, float]] = []
     for case in cases:
         noise, surprise = max(case.variance, MIN_NOISE), case.observed - EXPECTED_CHANGE
-        for weight, scale in zip(WEIGHTS, SCALES, strict=True):
+        for weight, scale in zip(weights, SCALES, strict=True):
             total = scale**2 + noise
             slope = scale**2 / total
             log = case.log_weight + math.log(weight) - 0.5 * (math.log(total) + surprise**2 / total)

@@ -18,6 +18,7 @@ from reflact.gate.effects import (
     EXPECTED_CHANGE,
     PRIOR_VARIANCE,
     SCALES,
+    SCEPTICAL_WEIGHTS,
     WEIGHTS,
     EffectBelief,
     EffectObservation,
@@ -73,7 +74,7 @@ class Posterior:
             self._variances.append(slope**2 * self._variances[parent] + slope * change)
         self._precisions, self._weighted = precisions, weighted
 
-    def find_effect(self, skill_hash: str) -> EffectBelief | None:
+    def find_effect(self, skill_hash: str, weights: Sequence[float] = WEIGHTS) -> EffectBelief | None:
         """Return what is believed of a version's difference to its parent; None if nothing was observed.
 
         It follows from all passes of the version and its descendants, against what is known of its parent without
@@ -88,7 +89,8 @@ class Posterior:
             *(
                 EffectObservation(observed - mean, noise + variance, log_weight)
                 for mean, variance, log_weight in self._list_parent_cases(i)
-            )
+            ),
+            weights=weights,
         )
 
     def find_change_variance(self, skill_hash: str) -> float | None:
@@ -155,8 +157,10 @@ class Posterior:
         if better == than:
             return 0.5
         i, j = self._indices[better], self._indices[than]
-        if self._parents[i] == j and (effect := self.find_effect(better)) is not None:
-            return effect.p_better
+        if self._parents[i] == j:
+            effect = self.find_effect(better, SCEPTICAL_WEIGHTS)
+            if effect is not None:
+                return effect.p_better
         variance = self._variances[i] + self._variances[j] - 2 * self.covariance(better, than)
         return _STANDARD.cdf((self._means[i] - self._means[j]) / math.sqrt(max(variance, 1e-18)))
 
