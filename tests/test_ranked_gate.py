@@ -30,6 +30,7 @@ from reflact.gate.intervals import within_item_interval
 from reflact.gate.ranked_decision import (
     BASELINE_MEAN,
     BASELINE_VARIANCE,
+    REJECT_BELOW,
     Posterior,
     build_pass,
     choose_pass,
@@ -380,7 +381,7 @@ async def test_the_version_that_is_believed_best_becomes_current(solved: int, ac
     assert verdict.action == action
     assert verdict.ranked is not None
     assert verdict.ranked.chosen == (CANDIDATE if action == "accept" else CURRENT).hash
-    assert (verdict.ranked.p_better < 0.2) == (action == "reject")
+    assert (verdict.ranked.p_better < REJECT_BELOW) == (action == "reject")
     assert verdict.candidate_score == pytest.approx(solved / 20)
     assert verdict.current_score == pytest.approx(0.5)
     assert f"{solved / 20:.3f} measured" in verdict.reason

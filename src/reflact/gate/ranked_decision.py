@@ -32,7 +32,7 @@ BASELINE_MEAN, BASELINE_VARIANCE = 0.5, 0.25
 MAX_PASSES = 4
 """The most passes of a version."""
 
-REJECT_BELOW = 0.2
+REJECT_BELOW = 0.1
 """A candidate is rejected if it is better than the current version with a smaller probability."""
 
 BEST_ABOVE = 0.9
