@@ -38,7 +38,7 @@ from reflact.gate.ranked_decision import (
     choose_version,
     start_ranking,
 )
-from reflact.types import Ranking
+from reflact.types import PassResult, Ranking
 
 SEED, BATCH, WORTH = 2026, 40, 0.00005
 START, CEILING, FLOOR = 0.5, 0.865, 0.02
@@ -578,9 +578,12 @@ def time_replay(versions: int) -> float:
     for number in range(1, versions):
         parent = str(chance.randrange(max(0, number - 5), number))
         ranking = ranking.add_version(str(number), parent)
-        for _ in range(2):
-            scores = {"item": float(chance.random() < START)}
-            ranking = ranking.add_pass(build_pass(ranking, str(number), scores, earlier=(), others=()))
+        for trial in range(2):
+            score = float(chance.random() < START)
+            result = PassResult(
+                skill_hash=str(number), trial=trial, mean=score, n=1, variance=0.14, change_variance=0.01
+            )
+            ranking = ranking.add_pass(result)
         choose_version(Posterior(ranking), [node.skill_hash for node in ranking.nodes])
     return time.process_time() - started
 

@@ -153,7 +153,7 @@ def test_a_gain_that_was_not_measured_is_no_claim() -> None:
     missing = ("best on test: the endpoint is down",)
     summary = RunSummary(run_id="r1", status="completed", best=V2, missing=missing)
     assert describe_result(summary) == (
-        "The best document is v2 from step 2 (validation about 0.58). Its gain was not measured at the end: "
+        "The best document is v2 from step 2 (validation 0.580, 28 items measured twice). Its gain was not measured at the end: "
         "best on test: the endpoint is down."
     )
 
@@ -164,7 +164,7 @@ def test_a_gain_that_was_not_measured_is_no_claim() -> None:
         (
             {"status": "budget", "reason": "budget.max_calls is 9", "steps": 3, "best": V2},
             "Stopped by its budget after 3 steps: budget.max_calls is 9. So far the best document is v2 from step 2 "
-            "(validation about 0.58); its test follows at the end.",
+            "(validation 0.580, 28 items measured twice); its test follows at the end.",
             "raise the limit, then run the same command or program again to resume",
         ),
         (

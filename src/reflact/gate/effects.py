@@ -15,8 +15,15 @@ EXPECTED_CHANGE = -0.01
 """The prior mean of an effect, the difference between a version's true mean and its parent's."""
 
 SCALES = (0.01, 0.06, 0.15, 0.45)
-WEIGHTS = (0.4, 0.4, 0.1, 0.1)
+WEIGHTS = (0.35, 0.35, 0.2, 0.1)
 """The deviations that an effect may have, and their prior probabilities."""
+
+SCEPTICAL_WEIGHTS = (0.6, 0.33, 0.05, 0.02)
+"""Other prior probabilities, for a statement that a candidate is better.
+
+A choice is corrected later, so it may expect large effects; a statement must be true as often as it says also if most
+edits change nothing.
+"""
 
 PRIOR_VARIANCE = math.fsum(weight * scale**2 for weight, scale in zip(WEIGHTS, SCALES, strict=True))
 """The mean variance of an effect of which nothing was observed."""
@@ -38,40 +45,51 @@ class EffectBelief:
         mean: The mean of the mixture.
         deviation: Its standard deviation.
         p_better: The probability that the effect is above 0.
-        prior_variance: The mean of the squared scales, weighted by their probabilities after the observation.
+        slope: The share of the surprise, observed minus expected, that is taken for an effect.
     """
 
     mean: float
     deviation: float
     p_better: float
-    prior_variance: float
+    slope: float
 
 
-def update_effect(observed: float, variance: float) -> EffectBelief:
-    """Return the posterior of an effect that was observed with normal noise of this variance."""
-    noise = max(variance, MIN_NOISE)
-    surprise = observed - EXPECTED_CHANGE
-    totals = [scale**2 + noise for scale in SCALES]
-    logs = [
-        math.log(weight) - 0.5 * (math.log(total) + surprise**2 / total)
-        for weight, total in zip(WEIGHTS, totals, strict=True)
-    ]
-    likelihoods = [math.exp(value - max(logs)) for value in logs]
-    mass = math.fsum(likelihoods)
-    mean = square = p_better = prior_variance = 0.0
-    for likelihood, scale, total in zip(likelihoods, SCALES, totals, strict=True):
-        weight, slope = likelihood / mass, scale**2 / total
-        center = EXPECTED_CHANGE + slope * surprise
-        spread = slope * noise
+@dataclass(frozen=True)
+class EffectObservation:
+    """An effect as it was observed, with the variance of normal noise, and the log of the odds that this is the case."""
+
+    observed: float
+    variance: float
+    log_weight: float = 0.0
+
+
+def update_effect(*cases: EffectObservation, weights: Sequence[float] = WEIGHTS) -> EffectBelief:
+    """Return the posterior of an effect that was observed with normal noise.
+
+    With several cases one of them holds, for example with several possible means of the other side.
+    """
+    parts: list[tuple[float, float, float, float]] = []
+    for case in cases:
+        noise, surprise = max(case.variance, MIN_NOISE), case.observed - EXPECTED_CHANGE
+        for weight, scale in zip(weights, SCALES, strict=True):
+            total = scale**2 + noise
+            slope = scale**2 / total
+            log = case.log_weight + math.log(weight) - 0.5 * (math.log(total) + surprise**2 / total)
+            parts.append((log, slope, EXPECTED_CHANGE + slope * surprise, slope * noise))
+    top = max(log for log, *_ in parts)
+    mass = math.fsum(math.exp(log - top) for log, *_ in parts)
+    mean = square = p_better = mean_slope = 0.0
+    for log, slope, center, spread in parts:
+        weight = math.exp(log - top) / mass
         mean += weight * center
         square += weight * (spread + center**2)
         p_better += weight * _STANDARD.cdf(center / math.sqrt(spread))
-        prior_variance += weight * scale**2
+        mean_slope += weight * slope
     return EffectBelief(
         mean=mean,
         deviation=math.sqrt(max(0.0, square - mean**2)),
         p_better=min(1.0, p_better),
-        prior_variance=prior_variance,
+        slope=mean_slope,
     )
 
 
@@ -94,4 +112,4 @@ def compare_paired(differences: Sequence[float], *, n_items: int, variance: floa
     explained = 2 * variance * (m - 1)
     between = (PSEUDO_ITEMS * ITEM_VARIANCE + max(0.0, squares - explained)) / (PSEUDO_ITEMS + m - 1)
     unseen = 1 - m / n_items
-    return update_effect(observed, (2 * variance + unseen * between) / m)
+    return update_effect(EffectObservation(observed, (2 * variance + unseen * between) / m))

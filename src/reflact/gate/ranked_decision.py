@@ -10,11 +10,20 @@ Source: P. Frazier, W. Powell and S. Dayanik, SIAM Journal on Control and Optimi
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import reduce
 from statistics import NormalDist
 
-from reflact.gate.effects import EXPECTED_CHANGE, PRIOR_VARIANCE, EffectBelief, update_effect
+from reflact.gate.effects import (
+    EXPECTED_CHANGE,
+    PRIOR_VARIANCE,
+    SCALES,
+    SCEPTICAL_WEIGHTS,
+    WEIGHTS,
+    EffectBelief,
+    EffectObservation,
+    update_effect,
+)
 from reflact.types import HARD_VARIANCE, Belief, PassResult, Ranking, VersionNode, find_room
 
 BASELINE_MEAN, BASELINE_VARIANCE = 0.5, 0.25
@@ -23,7 +32,7 @@ BASELINE_MEAN, BASELINE_VARIANCE = 0.5, 0.25
 MAX_PASSES = 4
 """The most passes of a version."""
 
-REJECT_BELOW = 0.2
+REJECT_BELOW = 0.1
 """A candidate is rejected if it is better than the current version with a smaller probability."""
 
 BEST_ABOVE = 0.9
@@ -65,21 +74,68 @@ class Posterior:
             self._variances.append(slope**2 * self._variances[parent] + slope * change)
         self._precisions, self._weighted = precisions, weighted
 
-    def find_effect(self, skill_hash: str) -> EffectBelief | None:
+    def find_effect(self, skill_hash: str, weights: Sequence[float] = WEIGHTS) -> EffectBelief | None:
         """Return what is believed of a version's difference to its parent; None if nothing was observed.
 
-        The scale of the effect follows from all passes of the version and its descendants, against the belief
-        about its parent without them.
+        It follows from all passes of the version and its descendants, against what is known of its parent without
+        them. The scale of the parent's own effect is not known either: a parent that was measured low by chance must
+        not make its child look better.
         """
         i = self._indices[skill_hash]
         if not i or not self._precisions[i]:
             return None
-        parent, shrink = self._parents[i], 1 + self._changes[i] * self._precisions[i]
-        precision = 1 / self._variances[parent] - self._precisions[i] / shrink
-        weighted = self._means[parent] / self._variances[parent]
-        weighted -= (self._weighted[i] - EXPECTED_CHANGE * self._precisions[i]) / shrink
-        observed = self._weighted[i] / self._precisions[i] - weighted / precision
-        return update_effect(observed, 1 / precision + 1 / self._precisions[i])
+        observed, noise = self._weighted[i] / self._precisions[i], 1 / self._precisions[i]
+        return update_effect(
+            *(
+                EffectObservation(observed - mean, noise + variance, log_weight)
+                for mean, variance, log_weight in self._list_parent_cases(i)
+            ),
+            weights=weights,
+        )
+
+    def find_change_variance(self, skill_hash: str) -> float | None:
+        """Return the prior variance of a version's effect with which one normal prior shrinks as the mixture does."""
+        effect = self.find_effect(skill_hash)
+        if effect is None:
+            return None
+        i = self._indices[skill_hash]
+        _, variance = self._find_cavity(i)
+        noise = variance + 1 / self._precisions[i]
+        return noise * effect.slope / max(1 - effect.slope, 1e-9)
+
+    def _list_parent_cases(self, i: int) -> Iterator[tuple[float, float, float]]:
+        """Yield the means and variances that a version's parent may have without it, and the logs of their odds."""
+        parent = self._parents[i]
+        if not parent:
+            yield (*self._find_cavity(i), 0.0)
+            return
+        sent, weight = self._find_message(i)
+        precision = self._precisions[parent] - sent
+        if precision <= 1e-9:
+            yield (*self._find_cavity(i), 0.0)
+            return
+        observed = (self._weighted[parent] - weight) / precision
+        mean, variance = self._find_cavity(parent)
+        surprise = observed - mean - EXPECTED_CHANGE
+        for share, scale in zip(WEIGHTS, SCALES, strict=True):
+            total = variance + scale**2 + 1 / precision
+            slope = (variance + scale**2) / total
+            log_weight = math.log(share) - 0.5 * (math.log(total) + surprise**2 / total)
+            yield mean + EXPECTED_CHANGE + slope * surprise, slope / precision, log_weight
+
+    def _find_message(self, i: int) -> tuple[float, float]:
+        """Return the precision and the weighted mean that a version and its descendants add to its parent."""
+        shrink = 1 + self._changes[i] * self._precisions[i]
+        return self._precisions[i] / shrink, (
+            self._weighted[i] - EXPECTED_CHANGE * self._precisions[i]
+        ) / shrink
+
+    def _find_cavity(self, i: int) -> tuple[float, float]:
+        """Return the mean and the variance of a version's parent without the version and its descendants."""
+        parent = self._parents[i]
+        sent, weight = self._find_message(i)
+        variance = 1 / (1 / self._variances[parent] - sent)
+        return variance * (self._means[parent] / self._variances[parent] - weight), variance
 
     def find_belief(self, skill_hash: str) -> Belief:
         """Return the marginal distribution of one version's true mean."""
@@ -101,8 +157,10 @@ class Posterior:
         if better == than:
             return 0.5
         i, j = self._indices[better], self._indices[than]
-        if self._parents[i] == j and (effect := self.find_effect(better)) is not None:
-            return effect.p_better
+        if self._parents[i] == j:
+            effect = self.find_effect(better, SCEPTICAL_WEIGHTS)
+            if effect is not None:
+                return effect.p_better
         variance = self._variances[i] + self._variances[j] - 2 * self.covariance(better, than)
         return _STANDARD.cdf((self._means[i] - self._means[j]) / math.sqrt(max(variance, 1e-18)))
 
@@ -214,8 +272,8 @@ def build_pass(
     after = ranking.add_pass(result)
     update: dict[str, float] = {"variance": max(map(after.find_variance, (mean, usual)))}
     result = result.model_copy(update=update)
-    effect = Posterior(ranking.add_pass(result)).find_effect(skill_hash)
-    return result if effect is None else result.model_copy(update={"change_variance": effect.prior_variance})
+    change_variance = Posterior(ranking.add_pass(result)).find_change_variance(skill_hash)
+    return result.model_copy(update={"change_variance": change_variance})
 
 
 def _mean_by_item(passes: Sequence[ItemScores]) -> dict[str, float]:
