@@ -10,7 +10,6 @@ from reflact.errors import QuotaSpent
 from reflact.llm.middleware import unwrap_environment
 from reflact.messages import CallId, NoReply, RenderedPrompt, Reply
 from reflact.protocols import LLM, Answerable, MessageRenderer, Proposer, R, StepEvidence
-from reflact.records import StepBufferEntry
 from reflact.search.examples import (
     BYTES_PER_TOKEN,
     apply_examples,
@@ -20,41 +19,37 @@ from reflact.search.examples import (
 )
 from reflact.search.race import Contender
 from reflact.search.rewrite import DOCUMENTS, RewriteInput, write_documents
-from reflact.skills.document import apply_edits, check_region_text, digest_form, editable_text
-from reflact.skills.rejected_edits import RejectedEdit, select_relevant_edits
-from reflact.stages.aggregate import aggregate
-from reflact.stages.context import StageContext
-from reflact.stages.execution_notes import LapseTriage
-from reflact.stages.overlap import roll_out_and_reflect
+from reflact.skills.document import apply_edits, check_region_text
+from reflact.skills.rejected_edits import select_relevant_edits
 from reflact.stages.prompt_sections import (
     fit_conversation,
     join_sections,
     show_buffer,
-    show_figures,
     show_json,
-    show_memory,
     show_meta,
     show_step_cases,
 )
-from reflact.stages.reflect import Analyst, Minibatch, annotate_failures, list_edit_kinds
-from reflact.stages.rollout import RolloutRunner, log_unmeasured
-from reflact.stages.select import choose_step_size, select
-from reflact.stages.update import update
+from reflact.stages.reflect import Minibatch, annotate_failures
+from reflact.stages.rollout import log_unmeasured
+from reflact.training.edits_source import EditsSource
+from reflact.training.proposals import (
+    StepInput,
+    StepProposal,
+    apply_document,
+    build_cases,
+    build_proposal,
+    make_contender,
+    make_train_runner,
+    roll_out_items,
+)
 from reflact.training.rollouts import RolloutScheduler
 from reflact.training.setup import Runtime
 from reflact.training.timing import StageTimer
 from reflact.types import (
-    AggregateResult,
-    AnalystReport,
-    Candidate,
     Case,
     Edit,
-    Fallback,
-    FrozenModel,
     Item,
-    Rewrite,
     Rollout,
-    SelectResult,
     Skill,
     Verdict,
     WorkedExample,
@@ -69,55 +64,6 @@ CASES = 16
 
 TRANSCRIPT_BYTES = 1_500
 """The most bytes of an agent's transcript as an example."""
-
-
-class StepProposal(FrozenModel):
-    """A step's candidates, and what led to them; a ``verdict`` says why there is none to judge.
-
-    ``merged`` and ``chosen`` are those of the stages; other sources have None. ``barred`` are sources that can give
-    nothing more.
-    """
-
-    rollouts: tuple[Rollout, ...] = ()
-    contenders: tuple[Contender, ...] = ()
-    reports: tuple[AnalystReport, ...] = ()
-    merged: AggregateResult | None = None
-    chosen: SelectResult | None = None
-    rewrites: tuple[Rewrite, ...] = ()
-    fallbacks: tuple[Fallback, ...] = ()
-    verdict: Verdict | None = None
-    barred: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, kw_only=True)
-class StepInput:
-    """What a step begins with: its batches, the current document, and what the run knows.
-
-    ``attempts`` are the epoch's earlier steps, ``rejected_edits`` the changes of earlier epochs that did not help;
-    both are empty if the configuration says so. ``max_edits`` is the edit budget. ``examples`` are the worked examples of
-    the document. ``max_items`` is how many items the budget lets the step roll out; None: all of its batches.
-    """
-
-    context: StageContext
-    skill: Skill
-    batches: tuple[tuple[Item, ...], ...]
-    attempts: tuple[StepBufferEntry, ...]
-    rejected_edits: tuple[RejectedEdit, ...]
-    meta_skill: str
-    max_edits: int | None
-    examples: tuple[WorkedExample, ...] = ()
-    is_stalled: bool = False
-    max_items: int | None = None
-
-    @property
-    def step(self) -> int:
-        """The step."""
-        return self.context.step
-
-    @property
-    def items(self) -> tuple[Item, ...]:
-        """The items of all batches, in order."""
-        return tuple(item for batch in self.batches for item in batch)
 
 
 class CandidateSource(Protocol):
@@ -274,124 +220,6 @@ class RewriteSource:
 
 
 @dataclass(frozen=True)
-class EditsSource:
-    """The published algorithm: the stages reflect, aggregate, select and update make one candidate."""
-
-    runtime: Runtime
-    scheduler: RolloutScheduler
-    timer: StageTimer
-
-    async def propose(self, work: StepInput) -> StepProposal:
-        """Return the candidate of the stages."""
-        context, skill, step = work.context, work.skill, work.step
-        async with self.timer.stage("rollout", "reflect", step=step):
-            rollouts, reports = await self._roll_out_and_reflect(work)
-        notes = show_meta(work.meta_skill)
-        async with self.timer.stage("aggregate", step=step):
-            merged = await aggregate(
-                reports,
-                skill,
-                context=context,
-                config=self.runtime.config.aggregate,
-                operations=list_edit_kinds(self.runtime.config.update),
-                notes=notes,
-            )
-        async with self.timer.stage("select", step=step):
-            chosen = await self._select(work, merged, notes=notes, rollouts=rollouts)
-        async with self.timer.stage("update", step=step):
-            candidate = await update(skill, chosen, context=context, attempts=show_buffer(work.attempts))
-        contender = make_contender("edits", candidate)
-        return StepProposal(
-            rollouts=rollouts, contenders=(contender,), reports=reports, merged=merged, chosen=chosen
-        )
-
-    async def _roll_out_and_reflect(
-        self, work: StepInput
-    ) -> tuple[tuple[Rollout, ...], tuple[AnalystReport, ...]]:
-        config, context = self.runtime.config, work.context
-        analyst = Analyst(
-            context=context,
-            skill=work.skill,
-            config=config.update,
-            max_edits=config.select.max_edits if work.max_edits is None else work.max_edits,
-            tokens=config.reflect.trajectory_tokens,
-            notes=self._make_notes(work),
-        )
-        analyse = analyst.report
-        if config.appendix.enabled:
-            analyse = LapseTriage(
-                context=context,
-                skill=work.skill,
-                analyse=analyse,
-                successes=config.appendix.source == "both",
-                tokens=config.reflect.trajectory_tokens,
-            ).report
-        annotator = self.runtime.plan.annotator
-
-        async def annotate_and_analyse(batch: Minibatch) -> AnalystReport:
-            if annotator is not None:
-                words = f"the annotator failed in step {work.step}"
-                async with self.scheduler.failures.explain(words, step=work.step):
-                    batch = await annotate_failures(batch, annotator, context)
-            return await analyse(batch)
-
-        batches = limit_batches(work, len(work.items))
-        return await roll_out_and_reflect(
-            batches,
-            work.skill,
-            runner=make_train_runner(self.scheduler, work, n=sum(map(len, batches))),
-            analyse=annotate_and_analyse,
-            config=config.reflect,
-            seed=config.seed,
-            threshold=config.train.success_threshold,
-        )
-
-    def _make_notes(self, work: StepInput) -> Callable[[Minibatch], str]:
-        """Return a function that builds an analyst's notes: attempts, rejected edits and the meta skill."""
-        tokens, cards = self.runtime.config.reflect.trajectory_tokens, work.rejected_edits
-        attempts, meta = show_buffer(work.attempts), show_meta(work.meta_skill)
-
-        def notes(batch: Minibatch) -> str:
-            memory = show_memory(select_relevant_edits(cards, batch.show_cases(tokens))) if cards else ""
-            return join_sections(attempts, memory, meta)
-
-        return notes
-
-    async def _select(
-        self, work: StepInput, merged: AggregateResult, *, notes: str, rollouts: Sequence[Rollout]
-    ) -> SelectResult:
-        attempts = show_buffer(work.attempts)
-        most, decision = work.max_edits, None
-        fallbacks: tuple[Fallback, ...] = ()
-        if self.runtime.config.update.mode == "full_rewrite":
-            return SelectResult(patch=merged.patch, pool_size=len(merged.patch.edits))
-        if self.runtime.config.select.lr_control == "autonomous" and merged.patch.edits:
-            assert most is not None
-            size = await choose_step_size(
-                merged,
-                work.skill,
-                context=work.context,
-                notes=join_sections(attempts, notes),
-                figures=self._show_figures(work, rollouts),
-                default=most,
-            )
-            if isinstance(size, Fallback):
-                fallbacks = (size,)
-            else:
-                most, decision = size.count, size
-        chosen = await select(
-            merged, work.skill, context=work.context, budget=most, attempts=attempts, notes=notes
-        )
-        return chosen.model_copy(update={"decision": decision, "fallbacks": fallbacks + chosen.fallbacks})
-
-    def _show_figures(self, work: StepInput, rollouts: Sequence[Rollout]) -> str:
-        threshold = self.runtime.config.train.success_threshold
-        ids = {rollout.item_id for rollout in rollouts}
-        items = [item for item in work.items if item.id in ids]
-        return show_figures(rollouts, items, [r.item_id for r in rollouts if is_failure(r, threshold)])
-
-
-@dataclass(frozen=True)
 class ProposerSource:
     """Asks a proposer of the caller, which sees the finished rollouts of the step."""
 
@@ -477,88 +305,12 @@ class StepAllowance:
 
     async def roll_out(self, documents: Sequence[str]) -> tuple[tuple[Rollout, ...], ...]:
         """Roll documents out on the step's items, with the protected regions of the current document."""
-        skills = [_apply_document(self.work.skill, document).skill for document in documents]
+        skills = [apply_document(self.work.skill, document).skill for document in documents]
         runner = make_train_runner(self.scheduler, self.work, n=len(documents) * len(self.work.items))
         rolled = await runner.roll_out_batches(self.work.batches, skills)
         for rollouts in rolled:
             await log_unmeasured(rollouts, decision_log=self.work.context.decision_log, step=self.work.step)
         return rolled
-
-
-def build_proposal(
-    skill: Skill, rollouts: tuple[Rollout, ...], rewrites: tuple[Rewrite, ...], *, cases: int
-) -> StepProposal:
-    """Return written documents as candidates; ``cases`` are behind each of them."""
-    fallbacks = tuple(
-        Fallback(label=f"document/{r.number}", reason=r.reason, replacement="one document less")
-        for r in rewrites
-        if r.document is None and r.reason is not None
-    )
-    contenders = tuple(
-        make_contender(f"rewrite {rewrite.number + 1}", _apply_document(skill, rewrite.document, cases))
-        for rewrite in rewrites
-        if rewrite.document is not None
-    )
-    verdict = None
-    if not contenders:
-        reason = fallbacks[0].reason if fallbacks else "no reason was given"
-        verdict = Verdict(action="no_rewrite", reason=f"No document was written: {reason}")
-    return StepProposal(
-        rollouts=rollouts, contenders=contenders, rewrites=rewrites, fallbacks=fallbacks, verdict=verdict
-    )
-
-
-def make_contender(label: str, candidate: Candidate) -> Contender:
-    """Return a candidate with its name in a race."""
-    return Contender(label=label, candidate=candidate, form=digest_form(candidate.skill.text))
-
-
-def build_cases(
-    items: Sequence[Item], rollouts: Sequence[Rollout], threshold: float | None
-) -> tuple[Case, ...]:
-    """Return the measured rollouts with their items, in their order."""
-    by_id = {item.id: item for item in items}
-    return tuple(
-        Case(item=by_id[rollout.item_id], rollout=rollout, failed=is_failure(rollout, threshold))
-        for rollout in rollouts
-        if rollout.score is not None
-    )
-
-
-def limit_batches(work: StepInput, most: int) -> tuple[tuple[Item, ...], ...]:
-    """Return the batches with at most ``most`` items, those first that are no worked examples of the document."""
-    allowed = most if work.max_items is None else min(most, work.max_items)
-    if len(work.items) <= allowed:
-        return work.batches
-    used = {example.item_id for example in work.examples}
-    chosen = sorted(dict.fromkeys(work.items), key=lambda item: item.id in used)[:allowed]
-    return (tuple(chosen),)
-
-
-async def roll_out_items(
-    work: StepInput, scheduler: RolloutScheduler, timer: StageTimer, *, most: int
-) -> tuple[Rollout, ...]:
-    """Roll the current document out on at most ``most`` items of the step."""
-    batches = limit_batches(work, most)
-    async with timer.stage("rollout", step=work.step):
-        runner = make_train_runner(scheduler, work, n=sum(map(len, batches)))
-        (rollouts,) = await runner.roll_out_batches(batches, [work.skill])
-    return rollouts
-
-
-def _apply_document(skill: Skill, document: str, cases: int = 1) -> Candidate:
-    """Return the skill with a new text; protected regions that the text repeats are left out of it."""
-    return apply_edits(skill, [Edit(op="rewrite", content=editable_text(document), support_count=cases)])
-
-
-def make_train_runner(scheduler: RolloutScheduler, work: StepInput, n: int) -> RolloutRunner:
-    """Return the runner of a step's items, which counts the progress of ``n`` rollouts."""
-    return scheduler.make_runner(
-        work.step,
-        feedback=True,
-        phase=f"step/{work.step}",
-        on_rollout=scheduler.make_progress_counter("rollout", work.step, n),
-    )
 
 
 def name_own_proposer(runtime: Runtime) -> str | None:

@@ -27,9 +27,10 @@ from reflact.stages.execution_notes import update_appendix
 from reflact.stages.reflect import group_failures
 from reflact.stages.select import edit_budget
 from reflact.training.gating import CommitOutcome, GateKeeper
+from reflact.training.proposals import StepInput, StepProposal
 from reflact.training.rollouts import RolloutScheduler
 from reflact.training.setup import RunPlan, Runtime
-from reflact.training.sources import StepInput, StepProposal, list_sources, propose
+from reflact.training.sources import list_sources, propose
 from reflact.training.state import create_versions, find_current, name_documents, replaces_best
 from reflact.training.timing import StageTimer
 from reflact.types import (
