@@ -50,9 +50,11 @@ def answer(body: dict[str, Any], call_id: str, *, spoiled: int | None = SPOILED_
         return "Let me think about that first."
     if f"merge/step={spoiled}/" in call_id:
         return '{"edits": ['
+    if "response_format" not in body:
+        return _write_document(asked, call_id)
     schema = body["response_format"]["json_schema"]
     kind, fields = schema["name"].removeprefix("Reasoned"), schema["schema"]["properties"]
-    said = _one_shot(fields, asked, call_id) if kind == "OneShotReply" else _reply(kind, fields, asked)
+    said = _reply(kind, fields, asked)
     return json.dumps({name: said.get(name, "As seen.") for name in schema["schema"]["properties"]})
 
 
@@ -99,14 +101,14 @@ def _reply(kind: str, fields: dict[str, Any], asked: str) -> dict[str, Any]:
     return said
 
 
-def _one_shot(fields: dict[str, Any], asked: str, call_id: str) -> dict[str, Any]:
+def _write_document(asked: str, call_id: str) -> str:
     """Add the lines that failed cases call for; each call of a step leaves others out, by its number."""
     failed = asked.partition("Cases in which the agent succeeded:")[0]
     number = int(call_id.partition("part=")[2].partition("/")[0])
     wanted = [line for n, line in enumerate(_wanted(failed)) if (n + number) % 3 != 1]
     lines = dict.fromkeys([*_within("document", asked).splitlines(), *wanted])
     document = "\n".join(line for line in lines if line.strip())
-    return {"patterns": _patterns(fields, failed), "document": document or "- keep on."}
+    return f"```markdown\n{document or '- keep on.'}\n```"
 
 
 def _edits(kind: str, reply: dict[str, Any], asked: str) -> dict[str, Any]:

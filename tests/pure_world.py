@@ -136,6 +136,7 @@ def settings(world: Path, out_dir: Path, *, url: str = URL, **sections: Any) -> 
             },
             "optimizer": {"call_id_header": "x-sample"},
         },
+        "search": {"sources": ["edits"]},
         "train": {"num_epochs": 3, "batch_size": 3, "accumulation": 2},
         "reflect": {"minibatch_size": 1},
         "aggregate": {"merge_batch_size": 2},

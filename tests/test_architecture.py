@@ -140,6 +140,7 @@ def test_a_training_takes_the_first_path(tmp_path: Path) -> None:
             "data": {"path": tmp_path},
             "environment": {"grader": "exact"},
             "models": {"target": MODEL, "optimizer": MODEL},
+            "search": {"sources": ["edits"]},
             "train": {"num_epochs": 1},
             "gate": {"policy": "strict"},
         }

@@ -95,6 +95,7 @@ def test_a_completed_run_is_looked_at_without_a_budget(tmp_path: Path) -> None:
 
 
 SMALL: dict[str, Any] = {
+    "search": {"sources": ["edits"]},
     "train": {"num_epochs": 1, "batch_size": 6, "accumulation": 1},
     "models": {
         "target": {

@@ -38,6 +38,7 @@ def toy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("toy") / "run"
     settings = {
         "out_dir": str(folder),
+        "search": {"sources": ["edits"]},
         "train": {"num_epochs": 2, "batch_size": 4},
         "reflect": {"minibatch_size": 2},
     }

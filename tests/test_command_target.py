@@ -101,6 +101,7 @@ def describe_run(folder: Path, **config: Any) -> tuple[dict[str, Any], DatasetEn
         "out_dir": str(folder),
         "models": {"target": MODEL},
         "prompts": {"profile": "small"},
+        "search": {"sources": ["edits"]},
         "train": {"num_epochs": 1},
         "gate": {"policy": "strict"},
         "report": False,

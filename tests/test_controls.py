@@ -299,6 +299,7 @@ def test_a_budget_that_ends_at_the_placebo_leaves_the_other_scores(tmp_path: Pat
 
     def train(folder: str, calls: int | None) -> RunSummary:
         short = {
+            "search": {"sources": ["edits"]},
             "train": {"num_epochs": 1, "batch_size": 6, "accumulation": 1},
             "budget": {"max_calls": calls},
         }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
 from itertools import product
 from pathlib import Path
 
@@ -40,21 +40,22 @@ def slow(script: Script, waits: Waits) -> Script:
 
     async def answer(prompt: RenderedPrompt, reply_type: type[ReplyModel], call_id: CallId) -> ScriptedAnswer:
         await waits.some()
-        is_rewrite = call_id.purpose == "one_shot"
+        is_rewrite = call_id.purpose == "write_document"
         if call_id.step == 2 and (call_id.purpose == "merge" or (is_rewrite and call_id.part == "0")):
-            return "no list at all"
+            return "```markdown\nno list at all"
         said = script(prompt, reply_type, call_id)
         said = await said if isinstance(said, Awaitable) else said
         if is_rewrite and isinstance(said, dict):
-            lines = str(said["document"]).splitlines()
-            said["document"] = "\n".join(lines[: int(call_id.part)] + lines[int(call_id.part) + 1 :] or lines)
+            lines = str(said["text"]).splitlines()
+            left_out = 1 + int(call_id.part)
+            said["text"] = "\n".join(lines[:left_out] + lines[left_out + 1 :] if len(lines) > 3 else lines)
         return said
 
     return answer
 
 
 async def history(
-    folder: Path, policy: str, proposer: str = "reflact", *, concurrency: int, seed: int, overlap: bool
+    folder: Path, policy: str, sources: Sequence[str], *, concurrency: int, seed: int, overlap: bool
 ) -> tuple[str, ...]:
     """Train in the toy world and return everything durable as text."""
     waits = Waits(seed)
@@ -62,6 +63,7 @@ async def history(
         "out_dir": folder,
         "report": False,
         "seed": 1,
+        "search": {"sources": sources},
         "train": {
             "batch_size": 6,
             "accumulation": 2,
@@ -72,7 +74,6 @@ async def history(
         "aggregate": {"merge_batch_size": 2},
         "select": {"max_edits": 2, "min_edits": 1},
         "gate": {"policy": policy},
-        "proposer": {"name": proposer, "n": 3},
     }
     trainer = build_trainer(
         config,
@@ -97,16 +98,15 @@ async def history(
 
 
 @pytest.mark.parametrize(
-    ("policy", "proposer"),
+    ("policy", "sources"),
     [
-        ("ranked", "reflact"),
-        pytest.param("strict", "reflact", marks=pytest.mark.slow),
-        pytest.param("ranked", "one_shot", marks=pytest.mark.slow),
-        pytest.param("ranked", "best_of_n", marks=pytest.mark.slow),
+        ("ranked", ("edits",)),
+        pytest.param("strict", ("edits",), marks=pytest.mark.slow),
+        pytest.param("ranked", ("rewrite",), marks=pytest.mark.slow),
     ],
 )
 async def test_order_of_completion_influences_nothing(
-    tmp_path: Path, policy: str, proposer: str, thorough: bool
+    tmp_path: Path, policy: str, sources: Sequence[str], thorough: bool
 ) -> None:
     """Events, records and skills are the same bytes at any concurrency, in any order of answers.
 
@@ -115,9 +115,7 @@ async def test_order_of_completion_influences_nothing(
     some = ((1, 0, False), (8, 1, True), (64, 2, True))
     cases = tuple((c, seed, (c + seed) % 2 == 0) for c, seed in product((1, 8, 64), range(3)))
     histories = [
-        await history(
-            tmp_path / f"{n}", policy, proposer, concurrency=concurrency, seed=seed, overlap=overlap
-        )
+        await history(tmp_path / f"{n}", policy, sources, concurrency=concurrency, seed=seed, overlap=overlap)
         for n, (concurrency, seed, overlap) in enumerate(cases if thorough else some)
     ]
     assert len(set(histories)) == 1

@@ -66,6 +66,7 @@ async def start(store: InMemoryRunStore, folder: Path) -> list[Event]:
     """Start a run of two epochs, with all that ends them, over a store, and return what it told."""
     config = {
         "out_dir": folder,
+        "search": {"sources": ["edits"]},
         "train": {"num_epochs": 2, "batch_size": 4},
         "gate": {"max_trials": 1},
         "select": {"max_edits": 1, "min_edits": 1},

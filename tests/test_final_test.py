@@ -32,6 +32,7 @@ HARM: Part = (GuidanceReply, {"reasoning": "r", "helped": "unclear", "guidance":
 HELP: Part = (GuidanceReply, {"reasoning": "r", "helped": "none", "guidance": LINES["double"]})
 DIVIDED: dict[str, Any] = {
     "environment": ToyEnvironment(train=4, val=4, test=4),
+    "search": {"sources": ["edits"]},
     "train": {"num_epochs": 2},
     "slow_update": {"enabled": True, "gated": False},
     **TEST,

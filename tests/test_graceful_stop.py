@@ -53,6 +53,7 @@ def settings(folder: Path, *, concurrency: int = 3, grace: float = GRACE) -> dic
     return {
         "out_dir": folder / "run",
         "report": False,
+        "search": {"sources": ["edits"]},
         "train": {
             "num_epochs": 2,
             "batch_size": 4,

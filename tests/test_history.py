@@ -31,6 +31,7 @@ def trainer(
             "report": False,
             "store": store,
             "seed": seed,
+            "search": {"sources": ["edits"]},
             "train": {"num_epochs": 1, "batch_size": 4},
         },
         target=target,

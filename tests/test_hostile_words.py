@@ -126,6 +126,7 @@ def build_hostile_trainer(folder: Path, *, epochs: int, fails: str | None = None
 
     settings = {
         "out_dir": folder,
+        "search": {"sources": ["edits"]},
         "train": {"num_epochs": epochs, "batch_size": 4},
         "environment": {"description": f"Epochs: {epochs}. {WORDS}"},
     }

@@ -28,10 +28,17 @@ from reflact.errors import ReplyError
 from reflact.memory.models import Action, ContrastPair, Evaluation, Label, ScoreEvent, Transition
 from reflact.messages import Message, RenderedPrompt, ReplyModel, Text
 from reflact.prompts import fence, load_prompts
-from reflact.protocols import StepEvidence
 from reflact.records import StepBufferEntry
+from reflact.search.rewrite import RewriteInput
 from reflact.skills.rejected_edits import RejectedEdit
-from reflact.stages.prompt_sections import show_buffer, show_figures, show_memory, show_meta, show_task
+from reflact.stages.prompt_sections import (
+    join_sections,
+    show_buffer,
+    show_figures,
+    show_memory,
+    show_meta,
+    show_task,
+)
 from reflact.targets.chat import ChatTarget
 from reflact.types import (
     Case,
@@ -42,6 +49,7 @@ from reflact.types import (
     Score,
     Skill,
     Turn,
+    WorkedExample,
 )
 
 Says = Callable[[str], str]
@@ -119,17 +127,16 @@ def material_of(says: Says) -> Material:
     task = show_task(says("description"), says("tools"))
     skill, later = Skill(text=f"{says('document')}\n"), Skill(text=f"{says('later document')}\n")
     failures, successes = _rollouts(says, skill, 0, "failure"), _rollouts(says, skill, 1, "success")
-    evidence = StepEvidence(
-        step=1,
+    rewrite = RewriteInput(
         cases=tuple(
             Case(item=item, rollout=rollout, failed=rollout in failures)
             for rollouts in (failures, successes)
             for item, rollout in zip(_items(says), rollouts, strict=True)
         ),
-        attempts=(attempt_of(says),),
-        rejected_edits=(card_of(says),),
-        meta_skill=says("memory"),
-        task=task,
+        answers=(WorkedExample(item_id="w", task=says("example task"), answer=says("example answer")),),
+        notes=join_sections(
+            show_buffer((attempt_of(says),)), show_memory((card_of(says),)), show_meta(says("memory"))
+        ),
     )
     sources: tuple[RolloutSource, ...] = ("failure", "failure", "success")
     return Material(
@@ -141,7 +148,7 @@ def material_of(says: Says) -> Material:
         failures=failures,
         successes=successes,
         changed=_rollouts(says, later, 1, "after"),
-        evidence=evidence,
+        rewrite=rewrite,
         rules=[edit("append", says(f"proposal {n}"), source) for n, source in enumerate(sources)],
         drafts=[edit("rewrite", says(f"draft {n}"), source) for n, source in enumerate(sources)],
         choices=[edit("replace", says(f"edit {n}"), "failure", target=says(f"anchor {n}")) for n in range(3)],

@@ -372,6 +372,7 @@ def test_a_solver_with_tools_is_trained(tmp_path: Path) -> None:
             }
         },
         "prompts": {"profile": "small"},
+        "search": {"sources": ["edits"]},
         "train": {"num_epochs": 1},
         "gate": {"policy": "strict"},
     }

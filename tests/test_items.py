@@ -46,6 +46,7 @@ def train(folder: Path, *, environment: Environment | None = None, **settings: A
     """Train in the toy world and return the run's folder; without an environment, on a data folder."""
     config = {
         "out_dir": folder / "run",
+        "search": {"sources": ["edits"]},
         "train": {"num_epochs": 1, "batch_size": 2},
         "select": {"max_edits": 1, "min_edits": 1},
         **({} if environment else {"data": {"path": write_items(folder / "data")}}),

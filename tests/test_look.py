@@ -77,6 +77,7 @@ def build_learning_trainer(
             "out_dir": folder,
             "store": store,
             "seed": seed,
+            "search": {"sources": ["edits"]},
             "train": {"num_epochs": epochs, "batch_size": 4},
             "select": {"max_edits": 1, "min_edits": 1},
         },

@@ -131,6 +131,7 @@ async def test_skills_are_compared_as_they_stood_at_the_last_steps(tmp_path: Pat
     """Forced guidance is in neither document of its own epoch's comparison, nor after a restart."""
     sections: dict[str, Any] = {
         "environment": ToyEnvironment(train=8, val=4, test=4, rules=4),
+        "search": {"sources": ["edits"]},
         "train": {"num_epochs": 3},
         "meta_skill": META,
         "slow_update": {"enabled": True, "gated": False},

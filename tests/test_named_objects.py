@@ -47,6 +47,7 @@ target:
   options: {deps: "bank_agent:make_deps"}
 models:
   optimizer: {model: m, api_key_env: null}
+search: {sources: [edits]}
 train: {num_epochs: 1}
 out_dir: out
 """
@@ -104,7 +105,7 @@ def test_commands_find_modules_beside_the_file(folder: Path) -> None:
 
 def test_commands_find_a_proposer_beside_the_file(folder: Path) -> None:
     """A file whose proposer alone is named by an import path is enough, too."""
-    load_trainer_config(folder / "run.yaml", ["target.kind=chat", "proposer.name=my_support:propose"])
+    load_trainer_config(folder / "run.yaml", ["target.kind=chat", "search.sources=[my_support:propose]"])
     assert str(folder) in sys.path
 
 

@@ -39,6 +39,7 @@ NONSENSE = "- nonsense"
 def settings(folder: Path, **sections: Mapping[str, Any]) -> dict[str, Any]:
     """Return the configuration of a run with two steps an epoch, with sections replaced in part."""
     plain: dict[str, Any] = {
+        "search": {"sources": ["edits"]},
         "train": {"batch_size": 6, "num_epochs": 3},
         "reflect": {"minibatch_size": 6},
         "slow_update": {"enabled": True},

@@ -68,6 +68,7 @@ def train(out: Path, skill: Path | None = None, files: tuple[str, ...] = ()) -> 
             "out_dir": out,
             "skill": skill,
             "skill_files": files,
+            "search": {"sources": ["edits"]},
             "train": {"num_epochs": 1},
             "test": {"enabled": False},
         }
@@ -247,7 +248,7 @@ def test_further_files_stay_in_the_folder(tmp_path: Path, name: str) -> None:
 def test_what_several_files_need_is_said() -> None:
     """Rewrites and documents without a folder do not go with several files."""
     files = {"skill_files": ["a.md"], "skill": "folder"}
-    for keys in ({"update": {"mode": "full_rewrite"}}, {"proposer": {"name": "one_shot"}}, {"skill": None}):
+    for keys in ({"update": {"mode": "full_rewrite"}}, {"skill": None}):
         with pytest.raises(ConfigError, match="skill_files` needs"):
             load_config({**files, **keys})
     with pytest.raises(SkillError, match="is no folder"):

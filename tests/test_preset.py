@@ -15,6 +15,7 @@ OLDER: dict[str, Any] = {
     "preset": "skillopt",
     "slow_update": {"enabled": True},
     "meta_skill": {"enabled": True},
+    "search": {"sources": ["edits"]},
     "train": {"batch_size": 4, "num_epochs": 2},
 }
 IDLE: Part = (AnalystReply, lambda wanted, _: append_reply(wanted, "- nonsense about the missing rule"))

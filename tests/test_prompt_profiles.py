@@ -206,7 +206,7 @@ def test_rules_need_additions(tmp_path: Path) -> None:
     for other in (
         {"prompts": {"profile": "small", "versions": {"analyst_failure": 1}}},
         {"update": {"operations": ["replace"], "mode": "rewrite"}},
-        {"proposer": {"name": "one_shot"}},
+        {"search": {"sources": ["rewrite"]}},
     ):
         assert load_run_prompts(load_config({**small, **other}), None)
 
@@ -231,6 +231,7 @@ async def test_an_environment_brings_its_own_prompts(tmp_path: Path) -> None:
         settings = {
             "out_dir": tmp_path / name,
             "report": False,
+            "search": {"sources": ["edits"]},
             "train": {"num_epochs": 1, "batch_size": 8},
             **config,
         }
@@ -293,6 +294,7 @@ async def test_environments_and_targets_describe_themselves(
     llm = ScriptedLLM(toy_optimizer())
     config = {
         "out_dir": tmp_path,
+        "search": {"sources": ["edits"]},
         "train": {"num_epochs": 1, "batch_size": 8},
         "environment": {"description": description},
         "prompts": {"profile": profile},

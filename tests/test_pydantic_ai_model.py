@@ -71,6 +71,7 @@ async def train(folder: Path, model: Any, **config: Any) -> Any:
     settings = {
         "out_dir": str(folder),
         "models": {"target": role, "optimizer": role},
+        "search": {"sources": ["edits"]},
         "train": {"num_epochs": 1, "batch_size": 4},
         "prompts": {"profile": "small"},
         **config,

@@ -139,6 +139,7 @@ async def test_a_run_of_a_configuration_learns_a_convention(stand_in: None, tmp_
     config = {
         "out_dir": tmp_path,
         "environment": {"name": name, "options": options},
+        "search": {"sources": ["edits"]},
         "train": {"num_epochs": 1},
     }
     trainer = build_trainer(

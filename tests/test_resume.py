@@ -45,10 +45,9 @@ MODES: Mapping[str, Mapping[str, Any]] = {
     "rewrite": {"update": {"mode": "rewrite"}, "select": {"lr_control": "autonomous"}},
     "full_rewrite": {"update": {"mode": "full_rewrite"}},
     "ranked": {"target": {"deterministic": False}},
-    "one_shot": {"proposer": {"name": "one_shot"}, "appendix": {"enabled": False}},
-    "best_of_n": {"proposer": {"name": "best_of_n", "n": 3}, "appendix": {"enabled": False}},
+    "search": {"search": {"sources": ["rewrite", "examples", "edits"]}},
 }
-POINTS = {"patch": 21, "rewrite": 23, "full_rewrite": 19, "ranked": 21, "one_shot": 17, "best_of_n": 17}
+POINTS = {"patch": 21, "rewrite": 23, "full_rewrite": 19, "ranked": 21, "search": 17}
 STAGES = ("analyst_failure", "analyst_success", "lapse_failure", "consolidate", "commit promotion")
 SEEDS = (7, 4, 5, 6, 8, 9, 11)
 """Where a run is looked for in which everything happens: the first of them should do."""
@@ -318,7 +317,7 @@ def is_eventful(whole: Whole, mode: str) -> bool:
     actions = {record.verdict.action for record in steps_of(whole)}
     named = mode != "patch" or all(moment(whole.writes) in whole.writes for moment in MOMENTS.values())
     refused = {"set_aside", "return"} if mode == "ranked" else {"reject"}
-    named &= "proposer" in MODES[mode] or any(w.startswith("commit promotion") for w in whole.writes)
+    named &= mode == "search" or any(w.startswith("commit promotion") for w in whole.writes)
     return named and not actions.isdisjoint(refused) and not actions.isdisjoint({"accept", "accept_new_best"})
 
 
@@ -356,13 +355,14 @@ def test_points_lie_everywhere(in_mode: Modes, mode: str) -> None:
     """The run has every stage, and the points at which it is killed lie in all of them."""
     killed = in_mode(mode)
     kinds = set(map(kind_of, killed.whole.writes))
-    assert kinds >= {"rollout", "event", "slow_update", "meta_skill"}
-    assert kinds >= {"commit first", "commit step", "commit epoch"}
+    assert kinds >= {"rollout", "event", "commit first", "commit step"}
     assert kinds >= {"note mode", "note test_opening", "note approval"}
-    if "proposer" in MODES[mode]:
-        assert "one_shot" in kinds
-        assert not kinds & {"analyst_failure", "analyst_success", "merge", "ranking"}
-    elif mode == "full_rewrite":
+    if mode == "search":
+        assert kinds >= {"write_document", "analyst_failure"}
+        assert set(map(kind_of, killed.points)) == kinds
+        return
+    assert kinds >= {"slow_update", "meta_skill", "commit epoch"}
+    if mode == "full_rewrite":
         assert kinds >= {*STAGES, "draft_merge"}
     else:
         assert kinds >= {*STAGES, "merge", "ranking", "note no_reply"}

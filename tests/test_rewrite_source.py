@@ -18,7 +18,7 @@ from reflact.testing.llm import Script, ScriptedAnswer
 from toy_runs import LINES, Actor, Ran, document, run
 
 GUARD = "<!-- SLOW_UPDATE_START -->\nTake your time.\n<!-- SLOW_UPDATE_END -->"
-NO_FENCE = "the document has no closing fence, so it may be cut off; write a shorter one"
+NO_DOCUMENT = "the document is empty; write it between two fences"
 
 
 # --------------------------------------------------------------------------- the document in a reply
@@ -77,20 +77,17 @@ def test_a_document_in_a_block_of_another_language_is_read_if_nothing_else_is_th
 
 
 @pytest.mark.parametrize(
-    "reply",
+    ("reply", "document"),
     [
-        "```markdown\n# Rules\n- a rule that is cut",
-        "Sure:\n```\n# Rules\n- a rule that is cut",
-        "````markdown\n# Rules\n```\nSELECT 1\n```\n- a rule that is cut",
-        "```markdown\n# Rules\n```sql\nSELECT 1\n```\n- a rule that is cut",
-        "```markdown\n# Rules\n```sql\nSELECT 1",
-        "~~~\n# Rules\n```\n",
+        ("```markdown\n# Rules\n- a rule", "# Rules\n- a rule"),
+        ("Sure:\n```\n# Rules\n- a rule", "# Rules\n- a rule"),
+        ("````markdown\n# Rules\n```\nSELECT 1\n```\n- a rule", "# Rules\n```\nSELECT 1\n```\n- a rule"),
+        ("```markdown\n# Rules\n```sql\nSELECT 1", "# Rules\n```sql\nSELECT 1"),
     ],
 )
-def test_a_document_that_is_cut_off_is_refused(reply: str) -> None:
-    """A fence that is never closed shows that the end is missing."""
-    with pytest.raises(ValueError, match=NO_FENCE):
-        read_document(reply)
+def test_a_document_without_a_closing_fence_ends_with_the_reply(reply: str, document: str) -> None:
+    """Small models often leave the fence out; the race judges what is there."""
+    assert read_document(reply) == document
 
 
 @pytest.mark.parametrize("reply", ["", " \n", "```markdown\n```", "```\n\n```", f"```\n{GUARD}\n```"])
@@ -185,7 +182,7 @@ async def test_cases_show_what_is_right_and_never_a_validation_or_test_item(tmp_
         assert not any(str(item.input) in text for item in world.items(name) for text in texts)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("bad", ["```markdown\n# Rules that are cut", "```markdown\n```", ""])
+@pytest.mark.parametrize("bad", ["```markdown\n```", ""])
 async def test_a_reply_without_a_document_is_asked_again(tmp_path: Path, bad: str) -> None:
     """The next attempt counts, and no step is lost to an invalid reply."""
     done = await rewrite(tmp_path, writing(bad, later=fenced(*list(LINES)[:4])))
@@ -197,22 +194,22 @@ async def test_a_reply_without_a_document_is_asked_again(tmp_path: Path, bad: st
 async def test_a_document_that_never_comes_is_one_document_less(tmp_path: Path) -> None:
     """The others race, and the record says why it is missing."""
     done = await rewrite(
-        tmp_path, writing("```markdown\n# Cut", fenced(*list(LINES)[:4]), "", fenced("double"))
+        tmp_path, writing("```markdown\n```", fenced(*list(LINES)[:4]), "", fenced("double"))
     )
     (record,) = done.records
     assert [entry.label for entry in record.race] == ["rewrite 2", "rewrite 4"]
     assert [fallback.label for fallback in record.merged.fallbacks] == ["document/0", "document/2"]
-    assert NO_FENCE in record.merged.fallbacks[0].reason
+    assert NO_DOCUMENT in record.merged.fallbacks[0].reason
     assert record.rewrites[0].document is None
-    assert NO_FENCE in str(record.rewrites[0].reason)
+    assert NO_DOCUMENT in str(record.rewrites[0].reason)
 
 
 async def test_a_step_without_any_document_changes_nothing_and_pays_for_no_race(tmp_path: Path) -> None:
     """The verdict says ``no_rewrite`` and why, and no validation item is measured again."""
-    done = await rewrite(tmp_path, writing("```markdown\n# Cut"), target={"deterministic": True})
+    done = await rewrite(tmp_path, writing("```markdown\n```"), target={"deterministic": True})
     (record,) = done.records
     assert record.verdict.action == "no_rewrite"
-    assert NO_FENCE in record.verdict.reason
+    assert NO_DOCUMENT in record.verdict.reason
     assert record.race == ()
     assert record.current.number == 0
     assert len(done.actor.asked) == 8 + 8

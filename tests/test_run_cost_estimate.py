@@ -20,7 +20,11 @@ from served import reflact
 from toy_runs import Actor
 
 DEMO = Path(__file__).parent.parent / "fixtures" / "demo" / "demo.yaml"
-PLAIN: dict[str, Any] = {"train": {"batch_size": 4, "num_epochs": 2}, "reflect": {"minibatch_size": 2}}
+PLAIN: dict[str, Any] = {
+    "search": {"sources": ["edits"]},
+    "train": {"batch_size": 4, "num_epochs": 2},
+    "reflect": {"minibatch_size": 2},
+}
 STRICT: dict[str, Any] = {"gate": {"policy": "strict"}, "select": {"max_edits": 1}}
 
 
@@ -64,8 +68,8 @@ async def measured(
         (0.2, {**PLAIN, "update": {"mode": "full_rewrite"}, "appendix": {"enabled": True}}),
         (0.0, {**PLAIN, "slow_update": {"gated": False, "pair_policy": "changed", "samples": 3}}),
         (0.2, {**PLAIN, "gate": {"enabled": False}}),
-        (0.2, {**PLAIN, "proposer": {"name": "one_shot"}}),
-        (0.2, {**PLAIN, "proposer": {"name": "best_of_n", "n": 3}}),
+        (0.2, {**PLAIN, "search": {"sources": ["rewrite"]}}),
+        (0.2, {**PLAIN, "search": {"sources": ["examples", "rewrite", "edits"]}}),
     ],
 )
 async def test_a_run_takes_what_was_foreseen(tmp_path: Path, config: dict[str, Any], noise: float) -> None:

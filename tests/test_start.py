@@ -315,7 +315,7 @@ def test_a_small_optimizer_begins_from_settings_for_small_ones(
     path, data = tmp_path / "run.yaml", write_questions(tmp_path / "q.csv", 60)
     result = reflact("init", data, "--out", path, "--base-url", "http://127.0.0.1:1/v1", "--model", *models)
     config = load_config(path)
-    assert (config.preset, config.prompts.profile) == (preset, preset)
+    assert (config.preset, config.prompt_profile) == (preset, preset)
     assert ("is small for an optimizer" in result.stdout) is (preset == "small")
 
 

@@ -272,6 +272,7 @@ async def test_a_lock_that_outlasts_the_patience(tmp_path: Path) -> None:
     """Another process's lock ends a run under way with one error; what was committed stands, it goes on."""
     config = {
         "out_dir": tmp_path / "run",
+        "search": {"sources": ["edits"]},
         "train": {"num_epochs": 2, "batch_size": 4},
     }
     target, optimizer = ToyTarget(), ScriptedLLM(toy_optimizer())

@@ -175,6 +175,7 @@ async def test_a_toy_run_learns_every_rule(tmp_path: Path, budget: int) -> None:
     trainer = Trainer(
         {
             "out_dir": tmp_path,
+            "search": {"sources": ["edits"]},
             "train": {"batch_size": 12, "num_epochs": 6},
             "reflect": {"minibatch_size": 4},
             "select": {"max_edits": budget, "min_edits": budget},

@@ -78,6 +78,7 @@ def configuration(folder: Path, name: str) -> dict[str, Any]:
         "data": {"path": data},
         "environment": {"grader": "exact"},
         "models": {"target": model, "optimizer": {"call_id_header": "x-sample"}},
+        "search": {"sources": ["edits"]},
         "train": {"num_epochs": 2, "batch_size": 4},
         "reflect": {"minibatch_size": 2},
         "select": {"max_edits": 1, "min_edits": 1},

@@ -60,6 +60,7 @@ async def test_a_command_is_trained_on_files(tmp_path: Path) -> None:
         },
         "models": {"target": MODEL},
         "prompts": {"profile": "small"},
+        "search": {"sources": ["edits"]},
         "train": {"num_epochs": 1},
         "gate": {"policy": "strict"},
         "report": False,

@@ -45,6 +45,7 @@ MODEL = config(
     price=Price(input=3, cached_input=0.3, output=15),
 )
 PLAIN: dict[str, Any] = {
+    "search": {"sources": ["edits"]},
     "train": {"num_epochs": 1, "batch_size": 64, "rollout_concurrency": WIDE},
     "reflect": {"minibatch_size": 4, "concurrency": WIDE},
     "aggregate": {"merge_batch_size": 4},

@@ -100,22 +100,21 @@ def _show_material(cases: Sequence[Case], answers: Sequence[WorkedExample], toke
 def read_document(reply: str) -> str:
     """Return the document in a reply: the longest text between fences, or all of the reply without any.
 
-    Blocks within the document that name a language belong to it, and so do those with fewer or other marks.
+    Blocks within the document that name a language belong to it, and so do those with fewer or other marks. Small models
+    often leave the closing fence out: then the document ends with the reply. One that was cut off is judged as it is.
 
     Raises:
-        ValueError: A fence is opened and never closed, so the document may be cut off, or nothing is left of it.
+        ValueError: Nothing is left of the document.
     """
-    blocks, is_open = _read_blocks(reply)
-    if not blocks and is_open:
-        raise ValueError("the document has no closing fence, so it may be cut off; write a shorter one")
+    blocks = _read_blocks(reply)
     document = editable_text(max(blocks, key=len) if blocks else reply).strip()
     if not document:
         raise ValueError("the document is empty; write it between two fences")
     return document
 
 
-def _read_blocks(reply: str) -> tuple[list[str], bool]:
-    """Return the texts of the outer blocks that can be documents, and whether such a block is never closed.
+def _read_blocks(reply: str) -> list[str]:
+    """Return the texts of the outer blocks that can be documents, the last one even if it is never closed.
 
     Code alone, in a reply that says something beside it, is part of a document without fences.
     """
@@ -136,7 +135,9 @@ def _read_blocks(reply: str) -> tuple[list[str], bool]:
             inside += line
             if marks.startswith(fences[-1]):
                 fences = [*fences, marks] if name else fences[:-1]
+    if fences:
+        blocks.append((language, inside))
     documents = [text for name, text in blocks if name in DOCUMENT_LANGUAGES]
     if not documents and not outside.strip():
         documents = [text for _, text in blocks]
-    return documents, bool(fences) and language in DOCUMENT_LANGUAGES
+    return documents

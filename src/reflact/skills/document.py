@@ -40,6 +40,9 @@ Tibetan, Burmese, Khmer, kana and Han."""
 TAIL_ORDER: tuple[RegionName, ...] = ("examples", "slow_update", "appendix")
 """The order of the regions at the end of a document."""
 
+KNOWN_REASON = "the document says this already"
+"""Why an edit is rejected whose lines all stand in the document."""
+
 LIST_MARK = re.compile(r"^(?:[-*+\u2022]|\d+[.)])\s+")
 """The mark of a list's entry."""
 
@@ -277,7 +280,7 @@ def _try_edit(text: str, edit: Edit) -> tuple[str, str | None]:
         return _try_examples(text, edit.content)
     shortened = _drop_known_lines(text, edit)
     if edit.content.strip() and not shortened.content.strip():
-        return text, "the document says this already"
+        return text, KNOWN_REASON
     edit = shortened
     target = "" if edit.op in {"append", "rewrite"} else _adapt_newlines(edit.target, text)
     content = "" if edit.op == "delete" else _adapt_newlines(edit.content, text)
