@@ -159,7 +159,12 @@ def test_a_training_takes_the_first_path(tmp_path: Path) -> None:
 async def test_a_training_takes_the_second_path(tmp_path: Path) -> None:
     """A step goes from an analyst's reply to its commit by the functions of the second path."""
     trainer = build_trainer(
-        {"out_dir": tmp_path, "train": {"num_epochs": 1}, "reflect": {"overlap": False}},
+        {
+            "out_dir": tmp_path,
+            "search": {"sources": ["edits"]},
+            "train": {"num_epochs": 1},
+            "reflect": {"overlap": False},
+        },
         environment=ToyEnvironment(train=4, val=4, test=4, rules=1),
     )
     recorder = Recorder()

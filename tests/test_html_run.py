@@ -39,7 +39,12 @@ MOST_BYTES = 10_000_000
 
 def build_trainer(folder: Path, *, script: Script | None = None, **settings: Any) -> Trainer:
     """Return a run of two epochs in the toy world."""
-    config = {"out_dir": folder, "train": {"num_epochs": 2, "batch_size": 4}, **settings}
+    config = {
+        "out_dir": folder,
+        "search": {"sources": ["edits"]},
+        "train": {"num_epochs": 2, "batch_size": 4},
+        **settings,
+    }
     config["select"] = {"max_edits": 1, "min_edits": 1}
     return toy_runs.build_trainer(config, script=script or toy_optimizer(edits=2))
 

@@ -119,7 +119,13 @@ def test_each_run_of_a_store_has_its_own_answers(tmp_path: Path) -> None:
     data = {"path": write_items(tmp_path / "data")}
     for name, noise in (("right", 0.0), ("noisy", 1.0)):
         trainer = build_trainer(
-            {"out_dir": tmp_path / name, "store": store, "train": {"num_epochs": 1}, "data": data},
+            {
+                "out_dir": tmp_path / name,
+                "store": store,
+                "search": {"sources": ["edits"]},
+                "train": {"num_epochs": 1},
+                "data": data,
+            },
             target=ToyTarget(noise=noise),
             script=LEARNING,
             environment=None,

@@ -331,7 +331,13 @@ def test_a_folder_with_several_runs_says_which_one_is_taken(tmp_path: Path) -> N
     first = build_learning_trainer(out, epochs=1)
     anyio.run(first.train)
     second = build_trainer(
-        {"out_dir": out, "fork": True, "seed": 1, "train": {"num_epochs": 1, "batch_size": 4}}
+        {
+            "out_dir": out,
+            "fork": True,
+            "seed": 1,
+            "search": {"sources": ["edits"]},
+            "train": {"num_epochs": 1, "batch_size": 4},
+        }
     )
     anyio.run(second.train)
     note = f"{out} has 2 runs; this is the newest, {second.run_id} ({out / first.run_id} names another)"
@@ -578,7 +584,8 @@ def test_a_folder_of_run_folders_stands_for_them(folder: Path, tmp_path: Path) -
 def test_other_items_are_not_paired(folder: Path, tmp_path: Path) -> None:
     """Items with the same id and another input are not compared."""
     other = build_trainer(
-        {"out_dir": tmp_path, "train": {"num_epochs": 1}}, environment=ToyEnvironment(train=6, val=4, test=4)
+        {"out_dir": tmp_path, "search": {"sources": ["edits"]}, "train": {"num_epochs": 1}},
+        environment=ToyEnvironment(train=6, val=4, test=4),
     )
     anyio.run(other.train)
     found = anyio.run(compare_runs, [folder, tmp_path])
@@ -603,7 +610,10 @@ class LenientEnvironment(ToyEnvironment):
 def test_other_graders_are_told_beside_the_gain(folder: Path, tmp_path: Path) -> None:
     """A comparison says which runs were graded otherwise, and says nothing of graders that are the same."""
     environment = LenientEnvironment(train=8, val=4, test=4)
-    trainer = build_trainer({"out_dir": tmp_path / "a", "train": {"num_epochs": 1}}, environment=environment)
+    trainer = build_trainer(
+        {"out_dir": tmp_path / "a", "search": {"sources": ["edits"]}, "train": {"num_epochs": 1}},
+        environment=environment,
+    )
     anyio.run(trainer.train)
     anyio.run(build_learning_trainer(tmp_path / "b", seed=1).train)
     comparison = anyio.run(compare_runs, [folder, tmp_path / "a", tmp_path / "b"])

@@ -116,7 +116,7 @@ async def list_mappings(self: Any, message: str) -> str:
 def build(folder: Path, *, target: Any = None, environment: Any = None, **settings: Any) -> Trainer:
     """Return a run of one epoch."""
     return Trainer(
-        {"out_dir": folder, "train": {"num_epochs": 1, **settings}},
+        {"out_dir": folder, "search": {"sources": ["edits"]}, "train": {"num_epochs": 1, **settings}},
         target=Agent() if target is None else target,
         environment=World() if environment is None else environment,
         optimizer=OPTIMIZER,

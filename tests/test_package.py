@@ -131,7 +131,9 @@ def test_an_export_says_if_training_found_nothing_better(tmp_path: Path) -> None
 
 def test_an_export_says_if_the_gain_is_not_confirmed(tmp_path: Path) -> None:
     """A best skill whose test confirms no gain has the run's result as a hint; another version has none."""
-    trainer = build_trainer({"out_dir": tmp_path / "run", "train": {"num_epochs": 1}})
+    trainer = build_trainer(
+        {"out_dir": tmp_path / "run", "search": {"sources": ["edits"]}, "train": {"num_epochs": 1}}
+    )
     summary = anyio.run(trainer.train)
     assert summary.best is not None
     assert summary.best.number
@@ -160,7 +162,11 @@ async def test_an_export_says_if_the_skill_is_not_tested(plain: Path, tmp_path: 
         r"this is v\d from step \d, which the validation items selected; it is not tested on others", hint
     )
     assert (await read_package(plain, "final", description="Rules.")).hints == ()
-    config = {"out_dir": tmp_path, "train": {"num_epochs": 2, "batch_size": 4}}
+    config = {
+        "out_dir": tmp_path,
+        "search": {"sources": ["edits"]},
+        "train": {"num_epochs": 2, "batch_size": 4},
+    }
     async with build_trainer(config, target=Actor(hang_at_document(3))).stream() as stream:
         async for event in stream:
             if isinstance(event, StepCommitted):

@@ -470,7 +470,13 @@ def test_figures_of_a_step_name_failures_by_kind() -> None:
 
 async def train(folder: Path, script: Any, **config: Any) -> Sequence[StepRecord]:
     """Train in the toy world and return the steps' records."""
-    settings = {"out_dir": folder, "report": False, "train": {"num_epochs": 2, "batch_size": 4}, **config}
+    settings = {
+        "out_dir": folder,
+        "report": False,
+        "search": {"sources": ["edits"]},
+        "train": {"num_epochs": 2, "batch_size": 4},
+        **config,
+    }
     environment = ToyEnvironment(train=8)
     await Trainer(settings, environment=environment, target=ToyTarget(), optimizer=script).train()
     return (await read_run(folder)).steps

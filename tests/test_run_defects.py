@@ -42,7 +42,13 @@ def build_short_trainer(
 ) -> Trainer:
     """Return a short run in the toy world."""
     return build_trainer(
-        {"out_dir": folder, "report": False, "train": {"num_epochs": 1, "batch_size": 4}, **settings},
+        {
+            "out_dir": folder,
+            "report": False,
+            "search": {"sources": ["edits"]},
+            "train": {"num_epochs": 1, "batch_size": 4},
+            **settings,
+        },
         target=target,
         script=script,
     )
@@ -203,7 +209,12 @@ def test_all_of_a_run_is_in_its_database_file_after_each_start(tmp_path: Path) -
     left = list_files()
     assert {name.rpartition(".")[2] for name in left} == {"db", "lock"}
     longer = build_trainer(
-        {"out_dir": tmp_path, "report": False, "train": {"num_epochs": 2, "batch_size": 4}}
+        {
+            "out_dir": tmp_path,
+            "report": False,
+            "search": {"sources": ["edits"]},
+            "train": {"num_epochs": 2, "batch_size": 4},
+        }
     )
     anyio.run(longer.train)
     assert list_files() == left

@@ -51,7 +51,7 @@ async def test_a_seed_plays_its_own_world() -> None:
 async def test_a_run_deals_seeds(tmp_path: Path) -> None:
     """A training run on a simulator deals its seeds as items and learns from the worlds."""
     trainer = build_trainer(
-        {"out_dir": tmp_path, "train": {"batch_size": 4, "num_epochs": 1}},
+        {"out_dir": tmp_path, "search": {"sources": ["edits"]}, "train": {"batch_size": 4, "num_epochs": 1}},
         environment=world(),
         script=toy_optimizer(edits=2),
     )

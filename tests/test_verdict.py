@@ -326,7 +326,8 @@ def test_a_confirmed_gain_needs_no_advice() -> None:
 def test_the_verdict_is_stored(tmp_path: Path) -> None:
     """The summary of a run, and its file, have the sentence."""
     trainer = build_trainer(
-        {"out_dir": tmp_path, "train": {"num_epochs": 1}}, environment=ToyEnvironment(train=4, val=4, test=4)
+        {"out_dir": tmp_path, "search": {"sources": ["edits"]}, "train": {"num_epochs": 1}},
+        environment=ToyEnvironment(train=4, val=4, test=4),
     )
     summary = anyio.run(trainer.train)
     assert summary.verdict == describe_verdict(summary) == describe_result(summary) != ""

@@ -19,6 +19,7 @@ from reflact.types import Case, Edit, FrozenModel, Item, Rollout, Skill, Turn, W
 BYTES_PER_TOKEN = 3
 _MIN_TURN_BYTES = 400
 _MARK_BYTES = 64
+_LONG_TEXTS = 5
 
 _TROUBLE = re.compile(
     r"(?=[cdefinrtuw])(?:error|exception|traceback|\b(?:fail|invalid|illegal|unexpected|unknown|denied|refused"
@@ -223,12 +224,17 @@ def list_material(items: Sequence[Item], rollouts: Sequence[Rollout]) -> tuple[s
 
 
 def show_right_answers(examples: Sequence[WorkedExample], *, max_bytes: int) -> str:
-    """Return further tasks with their right answers as a note, as many as fit; empty if there are none."""
+    """Return further tasks with their right answers as a note, as many as fit; empty if there are none.
+
+    A text longer than a part of ``max_bytes`` is cut, so that at least some examples fit.
+    """
     lines: list[str] = []
+    longest, left = max_bytes // _LONG_TEXTS, max_bytes
     for example in examples:
-        line = f"task: {example.task}\nright answer: {example.answer}\n"
-        max_bytes -= count_bytes(line)
-        if max_bytes >= 0:
+        task, answer = truncate(example.task, longest), truncate(example.answer, longest)
+        line = f"task: {task}\nright answer: {answer}\n"
+        left -= count_bytes(line)
+        if left >= 0:
             lines.append(line)
     return _show_note("Further tasks with their right answers", "answers", lines)
 

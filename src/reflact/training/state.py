@@ -122,7 +122,6 @@ def add_measured_score(version: SkillVersion, ranking: Ranking) -> SkillVersion:
             "n": None if is_inherited else measured.n,
             "trials": None if is_inherited else measured.trials,
             "inherited": is_inherited,
-            "partial": False,
         }
     )
 
