@@ -236,7 +236,7 @@ def train_and_show(
 
     trainer = Trainer(config, approve=approve)
     console = Console()
-    name, epochs, asks = config.out_dir.name, config.train.num_epochs, approve is not None
+    name, epochs, asks = config.out_dir.name, config.train.planned_epochs, approve is not None
     view = build_view(show, console, name=name, epochs=epochs, times=times, asks=asks)
     store = (config.store or config.out_dir / "run.db").absolute()
     with InterruptHandler(config.train.grace_seconds, view) as interrupts:

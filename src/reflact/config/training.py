@@ -201,6 +201,11 @@ class TrainConfig(ConfigSection):
         description="Seconds that calls in flight get to finish after a stop (Ctrl-C, SIGTERM, SIGHUP, `Trainer.stop`).",
     )
 
+    @property
+    def planned_epochs(self) -> int | None:
+        """The epochs of the run; None if it ends with its rollouts."""
+        return self.num_epochs if self.max_rollouts is None else None
+
 
 class ReflectConfig(ConfigSection):
     """Analysis of trajectories."""

@@ -321,7 +321,7 @@ async def show_run(
     from reflact.reporting.summary import print_summary
 
     console = Console(force_jupyter=False)
-    name, epochs = config.out_dir.name, config.train.num_epochs
+    name, epochs = config.out_dir.name, config.train.planned_epochs
     try:
         with choose_view(console, name=name, epochs=epochs, asks=asks) as view:
             async for event in show_events(stream, view, config.store or config.out_dir / "run.db"):

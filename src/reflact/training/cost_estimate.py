@@ -30,6 +30,12 @@ from reflact.types import Item, Split, canonical_json
 CANDIDATES = 4
 """Candidates of a step, in estimates."""
 
+ROLLOUTS_PER_CANDIDATE = 8
+"""The rollouts that a candidate takes on average, those of its step on train items included."""
+
+REPEATED_ROLLOUTS = 40
+"""The most rollouts by which the repeats of a last decision may exceed ``train.max_rollouts``."""
+
 PREFLIGHT, PREFLIGHT_BYTES = "preflight", 70.0
 """The call that tests an optimizer with its own connection before the baseline, and its size."""
 
@@ -93,11 +99,20 @@ class RunCostEstimator:
             if known
             else f"a token is {BYTES_PER_TOKEN:g} bytes of text, and a reply takes a quarter of its limit",
         )
+        if self._config.train.max_rollouts is not None and not self._config.search.is_published:
+            tried = self._config.train.max_rollouts - self._config.baseline_passes * len(self._data.val)
+            assumptions += (
+                f"train.max_rollouts pays for about {max(0, tried) // ROLLOUTS_PER_CANDIDATE} candidates",
+            )
         if self._own_proposer:
             assumptions += ("calls and rollouts of your own proposer are unknown and left out",)
         return RunCostEstimate(steps=self._left, rows=rows, assumptions=assumptions)
 
     def _count_rollouts(self) -> EstimateRange:
+        most, n = self._config.train.max_rollouts, len(self._data.val)
+        if most is not None:
+            planned = EstimateRange(low=min(most, n), expected=most, high=most + n + REPEATED_ROLLOUTS)
+            return planned + self._final()
         sizes = [sum(len(batch) for batch in step) for step in self._plan_steps()]
         first_epoch = sum(
             sizes[: max(0, self._per_epoch - self._done)]
