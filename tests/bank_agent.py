@@ -108,6 +108,7 @@ def make_trainer(target: Any, folder: Path, **config: Any) -> Trainer:
         target=target,
         optimizer=config.pop("optimizer", optimizer),
         out_dir=str(folder),
+        search__sources=["edits"],
         train__num_epochs=1,
         **config,
     )

@@ -56,7 +56,7 @@ class QuietEnvironment:
 
 def mute(prompt: RenderedPrompt, reply_type: type[ReplyModel], call_id: CallId) -> ScriptedAnswer:
     """Play an optimizer that never replies validly."""
-    return "```markdown\n# cut" if issubclass(reply_type, Text) else "no reply of any use"
+    return "" if issubclass(reply_type, Text) else "no reply of any use"
 
 
 def without_analysts(script: Script) -> Script:
@@ -343,8 +343,8 @@ async def test_a_small_budget_tries_many_candidates(tmp_path: Path, seed: int) -
     assert done.summary.best.score > 0.3
 
 
-async def test_a_baseline_that_is_measured_twice_leaves_room_for_many_candidates(tmp_path: Path) -> None:
-    """A target that may be noisy costs a second pass, and still at least 25 candidates are tried."""
+async def test_a_target_that_may_be_noisy_leaves_room_for_many_candidates(tmp_path: Path) -> None:
+    """Repeats of items that test for noise cost rollouts, and still at least 25 candidates are tried."""
     done = await run(
         tmp_path,
         environment=ToyEnvironment(train=24, val=20, test=4, rules=6),
@@ -354,7 +354,7 @@ async def test_a_baseline_that_is_measured_twice_leaves_room_for_many_candidates
         train={"batch_size": 8, "num_epochs": 20, "max_rollouts": 240},
     )
     assert count_candidates(done.records) >= 25
-    assert 40 + sum(record.n_rollouts for record in done.records) < 240 + 20
+    assert 20 + sum(record.n_rollouts for record in done.records) < 240 + 20
 
 
 async def test_the_rollouts_of_a_record_are_those_that_were_paid(tmp_path: Path) -> None:

@@ -48,7 +48,8 @@ def describe_outcome(summary: RunSummary, folder: Path) -> tuple[str, ...]:
     """Return the closing lines of a run: its result, its cost and time, its skill, and the next step."""
     skill: tuple[str, ...] = ()
     if has_better_skill(summary):
-        skill = (f"Skill: {folder / 'best_skill.md'}. {describe_skill_cost(summary)}",)
+        cost = describe_skill_cost(summary)
+        skill = (f"Skill: {folder / 'best_skill.md'}", *((cost,) if cost else ()))
     return (
         describe_result(summary),
         f"Cost: {describe_cost(summary)}; {format_duration(summary.seconds)}.",
@@ -165,8 +166,10 @@ def describe_entry(entry: RaceEntry) -> str:
 
 
 def describe_skill_cost(summary: RunSummary) -> str:
-    """Return what the best document adds to each call, and whose text it holds; empty for the initial one."""
+    """Return what the best document adds to each call, and whose text it holds; empty if it adds nothing."""
     if not has_better_skill(summary) or summary.best is None:
+        return ""
+    if summary.added_tokens <= 0 and not summary.best.examples:
         return ""
     words = f"It adds about {format_count(summary.added_tokens)} tokens to each call"
     return f"{words}{describe_examples(summary.best)}."
