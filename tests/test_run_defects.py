@@ -277,7 +277,8 @@ def test_a_mute_optimizer_fails_the_run(tmp_path: Path) -> None:
     """A run in which no analyst ever gave a valid reply has failed, with the first reason, and with exit code 1."""
     with serving(say_four) as url:
         path = configured(tmp_path, url)
-        result = reflact("train", path, "--set", "train.num_epochs=1", "--show", "quiet")
+        alone = ("--set", "search.sources=[edits]", "--set", "train.num_epochs=1")
+        result = reflact("train", path, *alone, "--show", "quiet")
     assert result.exit_code == 1, result.output
     assert "then start another run, since these steps are decided: add --fork" in result.output
     assert "no analyst gave a valid reply in 1 step" in result.stderr

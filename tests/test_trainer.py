@@ -273,7 +273,7 @@ async def test_lists_and_a_function_are_enough(tmp_path: Path) -> None:
     """A run on pairs, items and a function completes, and its summary names the version."""
     summary = await train_on_items(tmp_path, train__num_epochs=2, train__batch_size=4).train()
     assert (summary.status, summary.version) == ("completed", __version__)
-    assert summary.steps == 2
+    assert (summary.steps, summary.reason) == (1, "the document solves all 4 validation items")
 
 
 def test_equal_pairs_have_equal_ids(tmp_path: Path) -> None:

@@ -118,10 +118,11 @@ class RunCostEstimator:
             sizes[: max(0, self._per_epoch - self._done)]
         )  # those of an unchanged skill are stored
         rolled = EstimateRange(low=first_epoch, expected=sum(sizes), high=sum(sizes))
-        rolled += self._baseline() + self._final()
         rolled += self._decision() * exact_range(self._left)
         if not self._config.search.is_published:
             rolled += self._race() * exact_range(self._left)
+            rolled = rolled.model_copy(update={"low": 0})  # a document that solves all items ends the training
+        rolled += self._baseline() + self._final()
         rolled += self._epoch_end() * exact_range(self._count_epoch_ends())
         return rolled + self._decision(expected=0)
 
@@ -200,7 +201,8 @@ class RunCostEstimator:
             for purpose, amount in self._decision_calls(failure, success).items():
                 calls[purpose] += amount
         ends = self._count_epoch_ends()
-        once = EstimateRange(low=ends * (slow.pair_policy == "mixed"), expected=ends, high=ends)
+        is_sure = slow.pair_policy == "mixed" and self._config.search.is_published
+        once = EstimateRange(low=ends * is_sure, expected=ends, high=ends)
         if slow.enabled:
             calls["slow_update"] = once
         if self._config.meta_skill.enabled:
