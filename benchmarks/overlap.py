@@ -25,8 +25,7 @@ from reflact.messages import CallId, RenderedPrompt, ReplyModel
 from reflact.prompts import load_prompts
 from reflact.protocols import Session
 from reflact.stages.context import StageContext
-from reflact.stages.overlap import roll_out_and_reflect
-from reflact.stages.reflect import Analyst
+from reflact.stages.reflect import Analyst, roll_out_and_reflect
 from reflact.stages.rollout import RolloutRunner
 from reflact.testing import InMemoryRunStore, ScriptedLLM, ToyEnvironment, ToyTarget, toy_optimizer
 from reflact.testing.llm import Script, ScriptedAnswer

@@ -10,7 +10,7 @@ from reflact import MemoryStore
 from reflact.memory import batch_tests, rows
 from reflact.memory.cards import TraceIdentity, create_card
 from reflact.memory.models import BatchTest, StoredPair
-from reflact.testing.store import InMemoryDatabase
+from reflact.testing.doubles import InMemoryDatabase
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 

@@ -20,8 +20,7 @@ from reflact.messages import CallId, RenderedPrompt, ReplyModel
 from reflact.prompts import load_prompts
 from reflact.protocols import LLM, Session
 from reflact.stages.context import StageContext
-from reflact.stages.overlap import MinibatchDealer, roll_out_and_reflect
-from reflact.stages.reflect import Analyst, Minibatch, shuffle_batch
+from reflact.stages.reflect import Analyst, Minibatch, MinibatchDealer, roll_out_and_reflect, shuffle_batch
 from reflact.stages.rollout import RolloutRunner
 from reflact.testing import InMemoryRunStore, ScriptedLLM
 from reflact.testing.llm import ScriptedAnswer, append_edit

@@ -15,25 +15,23 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from reflact.gate.effects import (
-    EXPECTED_CHANGE,
-    PRIOR_VARIANCE,
-    SCALES,
-    WEIGHTS,
-    EffectObservation,
-    compare_paired,
-    update_effect,
-)
 from reflact.gate.intervals import within_item_interval
 from reflact.gate.ranked_decision import (
     BASELINE_MEAN,
     BASELINE_VARIANCE,
+    EXPECTED_CHANGE,
+    PRIOR_VARIANCE,
     REJECT_BELOW,
+    SCALES,
+    WEIGHTS,
+    EffectObservation,
     Posterior,
     build_pass,
     choose_pass,
     choose_version,
+    compare_paired,
     start_ranking,
+    update_effect,
 )
 from reflact.skills.rejected_edits import collect_rejected_edits
 from reflact.stages.evaluate import EvaluationResult, GateMetric

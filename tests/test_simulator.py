@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from reflact import Grade, Score, Session, Skill, Split
-from reflact.environments.simulator import SimulatorEnvironment
+from reflact.environments.simulators import SimulatorEnvironment
 from reflact.errors import ConfigError
 from reflact.store.runs import open_store
 from reflact.testing import ToyTarget, toy_optimizer

@@ -190,8 +190,8 @@ def test_adapters_do_not_know_each_other() -> None:
 def test_stages_do_not_import_stages() -> None:
     """Among the stages of a step only those that roll out import another one."""
     allowed = {("evaluate", "rollout"), ("final_test", "rollout"), ("final_test", "evaluate")}
-    allowed |= {("overlap", "rollout"), ("overlap", "reflect"), ("slow_update", "rollout")}
-    stages = {"overlap", "rollout", "reflect", "aggregate", "select", "update", "evaluate", "final_test"}
+    allowed |= {("reflect", "rollout"), ("slow_update", "rollout")}
+    stages = {"rollout", "reflect", "aggregate", "select", "update", "evaluate", "final_test"}
     pairs = {
         (path.stem, below)
         for path in MODULES

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from reflact.data import DataSet
-from reflact.environments.batches import CallBatcher
 from reflact.environments.dataset import DatasetEnvironment
 from reflact.environments.graders import (
     CheckedGrader,
@@ -17,7 +16,7 @@ from reflact.environments.graders import (
     TokenF1Grader,
 )
 from reflact.environments.python_grader import PythonGrader
-from reflact.environments.simulator import SimulatorEnvironment
+from reflact.environments.simulators import CallBatcher, SimulatorEnvironment
 from reflact.environments.sql_grader import SQLGrader, read_tables
 from reflact.protocols import Environment, ManagedEnvironment, Session
 from reflact.types import Grade, Item, Score, Split

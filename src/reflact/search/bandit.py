@@ -1,7 +1,8 @@
-"""Which source a step asks for candidates: each once, then the one with the best expected gain for its cost.
+"""Which source a step asks for candidates, and what a run may still spend. Pure functions.
 
-The choice is a pure function of the committed steps, so a resumed run repeats it. Source of the method: Thompson
-sampling (W. Thompson 1933), here of a source's rate of success times its mean gain, divided by its mean cost.
+Each source is tried once, then the one with the best expected gain for its cost. The choice depends on the committed steps
+alone, so a resumed run repeats it. Source of the method: Thompson sampling (W. Thompson 1933), here of a source's rate of
+success times its mean gain, divided by its mean cost.
 """
 
 from __future__ import annotations
@@ -11,9 +12,10 @@ from collections.abc import Sequence
 from random import Random
 from statistics import NormalDist
 
+from reflact.config.training import BudgetConfig
 from reflact.data import make_rng
-from reflact.records import StepRecord
-from reflact.types import FrozenModel
+from reflact.records import StepRecord, Usage
+from reflact.types import FrozenModel, RaceEntry, Rollout, Verdict
 
 STALLED_STEPS = 3
 """Steps in a row without a gain after which another source is tried, with more candidates."""
@@ -100,3 +102,60 @@ def _find_gain(record: StepRecord) -> float:
     if not verdict.accepted or verdict.candidate_score is None or verdict.current_score is None:
         return 0.0
     return max(0.0, verdict.candidate_score - verdict.current_score)
+
+
+STEPS_PER_BUDGET = 30
+"""A step rolls out at most this part of a run's rollouts on train items, and at least one minibatch."""
+
+TARGET_SHARE = 0.7
+"""The part of a budget that is planned for rollouts."""
+
+UNKNOWN_ROLLOUTS = 1_000
+"""The rollouts that are planned if nothing is known of their cost."""
+
+
+def estimate_rollouts(limits: BudgetConfig, spent: Usage, done: int) -> float:
+    """Return how many rollouts fit the limits if ``done`` rollouts cost what was spent; the optimizer needs a share too."""
+    costs = (
+        (limits.max_calls, spent.calls),
+        (limits.max_tokens, spent.input_tokens + spent.output_tokens),
+        (limits.max_usd, spent.usd or 0.0),
+    )
+    fitting = [limit * done / cost for limit, cost in costs if limit is not None and cost]
+    return TARGET_SHARE * min(fitting) if fitting else float(UNKNOWN_ROLLOUTS)
+
+
+def count_step_items(planned: float, minibatch_size: int) -> int | None:
+    """Return how many items a step may roll out if the run pays for so many rollouts; None for any number."""
+    return None if planned == math.inf else max(minibatch_size, int(planned) // STEPS_PER_BUDGET)
+
+
+def count_passes_left(
+    planned: float, *, n_items: int, baseline_passes: int, earlier: Sequence[StepRecord]
+) -> float:
+    """Return how many passes over the ``n_items`` validation items the rest of the planned rollouts pays for."""
+    used = baseline_passes * n_items + sum(record.n_rollouts for record in earlier)
+    return (planned - used) / n_items
+
+
+def count_new_rollouts(
+    rollouts: Sequence[Rollout],
+    race: Sequence[RaceEntry],
+    verdict: Verdict,
+    candidate: str,
+    *,
+    current: str,
+    earlier: Sequence[StepRecord],
+) -> int:
+    """Return how many rollouts a step took that no earlier step had.
+
+    They are those of train items under the ``current`` document, of the race, and of the gate beyond what the race had
+    measured of the ``candidate`` (hashes).
+    """
+    known = {item for record in earlier if record.skill_before == current for item in record.item_ids}
+    gate = 0 if verdict.candidate is None else verdict.candidate.n
+    if verdict.ranked is not None:
+        gate = sum(result.n for result in verdict.ranked.passes)
+    shared = sum(entry.n for entry in race if entry.skill_hash == candidate)
+    trained = len({rollout.item_id for rollout in rollouts} - known)
+    return trained + sum(entry.n for entry in race) + max(0, gate - shared)

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 
 from reflact.concurrency import fan_out
-from reflact.gate.effects import EffectBelief, compare_paired
+from reflact.gate.ranked_decision import EffectBelief, compare_paired
 from reflact.types import Candidate, FrozenModel, RaceEntry, Rollout, Skill
 
 FIRST_ITEMS = 6

@@ -16,10 +16,9 @@ Nothing here calls a model, opens a connection, or depends on time or a global r
 from __future__ import annotations
 
 from reflact.prompts import find_data_folder
+from reflact.testing.doubles import Fault, FaultyTransport, InMemoryRunStore, Truncation
 from reflact.testing.llm import ScriptedCall, ScriptedLLM, append_reply
-from reflact.testing.store import InMemoryRunStore
 from reflact.testing.toy import TOY_RULES, ToyEnvironment, ToyRule, ToyTarget, toy_optimizer
-from reflact.testing.transport import Fault, FaultyTransport, Truncation
 
 __all__ = [
     "TOY_RULES",

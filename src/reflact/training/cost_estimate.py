@@ -121,7 +121,9 @@ class RunCostEstimator:
         rolled += self._decision() * exact_range(self._left)
         if not self._config.search.is_published:
             rolled += self._race() * exact_range(self._left)
-            rolled = rolled.model_copy(update={"low": 0})  # a document that solves all items ends the training
+            rolled = rolled.model_copy(
+                update={"low": 0}
+            )  # a document that solves all items ends the training
         rolled += self._baseline() + self._final()
         rolled += self._epoch_end() * exact_range(self._count_epoch_ends())
         return rolled + self._decision(expected=0)

@@ -11,14 +11,15 @@ from reflact.data import plan_epoch
 from reflact.gate.ranked_decision import REJECT_BELOW
 from reflact.records import RunState, StepRecord, Usage
 from reflact.reporting.verdict import describe_entry
-from reflact.search.bandit import SourceChoice, choose_source
-from reflact.search.race import limit_contenders, plan_slices
-from reflact.search.spending import (
+from reflact.search.bandit import (
+    SourceChoice,
+    choose_source,
     count_new_rollouts,
     count_passes_left,
     count_step_items,
     estimate_rollouts,
 )
+from reflact.search.race import limit_contenders, plan_slices
 from reflact.skills.document import digest_form, read_notes
 from reflact.skills.rejected_edits import RejectedEdit, collect_rejected_edits, deduplicate_edits
 from reflact.stages.context import StageContext
