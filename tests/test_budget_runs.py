@@ -122,9 +122,9 @@ def test_a_trainer_stops_at_its_budget_and_goes_on_with_more(tmp_path: Path) -> 
     assert train("whole").status == "completed"
     whole = left_by(tmp_path / "whole")
     network.samples.clear()
-    stopped = train("again", max_tokens=300_000, max_calls=20)
+    stopped = train("again", max_tokens=300_000, max_calls=15)
     assert stopped.status == "budget"
-    assert stopped.reason == f"budget.max_calls is 20: 20 are used, and the next call may use 1; {RAISE_HINT}"
+    assert stopped.reason == f"budget.max_calls is 15: 15 are used, and the next call may use 1; {RAISE_HINT}"
     assert rows(tmp_path / "again", "SELECT * FROM decision_log WHERE label LIKE 'unmeasured%'") == ()
     assert train("again", max_tokens=3_000_000).status == "completed"
     assert differences(left_by(tmp_path / "again"), whole) == []

@@ -96,7 +96,7 @@ async def test_an_own_proposer_joins_sources_that_are_set(tmp_path: Path) -> Non
     trainer = build_trainer(
         configure(tmp_path, "rewrite", train={"batch_size": 4}),
         environment=ToyEnvironment(train=8, val=8, test=4),
-        script=lambda *_: "```markdown\n# cut",
+        script=lambda *_: "",
         proposer=SilentProposer(),
     )
     summary = await trainer.train()

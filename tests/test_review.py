@@ -38,7 +38,7 @@ async def test_the_reviewer_sees_candidate_difference_and_evidence(tmp_path: Pat
     """Asked only about what the gate would accept, with all that the gate rested on."""
     reviewer = Reviewer(answer=True)
     done = await run(tmp_path, initial="Answer.\n", script=playing(DOUBLE), approve=reviewer)
-    assert done.actions == ["accept_new_best", "reject"]
+    assert done.actions == ["accept_new_best", "no_change"]
     (review,) = reviewer.reviews
     assert (review.step, review.part) == (1, "step")
     assert review.current == Skill(text="Answer.\n")

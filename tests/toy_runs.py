@@ -159,9 +159,12 @@ def build_trainer(
 ) -> Trainer:
     """Return a trainer of a toy target with a scripted optimizer; without an environment, as configured.
 
-    The environment has eight train, four validation and four test items of four rules, unless given.
+    The environment has eight train, four validation and four test items of four rules, unless given. A mapping that
+    names no sources gets the published algorithm.
     """
     optimizer = ScriptedLLM(script or toy_optimizer())
+    if isinstance(config, Mapping) and "proposer" not in passed:
+        config = {"search": {"sources": ["edits"]}, **config}
     return Trainer(
         config, environment=environment, target=target or ToyTarget(), optimizer=optimizer, **passed
     )

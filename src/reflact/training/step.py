@@ -295,8 +295,8 @@ async def plan_rollouts(runtime: Runtime, earlier: Sequence[StepRecord]) -> floa
     that a resumed run plans with the same number until somebody changes a limit.
     """
     config, log = runtime.config, runtime.decision_log
-    if config.train.max_rollouts is not None:
-        return config.train.max_rollouts
+    if config.train.max_rollouts is not None or config.search.is_published:
+        return config.train.max_rollouts or math.inf
     limits = config.budget
     if limits.max_usd is None and limits.max_tokens is None and limits.max_calls is None:
         return math.inf
