@@ -368,6 +368,7 @@ def test_trouble_of_calls_is_told_once_while_it_happens(
         target="small",
         optimizer="large",
         out_dir=tmp_path,
+        search__sources=["edits"],
         train__num_epochs=3,
         train__batch_size=2,
         models__optimizer__reasks=0,
@@ -410,30 +411,6 @@ def test_advice_names_only_what_is_not_done() -> None:
     optimizer = {"mode": "json", "model": "large"}
     other = load_config({**base, "models": {"target": target, "optimizer": optimizer}})
     assert advise_on_replies("optimizer", other) == "choose a larger models.optimizer.model than large"
-
-
-@pytest.mark.parametrize(
-    ("target", "optimizer", "preset", "n_warnings"),
-    [
-        ("tiny-1.5b", None, "default", 1),
-        ("tiny-1.5b", None, "small", 0),
-        ("tiny-1.5b", "big-70b", "default", 0),
-        ("big", "tiny-360m", "default", 1),
-        ("big", None, "default", 0),
-    ],
-)
-def test_a_small_optimizer_with_long_prompts_is_told_at_the_start(
-    target: str, optimizer: str | None, preset: str, n_warnings: int
-) -> None:
-    """Whoever starts from Python gets no advice of `init`, so the run says that such a model needs other settings."""
-    told: list[Event] = []
-    models = {"target": {"model": target}, "optimizer": {} if optimizer is None else {"model": optimizer}}
-    watch = RunWatch(
-        "r", told.append, load_config({"models": models, "preset": preset}), ("target", "optimizer")
-    )
-    watch.check_optimizer()
-    assert len(told) == n_warnings
-    assert all("set preset: small" in event.message for event in told if isinstance(event, WarningIssued))
 
 
 @pytest.mark.parametrize(("answered", "n_warnings"), [(0, 0), (1, 1)])

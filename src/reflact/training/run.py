@@ -130,7 +130,6 @@ class Run:
             self.state is None or self.state.step < self._plan.total_steps
         ):
             self._runtime.watch.check_budget(self._runtime.budget)
-            self._runtime.watch.check_optimizer()
         await self.test_skill()
         await self._check_null_answers()
         await self._test_optimizer()

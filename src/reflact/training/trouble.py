@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 
 from reflact import events
-from reflact.config.models import SECRET_NAME, ModelConfig, is_small_model
+from reflact.config.models import SECRET_NAME, ModelConfig
 from reflact.config.training import TrainerConfig
 from reflact.errors import ConfigError, EnvironmentFailure, ReflactError, RunFailed
 from reflact.jsonutil import replace_surrogates
@@ -164,16 +164,6 @@ class RunWatch:
             if (reason := budget.find_exceeded_limit(worst_case(0, cap, model))) is not None:
                 other = "" if "max_calls" in reason else f", or a smaller models.{role}.max_tokens"
                 self._warn(f"budget {role}", f"no call of models.{role} fits the budget: {reason}{other}")
-
-    def check_optimizer(self) -> None:
-        """Tell if the optimizer is small by its name and has the settings for larger ones."""
-        model, config = self._models.get("optimizer"), self._config
-        if model is not None and is_small_model(model.model) and config.prompt_profile == "default":
-            self._warn(
-                "small optimizer",
-                f"{model.model} is small for an optimizer, and such models seldom give valid replies to the long prompts: "
-                "set prompts.profile: auto, or choose a larger models.optimizer.model",
-            )
 
     def _warn(self, subject: str, message: str) -> None:
         if subject not in self._known:
