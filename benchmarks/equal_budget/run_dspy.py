@@ -15,6 +15,7 @@ from typing import Any
 
 import dspy
 from client import CONCURRENCY, Job, show_answer
+from dspy.utils.exceptions import AdapterParseError
 
 job = Job.read()
 job.save("")
@@ -93,6 +94,7 @@ class Best:
     def __init__(self) -> None:
         self.items = {item["id"] for item in job.items["val"]}
         self.scores: dict[str, dict[str, float]] = defaultdict(dict)
+        self.document = ""
         self.score = -1.0
         self.measured = 0
         self._lock = threading.Lock()
@@ -107,7 +109,7 @@ class Best:
             mean = sum(scores.values()) / len(scores)
             self.measured += len(scores) == len(self.items)
             if len(scores) == len(self.items) and mean > self.score:
-                self.score = mean
+                self.score, self.document = mean, document
                 job.save(document, "budget", candidates=self.measured, val=mean)
 
 
@@ -190,6 +192,9 @@ dspy.configure(lm=target, adapter=PlainAdapter(), max_errors=1)
 optimizer = build_optimizer(connect("optimizer", temperature=1.0, max_tokens=job.optimizer_max_tokens))
 try:
     found = optimizer.compile(Conversation(), trainset=trainset, valset=build_examples("val"))
+except AdapterParseError:
+    # MIPROv2 ends with this error if its proposer's reply has another form
+    job.save(best.document, "unreadable reply", candidates=best.measured, val=best.score)
 except Exception:
     # the kind of error is that of the client library
     if not job.is_spent():

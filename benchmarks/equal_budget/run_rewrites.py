@@ -53,6 +53,7 @@ def search(job: Job) -> None:
     shown = job.roll_out_all("", train)
     failures = [{**item, **one} for item, one in zip(train, shown, strict=True) if one["score"] < 1]
     if not failures:
+        job.save("", "complete")
         return
     if job.settings.get("most") == 1:
         job.save(write_document(job, failures, rng), "complete")
@@ -69,6 +70,6 @@ def search(job: Job) -> None:
 
 if __name__ == "__main__":
     task = Job.read()
-    task.save("", "complete")
+    task.save("", "budget")
     with contextlib.suppress(BudgetSpent):
         search(task)
