@@ -1,6 +1,6 @@
 """Whole simulated runs under each policy of the gate: what the final skill is really worth.
 
-    python benchmarks/gate.py              everything, in about a quarter of an hour on four cores
+    python benchmarks/gate.py              everything, in about half an hour on two cores
     python benchmarks/gate.py --runs 20    a first look
 
 A run has versions of a document, each made from the current one by an edit. The policies decide by the code of
@@ -23,16 +23,12 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import product
 from statistics import NormalDist, fmean, quantiles, stdev
 
 from decisions import at_most
 
-from reflact.gate.early_stop import EarlyStopMonitor
 from reflact.gate.intervals import CLAIM_LEVEL, compute_chance, improvement_interval
-from reflact.gate.paired_decision import GateSettings, ScorePair, TrialRequest, decide
-from reflact.gate.paired_test import choose_trials
 from reflact.gate.ranked_decision import (
     BEST_ABOVE,
     MAX_PASSES,
@@ -42,18 +38,15 @@ from reflact.gate.ranked_decision import (
     choose_version,
     start_ranking,
 )
-from reflact.types import Ranking
+from reflact.types import PassResult, Ranking
 
-SEED, BATCH, ALPHA, EFFECT, WORTH = 2026, 40, 0.10, 0.15, 0.00005
+SEED, BATCH, WORTH = 2026, 40, 0.00005
 START, CEILING, FLOOR = 0.5, 0.865, 0.02
 ITEM_SPREAD, ITEM_MEMORY = 1.3, 0.98
 """Items differ by this deviation (in probits); an edit leaves this correlation of the items' differences."""
 
 BASELINE_PASSES = 2
 """The passes of a baseline whose target is noisy."""
-
-PLANNED_DECISIONS = 41
-"""What the paired policy divides alpha by: 40 steps and a promotion."""
 
 REPLAYED = 500
 """Versions of a long run; their replay must take less than a second."""
@@ -87,35 +80,35 @@ LANDSCAPES = (
         0.25,
         0.052,
         0.25,
-        design=(("ranked", 30.2), ("strict", 23.1), ("paired", 12.2), ("pool", 17.4)),
+        design=(("ranked", 30.2), ("strict", 23.1), ("pool", 17.4)),
     ),
     Landscape(
         "optimistic",
         0.5,
         0.052,
         0.25,
-        design=(("ranked", 36.0), ("strict", 29.7), ("paired", 15.5), ("pool", 23.3)),
+        design=(("ranked", 36.0), ("strict", 29.7), ("pool", 23.3)),
     ),
     Landscape(
         "pessimistic",
         0.1,
         0.04,
         0.375,
-        design=(("ranked", 8.6), ("strict", 3.6), ("paired", 1.0), ("pool", 2.8)),
+        design=(("ranked", 8.6), ("strict", 3.6), ("pool", 2.8)),
     ),
     Landscape(
         "small gains",
         0.25,
         0.024,
         0.25,
-        design=(("ranked", 11.5), ("strict", 5.0), ("paired", 0.3), ("pool", 4.1)),
+        design=(("ranked", 11.5), ("strict", 5.0), ("pool", 4.1)),
     ),
     Landscape(
         "nothing helps",
         0.0,
         0.0,
         0.3,
-        design=(("ranked", -0.7), ("strict", -1.3), ("paired", 0.0), ("pool", -0.6)),
+        design=(("ranked", -0.7), ("strict", -1.3), ("pool", -0.6)),
     ),
     Landscape("rare large gains", 0.05, 0.2, 0.25),
     Landscape("hostile", 0.1, 0.052, 0.7),
@@ -152,27 +145,42 @@ def spread_chances(accuracy: float, shifts: Sequence[float]) -> list[float]:
 class World:
     """The versions and scores of one simulated run; ``spent`` counts its rollouts."""
 
-    def __init__(self, landscape: Landscape, n: int, run: int) -> None:
+    def __init__(
+        self,
+        landscape: Landscape,
+        n: int,
+        run: int,
+        *,
+        start: float | None = None,
+        ceiling: float = CEILING,
+        is_steady: bool = False,
+    ) -> None:
         label = f"{SEED}/{landscape.name}/{n}/{run}"
+        self.ceiling, self.is_steady = ceiling, is_steady
         self._ideas, self._draws = random.Random(f"{label}/ideas"), random.Random(f"{label}/scores")
         self.landscape, self.items, self.spent, self.steps = landscape, tuple(f"{i}" for i in range(n)), 0, 0
-        self.baseline = Version("0", START, [self._ideas.gauss(0, ITEM_SPREAD) for _ in range(n)])
+        accuracy = START if start is None else start
+        self.baseline = Version("0", accuracy, [self._ideas.gauss(0, ITEM_SPREAD) for _ in range(n)])
         self.trace: list[tuple[int, float]] = []
 
     def note_best(self, best: Version) -> None:
         """Note the rollouts so far, and what the run would gain if it ended now."""
         self.trace.append((self.spent, best.accuracy - START))
 
-    def edit(self, parent: Version) -> Version:
-        """Return the candidate of the next step, after the step's training batch."""
+    def edit(self, parent: Version, jump: float = 0.0) -> Version:
+        """Return the candidate of the next step, after the step's training batch; ``jump`` is a gain for certain."""
         self.spent += BATCH
         self.steps += 1
         landscape, kind, size = self.landscape, self._ideas.random(), self._ideas.gammavariate(2, 0.5)
         accuracy = parent.accuracy
-        if kind < landscape.helpful:
-            accuracy = max(accuracy, min(CEILING, accuracy + size * landscape.gain))
+        if jump:
+            accuracy += jump
+        elif kind < landscape.helpful:
+            accuracy = max(accuracy, min(self.ceiling, accuracy + size * landscape.gain))
         elif kind < landscape.helpful + landscape.harmful:
             accuracy = max(FLOOR, accuracy - size * landscape.loss)
+        if self.is_steady and accuracy == parent.accuracy:
+            return Version(str(self.steps), accuracy, parent.shifts, parent.depth + 1)
         fresh = math.sqrt(1 - ITEM_MEMORY**2) * ITEM_SPREAD
         shifts = [ITEM_MEMORY * shift + self._ideas.gauss(0, fresh) for shift in parent.shifts]
         return Version(str(self.steps), accuracy, shifts, parent.depth + 1)
@@ -208,25 +216,38 @@ Result = tuple[Version, float]
 
 
 def run_ranked(world: World, has_rollouts: Callable[[], bool]) -> Result:
-    """Build on the version that is believed best."""
+    """Build on the version that is believed best, and report its measured mean."""
+    best = world.baseline
+    for _, best in follow_ranked(world, has_rollouts):
+        world.note_best(best)
+    return best, fmean(score for scores in best.passes for score in scores.values())
+
+
+def follow_ranked(
+    world: World, has_rollouts: Callable[[], bool], first_gain: float = 0.0
+) -> Iterator[tuple[Statement, Version]]:
+    """Yield the statement of each decision of the ranked gate, and the best version after it."""
     current = baseline = world.baseline
     for _ in range(BASELINE_PASSES):
         world.run_pass(baseline)
     ranking = start_ranking(baseline.name, baseline.passes, is_hard=True)
     versions, kept = {baseline.name: baseline}, [baseline.name]
     while has_rollouts():
-        candidate = world.edit(current)
+        candidate = world.edit(current, jump=0.0 if world.steps else first_gain)
         versions[candidate.name] = candidate
         ranking = measure_versions(
             world, ranking.add_version(candidate.name, current.name), candidate, current
         )
-        chosen = choose_version(Posterior(ranking), (*kept, candidate.name))
+        posterior = Posterior(ranking)
+        chosen = choose_version(posterior, (*kept, candidate.name))
         kept += [chosen] if chosen == candidate.name else []
+        statement = Statement(
+            posterior.find_probability(candidate.name, current.name),
+            chosen == candidate.name,
+            candidate.accuracy - current.accuracy,
+        )
         current = versions[chosen]
-        world.note_best(choose_best(Posterior(ranking), current, baseline))
-    posterior = Posterior(ranking)
-    best = choose_best(posterior, current, baseline)
-    return best, posterior.find_belief(best.name).mean
+        yield statement, choose_best(posterior, current, baseline)
 
 
 def choose_best(posterior: Posterior, current: Version, baseline: Version) -> Version:
@@ -246,43 +267,28 @@ def measure_versions(world: World, ranking: Ranking, candidate: Version, current
     return ranking
 
 
-def run_tested(world: World, has_rollouts: Callable[[], bool], *, policy: str) -> Result:
-    """Build on candidates that win against the current version by the strict or the paired rule."""
-    current, n = world.baseline, len(world.items)
-    for _ in range(1 if policy == "strict" else 2):
-        world.run_pass(current)
+def run_strict(world: World, has_rollouts: Callable[[], bool]) -> Result:
+    """Build on candidates whose mean of one pass is greater, as ``strict`` decides.
+
+    A pass ends as soon as the items that have not run cannot change the decision. The current version's score of
+    an item is read again if it has one.
+    """
+    current = world.baseline
+    world.run_pass(current)
     reported = fmean(current.passes[0].values())
-    trials = choose_trials(n, decisions=PLANNED_DECISIONS, alpha=ALPHA, effect=EFFECT)
-    settings = GateSettings.model_validate(
-        {
-            "item_ids": world.items,
-            "policy": policy,
-            "trials": trials,
-            "level": ALPHA / PLANNED_DECISIONS,
-            "effect": EFFECT,
-            "deterministic": False,
-        }
-    )
     while has_rollouts():
         candidate = world.edit(current)
-        if compare(world, settings, candidate, current) == "accept":
+        lead, open_items = 0.0, len(world.items)
+        for item in world.items:
+            lead += world.score(candidate, 0, item) - world.score(current, 0, item)
+            open_items -= 1
+            if abs(lead) > open_items or lead == -open_items:
+                break
+        if lead > 0:
             current = candidate
             reported = fmean(current.scores.values())
         world.note_best(current)
     return current, reported
-
-
-def compare(world: World, settings: GateSettings, candidate: Version, current: Version) -> str:
-    """Run what the gate asks for until it rules; return its action."""
-    trials: dict[int, dict[str, ScorePair]] = {}
-    while isinstance(asked := decide(settings, trials), TrialRequest):
-        watch, pairs = EarlyStopMonitor(settings, trials, asked), trials.setdefault(asked.trial, {})
-        for item in asked.item_ids:
-            new, old = (world.score(side, asked.trial, item) for side in (candidate, current))
-            pairs[item] = ScorePair(item_id=item, candidate=new, current=old)
-            if (ruling := watch.add(pairs[item])) is not None:
-                return ruling.action
-    return asked.action
 
 
 def run_pool(world: World, has_rollouts: Callable[[], bool]) -> Result:
@@ -320,12 +326,99 @@ def run_oracle(world: World, has_rollouts: Callable[[], bool]) -> Result:
 
 POLICIES: dict[str, Callable[[World, Callable[[], bool]], Result]] = {
     "ranked": run_ranked,
-    "strict": partial(run_tested, policy="strict"),
-    "paired": partial(run_tested, policy="paired"),
+    "strict": run_strict,
     "pool": run_pool,
     "no gate": run_open,
     "oracle": run_oracle,
 }
+
+
+# ---------------------------------------------------------------------------------------------- calibration
+
+
+@dataclass(frozen=True)
+class Statement:
+    """What the gate stated on a candidate: the probability that it is better, and whether it was accepted.
+
+    ``effect`` is the true difference to the version that was current. A statement "better" is true if and only if
+    it is above 0: about an edit without effect it is false, also if that edit is accepted at no loss.
+    """
+
+    probability: float
+    accepted: bool
+    effect: float
+
+    @property
+    def kind(self) -> str:
+        """One of ``KINDS``."""
+        return "gain" if self.effect > 0 else "harm" if self.effect < 0 else "no effect"
+
+
+KINDS = ("gain", "no effect", "harm")
+
+
+@dataclass(frozen=True)
+class CalibrationCell:
+    """Runs of ``CALIBRATION_STEPS`` steps after a first edit that gains ``first_gain``, or from ``START`` without one."""
+
+    landscape: Landscape
+    n: int
+    first_gain: float
+
+    def simulate(self, runs: range) -> list[Statement]:
+        """Return the statements of some runs, without that on the first edit."""
+        return [statement for run in runs for statement in self._simulate_run(run)]
+
+    def _simulate_run(self, run: int) -> Iterator[Statement]:
+        start = FIRST_GAINS[self.first_gain]
+        world = World(self.landscape, self.n, run, start=start, ceiling=CALIBRATION_CEILING, is_steady=True)
+        steps = CALIBRATION_STEPS + bool(self.first_gain)
+        for step, (statement, _) in enumerate(
+            follow_ranked(world, lambda: world.steps < steps, self.first_gain)
+        ):
+            if step or not self.first_gain:
+                yield statement
+
+
+FIRST_GAINS = {0.0: START, 0.4: 0.3, 0.85: 0.005}
+"""Gains of a first edit, and the accuracy before it."""
+
+CALIBRATION_CEILING, CALIBRATION_STEPS, CALIBRATION_SIZES = 0.98, 12, (20, 28, 40, 100)
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """The statements of one cell."""
+
+    cell: CalibrationCell
+    statements: Sequence[Statement]
+
+    def select(self, low: float, high: float = 1.1) -> list[Statement]:
+        """Return the statements with a probability of at least ``low`` and below ``high``."""
+        return [s for s in self.statements if low <= s.probability < high]
+
+    @property
+    def sure(self) -> tuple[float, int]:
+        """How often a stated probability of ``BEST_ABOVE`` or more is true, and the number of such statements."""
+        sure = self.select(BEST_ABOVE)
+        return (fmean(s.effect > 0 for s in sure) if sure else math.nan), len(sure)
+
+    def accepted(self, kind: str) -> float:
+        """Return the share of the edits of a kind that is accepted."""
+        return fmean(s.accepted for s in self.statements if s.kind == kind)
+
+    def show(self) -> Iterator[str]:
+        """Yield the lines of its report."""
+        share, count = self.sure
+        title = f"{self.cell.landscape.name}, {self.cell.n} items, first gain {100 * self.cell.first_gain:.0f} points"
+        accepted = ", ".join(f"{kind} {self.accepted(kind):.0%}" for kind in KINDS)
+        yield f"{title}: stated {BEST_ABOVE:g} or more is true in {share:.3f} of {count}; accepted: {accepted}"
+        for decile in range(10):
+            group = self.select(decile / 10, (decile + 1) / 10 if decile < 9 else 1.1)
+            if group:
+                kinds = ", ".join(f"{kind} {sum(s.kind == kind for s in group)}" for kind in KINDS)
+                stated, truth = fmean(s.probability for s in group), fmean(s.effect > 0 for s in group)
+                yield f"  {decile / 10:.1f} to {(decile + 1) / 10:.1f}: stated {stated:.2f}, true {truth:.2f} ({kinds})"
 
 
 # ---------------------------------------------------------------------------------------------------- cells
@@ -447,10 +540,19 @@ def list_cells() -> Iterator[Cell]:
     for landscape, policy in product(LANDSCAPES, POLICIES):
         yield Cell(policy, landscape)
     for n, budget in ((20, 4000), (100, 4000), (40, 2000), (40, 8000)):
-        for landscape, policy in product(OTHER_SIZES, ("ranked", "strict", "paired")):
+        for landscape, policy in product(OTHER_SIZES, ("ranked", "strict")):
             yield Cell(policy, landscape, n, budget)
-    for policy in ("ranked", "strict", "paired"):
+    for policy in ("ranked", "strict"):
         yield Cell(policy, LANDSCAPES[0], steps=40)
+
+
+CALIBRATION_CELLS = tuple(
+    CalibrationCell(LANDSCAPES[0], n, gain) for n, gain in product(CALIBRATION_SIZES, FIRST_GAINS)
+)
+"""Where the statements of the gate are compared with the truth."""
+
+SURE_ENOUGH, ACCEPTED_AT_MOST = 0.85, 1 / 3
+"""How often a stated probability of ``BEST_ABOVE`` is true; the edits without effect that are accepted after a jump."""
 
 
 def simulate_runs(cell: Cell, runs: range) -> list[Outcome]:
@@ -476,11 +578,26 @@ def time_replay(versions: int) -> float:
     for number in range(1, versions):
         parent = str(chance.randrange(max(0, number - 5), number))
         ranking = ranking.add_version(str(number), parent)
-        for _ in range(2):
-            scores = {"item": float(chance.random() < START)}
-            ranking = ranking.add_pass(build_pass(ranking, str(number), scores, earlier=(), others=()))
+        for trial in range(2):
+            score = float(chance.random() < START)
+            result = PassResult(
+                skill_hash=str(number), trial=trial, mean=score, n=1, variance=0.14, change_variance=0.01
+            )
+            ranking = ranking.add_pass(result)
         choose_version(Posterior(ranking), [node.skill_hash for node in ranking.nodes])
     return time.process_time() - started
+
+
+def find_calibration_misses(calibrations: Sequence[Calibration]) -> Iterator[str]:
+    """Yield where statements are not as sure as they say, beyond chance, or edits without effect are accepted."""
+    for found in calibrations:
+        cell = f"{found.cell.n} items, first gain {100 * found.cell.first_gain:.0f} points"
+        share, count = found.sure
+        if count and at_most(round(share * count), count) < SURE_ENOUGH:
+            yield f"{cell}: stated {BEST_ABOVE:g} or more is true in {share:.2f} of {count} cases"
+        accepted = found.accepted("no effect")
+        if found.cell.first_gain == max(FIRST_GAINS) and accepted > ACCEPTED_AT_MOST:
+            yield f"{cell}: {accepted:.0%} of the edits without effect are accepted"
 
 
 def find_misses(summaries: Sequence[Summary]) -> Iterator[str]:
@@ -519,12 +636,24 @@ def main() -> int:
         for cell, futures in parts:
             summaries.append(Summary(cell, [one for future in futures for one in future.result()]))
             print(format_line(summaries[-1].show()), flush=True)
+        calibrated = []
+        for each in CALIBRATION_CELLS:
+            runs, size = options.runs, 20
+            chunks = [range(first, min(first + size, runs)) for first in range(0, runs, size)]
+            calibrated.append((each, [pool.submit(each.simulate, chunk) for chunk in chunks]))
+        print("Statements of ranked, by their tenths (a statement on an edit without effect is false):")
+        calibrations = []
+        for each, statements in calibrated:
+            stated = [one for future in statements for one in future.result()]
+            calibrations.append(Calibration(each, stated))
+            print("\n".join(calibrations[-1].show()), flush=True)
     print("Final claims of ranked, on a sealed test (bounds are one-sided, at 95%):")
     for summary in summaries:
         if summary.cell.policy == "ranked" and summary.cell.n == 40 and summary.cell.budget == 4000:
             print(describe_claims(summary))
     replay, misses = time_replay(REPLAYED), list(find_misses(summaries))
     print(f"replaying {REPLAYED} versions, with the beliefs after each: {replay:.2f} s of processor time")
+    misses += find_calibration_misses(calibrations)
     misses += [f"replaying {REPLAYED} versions takes {replay:.2f} s"] if replay >= 1 else []
     print(f"{time.perf_counter() - started:.0f} s with {options.workers} processes")
     for miss in misses:

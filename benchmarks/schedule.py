@@ -40,7 +40,6 @@ WORKLOADS = (
     ("ranked", 0, 0.0),
     ("ranked", 0, 0.2),
     ("ranked", 40, 0.2),
-    ("paired", 0, 0.2),
 )
 """The policy of the gate, the number of test items, and the target's noise."""
 

@@ -104,7 +104,7 @@ STEPS: tuple[tuple[GateAction, float | None, int, SkillVersion], ...] = (
     ("accept_new_best", 0.575, 3, SECOND),
     ("reject", 0.125, 2, SECOND),
     ("no_patches", None, 0, SECOND),
-    ("inconclusive", 0.6, 3, SECOND),
+    ("set_aside", 0.6, 3, SECOND),
 )
 
 
@@ -114,8 +114,8 @@ def opening() -> Iterator[Moment]:
         0.0,
         events.RunStarted(run_id=RUN, steps_per_epoch=14, n_train=56, n_val=40, n_test=80),
     )
-    words = "40 items resolve 16 points."
-    yield 0.0, events.GatePowerEstimated(run_id=RUN, description=words, effect=0.16, trials=4, rollouts=320)
+    words = "Candidates run on 40 items."
+    yield 0.0, events.GatePowerEstimated(run_id=RUN, description=words, trials=4, rollouts=320)
     yield 21.0, events.BaselineMeasured(run_id=RUN, score=0.2, n=40)
 
 

@@ -38,7 +38,6 @@ async def train_large(folder: Path) -> None:
     settings: Mapping[str, Any] = {
         "out_dir": folder,
         "train": {"num_epochs": 10, "batch_size": 2, "accumulation": 1},
-        "gate": {"early_stop": False},
         "select": {"max_edits": 1, "min_edits": 1},
         "slow_update": {"enabled": False},
     }

@@ -50,9 +50,9 @@ class BankModel:
 
     async def __call__(self, messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
         """Answer one request."""
-        text = info.instructions or ""
+        text, description = info.instructions or "", info.function_tools[0].description or ""
         self.instructions.append(text)
-        self.descriptions.append(info.function_tools[0].description or "")
+        self.descriptions.append(description)
         if self.fail is not None:
             self.fail(len(self.instructions))
         await anyio.lowlevel.checkpoint()
@@ -61,7 +61,7 @@ class BankModel:
         if isinstance(last, ToolReturnPart) and last.tool_name == "customer_balance":
             made = ToolCallPart(info.output_tools[0].name, {"support_advice": str(last.content)})
         else:
-            made = ToolCallPart("customer_balance", {"include_pending": RULE in text + self.descriptions[-1]})
+            made = ToolCallPart("customer_balance", {"include_pending": RULE in text + description})
         return ModelResponse(parts=[made], usage=usage)
 
 

@@ -15,28 +15,27 @@ from reflact.calibration.contrast import ContrastSettings, GenerationTask, PairM
 from reflact.calibration.critic import Critic
 from reflact.calibration.curriculum import MistakeShare, RoundPlan
 from reflact.config.models import ModelConfig
-from reflact.config.training import AggregateConfig, PromptsConfig, ReflectConfig, UpdateConfig
+from reflact.config.training import AggregateConfig, PromptsConfig, UpdateConfig
 from reflact.errors import ReplyError
 from reflact.llm.budget import Account
 from reflact.llm.cassettes import open_cassette
 from reflact.llm.client import Client
 from reflact.memory.models import Action, ContrastPair, Evaluation, Label, ScoreEvent, Transition
-from reflact.messages import CallId, NoReply, RenderedPrompt, Reply, ReplyModel
+from reflact.messages import CallId, RenderedPrompt, Reply, ReplyModel
 from reflact.prompts import PromptBook, load_prompts
-from reflact.protocols import R, StepEvidence
+from reflact.protocols import R
 from reflact.records import StepBufferEntry
+from reflact.search.rewrite import RewriteInput, write_documents
 from reflact.skills.document import replace_notes
 from reflact.stages.aggregate import aggregate
 from reflact.stages.context import StageContext
-from reflact.stages.evaluate import GateMetric
 from reflact.stages.execution_notes import LapseTriage, update_appendix
-from reflact.stages.prompt_sections import show_buffer, show_figures, show_meta, show_task
+from reflact.stages.prompt_sections import join_sections, show_buffer, show_figures, show_meta, show_task
 from reflact.stages.reflect import Analyst, Minibatch
 from reflact.stages.select import choose_step_size, select
 from reflact.stages.slow_update import categorize_items, show_comparison, slow_update, update_meta_skill
 from reflact.stages.update import update
 from reflact.testing import InMemoryRunStore
-from reflact.training.proposing import RewritingProposer
 from reflact.types import (
     AggregateResult,
     AnalystReport,
@@ -78,7 +77,7 @@ LARGER = MODEL.model_copy(
 )
 """The model for the prompts of the default profile, and for those that the smaller one never answers validly."""
 
-LARGER_ONLY = {"analyst_failure/v3", "draft_failure/v1", "rewrite/v1"}
+LARGER_ONLY = {"analyst_failure/v3", "draft_failure/v1", "rewrite/v1", "write_document/v1"}
 """Prompts for small models that the larger one answers: the smaller one gives no valid reply, or was not asked."""
 
 EARLIER = {"analyst_failure": 1}
@@ -239,7 +238,7 @@ class Material:
     failures: tuple[Rollout, ...]
     successes: tuple[Rollout, ...]
     changed: tuple[Rollout, ...]
-    evidence: StepEvidence
+    rewrite: RewriteInput
     rules: Sequence[Edit]
     drafts: Sequence[Edit]
     choices: Sequence[Edit]
@@ -287,8 +286,8 @@ def _material() -> Material:
         failures=wrong,
         successes=right,
         changed=(*_rollouts(LATER, RIGHT[:1], hard=1), *_rollouts(LATER, WRONG, hard=0)[1:]),
-        evidence=StepEvidence(
-            step=1, cases=tuple(cases), attempts=ATTEMPTS, meta_skill=MEMORY, task=show_task(TASK)
+        rewrite=RewriteInput(
+            cases=tuple(cases), notes=join_sections(show_buffer(ATTEMPTS), show_meta(MEMORY))
         ),
         rules=[edit("append", rule, sources[n], support=4 - n) for n, rule in enumerate(RULES)],
         drafts=[edit("rewrite", draft, sources[n], support=4 - n) for n, draft in enumerate(DRAFTS)],
@@ -314,9 +313,7 @@ async def ask_stages(listener: Listener, shown: Material, prompts: PromptsConfig
     await _merge(context, shown, shown.listed, shown.drafts)
     await _decide(context, shown)
     await _close(context, shown)
-    config = ReflectConfig(trajectory_tokens=shown.tokens)
-    proposer = RewritingProposer(1, context.prompts, config, GateMetric(metric="hard"))
-    await proposer.propose(shown.skill, shown.evidence, Asker(context))
+    await write_documents(shown.skill, shown.rewrite, context=context, n=1, seed=1)
 
 
 async def _reflect(context: StageContext, shown: Material) -> None:
@@ -344,24 +341,6 @@ async def _reflect(context: StageContext, shown: Material) -> None:
     )
     for batch in batches:
         await triage.report(batch)
-
-
-@dataclass(frozen=True)
-class Asker:
-    """A proposer's budget for calls alone."""
-
-    context: StageContext
-    max_edits: int | None = None
-
-    async def ask(
-        self, prompt: RenderedPrompt, reply_type: type[R], *, purpose: str = "proposal", **options: Any
-    ) -> R | NoReply:
-        """Ask as a stage does."""
-        return await self.context.ask_rendered(prompt, reply_type, purpose=purpose, **options)
-
-    async def roll_out(self, documents: Sequence[str]) -> tuple[tuple[Rollout, ...], ...]:
-        """Refuse to roll out."""
-        raise NotImplementedError
 
 
 async def _merge(context: StageContext, shown: Material, skill: Skill, edits: Sequence[Edit]) -> None:

@@ -81,7 +81,7 @@ def left_by(out_dir: Path) -> Ended:
         events=rows(out_dir, "SELECT event FROM events ORDER BY sequence"),
         decision_log=rows(out_dir, "SELECT step, label, value FROM decision_log ORDER BY step, label"),
         files={path.name: path.read_bytes().decode("utf-8") for path in exported},
-        summary=summary.model_copy(update={**unlike, "surplus": 0}),
+        summary=summary.model_copy(update=unlike),
         skills=rows(out_dir, "SELECT hash FROM skills ORDER BY hash"),
         replies=rows(out_dir, "SELECT key FROM responses ORDER BY key"),
         rollouts=rows(out_dir, "SELECT key FROM rollouts ORDER BY key"),
@@ -119,11 +119,7 @@ def write_world(folder: Path, *, train: int = 12, val: int = 4, test: int = 2) -
 
 
 def settings(world: Path, out_dir: Path, *, url: str = URL, **sections: Any) -> dict[str, Any]:
-    """Return the configuration of a run with everything on, with sections replaced in part.
-
-    Evaluations do not stop early: how many of the rollouts beyond the decisive ones are had, and paid
-    for, is a matter of timing.
-    """
+    """Return the configuration of a run with everything on, with sections replaced in part."""
     plain: dict[str, Any] = {
         "out_dir": str(out_dir),
         "report": False,
@@ -144,13 +140,7 @@ def settings(world: Path, out_dir: Path, *, url: str = URL, **sections: Any) -> 
         "reflect": {"minibatch_size": 1},
         "aggregate": {"merge_batch_size": 2},
         "select": {"max_edits": 2, "min_edits": 1},
-        "gate": {
-            "policy": "paired",
-            "alpha": 0.9,
-            "max_trials": 4,
-            "early_stop": False,
-            "report_trials": 1,
-        },
+        "gate": {"max_trials": 4, "report_trials": 1},
         "slow_update": {"samples": 3, "gated": True},
         "meta_skill": {"enabled": True},
         "appendix": {"enabled": True, "consolidate_threshold": 1},

@@ -300,7 +300,7 @@ def test_input_paths_count_from_the_file(tmp_path: Path) -> None:
 def test_a_preset_is_a_start_that_settings_override() -> None:
     """``preset: skillopt`` sets the older defaults; what the user writes wins."""
     older = load_config({"preset": "skillopt"})
-    assert (older.gate.policy, older.gate.metric, older.gate.early_stop) == ("strict", "hard", False)
+    assert (older.gate.policy, older.gate.metric) == ("strict", "hard")
     assert (older.slow_update.enabled, older.slow_update.gated) == (True, False)
     assert (older.reflect.memory, older.reflect.step_buffer) == ("off", True)
     assert (older.select.scheduler, older.select.max_edits, older.select.floor) == ("cosine", 4, 2)

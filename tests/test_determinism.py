@@ -100,7 +100,7 @@ async def history(
     ("policy", "proposer"),
     [
         ("ranked", "reflact"),
-        pytest.param("paired", "reflact", marks=pytest.mark.slow),
+        pytest.param("strict", "reflact", marks=pytest.mark.slow),
         pytest.param("ranked", "one_shot", marks=pytest.mark.slow),
         pytest.param("ranked", "best_of_n", marks=pytest.mark.slow),
     ],

@@ -67,7 +67,7 @@ async def start(store: InMemoryRunStore, folder: Path) -> list[Event]:
     config = {
         "out_dir": folder,
         "train": {"num_epochs": 2, "batch_size": 4},
-        "gate": {"early_stop": False, "max_trials": 1, "alpha": 0.9},
+        "gate": {"max_trials": 1},
         "select": {"max_edits": 1, "min_edits": 1},
         "slow_update": {"samples": 2},
         "appendix": {"enabled": True},

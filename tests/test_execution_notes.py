@@ -14,15 +14,21 @@ from rich.console import Console
 
 from doubles import open_context
 from reflact.reporting.summary import format_step, print_summary
-from reflact.skills.document import find_regions, read_notes
-from reflact.stages.execution_notes import CompactReply, LapseReply, ReminderReply, update_appendix
+from reflact.skills.document import find_regions, read_notes, replace_notes
+from reflact.stages.execution_notes import (
+    CompactReply,
+    LapseReply,
+    ReminderReply,
+    carry_notes,
+    update_appendix,
+)
 from reflact.stages.reply_models import AnalystReply, DraftReply, ReasonedSuccessDraftReply
 from reflact.stages.update import RewriteReply
 from reflact.testing import ScriptedLLM, ToyEnvironment, append_reply
 from reflact.testing.llm import ScriptedAnswer
 from reflact.types import AnalystReport, Skill
 from skill_documents import documents
-from toy_runs import LINES, Actor, Part, document, playing, run
+from toy_runs import LINES, Actor, Part, document, playing, right, run
 
 ON: dict[str, Any] = {"appendix": {"enabled": True}}
 ALL = document("double", "square", "negate", "parity")
@@ -228,3 +234,44 @@ def without_appendix(text: str) -> str:
         if region.name == "appendix":
             return text[: region.start] + text[region.end :]
     return text
+
+
+async def test_notes_are_carried_into_the_document_that_becomes_current_again() -> None:
+    """A return gives up a document and not its notes; those of both documents stay, each once."""
+    older = replace_notes(Skill(text="Old.\n"), ["One."])
+    before = replace_notes(Skill(text="New.\n"), ["one.", "Two."])
+    carried = carry_notes(older, before)
+    assert read_notes(carried.text) == ("One.", "Two.")
+    assert carried.text.startswith("Old.")
+    context = await open_context(ScriptedLLM(lambda *_: "never asked"))
+    noted = await update_appendix(older, [], context=context, threshold=None, earlier=read_notes(before.text))
+    assert noted.skill == carried
+    assert noted.notes == ("One.", "Two.")
+
+
+async def test_a_run_that_returns_keeps_its_reminders(tmp_path: Path) -> None:
+    """The older document that becomes current again has the notes of the one that is given up."""
+
+    def lucky_once(skill: Skill, message: str, times: int) -> str | None:
+        solved: tuple[str, ...] = ("square",)
+        if "nonsense" in skill.text:
+            solved = ("square", "parity") if skill.text.count("nonsense") == 1 else ()
+        return right(message) if message.startswith(solved or "-") else "unknown"
+
+    idle = playing((AnalystReply, lambda wanted, shown: append_reply(wanted, f"- nonsense {len(shown)}")))
+    done = await run(
+        tmp_path,
+        initial=document("double"),
+        actor=Actor(lucky_once),
+        script=idle,
+        train={"num_epochs": 4},
+        target={"deterministic": False},
+        gate={"worth": 1.0},
+        **ON,
+    )
+    returns = [record for record in done.records if record.verdict.action == "return"]
+    assert returns
+    for record in returns:
+        lost = read_notes(done.texts[record.skill_before])
+        assert lost
+        assert set(lost) <= set(read_notes(done.texts[record.current.skill_hash]))

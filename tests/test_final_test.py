@@ -70,7 +70,6 @@ async def test_the_last_skill_is_promoted_by_the_gates_own_rule(tmp_path: Path) 
     done = await run(tmp_path / "a", script=script, **{**DIVIDED, "test": {"enabled": False}})
     (promotion,) = done.promotions
     assert promotion.verdict.action == "accept_new_best"
-    assert promotion.verdict.evidence.policy == "ranked"
     assert done.summary.best == done.summary.final == promotion.current
     assert (promotion.current.score, promotion.current.inherited) == (0.25, False)
 
@@ -116,10 +115,9 @@ async def test_reported_validation_scores_come_from_trials_that_no_gate_saw(tmp_
     def lucky(skill: Skill, message: str, times: int) -> str | None:
         return right(message) if skill.text and times < 2 else "unknown"
 
-    gate = {"policy": "paired", "max_trials": 4, "early_stop": False, "report_trials": 3}
+    gate = {"max_trials": 2, "worth": 0.0, "report_trials": 3}
     done = await run(tmp_path, actor=Actor(lucky), target={"deterministic": False}, gate=gate)
-    assert "accept_new_best" in done.actions
-    assert done.summary.best.score == 1.0
+    assert done.summary.best.number > 0
     for name in ("baseline", "best", "final"):
         score = done.summary.score(name, Split.val)
         assert (score.trials, score.n, score.selected_on, score.hard) == (3, 12, False, 0.0)
@@ -133,26 +131,6 @@ async def test_reported_validation_scores_come_from_trials_that_no_gate_saw(tmp_
     assert {t for t in trials if t < FIRST_REPORT_TRIAL} == {0, 1}
 
 
-@pytest.mark.slow
-async def test_interleaved_trials_stay_below_the_reported_ones(tmp_path: Path) -> None:
-    """However many steps there are, no decision's own trials are those of the report."""
-    gate = {"policy": "paired", "interleave": True, "max_trials": 2, "early_stop": False}
-    environment = ToyEnvironment(train=1, val=1, test=1, rules=1)
-    number = iter(range(1000))
-    script = playing((AnalystReply, lambda wanted, _: append_reply(wanted, f"- nonsense {next(number)}")))
-    done = await run(
-        tmp_path,
-        environment=environment,
-        script=script,
-        train={"batch_size": 1, "num_epochs": 101},
-        gate=gate,
-    )
-    assert set(done.actions) == {"reject"}
-    used = {r.trial for r in await rollouts_in(tmp_path) if r.item_id == "val-000"}
-    assert max(used) > 1_000_000
-    assert max(used) < FIRST_REPORT_TRIAL
-
-
 @pytest.mark.parametrize(
     ("gate", "train", "selected"),
     [
@@ -160,7 +138,6 @@ async def test_interleaved_trials_stay_below_the_reported_ones(tmp_path: Path) -
         ({"policy": "strict"}, {"reuse_rollouts": False}, set()),
         ({"enabled": False}, {}, {"best"}),
         ({}, {}, {"best", "final"}),
-        ({"policy": "paired"}, {}, set()),
     ],
 )
 async def test_scores_that_chose_the_skill_are_marked(

@@ -60,7 +60,6 @@ def settings(folder: Path, *, concurrency: int = 3, grace: float = GRACE) -> dic
             "grace_seconds": grace,
         },
         "reflect": {"minibatch_size": 2},
-        "gate": {"early_stop": False},
         "test": {"null_answers": False},  # the tests count stored rollouts, and constants are rollouts too
     }
 
@@ -109,7 +108,7 @@ async def test_a_step_that_needs_nothing_new_is_committed(tmp_path: Path, last: 
     """Told to stop while the gate's last rollouts are under way, a run decides, commits the step and ends."""
     config = {
         **settings(tmp_path, concurrency=2 * VALIDATION),
-        "gate": {"policy": "strict", "early_stop": False},
+        "gate": {"policy": "strict"},
     }
     before_the_gate = VALIDATION + 4  # the baseline and the batch
 

@@ -79,11 +79,11 @@ def finish_score(name: str, split: Split, hard: float) -> events.Event:
     return events.FinalScoreMeasured(run_id=RUN, step=14, score=measured)
 
 
-ACTIONS: tuple[GateAction, ...] = ("accept_new_best", "reject", "no_patches", "inconclusive")
+ACTIONS: tuple[GateAction, ...] = ("accept_new_best", "reject", "no_patches", "set_aside")
 PLAN = events.RunStarted(run_id=RUN, steps_per_epoch=14, n_train=56, n_val=40, n_test=80)
 BEGINNING: tuple[events.Event, ...] = (
     PLAN,
-    events.GatePowerEstimated(run_id=RUN, description="", effect=None, trials=4, rollouts=320),
+    events.GatePowerEstimated(run_id=RUN, description="", trials=4, rollouts=320),
     events.BaselineMeasured(run_id=RUN, score=0.25, n=40),
 )
 STEPS = tuple(commit_step(step, action) for step, action in enumerate(ACTIONS, start=1))
@@ -304,7 +304,7 @@ def test_scores_and_decisions_are_shown_by_step() -> None:
     assert find_row(state_after(*BEGINNING), "val") == "baseline 0.250"
     state = state_after(*BEGINNING, *STEPS)
     assert find_row(state, "val") == "baseline 0.250   current v1 0.500   best v1 0.500 (+0.250)"
-    assert find_row(state, "decisions") == "+x.?   + new best, x rejected, ? inconclusive, . unchanged"
+    assert find_row(state, "decisions") == "+x.?   + new best, x rejected, ? set aside, . unchanged"
     assert find_row(state, "val by step") == "▁▁▁▁"
     many = [*map(commit_step, range(1, 400)), commit_step(400, "accept_new_best")]
     assert find_row(state_after(*BEGINNING, *many), "decisions") == "x" * 65 + "+"
@@ -315,7 +315,7 @@ def test_the_rows_of_a_step_show_its_stages_and_its_gate() -> None:
     state = state_after(*EVERYTHING)
     chain = "rollout 12s › reflect › aggregate › select › update › evaluate"
     assert find_row(state, "stages") == chain
-    assert find_row(state, "gate") == "12 items with both skills, again   104 of at most 320 rollouts"
+    assert find_row(state, "gate") == "12 items, again   52 of at most 320 rollouts"
 
 
 def test_the_current_stage_has_a_bar() -> None:

@@ -41,7 +41,6 @@ def settings(folder: Path, **sections: Mapping[str, Any]) -> dict[str, Any]:
     plain: dict[str, Any] = {
         "train": {"batch_size": 6, "num_epochs": 3},
         "reflect": {"minibatch_size": 6},
-        "gate": {"early_stop": False},
         "slow_update": {"enabled": True},
         "meta_skill": {"enabled": True},
         "test": {"enabled": True},

@@ -91,7 +91,7 @@ def test_applied_edits_of_rejected_steps_are_cards() -> None:
     steps = [
         record(1, "accept", applied("a")),
         record(2, "reject", applied("b"), unfit, applied("", "delete", "c")),
-        record(3, "inconclusive", applied("d")),
+        record(3, "set_aside", applied("d")),
         record(4, "no_change", applied("e")),
     ]
     assert collect_rejected_edits(steps) == (

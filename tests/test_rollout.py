@@ -20,7 +20,6 @@ from reflact.errors import AccessDenied, EnvironmentFailure, RunFailed
 from reflact.protocols import Session
 from reflact.stages.rollout import (
     RolloutCallback,
-    RolloutPair,
     RolloutRunner,
     derive_rollout_seed,
     log_unmeasured,
@@ -136,19 +135,19 @@ def make_runner(
     )
 
 
-async def compared(
+async def passed(
     environment: Scripted,
     batch: Sequence[Item],
     *,
     store: InMemoryRunStore,
+    skill: Skill = NEW,
     limit: int = 4,
     trial: int = 0,
-    until: Callable[[Sequence[RolloutPair]], bool] | None = None,
     report: RolloutCallback | None = None,
-) -> tuple[RolloutPair, ...]:
-    """Roll items out under both skills."""
+) -> tuple[Rollout, ...]:
+    """Roll items out in one pass of the gate."""
     runner = make_runner(environment, store, limit=limit, on_rollout=report)
-    return await runner.roll_out_pairs(batch, NEW, OLD, trial=trial, stop_when=until)
+    return await runner.roll_out_pass(batch, skill, trial=trial)
 
 
 def test_keys_and_seeds_are_pinned() -> None:
@@ -180,7 +179,8 @@ async def test_seeds_are_shared_by_all_skills() -> None:
     """Both sides of a comparison meet the same randomness, and each trial another."""
     environment, store, batch = Scripted(right), await opened(), items(3)
     for trial in range(2):
-        await compared(environment, batch, store=store, trial=trial)
+        for skill in (NEW, OLD):
+            await passed(environment, batch, store=store, skill=skill, trial=trial)
     for item in batch:
         assert environment.seeds[item.id, "new"] == [
             derive_rollout_seed(item, 0),
@@ -229,29 +229,25 @@ async def test_exactly_the_coverage_is_enough(coverage: float, size: int, measur
             await rolled(Scripted(lost), items(size), store=await opened(), coverage=coverage)
 
 
-def shown(pairs: Sequence[RolloutPair]) -> list[tuple[str, float | None, float | None]]:
-    """Return item and scores of pairs."""
-    hard = [[None if side.score is None else side.score.hard for side in pair] for pair in pairs]
-    assert all(new.item_id == old.item_id for new, old in pairs)
-    return [(pair[0].item_id, new, old) for pair, (new, old) in zip(pairs, hard, strict=True)]
+def shown(rollouts: Sequence[Rollout]) -> list[tuple[str, float | None]]:
+    """Return item and score of rollouts."""
+    return [(r.item_id, None if r.score is None else r.score.hard) for r in rollouts]
 
 
-async def test_pairs_stand_in_the_order_of_items() -> None:
-    """Each pair is one item under the candidate and under the current skill."""
+async def test_a_pass_stands_in_the_order_of_items() -> None:
+    """Whatever finishes first, and each rollout is reported once."""
 
     def outcome(item: str, skill: str, attempt: int) -> float:
-        return 1.0 if (skill == "new") is (item != "i2") else 0.0
+        return 0.0 if item == "i2" else 1.0
 
     told: list[Rollout] = []
 
     async def report(done: Rollout, from_store: bool) -> None:
         told.append(done)
 
-    pairs = await compared(Scripted(outcome, waits=3), items(3), store=await opened(), report=report)
-    assert shown(pairs) == [("i0", 1.0, 0.0), ("i1", 1.0, 0.0), ("i2", 0.0, 1.0)]
-    assert {(r.item_id, r.skill_hash) for r in told} == {
-        (f"i{n}", s.hash) for n in range(3) for s in (NEW, OLD)
-    }
+    found = await passed(Scripted(outcome, waits=3), items(3), store=await opened(), report=report)
+    assert shown(found) == [("i0", 1.0), ("i1", 1.0), ("i2", 0.0)]
+    assert sorted(r.item_id for r in told) == ["i0", "i1", "i2"]
 
 
 async def test_a_rollout_that_was_found_in_the_store_is_reported_as_such() -> None:
@@ -269,8 +265,8 @@ async def test_a_rollout_that_was_found_in_the_store_is_reported_as_such() -> No
 
 
 @pytest.mark.parametrize("limit", [1, 3])
-async def test_both_sides_count_towards_the_limit(limit: int) -> None:
-    """There are never more rollouts in flight than allowed, and both sides of an item start together."""
+async def test_a_pass_keeps_the_limit(limit: int) -> None:
+    """There are never more rollouts in flight than allowed, and they start in the order of the items."""
     running = highest = 0
 
     class Busy(Scripted):
@@ -284,83 +280,60 @@ async def test_both_sides_count_towards_the_limit(limit: int) -> None:
             return await super().run(item, session, seed=seed)
 
     environment = Busy(right)
-    await compared(environment, items(4), store=await opened(), limit=limit)
+    await passed(environment, items(4), store=await opened(), limit=limit)
     assert highest == limit
-    assert environment.ran == [(f"i{n}", skill) for n in range(4) for skill in ("new", "old")]
+    assert environment.ran == [(f"i{n}", "new") for n in range(4)]
 
 
-SIDE = st.tuples(st.sampled_from([0.0, 0.0, 1.0]), st.sampled_from([0, 0, 0, 0, 1, 2]))
+OUTCOME = st.tuples(st.sampled_from([0.0, 0.0, 1.0]), st.sampled_from([0, 0, 0, 0, 1, 2]))
 """A score, and how many attempts are lost before it."""
 
 
-@given(
-    sides=st.lists(st.tuples(SIDE, SIDE), max_size=6),
-    wanted=st.integers(1, 4),
-    limit=st.integers(1, 7),
-    waits=st.integers(0, 10**6),
-)
-def test_pairs_end_at_the_shortest_prefix_of_final_pairs(
-    sides: list[tuple[tuple[float, int], tuple[float, int]]], wanted: int, limit: int, waits: int
+@given(outcomes=st.lists(OUTCOME, max_size=6), limit=st.integers(1, 7), waits=st.integers(0, 10**6))
+def test_what_is_lost_in_a_pass_is_tried_once_more(
+    outcomes: list[tuple[float, int]], limit: int, waits: int
 ) -> None:
-    """Lost sides are tried once more; then the prefix is what a reader from front to back would stop at."""
+    """A rollout that was lost twice is unmeasured; nobody has noted it yet."""
     environment: Scripted
 
     def outcome(item: str, skill: str, attempt: int) -> float | Exception:
-        score, losses = sides[int(item[1:])][0 if skill == "new" else 1]
+        score, losses = outcomes[int(item[1:])]
         return score if attempt > losses else EnvironmentFailure("lost")
 
-    def until(pairs: Sequence[RolloutPair]) -> bool:
-        return (
-            sum(side.score.hard if side.score is not None else 1 for pair in pairs for side in pair) >= wanted
-        )
-
-    async def run() -> tuple[RolloutPair, ...]:
+    async def run() -> tuple[Rollout, ...]:
         nonlocal environment
         environment = Scripted(outcome, waits=waits)
         store = await opened()
-        pairs = await compared(environment, items(len(sides)), store=store, limit=limit, until=until)
+        found = await passed(environment, items(len(outcomes)), store=store, limit=limit)
         assert not await store._database.fetch_rows("SELECT * FROM decision_log")
-        return pairs
+        return found
 
-    final = [tuple(None if losses > 1 else score for score, losses in pair) for pair in sides]
-    points = [sum(1 if score is None else score for score in pair) for pair in final]
-    ends = [n for n in range(1, len(sides) + 1) if sum(points[:n]) >= wanted]
-    end = ends[0] if ends else len(sides)
-    assert shown(anyio.run(run)) == [(f"i{n}", *final[n]) for n in range(end)]
+    final = [(f"i{n}", None if losses > 1 else score) for n, (score, losses) in enumerate(outcomes)]
+    assert shown(anyio.run(run)) == final
     assert max(Counter(environment.ran).values(), default=0) <= 2
 
 
 async def test_what_stays_unmeasured_is_noted_by_who_uses_it() -> None:
     """Absences are journalled by a call of their own; noted ones are not tried again in that step."""
     environment, store, batch = Scripted(losing("i1")), await opened(), items(2)
-    pairs = await compared(environment, batch, store=store)
-    assert shown(pairs) == [("i0", 1.0, 1.0), ("i1", None, None)]
+    found = await passed(environment, batch, store=store)
+    assert shown(found) == [("i0", 1.0), ("i1", None)]
     assert Counter(environment.ran)["i1", "new"] == 2
-    await compared(environment, batch, store=store)
+    await passed(environment, batch, store=store)
     assert Counter(environment.ran)["i1", "new"] == 4
-    await log_unmeasured(
-        [side for pair in pairs for side in pair], decision_log=store.decision_log(RUN), step=1
-    )
-    assert await compared(environment, batch, store=store) == pairs
+    await log_unmeasured(found, decision_log=store.decision_log(RUN), step=1)
+    assert await passed(environment, batch, store=store) == found
     assert Counter(environment.ran)["i1", "new"] == 4
 
 
-async def test_what_is_lost_beyond_the_prefix_is_not_tried_again() -> None:
-    """A comparison that is decided asks for nothing more."""
-    environment, store = Scripted(losing("i3")), await opened()
-    pairs = await compared(environment, items(4), store=store, limit=8, until=lambda p: len(p) == 2)
-    assert [item for item, _, _ in shown(pairs)] == ["i0", "i1"]
-    assert Counter(environment.ran)["i3", "new"] <= 1
-
-
-async def test_an_endpoint_that_refuses_ends_the_comparison() -> None:
+async def test_an_endpoint_that_refuses_ends_the_pass() -> None:
     """An error that no repeat can mend is raised as it is."""
 
     def outcome(item: str, skill: str, attempt: int) -> float | Exception:
         return AccessDenied("no key") if item == "i1" else 1.0
 
     with pytest.raises(AccessDenied, match="no key"):
-        await compared(Scripted(outcome, waits=4), items(3), store=await opened())
+        await passed(Scripted(outcome, waits=4), items(3), store=await opened())
 
 
 async def test_a_cancellation_of_an_environments_own_leaves_the_item_unmeasured() -> None:

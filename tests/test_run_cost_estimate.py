@@ -21,7 +21,7 @@ from toy_runs import Actor
 
 DEMO = Path(__file__).parent.parent / "fixtures" / "demo" / "demo.yaml"
 PLAIN: dict[str, Any] = {"train": {"batch_size": 4, "num_epochs": 2}, "reflect": {"minibatch_size": 2}}
-STRICT: dict[str, Any] = {"gate": {"policy": "strict", "early_stop": False}, "select": {"max_edits": 1}}
+STRICT: dict[str, Any] = {"gate": {"policy": "strict"}, "select": {"max_edits": 1}}
 
 
 def always_proposing() -> Script:
@@ -80,7 +80,7 @@ async def test_a_run_takes_what_was_foreseen(tmp_path: Path, config: dict[str, A
 
 @pytest.mark.parametrize(("epochs", "learns"), [(1, False), (1, True), (2, True)])
 async def test_the_expected_number_is_close(tmp_path: Path, epochs: int, learns: bool) -> None:
-    """With the strict gate and no early stop a run with a candidate in each step takes what was expected."""
+    """With the strict gate, a run with a candidate in each step takes what was expected."""
     config = {**PLAIN, **STRICT, "train": {"batch_size": 4, "num_epochs": epochs}}
     config["test"] = {
         "placebo": learns

@@ -28,9 +28,10 @@ from reflact.records import (
     sum_step_costs,
 )
 from reflact.store.database import Tables
+from reflact.store.errors import describe_changes
 from reflact.store.lock import own_run
 from reflact.store.responses import _settle, _sum_spend
-from reflact.store.runs import SQLiteRunStore, describe_changes, open_store
+from reflact.store.runs import SQLiteRunStore, open_store
 from reflact.store.schema import SCHEMA
 from reflact.types import (
     AggregateResult,

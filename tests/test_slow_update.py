@@ -19,7 +19,7 @@ from reflact.stages.slow_update import GuidanceReply, compare_skills
 from reflact.testing import ToyEnvironment, append_reply
 from reflact.testing.llm import ScriptedAnswer
 from reflact.types import Item, Rollout, Score, Skill, Split
-from toy_runs import LINES, WORLD, Actor, Part, playing, right, run
+from toy_runs import LINES, WORLD, Actor, Part, playing, run
 
 SLOW: dict[str, Any] = {"slow_update": {"enabled": True}}
 UNGATED: dict[str, Any] = {"slow_update": {"enabled": True, "gated": False}}
@@ -276,21 +276,6 @@ async def test_a_document_may_bring_guidance(tmp_path: Path) -> None:
     done = await run(tmp_path, initial=initial, script=script, **EPOCHS, **SLOW)
     assert "<guidance>\nOld words.\n</guidance>" in done.shown("slow_update")[0]
     assert done.current == initial.replace("Old words.", good)
-
-
-async def test_guidance_that_stays_open_gathers_further_trials(tmp_path: Path) -> None:
-    """The same guidance, inconclusive twice, is compared on more trials the second time."""
-
-    def coin(skill: Skill, message: str, times: int) -> str | None:
-        mine, other = ("double", 0) if "kind" in skill.text else ("square", 1)
-        return right(message) if message.startswith(mine) and times % 2 == other else None
-
-    gate = {"policy": "paired", "max_trials": 2, "effect": 0.01}
-    script = playing(IDLE, guided("Be kind."))
-    done = await run(tmp_path, actor=Actor(coin), script=script, train={"num_epochs": 3}, gate=gate, **SLOW)
-    verdicts = [e.slow_update.verdict for e in done.epochs if e.slow_update and e.slow_update.verdict]
-    assert [v.action for v in verdicts] == ["inconclusive", "inconclusive"]
-    assert [v.evidence.rounds for v in verdicts if v.evidence] == [2, 4]
 
 
 def harmed(skill: Skill, message: str, times: int) -> str | None:

@@ -273,7 +273,6 @@ async def test_a_lock_that_outlasts_the_patience(tmp_path: Path) -> None:
     config = {
         "out_dir": tmp_path / "run",
         "train": {"num_epochs": 2, "batch_size": 4},
-        "gate": {"early_stop": False},
     }
     target, optimizer = ToyTarget(), ScriptedLLM(toy_optimizer())
     environment = WORLD

@@ -21,7 +21,6 @@ from reflact.records import (
     Spend,
     Usage,
 )
-from reflact.reporting.lines import format_verdict_scores
 from reflact.reporting.summary import print_summary
 from reflact.reporting.verdict import (
     advise_on_training,
@@ -32,11 +31,11 @@ from reflact.reporting.verdict import (
     describe_verdict,
 )
 from reflact.testing import ToyEnvironment
-from reflact.types import Evidence, Skill, Split, Verdict
+from reflact.types import Skill, Split
 from toy_runs import build_trainer
 
 V0 = SkillVersion(number=0, skill_hash="a" * 64, origin="initial", score=0.2)
-V2 = SkillVersion(number=2, skill_hash="b" * 64, origin="step 2", score=0.58, deviation=0.03)
+V2 = SkillVersion(number=2, skill_hash="b" * 64, origin="step 2", score=0.58, n=28, trials=2)
 
 
 def build_score(
@@ -154,7 +153,7 @@ def test_a_gain_that_was_not_measured_is_no_claim() -> None:
     missing = ("best on test: the endpoint is down",)
     summary = RunSummary(run_id="r1", status="completed", best=V2, missing=missing)
     assert describe_result(summary) == (
-        "The best document is v2 from step 2 (validation about 0.58). Its gain was not measured at the end: "
+        "The best document is v2 from step 2 (validation 0.580, 28 items measured twice). Its gain was not measured at the end: "
         "best on test: the endpoint is down."
     )
 
@@ -165,7 +164,7 @@ def test_a_gain_that_was_not_measured_is_no_claim() -> None:
         (
             {"status": "budget", "reason": "budget.max_calls is 9", "steps": 3, "best": V2},
             "Stopped by its budget after 3 steps: budget.max_calls is 9. So far the best document is v2 from step 2 "
-            "(validation about 0.58); its test follows at the end.",
+            "(validation 0.580, 28 items measured twice); its test follows at the end.",
             "raise the limit, then run the same command or program again to resume",
         ),
         (
@@ -333,15 +332,3 @@ def test_the_verdict_is_stored(tmp_path: Path) -> None:
     assert summary.verdict == describe_verdict(summary) == describe_result(summary) != ""
     stored = (tmp_path / "summary.json").read_text(encoding="utf-8")
     assert RunSummary.model_validate_json(stored).verdict == summary.verdict
-
-
-def test_partial_means_are_labelled() -> None:
-    """The scores of a decision that stopped early are shown as partial, and those of a complete one are not."""
-    evidence = Evidence(policy="strict", deterministic=True, rounds=1, pairs=12, bound=True)
-    verdict = Verdict(action="reject", reason="r", candidate_score=0.25, current_score=0.5, evidence=evidence)
-    assert format_verdict_scores(verdict) == "0.500 -> 0.250 (partial, 12 comparisons)"
-    whole = verdict.model_copy(update={"evidence": evidence.model_copy(update={"bound": False})})
-    assert format_verdict_scores(whole) == "0.500 -> 0.250"
-    partial = V2.model_copy(update={"partial": True, "deviation": None})
-    summary = RunSummary(run_id="r1", status="cancelled", steps=2, best=partial)
-    assert "(validation 0.580 on a part of the items)" in describe_result(summary)

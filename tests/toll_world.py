@@ -50,7 +50,6 @@ PLAIN: dict[str, Any] = {
     "aggregate": {"merge_batch_size": 4},
     "select": {"max_edits": 3, "min_edits": 3},
     "target": {"deterministic": True},
-    "gate": {"early_stop": False},
     "slow_update": {"enabled": False},
     "meta_skill": {"enabled": False},
     "test": {"enabled": False},

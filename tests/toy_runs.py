@@ -130,12 +130,13 @@ class Ran(NamedTuple):
 
 
 def settings(folder: Path, **sections: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the configuration of a short run without what happens at the ends of epochs and of the run.
+    """Return the configuration of a short run of the published algorithm, without the ends of epochs and of the run.
 
     Controls are off, because tests count what the target was asked, and the rollouts that are stored.
     """
     plain: dict[str, Any] = {
         "report": False,
+        "search": {"sources": ["edits"]},
         "train": {"batch_size": 4, "num_epochs": 1},
         "reflect": {"minibatch_size": 4},
         "select": {"max_edits": 1, "min_edits": 1},

@@ -35,6 +35,7 @@ def build_keys(job: Job) -> dict[str, Any]:
         "gate.metric": job.score,
         "out_dir": str(job.folder / "out"),
         "seed": job.seed,
+        "train.max_rollouts": job.rollouts,
         "report": False,
         "models.target.temperature": 0,
         "models.optimizer.seed": "per_call",

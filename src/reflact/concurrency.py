@@ -176,47 +176,6 @@ async def fan_out(
     return tuple(results[index] for index in range(len(inputs)))
 
 
-async def fan_out_until(
-    call: Callable[[T], Awaitable[U]],
-    inputs: Sequence[T],
-    *,
-    enough: Callable[[Sequence[U]], bool],
-    limit: Limit = None,
-) -> tuple[U, ...]:
-    """Fan out as ``fan_out`` does, and return the shortest prefix of the results that is enough.
-
-    ``enough`` is called once for each prefix, in order of length, until it is true. An error cancels all later
-    calls and is raised if no prefix before it is enough. The outcome does not depend on timing.
-    """
-    finished: dict[int, U | _FailedCall] = {}
-    results: list[U] = []
-    handles: list[TaskHandle[None]] = []
-    over = False
-    bounded = _limit_calls(call, limit)
-
-    async def one(index: int) -> None:
-        nonlocal over
-        try:
-            finished[index] = await bounded(inputs[index])
-        except Exception as error:  # noqa: BLE001 - raised in order
-            finished[index] = _FailedCall(error)
-            for later in handles[index + 1 :]:
-                later.cancel()
-        while not over and len(results) in finished:
-            last = finished.pop(len(results))
-            if isinstance(last, _FailedCall):
-                over = True
-                raise last.error
-            results.append(last)
-            over = enough(tuple(results))
-        if over:
-            tasks.cancel_scope.cancel()
-
-    async with open_task_group() as tasks:
-        handles += [tasks.start_soon(one, index) for index in range(len(inputs))]
-    return tuple(results)
-
-
 async def fan_out_then(
     call: Callable[[T], Awaitable[U]],
     lanes: Sequence[Sequence[T]],

@@ -82,15 +82,13 @@ class RunStarted(_Event):
 
 
 class GatePowerEstimated(_Event):
-    """The gate's statistical power on the validation split, and the cost of a decision.
+    """What the gate does and what the final test can confirm, in words, and the cost of a decision.
 
-    ``effect`` is the smallest improvement, in 0..1, that the gate detects with 80% power; None if the policy
-    guarantees none. ``rollouts`` is the largest number of rollouts for one decision.
+    ``trials`` is the largest number of passes of a skill, ``rollouts`` that of rollouts for one decision.
     """
 
     kind: Literal["gate_power_estimated"] = "gate_power_estimated"
     description: str
-    effect: float | None
     trials: int
     rollouts: int
 
@@ -159,7 +157,7 @@ class EditsApplied(_Event):
 
 
 class TrialRequested(_Event):
-    """Live: for a decision of ``part``, the gate requests rollouts of ``n`` items in a trial on 1 or 2 sides.
+    """Live: for a decision of ``part``, the gate requests rollouts of one skill on ``n`` items in a trial.
 
     Requests for a decision that is retried later are not part of the history.
     """
@@ -170,7 +168,6 @@ class TrialRequested(_Event):
     part: str
     trial: int
     n: int
-    sides: int = 2
 
 
 class CandidateJudged(_Event):

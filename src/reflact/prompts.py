@@ -48,7 +48,6 @@ SMALL_PROFILE: Mapping[str, int] = {
     "merge_final": 2,
     "ranking": 2,
     "rewrite": 1,
-    "one_shot": 2,
     "step_size": 1,
     "slow_update": 1,
     "meta_skill": 1,
@@ -192,7 +191,8 @@ def load_run_prompts(config: TrainerConfig, folder: Path | None) -> PromptBook:
     Raises:
         PromptError: An analyst is asked for a rule to add, and ``update.operations`` has no additions.
     """
-    book, name = load_prompts(config.prompts, folder=folder), "analyst_failure"
+    prompts = config.prompts.model_copy(update={"profile": config.prompt_profile})
+    book, name = load_prompts(prompts, folder=folder), "analyst_failure"
     is_used = name in list_used_prompts(config)
     if is_used and book.asks_for_rule(name) and "append" not in config.update.operations:
         raise PromptError(
@@ -205,9 +205,9 @@ def load_run_prompts(config: TrainerConfig, folder: Path | None) -> PromptBook:
 def list_used_prompts(config: TrainerConfig) -> frozenset[str]:
     """Return the names of the prompts whose text can influence the result of a run."""
     sources = ("failure",) if config.reflect.failure_only else ("failure", "success")
-    names = _list_stage_prompts(config, sources)
-    if config.proposer.name != "reflact":
-        names = set() if config.proposer.is_own else {"one_shot"}
+    names = _list_stage_prompts(config, sources) if "edits" in config.search.sources else set()
+    if "rewrite" in config.search.sources:
+        names.add("write_document")
     if config.slow_update.enabled:
         names.add("slow_update")
     if config.meta_skill.enabled:

@@ -230,6 +230,14 @@ class Answerable(Protocol):
 
 
 @runtime_checkable
+class MessageRenderer(Protocol):
+    """An environment that knows beforehand which message an item's task begins with."""
+
+    def render_message(self, item: Item) -> str:
+        """Return an item's task as the target sees it."""
+
+
+@runtime_checkable
 class ManagedEnvironment(Protocol):
     """An environment with something to start and to end, such as a server; its items are known before."""
 
@@ -317,7 +325,7 @@ class Proposer(Protocol):
         """A name with the settings that its documents depend on; part of the run's identity."""
 
     async def propose(self, skill: Skill, evidence: StepEvidence, budget: StepBudget) -> Sequence[Rewrite]:
-        """Return new documents, the best first; the first one that has a text becomes the candidate.
+        """Return new documents; they race on the validation items, and the best one goes to the gate.
 
         Protected regions of the skill stay as they are; a text may repeat them or leave them out. The result must
         depend on the arguments and on what the budget returns alone, so that a resumed run repeats it.

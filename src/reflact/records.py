@@ -17,6 +17,7 @@ from reflact.types import (
     FrozenModel,
     GateAction,
     Measurement,
+    RaceEntry,
     Ranking,
     Rewrite,
     Score,
@@ -24,15 +25,17 @@ from reflact.types import (
     Skill,
     Split,
     Verdict,
+    WorkedExample,
 )
 
 
 class SkillVersion(FrozenModel):
     """A skill version: number 0 is the initial document; ``origin`` names the step that created it.
 
-    An ``inherited`` score is that of the version before; it is shown and never used for a decision. With a
-    ``deviation``, the score is the ranked gate's belief at the time: the mean of a normal distribution. A ``partial``
-    score is that of a decision that stopped early, so it covers a part of the items.
+    The score is the mean, in the gate's metric, over the items and trials on which this document was measured: ``n``
+    items with ``trials`` each, as far as the gate counts them. An ``inherited`` score is that of the version before; it
+    is shown and never used for a decision. ``examples`` are the worked examples in the document: it contains the text of
+    these items.
     """
 
     number: int
@@ -40,8 +43,9 @@ class SkillVersion(FrozenModel):
     origin: str
     score: float | None = None
     inherited: bool = False
-    deviation: float | None = Field(default=None, exclude_if=lambda value: value is None)
-    partial: bool = Field(default=False, exclude_if=lambda value: not value)
+    n: int | None = Field(default=None, exclude_if=lambda value: value is None)
+    trials: int | None = Field(default=None, exclude_if=lambda value: value is None)
+    examples: tuple[WorkedExample, ...] = Field(default=(), exclude_if=lambda value: not value)
 
 
 class StepBufferEntry(FrozenModel):
@@ -65,7 +69,10 @@ class StepRecord(FrozenModel):
     ``fallbacks`` are model decisions that failed, other than those of merging and selection. ``batches`` are the
     measurements of the step's batches. ``fail_reasons`` are the failures grouped by the environment's feedback, if
     no analyst named a pattern. ``rewrite_summary`` is what the call that rewrote the document says it changed.
-    ``rewrites`` are the documents that a proposer wrote instead of the stages, the preferred one first.
+    ``source`` made the candidates. ``rewrites`` are the documents that it wrote, ``race`` is what was measured of the
+    candidates before the gate. ``n_rollouts`` and ``n_tokens`` are what the step cost: rollouts that no earlier step had,
+    and estimated tokens of the optimizer. ``barred`` are sources that can give nothing more, because the optimizer's
+    account has no credit left.
     """
 
     step: int
@@ -89,7 +96,12 @@ class StepRecord(FrozenModel):
     best: SkillVersion
     fallbacks: tuple[Fallback, ...] = ()
     fail_reasons: tuple[FailurePattern, ...] = Field(default=(), exclude_if=lambda reasons: not reasons)
+    source: str = "edits"
     rewrites: tuple[Rewrite, ...] = Field(default=(), exclude_if=lambda rewrites: not rewrites)
+    race: tuple[RaceEntry, ...] = Field(default=(), exclude_if=lambda race: not race)
+    n_rollouts: int = 0
+    n_tokens: int = 0
+    barred: tuple[str, ...] = Field(default=(), exclude_if=lambda barred: not barred)
 
     @property
     def patterns(self) -> tuple[FailurePattern, ...]:
@@ -172,39 +184,12 @@ class CandidateReview(FrozenModel):
     verdict: Verdict
 
 
-class AlphaBudget(FrozenModel):
-    """An error probability that all gated decisions up to ``until_step`` share; an extension adds another."""
-
-    alpha: float = Field(gt=0, lt=1)
-    decisions: int = Field(ge=1)
-    until_step: int
-
-    @property
-    def level(self) -> float:
-        """The error probability of one decision."""
-        return self.alpha / self.decisions
-
-
-class OpenComparison(FrozenModel):
-    """An inconclusive comparison of two skills (hashes), which a later one continues.
-
-    ``trials`` are the trials so far. ``planned_trials`` and ``level`` are the trials and the error probability
-    of the first comparison, which fixed the size of its bets.
-    """
-
-    skill_hash: str
-    against: str
-    trials: int
-    planned_trials: int
-    level: float
-
-
 class RunState(FrozenModel):
     """The state of a run after its last commit: the input of the next step.
 
     ``step`` and ``epoch`` are the last committed step and its epoch, ``latest_version`` the highest version
     number. ``step_buffer`` are the earlier steps of the epoch. ``seen_hashes`` are the documents that the run
-    accepted or rejected, without inconclusive ones. ``deterministic``: all repeated rollouts agreed so far.
+    accepted or rejected, without those that it set aside. ``deterministic``: all repeated rollouts agreed so far.
     ``kept`` are the versions that were ever current, the initial one first; ``ranking`` is what the ranked gate
     has observed. ``last_hash`` is the hash of the skill after the last step of ``last_committed_epoch``, before any
     slow update.
@@ -221,8 +206,6 @@ class RunState(FrozenModel):
     deterministic: bool = True
     kept: tuple[SkillVersion, ...] = ()
     ranking: Ranking | None = None
-    alphas: tuple[AlphaBudget, ...] = ()
-    open_comparisons: tuple[OpenComparison, ...] = ()
     last_committed_epoch: int = 0
     last_hash: str | None = None
     meta_skill: str = ""
@@ -473,7 +456,6 @@ class EpochStats(FrozenModel):
     accepts: int
     rejects: int
     skips: int
-    inconclusive: int = 0
     slow_update: str | None = None
     current_score: float | None
     best_score: float | None
@@ -533,12 +515,12 @@ class RunSummary(FrozenModel):
     """The outcome of a run: ``Trainer.train`` returns it, and ``summary.json`` contains it.
 
     ``claim`` is None if the initial skill is the best one or the claim could not be measured. ``missing`` names
-    each final measurement that failed, with the reason. ``surplus`` counts finished rollouts
-    that a decision did not need. ``surplus`` and ``reuse`` describe the latest start. ``faults`` counts failed
-    attempts of calls, even if a retry succeeded; calls of models passed as objects are not counted.
+    each final measurement that failed, with the reason. ``reuse`` describes the latest start. ``faults``
+    counts failed attempts of calls, even if a retry succeeded; calls of models passed as objects are not counted.
     ``critic`` is the critic that graded, ``annotated_by`` the critic that wrote notes for failure analysts; JSON
     omits both if there is none. ``version`` is the version of reflact. ``verdict`` is the outcome in words.
-    ``warnings`` are in plain words too, such as on a task that a constant answer solves.
+    ``warnings`` are in plain words too, such as on a task that a constant answer solves. ``added_tokens`` is about how
+    many tokens the best document adds to each call of the target, beside the initial one.
     """
 
     version: str | None = None
@@ -558,13 +540,13 @@ class RunSummary(FrozenModel):
     claim: Claim | None = None
     missing: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
+    added_tokens: int = 0
     epochs: tuple[EpochStats, ...] = ()
     spend: tuple[Spend, ...] = ()
     stages: tuple[StageTime, ...] = ()
     step_costs: tuple[StepCost, ...] = ()
     faults: tuple[FaultCount, ...] = ()
     reuse: Reuse = Reuse()
-    surplus: int = 0
     deterministic: bool = True
     test_openings: int = 0
     seconds: float = 0.0
@@ -575,6 +557,6 @@ class RunSummary(FrozenModel):
     def score(self, name: str, split: Split) -> SkillScore | None:
         """Return a score on a split by its name, or None.
 
-        Names are ``baseline``, ``placebo``, ``null_empty``, ``null_refusal``, ``null_frequent``, ``best``, ``final``.
+        Names are ``baseline``, ``placebo``, ``shuffled``, ``null_empty``, ``null_refusal``, ``null_frequent``, ``best``, ``final``.
         """
         return next((s for s in self.scores if s.name == name and s.split is split), None)

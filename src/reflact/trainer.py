@@ -24,6 +24,7 @@ from reflact.errors import (
     DataError,
     EnvironmentFailure,
     ModelError,
+    QuotaSpent,
     ReflactError,
     ReplyError,
     RunFailed,
@@ -306,7 +307,7 @@ async def _run(run: Run, environment: Environment, graceful_stop: GracefulStop) 
         if not graceful_stop.was_stopped:
             return summary
         ended: tuple[RunStatus, str | None] = "cancelled", graceful_stop.reason
-    except BudgetSpent as error:
+    except (BudgetSpent, QuotaSpent) as error:
         ended = "budget", str(error)
     except (ModelError, EnvironmentFailure, RunFailed) as error:
         ended = "failed", str(error)

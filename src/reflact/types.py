@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from functools import cached_property
@@ -171,12 +172,24 @@ class Skill(FrozenModel):
         return hashlib.sha256(self.text.encode("utf-8")).hexdigest()
 
 
+class WorkedExample(FrozenModel):
+    """A train item in the document's section of worked examples: the task as the target sees it, and a right answer.
+
+    ``answer`` is the item's right answer, or what the target answered in a rollout that was graded right; of an agent
+    it is the transcript, cut to its decisive turns.
+    """
+
+    item_id: str
+    task: str
+    answer: str
+
+
 Control = Literal["none", "placebo", "null"]
 """What a document is compared with apart from documents: an empty one, a text about something else, constants."""
 
 RolloutSource = Literal["failure", "success"]
 Operation = Literal["append", "insert_after", "replace", "delete"]
-EditKind = Literal["append", "insert_after", "replace", "delete", "suggest", "rewrite"]
+EditKind = Literal["append", "insert_after", "replace", "delete", "suggest", "rewrite", "examples"]
 
 
 class Edit(FrozenModel):
@@ -184,7 +197,8 @@ class Edit(FrozenModel):
 
     Args:
         op: ``append`` takes only content, ``delete`` only a target, ``insert_after`` and ``replace`` both.
-            ``suggest`` describes a revision in words; ``rewrite`` is a whole new document text.
+            ``suggest`` describes a revision in words; ``rewrite`` is a whole new document text; ``examples`` is the
+            new text of the section of worked examples.
         target: The anchor: text that occurs exactly once in the unprotected document.
         source_type: Whether it comes from failures or successes; None for both.
         support_count: Number of rollouts that support it.
@@ -288,12 +302,14 @@ class Candidate(FrozenModel):
     """The document after the step's edits.
 
     ``fallbacks`` states why a rewrite call gave no valid reply, ``summary`` what such a call says it changed.
+    ``examples`` are the worked examples of the document; None: those of the document before.
     """
 
     skill: Skill
     results: tuple[EditResult, ...] = ()
     summary: str = ""
     fallbacks: tuple[Fallback, ...] = ()
+    examples: tuple[WorkedExample, ...] | None = None
 
 
 class AppendixResult(FrozenModel):
@@ -338,6 +354,30 @@ class Rewrite(FrozenModel):
     measurement: Measurement | None = None
 
 
+class RaceEntry(FrozenModel):
+    """What a race measured of one candidate.
+
+    Args:
+        label: What the candidate is, such as ``8 examples`` or ``rewrite 2``.
+        skill_hash: Its document.
+        form: The digest of its text after white space and list marks are normalised.
+        n: How many validation items were measured under it.
+        score: Its mean on them, in the gate's metric; None if nothing was measured.
+        current_score: The current document's mean on the same items.
+        p_better: The probability that it is better than the current document on all validation items.
+        judged: Whether it went on to the gate.
+    """
+
+    label: str
+    skill_hash: str
+    form: str
+    n: int = 0
+    score: float | None = None
+    current_score: float | None = None
+    p_better: float | None = None
+    judged: bool = False
+
+
 GateAction = Literal[
     "accept_new_best",
     "accept",
@@ -348,37 +388,11 @@ GateAction = Literal[
     "no_rewrite",
     "set_aside",
     "return",
-    "inconclusive",
     "unmeasured",
 ]
 
 
-GatePolicy = Literal["ranked", "paired", "strict"]
-
-
-class Evidence(FrozenModel):
-    """The evidence of a comparison of two skills.
-
-    Args:
-        deterministic: Whether no repeat had disagreed before the decision.
-        rounds: Number of trials of all items that started, on both sides.
-        pairs: Number of pairs of rollouts that were used.
-        value: The evidence; None if it was not needed (strict, or deterministic).
-        level: The error probability of this decision; acceptance requires evidence of ``1 / level``.
-        detectable_effect: The smallest improvement that this split and number of trials detects with 80% power.
-        bound: Whether the decision was certain before all pairs were known; the scores cover the known pairs.
-        futile: Whether the comparison ended because the planned improvement had become unlikely.
-    """
-
-    policy: GatePolicy
-    deterministic: bool
-    rounds: int
-    pairs: int
-    value: float | None = None
-    level: float | None = None
-    detectable_effect: float | None = None
-    bound: bool = False
-    futile: bool = False
+GatePolicy = Literal["ranked", "strict"]
 
 
 class Belief(FrozenModel):
@@ -392,9 +406,16 @@ class Belief(FrozenModel):
 class PassResult(FrozenModel):
     """One pass of a version over the validation items, as an observation of its true mean.
 
-    ``mean`` is in the gate's metric, adjusted for unmeasured items, over ``n`` measured ones. ``variance`` is
-    that of a score within an item, as estimated at the time. ``squares`` and ``repeats`` are what the pass added
-    to the estimate: squared deviations from the items' earlier scores, and their number.
+    Args:
+        mean: The mean score in the gate's metric, adjusted for unmeasured items.
+        n: The number of measured items.
+        measured: The mean score of these items, if it is another one than ``mean``.
+        variance: The variance of a score within an item, as estimated at the time.
+        squares: What the pass added to that estimate: squared deviations from the items' earlier scores.
+        repeats: The number of these deviations.
+        room: The greatest variance that scores with this mean can have; see ``find_room``.
+        change_variance: The prior variance of the version's difference to its parent, as it follows from the passes
+            so far. The latest pass of a version counts.
     """
 
     skill_hash: str
@@ -404,6 +425,17 @@ class PassResult(FrozenModel):
     variance: float
     squares: float = 0.0
     repeats: int = 0
+    room: float | None = Field(default=None, exclude_if=lambda value: value is None)
+    measured: float | None = Field(default=None, exclude_if=lambda value: value is None)
+    change_variance: float | None = Field(default=None, exclude_if=lambda value: value is None)
+
+
+class MeasuredScore(FrozenModel):
+    """The mean score of one document in the gate's metric, over ``n`` items and a number of trials of each."""
+
+    score: float
+    n: int
+    trials: int
 
 
 class RankedDecision(FrozenModel):
@@ -427,6 +459,15 @@ PSEUDO_REPEATS, MIN_VARIANCE = 20, 1e-4
 """The weight of that expectation in repeats, and the least variance that is used."""
 
 
+MIN_ROOM = 0.05
+"""The least room of scores, so that a version that fails or solves everything is no certainty."""
+
+
+def find_room(mean: float) -> float:
+    """Return the greatest variance that scores in 0..1 with this mean can have, at least ``MIN_ROOM``."""
+    return max(MIN_ROOM, mean * (1 - mean))
+
+
 class VersionNode(FrozenModel):
     """A document in the tree of a run's versions; ``parent`` is the hash of the one it was made from."""
 
@@ -439,7 +480,8 @@ class Ranking(FrozenModel):
 
     The first node is the baseline; a parent comes before its children. ``squares`` are the summed squared
     deviations of repeated scores from their item's mean, ``repeats`` their degrees of freedom.
-    ``prior_variance`` is the variance within an item that is expected before any repeat.
+    ``prior_variance`` is the variance within an item that is expected before any repeat. ``room`` and ``prior_room``
+    are the same for the greatest variance that the means of the passes allow.
     """
 
     nodes: tuple[VersionNode, ...]
@@ -447,12 +489,22 @@ class Ranking(FrozenModel):
     squares: float = 0.0
     repeats: int = 0
     prior_variance: float = HARD_VARIANCE
+    room: float = 0.0
+    prior_room: float = 0.25
 
     @property
     def variance(self) -> float:
         """The variance of a score within an item: of the repeats, shrunk towards the prior."""
         pooled = PSEUDO_REPEATS * self.prior_variance + self.squares
         return max(MIN_VARIANCE, pooled / (PSEUDO_REPEATS + self.repeats))
+
+    def find_variance(self, mean: float) -> float:
+        """Return the variance of a score within an item for a version with this mean.
+
+        Scores near 0 and 1 vary less: the variance is in proportion to ``find_room``.
+        """
+        usual = (PSEUDO_REPEATS * self.prior_room + self.room) / (PSEUDO_REPEATS + self.repeats)
+        return max(MIN_VARIANCE, self.variance * find_room(mean) / usual)
 
     def add_version(self, skill_hash: str, parent: str) -> Ranking:
         """Return the ranking with one more version; a known one keeps its place."""
@@ -470,12 +522,23 @@ class Ranking(FrozenModel):
                 "passes": (*self.passes, result),
                 "squares": self.squares + result.squares,
                 "repeats": self.repeats + result.repeats,
+                "room": self.room + result.repeats * (0.25 if result.room is None else result.room),
             }
         )
 
     def count_passes(self, skill_hash: str) -> int:
         """Return the number of passes of a version."""
         return sum(known.skill_hash == skill_hash for known in self.passes)
+
+    def find_score(self, skill_hash: str) -> MeasuredScore | None:
+        """Return the mean over all items and trials on which a version was measured; None without a pass."""
+        passes = [known for known in self.passes if known.skill_hash == skill_hash]
+        if not passes:
+            return None
+        means = [known.mean if known.measured is None else known.measured for known in passes]
+        total = math.fsum(mean * known.n for mean, known in zip(means, passes, strict=True))
+        count = sum(known.n for known in passes)
+        return MeasuredScore(score=total / count, n=max(known.n for known in passes), trials=len(passes))
 
     def list_lineage(self, skill_hash: str) -> tuple[str, ...]:
         """Return a version, and while it has no pass the one it was made from, and so on."""
@@ -496,11 +559,10 @@ class Ranking(FrozenModel):
 
 
 class Verdict(FrozenModel):
-    """The gate's decision with the evidence for it; scores are in the gate's metric, in 0..1.
+    """The gate's decision; scores are in the gate's metric, in 0..1.
 
-    ``against_best`` is the evidence of the second comparison, if the best skill is not the current one.
-    ``ranked`` are the beliefs of the ranked gate, whose scores are the means of these beliefs. ``veto`` is the
-    approver's reason. ``repeats`` says which earlier document the candidate equals: ``v2``, or ``in step 3``.
+    Scores are measured means. ``ranked`` are the beliefs of the ranked gate. ``veto`` is the approver's reason.
+    ``repeats`` says which earlier document the candidate equals: ``v2``, or ``in step 3``.
     """
 
     action: GateAction
@@ -509,8 +571,6 @@ class Verdict(FrozenModel):
     current: Measurement | None = None
     candidate_score: float | None = None
     current_score: float | None = None
-    evidence: Evidence | None = None
-    against_best: Evidence | None = None
     ranked: RankedDecision | None = Field(default=None, exclude_if=lambda value: value is None)
     deterministic: bool = True
     veto: str | None = None
@@ -522,15 +582,9 @@ class Verdict(FrozenModel):
         return self.action in {"accept_new_best", "accept", "force_accept"}
 
     @property
-    def partial(self) -> bool:
-        """Whether the decision stopped early, so that its scores cover a part of the items."""
-        return self.evidence is not None and self.evidence.bound
-
-    @property
     def refuted(self) -> bool:
-        """Whether the candidate is shown not to help; one whose gain is only unproven is not."""
-        is_futile = self.evidence is not None and self.evidence.futile
-        return self.action == "reject" and not is_futile
+        """Whether the candidate is shown not to help; one that was set aside is not."""
+        return self.action == "reject"
 
 
 MAX_TEXT_LENGTH = 60

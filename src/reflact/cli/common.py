@@ -207,7 +207,7 @@ def load_trainer_config(path: Path, overrides: Sequence[str] | None) -> TrainerC
 
     config = load_config(path, overrides=overrides or ())
     folder = str(path.resolve().parent)
-    names = (config.target.kind, config.environment.name, config.proposer.name)
+    names = (config.target.kind, config.environment.name, *config.search.sources)
     if any(":" in name for name in names) and folder not in sys.path:
         sys.path.append(folder)
     return config

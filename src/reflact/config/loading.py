@@ -41,9 +41,6 @@ CRITIC_PREFIXES = ("critic.", "models.critic.")
 LARGE_RATIO = "2:1:7"
 """The ratio of a large file without ``data.ratio``."""
 
-PROPOSER_PREFIX = "proposer."
-"""Prefix of the keys of a proposer."""
-
 PRESETS: Mapping[str, Mapping[str, Any]] = {
     "default": {},
     "small": {
@@ -61,11 +58,12 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
         "meta_skill": {"enabled": False},
     },
     "skillopt": {
+        "search": {"sources": ["edits"]},
         "train": {"num_epochs": 4, "batch_size": 40},
         "data": {"ratio": LARGE_RATIO},
         "reflect": {"minibatch_size": 8, "memory": "off"},
         "select": {"scheduler": "cosine", "max_edits": 4},
-        "gate": {"policy": "strict", "metric": "hard", "early_stop": False},
+        "gate": {"policy": "strict", "metric": "hard"},
         "slow_update": {"enabled": True, "samples": 20, "pair_policy": "mixed", "gated": False},
         "meta_skill": {"enabled": True},
         "appendix": {"enabled": False},
@@ -124,12 +122,10 @@ def load_keys(values: Mapping[str, Any]) -> TrainerConfig:
 def config_identity(config: TrainerConfig) -> dict[str, JsonValue]:
     """Return the values of a run's identity by dotted key: all keys that are not changeable.
 
-    The keys of a critic count only if one is used, and those of a proposer only if it is not the default. A missing
-    ratio counts as the ratio of large files, because the splits themselves are part of the identity.
+    The keys of a critic count only if one is used. A missing ratio counts as the ratio of large files, because the
+    splits themselves are part of the identity.
     """
-    unused = (() if config.uses_critic else CRITIC_PREFIXES) + (
-        (PROPOSER_PREFIX,) if config.proposer.name == "reflact" else ()
-    )
+    unused = () if config.uses_critic else CRITIC_PREFIXES
     values = config.model_dump(mode="json")
     values["data"]["ratio"] = values["data"]["ratio"] or LARGE_RATIO
     return {
@@ -149,7 +145,6 @@ def list_idle_keys(config: TrainerConfig) -> frozenset[str]:
         if isinstance(section, dict) and section.get("enabled") is False
     ]
     idle += [] if config.uses_critic else CRITIC_PREFIXES
-    idle += [PROPOSER_PREFIX] if config.proposer.name == "reflact" else []
     idle += ["replay."] if config.replay.cassette is None else []
     return frozenset(key for key in keys if key.startswith(tuple(idle)) and not key.endswith(".enabled"))
 

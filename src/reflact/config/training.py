@@ -11,7 +11,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, JsonValue, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, JsonValue, field_validator, model_validator
 
 from reflact.config.critic import CriticConfig
 from reflact.config.fields import FieldsConfig
@@ -22,9 +22,13 @@ from reflact.config.models import (
     ModelsConfig,
     TelemetryConfig,
     changeable_field,
+    is_small_model,
     refuse_secrets,
 )
 from reflact.types import GatePolicy, Operation
+
+ALL_SOURCES = ("examples", "rewrite", "edits")
+"""The sources of candidates that reflact has."""
 
 Options = Annotated[dict[str, JsonValue], AfterValidator(refuse_secrets)]
 """Arguments of a class or function; they are stored with the run."""
@@ -154,7 +158,15 @@ class TargetConfig(ConfigSection):
 class TrainConfig(ConfigSection):
     """The length of a run and its batches."""
 
-    num_epochs: int = changeable_field(4, ge=1, description="Passes over the train split.")
+    num_epochs: int = changeable_field(
+        4, ge=1, description="Passes over the train split; with `max_rollouts`, as many as these pay for."
+    )
+    max_rollouts: int | None = changeable_field(
+        None,
+        ge=1,
+        description="Rollouts of train and validation items after which the training ends. The search plans with them. "
+        "null: the training ends after `num_epochs`.",
+    )
     batch_size: int = Field(40, ge=1, description="Items in a batch.")
     accumulation: int = Field(1, ge=1, description="Batches in a step; the edits of all are merged.")
     success_threshold: float | None = Field(
@@ -264,40 +276,56 @@ class UpdateConfig(ConfigSection):
     )
 
 
-class ProposerConfig(ConfigSection):
-    """How the evidence of a step becomes a candidate."""
+class SearchConfig(ConfigSection):
+    """Where the candidates of a step come from."""
 
-    name: str = Field(
-        "reflact",
-        pattern=OBJECT_NAME,
-        description="`reflact`: the stages reflect, aggregate, select and update; `one_shot`: one call rewrites the "
-        "document from all cases of the step; `best_of_n`: several such rewrites, and the best on the step's items. "
-        "`module:name` imports a proposer, or a class or function that makes one. Any other name is an entry point of "
-        "the group `reflact.proposers`.",
+    sources: tuple[str, ...] = Field(
+        ALL_SOURCES,
+        min_length=1,
+        description="The allowed sources of candidates: `examples` puts worked examples from train items into the document; "
+        "`rewrite` writes the whole document anew; `edits` are the stages reflect, aggregate, select and update, and alone "
+        "the published algorithm. `module:name` imports a proposer of your own; any other name is an entry point of the "
+        "group `reflact.proposers`.",
     )
-    options: Options = Field(default_factory=dict, description="Arguments of that class or function.")
-    n: int = Field(4, ge=1, description="Number of rewrites of a step (`best_of_n`).")
+    max_document_tokens: int = Field(
+        3000,
+        ge=100,
+        description="Worked examples are added as long as the document has at most this many estimated tokens.",
+    )
+
+    @field_validator("sources")
+    @classmethod
+    def _check_sources(cls, sources: tuple[str, ...]) -> tuple[str, ...]:
+        for name in sources:
+            if not re.fullmatch(OBJECT_NAME, name):
+                raise ValueError(
+                    f"{name!r} is no name of a source; choose from {', '.join(ALL_SOURCES)}, or module:name"
+                )
+        if len(set(sources)) < len(sources):
+            raise ValueError("a source is named twice")
+        if len(set(sources) - set(ALL_SOURCES)) > 1:
+            raise ValueError("there is room for one proposer of your own; join them into one")
+        return sources
 
     @property
-    def rewrites(self) -> int:
-        """The number of whole documents that a step asks for; 0 with the stages and with an own proposer."""
-        return {"one_shot": 1, "best_of_n": self.n}.get(self.name, 0)
+    def own(self) -> str | None:
+        """The name of a proposer outside of reflact; None without one."""
+        return next((name for name in self.sources if name not in ALL_SOURCES), None)
 
     @property
-    def is_own(self) -> bool:
-        """Whether the name is that of an object outside of reflact."""
-        return self.name not in {"reflact", "one_shot", "best_of_n"}
+    def is_published(self) -> bool:
+        """Whether the published algorithm runs alone: no race, and one candidate for each step."""
+        return self.sources == ("edits",)
 
 
 class GateConfig(ConfigSection):
-    """The test of a candidate on the validation split."""
+    """The decision about a candidate on the validation split."""
 
     enabled: bool = Field(True, description="false: scores are recorded, and every candidate is accepted.")
     policy: GatePolicy = Field(
         "ranked",
-        description="`ranked`: the next step begins with the version that has the best estimated score; `paired`: a candidate "
-        "is accepted if a paired test with repeated trials shows a gain; `strict`: a candidate is accepted if its mean "
-        "of one pass is greater, which may be chance.",
+        description="`ranked`: the next step begins with the version that has the best estimated score; `strict`: a "
+        "candidate is accepted if its mean of one pass is greater, which may be chance.",
     )
     worth: float = Field(
         0.00005,
@@ -310,51 +338,20 @@ class GateConfig(ConfigSection):
     coverage: float = Field(
         0.9, gt=0, le=1, description="Share of items that must be measured under both skills."
     )
-    alpha: float = Field(
-        0.10,
-        gt=0,
-        lt=1,
-        description="Highest probability of any false acceptance in the whole run (`paired`), divided among its "
-        "planned decisions; if the run is extended, the additional decisions get the same number once more.",
-    )
-    min_improvement: float = Field(
-        0.0, ge=0, lt=1, description="Gain in the metric that a candidate must exceed (`paired`)."
-    )
-    effect: float = Field(
-        0.15,
-        gt=0,
-        le=1,
-        description="The number of trials is planned so that a gain of this size is found; a smaller gain may be rejected "
-        "as futile (`paired`).",
-    )
     max_trials: int | None = Field(
         None,
         ge=1,
-        description="Maximum of trials of each item under each skill; null: 4 (`ranked`), or planned from `effect` "
-        "(`paired`).",
-    )
-    early_stop: bool = Field(
-        True, description="Stop an evaluation when the remaining items cannot change its decision."
+        description="Maximum of passes of each skill over the items; null: 4 (`ranked`).",
     )
     no_regression: int | None = Field(
         None, ge=0, description="Maximum of items that may go from solved to failed; null: any number."
     )
-    interleave: bool = Field(
-        False,
-        description="Repeat the rollouts of both skills for each decision, if your provider changes its models (`paired`).",
-    )
     report_trials: int = Field(
         4,
         ge=1,
-        description="Number of new trials for the reported validation scores (noisy targets with `paired`, or `ranked` "
-        "without a test split).",
+        description="Number of new trials for the reported validation scores (noisy targets with `ranked`, without a test "
+        "split).",
     )
-
-    @model_validator(mode="after")
-    def _check_policy(self) -> GateConfig:
-        if self.interleave and self.policy == "ranked":
-            raise ValueError("`interleave` repeats both sides for each decision, and needs `policy: paired`")
-        return self
 
 
 class SlowUpdateConfig(ConfigSection):
@@ -443,9 +440,10 @@ class TestConfig(ConfigSection):
 class PromptsConfig(ConfigSection):
     """The prompt files."""
 
-    profile: Literal["default", "small"] = changeable_field(
-        "default",
-        description="`default` lets the optimizer reason at length; `small` suits models below about 3B parameters.",
+    profile: Literal["auto", "default", "small"] = changeable_field(
+        "auto",
+        description="`default` lets the optimizer reason at length; `small` suits models below about 3B parameters; `auto` "
+        "is `small` if the name of the optimizer's model says so.",
     )
     folder: Path | None = changeable_field(
         None, description="Folder of your own prompts; missing ones come from the package."
@@ -505,8 +503,8 @@ class TrainerConfig(ConfigSection):
     models: ModelsConfig = Field(default_factory=ModelsConfig, description="Models by role.")
     executor: ExecutorConfig = Field(default_factory=ExecutorConfig, description="Where rollouts run.")
     train: TrainConfig = Field(default_factory=TrainConfig, description="Epochs and batches.")
-    proposer: ProposerConfig = Field(
-        default_factory=ProposerConfig, description="How the evidence of a step becomes a candidate."
+    search: SearchConfig = Field(
+        default_factory=SearchConfig, description="Where the candidates of a step come from."
     )
     reflect: ReflectConfig = Field(default_factory=ReflectConfig, description="How analysts read rollouts.")
     aggregate: AggregateConfig = Field(
@@ -543,19 +541,20 @@ class TrainerConfig(ConfigSection):
 
     @model_validator(mode="after")
     def _check_combinations(self) -> TrainerConfig:
-        if self.appendix.enabled and self.proposer.name != "reflact":
-            raise ValueError(
-                "`appendix.enabled` needs `proposer.name: reflact`, whose analysts find the lapses"
-            )
-        if self.skill_files and (
-            self.update.mode != "patch" or self.proposer.name in {"one_shot", "best_of_n"}
-        ):
-            raise ValueError(
-                "`skill_files` needs `update.mode: patch` and a proposer of edits: a rewrite would join the files"
-            )
+        if self.appendix.enabled and "edits" not in self.search.sources:
+            raise ValueError("`appendix.enabled` needs the source `edits`, whose analysts find the lapses")
+        if self.skill_files and self.update.mode != "patch":
+            raise ValueError("`skill_files` needs `update.mode: patch`: a rewrite would join the files")
         if self.skill_files and self.skill is None:
             raise ValueError("`skill_files` needs `skill`, the folder of the skill")
         return self
+
+    @property
+    def prompt_profile(self) -> Literal["default", "small"]:
+        """The profile of prompts that the optimizer gets."""
+        if self.prompts.profile != "auto":
+            return self.prompts.profile
+        return "small" if is_small_model(self.models.optimizer.model) else "default"
 
     @property
     def uses_critic(self) -> bool:
@@ -563,15 +562,14 @@ class TrainerConfig(ConfigSection):
         return self.environment.grader == "critic" or self.critic.annotate
 
     @property
-    def repeats_baseline(self) -> bool:
-        """Whether the initial skill is measured twice: the target is noisy, or has to show whether it is."""
-        gate, declared = self.gate, self.target.deterministic
-        is_ranked = gate.policy == "ranked" and declared is not True
-        return gate.enabled and (is_ranked or (gate.policy == "paired" and declared is None))
+    def baseline_passes(self) -> int:
+        """How often the initial skill is measured: twice if beliefs decide from the start, else once."""
+        gate = self.gate
+        is_noisy = self.target.deterministic is False
+        return 2 if gate.enabled and gate.policy == "ranked" and is_noisy else 1
 
     @property
     def reports_fresh_trials(self) -> bool:
         """Whether fresh trials give the reported validation scores of a noisy target."""
         gate = self.gate
-        claims_here = gate.policy == "ranked" and not self.test.enabled
-        return gate.enabled and (gate.policy == "paired" or claims_here)
+        return gate.enabled and gate.policy == "ranked" and not self.test.enabled

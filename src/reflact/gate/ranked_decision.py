@@ -10,22 +10,29 @@ Source: P. Frazier, W. Powell and S. Dayanik, SIAM Journal on Control and Optimi
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import reduce
 from statistics import NormalDist
 
-from reflact.types import Belief, PassResult, Ranking, VersionNode
+from reflact.gate.effects import (
+    EXPECTED_CHANGE,
+    PRIOR_VARIANCE,
+    SCALES,
+    SCEPTICAL_WEIGHTS,
+    WEIGHTS,
+    EffectBelief,
+    EffectObservation,
+    update_effect,
+)
+from reflact.types import HARD_VARIANCE, Belief, PassResult, Ranking, VersionNode, find_room
 
 BASELINE_MEAN, BASELINE_VARIANCE = 0.5, 0.25
 """The prior of the baseline's true mean."""
 
-EXPECTED_CHANGE, CHANGE_VARIANCE = -0.01, 0.06**2
-"""The prior of the difference between a version's true mean and its parent's."""
-
 MAX_PASSES = 4
 """The most passes of a version."""
 
-REJECT_BELOW = 0.2
+REJECT_BELOW = 0.1
 """A candidate is rejected if it is better than the current version with a smaller probability."""
 
 BEST_ABOVE = 0.9
@@ -43,26 +50,92 @@ class Posterior:
     def __init__(self, ranking: Ranking) -> None:
         self._indices = {node.skill_hash: i for i, node in enumerate(ranking.nodes)}
         size = len(ranking.nodes)
+        self._changes = [PRIOR_VARIANCE] * size
         precisions, weighted = [0.0] * size, [0.0] * size
         for result in ranking.passes:
             i, precision = self._indices[result.skill_hash], result.n / result.variance
             precisions[i] += precision
             weighted[i] += precision * result.mean
+            if result.change_variance is not None:
+                self._changes[i] = result.change_variance
         self._parents = [-1] + [self._indices[node.parent or ""] for node in ranking.nodes[1:]]
         for i in range(size - 1, 0, -1):
-            parent, shrink = self._parents[i], 1 + CHANGE_VARIANCE * precisions[i]
+            parent, shrink = self._parents[i], 1 + self._changes[i] * precisions[i]
             precisions[parent] += precisions[i] / shrink
             weighted[parent] += (weighted[i] - EXPECTED_CHANGE * precisions[i]) / shrink
         root = 1 / BASELINE_VARIANCE + precisions[0]
         self._means = [(BASELINE_MEAN / BASELINE_VARIANCE + weighted[0]) / root]
         self._variances, self._slopes = [1 / root], [1.0]
         for i in range(1, size):
-            parent, slope = self._parents[i], 1 / (1 + CHANGE_VARIANCE * precisions[i])
+            parent, change = self._parents[i], self._changes[i]
+            slope = 1 / (1 + change * precisions[i])
             self._slopes.append(slope)
-            self._means.append(
-                slope * (self._means[parent] + EXPECTED_CHANGE + CHANGE_VARIANCE * weighted[i])
-            )
-            self._variances.append(slope**2 * self._variances[parent] + slope * CHANGE_VARIANCE)
+            self._means.append(slope * (self._means[parent] + EXPECTED_CHANGE + change * weighted[i]))
+            self._variances.append(slope**2 * self._variances[parent] + slope * change)
+        self._precisions, self._weighted = precisions, weighted
+
+    def find_effect(self, skill_hash: str, weights: Sequence[float] = WEIGHTS) -> EffectBelief | None:
+        """Return what is believed of a version's difference to its parent; None if nothing was observed.
+
+        It follows from all passes of the version and its descendants, against what is known of its parent without
+        them. The scale of the parent's own effect is not known either: a parent that was measured low by chance must
+        not make its child look better.
+        """
+        i = self._indices[skill_hash]
+        if not i or not self._precisions[i]:
+            return None
+        observed, noise = self._weighted[i] / self._precisions[i], 1 / self._precisions[i]
+        return update_effect(
+            *(
+                EffectObservation(observed - mean, noise + variance, log_weight)
+                for mean, variance, log_weight in self._list_parent_cases(i)
+            ),
+            weights=weights,
+        )
+
+    def find_change_variance(self, skill_hash: str) -> float | None:
+        """Return the prior variance of a version's effect with which one normal prior shrinks as the mixture does."""
+        effect = self.find_effect(skill_hash)
+        if effect is None:
+            return None
+        i = self._indices[skill_hash]
+        _, variance = self._find_cavity(i)
+        noise = variance + 1 / self._precisions[i]
+        return noise * effect.slope / max(1 - effect.slope, 1e-9)
+
+    def _list_parent_cases(self, i: int) -> Iterator[tuple[float, float, float]]:
+        """Yield the means and variances that a version's parent may have without it, and the logs of their odds."""
+        parent = self._parents[i]
+        if not parent:
+            yield (*self._find_cavity(i), 0.0)
+            return
+        sent, weight = self._find_message(i)
+        precision = self._precisions[parent] - sent
+        if precision <= 1e-9:
+            yield (*self._find_cavity(i), 0.0)
+            return
+        observed = (self._weighted[parent] - weight) / precision
+        mean, variance = self._find_cavity(parent)
+        surprise = observed - mean - EXPECTED_CHANGE
+        for share, scale in zip(WEIGHTS, SCALES, strict=True):
+            total = variance + scale**2 + 1 / precision
+            slope = (variance + scale**2) / total
+            log_weight = math.log(share) - 0.5 * (math.log(total) + surprise**2 / total)
+            yield mean + EXPECTED_CHANGE + slope * surprise, slope / precision, log_weight
+
+    def _find_message(self, i: int) -> tuple[float, float]:
+        """Return the precision and the weighted mean that a version and its descendants add to its parent."""
+        shrink = 1 + self._changes[i] * self._precisions[i]
+        return self._precisions[i] / shrink, (
+            self._weighted[i] - EXPECTED_CHANGE * self._precisions[i]
+        ) / shrink
+
+    def _find_cavity(self, i: int) -> tuple[float, float]:
+        """Return the mean and the variance of a version's parent without the version and its descendants."""
+        parent = self._parents[i]
+        sent, weight = self._find_message(i)
+        variance = 1 / (1 / self._variances[parent] - sent)
+        return variance * (self._means[parent] / self._variances[parent] - weight), variance
 
     def find_belief(self, skill_hash: str) -> Belief:
         """Return the marginal distribution of one version's true mean."""
@@ -84,6 +157,10 @@ class Posterior:
         if better == than:
             return 0.5
         i, j = self._indices[better], self._indices[than]
+        if self._parents[i] == j:
+            effect = self.find_effect(better, SCEPTICAL_WEIGHTS)
+            if effect is not None:
+                return effect.p_better
         variance = self._variances[i] + self._variances[j] - 2 * self.covariance(better, than)
         return _STANDARD.cdf((self._means[i] - self._means[j]) / math.sqrt(max(variance, 1e-18)))
 
@@ -114,8 +191,13 @@ def start_ranking(baseline: str, trials: Sequence[Mapping[str, float | None]], *
     repeats = sum(result.repeats for result in passes)
     if not is_hard and repeats:
         squares = math.fsum(result.squares for result in passes)
-        ranking = ranking.model_copy(update={"prior_variance": squares / repeats})
-        passes = [result.model_copy(update={"variance": ranking.variance}) for result in passes]
+        room = math.fsum(result.repeats * (result.room or 0.0) for result in passes)
+        ranking = ranking.model_copy(
+            update={"prior_variance": squares / repeats, "prior_room": room / repeats}
+        )
+        passes = [
+            result.model_copy(update={"variance": ranking.find_variance(result.mean)}) for result in passes
+        ]
     return reduce(Ranking.add_pass, passes, ranking)
 
 
@@ -129,9 +211,12 @@ def choose_pass(
     """
     if not ranking.count_passes(candidate):
         return candidate
-    posterior, noise = Posterior(ranking), ranking.variance / n
+    posterior = Posterior(ranking)
     open_versions = [version for version in (candidate, current) if ranking.count_passes(version) < most]
-    worths = [posterior.find_worth(version, candidate, current, noise) for version in open_versions]
+    worths = []
+    for version in open_versions:
+        noise = ranking.find_variance(posterior.find_belief(version).mean) / n
+        worths.append(posterior.find_worth(version, candidate, current, noise))
     if not worths or max(worths) <= worth * n:
         return None
     return open_versions[worths.index(max(worths))]
@@ -157,7 +242,7 @@ def build_pass(
     unmeasured, the mean is adjusted by the others' means on the missing items.
     """
     measured = {item: score for item, score in scores.items() if score is not None}
-    mean = math.fsum(measured.values()) / len(measured)
+    mean = raw = math.fsum(measured.values()) / len(measured)
     means = _mean_by_item(others or earlier)
     shared = [item for item in measured if item in means]
     missing = [item for item in scores if item not in measured and item in means]
@@ -171,16 +256,24 @@ def build_pass(
             repeats += 1
             gap = score - math.fsum(before) / len(before)
             squares += gap * gap * len(before) / (len(before) + 1)
-    update = {"squares": ranking.squares + squares, "repeats": ranking.repeats + repeats}
-    return PassResult(
+    mean = min(1.0, max(0.0, mean))
+    result = PassResult(
         skill_hash=skill_hash,
         trial=len(earlier),
-        mean=min(1.0, max(0.0, mean)),
+        mean=mean,
         n=len(measured),
-        variance=ranking.model_copy(update=update).variance,
+        variance=HARD_VARIANCE,
         squares=squares,
         repeats=repeats,
+        room=find_room(mean),
+        measured=None if mean == raw else raw,
     )
+    usual = Posterior(ranking).find_belief(skill_hash).mean
+    after = ranking.add_pass(result)
+    update: dict[str, float] = {"variance": max(map(after.find_variance, (mean, usual)))}
+    result = result.model_copy(update=update)
+    change_variance = Posterior(ranking.add_pass(result)).find_change_variance(skill_hash)
+    return result.model_copy(update={"change_variance": change_variance})
 
 
 def _mean_by_item(passes: Sequence[ItemScores]) -> dict[str, float]:

@@ -48,7 +48,6 @@ ACTION_WORDS: dict[GateAction, str] = {
     "no_rewrite": "no document",
     "set_aside": "set aside",
     "return": "returned",
-    "inconclusive": "inconclusive",
     "unmeasured": "not measured",
 }
 """The decisions of a gate in words, at a terminal and on pages."""
@@ -240,11 +239,8 @@ def format_change(before: float | None, after: float | None) -> str:
 
 
 def format_verdict_scores(verdict: Verdict) -> str:
-    """Return the scores that a gate compared; those of a decision that stopped early are labelled as partial."""
-    scores = format_change(verdict.current_score, verdict.candidate_score)
-    if verdict.evidence is None or not verdict.partial:
-        return scores
-    return f"{scores} (partial, {name_count(verdict.evidence.pairs, 'comparison')})"
+    """Return the scores that a gate compared."""
+    return format_change(verdict.current_score, verdict.candidate_score)
 
 
 def format_clock(seconds: float) -> str:

@@ -43,7 +43,6 @@ DECISION_SIGNS: dict[GateAction, tuple[str, str]] = {
     "reject": ("x", "red"),
     "set_aside": ("?", "yellow"),
     "return": ("<", "yellow"),
-    "inconclusive": ("?", "yellow"),
     "unmeasured": ("?", "yellow"),
 }
 UNCHANGED_SIGN = (".", "dim", "unchanged")
@@ -395,12 +394,11 @@ def _list_rows(state: LiveState, now: float, options: ConsoleOptions) -> Iterato
     for stage in state.active_stages[-3:]:
         yield DisplayRow(1, name_stage(stage, state), _build_progress(stage, width, now))
     if state.trials:
-        last, rollouts = state.trials[-1], sum(each.sides * each.n for each in state.trials)
+        last, rollouts = state.trials[-1], sum(each.n for each in state.trials)
         limit = "" if state.max_rollouts is None else f" of at most {state.max_rollouts}"
         part = "" if last.part == "step" else f"{last.part.replace('_', ' ')}, "
-        both = " with both skills" if last.sides == 2 else ""
         repeat = ", again" if last.trial else ""
-        request = Text(f"{part}{name_count(last.n, 'item')}{both}{repeat}")
+        request = Text(f"{part}{name_count(last.n, 'item')}{repeat}")
         yield DisplayRow(5, "gate", request.append(f"   {rollouts}{limit} rollouts", "dim"))
     yield from [row for at, pause in state.pauses for row in _list_pause(pause, now - at, options)][-2:]
 
@@ -416,14 +414,8 @@ def _build_scores(state: LiveState, baseline: float) -> Text:
     line = Text(f"baseline {format_score(baseline)}")
     for name, version in (("current", state.current), ("best", state.best)):
         if version is not None and version.number:
-            part = " (partial)" if version.partial else ""
-            line.append(f"   {name} v{version.number} {format_score(version.score)}{part}")
-    if (
-        state.best is not None
-        and state.best.number
-        and state.best.score is not None
-        and not state.best.partial
-    ):
+            line.append(f"   {name} v{version.number} {format_score(version.score)}")
+    if state.best is not None and state.best.number and state.best.score is not None:
         gain = state.best.score - baseline
         line.append(f" ({gain:+.3f})", "green" if gain > 0 else "dim")
     return line
@@ -432,7 +424,7 @@ def _build_scores(state: LiveState, baseline: float) -> Text:
 def _list_results(
     results: Sequence[events.StepCommitted], width: int, options: ConsoleOptions
 ) -> Iterator[DisplayRow]:
-    scores = [None if result.current.partial else result.current.score for result in results]
+    scores = [result.current.score for result in results]
     heights = draw_heights(scores, ascii_only=options.ascii_only)
     if heights.strip():
         yield DisplayRow(7, "val by step", Text(heights, "cyan"))

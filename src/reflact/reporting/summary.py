@@ -28,7 +28,6 @@ from reflact.reporting.lines import (
     format_duration,
     format_epoch,
     format_fallback,
-    format_score,
     name_count,
     wrap_line,
 )
@@ -38,6 +37,7 @@ from reflact.reporting.verdict import (
     SPLIT_WORDS,
     count_decisions,
     describe_decisions,
+    describe_entry,
     describe_gain,
     describe_outcome,
     describe_score_name,
@@ -76,6 +76,7 @@ def format_step(record: StepRecord) -> tuple[str, ...]:
         *(f"no triage of {_name_minibatch(r)}: {r.triage_no_reply_reason}" for r in untriaged),
         *(f"reminder: {reminder}" for report in record.reports for reminder in report.reminders),
         *_list_rewrite_lines(record.rewrites),
+        *(f"raced: {describe_entry(entry)}" for entry in record.race),
         *_list_pool_lines(record),
         *(() if record.rewrites else _list_choice_lines(record.chosen)),
         *((f"rewrite: {record.rewrite_summary}",) if record.rewrite_summary else ()),
@@ -89,15 +90,11 @@ def _name_minibatch(report: AnalystReport) -> str:
 
 
 def _list_rewrite_lines(rewrites: Sequence[Rewrite]) -> Iterator[str]:
-    for rank, rewrite in enumerate(rewrites):
+    for rewrite in rewrites:
         if rewrite.document is None:
             yield f"rewrite {rewrite.number + 1}: none, because {rewrite.reason}"
-            continue
-        measured = rewrite.measurement
-        score = "" if measured is None else f", {format_score(measured.hard)} on the items of the step"
-        yield f"rewrite {rewrite.number + 1}: {'not ' if rank else ''}chosen{score}"
-        if rewrite.reasoning and not rank:
-            yield f"reasoning: {rewrite.reasoning}"
+        elif rewrite.reasoning:
+            yield f"reasoning of rewrite {rewrite.number + 1}: {rewrite.reasoning}"
 
 
 def _list_pool_lines(record: StepRecord) -> Iterator[str]:
@@ -305,5 +302,5 @@ def _list_versions(summary: RunSummary) -> Iterator[tuple[str, SkillVersion]]:
 def _use_final_score(score: SkillScore | None, version: SkillVersion | None) -> SkillVersion | None:
     if version is None or score is None or score.hard is None:
         return version
-    measured = {"score": score.hard, "deviation": None, "partial": False, "inherited": False}
+    measured = {"score": score.hard, "n": None, "trials": None, "inherited": False}
     return version.model_copy(update=measured)

@@ -49,8 +49,6 @@ from reflact.types import Score, Split
 Columns = Mapping[str, Sequence[str]]
 """The cells of a table by the headings of its columns."""
 
-PARTIAL_NOTE = "* The decision was certain before all items were measured."
-
 UNMEASURED_NOTE = "* Not all items are measured."
 
 CATEGORY_WORDS: dict[ComparisonCategory, str] = {
@@ -349,16 +347,13 @@ def _read_grader(identity: JsonValue) -> JsonValue:
 
 
 def list_step_columns(records: Sequence[StepRecord]) -> Columns:
-    """Return a run's committed steps; a score of a part of the items has a star."""
+    """Return the columns of a run's committed steps."""
     verdicts = [record.verdict for record in records]
     return {
         "step": [f"{record.step:,}" for record in records],
         "epoch": [f"{record.epoch}" for record in records],
         "decision": [describe_decision(verdict) for verdict in verdicts],
-        "val": [
-            format_change(verdict.current_score, verdict.candidate_score) + ("*" if verdict.partial else "")
-            for verdict in verdicts
-        ],
+        "val": [format_change(verdict.current_score, verdict.candidate_score) for verdict in verdicts],
         "solved": [f"{r.rollout.n - r.n_failures}/{r.rollout.n}" for r in records],
         "edits": [f"{sum(e.status == 'applied' for e in r.edits)}/{len(r.edits)}" for r in records],
         "skill": [f"v{record.current.number}" for record in records],
@@ -367,10 +362,8 @@ def list_step_columns(records: Sequence[StepRecord]) -> Columns:
 
 def build_step_table(records: Sequence[StepRecord]) -> FittedTable:
     """Return a run's committed steps as a table."""
-    partial = any(record.verdict.partial for record in records)
     optional = ("epoch", "edits", "solved", "skill")
-    caption = f"{STEP_LEGEND}\n{PARTIAL_NOTE}" if partial else STEP_LEGEND
-    return FittedTable(list_step_columns(records), optional, caption=caption)
+    return FittedTable(list_step_columns(records), optional, caption=STEP_LEGEND)
 
 
 def build_cost_table(costs: Sequence[StageCost]) -> Table:

@@ -12,7 +12,8 @@ from reflact.gate.intervals import CLAIM_LEVEL, wilson_interval
 from reflact.records import Claim, Improvement, RunStatus, RunSummary, SkillScore, SkillVersion, Usage
 from reflact.reporting.lines import ACTION_WORDS, format_count, format_duration, format_score, name_count
 from reflact.stages.null_answers import describe_constant
-from reflact.types import GateAction, Skill, Split
+from reflact.stages.ranked_evaluation import name_times
+from reflact.types import GateAction, RaceEntry, Skill, Split
 
 SPLIT_WORDS = {Split.train: "train", Split.val: "validation", Split.test: "test"}
 STOP_WORDS: dict[RunStatus, str] = {
@@ -32,6 +33,9 @@ OFTEN_WRONG = 0.5
 FEW_STEPS = 8
 """A run of fewer steps has tried few edits."""
 
+SHOWN_EXAMPLES = 5
+"""Worked examples that a line names by their items."""
+
 NO_BETTER = "No better document was found; best_skill.md is your initial one."
 
 
@@ -42,7 +46,9 @@ def has_better_skill(summary: RunSummary) -> bool:
 
 def describe_outcome(summary: RunSummary, folder: Path) -> tuple[str, ...]:
     """Return the closing lines of a run: its result, its cost and time, its skill, and the next step."""
-    skill = (f"Skill: {folder / 'best_skill.md'}",) if has_better_skill(summary) else ()
+    skill: tuple[str, ...] = ()
+    if has_better_skill(summary):
+        skill = (f"Skill: {folder / 'best_skill.md'}. {describe_skill_cost(summary)}",)
     return (
         describe_result(summary),
         f"Cost: {describe_cost(summary)}; {format_duration(summary.seconds)}.",
@@ -122,6 +128,7 @@ def describe_score_name(score: SkillScore) -> str:
     documents = {
         "baseline": "the initial skill",
         "placebo": "a text about something else",
+        "shuffled": "the best skill with the answers of its examples shuffled",
         "best": "the best skill",
         "final": "the last skill",
     }
@@ -136,7 +143,7 @@ def describe_decisions(summary: RunSummary) -> str:
 def count_decisions(summary: RunSummary) -> str:
     """Return how many steps of a run ended in which way."""
     others = {each.action: each.count for each in summary.actions}
-    unproven: tuple[GateAction, ...] = ("set_aside", "return", "inconclusive")
+    unproven: tuple[GateAction, ...] = ("set_aside", "return")
     counts = [
         f"{summary.accepts} accepted",
         f"{summary.rejects} rejected",
@@ -144,6 +151,35 @@ def count_decisions(summary: RunSummary) -> str:
         f"{summary.skips} without a change",
     ]
     return ", ".join(counts)
+
+
+def describe_entry(entry: RaceEntry) -> str:
+    """Return what a race measured of a candidate, in words."""
+    if entry.score is None or entry.current_score is None or entry.p_better is None:
+        return f"nothing could be measured of {entry.label}"
+    end = "; it went to the gate" if entry.judged else ""
+    return (
+        f"{entry.label}: {entry.score:.3f} on {name_count(entry.n, 'validation item')}, and the current document "
+        f"{entry.current_score:.3f} on the same; better with probability {entry.p_better:.2f}{end}"
+    )
+
+
+def describe_skill_cost(summary: RunSummary) -> str:
+    """Return what the best document adds to each call, and whose text it holds; empty for the initial one."""
+    if not has_better_skill(summary) or summary.best is None:
+        return ""
+    words = f"It adds about {format_count(summary.added_tokens)} tokens to each call"
+    return f"{words}{describe_examples(summary.best)}."
+
+
+def describe_examples(version: SkillVersion) -> str:
+    """Return whose text a document holds in its worked examples, as the end of a sentence; empty without any."""
+    examples = version.examples
+    if not examples:
+        return ""
+    ids = ", ".join(example.item_id for example in examples[:SHOWN_EXAMPLES])
+    more = ", ..." if len(examples) > SHOWN_EXAMPLES else ""
+    return f", and holds the text of {name_count(len(examples), 'train item')}: {ids}{more}"
 
 
 def describe_gain(skill: str, other: str, gain: Improvement, noun: str = "item") -> str:
@@ -287,8 +323,9 @@ def _describe_stop(summary: RunSummary) -> str:
 def _describe_version(version: SkillVersion) -> str:
     if version.score is None:
         return f"v{version.number} from {version.origin}"
-    score = format_score(version.score) if version.deviation is None else f"about {version.score:.2f}"
-    part = " on a part of the items" if version.partial else ""
+    score, part = format_score(version.score), ""
+    if version.n is not None and version.trials is not None:
+        part = f", {name_count(version.n, 'item')} measured {name_times(version.trials)}"
     return f"v{version.number} from {version.origin} (validation {score}{part})"
 
 

@@ -5,15 +5,17 @@ A document is Markdown text. No edit changes a byte of its protected regions:
 * YAML front matter: from a first line ``---`` to the next line ``---``;
 * slow guidance, from ``<!-- SLOW_UPDATE_START -->`` to ``<!-- SLOW_UPDATE_END -->``;
 * the appendix of execution notes, from ``<!-- APPENDIX_START -->`` to ``<!-- APPENDIX_END -->``;
+* worked examples, from ``<!-- EXAMPLES_START -->`` to ``<!-- EXAMPLES_END -->``;
 * the mark before each further file of a document that joins several, a line ``<!-- SKILL_FILE path -->``.
 
-Guidance and notes usually are at the end of the first file; together they are the *protected tail*. ``check_document`` refuses a
+Examples, guidance and notes usually are at the end of the first file; together they are the *protected tail*. ``check_document`` refuses a
 document with unpaired fences or markers. In such a document everything from the first one on is protected.
 """
 
 from __future__ import annotations
 
 import difflib
+import hashlib
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal, NamedTuple
@@ -21,9 +23,9 @@ from typing import Literal, NamedTuple
 from reflact.errors import SkillError
 from reflact.types import Candidate, Edit, EditKind, EditResult, FrozenModel, Skill
 
-RegionName = Literal["front_matter", "slow_update", "appendix", "file"]
+RegionName = Literal["front_matter", "slow_update", "appendix", "examples", "file"]
 
-MARKER = re.compile(r"<!--[ \t]*(SLOW_UPDATE|APPENDIX)_(START|END)[ \t]*-->")
+MARKER = re.compile(r"<!--[ \t]*(SLOW_UPDATE|APPENDIX|EXAMPLES)_(START|END)[ \t]*-->")
 
 FILE_MARK = re.compile(r"(\r?\n)<!-- SKILL_FILE ([\w./-]+) -->\1", re.ASCII)
 """The mark before a further file, with the line breaks around it."""
@@ -35,10 +37,20 @@ UNSPACED_SCRIPTS = (
 """Characters of scripts without spaces between words, as the inside of a character class: Thai, Lao,
 Tibetan, Burmese, Khmer, kana and Han."""
 
+TAIL_ORDER: tuple[RegionName, ...] = ("examples", "slow_update", "appendix")
+"""The order of the regions at the end of a document."""
+
+LIST_MARK = re.compile(r"^(?:[-*+\u2022]|\d+[.)])\s+")
+"""The mark of a list's entry."""
+
 _ANY_MARKER = re.compile(rf"{MARKER.pattern}|<!--[ \t]*SKILL_FILE\b.*?-->")
 _FENCE = re.compile(r"\ufeff?---[ \t]*(?=\r?\n|\Z)")
 _CLOSING_FENCE = re.compile(r"\n---[ \t]*(?=\r?\n|\Z)")
-_REGION_NAMES: dict[str, RegionName] = {"SLOW_UPDATE": "slow_update", "APPENDIX": "appendix"}
+_REGION_NAMES: dict[str, RegionName] = {
+    "SLOW_UPDATE": "slow_update",
+    "APPENDIX": "appendix",
+    "EXAMPLES": "examples",
+}
 
 # A word: letters, digits and underscores with combining accents, and with apostrophes between them, in
 # scripts that put spaces between words.
@@ -130,7 +142,10 @@ def apply_edits(skill: Skill, edits: Sequence[Edit]) -> Candidate:
     * ``append`` adds it at the end, before the protected tail, as a paragraph of its own.
     * ``rewrite`` replaces all unprotected text. Front matter, content and the other regions follow one
       another in their order, with a blank line between.
+    * ``examples`` replaces the section of worked examples, and removes it if the content is empty.
     * ``suggest`` is never applied.
+
+    A line of ``insert_after``, ``append`` or ``rewrite`` that stands in the document already is left out.
 
     ``insert_after`` and ``append`` strip line breaks around the content and end it with one. If all line
     breaks of the document are of one kind, those of the edits are converted to it. An edit is rejected if it
@@ -153,6 +168,17 @@ def format_paragraph(text: str, position: int, content: str) -> str:
     before = line_break * max(0, 2 - trailing) if head else ""
     after = line_break if position == len(text) else line_break * 2
     return before + content.strip("\r\n") + after
+
+
+def normalize_line(line: str) -> str:
+    """Return a line without its list mark and with single spaces."""
+    return LIST_MARK.sub("", _flatten(line))
+
+
+def digest_form(text: str) -> str:
+    """Return the digest of a text after white space and list marks are normalised; equal for documents that say the same."""
+    lines = [form for line in text.splitlines() if (form := normalize_line(line))]
+    return hashlib.sha256("\n".join(lines).encode("utf-8")).hexdigest()
 
 
 def detect_newline(text: str) -> str:
@@ -247,6 +273,12 @@ def _open_spans(text: str, protected: Sequence[Region]) -> Iterator[tuple[int, i
 
 def _try_edit(text: str, edit: Edit) -> tuple[str, str | None]:
     layout = _layout(text)
+    if edit.op == "examples":
+        return _try_examples(text, edit.content)
+    shortened = _drop_known_lines(text, edit)
+    if edit.content.strip() and not shortened.content.strip():
+        return text, "the document says this already"
+    edit = shortened
     target = "" if edit.op in {"append", "rewrite"} else _adapt_newlines(edit.target, text)
     content = "" if edit.op == "delete" else _adapt_newlines(edit.content, text)
     reason = _check_content(edit.op, target, content)
@@ -267,6 +299,45 @@ def _try_edit(text: str, edit: Edit) -> tuple[str, str | None]:
         if reason is None and any(_inside_word(edited, end) for end in ends):
             reason = "the edit would run two words together"
     return (edited, None) if reason is None else (text, reason)
+
+
+def _drop_known_lines(text: str, edit: Edit) -> Edit:
+    """Return an edit without the lines that the document has already; a rewrite keeps the first of equal lines."""
+    known = set()
+    if edit.op in {"append", "insert_after"}:
+        known = {form for line in text.splitlines() if (form := normalize_line(line))}
+    elif edit.op != "rewrite":
+        return edit
+    kept, is_code = [], False
+    for line in edit.content.splitlines(keepends=True):
+        form = normalize_line(line)
+        is_code ^= line.lstrip().startswith(("```", "~~~"))
+        if is_code or not _is_sentence(form) or form not in known:
+            kept.append(line)
+            known.add(form)
+    content = "".join(kept)
+    if content == edit.content:
+        return edit
+    says_nothing = all(line.lstrip().startswith("#") or not line.strip() for line in kept)
+    return edit.model_copy(update={"content": "" if says_nothing else content})
+
+
+def _is_sentence(form: str) -> bool:
+    """Whether a normalised line can be a rule; headings, rules of tables and single words may repeat."""
+    return not form.startswith("#") and len(_WORD.findall(form)) > 1
+
+
+def _try_examples(text: str, content: str) -> tuple[str, str | None]:
+    if _ANY_MARKER.search(content):
+        return text, "the content holds the marker of a protected region"
+    region = _find_region(text, "examples")
+    if not content.strip() and region is None:
+        return text, "the document has no examples"
+    if not content.strip() and region is not None:
+        edited = text[: region.start].rstrip("\r\n") + text[region.end :]
+        return edited.lstrip("\r\n") if not text[: region.start].strip() else edited, None
+    edited = _write_region(text, "examples", content.strip("\r\n")).text
+    return (text, "the edit changes nothing") if edited == text else (edited, None)
 
 
 def _splice(text: str, op: EditKind, target: str, content: str, protected: Sequence[Region]) -> _Splice | str:
@@ -490,10 +561,14 @@ def _write_region(text: str, name: RegionName, inside: str) -> Skill:
 
 
 def _find_insertion_point(text: str, name: RegionName) -> int:
-    appendix, end = _find_region(text, "appendix"), _main_end(text, find_regions(text))
-    if name == "appendix" or appendix is None or text[appendix.end : end].strip():
-        return end
-    return appendix.start
+    """Return where a new region goes: examples, guidance and appendix follow one another at the end."""
+    end = _main_end(text, find_regions(text))
+    later = TAIL_ORDER[TAIL_ORDER.index(name) + 1 :]
+    for region in reversed([region for region in find_regions(text) if region.end <= end]):
+        if region.name not in later or text[region.end : end].strip():
+            break
+        end = region.start
+    return end
 
 
 def _normalize_newlines(text: str) -> str:

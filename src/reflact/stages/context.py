@@ -3,12 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from reflact.errors import ContextOverflow, ReplyError
 from reflact.messages import CallId, NoReply, RenderedPrompt
 from reflact.prompts import PromptBook
 from reflact.protocols import LLM, DecisionLog, R
+
+BYTES_PER_TOKEN = 3
+REPLY_TOKENS = 300
+"""The tokens of a reply in the estimate of what a step costs."""
+
+
+@dataclass
+class AskedTokens:
+    """The estimated tokens of a step's calls; the same for a resumed step, whose replies are stored."""
+
+    tokens: int = 0
+
+    def add(self, prompt: RenderedPrompt) -> None:
+        """Count a call."""
+        size = sum(len(message.content.encode("utf-8", "replace")) for message in prompt.messages)
+        self.tokens += size // BYTES_PER_TOKEN + REPLY_TOKENS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,6 +39,7 @@ class StageContext:
     decision_log: DecisionLog
     step: int
     task: str = ""
+    asked: AskedTokens = field(default_factory=AskedTokens)
 
     async def ask_or_fallback(
         self,
@@ -69,6 +86,7 @@ class StageContext:
         shorten: Callable[[], RenderedPrompt] | None = None,
     ) -> R | NoReply:
         """Ask with a rendered prompt, and as ``ask_or_fallback`` does."""
+        self.asked.add(prompt)
         call_id = CallId(role="optimizer", purpose=purpose, step=self.step, part=part)
         no_reply, shortened = f"no_reply/{call_id.label}", f"shortened_prompt/{call_id.label}"
         logged = await self.decision_log.find(self.step, [no_reply, shortened])

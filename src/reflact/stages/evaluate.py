@@ -4,25 +4,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from functools import partial
 from typing import Literal
 
-from reflact.gate.early_stop import EarlyStopMonitor
-from reflact.gate.paired_decision import (
+from reflact.concurrency import fan_out
+from reflact.gate.greater_mean import (
     GateSettings,
     Ruling,
     ScorePair,
-    TrialRequest,
-    Trials,
-    build_ruling,
+    choose_repeats,
     decide,
+    explain_coverage,
+    find_unconfirmed,
     has_coverage,
+    has_disagreement,
 )
 from reflact.records import weigh_scores
 from reflact.types import (
     AggregateResult,
     Candidate,
     FrozenModel,
+    GateAction,
     Measurement,
     Rollout,
     SelectResult,
@@ -33,9 +34,8 @@ from reflact.types import (
 )
 
 RolloutPairs = Sequence[tuple[Rollout, Rollout]]
-StopCondition = Callable[[RolloutPairs], bool]
-PairRunner = Callable[[Skill, Skill, TrialRequest, StopCondition | None], Awaitable[RolloutPairs]]
-"""Rolls out the candidate and the current skill on a requested trial, up to the shortest sufficient prefix."""
+PassRunner = Callable[[Skill, int, Sequence[str]], Awaitable[Sequence[Rollout]]]
+"""Rolls a skill out on one trial of these items, in their order."""
 
 
 class GateMetric(FrozenModel):
@@ -101,7 +101,7 @@ def _mean(values: Sequence[float]) -> float | None:
 
 
 class EvaluationResult(FrozenModel):
-    """The verdict on a candidate, and the unmeasured rollouts of its comparisons."""
+    """The verdict on a candidate, and the unmeasured rollouts of its passes."""
 
     verdict: Verdict
     unmeasured: tuple[Rollout, ...] = ()
@@ -151,111 +151,78 @@ async def evaluate(
     *,
     settings: GateSettings,
     metric: GateMetric,
-    run_pairs: PairRunner,
-) -> EvaluationResult:
-    """Return the gate's verdict on a candidate.
+    run_pass: PassRunner,
+) -> EvaluationResult | None:
+    """Return the verdict on a candidate by the greater mean of one pass; None if a repeat shows a noisy target.
 
-    A candidate that wins against the current skill is accepted. To become the best skill, it must then win
-    against the best skill by the same rule, unless that is the current one. The second test runs only after
-    the first succeeded, so it needs no error probability of its own (a fixed sequence of hypotheses: Maurer,
-    Hothorn and Lehmacher 1995). ``run_pairs`` rolls out two skills on the validation split.
+    A candidate with a greater mean than the current skill is accepted. To become the best skill, it must also have a
+    greater mean than the best skill, unless that is the current one. ``run_pass`` rolls a skill out on the
+    validation split.
     """
-    first = await _compare(candidate, current, settings, metric, run_pairs)
-    verdict = first.verdict
-    if verdict.action != "accept":
-        return first
+    first = await roll_out_pairs(candidate, current, settings.item_ids, trial=0, run_pass=run_pass)
+    scores = [metric.score_pair(*pair) for pair in first]
+    ruling, used = decide(settings, scores), first
+
+    if ruling.action == "accept" and settings.confirms:
+        repeats = choose_repeats(scores)
+        again = await roll_out_pairs(candidate, current, repeats, trial=1, run_pass=run_pass)
+        repeated = [metric.score_pair(*pair) for pair in again]
+        if has_disagreement(scores, repeated):
+            return None
+        ruling = find_unconfirmed(scores, repeated) or ruling
+        used = [*used, *again]
+
+    result = _build_result(first, used, candidate, current, ruling, metric=metric)
+    if ruling.action != "accept":
+        return result
     if best.hash == current.hash:
-        return first.model_copy(update={"verdict": verdict.model_copy(update={"action": "accept_new_best"})})
-    again = settings.model_copy(update={"deterministic": verdict.deterministic, "no_regression": None})
-    second = await _compare(candidate, best, again, metric, run_pairs)
-    other = second.verdict
-    actions = {"accept": "accept_new_best", "unmeasured": "unmeasured"}
-    verdict = verdict.model_copy(
-        update={
-            "action": actions.get(other.action, "accept"),
-            "reason": f"{verdict.reason} Against the best skill: {other.reason}",
-            "against_best": other.evidence,
-            "deterministic": verdict.deterministic and other.deterministic,
-        }
-    )
-    return EvaluationResult(verdict=verdict, unmeasured=first.unmeasured + second.unmeasured)
+        return _change_verdict(result, action="accept_new_best", reason=ruling.reason)
+
+    theirs = await run_pass(best, 0, settings.item_ids)
+    pairs = [metric.score_pair(side, other) for (side, _), other in zip(first, theirs, strict=True)]
+    second = decide(settings.model_copy(update={"no_regression": None}), pairs, other="best")
+    actions: dict[str, GateAction] = {"accept": "accept_new_best", "unmeasured": "unmeasured"}
+    action = actions.get(second.action, "accept")
+    lost = tuple(rollout for rollout in theirs if rollout.score is None)
+    result = result.model_copy(update={"unmeasured": result.unmeasured + lost})
+    return _change_verdict(result, action=action, reason=f"{ruling.reason} {second.reason}")
 
 
-class _PrefixJudge:
-    """Decides on prefixes of a request; a prefix that extends the last one costs only its new pairs."""
-
-    def __init__(self, settings: GateSettings, trials: Trials, ask: TrialRequest, metric: GateMetric) -> None:
-        self._start = partial(EarlyStopMonitor, settings, trials, ask)
-        self._metric = metric
-        self._monitor = self._start()
-        self._ruling: Ruling | None = None
-        self._pairs: tuple[tuple[Rollout, Rollout], ...] = ()
-
-    def is_decided(self, pairs: RolloutPairs) -> bool:
-        """Return whether the pairs determine the decision."""
-        return self.decide(pairs) is not None
-
-    def decide(self, pairs: RolloutPairs) -> Ruling | None:
-        """Return the decision of the shortest prefix of the pairs that determines it, else None."""
-        known = len(self._pairs)
-        if tuple(pairs[:known]) != self._pairs:
-            known, self._monitor, self._ruling = 0, self._start(), None
-        for pair in pairs[known:]:
-            if self._ruling is None:
-                self._ruling = self._monitor.add(self._metric.score_pair(*pair))
-        self._pairs = tuple(pairs)
-        return self._ruling
-
-
-async def _compare(
-    candidate: Skill, current: Skill, settings: GateSettings, metric: GateMetric, run_pairs: PairRunner
-) -> EvaluationResult:
-    """Roll out both skills on the trials that the gate requests, until it decides."""
-    trials: dict[int, dict[str, ScorePair]] = {}
-    asked: dict[int, list[tuple[Rollout, Rollout]]] = {}
-    while True:
-        ask = decide(settings, trials)
-        if isinstance(ask, Ruling):
-            return _build_result(ask, asked, candidate, current, metric)
-
-        judge = _PrefixJudge(settings, trials, ask, metric)
-        stop = judge.is_decided if settings.early_stop else None
-        done = await run_pairs(candidate, current, ask, stop)
-        asked.setdefault(ask.trial, []).extend(done)
-        ruling = judge.decide(done) if settings.early_stop else None
-        if ruling is not None:
-            return _build_result(ruling, asked, candidate, current, metric)
-        trials.setdefault(ask.trial, {}).update({pair[0].item_id: metric.score_pair(*pair) for pair in done})
-
-
-def force_accept(
-    candidate: Skill, current: Skill, pairs: RolloutPairs, *, settings: GateSettings, metric: GateMetric
+async def force_accept(
+    candidate: Skill, current: Skill, *, settings: GateSettings, metric: GateMetric, run_pass: PassRunner
 ) -> EvaluationResult:
     """Return the verdict if the gate is off: accepted if enough of one pass could be measured."""
-    sums = settings.new_statistics()
-    for theirs, ours in pairs:
-        sums.add(metric.score_rollout(theirs), metric.score_rollout(ours))
-    is_enough = has_coverage(settings, sums)
-    ruling = build_ruling(
-        settings,
-        sums,
-        "accept" if is_enough else "unmeasured",
-        noisy=not settings.deterministic,
-        reason="The gate is off: every candidate is accepted." if is_enough else None,
-    )
-    result = _build_result(ruling, {0: pairs}, candidate, current, metric)
-    action = "force_accept" if is_enough else "unmeasured"
-    verdict = result.verdict.model_copy(update={"action": action, "evidence": None})
-    return result.model_copy(update={"verdict": verdict})
+    pairs = await roll_out_pairs(candidate, current, settings.item_ids, trial=0, run_pass=run_pass)
+    scores = [metric.score_pair(*pair) for pair in pairs]
+    ruling = Ruling(action="accept", reason="The gate is off: every candidate is accepted.")
+    if not has_coverage(settings.coverage, scores):
+        ruling = Ruling(action="unmeasured", reason=explain_coverage(settings.coverage, scores))
+    result = _build_result(pairs, pairs, candidate, current, ruling, metric=metric)
+    if ruling.action == "unmeasured":
+        return result
+    return _change_verdict(result, action="force_accept", reason=ruling.reason)
+
+
+async def roll_out_pairs(
+    candidate: Skill, current: Skill, item_ids: Sequence[str], *, trial: int, run_pass: PassRunner
+) -> RolloutPairs:
+    """Return one trial of the items under both skills, whose passes run at the same time."""
+    new, old = await fan_out(lambda skill: run_pass(skill, trial, item_ids), (candidate, current))
+    return tuple(zip(new, old, strict=True))
 
 
 def _build_result(
-    ruling: Ruling, asked: Mapping[int, RolloutPairs], candidate: Skill, current: Skill, metric: GateMetric
+    pairs: RolloutPairs,
+    used: RolloutPairs,
+    candidate: Skill,
+    current: Skill,
+    ruling: Ruling,
+    *,
+    metric: GateMetric,
 ) -> EvaluationResult:
-    """Return the verdict with the mean scores of the ruling's trials, without repeats that only test for noise."""
-    counted = [pair for trial in sorted(asked) if trial < ruling.evidence.rounds for pair in asked[trial]]
-    measured = [pair for pair in counted if all(side.score is not None for side in pair)]
-    lost = tuple(sorted({side.item_id for pair in counted for side in pair if side.score is None}))
+    """Return the verdict with the mean scores of one pass, without the repeats that are among the ``used`` pairs."""
+    measured = [pair for pair in pairs if all(side.score is not None for side in pair)]
+    lost = tuple(sorted({side.item_id for pair in pairs for side in pair if side.score is None}))
     new = build_measurement(candidate.hash, Split.val, [theirs for theirs, _ in measured])
     old = build_measurement(current.hash, Split.val, [ours for _, ours in measured])
     verdict = Verdict(
@@ -265,8 +232,11 @@ def _build_result(
         current=old.model_copy(update={"unmeasured": lost}),
         candidate_score=metric.score_measurement(new),
         current_score=metric.score_measurement(old),
-        evidence=ruling.evidence,
-        deterministic=ruling.deterministic,
     )
-    unmeasured = tuple(r for pairs in asked.values() for pair in pairs for r in pair if r.score is None)
+    unmeasured = tuple(side for pair in used for side in pair if side.score is None)
     return EvaluationResult(verdict=verdict, unmeasured=unmeasured)
+
+
+def _change_verdict(result: EvaluationResult, *, action: GateAction, reason: str) -> EvaluationResult:
+    verdict = result.verdict.model_copy(update={"action": action, "reason": reason})
+    return result.model_copy(update={"verdict": verdict})

@@ -176,15 +176,23 @@ def compact_reply_type(*, most: int) -> type[CompactReply]:
 
 
 async def update_appendix(
-    skill: Skill, reports: Sequence[AnalystReport], *, context: StageContext, threshold: int | None
+    skill: Skill,
+    reports: Sequence[AnalystReport],
+    *,
+    context: StageContext,
+    threshold: int | None,
+    earlier: Sequence[str] = (),
 ) -> AppendixResult:
     """Return the document with the reports' reminders added to its appendix, without duplicates.
+
+    ``earlier`` are the notes of the version that was current, if the run returns to an older one: that a document is
+    given up is no reason to give up what was learnt beside it.
 
     If there are more than ``threshold`` notes, one call compacts them to at most that many. If it gives no
     valid reply, the notes stay as they are, and the result records the fallback. The text outside the
     appendix does not change.
     """
-    reminders = [reminder for report in reports for reminder in report.reminders]
+    reminders = [*earlier, *(reminder for report in reports for reminder in report.reminders)]
     before = read_notes(skill.text)
     after = merge_notes(before, reminders)
     if after == before:
@@ -204,6 +212,11 @@ async def update_appendix(
         else:
             after = merge_notes((), reply.notes)
     return AppendixResult(skill=replace_notes(skill, after), notes=after, fallbacks=fallbacks)
+
+
+def carry_notes(skill: Skill, source: Skill) -> Skill:
+    """Return a document with the notes of another one added to its own."""
+    return replace_notes(skill, merge_notes(read_notes(skill.text), read_notes(source.text)))
 
 
 def _check_notes(notes: Sequence[str]) -> None:

@@ -14,7 +14,7 @@ from reflact.prompts import fence
 from reflact.records import StepBufferEntry
 from reflact.skills.document import editable_text
 from reflact.skills.rejected_edits import RejectedEdit
-from reflact.types import Case, Edit, FrozenModel, Item, Rollout, Skill, Turn, canonical_json
+from reflact.types import Case, Edit, FrozenModel, Item, Rollout, Skill, Turn, WorkedExample, canonical_json
 
 BYTES_PER_TOKEN = 3
 _MIN_TURN_BYTES = 400
@@ -220,6 +220,17 @@ def list_material(items: Sequence[Item], rollouts: Sequence[Rollout]) -> tuple[s
     values = [show_json(value) for item in items for value in (item.input, item.reference)]
     remarks = [rollout.feedback for rollout in rollouts if rollout.feedback]
     return (*values, *remarks, *(turn.content for rollout in rollouts for turn in rollout.turns))
+
+
+def show_right_answers(examples: Sequence[WorkedExample], *, max_bytes: int) -> str:
+    """Return further tasks with their right answers as a note, as many as fit; empty if there are none."""
+    lines: list[str] = []
+    for example in examples:
+        line = f"task: {example.task}\nright answer: {example.answer}\n"
+        max_bytes -= count_bytes(line)
+        if max_bytes >= 0:
+            lines.append(line)
+    return _show_note("Further tasks with their right answers", "answers", lines)
 
 
 def show_edits(edits: Sequence[Edit]) -> str:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 
 from pydantic import Field
 
-from reflact.gate.paired_decision import VETO_TRIALS, count_required, explain_veto
+from reflact.gate.greater_mean import VETO_TRIALS, count_required, explain_veto
 from reflact.gate.ranked_decision import (
     REJECT_BELOW,
     ItemScores,
@@ -15,11 +15,11 @@ from reflact.gate.ranked_decision import (
     choose_pass,
     choose_version,
 )
-from reflact.stages.evaluate import EvaluationResult, GateMetric, build_measurement
+from reflact.stages.evaluate import EvaluationResult, GateMetric, PassRunner, build_measurement
 from reflact.types import (
-    Belief,
     FrozenModel,
     GateAction,
+    MeasuredScore,
     RankedDecision,
     Ranking,
     Rollout,
@@ -28,9 +28,6 @@ from reflact.types import (
     Verdict,
     is_failure,
 )
-
-PassRunner = Callable[[Skill, int, Sequence[str]], Awaitable[Sequence[Rollout]]]
-"""Rolls a skill out on one trial of these items, in their order."""
 
 
 class RankSettings(FrozenModel):
@@ -66,7 +63,7 @@ class RankedEvaluator:
         """Return the verdict on a candidate, which was made from the current skill.
 
         ``measures_current``: a current skill without a pass gets one first. It was accepted before the target
-        showed noise, by a comparison that is no pass.
+        showed noise, while no beliefs were kept.
         """
         settings, skills = self._settings, {skill.hash: skill for skill in (candidate, current)}
         known = len(ranking.passes)
@@ -113,15 +110,18 @@ class RankedEvaluator:
             chosen=chosen,
             passes=ranking.passes[known:],
         )
-        reason = self._explain(decision, posterior.find_belief(chosen))
-        new, old = (self._passes[skill.hash] for skill in (candidate, current))
+        reason = _explain(decision, ranking)
+        new, old = (
+            build_measurement(skill.hash, Split.val, [r for each in self._passes[skill.hash] for r in each])
+            for skill in (candidate, current)
+        )
         return Verdict(
             action="reject" if veto is not None and chosen == current.hash else choose_action(decision),
             reason=reason if veto is None else f"{reason} {veto}",
-            candidate=build_measurement(candidate.hash, Split.val, [r for each in new for r in each]),
-            current=build_measurement(current.hash, Split.val, [r for each in old for r in each]),
-            candidate_score=decision.candidate.mean,
-            current_score=decision.current.mean,
+            candidate=new,
+            current=old,
+            candidate_score=self._metric.score_measurement(new),
+            current_score=self._metric.score_measurement(old),
             ranked=decision,
             deterministic=False,
         )
@@ -156,22 +156,6 @@ class RankedEvaluator:
                 found.setdefault(rollout.item_id, []).append(not is_failure(rollout, self._metric.threshold))
         return found
 
-    def _explain(self, decision: RankedDecision, chosen: Belief) -> str:
-        new, old = decision.candidate, decision.current
-        sentence = (
-            f"The candidate is better than the current skill with probability {decision.p_better:.2f}: "
-            f"its score is about {_format_belief(new)}, {self._describe_passes(new)}, against "
-            f"{_format_belief(old)}, {self._describe_passes(old)}."
-        )
-        if chosen.skill_hash in {new.skill_hash, old.skill_hash}:
-            return sentence
-        return f"{sentence} An earlier version has about {_format_belief(chosen)} and becomes current again."
-
-    def _describe_passes(self, belief: Belief) -> str:
-        count, n = len(self._passes[belief.skill_hash]), len(self._settings.item_ids)
-        items = "1 item" if n == 1 else f"{n} items"
-        return f"measured {'once' if count == 1 else f'{count} times'} on {items}"
-
     def _score(self, rollouts: Sequence[Rollout]) -> ItemScores:
         return {rollout.item_id: self._metric.score_rollout(rollout) for rollout in rollouts}
 
@@ -190,5 +174,26 @@ def choose_action(decision: RankedDecision) -> GateAction:
     return "reject" if decision.p_better < REJECT_BELOW else "set_aside"
 
 
-def _format_belief(belief: Belief) -> str:
-    return f"{belief.mean:.3f} ± {belief.deviation:.3f}"
+def _explain(decision: RankedDecision, ranking: Ranking) -> str:
+    """Return the decision in words: measured scores, and the belief as a probability only."""
+    new, old = (ranking.find_score(belief.skill_hash) for belief in (decision.candidate, decision.current))
+    items = "" if new is None else f" on {new.n} item{'s' * (new.n != 1)}"
+    sentence = (
+        f"The candidate is better than the current skill with probability {decision.p_better:.2f}: "
+        f"{_describe_score(new)}{items}, against {_describe_score(old)}."
+    )
+    if decision.chosen in {decision.candidate.skill_hash, decision.current.skill_hash}:
+        return sentence
+    earlier = _describe_score(ranking.find_score(decision.chosen))
+    return f"{sentence} An earlier version ({earlier}) becomes current again."
+
+
+def _describe_score(measured: MeasuredScore | None) -> str:
+    if measured is None:
+        return "a score that was not measured"
+    return f"{measured.score:.3f} measured {name_times(measured.trials)}"
+
+
+def name_times(count: int) -> str:
+    """Return how often something was measured: ``once``, ``twice``, ``3 times``."""
+    return {1: "once", 2: "twice"}.get(count, f"{count} times")

@@ -22,7 +22,7 @@ from reflact.stages.prompt_sections import show_json
 from reflact.types import Edit, EditKind, Item, Operation, Skill
 
 PLACEHOLDER = re.compile(
-    r"</?(?:document|proposal_\d+|case_\d+|attempts|rejected|advice|guidance|notes|background|figures|evidence"
+    r"</?(?:document|proposal_\d+|case_\d+|answers|attempts|rejected|advice|guidance|notes|background|figures|evidence"
     r"|task|remark|(?:right|wrong)[ _-]answer)_*>",
     re.IGNORECASE,
 )
@@ -299,10 +299,6 @@ class ReasonedDraftReply(DraftReply, Reasoned):
     """A whole new document, written from cases that went wrong, reasoning first."""
 
 
-class ReasonedOneShotReply(ReasonedDraftReply):
-    """A whole new document, written from all cases of a step, reasoning first."""
-
-
 class ReasonedSuccessDraftReply(Reasoned):
     """A whole new document, written from cases that went well, reasoning first."""
 
@@ -342,15 +338,6 @@ def draft_reply_type(*, cases: int, reasoned: bool = False) -> type[DraftReply]:
     """Return the reply type of a draft from ``cases`` failures."""
     base = ReasonedDraftReply if reasoned else DraftReply
     return narrow_reply_type(base, patterns=_pattern_field(cases, reasoned=reasoned))
-
-
-@lru_cache(maxsize=64)
-def one_shot_reply_type(*, failures: int, reasoned: bool = False) -> type[DraftReply]:
-    """Return the reply type of a document written from all cases, the first ``failures`` of which failed."""
-    kind, bounds = _pattern_field(max(1, failures), reasoned=reasoned)
-    if failures == 0:
-        bounds = {"min_length": 0, "max_length": 0}
-    return narrow_reply_type(ReasonedOneShotReply if reasoned else DraftReply, patterns=(kind, bounds))
 
 
 @lru_cache(maxsize=64)
@@ -492,25 +479,6 @@ def check_rules(edits: Sequence[Proposal | Merge], items: Sequence[Item]) -> Non
                 f"edit {number} records the answer of case {recorded}, which will not come again; state the "
                 "rule that leads to such answers, in words that hold for other tasks too"
             )
-
-
-def check_document_rules(document: str, skill: Skill, items: Sequence[Item]) -> None:
-    """Refuse a document whose new lines only record answers.
-
-    Raises:
-        ValueError: The new lines quote references of items, and say too little beside them and the items' inputs.
-    """
-    known = {line.strip() for line in skill.text.splitlines()}
-    new = "\n".join(line for line in document.splitlines() if line.strip() not in known)
-    quoted = [number for number, item in enumerate(items, 1) if _quotes_answer(_flatten(new), item)]
-    material = "\n".join(show_json(value) for item in items for value in (item.input, item.reference))
-    rules = content_words(new) - content_words(material) - ANSWER_WORDS
-    if len(rules) < MIN_RULE_WORDS * len(quoted):
-        numbers = ", ".join(map(str, quoted))
-        raise ValueError(
-            f"the document records the answers of cases {numbers}, which will not come again; state the rules "
-            "that lead to such answers, in words that hold for other tasks too"
-        )
 
 
 def records_answer(content: str, item: Item) -> bool:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, cast
 import anyio
 from pydantic import JsonValue, ValidationError
 
-from reflact.concurrency import Limit, fan_out, fan_out_until
+from reflact.concurrency import Limit, fan_out
 from reflact.errors import (
     AccessDenied,
     BadRequest,
@@ -29,7 +29,7 @@ from reflact.errors import (
     StoreError,
     WorkerLost,
 )
-from reflact.gate.paired_decision import count_required
+from reflact.gate.greater_mean import count_required
 from reflact.jsonutil import describe_problems, replace_surrogates
 from reflact.protocols import (
     CatchExits,
@@ -48,7 +48,6 @@ from reflact.types import Grade, Item, Rollout, Score, Skill, Turn, digest_json
 RolloutCallback = Callable[[Rollout, bool], Awaitable[None]]
 """Takes a finished rollout, and whether it was found in the store."""
 
-RolloutPair = tuple[Rollout, Rollout]
 """The candidate's and the current skill's rollout of one item."""
 
 FATAL_STATUSES = frozenset({404, 301, 302, 303, 307, 308})
@@ -304,42 +303,6 @@ class RolloutRunner:
         await self.find_stored(jobs)
         return tuple(self._known[job.key] for job in jobs if job.key in self._known)
 
-    async def roll_out_pairs(
-        self,
-        items: Sequence[Item],
-        candidate: Skill,
-        current: Skill,
-        *,
-        trial: int,
-        stop_when: Callable[[Sequence[RolloutPair]], bool] | None = None,
-    ) -> tuple[RolloutPair, ...]:
-        """Return one trial of each item under both skills, in the order of the items; raises as ``roll_out``.
-
-        Both sides of an item run concurrently. An unmeasured side is retried once after all others have
-        finished; the second result is final. ``stop_when`` stops at the shortest prefix of final pairs for
-        which it is true; exactly that prefix is returned. The caller logs unmeasured rollouts.
-        """
-        sides = [self.make_job(item, skill, trial) for item in items for skill in (candidate, current)]
-        await self.find_stored(sides)
-
-        def stop(finished: Sequence[Rollout]) -> bool:
-            if stop_when is None or len(finished) % 2 or any(side.score is None for side in finished):
-                return False
-            return stop_when(_pair_sides(finished))
-
-        first = await fan_out_until(self.run, sides, enough=stop, limit=self.limit)
-        lost = [n for n, side in enumerate(first) if side.score is None]
-        if not lost:
-            return _pair_sides(first)
-
-        def enough(retried: Sequence[Rollout]) -> bool:
-            pairs = _finalize_pairs(first, lost, retried)
-            return _find_shortest_prefix(pairs, lost[0] // 2 + 1, stop_when) is not None
-
-        retried = await fan_out_until(self.retry, [sides[n] for n in lost], enough=enough, limit=self.limit)
-        pairs = _finalize_pairs(first, lost, retried)
-        return pairs[: _find_shortest_prefix(pairs, lost[0] // 2 + 1, stop_when)]
-
     def make_job(self, item: Item, skill: Skill, trial: int) -> RolloutJob:
         """Return the job of an item's trial under a skill.
 
@@ -472,24 +435,3 @@ def _read_turns(session: Session | None) -> tuple[Turn, ...]:
         else turn.model_copy(update={"content": replace_surrogates(turn.content)})
         for turn in turns
     )
-
-
-def _finalize_pairs(
-    first: Sequence[Rollout], lost: Sequence[int], retried: Sequence[Rollout]
-) -> tuple[RolloutPair, ...]:
-    """Return the pairs before the first unmeasured side that has not been retried."""
-    sides = list(first)
-    for n, side in zip(lost, retried, strict=False):
-        sides[n] = side
-    return _pair_sides(sides[: (*lost, len(sides))[len(retried)]])
-
-
-def _find_shortest_prefix(
-    pairs: Sequence[RolloutPair], least: int, stop_when: Callable[[Sequence[RolloutPair]], bool] | None
-) -> int | None:
-    lengths = range(least, len(pairs) + 1)
-    return next((n for n in lengths if stop_when is not None and stop_when(pairs[:n])), None)
-
-
-def _pair_sides(sides: Sequence[Rollout]) -> tuple[RolloutPair, ...]:
-    return tuple(zip(sides[::2], sides[1::2], strict=False))

@@ -1,15 +1,18 @@
-"""Errors of SQLite and its driver as reflact's, with what to do."""
+"""Errors of the store with what to do: those of SQLite and its driver, and runs of another identity."""
 
 from __future__ import annotations
 
+import re
 import sqlite3
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import takewhile
 from pathlib import Path
 
-from pydantic import ValidationError
+from pydantic import JsonValue, ValidationError
 
-from reflact.errors import DataError, StoreError
-from reflact.jsonutil import describe_problems
+from reflact.errors import DataError, RunConflict, StoreError
+from reflact.jsonutil import describe_problems, list_field_differences
+from reflact.types import canonical_json
 
 SQLITE_REASONS: Mapping[int, str] = {
     sqlite3.SQLITE_BUSY: "another process kept it locked; end that process or try again",
@@ -24,6 +27,27 @@ SQLITE_REASONS: Mapping[int, str] = {
     sqlite3.SQLITE_NOTADB: "the file is not a SQLite database; name another, or a new one",
     sqlite3.SQLITE_CONSTRAINT: "a value contradicts what is stored",
 }
+
+RESTORE_ADVICE = {
+    "data": "restore the items of the data",
+    "environment": "use the same environment and grader",
+    "skill": "restore the initial skill document",
+    "target": "pass the same target",
+    "optimizer": "pass the same optimizer",
+    "annotator": "pass the same annotator",
+    "proposer": "pass the same proposer",
+}
+"""How to undo a change of what is part of a run's identity and no key of the configuration."""
+
+REMOVED_SETTINGS = frozenset(
+    f"gate.{name}" for name in ("alpha", "early_stop", "effect", "interleave", "min_improvement")
+)
+"""Keys of runs that an older version of reflact began, for policies of the gate that no longer exist."""
+
+PROMPT_ADVICE = "use the same prompts (a new version of reflact, preset, prompts.profile or prompts.folder has changed them)"
+
+MAX_SHOWN_DIFFERENCES, MAX_SHOWN_CHARS, SHOWN_BEFORE_CHANGE = 5, 60, 20
+"""Values in a conflict: their number, their length, and how much stands before the first difference of long ones."""
 
 UNSTORABLE_ERRORS = (UnicodeEncodeError, OverflowError)
 """Errors of the driver for values that SQLite cannot store."""
@@ -55,3 +79,50 @@ def translate_error(error: BaseException, path: Path) -> BaseException:
         return error
     found.__cause__ = error
     return found
+
+
+def build_conflict(run_id: str, path: Path, differences: Sequence[str]) -> RunConflict:
+    """Return the error for a folder that contains a run with another identity."""
+    keys = {difference.partition(" ")[0] for difference in differences}
+    prompts = {key for key in keys if key.startswith("prompts.")}
+    removed = keys & REMOVED_SETTINGS
+    settings = keys - RESTORE_ADVICE.keys() - prompts - removed
+    advice = [words for key, words in RESTORE_ADVICE.items() if key in keys]
+    advice += [PROMPT_ADVICE] if prompts else []
+    advice += [f"put the old value of {', '.join(sorted(settings))} back"] if settings else []
+    advice += (
+        ["use the older version of reflact that began it, whose gate had other policies"] if removed else []
+    )
+    rest = len(differences) - MAX_SHOWN_DIFFERENCES
+    shown = [*differences[:MAX_SHOWN_DIFFERENCES], *([f"and {rest} more"] if rest > 0 else [])]
+    return RunConflict(
+        f"run {run_id} in {path} differs from this one: {'; '.join(shown)}; to resume it, "
+        f"{' and '.join(advice)}; to start another run, choose another out_dir, or set fork: true (--fork)"
+    )
+
+
+def describe_changes(before: Mapping[str, JsonValue], after: Mapping[str, JsonValue]) -> list[str]:
+    """Return a phrase for each difference of two identities; a setting says more than the identity of its object."""
+    texts = {
+        key: tuple(canonical_json(each[key]) if key in each else "absent" for each in (before, after))
+        for key in sorted({*before, *after}, key=lambda key: (key in RESTORE_ADVICE, key))
+    }
+    changed = {key: pair for key, pair in texts.items() if pair[0] != pair[1]}
+    explained, phrases = {key.partition(".")[0] for key in changed if "." in key}, list[str]()
+    for key, pair in changed.items():
+        fields = list_field_differences([before.get(key), after.get(key)])
+        if key not in explained or not (fields or key == "data"):
+            details = {f"{key} ({name})": tuple(map(canonical_json, each)) for name, each in fields.items()}
+            phrases += [_describe_change(name, *each) for name, each in (details or {key: pair}).items()]
+    return phrases
+
+
+def _describe_change(name: str, *texts: str) -> str:
+    """Return what was and what is now; of long texts what is near the first difference, and hashes not at all."""
+    if all(re.fullmatch('"[0-9a-f]{64}"', text) for text in texts):
+        return f"{name} has changed"
+    common = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(*texts, strict=False)))
+    end = (begin := max(0, common - SHOWN_BEFORE_CHANGE)) + MAX_SHOWN_CHARS
+    cuts = (f"{'...' * (begin > 0)}{text[begin:end]}{'...' * (end < len(text))}" for text in texts)
+    was, now = (text if len(text) <= MAX_SHOWN_CHARS else cut for text, cut in zip(texts, cuts, strict=True))
+    return f"{name} was {was} and is now {now}"

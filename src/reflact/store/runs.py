@@ -5,12 +5,10 @@ Values are stored as JSON text and validated again when they are read. Wall time
 
 from __future__ import annotations
 
-import re
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import datetime
 from functools import partial
-from itertools import takewhile
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,7 +17,7 @@ from pydantic import JsonValue, TypeAdapter, ValidationError
 from reflact.data import DataSet
 from reflact.errors import RunConflict, StoreError
 from reflact.events import EVENT_ADAPTER, Event
-from reflact.jsonutil import list_field_differences, parse_stored
+from reflact.jsonutil import parse_stored
 from reflact.protocols import CommitRecord
 from reflact.records import (
     EVALUATION_LABEL,
@@ -36,6 +34,7 @@ from reflact.records import (
     StepRecord,
 )
 from reflact.store.database import LOCK_TIMEOUT_SECONDS, Database, Tables
+from reflact.store.errors import build_conflict, describe_changes
 from reflact.store.lock import Ownership, read_commit_counts
 from reflact.store.responses import (
     JSON_ADAPTER,
@@ -53,24 +52,8 @@ IDENTITY_ADAPTER: TypeAdapter[dict[str, JsonValue]] = TypeAdapter(dict[str, Json
 VERSIONS_ADAPTER: TypeAdapter[list[SkillVersion]] = TypeAdapter(list[SkillVersion])
 Record = TypeVar("Record", StepRecord, EpochRecord, PromotionRecord)
 RECORD_KINDS = {StepRecord: "step", EpochRecord: "epoch", PromotionRecord: "promotion"}
-RESTORE_ADVICE = {
-    "data": "restore the items of the data",
-    "environment": "use the same environment and grader",
-    "skill": "restore the initial skill document",
-    "target": "pass the same target",
-    "optimizer": "pass the same optimizer",
-    "annotator": "pass the same annotator",
-    "proposer": "pass the same proposer",
-}
-"""How to undo a change of what is part of a run's identity and no key of the configuration."""
-
-PROMPT_ADVICE = "use the same prompts (a new version of reflact, preset, prompts.profile or prompts.folder has changed them)"
-
 MAX_FAILURES = 1_000
 """The most exceptions of the caller's code that are stored of a run."""
-
-MAX_SHOWN_DIFFERENCES, MAX_SHOWN_CHARS, SHOWN_BEFORE_CHANGE = 5, 60, 20
-"""Values in a conflict: their number, their length, and how much stands before the first difference of long ones."""
 
 COMMIT_COLUMNS = "number, kind, step, record, state, checksum"
 LAST_COMMIT = f"SELECT {COMMIT_COLUMNS} FROM commits WHERE run_id = ? ORDER BY number DESC LIMIT 1"  # noqa: S608
@@ -477,22 +460,6 @@ def delete_idle_runs(tables: Tables, *, run_id: str) -> None:
             tables.execute(f"DELETE FROM {name} WHERE run_id = ?", (idle,))  # noqa: S608 - own names
 
 
-def build_conflict(run_id: str, path: Path, differences: Sequence[str]) -> RunConflict:
-    """Return the error for a folder that contains a run with another identity."""
-    keys = {difference.partition(" ")[0] for difference in differences}
-    prompts = {key for key in keys if key.startswith("prompts.")}
-    settings = keys - RESTORE_ADVICE.keys() - prompts
-    advice = [words for key, words in RESTORE_ADVICE.items() if key in keys]
-    advice += [PROMPT_ADVICE] if prompts else []
-    advice += [f"put the old value of {', '.join(sorted(settings))} back"] if settings else []
-    rest = len(differences) - MAX_SHOWN_DIFFERENCES
-    shown = [*differences[:MAX_SHOWN_DIFFERENCES], *([f"and {rest} more"] if rest > 0 else [])]
-    return RunConflict(
-        f"run {run_id} in {path} differs from this one: {'; '.join(shown)}; to resume it, "
-        f"{' and '.join(advice)}; to start another run, choose another out_dir, or set fork: true (--fork)"
-    )
-
-
 def check_commit_count(tables: Tables, path: Path, lock: Path, run_id: str, commits: int) -> None:
     """Check that a database contains all commits of a run that its lock file has counted; StoreError otherwise."""
     stored = 0
@@ -505,33 +472,6 @@ def check_commit_count(tables: Tables, path: Path, lock: Path, run_id: str, comm
             f"or its file {path.name}-wal is missing; restore the right files, or delete {lock} to resume from the "
             "older state"
         )
-
-
-def describe_changes(before: Mapping[str, JsonValue], after: Mapping[str, JsonValue]) -> list[str]:
-    """Return a phrase for each difference of two identities; a setting says more than the identity of its object."""
-    texts = {
-        key: tuple(canonical_json(each[key]) if key in each else "absent" for each in (before, after))
-        for key in sorted({*before, *after}, key=lambda key: (key in RESTORE_ADVICE, key))
-    }
-    changed = {key: pair for key, pair in texts.items() if pair[0] != pair[1]}
-    explained, phrases = {key.partition(".")[0] for key in changed if "." in key}, list[str]()
-    for key, pair in changed.items():
-        fields = list_field_differences([before.get(key), after.get(key)])
-        if key not in explained or not (fields or key == "data"):
-            details = {f"{key} ({name})": tuple(map(canonical_json, each)) for name, each in fields.items()}
-            phrases += [_describe_change(name, *each) for name, each in (details or {key: pair}).items()]
-    return phrases
-
-
-def _describe_change(name: str, *texts: str) -> str:
-    """Return what was and what is now; of long texts what is near the first difference, and hashes not at all."""
-    if all(re.fullmatch('"[0-9a-f]{64}"', text) for text in texts):
-        return f"{name} has changed"
-    common = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(*texts, strict=False)))
-    end = (begin := max(0, common - SHOWN_BEFORE_CHANGE)) + MAX_SHOWN_CHARS
-    cuts = (f"{'...' * (begin > 0)}{text[begin:end]}{'...' * (end < len(text))}" for text in texts)
-    was, now = (text if len(text) <= MAX_SHOWN_CHARS else cut for text, cut in zip(texts, cuts, strict=True))
-    return f"{name} was {was} and is now {now}"
 
 
 def write_commit(

@@ -80,7 +80,7 @@ ANYTHING: TypeAdapter[Any] = TypeAdapter(Any)
 
 TOOL_SECTION = re.compile(
     r"^##[ \t]+Tool:[ \t]*`?([\w.-]+)`?[ \t]*\r?$(.*?)"
-    r"(?=^\#{1,2}[ \t]|<!--[ \t]*(?:SLOW_UPDATE_START|APPENDIX_START|SKILL_FILE)\b|\Z)",
+    r"(?=^\#{1,2}[ \t]|<!--[ \t]*(?:EXAMPLES_START|SLOW_UPDATE_START|APPENDIX_START|SKILL_FILE)\b|\Z)",
     re.MULTILINE | re.DOTALL,
 )
 """A section of a skill that describes a tool: up to the next heading of level 1 or 2, or a protected region."""

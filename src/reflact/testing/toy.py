@@ -1,8 +1,8 @@
 """A small learnable world with known outcomes that needs no model.
 
 An item asks for a rule by name and for a number to apply it to, such as ``double 7``. ``ToyTarget``
-answers rightly if and only if the skill holds the line of that rule. The environment's feedback names the
-missing rule, and ``toy_optimizer`` proposes its line.
+answers rightly if and only if the skill holds the line of that rule, or a worked example of it. The environment's
+feedback names the missing rule, and ``toy_optimizer`` proposes its line.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pydantic import JsonValue
 
 from reflact.data import DataSet
 from reflact.environments.dataset import DatasetEnvironment
-from reflact.messages import CallId, RenderedPrompt, ReplyModel
+from reflact.messages import CallId, RenderedPrompt, ReplyModel, Text
 from reflact.stages.execution_notes import CompactReply, LapseReply, ReminderReply
 from reflact.stages.reply_models import (
     AnalystReply,
@@ -46,6 +46,8 @@ from reflact.testing.llm import (
 from reflact.types import Grade, Item, Score, Skill, Turn, canonical_json, digest_json
 
 UNKNOWN_ANSWER = "unknown"
+
+_EXAMPLE = re.compile(r"^Task: (\w+) \d+$", re.MULTILINE)
 
 
 class ToyRule(NamedTuple):
@@ -135,6 +137,7 @@ class ToySession:
 
     def __init__(self, skill: Skill, *, slips: bool) -> None:
         self._lines = skill.text.splitlines()
+        self._shown = {match[1] for match in _EXAMPLE.finditer(skill.text)}
         self._slips = slips
         self._turns: tuple[Turn, ...] = ()
 
@@ -149,7 +152,7 @@ class ToySession:
         name, _, number = message.partition(" ")
         rule = TOY_RULES.get(name)
         answer = UNKNOWN_ANSWER
-        if rule is not None and (rule.line in self._lines) is not self._slips:
+        if rule is not None and (rule.line in self._lines or name in self._shown) is not self._slips:
             answer = rule.answer(int(number))
         self._turns += (Turn(role="user", content=message), Turn(role="assistant", content=answer))
         return answer
@@ -180,6 +183,7 @@ def toy_optimizer(*, edits: int = 1) -> Script:
     parts: tuple[tuple[type[ReplyModel], Callable[[type[ReplyModel], str], dict[str, JsonValue]]], ...] = (
         (ReasonedSuccessReply, lambda kind, _: append_reply(kind)),
         (ReasonedSuccessDraftReply, lambda _, shown: {"document": _reply_document(shown)}),
+        (Text, lambda _, shown: {"text": f"```markdown\n{_reply_document(shown)}\n```"}),
         (AnalystReply, analyse),
         (RuleReply, analyse),
         (SuccessReply, lambda kind, _: append_reply(kind)),

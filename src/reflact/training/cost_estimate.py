@@ -13,7 +13,6 @@ from statistics import fmean
 
 from reflact.config.training import TrainerConfig
 from reflact.data import DataSet, count_steps_per_epoch, plan_epoch
-from reflact.gate.paired_test import choose_trials
 from reflact.gate.ranked_decision import MAX_PASSES
 from reflact.llm.pricing import (
     BYTES_PER_TOKEN,
@@ -24,7 +23,12 @@ from reflact.llm.pricing import (
     exact_range,
 )
 from reflact.records import Spend
+from reflact.search.race import plan_slices
+from reflact.search.rewrite import CASE_TOKENS, DOCUMENTS
 from reflact.types import Item, Split, canonical_json
+
+CANDIDATES = 4
+"""Candidates of a step, in estimates."""
 
 PREFLIGHT, PREFLIGHT_BYTES = "preflight", 70.0
 """The call that tests an optimizer with its own connection before the baseline, and its size."""
@@ -101,9 +105,8 @@ class RunCostEstimator:
         rolled = EstimateRange(low=first_epoch, expected=sum(sizes), high=sum(sizes))
         rolled += self._baseline() + self._final()
         rolled += self._decision() * exact_range(self._left)
-        if self._config.proposer.rewrites > 1:
-            most = self._config.proposer.rewrites * sum(sizes)
-            rolled += EstimateRange(expected=most, high=most)
+        if not self._config.search.is_published:
+            rolled += self._race() * exact_range(self._left)
         rolled += self._epoch_end() * exact_range(self._count_epoch_ends())
         return rolled + self._decision(expected=0)
 
@@ -125,21 +128,20 @@ class RunCostEstimator:
     def _baseline(self) -> EstimateRange:
         if self._done:
             return EstimateRange()
-        return exact_range((1 + self._config.repeats_baseline) * len(self._data.val))
+        return exact_range(self._config.baseline_passes * len(self._data.val))
 
     def _decision(self, expected: float = 1.0) -> EstimateRange:
         """Return the rollouts of one gate decision on both sides; those of the current skill are mostly stored."""
         gate, n = self._config.gate, len(self._data.val)
         if not gate.enabled or gate.policy == "strict":
             return EstimateRange(expected=expected * n, high=4 * n)
-        if gate.policy == "ranked":
-            most = 2 * n * (gate.max_trials or MAX_PASSES)
-            return EstimateRange(expected=expected * n * 1.5, high=most + n)
-        trials = gate.max_trials or choose_trials(
-            n, decisions=self._total + 1, alpha=gate.alpha, effect=gate.effect
-        )
-        typical = n if self._config.target.deterministic else n * (1 + 0.2 * 3)
-        return EstimateRange(expected=expected * typical, high=4 * n * (trials + 2))
+        most = 2 * n * (gate.max_trials or MAX_PASSES)
+        return EstimateRange(expected=expected * n * 1.5, high=most + n)
+
+    def _race(self) -> EstimateRange:
+        """Return the rollouts of a step's race before the gate's pass."""
+        slices = plan_slices(len(self._data.val), math.inf)
+        return EstimateRange(low=slices[0], expected=CANDIDATES * slices[0], high=2 * CANDIDATES * slices[-1])
 
     def _count_epoch_ends(self) -> int:
         """Return the number of remaining ends of epochs with a comparison."""
@@ -168,11 +170,12 @@ class RunCostEstimator:
         """Return the optimizer's calls by purpose; the high count includes re-asks."""
         calls: defaultdict[str, EstimateRange] = defaultdict(EstimateRange)
         appendix, slow = self._config.appendix, self._config.slow_update
-        rewrites = self._config.proposer.rewrites
-        if rewrites:
-            calls["one_shot"] = exact_range(rewrites * self._left)
-            calls["one_shot"] = calls["one_shot"].model_copy(update={"low": 0})
-        for step in () if rewrites or self._own_proposer else self._plan_steps():
+        sources = self._config.search.sources
+        if "rewrite" in sources:
+            likely = DOCUMENTS * self._left / len(sources)
+            calls["write_document"] = EstimateRange(expected=likely, high=2 * DOCUMENTS * self._left)
+        steps = self._plan_steps() if "edits" in sources and not self._own_proposer else []
+        for step in steps[:: len(sources)]:
             failure, success = self._minibatches([len(batch) for batch in step])
             calls["analyst_failure"] += failure
             calls["analyst_success"] += success
@@ -266,13 +269,12 @@ class RunCostEstimator:
         if purpose == PREFLIGHT:
             return PREFLIGHT_BYTES
         own = self._prompts.get(purpose, max(self._prompts.values(), default=0))
-        reflect, train = self._config.reflect, self._config.train
+        reflect = self._config.reflect
         size, most = fmean(map(_size, self._data.train)), 3 * reflect.trajectory_tokens
         if purpose.startswith(("analyst", "lapse")):
             shown = size * reflect.minibatch_size
-        elif purpose == "one_shot":
-            cases = train.batch_size * train.accumulation
-            shown, most = size * cases, most * math.ceil(cases / reflect.minibatch_size)
+        elif purpose == "write_document":
+            shown, most = size * len(self._data.train), int(2 * CASE_TOKENS * BYTES_PER_TOKEN)
         else:
             shown = 2000.0
         return own + self._skill + min(shown, most)

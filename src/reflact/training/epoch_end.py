@@ -9,6 +9,7 @@ from reflact.concurrency import run_both
 from reflact.messages import NoReply
 from reflact.records import EpochRecord, RunState, SkillVersion, SlowUpdate
 from reflact.skills.document import read_guidance, replace_guidance, reserve_guidance_region
+from reflact.stages.execution_notes import carry_notes
 from reflact.stages.prompt_sections import show_buffer
 from reflact.stages.rollout import log_unmeasured
 from reflact.stages.slow_update import (
@@ -186,15 +187,29 @@ class EpochFinalizer:
         if not gated:
             return self._create_version(record, slow.model_copy(update={"action": "forced"}), skill, state)
         subject = f"the slow update of epoch {record.epoch}"
-        verdict, undecided = await self.gate_keeper.judge(
+        verdict = await self.gate_keeper.judge(
             skill, state, step=record.step, part="slow update", subject=subject
         )
         slow = slow.model_copy(update={"verdict": verdict})
         if not verdict.accepted:
-            current_version = find_current(state, verdict)
-            record = record.model_copy(update={"slow_update": slow, "current": current_version})
-            return CommitOutcome(record=record, skills=(skill,), undecided=undecided)
+            record = record.model_copy(update={"slow_update": slow})
+            record, skills = await self._keep_notes(record, find_current(state, verdict), current, state)
+            return CommitOutcome(record=record, skills=(skill, *skills))
         return self._create_version(record, slow.model_copy(update={"action": "accepted"}), skill, state)
+
+    async def _keep_notes(
+        self, record: EpochRecord, version: SkillVersion, before: Skill, state: RunState
+    ) -> tuple[EpochRecord, tuple[Skill, ...]]:
+        """Return the record with the version that is current now, and a new document if that one lacks notes."""
+        if version.skill_hash == before.hash:
+            return record.model_copy(update={"current": version}), ()
+        skill = await self.runtime.store.skill(version.skill_hash)
+        noted = carry_notes(skill, before)
+        if noted.hash == skill.hash:
+            return record.model_copy(update={"current": version}), ()
+        number, origin = state.latest_version + 1, f"slow update {record.epoch} notes"
+        created = inherit_version(version, number=number, skill=noted, origin=origin)
+        return record.model_copy(update={"created_versions": (created,), "current": created}), (noted,)
 
     def _create_version(
         self, record: EpochRecord, slow: SlowUpdate, skill: Skill, state: RunState
@@ -212,7 +227,7 @@ class EpochFinalizer:
                 skill_hash=skill.hash,
                 origin=origin,
                 score=slow.verdict.candidate_score,
-                partial=slow.verdict.partial,
+                examples=state.current.examples,
             )
             best = version if replaces_best(slow.verdict, best) else best
         record = record.model_copy(update={"created_versions": (version,), "current": version, "best": best})

@@ -14,6 +14,7 @@ from reflact.errors import EnvironmentFailure, InterfaceError, ModelError, RunFa
 from reflact.llm.middleware import unwrap_environment
 from reflact.protocols import EventCallback
 from reflact.records import Claim, Improvement, PromotionRecord, RunState, SkillScore
+from reflact.search.examples import apply_examples, shuffle_answers
 from reflact.stages.final_test import judge_claim, make_placebo, measure_improvement, score_skill
 from reflact.stages.null_answers import (
     NullAnswer,
@@ -27,7 +28,16 @@ from reflact.training.setup import Runtime
 from reflact.training.state import find_current, replaces_best
 from reflact.types import FrozenModel, Item, Rollout, Skill, Split
 
-SCORE_ORDER = ("baseline", "placebo", "null_empty", "null_refusal", "null_frequent", "best", "final")
+SCORE_ORDER = (
+    "baseline",
+    "placebo",
+    "shuffled",
+    "null_empty",
+    "null_refusal",
+    "null_frequent",
+    "best",
+    "final",
+)
 """The names of final scores, in the order of reports."""
 
 UNMEASURABLE = (ModelError, EnvironmentFailure, RunFailed)
@@ -140,20 +150,20 @@ class FinalEvaluator:
             return None
         last = await self.runtime.store.skill(state.current.skill_hash)
         before = state.model_copy(update={"current": against})
-        verdict, undecided = await self.gate_keeper.judge(
+        verdict = await self.gate_keeper.judge(
             last,
             before,
             step=state.step,
             part="promotion",
             subject="the last skill could not be compared with the best",
         )
-        update = {"score": verdict.candidate_score, "inherited": False, "partial": verdict.partial}
+        update = {"score": verdict.candidate_score, "inherited": False}
         current = state.current.model_copy(update=update)
         if verdict.ranked is not None and not verdict.accepted:
             current = find_current(before, verdict)
         best = current if replaces_best(verdict, state.best) else state.best
         record = PromotionRecord(step=state.step, verdict=verdict, current=current, best=best)
-        return CommitOutcome(record=record, undecided=undecided)
+        return CommitOutcome(record=record)
 
     async def measure(self, state: RunState) -> None:
         """Measure baseline, best and last skill on the validation and the test split, then controls on the last one.
@@ -296,14 +306,22 @@ class FinalEvaluator:
         )
 
     async def _documents(self, state: RunState) -> tuple[dict[str, Skill], dict[str, Skill]]:
-        """Return the documents by name, and those that are controls: a placebo, if there is a gain to doubt."""
+        """Return the documents by name, and those that are controls, if there is a gain to doubt.
+
+        They are a placebo, and the best document with the answers of its worked examples shuffled.
+        """
         best = await self.runtime.store.skill(state.best.skill_hash)
         last = await self.runtime.store.skill(state.current.skill_hash)
         documents = {"baseline": self.runtime.plan.initial_skill, "best": best, "final": last}
         if not self.runtime.config.test.placebo or best.hash == self.runtime.plan.initial_skill.hash:
             return documents, {}
         text = self.runtime.plan.prompts.prompts["placebo"].system
-        return documents, {"placebo": make_placebo(text, best)}
+        controls = {"placebo": make_placebo(text, best)}
+        examples = state.best.examples
+        if len({example.answer for example in examples}) > 1:
+            shuffled = shuffle_answers(examples, self.runtime.config.seed)
+            controls["shuffled"] = apply_examples(best, shuffled).skill
+        return documents, controls
 
     def _trials(self, split: Split, state: RunState) -> tuple[int, ...]:
         config = self.runtime.config
@@ -320,4 +338,4 @@ class FinalEvaluator:
         if not gate.enabled:
             return name == "best"
         is_fresh = FIRST_REPORT_TRIAL in self._trials(split, state)
-        return gate.policy != "paired" and not is_fresh and name in {"best", "final"}
+        return not is_fresh and name in {"best", "final"}

@@ -4,39 +4,42 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import get_args
 
-from reflact.config.training import GateConfig, TrainerConfig
+from reflact.config.training import TrainerConfig
 from reflact.data import USEFUL_SIZE, shuffle
 from reflact.errors import Unmeasured
 from reflact.events import GatePowerEstimated
+from reflact.gate.greater_mean import GateSettings
 from reflact.gate.intervals import describe_claim
-from reflact.gate.paired_decision import SCORE_TOLERANCE, GateSettings, TrialRequest
-from reflact.gate.paired_test import choose_trials, describe_power, detectable_effect
 from reflact.gate.ranked_decision import MAX_PASSES, start_ranking
 from reflact.protocols import Approver, CommitRecord
-from reflact.records import AlphaBudget, CandidateReview, DecisionPoint, OpenComparison, RunState
+from reflact.records import CandidateReview, DecisionPoint, RunState
+from reflact.search.race import Contender, RaceResult, RaceSettings, order_items, plan_slices, run_race
 from reflact.skills.document import diff_texts
 from reflact.stages.evaluate import EvaluationResult, GateMetric, evaluate, force_accept
 from reflact.stages.ranked_evaluation import RankedEvaluator, RankSettings
 from reflact.stages.rollout import log_unmeasured
 from reflact.training.rollouts import RolloutScheduler
 from reflact.training.setup import RunPlan, Runtime
-from reflact.training.state import choose_best, plan_alpha_budget
-from reflact.types import FrozenModel, Ranking, Rollout, Skill, Verdict
+from reflact.training.state import choose_best
+from reflact.types import HARD_VARIANCE, FrozenModel, Ranking, Rollout, Skill, Verdict
 
 FEW_ITEMS = 20
 """A run with fewer validation items begins with a warning."""
 
-DECISION_POINTS: tuple[DecisionPoint, ...] = get_args(DecisionPoint)
+
+WORTH_OF_BUDGET = 0.25
+"""The gain that all rollouts of a budget should bring together: the least worth of one is this part of it."""
+
+CONFIRMED_VERSIONS = 2
+"""Versions after which a run with a budget of rollouts stops to repeat items of a target that always agreed."""
 
 
 class CommitOutcome(FrozenModel):
-    """A record to commit, its new documents, and its comparison if that was inconclusive."""
+    """A record to commit, and its new documents."""
 
     record: CommitRecord
     skills: tuple[Skill, ...] = ()
-    undecided: OpenComparison | None = None
 
 
 def add_beliefs(state: RunState, outcome: CommitOutcome) -> CommitOutcome:
@@ -66,23 +69,9 @@ class GateKeeper:
         self.metric = build_metric(config)
 
     @property
-    def must_test_determinism(self) -> bool:
-        """Whether the gate has to repeat rollouts to learn if the target is deterministic."""
-        gate = self._gate
-        return gate.enabled and gate.policy != "strict" and self._declared_deterministic is None
-
-    @property
     def presumes_deterministic(self) -> bool:
         """Whether the target counts as deterministic before any repeat."""
         return self._declared_deterministic is not False
-
-    def scores_agree(self, first: tuple[Rollout, ...], second: tuple[Rollout, ...]) -> bool:
-        """Return whether two trials of the same items gave the same scores; missing scores are skipped."""
-        scores = [
-            (self.metric.score_rollout(a), self.metric.score_rollout(b))
-            for a, b in zip(first, second, strict=True)
-        ]
-        return all(abs(a - b) <= SCORE_TOLERANCE for a, b in scores if a is not None and b is not None)
 
     def start_ranking(self, initial: Skill, passes: Sequence[Sequence[Rollout]]) -> Ranking | None:
         """Return the ranking after the baseline's passes; None unless the gate ranks versions."""
@@ -91,10 +80,38 @@ class GateKeeper:
         scores = [{r.item_id: self.metric.score_rollout(r) for r in rollouts} for rollouts in passes]
         return start_ranking(initial.hash, scores, is_hard=self._gate.metric == "hard")
 
+    async def race(
+        self, contenders: Sequence[Contender], current: Skill, state: RunState, *, step: int, passes: float
+    ) -> RaceResult:
+        """Race a step's candidates; ``passes`` is how many passes the rest of the run's rollouts pays for.
+
+        The current document is measured on all items first: the order of the race may not depend on which rollouts an
+        interrupted start happened to leave in the store.
+        """
+        run_pass = self._scheduler.make_pass_runner(step=step, part="step")
+        known = await run_pass(current, 0, self._order)
+        scores = {rollout.item_id: self.metric.score_rollout(rollout) for rollout in known}
+        variance = HARD_VARIANCE if state.ranking is None else state.ranking.variance
+        settings = RaceSettings(
+            item_ids=order_items(self._order, scores),
+            slices=plan_slices(len(self._order), passes),
+            variance=0.0 if state.deterministic else variance,
+        )
+
+        async def measure(skill: Skill, item_ids: Sequence[str]) -> Sequence[Rollout]:
+            return await run_pass(skill, 0, item_ids)
+
+        result = await run_race(
+            contenders, current, settings, measure=measure, score=self.metric.score_rollout
+        )
+        if result.winner is None:
+            await log_unmeasured(result.unmeasured, decision_log=self._decision_log, step=step)
+        return result
+
     async def judge(
         self, candidate: Skill, state: RunState, *, step: int, part: DecisionPoint, subject: str
-    ) -> tuple[Verdict, OpenComparison | None]:
-        """Return the verdict on a candidate, and the comparison if it was inconclusive.
+    ) -> Verdict:
+        """Return the verdict on a candidate.
 
         Raises:
             Unmeasured: Too little could be measured; ``subject`` begins the message. Nothing is logged, so that a
@@ -106,72 +123,53 @@ class GateKeeper:
         if verdict.action == "unmeasured":
             raise Unmeasured(f"{subject}: {verdict.reason}")
         await log_unmeasured(evaluated.unmeasured, decision_log=self._decision_log, step=step)
-        if verdict.action == "inconclusive":
-            settings = self._build_settings(candidate, state, step)
-            return verdict, OpenComparison(
-                skill_hash=candidate.hash,
-                against=current.hash,
-                trials=settings.trials,
-                planned_trials=settings.planned_trials or settings.trials,
-                level=settings.planned_level or settings.level,
-            )
-        return await self._ask_approver(verdict, candidate, current, step=step, part=part), None
+        return await self._ask_approver(verdict, candidate, current, step=step, part=part)
 
     async def _evaluate(
         self, candidate: Skill, current: Skill, state: RunState, *, step: int, part: DecisionPoint
     ) -> EvaluationResult:
-        settings = self._build_settings(candidate, state, step)
-        run_pairs = self._scheduler.make_pair_runner(step=step, part=part, number=DECISION_POINTS.index(part))
+        settings = self._build_settings(state)
+        run_pass = self._scheduler.make_pass_runner(step=step, part=part)
         if not self._gate.enabled:
-            pairs = await run_pairs(candidate, current, TrialRequest(trial=0, item_ids=self._order), None)
-            return force_accept(candidate, current, pairs, settings=settings, metric=self.metric)
+            return await force_accept(
+                candidate, current, settings=settings, metric=self.metric, run_pass=run_pass
+            )
         if state.ranking is None or state.deterministic:
             best = await self._store.skill(state.best.skill_hash)
             evaluated = await evaluate(
-                candidate, current, best, settings=settings, metric=self.metric, run_pairs=run_pairs
+                candidate, current, best, settings=settings, metric=self.metric, run_pass=run_pass
             )
-            if state.ranking is None or evaluated.verdict.deterministic:
+            if evaluated is not None:
                 return evaluated
+        assert state.ranking is not None, "only the ranked policy repeats items"
         ranked = RankSettings(
             item_ids=self._order,
             kept=tuple(version.skill_hash for version in state.kept),
-            worth=self._gate.worth,
+            worth=self._find_worth(),
             max_passes=self._gate.max_trials or MAX_PASSES,
             coverage=self._gate.coverage,
             no_regression=self._gate.no_regression,
         )
         evaluator = RankedEvaluator(
-            ranked,
-            self.metric,
-            run_pass=self._scheduler.make_pass_runner(step=step, part=part),
-            read_pass=self._scheduler.read_pass,
+            ranked, self.metric, run_pass=run_pass, read_pass=self._scheduler.read_pass
         )
         return await evaluator.evaluate(
             candidate, current, state.ranking, measures_current=state.deterministic
         )
 
-    def _build_settings(self, candidate: Skill, state: RunState, step: int) -> GateSettings:
-        gate, alpha = self._gate, find_alpha_budget(self._plan, state, step=step)
-        trials = count_trials(gate, len(self._order), alpha)
-        compared = (candidate.hash, state.current.skill_hash)
-        before = next((u for u in state.open_comparisons if (u.skill_hash, u.against) == compared), None)
-        if gate.interleave or not self._plan.config.train.reuse_rollouts:
-            before = None
+    def _find_worth(self) -> float:
+        """Return the least gain for each rollout of a further pass; a small budget finds more with other candidates."""
+        planned = self._plan.config.train.max_rollouts
+        return self._gate.worth if planned is None else max(self._gate.worth, WORTH_OF_BUDGET / planned)
+
+    def _build_settings(self, state: RunState) -> GateSettings:
+        gate, is_limited = self._gate, self._plan.config.train.max_rollouts is not None
+        confirms = gate.policy == "ranked" and self._declared_deterministic is not True
         return GateSettings(
             item_ids=self._order,
-            policy=gate.policy,
-            trials=trials if before is None else before.trials + trials,
-            level=alpha.level,
-            planned_trials=None if before is None else before.planned_trials,
-            planned_level=None if before is None else before.level,
-            effect=gate.effect,
-            min_improvement=gate.min_improvement if gate.policy == "paired" else 0.0,
             coverage=gate.coverage,
             no_regression=gate.no_regression,
-            early_stop=gate.early_stop,
-            deterministic=state.deterministic,
-            declared_deterministic=self._declared_deterministic is True,
-            trust_repeats=self.presumes_deterministic,
+            confirms=confirms and not (is_limited and len(state.kept) > CONFIRMED_VERSIONS),
         )
 
     async def _ask_approver(
@@ -207,26 +205,6 @@ class GateKeeper:
         )
 
 
-def count_trials(gate: GateConfig, n: int, alpha: AlphaBudget) -> int:
-    """Return the largest number of trials for one decision on ``n`` items."""
-    if gate.max_trials is not None:
-        return gate.max_trials
-    return choose_trials(n, decisions=alpha.decisions, alpha=alpha.alpha, effect=gate.effect)
-
-
-def find_alpha_budget(plan: RunPlan, state: RunState | None, *, step: int) -> AlphaBudget:
-    """Return the error budget for the decisions of a step; ``state`` is None before the first one."""
-    slow = plan.config.slow_update
-    return plan_alpha_budget(
-        step,
-        () if state is None else state.alphas,
-        alpha=plan.config.gate.alpha,
-        total=plan.total_steps,
-        per_epoch=plan.steps_per_epoch,
-        slow_gated=slow.enabled and slow.gated,
-    )
-
-
 def describe_few_items(n: int) -> str:
     """Return a warning about a small validation split, with the standard deviation of a difference of two means."""
     points = 100 * math.sqrt(0.5 / n)
@@ -236,34 +214,25 @@ def describe_few_items(n: int) -> str:
     )
 
 
-def estimate_gate_power(plan: RunPlan, state: RunState | None = None) -> GatePowerEstimated:
-    """Return the gate's power in the next step; ``state`` is None before the first one."""
+def estimate_gate_power(plan: RunPlan) -> GatePowerEstimated:
+    """Return what the gate does and what the final test can confirm, in words."""
     gate, n = plan.config.gate, len(plan.data.val)
-    trials, effect = 1, None
+    trials = 1
     items = f"{n} validation item{'s' * (n != 1)}"
     if not gate.enabled:
         words = "The gate is off: every candidate is accepted."
-    elif gate.policy == "ranked":
-        claim = describe_claim(len(plan.data.test) if plan.config.test.enabled else 0)
-        words = (
-            f"The gate measures a candidate on {items}, again if it is close, and goes on with the skill "
-            f"that is most probably best. {claim}"
-        )
-        trials = gate.max_trials or MAX_PASSES
     elif gate.policy == "strict":
         words = (
             f"The strict gate accepts any gain on {items}, even one by chance: do not rely on it unless the target "
             "always gives the same answers."
         )
     else:
-        alpha = find_alpha_budget(
-            plan, state, step=1 if state is None else min(state.step + 1, plan.total_steps)
+        claim = describe_claim(len(plan.data.test) if plan.config.test.enabled else 0)
+        words = (
+            f"The gate measures a candidate on {items}, again if it is close, and goes on with the skill "
+            f"that is most probably best. {claim}"
         )
-        trials = count_trials(gate, n, alpha)
-        effect = detectable_effect(n, trials, level=alpha.level)
-        words = describe_power(n, trials, decisions=alpha.decisions, alpha=alpha.alpha, effect=gate.effect)
+        trials = gate.max_trials or MAX_PASSES
     if n < FEW_ITEMS:
         words = f"{describe_few_items(n)} {words}"
-    return GatePowerEstimated(
-        run_id=plan.run_id, description=words, effect=effect, trials=trials, rollouts=2 * n * trials
-    )
+    return GatePowerEstimated(run_id=plan.run_id, description=words, trials=trials, rollouts=2 * n * trials)

@@ -29,6 +29,7 @@ from reflact.records import (
     StepRecord,
     Usage,
 )
+from reflact.reporting.verdict import describe_examples
 from reflact.skills.document import diff_texts
 from reflact.skills.package import SkillPackage, build_package, read_front_matter, suggest_name
 from reflact.stages.evaluate import GateMetric
@@ -183,7 +184,7 @@ async def _list_run(store: SQLiteRunStore, row: RunRow, database: Path) -> RunLi
         return None if score is None else score.hard
 
     val, test = find("best", Split.val), find("best", Split.test)
-    if val is None and state is not None and not state.best.partial:
+    if val is None and state is not None:
         val = state.best.score
     evaluations = await store.evaluations(row.run_id)
     if state is None:
@@ -307,7 +308,10 @@ async def read_package(
         is_renamed=name is not None,
     )
     doubt = _describe_doubt(row, summary, found.version) if version == "best" else None
-    return package if doubt is None else package.model_copy(update={"hints": (doubt, *package.hints)})
+    hints = [] if doubt is None else [doubt]
+    if found.version.examples:
+        hints.append(f"the document is v{found.version.number}{describe_examples(found.version)}")
+    return package.model_copy(update={"hints": (*hints, *package.hints)})
 
 
 def _describe_doubt(row: RunRow, summary: RunSummary | None, best: SkillVersion) -> str | None:

@@ -47,7 +47,7 @@ NAMING_KEYS: Mapping[ObjectRole, str] = {
     "target": "models.target.model, or an agent by its import path as target.kind",
     "environment": "environment.name",
     "optimizer": "models.optimizer.model",
-    "proposer": "proposer.name",
+    "proposer": "search.sources",
 }
 """The keys of the configuration that take a text."""
 ITEM_LINE = 'Item(id="1", input="2 + 2", reference="4")'
@@ -95,16 +95,16 @@ def load_named_environment(config: TrainerConfig) -> Environment | None:
 
 
 def load_named_proposer(config: TrainerConfig) -> Proposer | None:
-    """Return the proposer that ``proposer.name`` names; None for one of reflact.
+    """Return the proposer among ``search.sources``; None without one.
 
     Raises:
         ConfigError: There is no such object, it raises an error, or it is no proposer.
     """
-    name = config.proposer.name
-    if not config.proposer.is_own:
+    name = config.search.own
+    if name is None:
         return None
-    found = _load("proposer.name", name, "reflact.proposers")
-    proposer: Proposer = _call("proposer", name, found, config.proposer.options, needs="propose")
+    found = _load("search.sources", name, "reflact.proposers")
+    proposer: Proposer = _call("proposer", name, found, {}, needs="propose")
     return proposer
 
 

@@ -11,7 +11,6 @@ import anyio
 
 from reflact import events
 from reflact.concurrency import Slots, fan_out
-from reflact.gate.paired_decision import TrialRequest
 from reflact.llm.middleware import find_managed
 from reflact.protocols import (
     CatchExits,
@@ -20,9 +19,8 @@ from reflact.protocols import (
     ManagedEnvironment,
     describe_not_async,
 )
-from reflact.stages.evaluate import PairRunner, RolloutPairs, StopCondition
+from reflact.stages.evaluate import PassRunner
 from reflact.stages.null_answers import ConstantTarget, NullAnswer
-from reflact.stages.ranked_evaluation import PassRunner
 from reflact.stages.rollout import RolloutCallback, RolloutRunner, log_unmeasured, require_coverage
 from reflact.training.setup import Runtime
 from reflact.training.trouble import FailureLog
@@ -34,9 +32,6 @@ FIRST_REPORT_TRIAL = 1_000_000_000
 GATE_PHASE = "gate"
 """The phase of passes that all decisions of a run share, even if rollouts are not reused."""
 
-TRIALS_PER_DECISION = 1_000
-"""The range of trial numbers of a decision if each decision repeats the rollouts of both sides."""
-
 
 def choose_stage(split: Split) -> events.Stage:
     """Return the stage that a measurement of a whole split belongs to."""
@@ -45,7 +40,7 @@ def choose_stage(split: Split) -> events.Stage:
 
 @dataclass
 class RolloutScheduler:
-    """Rolls skills out for one start of a run; ``surplus`` counts rollouts that a decision did not need.
+    """Rolls skills out for one start of a run.
 
     All rollouts of the run share its ``train.rollout_concurrency`` slots; those that are asked for first go first.
     """
@@ -53,7 +48,6 @@ class RolloutScheduler:
     runtime: Runtime
     on_event: EventCallback
     failures: FailureLog
-    surplus: int = 0
 
     def __post_init__(self) -> None:
         self._slots = Slots(self.runtime.config.train.rollout_concurrency)
@@ -161,46 +155,15 @@ class RolloutScheduler:
         runner = self.make_runner(step, feedback=True, phase=phase, on_rollout=count)
         return await runner.roll_out(items, skill, coverage=None)
 
-    def make_pair_runner(self, *, step: int, part: str, number: int) -> PairRunner:
-        """Return the function that rolls two skills out for one decision, the ``number``-th of the step."""
-        offset = TRIALS_PER_DECISION * (10 * step + number) if self.runtime.config.gate.interleave else 0
-
-        async def roll(
-            candidate: Skill, current: Skill, ask: TrialRequest, until: StopCondition | None
-        ) -> RolloutPairs:
-            size, finished = len(ask.item_ids), 0
-            count = self.make_progress_counter("evaluate", step, 2 * size, note=f"trial {ask.trial}")
-
-            async def one_more(rollout: Rollout, from_store: bool) -> None:
-                nonlocal finished
-                finished += 1
-                await count(rollout, from_store)
-
-            await self.on_event(
-                events.TrialRequested(
-                    run_id=self.runtime.run_id, step=step, part=part, trial=ask.trial, n=size
-                )
-            )
-            runner = self.make_runner(step, feedback=False, phase=f"{part}/{step}", on_rollout=one_more)
-            pairs = await runner.roll_out_pairs(
-                self._find_items(ask.item_ids), candidate, current, trial=offset + ask.trial, stop_when=until
-            )
-            self.surplus += finished - 2 * len(pairs)
-            return pairs
-
-        return roll
-
     def make_pass_runner(self, *, step: int, part: str) -> PassRunner:
         """Return the function that rolls a skill out on one trial for a decision, without feedback."""
 
         async def roll(skill: Skill, trial: int, item_ids: Sequence[str]) -> Sequence[Rollout]:
             size = len(item_ids)
             await self.on_event(
-                events.TrialRequested(
-                    run_id=self.runtime.run_id, step=step, part=part, trial=trial, n=size, sides=1
-                )
+                events.TrialRequested(run_id=self.runtime.run_id, step=step, part=part, trial=trial, n=size)
             )
-            count = self.make_progress_counter("evaluate", step, size, note=f"trial {trial}")
+            count = self.make_progress_counter("evaluate", step, size, note=f"{skill.hash}, trial {trial}")
             runner = self.make_runner(step, feedback=False, phase=GATE_PHASE, on_rollout=count)
             return await runner.roll_out_pass(self._find_items(item_ids), skill, trial=trial)
 

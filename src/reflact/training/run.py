@@ -12,6 +12,7 @@ from reflact import events
 from reflact.concurrency import finish_if_cancelled, run_beside
 from reflact.config.training import TrainerConfig
 from reflact.errors import RunFailed, Unmeasured
+from reflact.llm.pricing import BYTES_PER_TOKEN
 from reflact.messages import CallId, Message, RenderedPrompt, Text
 from reflact.protocols import Approver, CommitRecord, EventCallback, ProbedTarget
 from reflact.records import (
@@ -31,15 +32,9 @@ from reflact.store import artifacts as exports
 from reflact.training.cost_estimate import PREFLIGHT
 from reflact.training.epoch_end import EpochFinalizer
 from reflact.training.final_evaluation import FinalEvaluator, NullAnswerGrader
-from reflact.training.gating import (
-    CommitOutcome,
-    GateKeeper,
-    add_beliefs,
-    estimate_gate_power,
-    find_alpha_budget,
-)
+from reflact.training.gating import CommitOutcome, GateKeeper, add_beliefs, estimate_gate_power
 from reflact.training.rollouts import GATE_PHASE, RolloutScheduler
-from reflact.training.setup import Runtime
+from reflact.training.setup import RunPlan, Runtime
 from reflact.training.state import (
     apply_record,
     build_commit_events,
@@ -48,7 +43,7 @@ from reflact.training.state import (
     summarize_history,
     version_hashes,
 )
-from reflact.training.step import StepRunner
+from reflact.training.step import StepRunner, find_search_end
 from reflact.training.timing import StageTimer
 from reflact.training.trouble import FailureLog, advise_on_replies
 from reflact.types import Skill, Split
@@ -183,7 +178,6 @@ class Run:
             step_costs=sum_step_costs(await self._store.stage_costs(self.id)),
             faults=await self._store.faults(self.id),
             reuse=self._store.reuse,
-            surplus=self.scheduler.surplus,
             test_openings=self.final_evaluator.openings,
             seconds=seconds,
             config=self._config.model_dump(mode="json"),
@@ -193,10 +187,19 @@ class Run:
         summary = summarize_history(
             summary, await self._store.records(self.id), await self._store.epochs(self.id), self.state
         )
+        summary = summary.model_copy(update={"added_tokens": await self._count_added_tokens(summary)})
         summary = summary.model_copy(update={"verdict": describe_verdict(summary)})
         await self._store.finish(self.id, status, reason, summary.model_dump_json())
         exports.export_summary(self._runtime.folder, summary)
         return summary
+
+    async def _count_added_tokens(self, summary: RunSummary) -> int:
+        """Return about how many tokens the best document adds to each call."""
+        if summary.best is None:
+            return 0
+        best = await self._store.skill(summary.best.skill_hash)
+        more = len(best.text.encode()) - len(self._plan.initial_skill.text.encode())
+        return round(more / BYTES_PER_TOKEN)
 
     async def _emit_start(self) -> None:
         data = self._plan.data
@@ -209,7 +212,7 @@ class Run:
                 n_test=len(data.test),
             )
         )
-        await self._emit(estimate_gate_power(self._plan, self.state))
+        await self._emit(estimate_gate_power(self._plan))
 
     async def _check_null_answers(self) -> None:
         """Warn if a constant answer has a high score on train items, before anything is paid."""
@@ -260,16 +263,14 @@ class Run:
         return own if own is not None and used is not None and used.identity == own.identity else used
 
     async def _measure_baseline(self) -> RunState:
-        """Measure the initial skill, and repeat it if the gate has to learn whether rollouts agree."""
-        initial, trials = self._plan.initial_skill, range(1 + self._config.repeats_baseline)
+        """Measure the initial skill, twice if beliefs decide from the start."""
+        initial, trials = self._plan.initial_skill, range(self._config.baseline_passes)
         async with self._timer.stage("evaluate", step=0, name="baseline"):
             passes = await self.scheduler.roll_out_trials(
                 Split.val, initial, trials, step=0, phase=GATE_PHASE
             )
             await self.scheduler.require_trials(passes, step=0)
         deterministic = self._gate_keeper.presumes_deterministic
-        if self._gate_keeper.must_test_determinism:
-            deterministic = self._gate_keeper.scores_agree(*passes)
         first, ranking = passes[0], self._gate_keeper.start_ranking(initial, passes)
         measured = build_measurement(initial.hash, Split.val, first)
         score = self._gate_keeper.metric.score_measurement(measured)
@@ -289,7 +290,9 @@ class Run:
         """Return why the training ends before its last step, and emit it; None if it goes on."""
         train = self._config.train
         epochs = () if train.stop_at is None else await self._store.epochs(self.id)  # reading them takes long
-        reason = find_stop_reason(train, state, records, epochs)
+        reason = find_stop_reason(train, state, records, epochs) or find_search_end(
+            self._plan, state, records
+        )
         if reason is not None:
             await self._emit(events.TrainingStopped(run_id=self.id, step=state.step, reason=reason))
         return reason
@@ -311,6 +314,8 @@ class Run:
         epoch, rest = divmod(state.step, self._plan.steps_per_epoch)
         is_only = epoch == 1 and state.step >= self._plan.total_steps
         if rest or epoch <= state.last_committed_epoch or is_only or not self._epoch_end.is_needed:
+            return state
+        if not compares_epochs(self._plan, await self._store.records(self.id), epoch):
             return state
         async with self._timer.stage("slow_update", step=state.step, name="epoch end"):
             outcome = add_beliefs(state, await self._epoch_end.finalize(state, epoch=epoch))
@@ -336,8 +341,7 @@ class Run:
         return await work(state)
 
     async def _commit_outcome(self, state: RunState, outcome: CommitOutcome) -> RunState:
-        alpha = find_alpha_budget(self._plan, state, step=outcome.record.step)
-        new = apply_record(state, outcome.record, alpha, outcome.undecided)
+        new = apply_record(state, outcome.record)
         return await self._commit(outcome.record, new, outcome.skills)
 
     async def _commit(
@@ -398,14 +402,26 @@ class Run:
             await self._on_event(event)
 
 
+def compares_epochs(plan: RunPlan, records: Sequence[StepRecord], epoch: int) -> bool:
+    """Whether the end of an epoch compares its document with that of the epoch before, for guidance and memory.
+
+    They belong to the source of edits: beside other sources, an epoch in which no edit was accepted has nothing to compare.
+    """
+    if plan.config.search.is_published:
+        return True
+    edited = [record for record in records if record.source == "edits" and record.verdict.accepted]
+    return any(record.epoch == epoch for record in edited)
+
+
 def require_reports(records: Sequence[StepRecord], config: TrainerConfig) -> None:
-    """Check that at least one analyst gave a valid reply, if any was asked.
+    """Check that at least one analyst gave a valid reply, if any was asked and no source gave a candidate.
 
     Raises:
         RunFailed: None did, so the run could not learn anything.
     """
     reasons = [report.no_reply_reason for record in records for report in record.reports]
-    if reasons and None not in reasons:
+    is_measured = any(record.race for record in records)
+    if reasons and None not in reasons and not is_measured:
         reason = str(reasons[0])
         raise RunFailed(
             f"{NO_REPORTS} in {name_count(len(records), 'step')}, so nothing could be learned; the first reason: "

@@ -76,6 +76,9 @@ if TYPE_CHECKING:
 ROLES = ("target", "optimizer")
 """The roles of every run."""
 
+ROLLOUTS_PER_STEP = 6
+"""The fewest rollouts that a step usually takes."""
+
 
 @dataclass(frozen=True)
 class Overrides:
@@ -129,8 +132,11 @@ class RunPlan:
 
     @property
     def total_steps(self) -> int:
-        """The steps of the run."""
-        return self.steps_per_epoch * self.config.train.num_epochs
+        """The steps of the run; with a budget of rollouts it usually ends before."""
+        train, planned = self.config.train, self.steps_per_epoch * self.config.train.num_epochs
+        return (
+            planned if train.max_rollouts is None else max(planned, train.max_rollouts // ROLLOUTS_PER_STEP)
+        )
 
     @property
     def notes_critic(self) -> CriticDescription | None:
@@ -195,7 +201,7 @@ class Runtime:
 
     def make_context(self, step: int) -> StageContext:
         """Return the collaborators of the optimizer's calls; a small one, which copies, sees the own description alone."""
-        own, profile = self.config.environment.description, self.config.prompts.profile
+        own, profile = self.config.environment.description, self.config.prompt_profile
         sources = (unwrap_environment(self.plan.environment), self.target)
         described = [source.description for source in sources if isinstance(source, Described)]
         described = [] if own.strip() and profile == "small" else described
@@ -224,9 +230,8 @@ def check_config(config: TrainerConfig, overrides: Overrides) -> None:
     _require_critic(config, overrides)
     if overrides.brought_roles >= named:
         require_caps(_add_agent_model(config, overrides), passed=overrides.unseen_roles)
-    if overrides.proposer is not None and (config.proposer.name != "reflact" or config.appendix.enabled):
-        key = "appendix.enabled" if config.appendix.enabled else "proposer.name"
-        raise ConfigError(f"{key} is set, and a proposer is passed in Python: choose one of them")
+    if overrides.proposer is not None and config.search.own is not None:
+        raise ConfigError("search.sources names a proposer, and one is passed in Python: choose one of them")
     if config.executor.name == "ray" and find_spec("ray") is None:
         raise ConfigError("executor.name: ray needs Ray: pip install 'reflact[ray]'")
     if config.telemetry.mlflow is not None and find_spec("mlflow") is None:

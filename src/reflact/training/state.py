@@ -12,10 +12,8 @@ from reflact.gate.ranked_decision import BEST_ABOVE, Posterior
 from reflact.protocols import CommitRecord
 from reflact.records import (
     ActionCount,
-    AlphaBudget,
     EpochRecord,
     EpochStats,
-    OpenComparison,
     PromotionRecord,
     RunState,
     RunSummary,
@@ -23,7 +21,7 @@ from reflact.records import (
     StepBufferEntry,
     StepRecord,
 )
-from reflact.types import GateAction, Ranking, Skill, Verdict
+from reflact.types import Candidate, GateAction, Ranking, Skill, Verdict
 
 UNPROVEN: tuple[GateAction, ...] = ("set_aside", "return")
 """Decisions after which the same document may be judged again."""
@@ -36,9 +34,9 @@ def build_first_state(
     initial: Skill, score: float | None, *, deterministic: bool = True, ranking: Ranking | None = None
 ) -> RunState:
     """Return the state before the first step; the initial skill is version 0, current and best."""
-    if ranking is not None and not deterministic:
-        score = Posterior(ranking).find_belief(initial.hash).mean
     version = SkillVersion(number=0, skill_hash=initial.hash, origin="initial", score=score)
+    if ranking is not None and not deterministic:
+        version = add_measured_score(version, ranking)
     return RunState(
         current=version,
         best=version,
@@ -51,7 +49,7 @@ def build_first_state(
 
 
 def create_versions(
-    state: RunState, step: int, candidate: Skill, verdict: Verdict, appended: Skill
+    state: RunState, step: int, candidate: Candidate, verdict: Verdict, appended: Skill
 ) -> tuple[SkillVersion, ...]:
     """Return the versions that a step creates: of an accepted candidate, and of the document with new notes."""
     current = find_current(state, verdict)
@@ -59,10 +57,10 @@ def create_versions(
     if verdict.accepted:
         current = SkillVersion(
             number=state.latest_version + 1,
-            skill_hash=candidate.hash,
+            skill_hash=candidate.skill.hash,
             origin=f"step {step}",
             score=verdict.candidate_score,
-            partial=verdict.partial,
+            examples=state.current.examples if candidate.examples is None else candidate.examples,
         )
         created = (current,)
     if appended.hash == current.skill_hash:
@@ -87,7 +85,7 @@ def find_current(state: RunState, verdict: Verdict | None) -> SkillVersion:
 
 
 def choose_best(state: RunState, record: CommitRecord) -> CommitRecord:
-    """Return a record with the best version by belief, and the scores of beliefs; for the ranked gate.
+    """Return a record with the best version by belief, and measured scores; for the ranked gate.
 
     The current version is the best one if it is better than the initial one with a probability of at least 0.9;
     otherwise the initial one is. While the current version has no pass, the one it was made from stands for it.
@@ -102,18 +100,31 @@ def choose_best(state: RunState, record: CommitRecord) -> CommitRecord:
         versions = (record.current, *list_kept(state, record))
         best = next(version for version in versions if version.skill_hash == measured)
 
-    def show_belief(version: SkillVersion) -> SkillVersion:
-        belief = posterior.find_belief(version.skill_hash)
-        return version.model_copy(
-            update={
-                "score": belief.mean,
-                "deviation": belief.deviation,
-                "inherited": False,
-                "partial": False,
-            }
-        )
+    update: dict[str, object] = {
+        "current": add_measured_score(record.current, ranking),
+        "best": add_measured_score(best, ranking),
+    }
+    if not isinstance(record, PromotionRecord):
+        update["created_versions"] = tuple(add_measured_score(v, ranking) for v in record.created_versions)
+    return record.model_copy(update=update)
 
-    return record.model_copy(update={"current": show_belief(record.current), "best": show_belief(best)})
+
+def add_measured_score(version: SkillVersion, ranking: Ranking) -> SkillVersion:
+    """Return a version with the mean of all its passes; without one, with that of the version it was made from."""
+    source = ranking.list_lineage(version.skill_hash)[-1]
+    measured = ranking.find_score(source)
+    if measured is None:
+        return version
+    is_inherited = source != version.skill_hash
+    return version.model_copy(
+        update={
+            "score": measured.score,
+            "n": None if is_inherited else measured.n,
+            "trials": None if is_inherited else measured.trials,
+            "inherited": is_inherited,
+            "partial": False,
+        }
+    )
 
 
 def extend_ranking(state: RunState, record: CommitRecord) -> Ranking | None:
@@ -163,23 +174,21 @@ def inherit_version(parent: SkillVersion, *, number: int, skill: Skill, origin: 
             "skill_hash": skill.hash,
             "origin": origin,
             "inherited": True,
-            "deviation": None,
+            "n": None,
+            "trials": None,
         }
     )
 
 
-def apply_record(
-    state: RunState, record: CommitRecord, alpha: AlphaBudget, undecided: OpenComparison | None = None
-) -> RunState:
-    """Return the state after a commit; ``undecided`` is the comparison of an inconclusive decision."""
+def apply_record(state: RunState, record: CommitRecord) -> RunState:
+    """Return the state after a commit."""
     update: dict[str, object] = {}
-    candidate: str | None
-    verdict: Verdict | None
     seen: set[str] = set()
+    verdict = find_verdict(record)
+    is_settled = verdict is None or verdict.action not in UNPROVEN
     match record:
         case StepRecord():
-            candidate, verdict = record.candidate_hash, record.verdict
-            seen = {candidate} if undecided is None and verdict.action not in UNPROVEN else set()
+            seen = {record.candidate_hash} if is_settled else set()
             buffer = state.step_buffer if state.epoch == record.epoch else ()
             update = {
                 "step": record.step,
@@ -188,20 +197,17 @@ def apply_record(
             }
         case EpochRecord():
             slow = record.slow_update
-            candidate, verdict = (None, None) if slow is None else (slow.candidate_hash, slow.verdict)
-            is_settled = undecided is None and (verdict is None or verdict.action not in UNPROVEN)
-            if slow is not None and slow.action == "unchanged" and candidate and is_settled:
-                seen = {candidate}
+            if slow is not None and slow.action == "unchanged" and slow.candidate_hash and is_settled:
+                seen = {slow.candidate_hash}
             update = {
                 "last_committed_epoch": record.epoch,
                 "last_hash": record.last_hash,
                 "meta_skill": state.meta_skill if record.meta_skill is None else record.meta_skill,
             }
         case PromotionRecord():
-            candidate, verdict = record.current.skill_hash, record.verdict
+            pass
     if not isinstance(record, PromotionRecord):
         seen |= {version.skill_hash for version in record.created_versions}
-    others = tuple(u for u in state.open_comparisons if u.skill_hash != candidate)
     return state.model_copy(
         update={
             **update,
@@ -211,35 +217,10 @@ def apply_record(
             "latest_version": max(state.latest_version, record.current.number),
             "seen_hashes": (*state.seen_hashes, *sorted(seen - set(state.seen_hashes))),
             "deterministic": state.deterministic and (verdict is None or verdict.deterministic),
-            "alphas": add_alpha_budget(state.alphas, alpha),
             "kept": list_kept(state, record),
             "ranking": extend_ranking(state, record),
-            "open_comparisons": others if undecided is None else (*others, undecided),
         }
     )
-
-
-def plan_alpha_budget(
-    step: int, alphas: Sequence[AlphaBudget], *, alpha: float, total: int, per_epoch: int, slow_gated: bool
-) -> AlphaBudget:
-    """Return the error budget for the decisions of a step.
-
-    The first budget covers a whole run: its steps, its gated slow updates (one at the end of each epoch but
-    the first) and the final promotion. If an extension adds steps, a further budget of ``alpha`` covers the
-    added decisions. Decisions planned earlier keep theirs.
-    """
-    known = next((opened for opened in alphas if opened.until_step >= step), None)
-    if known is not None:
-        return known
-    done = alphas[-1].until_step if alphas else 0
-    epochs, before = -(-total // per_epoch), -(-done // per_epoch)
-    slow = max(0, epochs - max(1, before)) if slow_gated else 0
-    return AlphaBudget(alpha=alpha, decisions=total - done + slow + 1, until_step=total)
-
-
-def add_alpha_budget(alphas: tuple[AlphaBudget, ...], alpha: AlphaBudget) -> tuple[AlphaBudget, ...]:
-    """Return the budgets with one more, unless it is among them."""
-    return alphas if alpha in alphas else (*alphas, alpha)
 
 
 def version_hashes(
@@ -257,11 +238,10 @@ def build_buffer_entry(record: StepRecord) -> StepBufferEntry:
     An unproven candidate is without scores and edits, because the optimizer would read them as a refutation.
     """
     verdict = record.verdict
-    is_futile = verdict.action == "reject" and not verdict.refuted
     is_settled = verdict.accepted or verdict.refuted
     return StepBufferEntry(
         step=record.step,
-        action="inconclusive" if is_futile else verdict.action,
+        action=verdict.action,
         n_failures=record.n_failures,
         n_total=record.rollout.n,
         patterns=record.patterns,
@@ -357,7 +337,7 @@ def find_stop_reason(
         return f"train.patience is {config.patience}, and the last {since} steps accepted no edit"
     ends = [end.best for end in epochs if end.step == state.step]
     best = [state.best, *(step.best for step in steps[-1:]), *ends][-1]
-    if config.stop_at is None or best.score is None or best.partial or best.score < config.stop_at:
+    if config.stop_at is None or best.score is None or best.score < config.stop_at:
         return None
     return f"train.stop_at is {config.stop_at:g}, and the best skill scores {best.score:.3f} on the validation items"
 
@@ -394,8 +374,7 @@ def _summarize_epoch(records: Sequence[StepRecord], end: EpochRecord | None) -> 
         accepts=sum(r.verdict.accepted for r in records),
         rejects=sum(r.verdict.action == "reject" for r in records),
         skips=sum(r.verdict.action in UNCHANGED for r in records),
-        inconclusive=sum(r.verdict.action == "inconclusive" for r in records),
         slow_update=None if end is None or end.slow_update is None else end.slow_update.action,
-        current_score=None if last.current.inherited or last.current.partial else last.current.score,
-        best_score=None if last.best.partial else last.best.score,
+        current_score=None if last.current.inherited else last.current.score,
+        best_score=last.best.score,
     )

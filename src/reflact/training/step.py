@@ -1,60 +1,63 @@
-"""One training step: the six stages from rollout to evaluation, and the appendix."""
+"""One training step: a source proposes candidates, they race, the gate decides, and the appendix gets reminders."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 
 from reflact.data import plan_epoch
-from reflact.records import RunState, StepRecord
-from reflact.skills.rejected_edits import (
-    RejectedEdit,
-    collect_rejected_edits,
-    deduplicate_edits,
-    select_relevant_edits,
+from reflact.gate.ranked_decision import REJECT_BELOW
+from reflact.records import RunState, StepRecord, Usage
+from reflact.reporting.verdict import describe_entry
+from reflact.search.bandit import SourceChoice, choose_source
+from reflact.search.race import limit_contenders, plan_slices
+from reflact.search.spending import (
+    count_new_rollouts,
+    count_passes_left,
+    count_step_items,
+    estimate_rollouts,
 )
-from reflact.stages.aggregate import aggregate
+from reflact.skills.document import digest_form, read_notes
+from reflact.skills.rejected_edits import RejectedEdit, collect_rejected_edits, deduplicate_edits
 from reflact.stages.context import StageContext
 from reflact.stages.evaluate import build_measurement, decide_without_evaluation
-from reflact.stages.execution_notes import LapseTriage, update_appendix
-from reflact.stages.overlap import roll_out_and_reflect
-from reflact.stages.prompt_sections import (
-    join_sections,
-    show_buffer,
-    show_figures,
-    show_memory,
-    show_meta,
-)
-from reflact.stages.reflect import Analyst, Minibatch, annotate_failures, group_failures, list_edit_kinds
-from reflact.stages.select import choose_step_size, edit_budget, select
-from reflact.stages.update import update
+from reflact.stages.execution_notes import update_appendix
+from reflact.stages.reflect import group_failures
+from reflact.stages.select import edit_budget
 from reflact.training.gating import CommitOutcome, GateKeeper
-from reflact.training.proposing import (
-    CandidateSource,
-    ProposerAdapter,
-    StepInput,
-    StepProposal,
-    build_proposer,
-    make_train_runner,
-)
+from reflact.training.proposals import StepInput, StepProposal
 from reflact.training.rollouts import RolloutScheduler
-from reflact.training.setup import Runtime
+from reflact.training.setup import RunPlan, Runtime
+from reflact.training.sources import list_sources, propose
 from reflact.training.state import create_versions, find_current, name_documents, replaces_best
 from reflact.training.timing import StageTimer
 from reflact.types import (
     AggregateResult,
     AnalystReport,
     AppendixResult,
-    Fallback,
+    Candidate,
+    FrozenModel,
     Item,
     Measurement,
+    Patch,
+    RaceEntry,
     Rollout,
     SelectResult,
     Skill,
     Split,
+    Verdict,
     is_failure,
 )
+
+
+class JudgedStep(FrozenModel):
+    """The decision on a step's candidates, and what the race measured of them."""
+
+    verdict: Verdict
+    candidate: Candidate
+    race: tuple[RaceEntry, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -68,14 +71,6 @@ class StepRunner:
     pinned_edits: tuple[RejectedEdit, ...]
     _collected_edits: dict[int, tuple[RejectedEdit, ...]] = field(default_factory=dict, init=False)
     """The rejected edits that the steps of the latest epoch begin with, by that epoch."""
-
-    @property
-    def _candidate_source(self) -> CandidateSource:
-        plan = self.runtime.plan
-        proposer = plan.proposer or build_proposer(plan, self.gate_keeper.metric)
-        if proposer is None:
-            return StageProposer(self.runtime, self.scheduler, self.timer)
-        return ProposerAdapter(self.runtime, self.scheduler, self.timer, proposer)
 
     def list_batches(self, step: int) -> tuple[tuple[Item, ...], ...]:
         """Return the batches of a step."""
@@ -104,6 +99,7 @@ class StepRunner:
         """
         epoch, index = self.locate_step(step)
         skill = await self.runtime.store.skill(state.current.skill_hash)
+        source = self._choose_source(step, earlier)
         work = build_step_input(
             self.runtime,
             step=step,
@@ -112,29 +108,23 @@ class StepRunner:
             batches=self.list_batches(step),
             state=state,
             rejected=self._collect_edits(earlier, epoch),
+            is_stalled=source.is_stalled,
+            max_items=count_step_items(
+                await plan_rollouts(self.runtime, earlier), self.runtime.config.reflect.minibatch_size
+            ),
         )
-        proposed = await self._candidate_source.propose(work)
-        rollouts, reports, candidate = proposed.rollouts, proposed.reports, proposed.candidate
+        proposed = await propose(source.name, work, self.runtime, self.scheduler, self.timer)
         async with self.timer.stage("evaluate", step=step):
-            verdict, undecided = proposed.verdict, None
-            if verdict is None:
-                verdict = decide_without_evaluation(
-                    candidate,
-                    skill,
-                    merged=proposed.merged,
-                    chosen=proposed.chosen,
-                    known=name_documents(state, earlier),
-                )
-            if verdict is None:
-                subject = f"step {step} is unmeasured"
-                verdict, undecided = await self.gate_keeper.judge(
-                    candidate.skill, state, step=step, part="step", subject=subject
-                )
+            judged = await self._judge(proposed, skill, state, step, earlier)
+        verdict, candidate, rollouts = judged.verdict, judged.candidate, proposed.rollouts
         kept = candidate.skill
         if not verdict.accepted:
             kept = await self.runtime.store.skill(find_current(state, verdict).skill_hash)
-        appended = await self._update_appendix(work.context, kept, reports)
-        created = create_versions(state, step, candidate.skill, verdict, appended.skill)
+        notes = read_notes(skill.text) if verdict.action == "return" else ()
+        appended = await self._update_appendix(work.context, kept, proposed.reports, earlier=notes)
+        created = create_versions(state, step, candidate, verdict, appended.skill)
+        patch = Patch(edits=tuple(result.edit for result in candidate.results))
+        threshold = self.runtime.config.train.success_threshold
         record = StepRecord(
             step=step,
             epoch=epoch,
@@ -143,10 +133,10 @@ class StepRunner:
             item_ids=tuple(r.item_id for r in rollouts),
             rollout=build_measurement(skill.hash, Split.train, rollouts),
             batches=_measure_batches(work.batches, skill, rollouts),
-            n_failures=sum(is_failure(r, self.runtime.config.train.success_threshold) for r in rollouts),
-            reports=reports,
-            merged=proposed.merged,
-            chosen=proposed.chosen,
+            n_failures=sum(is_failure(r, threshold) for r in rollouts),
+            reports=proposed.reports,
+            merged=proposed.merged or AggregateResult(patch=patch, fallbacks=proposed.fallbacks),
+            chosen=proposed.chosen or SelectResult(patch=patch, pool_size=len(proposed.contenders)),
             edits=candidate.results,
             rewrite_summary=candidate.summary,
             candidate_hash=candidate.skill.hash,
@@ -156,12 +146,86 @@ class StepRunner:
             current=created[-1] if created else find_current(state, verdict),
             best=created[0] if replaces_best(verdict, state.best) else state.best,
             fallbacks=(*candidate.fallbacks, *appended.fallbacks),
+            source=source.name,
             rewrites=proposed.rewrites,
+            race=judged.race,
+            n_rollouts=count_new_rollouts(
+                rollouts, judged.race, verdict, candidate.skill.hash, current=skill.hash, earlier=earlier
+            ),
+            n_tokens=work.context.asked.tokens,
+            barred=proposed.barred,
         )
         if not record.patterns:
-            reasons = group_failures(rollouts, self.runtime.config.train.success_threshold)
+            reasons = group_failures(rollouts, threshold)
             record = record.model_copy(update={"fail_reasons": reasons})
-        return CommitOutcome(record=record, skills=(candidate.skill, appended.skill), undecided=undecided)
+        raced = tuple(contender.candidate.skill for contender in proposed.contenders)
+        skills = tuple({skill.hash: skill for skill in (*raced, candidate.skill, appended.skill)}.values())
+        return CommitOutcome(record=record, skills=skills)
+
+    def _choose_source(self, step: int, earlier: Sequence[StepRecord]) -> SourceChoice:
+        barred = [name for record in earlier for name in record.barred]
+        sources = list_sources(self.runtime)
+        return choose_source(sources, earlier, seed=self.runtime.config.seed, step=step, barred=barred)
+
+    async def _judge(
+        self,
+        proposed: StepProposal,
+        current: Skill,
+        state: RunState,
+        step: int,
+        earlier: Sequence[StepRecord],
+    ) -> JudgedStep:
+        """Drop candidates that are known, race the others, and let the gate decide on the one that is left."""
+        unchanged = Candidate(skill=current)
+        if proposed.verdict is not None:
+            return JudgedStep(verdict=proposed.verdict, candidate=unchanged)
+        if proposed.merged is not None and proposed.chosen is not None:
+            candidate = proposed.contenders[0].candidate
+            verdict = decide_without_evaluation(
+                candidate,
+                current,
+                merged=proposed.merged,
+                chosen=proposed.chosen,
+                known=name_documents(state, earlier),
+            )
+            if verdict is not None:
+                return JudgedStep(verdict=verdict, candidate=candidate)
+        if list_sources(self.runtime) == ("edits",) or not self.runtime.config.gate.enabled:
+            return await self._ask_gate(proposed.contenders[0].candidate, state, step)
+        known = await self._name_forms(state, earlier)
+        first = {c.form: c for c in reversed(proposed.contenders)}
+        fresh = [c for c in proposed.contenders if c.form not in known and first[c.form] is c]
+        if not fresh:
+            name = known[proposed.contenders[0].form]
+            reason = (
+                f"Every candidate says the same as a document that is known ({name}), so none was measured."
+            )
+            verdict = Verdict(action="no_change", reason=reason, repeats=name)
+            return JudgedStep(verdict=verdict, candidate=proposed.contenders[0].candidate)
+        n = len(self.runtime.plan.data.val)
+        left = _count_passes_left(self.runtime.plan, await plan_rollouts(self.runtime, earlier), earlier)
+        passes = left - len(proposed.rollouts) / n
+        fresh = list(limit_contenders(fresh, plan_slices(n, passes), passes * n))
+        race = await self.gate_keeper.race(fresh, current, state, step=step, passes=passes)
+        if race.winner is None:
+            verdict, best = build_race_verdict(race.entries, current)
+            return JudgedStep(verdict=verdict, candidate=fresh[best].candidate, race=race.entries)
+        judged = await self._ask_gate(fresh[race.winner].candidate, state, step)
+        return judged.model_copy(update={"race": race.entries})
+
+    async def _ask_gate(self, candidate: Candidate, state: RunState, step: int) -> JudgedStep:
+        verdict = await self.gate_keeper.judge(
+            candidate.skill, state, step=step, part="step", subject=f"step {step} is unmeasured"
+        )
+        return JudgedStep(verdict=verdict, candidate=candidate)
+
+    async def _name_forms(self, state: RunState, earlier: Sequence[StepRecord]) -> dict[str, str]:
+        """Return where each document that the run has measured is from, by the digest of its form."""
+        names = {entry.form: f"in step {record.step}" for record in earlier for entry in record.race}
+        for version in state.kept:
+            skill = await self.runtime.store.skill(version.skill_hash)
+            names[digest_form(skill.text)] = f"v{version.number}"
+        return names
 
     def _collect_edits(self, earlier: Sequence[StepRecord], epoch: int) -> tuple[RejectedEdit, ...]:
         """Return the rejected edits of other runs and of the epochs before this one."""
@@ -172,13 +236,17 @@ class StepRunner:
         return deduplicate_edits((*self.pinned_edits, *self._collected_edits[epoch]))
 
     async def _update_appendix(
-        self, context: StageContext, skill: Skill, reports: Sequence[AnalystReport]
+        self, context: StageContext, skill: Skill, reports: Sequence[AnalystReport], *, earlier: Sequence[str]
     ) -> AppendixResult:
         if not self.runtime.config.appendix.enabled:
             return AppendixResult(skill=skill)
         async with self.timer.stage("appendix", step=context.step):
             return await update_appendix(
-                skill, reports, context=context, threshold=self.runtime.config.appendix.consolidate_threshold
+                skill,
+                reports,
+                context=context,
+                threshold=self.runtime.config.appendix.consolidate_threshold,
+                earlier=earlier,
             )
 
 
@@ -191,6 +259,8 @@ def build_step_input(
     batches: tuple[tuple[Item, ...], ...],
     state: RunState,
     rejected: tuple[RejectedEdit, ...],
+    is_stalled: bool = False,
+    max_items: int | None = None,
 ) -> StepInput:
     """Return what a step begins with; ``rejected`` are the edits of other runs and earlier epochs that did not help."""
     reflect, sizes = runtime.config.reflect, runtime.config.select
@@ -211,127 +281,86 @@ def build_step_input(
         rejected_edits=() if reflect.memory == "off" else rejected,
         meta_skill=state.meta_skill,
         max_edits=most,
+        examples=state.current.examples,
+        is_stalled=is_stalled,
+        max_items=max_items,
     )
 
 
-@dataclass(frozen=True)
-class StageProposer:
-    """Makes a candidate by the stages reflect, aggregate, select and update."""
+async def plan_rollouts(runtime: Runtime, earlier: Sequence[StepRecord]) -> float:
+    """Return how many rollouts the run pays for: ``train.max_rollouts``, or else what the limits of ``budget`` allow.
 
-    runtime: Runtime
-    scheduler: RolloutScheduler
-    timer: StageTimer
+    For a limit, the mean cost of the rollouts so far counts. The result is logged before it is used, under the limits, so
+    that a resumed run plans with the same number until somebody changes a limit.
+    """
+    config, log = runtime.config, runtime.decision_log
+    if config.train.max_rollouts is not None:
+        return config.train.max_rollouts
+    limits = config.budget
+    if limits.max_usd is None and limits.max_tokens is None and limits.max_calls is None:
+        return math.inf
+    label = f"planned_rollouts/{limits.max_usd}/{limits.max_tokens}/{limits.max_calls}"
+    planned = await log.get(0, label)
+    if planned is None:
+        spent = [entry.usage for entry in await runtime.store.spend(runtime.run_id) if entry.role == "target"]
+        done = len(runtime.plan.data.val) + sum(record.n_rollouts for record in earlier)
+        planned = estimate_rollouts(limits, sum(spent, Usage()), done)
+        await log.put(0, label, planned)
+    return float(str(planned))
 
-    async def propose(self, work: StepInput) -> StepProposal:
-        """Return the candidate of the stages."""
-        context, skill, step = work.context, work.skill, work.step
-        async with self.timer.stage("rollout", "reflect", step=step):
-            rollouts, reports = await self._roll_out_and_reflect(work)
-        notes = show_meta(work.meta_skill)
-        async with self.timer.stage("aggregate", step=step):
-            merged = await aggregate(
-                reports,
-                skill,
-                context=context,
-                config=self.runtime.config.aggregate,
-                operations=list_edit_kinds(self.runtime.config.update),
-                notes=notes,
-            )
-        async with self.timer.stage("select", step=step):
-            chosen = await self._select(work, merged, notes=notes, rollouts=rollouts)
-        async with self.timer.stage("update", step=step):
-            candidate = await update(skill, chosen, context=context, attempts=show_buffer(work.attempts))
-        return StepProposal(
-            rollouts=rollouts, candidate=candidate, reports=reports, merged=merged, chosen=chosen
-        )
 
-    async def _roll_out_and_reflect(
-        self, work: StepInput
-    ) -> tuple[tuple[Rollout, ...], tuple[AnalystReport, ...]]:
-        config, context = self.runtime.config, work.context
-        analyst = Analyst(
-            context=context,
-            skill=work.skill,
-            config=config.update,
-            max_edits=config.select.max_edits if work.max_edits is None else work.max_edits,
-            tokens=config.reflect.trajectory_tokens,
-            notes=self._make_notes(work),
-        )
-        analyse = analyst.report
-        if config.appendix.enabled:
-            analyse = LapseTriage(
-                context=context,
-                skill=work.skill,
-                analyse=analyse,
-                successes=config.appendix.source == "both",
-                tokens=config.reflect.trajectory_tokens,
-            ).report
-        annotator = self.runtime.plan.annotator
+def _count_passes_left(plan: RunPlan, planned: float, earlier: Sequence[StepRecord]) -> float:
+    return count_passes_left(
+        planned,
+        n_items=len(plan.data.val),
+        baseline_passes=plan.config.baseline_passes,
+        earlier=earlier,
+    )
 
-        async def annotate_and_analyse(batch: Minibatch) -> AnalystReport:
-            if annotator is not None:
-                words = f"the annotator failed in step {work.step}"
-                async with self.scheduler.failures.explain(words, step=work.step):
-                    batch = await annotate_failures(batch, annotator, context)
-            return await analyse(batch)
 
-        return await roll_out_and_reflect(
-            work.batches,
-            work.skill,
-            runner=make_train_runner(self.scheduler, work),
-            analyse=annotate_and_analyse,
-            config=config.reflect,
-            seed=config.seed,
-            threshold=config.train.success_threshold,
-        )
+def find_search_end(plan: RunPlan, state: RunState, earlier: Sequence[StepRecord]) -> str | None:
+    """Return why the search has nothing to do any more; None if it goes on.
 
-    def _make_notes(self, work: StepInput) -> Callable[[Minibatch], str]:
-        """Return a function that builds an analyst's notes: attempts, rejected edits and the meta skill."""
-        tokens, cards = self.runtime.config.reflect.trajectory_tokens, work.rejected_edits
-        attempts, meta = show_buffer(work.attempts), show_meta(work.meta_skill)
+    It ends when the budget of rollouts is used, or when the best document solves all validation items.
+    """
+    train, n = plan.config.train, len(plan.data.val)
+    passes = _count_passes_left(plan, train.max_rollouts or math.inf, earlier)
+    if passes * n < plan_slices(n, passes)[0]:
+        return f"train.max_rollouts is {train.max_rollouts}, and the rest is too little to measure another candidate"
+    if plan.config.search.is_published or state.current.score is None or state.current.inherited:
+        return None
+    return f"the document solves all {n} validation items" if state.current.score >= 1 else None
 
-        def notes(batch: Minibatch) -> str:
-            memory = show_memory(select_relevant_edits(cards, batch.show_cases(tokens))) if cards else ""
-            return join_sections(attempts, memory, meta)
 
-        return notes
-
-    async def _select(
-        self, work: StepInput, merged: AggregateResult, *, notes: str, rollouts: Sequence[Rollout]
-    ) -> SelectResult:
-        attempts = show_buffer(work.attempts)
-        most, decision = work.max_edits, None
-        fallbacks: tuple[Fallback, ...] = ()
-        if self.runtime.config.update.mode == "full_rewrite":
-            return SelectResult(patch=merged.patch, pool_size=len(merged.patch.edits))
-        if self.runtime.config.select.lr_control == "autonomous" and merged.patch.edits:
-            assert most is not None
-            size = await choose_step_size(
-                merged,
-                work.skill,
-                context=work.context,
-                notes=join_sections(attempts, notes),
-                figures=self._show_figures(work, rollouts),
-                default=most,
-            )
-            if isinstance(size, Fallback):
-                fallbacks = (size,)
-            else:
-                most, decision = size.count, size
-        chosen = await select(
-            merged, work.skill, context=work.context, budget=most, attempts=attempts, notes=notes
-        )
-        return chosen.model_copy(update={"decision": decision, "fallbacks": fallbacks + chosen.fallbacks})
-
-    def _show_figures(self, work: StepInput, rollouts: Sequence[Rollout]) -> str:
-        threshold = self.runtime.config.train.success_threshold
-        return show_figures(rollouts, work.items, [r.item_id for r in rollouts if is_failure(r, threshold)])
+def build_race_verdict(entries: Sequence[RaceEntry], current: Skill) -> tuple[Verdict, int]:
+    """Return the verdict of a race that nobody won, and the index of its best candidate."""
+    scores = [-1.0 if entry.score is None else entry.score for entry in entries]
+    best = scores.index(max(scores))
+    entry = entries[best]
+    subject = (
+        "The candidate does not look" if len(entries) == 1 else f"None of the {len(entries)} candidates looks"
+    )
+    reason = f"{subject} better than the current document. Best in the race: {describe_entry(entry)}."
+    is_refuted = all(e.p_better is not None and e.p_better < REJECT_BELOW for e in entries)
+    measured = Measurement(skill_hash=entry.skill_hash, split=Split.val, n=entry.n)
+    verdict = Verdict(
+        action="reject" if is_refuted else "set_aside",
+        reason=reason,
+        candidate=measured,
+        current=Measurement(skill_hash=current.hash, split=Split.val, n=entry.n),
+        candidate_score=entry.score,
+        current_score=entry.current_score,
+    )
+    return verdict, best
 
 
 def _measure_batches(
     batches: Sequence[Sequence[Item]], skill: Skill, rollouts: Sequence[Rollout]
 ) -> tuple[Measurement, ...]:
+    """Return the measurement of each batch; of all rollouts if the budget left items out."""
     sizes = [len(batch) for batch in batches]
+    if sum(sizes) != len(rollouts):
+        sizes = [len(rollouts)] if rollouts else []
     return tuple(
         build_measurement(skill.hash, Split.train, rollouts[end - size : end])
         for size, end in zip(sizes, accumulate(sizes), strict=True)

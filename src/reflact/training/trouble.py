@@ -168,11 +168,11 @@ class RunWatch:
     def check_optimizer(self) -> None:
         """Tell if the optimizer is small by its name and has the settings for larger ones."""
         model, config = self._models.get("optimizer"), self._config
-        if model is not None and is_small_model(model.model) and config.prompts.profile == "default":
+        if model is not None and is_small_model(model.model) and config.prompt_profile == "default":
             self._warn(
                 "small optimizer",
                 f"{model.model} is small for an optimizer, and such models seldom give valid replies to the long prompts: "
-                "set preset: small, or choose a larger models.optimizer.model",
+                "set prompts.profile: auto, or choose a larger models.optimizer.model",
             )
 
     def _warn(self, subject: str, message: str) -> None:
@@ -188,7 +188,7 @@ def advise_on_replies(role: str, config: TrainerConfig, reason: str = "") -> str
     advice = []
     if CUT_OFF in reason and model.max_tokens is not None:
         advice.append(f"set {key}.max_tokens higher than {model.max_tokens:,}")
-    if role == "optimizer" and config.prompts.profile != "small":
+    if role == "optimizer" and config.prompt_profile != "small":
         advice.append("set preset: small, which suits models below about 3B parameters")
     own = role == "optimizer" and not config.models.is_optimizer_separate
     advice.append(

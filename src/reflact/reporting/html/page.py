@@ -337,7 +337,6 @@ class ScorePoint(NamedTuple):
     value: float
     interval: tuple[float, float] | None
     accepted: bool
-    partial: bool = False
 
 
 def draw_scores(
@@ -377,7 +376,7 @@ def draw_scores(
             if y is not None and next_y is not None
         ],
         [
-            h.g(class_="partial" if point.partial else "dense" if gap <= 5 else None)[
+            h.g(class_="dense" if gap <= 5 else None)[
                 h.title[point.label],
                 point.interval is not None
                 and _draw_whisker(

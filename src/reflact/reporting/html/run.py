@@ -11,7 +11,7 @@ from pydantic import JsonValue
 from reflact import events
 from reflact.config.training import TrainerConfig
 from reflact.errors import UsageError
-from reflact.gate.intervals import Z_95, wilson_interval
+from reflact.gate.intervals import wilson_interval
 from reflact.jsonutil import flatten_fields
 from reflact.records import IntervalEstimate, RunSummary, SkillScore, Spend, StepRecord, Usage
 from reflact.reporting.html.lanes import CallTimeline, bin_calls, build_call_lanes
@@ -46,7 +46,6 @@ from reflact.reporting.lines import (
     shorten_middle,
 )
 from reflact.reporting.tables import (
-    PARTIAL_NOTE,
     STEP_LEGEND,
     list_score_columns,
     list_step_columns,
@@ -186,7 +185,7 @@ def _list_score_tiles(history: RunHistory) -> Iterator[tuple[str, str]]:
     if summary is None:
         baseline, best = find_baseline(history), history.steps[-1].best if history.steps else None
         if baseline is not None:
-            score = None if best is None or best.partial or not best.number else best.score
+            score = None if best is None or not best.number else best.score
             yield "validation score", format_change(baseline.score, score).replace("->", "→")
         return
     for split in (Split.test, Split.val):
@@ -225,14 +224,9 @@ def _build_scores_section(history: RunHistory) -> PageSection:
         for size, width in (("narrow", 340), ("wide", 960))
     ]
     thinned = f" Of the documents that were not accepted, 1 of {every} is drawn." if every > 1 else ""
-    partial = (
-        " Faint marks are decisions that stopped early, over a part of the items."
-        if any(point.partial for point in points)
-        else ""
-    )
     caption = (
         "Filled diamonds are accepted documents, hollow circles others; vertical lines are 95% intervals. The line "
-        f"is the current document. Best and final were selected by these scores.{partial}{thinned}"
+        f"is the current document. Best and final were selected by these scores.{thinned}"
     )
     return PageSection(
         name,
@@ -263,14 +257,13 @@ def _list_points(history: RunHistory) -> Iterator[ScorePoint]:
     ]
     for at, label, verdict in sorted(decisions, key=lambda decision: decision[0]):
         if verdict.candidate_score is not None:
-            words = f"{label}, {ACTION_WORDS[verdict.action]}{', partial' if verdict.partial else ''}"
+            words = f"{label}, {ACTION_WORDS[verdict.action]}"
             yield _build_point(
                 at,
                 words,
                 verdict.candidate_score,
                 _estimate_interval(verdict),
                 accepted=verdict.accepted,
-                partial=verdict.partial,
             )
 
 
@@ -281,22 +274,20 @@ def _build_point(
     interval: tuple[float, float] | None,
     *,
     accepted: bool,
-    partial: bool = False,
 ) -> ScorePoint:
     shown = "" if interval is None else f" [{interval[0]:.2f}, {interval[1]:.2f}]"
-    return ScorePoint(at, f"{label}: {value:.2f}{shown}", value, interval, accepted, partial)
+    return ScorePoint(at, f"{label}: {value:.2f}{shown}", value, interval, accepted)
 
 
 def _estimate_interval(verdict: Verdict) -> tuple[float, float] | None:
-    """Return the interval of a candidate's score: of the gate's belief, or Wilson's for the measured items."""
-    if verdict.ranked is not None:
-        belief = verdict.ranked.candidate
-        spread = Z_95 * belief.deviation
-        return max(0.0, belief.mean - spread), min(1.0, belief.mean + spread)
+    """Return Wilson's interval of a candidate's score for the measured items."""
     score, measured = verdict.candidate_score, verdict.candidate
     if score is None or measured is None or not measured.n:
         return None
-    trials = 1 if verdict.evidence is None else max(verdict.evidence.rounds, 1)
+    trials = 1
+    if verdict.ranked is not None:
+        passes = [known for known in verdict.ranked.passes if known.skill_hash == measured.skill_hash]
+        trials = max((known.trial + 1 for known in passes), default=1)
     n = max(measured.n // trials, 1)
     return wilson_interval(min(max(score, 0.0), 1.0) * n, n)
 
@@ -308,8 +299,7 @@ def _list_current_scores(history: RunHistory) -> list[tuple[float, float | None]
     for record in history.steps:
         for at, found in ((record.step, record), (record.step + 0.5, ends.get(record.step))):
             if found is not None:
-                version = found.current
-                scores.append((at, None if version.partial else version.score))
+                scores.append((at, found.current.score))
     return scores
 
 
@@ -326,7 +316,6 @@ def _build_step_table(records: Sequence[StepRecord]) -> h.Node:
         left_out > 0 and h.p(".note")[f"The first {left_out:,} steps are left out."],
         build_column_table("Steps", columns, prose=("decision", "val", "reason")),
         h.p(".note")[f"{STEP_LEGEND.replace('val:', 'validation:')}."],
-        any(record.verdict.partial for record in shown) and h.p(".note")[PARTIAL_NOTE],
     ]
 
 

@@ -26,7 +26,7 @@ from reflact.reporting.tables import (
     format_scores,
     format_value,
 )
-from reflact.reporting.verdict import SPLIT_WORDS
+from reflact.reporting.verdict import SPLIT_WORDS, describe_entry
 from reflact.skills.document import diff_texts
 from reflact.training.history import RunHistory, VersionText
 from reflact.training.items import DocumentResult, ItemResult
@@ -69,8 +69,7 @@ CLASSES: dict[ComparisonCategory | None, str] = {outcome: outcome or "unknown" f
 
 def format_verdict(verdict: Verdict) -> str:
     """Return the scores that a gate compared."""
-    scores = format_change(verdict.current_score, verdict.candidate_score).replace("->", "→")
-    return f"{scores} (partial)" if verdict.partial else scores
+    return format_change(verdict.current_score, verdict.candidate_score).replace("->", "→")
 
 
 # ------------------------------------------------------------------------------------------- the edits
@@ -169,15 +168,12 @@ def _build_step(record: StepRecord, limit: TextLimit) -> h.Element:
     versions = ", ".join(f"v{version.number}" for version in record.created_versions)
     verdict = record.verdict
     notes = [] if not record.notes else [h.p[f"Notes of the appendix: {limit.fit(' / '.join(record.notes))}"]]
-    rewrites = [
-        h.p[f"A proposer wrote the document: {limit.fit(rewrite.reasoning) or 'without a reason'}"]
-        for rewrite in record.rewrites[:1]
-    ]
+    race = [h.li[limit.fit(describe_entry(entry))] for entry in record.race]
     return h.article(f"#step-{record.step}")[
         h.h4[f"Step {record.step} made {versions}: {ACTION_WORDS[verdict.action]}"],
         h.p[f"Gate: {limit.fit(verdict.reason, 600)} Validation {format_verdict(verdict)}."],
         record.rewrite_summary and h.p[f"Rewritten as a whole: {limit.fit(record.rewrite_summary)}"],
-        rewrites,
+        race and [h.p[f"Raced candidates of the source {record.source}:"], h.ul(".edits")[race]],
         [_build_patterns(record.patterns, limit)],
         h.ol(".edits")[[_build_edit(result, record, limit) for result in record.edits]],
         notes,

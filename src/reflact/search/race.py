@@ -1,0 +1,210 @@
+"""The race: candidates of a step are measured on growing slices of the validation split, and losers are dropped early.
+
+All candidates are compared with the current document on the same items. Decisions are pure functions of the measured
+scores, so a resumed run repeats them. Source of the method: O. Maron and A. Moore, Hoeffding races (NIPS 1993), here
+with Bayesian beliefs in place of bounds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
+
+from reflact.concurrency import fan_out
+from reflact.gate.effects import EffectBelief, compare_paired
+from reflact.types import Candidate, FrozenModel, RaceEntry, Rollout, Skill
+
+FIRST_ITEMS = 6
+"""The least items of a first look."""
+
+FEWEST_ITEMS = 3
+"""The least items of a first look if the budget has room for few candidates only."""
+
+FEW_CANDIDATES = 10
+"""A budget that pays for fewer whole passes than this has smaller slices."""
+
+DROP_BELOW = 0.35
+"""A candidate is dropped if it is better than the current document with a smaller probability."""
+
+BEATEN_BELOW = 0.2
+"""A candidate is dropped if it is better than the leader with a smaller probability."""
+
+ItemScores = Mapping[str, float | None]
+"""Scores by item; None is unmeasured."""
+
+Measure = Callable[[Skill, Sequence[str]], Awaitable[Sequence[Rollout]]]
+"""Rolls a document out on validation items, in their order."""
+
+
+class Contender(FrozenModel):
+    """A candidate in a race, and what it is in words."""
+
+    label: str
+    candidate: Candidate
+    form: str
+
+
+class RaceResult(FrozenModel):
+    """What a race measured of each contender, in their order, and the index of the one that goes to the gate."""
+
+    entries: tuple[RaceEntry, ...]
+    winner: int | None = None
+    unmeasured: tuple[Rollout, ...] = ()
+
+
+class RaceSettings(FrozenModel):
+    """The inputs of a race beside the candidates.
+
+    Args:
+        item_ids: All validation items, in the order of the race.
+        slices: How many of them are measured after each round, growing; the last slice is left to the gate.
+        variance: The variance of a score within an item; 0 for a deterministic target.
+    """
+
+    item_ids: tuple[str, ...]
+    slices: tuple[int, ...]
+    variance: float
+
+
+def plan_slices(n_items: int, passes: float) -> tuple[int, ...]:
+    """Return the sizes of a race's slices: a first look, half, and all ``n_items``.
+
+    ``passes`` is how many whole passes over the items the rest of the budget pays for.
+    """
+    least, share = (FIRST_ITEMS, 4) if passes >= FEW_CANDIDATES else (FEWEST_ITEMS, 8)
+    first = min(n_items, max(least, math.ceil(n_items / share)))
+    half = max(first, math.ceil(n_items / 2))
+    return tuple(sorted({first, half, n_items}))
+
+
+def limit_contenders(
+    contenders: Sequence[Contender], slices: Sequence[int], rollouts: float
+) -> Sequence[Contender]:
+    """Return the first contenders, one at least: as many as so many rollouts pay for, if the race drops half each time."""
+    first, half, whole = slices[0], slices[max(0, len(slices) - 2)], slices[-1]
+    most = len(contenders)
+    while most > 1 and most * first + math.ceil(most / 2) * (half - first) + whole - half > rollouts:
+        most -= 1
+    return contenders[:most]
+
+
+def order_items(item_ids: Sequence[str], current: ItemScores) -> tuple[str, ...]:
+    """Return the items so that each slice holds solved and failed items in about the same proportion.
+
+    ``current`` are the current document's scores. Items without one stay where they are among the solved. Without this
+    order, a first look might hold no item that a good document fails, and nothing could be gained on it.
+    """
+    failed = [item for item in item_ids if (score := current.get(item)) is not None and score < 1]
+    others = [item for item in item_ids if item not in set(failed)]
+    ranks = {
+        item: (place + 0.5) / len(group) for group in (failed, others) for place, item in enumerate(group)
+    }
+    ranks |= dict.fromkeys(failed[:1], 0.0)
+    return tuple(sorted(item_ids, key=lambda item: ranks[item]))
+
+
+async def run_race(
+    contenders: Sequence[Contender],
+    current: Skill,
+    settings: RaceSettings,
+    *,
+    measure: Measure,
+    score: Callable[[Rollout], float | None],
+) -> RaceResult:
+    """Measure contenders and the current document on growing slices, and return who goes to the gate.
+
+    Losers are dropped after each slice; one at most is left before the last slice, which the gate measures.
+    """
+    skills = [current, *(contender.candidate.skill for contender in contenders)]
+    scores: list[dict[str, float | None]] = [{} for _ in skills]
+    lost: list[Rollout] = []
+    alive, done = list(range(1, len(skills))), 0
+    for size in settings.slices[:-1] or settings.slices:
+        fresh = settings.item_ids[done:size]
+        runners = [0, *alive]
+        rolled = await fan_out(partial(_measure, skills, fresh, measure), runners)
+        for index, rollouts in zip(runners, rolled, strict=True):
+            scores[index] |= {rollout.item_id: score(rollout) for rollout in rollouts}
+            lost += [rollout for rollout in rollouts if rollout.score is None]
+        done = size
+        is_last = size >= settings.slices[-2 if len(settings.slices) > 1 else -1]
+        alive = choose_survivors(
+            {index: scores[index] for index in alive},
+            scores[0],
+            settings,
+            most=1 if is_last else max(1, (len(alive) + 1) // 2),
+        )
+        if not alive:
+            break
+    winner = alive[0] if alive else None
+    entries = tuple(
+        _build_entry(contender, scores[index], scores[0], settings, judged=index == winner)
+        for index, contender in enumerate(contenders, 1)
+    )
+    return RaceResult(entries=entries, winner=None if winner is None else winner - 1, unmeasured=tuple(lost))
+
+
+async def _measure(
+    skills: Sequence[Skill], item_ids: Sequence[str], measure: Measure, index: int
+) -> Sequence[Rollout]:
+    return await measure(skills[index], item_ids)
+
+
+def choose_survivors(
+    contenders: Mapping[int, ItemScores],
+    current: ItemScores,
+    settings: RaceSettings,
+    *,
+    most: int,
+) -> list[int]:
+    """Return the contenders that stay in a race, the best first; the earlier one of equals comes first."""
+    beliefs = {index: _compare(scores, current, settings) for index, scores in contenders.items()}
+    order = sorted(
+        (index for index, belief in beliefs.items() if belief is None or belief.p_better >= DROP_BELOW),
+        key=lambda index: (-_mean_of(beliefs[index]), index),
+    )
+    if not order:
+        return []
+    leader = contenders[order[0]]
+    return [index for index in order if not _is_beaten(contenders[index], leader, settings)][:most]
+
+
+def _mean_of(belief: EffectBelief | None) -> float:
+    return 0.0 if belief is None else belief.mean
+
+
+def _is_beaten(scores: ItemScores, leader: ItemScores, settings: RaceSettings) -> bool:
+    belief = None if scores is leader else _compare(scores, leader, settings)
+    return belief is not None and belief.p_better < BEATEN_BELOW
+
+
+def _compare(scores: ItemScores, others: ItemScores, settings: RaceSettings) -> EffectBelief | None:
+    """Return the belief about the difference of two documents' means; None if no item is measured under both."""
+    pairs = [(score, others.get(item)) for item, score in scores.items()]
+    differences = [mine - theirs for mine, theirs in pairs if mine is not None and theirs is not None]
+    if not differences:
+        return None
+    return compare_paired(differences, n_items=len(settings.item_ids), variance=settings.variance)
+
+
+def _build_entry(
+    contender: Contender, scores: ItemScores, current: ItemScores, settings: RaceSettings, *, judged: bool
+) -> RaceEntry:
+    measured = {item: score for item, score in scores.items() if score is not None}
+    before = [score for item in measured if (score := current.get(item)) is not None]
+    belief = _compare(scores, current, settings)
+    return RaceEntry(
+        label=contender.label,
+        skill_hash=contender.candidate.skill.hash,
+        form=contender.form,
+        n=len(measured),
+        score=_average(list(measured.values())),
+        current_score=_average(before),
+        p_better=None if belief is None else belief.p_better,
+        judged=judged,
+    )
+
+
+def _average(values: Sequence[float]) -> float | None:
+    return math.fsum(values) / len(values) if values else None

@@ -1,0 +1,142 @@
+"""The source ``rewrite``: one call writes the whole document from cases, right and wrong, as text between fences."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from functools import partial
+
+from reflact.concurrency import fan_out
+from reflact.data import shuffle
+from reflact.messages import NoReply, RenderedPrompt, Text
+from reflact.search.examples import BYTES_PER_TOKEN
+from reflact.skills.document import editable_text
+from reflact.stages.context import StageContext
+from reflact.stages.prompt_sections import (
+    join_sections,
+    list_material,
+    show_right_answers,
+    show_skill,
+    show_step_cases,
+)
+from reflact.stages.reply_models import check_whole_document
+from reflact.types import Case, FrozenModel, Rewrite, Skill, WorkedExample
+
+PURPOSE = "write_document"
+"""The prompt, and the purpose of its calls."""
+
+DOCUMENTS = 4
+"""Documents that a step asks for at a time."""
+
+CASE_TOKENS = 1_000
+"""Estimated tokens of cases in a prompt, and as many of further right answers."""
+
+FENCE = re.compile(r"[ \t]*(`{3,}|~{3,})[ \t]*([^`]*?)\s*")
+"""A line that opens or closes a block: its marks, and the name of a language if it opens one."""
+
+DOCUMENT_LANGUAGES = frozenset({"", "markdown", "md", "text", "txt", "plaintext"})
+"""What stands after the marks that open a document; a block of another language is a part of one."""
+
+
+class RewriteInput(FrozenModel):
+    """What documents are written from: the cases, further right answers, and notes on what was tried."""
+
+    cases: tuple[Case, ...]
+    answers: tuple[WorkedExample, ...] = ()
+    notes: str = ""
+
+
+async def write_documents(
+    skill: Skill, material: RewriteInput, *, context: StageContext, n: int, seed: int
+) -> tuple[Rewrite, ...]:
+    """Return ``n`` new documents, each by a call of its own that sees the cases in another order.
+
+    A call without a valid reply gives a ``Rewrite`` with the reason.
+
+    Raises:
+        ProviderError: The endpoint refused, failed or could not be reached.
+    """
+    return tuple(await fan_out(partial(_write, skill, material, context, seed), range(n)))
+
+
+async def _write(
+    skill: Skill, material: RewriteInput, context: StageContext, seed: int, number: int
+) -> Rewrite:
+    label = f"rewrite/{context.step}/{number}"
+    cases = shuffle(material.cases, seed, label)
+    answers = shuffle(material.answers, seed, label)
+
+    def render(tokens: int) -> RenderedPrompt:
+        values = {
+            "task": context.task,
+            "document": show_skill(skill),
+            "attempts": material.notes,
+            "cases": _show_material(cases, answers, tokens),
+        }
+        return context.prompts.render(PURPOSE, values)
+
+    rollouts = [case.rollout for case in cases]
+    material_texts = list_material([case.item for case in cases], rollouts)
+    reply = await context.ask_rendered(
+        render(CASE_TOKENS),
+        Text,
+        purpose=PURPOSE,
+        part=str(number),
+        check=lambda reply: check_whole_document(skill, read_document(reply.text), material_texts),
+        shorten=lambda: render(CASE_TOKENS // 3),
+    )
+    if isinstance(reply, NoReply):
+        return Rewrite(reason=reply.reason, number=number)
+    return Rewrite(document=read_document(reply.text), number=number)
+
+
+def _show_material(cases: Sequence[Case], answers: Sequence[WorkedExample], tokens: int) -> str:
+    failures = [case for case in cases if case.failed]
+    successes = [case for case in cases if not case.failed]
+    shown = show_step_cases(failures, successes, tokens=tokens) if cases else ""
+    return join_sections(shown, show_right_answers(answers, max_bytes=tokens * BYTES_PER_TOKEN))
+
+
+def read_document(reply: str) -> str:
+    """Return the document in a reply: the longest text between fences, or all of the reply without any.
+
+    Blocks within the document that name a language belong to it, and so do those with fewer or other marks.
+
+    Raises:
+        ValueError: A fence is opened and never closed, so the document may be cut off, or nothing is left of it.
+    """
+    blocks, is_open = _read_blocks(reply)
+    if not blocks and is_open:
+        raise ValueError("the document has no closing fence, so it may be cut off; write a shorter one")
+    document = editable_text(max(blocks, key=len) if blocks else reply).strip()
+    if not document:
+        raise ValueError("the document is empty; write it between two fences")
+    return document
+
+
+def _read_blocks(reply: str) -> tuple[list[str], bool]:
+    """Return the texts of the outer blocks that can be documents, and whether such a block is never closed.
+
+    Code alone, in a reply that says something beside it, is part of a document without fences.
+    """
+    blocks: list[tuple[str, str]] = []
+    outside, inside = "", ""
+    language, fences = "", list[str]()
+    for line in reply.splitlines(keepends=True):
+        match = FENCE.fullmatch(line)
+        marks, name = ("", "") if match is None else (match[1], match[2])
+        if not fences and not marks:
+            outside += line
+        elif not fences:
+            fences, language, inside = [marks], name.casefold(), ""
+        elif marks.startswith(fences[-1]) and not name and len(fences) == 1:
+            blocks.append((language, inside))
+            fences = []
+        else:
+            inside += line
+            if marks.startswith(fences[-1]):
+                fences = [*fences, marks] if name else fences[:-1]
+    documents = [text for name, text in blocks if name in DOCUMENT_LANGUAGES]
+    if not documents and not outside.strip():
+        documents = [text for _, text in blocks]
+    return documents, bool(fences) and language in DOCUMENT_LANGUAGES

@@ -1,0 +1,185 @@
+"""Which source a step asks: each once, those with gains for their cost more often, and another one in a stall."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from profiles import cases
+from reflact.records import SkillVersion, StepRecord
+from reflact.search.bandit import STALLED_STEPS, TOKENS_PER_ROLLOUT, choose_source, count_cost, is_stalled
+from reflact.types import AggregateResult, Measurement, Patch, SelectResult, Split, Verdict
+
+SOURCES = ("examples", "rewrite", "edits")
+VERSION = SkillVersion(number=0, skill_hash="h", origin="initial")
+
+
+def make_record(
+    step: int, source: str, gain: float | None = None, *, rollouts: int = 40, tokens: int = 0
+) -> StepRecord:
+    """Return the record of a step that accepted a candidate with a gain; None: it accepted nothing."""
+    verdict = Verdict(action="reject", reason="no better", candidate_score=0.2, current_score=0.3)
+    if gain is not None:
+        verdict = Verdict(
+            action="accept_new_best", reason="better", candidate_score=0.3 + gain, current_score=0.3
+        )
+    return StepRecord(
+        step=step,
+        epoch=1,
+        step_in_epoch=step,
+        skill_before="h",
+        item_ids=(),
+        rollout=Measurement(skill_hash="h", split=Split.train, n=0),
+        n_failures=0,
+        reports=(),
+        merged=AggregateResult(patch=Patch()),
+        chosen=SelectResult(patch=Patch(), pool_size=0),
+        edits=(),
+        candidate_hash="c",
+        verdict=verdict,
+        current=VERSION,
+        best=VERSION,
+        source=source,
+        n_rollouts=rollouts,
+        n_tokens=tokens,
+    )
+
+
+def make_history(*steps: tuple[str, float | None]) -> list[StepRecord]:
+    """Return the records of steps, each with its source and gain."""
+    return [make_record(n, source, gain) for n, (source, gain) in enumerate(steps, 1)]
+
+
+def count_choices(
+    records: Sequence[StepRecord], *, sources: Sequence[str] = SOURCES, draws: int = 200
+) -> Counter[str]:
+    """Return how often each source is chosen after a history, over many seeds."""
+    step = len(records) + 1
+    return Counter(choose_source(sources, records, seed=seed, step=step).name for seed in range(draws))
+
+
+histories = st.lists(
+    st.tuples(st.sampled_from(SOURCES), st.none() | st.sampled_from([0.0, 0.05, 0.5])), max_size=12
+).map(lambda steps: make_history(*steps))
+
+
+@pytest.mark.parametrize("order", [SOURCES, ("edits", "examples", "rewrite"), ("rewrite", "module:own")])
+def test_each_source_is_tried_once_in_order(order: tuple[str, ...]) -> None:
+    """Whatever the first ones gain, the first steps try all of them."""
+    for gain in (None, 0.6):
+        records: list[StepRecord] = []
+        for step, name in enumerate(order, 1):
+            assert choose_source(order, records, seed=3, step=step).name == name
+            records.append(make_record(step, name, gain))
+
+
+@cases(200)
+@given(histories, st.integers(0, 50), st.sets(st.sampled_from(SOURCES), max_size=2))
+def test_a_barred_source_is_never_chosen(records: list[StepRecord], seed: int, barred: set[str]) -> None:
+    """Neither to try it once nor for its gains, and the choice is one of the sources."""
+    choice = choose_source(SOURCES, records, seed=seed, step=len(records) + 1, barred=sorted(barred))
+    assert choice.name in set(SOURCES) - barred
+
+
+@cases(200)
+@given(histories, st.integers(0, 50))
+def test_the_same_records_give_the_same_choice(records: list[StepRecord], seed: int) -> None:
+    """The choice is a pure function, so a resumed run repeats it."""
+    step = len(records) + 1
+    stored = [StepRecord.model_validate_json(record.model_dump_json()) for record in records]
+    first = choose_source(SOURCES, records, seed=seed, step=step)
+    assert choose_source(SOURCES, stored, seed=seed, step=step) == first
+    assert first.is_stalled == is_stalled(records)
+
+
+def test_seeds_and_steps_draw_anew() -> None:
+    """Equal sources take turns by chance: no seed and no step settles the choice for good."""
+    records = make_history(("examples", 0.1), ("rewrite", 0.1), ("edits", 0.1))
+    assert set(count_choices(records)) == set(SOURCES)
+    by_step = {choose_source(SOURCES, records, seed=1, step=step).name for step in range(4, 40)}
+    assert by_step == set(SOURCES)
+
+
+@pytest.mark.parametrize("winner", SOURCES)
+def test_a_source_with_gains_is_preferred_in_most_draws(winner: str) -> None:
+    """One gain of thirty points outweighs two sources without any."""
+    records = make_history(*((name, 0.3 if name == winner else None) for name in SOURCES))
+    counts = count_choices(records)
+    assert counts[winner] > 150
+
+
+def test_a_source_that_costs_less_for_its_gain_is_preferred_in_most_draws() -> None:
+    """Gains count for what they cost, in rollouts and in tokens of the optimizer alike."""
+    for dear in ({"rollouts": 400}, {"rollouts": 40, "tokens": 30_000}):
+        records = [
+            make_record(1, "examples", 0.1, rollouts=40),
+            make_record(2, "rewrite", 0.1, **dear),
+            make_record(3, "edits", 0.1, **dear),
+        ]
+        assert count_choices(records)["examples"] > 150
+
+
+def test_no_source_is_given_up_for_good() -> None:
+    """A source whose first step failed still is chosen now and then."""
+    records = make_history(("examples", 0.1), ("rewrite", None), ("edits", None))
+    counts = count_choices(records, draws=1000)
+    assert min(counts[name] for name in SOURCES) > 0
+    assert max(counts, key=counts.__getitem__) == "examples"
+
+
+def test_what_helped_early_need_not_help_late() -> None:
+    """A source's later steps weigh more than its earlier ones."""
+    early = make_history(
+        ("examples", 0.3), ("rewrite", None), ("edits", 0.05), *[("examples", None)] * 6, ("edits", 0.05)
+    )
+    late = make_history(
+        ("examples", None), *[("examples", None)] * 5, ("rewrite", None), ("edits", 0.05), ("examples", 0.3),
+        ("edits", 0.05),
+    )  # fmt: skip
+    assert count_choices(late)["examples"] > count_choices(early)["examples"]
+
+
+def test_a_step_costs_its_rollouts_and_tokens() -> None:
+    """Tokens of the optimizer count as the budget weighs them."""
+    assert count_cost(make_record(1, "edits", rollouts=30, tokens=800)) == 30 + 800 / TOKENS_PER_ROLLOUT
+
+
+# ---------------------------------------------------------------------------------------------- stalls
+
+
+def test_three_steps_without_a_gain_are_a_stall() -> None:
+    """Fewer are none, and one accepted candidate among them ends it."""
+    failed = ("edits", None)
+    assert not is_stalled(make_history(*[failed] * (STALLED_STEPS - 1)))
+    assert is_stalled(make_history(("edits", 0.1), *[failed] * STALLED_STEPS))
+    assert not is_stalled(make_history(failed, ("edits", 0.1), failed))
+    assert not is_stalled([])
+
+
+@pytest.mark.parametrize("last", SOURCES)
+def test_a_stalled_run_changes_the_source(last: str) -> None:
+    """The source of the last step is not asked again, however much it gained before, and more is asked for."""
+    others = [name for name in SOURCES if name != last]
+    records = make_history(*((name, 0.2) for name in SOURCES), *[(last, None)] * STALLED_STEPS)
+    for seed in range(100):
+        choice = choose_source(SOURCES, records, seed=seed, step=len(records) + 1)
+        assert choice.name in others
+        assert choice.is_stalled
+
+
+def test_a_single_source_goes_on_in_a_stall() -> None:
+    """Where there is no other source, the same one is asked, for more candidates."""
+    records = make_history(*[("edits", None)] * 5)
+    choice = choose_source(("edits",), records, seed=1, step=6)
+    assert (choice.name, choice.is_stalled) == ("edits", True)
+
+
+def test_a_stalled_run_does_not_change_to_a_barred_source() -> None:
+    """With one source left, it goes on with that one."""
+    records = make_history(*((name, None) for name in SOURCES), ("examples", None))
+    choice = choose_source(SOURCES, records, seed=1, step=5, barred=("rewrite", "edits"))
+    assert (choice.name, choice.is_stalled) == ("examples", True)

@@ -1,0 +1,281 @@
+"""The source ``rewrite``: how a document is read from a reply, and steps that ask for several documents."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from profiles import cases
+from reflact.errors import ContextOverflow
+from reflact.messages import CallId, RenderedPrompt, ReplyModel
+from reflact.search.rewrite import DOCUMENTS, PURPOSE, read_document
+from reflact.testing import ToyEnvironment, toy_optimizer
+from reflact.testing.llm import Script, ScriptedAnswer
+from toy_runs import LINES, Actor, Ran, document, run
+
+GUARD = "<!-- SLOW_UPDATE_START -->\nTake your time.\n<!-- SLOW_UPDATE_END -->"
+NO_FENCE = "the document has no closing fence, so it may be cut off; write a shorter one"
+
+
+# --------------------------------------------------------------------------- the document in a reply
+
+
+@pytest.mark.parametrize(
+    ("reply", "text"),
+    [
+        ("```markdown\n# Rules\n- a rule\n```", "# Rules\n- a rule"),
+        ("Here it is:\n\n```\n# Rules\n- a rule\n```\nIt says all.", "# Rules\n- a rule"),
+        ("~~~md\n# Rules\n- a rule\n~~~\n", "# Rules\n- a rule"),
+        ("````markdown\n# Rules\n- a rule\n````", "# Rules\n- a rule"),
+        ("  ```text\n# Rules\n- a rule\n  ```  ", "# Rules\n- a rule"),
+        ("```Markdown\r\n# Rules\r\n- a rule\r\n```\r\n", "# Rules\r\n- a rule"),
+        ("# Rules\n- a rule\n", "# Rules\n- a rule"),
+        ("```markdown\n# Rules\n- a rule\n````", "# Rules\n- a rule"),
+    ],
+)
+def test_the_document_stands_between_fences(reply: str, text: str) -> None:
+    """Fences of three or four marks, with or without a word before and after; without fences it is the reply."""
+    assert read_document(reply) == text
+
+
+def test_the_longest_text_between_fences_is_the_document() -> None:
+    """A short quotation before it is not taken for it."""
+    reply = "Instead of\n```\n- old\n```\nI write\n```markdown\n# Rules\n- a new rule\n```\n"
+    assert read_document(reply) == "# Rules\n- a new rule"
+
+
+@pytest.mark.parametrize(
+    ("opening", "closing", "code"),
+    [
+        ("````markdown", "````", "```\nSELECT 1\n```"),
+        ("````markdown", "````", "```sql\nSELECT 1\n```"),
+        ("~~~", "~~~", "```\nSELECT 1\n```"),
+        ("```markdown", "```", "~~~\nSELECT 1\n~~~"),
+        ("```markdown", "```", "```sql\nSELECT 1\n```"),
+        ("```markdown", "```", "```sql\nSELECT 1\n```\n\nor\n\n```python\nquery(1)\n```"),
+    ],
+)
+def test_blocks_of_code_belong_to_the_document(opening: str, closing: str, code: str) -> None:
+    """Blocks with fewer or other marks, or with the name of a language, do not end the document."""
+    text = f"# Rules\n\n{code}\n\n- a rule after the code"
+    assert read_document(f"Sure:\n{opening}\n{text}\n{closing}\nDone.") == text
+
+
+def test_a_block_of_code_is_not_the_document_of_a_reply_without_fences() -> None:
+    """If the reply is the document, all of it is, and not its example alone."""
+    text = "# Rules\n\n```sql\nSELECT 1\n```\n\n- a rule after the code"
+    assert read_document(text) == text
+
+
+def test_a_document_in_a_block_of_another_language_is_read_if_nothing_else_is_there() -> None:
+    """What a model calls its document does not matter, if it writes nothing beside it."""
+    assert read_document("```yaml\n# Rules\n- a rule\n```\n") == "# Rules\n- a rule"
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        "```markdown\n# Rules\n- a rule that is cut",
+        "Sure:\n```\n# Rules\n- a rule that is cut",
+        "````markdown\n# Rules\n```\nSELECT 1\n```\n- a rule that is cut",
+        "```markdown\n# Rules\n```sql\nSELECT 1\n```\n- a rule that is cut",
+        "```markdown\n# Rules\n```sql\nSELECT 1",
+        "~~~\n# Rules\n```\n",
+    ],
+)
+def test_a_document_that_is_cut_off_is_refused(reply: str) -> None:
+    """A fence that is never closed shows that the end is missing."""
+    with pytest.raises(ValueError, match=NO_FENCE):
+        read_document(reply)
+
+
+@pytest.mark.parametrize("reply", ["", " \n", "```markdown\n```", "```\n\n```", f"```\n{GUARD}\n```"])
+def test_an_empty_document_is_refused(reply: str) -> None:
+    """Nothing, or protected regions alone, cannot take the place of a document."""
+    with pytest.raises(ValueError, match="the document is empty; write it between two fences"):
+        read_document(reply)
+
+
+def test_protected_regions_that_a_reply_repeats_are_left_out() -> None:
+    """The document keeps its own regions, so a copy of them is no part of the new text."""
+    assert read_document(f"```markdown\n# Rules\n\n{GUARD}\n```") == "# Rules"
+
+
+lines = st.text(alphabet=st.characters(codec="utf-8", exclude_categories=["C", "Z"]), max_size=8)
+
+
+@cases(300)
+@given(st.lists(lines.filter(lambda line: not line.startswith(("```", "~~~"))), min_size=1, max_size=8))
+def test_any_text_between_fences_is_read_as_it_was_written(text: list[str]) -> None:
+    """The fences add nothing and take nothing away but white space around the document."""
+    written = "\n".join(text)
+    if written.strip() and "<!--" not in written:
+        assert read_document(f"```markdown\n{written}\n```") == written.strip()
+
+
+# ----------------------------------------------------------------------------------------- whole steps
+
+
+def writing(*replies: str | Exception, later: str | None = None) -> Script:
+    """Return a script whose n-th document of a step is the n-th reply; ``later``: what a second attempt gets."""
+    usual = toy_optimizer()
+
+    def answer(prompt: RenderedPrompt, reply_type: type[ReplyModel], call_id: CallId) -> ScriptedAnswer:
+        if call_id.purpose != PURPOSE:
+            return usual(prompt, reply_type, call_id)  # type: ignore[return-value]
+        if call_id.attempt and later is not None:
+            return later
+        return replies[int(call_id.part) % len(replies)]
+
+    return answer
+
+
+async def rewrite(folder: Path, script: Script | None = None, **options: Any) -> Ran:
+    """Train with the source alone for one step, unless the options say otherwise."""
+    sections: dict[str, Any] = {
+        "environment": ToyEnvironment(train=8, val=8, test=4),
+        "train": {"batch_size": 8},
+        "search": {"sources": ["rewrite"]},
+    }
+    return await run(folder, script=script, **{**sections, **options})
+
+
+def fenced(*names: str) -> str:
+    """Return a reply with the document that holds the lines of some rules."""
+    return f"```markdown\n{document(*names)}```"
+
+
+async def test_a_step_asks_for_several_documents_and_the_race_chooses(tmp_path: Path) -> None:
+    """Each call is one of its own, and the best document of the step becomes the current one."""
+    done = await rewrite(
+        tmp_path,
+        writing(fenced("double"), fenced(*list(LINES)[:4]), fenced("square"), "```\nBe brief, always.\n```"),
+    )
+    (record,) = done.records
+    assert sorted(call.call_id.part for call in done.asked(PURPOSE)) == [str(n) for n in range(DOCUMENTS)]
+    assert record.source == "rewrite"
+    assert [entry.label for entry in record.race] == ["rewrite 1", "rewrite 2", "rewrite 3", "rewrite 4"]
+    assert [entry.judged for entry in record.race] == [False, True, False, False]
+    assert record.verdict.action == "accept_new_best"
+    assert done.best.strip() == document(*list(LINES)[:4]).strip()
+    assert [rewrite.number for rewrite in record.rewrites] == [0, 1, 2, 3]
+
+
+async def test_each_call_sees_the_same_cases_in_another_order(tmp_path: Path) -> None:
+    """Several documents differ because their prompts do, and each prompt shows what all of them show."""
+    done = await rewrite(tmp_path)
+    shown = done.shown(PURPOSE)
+    assert len(shown) == len(set(shown)) == DOCUMENTS
+    for text in shown:
+        assert text.count("missing rule:") == 8
+        assert "Write the document." in text
+
+
+async def test_cases_show_what_is_right_and_never_a_validation_or_test_item(tmp_path: Path) -> None:
+    """Right answers of train items are there to be read off; other items are not shown."""
+    world = ToyEnvironment(train=8, val=8, test=4)
+    done = await rewrite(tmp_path, environment=world, initial=document("double"), train={"batch_size": 4})
+    texts = done.shown(PURPOSE)
+    assert all("Further tasks with their right answers" in text for text in texts)
+    for name in ("val", "test"):
+        assert not any(str(item.input) in text for item in world.items(name) for text in texts)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("bad", ["```markdown\n# Rules that are cut", "```markdown\n```", ""])
+async def test_a_reply_without_a_document_is_asked_again(tmp_path: Path, bad: str) -> None:
+    """The next attempt counts, and no step is lost to an invalid reply."""
+    done = await rewrite(tmp_path, writing(bad, later=fenced(*list(LINES)[:4])))
+    assert done.actions == ["accept_new_best"]
+    assert {call.call_id.attempt for call in done.asked(PURPOSE)} == {0, 1}
+    assert done.records[0].merged.fallbacks == ()
+
+
+async def test_a_document_that_never_comes_is_one_document_less(tmp_path: Path) -> None:
+    """The others race, and the record says why it is missing."""
+    done = await rewrite(
+        tmp_path, writing("```markdown\n# Cut", fenced(*list(LINES)[:4]), "", fenced("double"))
+    )
+    (record,) = done.records
+    assert [entry.label for entry in record.race] == ["rewrite 2", "rewrite 4"]
+    assert [fallback.label for fallback in record.merged.fallbacks] == ["document/0", "document/2"]
+    assert NO_FENCE in record.merged.fallbacks[0].reason
+    assert record.rewrites[0].document is None
+    assert NO_FENCE in str(record.rewrites[0].reason)
+
+
+async def test_a_step_without_any_document_changes_nothing_and_pays_for_no_race(tmp_path: Path) -> None:
+    """The verdict says ``no_rewrite`` and why, and no validation item is measured again."""
+    done = await rewrite(tmp_path, writing("```markdown\n# Cut"), target={"deterministic": True})
+    (record,) = done.records
+    assert record.verdict.action == "no_rewrite"
+    assert NO_FENCE in record.verdict.reason
+    assert record.race == ()
+    assert record.current.number == 0
+    assert len(done.actor.asked) == 8 + 8
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        fenced("double", "square"),
+        f"Sure:\n\n{fenced('double', 'square')}",
+        f"```\n* {LINES['double'][2:]}\n\n\n1. {LINES['square'][2:]}\n```",
+    ],
+)
+async def test_a_reply_that_repeats_the_document_is_not_measured(tmp_path: Path, reply: str) -> None:
+    """White space and list marks do not make it new: nothing is paid beyond the step's own rollouts."""
+    done = await rewrite(tmp_path, writing(reply), initial=document("double", "square"))
+    (record,) = done.records
+    assert (record.verdict.action, record.verdict.repeats) == ("no_change", "v0")
+    assert record.race == ()
+    assert {skill for skill, _ in done.actor.asked} == {document("double", "square")}
+
+
+async def test_documents_that_say_the_same_race_once(tmp_path: Path) -> None:
+    """Of equal documents of a step the first is measured, and one of an earlier step not at all."""
+    done = await rewrite(
+        tmp_path,
+        writing(fenced("double"), fenced("square"), f"```\n* {LINES['double'][2:]}\n```", fenced("square")),
+        train={"batch_size": 8, "num_epochs": 2},
+        gate={"policy": "strict"},
+    )
+    first, second = done.records
+    assert [entry.label for entry in first.race] == ["rewrite 1", "rewrite 2"]
+    assert (second.verdict.action, second.verdict.repeats) == ("no_change", "in step 1")
+    assert second.race == ()
+
+
+async def test_a_rewrite_keeps_protected_regions(tmp_path: Path) -> None:
+    """Guidance stays byte for byte, also if the reply repeats it in other words."""
+    changed = f"```markdown\n{document(*list(LINES)[:4])}\n{GUARD.replace('Take', 'Waste')}\n```"
+    done = await rewrite(tmp_path, writing(changed), initial=f"{document('double')}\n{GUARD}\n")
+    assert done.actions == ["accept_new_best"]
+    assert done.best.count(GUARD) == done.best.count("SLOW_UPDATE_START") == 1
+    assert "Waste" not in done.best
+
+
+async def test_cases_that_do_not_fit_the_context_are_shortened_once(tmp_path: Path) -> None:
+    """A prompt that is too long is asked again with fewer tokens of cases."""
+    lengths: list[int] = []
+    usual = toy_optimizer()
+
+    def answer(prompt: RenderedPrompt, reply_type: type[ReplyModel], call_id: CallId) -> ScriptedAnswer:
+        length = len(prompt.messages[-1].content)
+        lengths.append(length)
+        return ContextOverflow("too long") if length > 2500 else usual(prompt, reply_type, call_id)  # type: ignore[return-value]
+
+    done = await rewrite(tmp_path, answer, actor=Actor(lambda *_: "word " * 200))
+    assert max(lengths) > 2500 > min(lengths)
+    assert all(rewrite.document is not None for rewrite in done.records[0].rewrites)
+
+
+async def test_a_stalled_run_asks_for_more_documents(tmp_path: Path) -> None:
+    """After three steps without a gain the next step asks for twice as many."""
+    replies = [f"```\nBe brief, as rule number {n} says.\n```" for n in range(2 * DOCUMENTS)]
+    done = await rewrite(tmp_path, writing(*replies), train={"batch_size": 8, "num_epochs": 4})
+    asked = [sum(call.call_id.step == step for call in done.asked(PURPOSE)) for step in range(1, 5)]
+    assert asked == [DOCUMENTS, DOCUMENTS, DOCUMENTS, 2 * DOCUMENTS]

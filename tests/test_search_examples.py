@@ -1,0 +1,482 @@
+"""Worked examples: which sets are drawn, how they are rendered, and their region of the document."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from profiles import cases
+from reflact.search.examples import (
+    HEADING,
+    apply_examples,
+    draw_first_sets,
+    draw_variants,
+    fit_examples,
+    group_examples,
+    render_examples,
+    shuffle_answers,
+    spread,
+)
+from reflact.skills.document import (
+    apply_edits,
+    digest_form,
+    editable_text,
+    find_regions,
+    replace_guidance,
+    replace_notes,
+)
+from reflact.types import Edit, Skill, WorkedExample
+from skill_documents import MARKERS, documents
+
+START, END = "<!-- EXAMPLES_START -->", "<!-- EXAMPLES_END -->"
+AMPLE = 10**6
+
+
+def make_pool(size: int, answer: str | None = None) -> tuple[WorkedExample, ...]:
+    """Return so many examples, each with its own task, and with its own answer unless one is named."""
+    return tuple(
+        WorkedExample(item_id=f"train-{n}", task=f"double {n}", answer=answer or str(2 * n))
+        for n in range(size)
+    )
+
+
+def list_ids(examples: Sequence[WorkedExample]) -> list[str]:
+    """Return the items of examples, in their order."""
+    return [example.item_id for example in examples]
+
+
+def replace_examples(text: str, content: str) -> tuple[str, str | None]:
+    """Return a document with other examples, and why that was refused."""
+    candidate = apply_edits(Skill(text=text), [Edit(op="examples", content=content)])
+    return candidate.skill.text, candidate.results[0].reason
+
+
+texts = st.text(alphabet=st.characters(codec="utf-8", exclude_characters="\r\n"), min_size=1, max_size=12)
+pools = st.lists(st.tuples(texts, texts), max_size=12).map(
+    lambda pairs: tuple(
+        WorkedExample(item_id=f"train-{n}", task=task, answer=answer)
+        for n, (task, answer) in enumerate(pairs)
+    )
+)
+
+
+# ------------------------------------------------------------------------------------------- rendering
+
+
+def test_examples_are_rendered_in_one_form() -> None:
+    """A heading, and then each task with its answer, in the order of the set."""
+    assert render_examples(make_pool(2)) == (
+        "## Worked examples\n\nTask: double 0\nAnswer: 0\n\nTask: double 1\nAnswer: 2"
+    )
+
+
+def test_no_example_renders_nothing() -> None:
+    """An empty set leaves no heading behind."""
+    assert render_examples(()) == ""
+
+
+@cases(300)
+@given(pools, st.integers(min_value=0, max_value=400))
+def test_the_examples_that_fit_are_rendered_within_the_bytes(
+    pool: tuple[WorkedExample, ...], room: int
+) -> None:
+    """Whatever fits keeps its order and renders to no more bytes than there are."""
+    fitting = fit_examples(pool, room)
+    assert [example for example in pool if example in fitting] == list(fitting)
+    assert len(render_examples(fitting).encode()) <= room or not fitting
+
+
+@given(pools)
+def test_all_examples_fit_in_just_as_many_bytes_as_they_render_to(pool: tuple[WorkedExample, ...]) -> None:
+    """The estimate of their size is exact, so no room is wasted."""
+    assume(pool)
+    size = len(render_examples(pool).encode())
+    assert fit_examples(pool, size) == pool
+    assert len(fit_examples(pool, size - 1)) < len(pool)
+
+
+def test_an_example_that_is_too_long_is_passed_over() -> None:
+    """One long example does not keep the shorter ones after it out."""
+    short, long = make_pool(1)[0], WorkedExample(item_id="long", task="x" * 500, answer="y")
+    assert fit_examples([long, short], 100) == (short,)
+
+
+def test_bytes_are_counted_not_characters() -> None:
+    """A text of wide characters takes the room that it has in UTF-8."""
+    wide = WorkedExample(item_id="wide", task="字" * 10, answer="字")
+    room = len(render_examples([wide]).encode())
+    assert room > len(render_examples([wide]))
+    assert fit_examples([wide], room - 1) == ()
+
+
+# ------------------------------------------------------------------------------------------ choosing
+
+
+@cases(300)
+@given(st.lists(st.sampled_from("abc"), max_size=24), st.integers(0, 5))
+def test_each_beginning_holds_about_as_many_of_each_group(groups: list[str], seed: int) -> None:
+    """As long as two groups have members left, their numbers differ by one at most."""
+    pool = make_pool(len(groups))
+    group_of = dict(zip(list_ids(pool), groups, strict=True))
+    order = spread(pool, groups, seed, "test")
+    assert sorted(list_ids(order)) == sorted(list_ids(pool))
+    total = Counter(groups)
+    for size in range(len(order) + 1):
+        counts = Counter(group_of[item] for item in list_ids(order[:size]))
+        open_counts = [counts[group] for group in total if counts[group] < total[group]]
+        assert max(counts.values(), default=0) - min(open_counts, default=AMPLE) <= 1
+
+
+def test_task_types_are_the_groups_where_they_are_known() -> None:
+    """Each item stands for its task type, and one without a type for those without."""
+    assert group_examples(make_pool(3), ["sum", None, "date"]) == ("sum", "", "date")
+
+
+def test_few_answers_are_groups_and_many_are_one_group() -> None:
+    """Without task types, labels divide the items; answers that hardly repeat do not."""
+    labels = [*make_pool(2, "yes"), *make_pool(2, "no")]
+    assert group_examples(labels, [None] * 4) == ("yes", "yes", "no", "no")
+    assert group_examples(make_pool(4), [None] * 4) == ("", "", "", "")
+
+
+def draw_first(pool: Sequence[WorkedExample], **changed: Any) -> tuple[tuple[WorkedExample, ...], ...]:
+    """Return first sets of a pool without groups."""
+    options: dict[str, Any] = {"seed": 7, "label": "examples/1", "most": 6, "max_bytes": AMPLE}
+    return draw_first_sets(pool, [""] * len(pool), **options | changed)
+
+
+def draw_next(
+    current: Sequence[WorkedExample], pool: Sequence[WorkedExample], failed: set[str], **changed: Any
+) -> tuple[tuple[WorkedExample, ...], ...]:
+    """Return variants of a set from a pool without groups."""
+    options: dict[str, Any] = {"seed": 7, "label": "examples/2", "most": 6, "max_bytes": AMPLE}
+    return draw_variants(current, pool, [""] * len(pool), failed, **options | changed)
+
+
+@pytest.mark.parametrize(
+    ("size", "sizes"),
+    [
+        (0, []),
+        (1, [1]),
+        (4, [4]),
+        (5, [5, 4, 4, 4, 4]),
+        (12, [12, 8, 4, 8, 4, 8]),
+        (40, [40, 32, 16, 8, 4, 32]),
+    ],
+)
+def test_first_sets_have_several_sizes_and_begin_with_the_largest(size: int, sizes: list[int]) -> None:
+    """All that fit come first, and smaller sets are drawn more than once."""
+    assert [len(drawn) for drawn in draw_first(make_pool(size))] == sizes
+
+
+@cases(200)
+@given(st.integers(0, 20), st.integers(0, 9), st.integers(1, 12), st.integers(20, 400))
+def test_sets_are_distinct_fit_and_come_from_the_pool(size: int, seed: int, most: int, room: int) -> None:
+    """No set is empty, holds an item twice, repeats another one, exceeds the room or the number of sets."""
+    pool = make_pool(size)
+    first = draw_first(pool, seed=seed, most=most, max_bytes=room)
+    current = first[0] if first else ()
+    for sets in (first, draw_next(current, pool, {"train-1"}, seed=seed, most=most, max_bytes=room)):
+        assert len(sets) <= most
+        assert len({frozenset(list_ids(drawn)) for drawn in sets}) == len(sets)
+        for drawn in sets:
+            assert drawn
+            assert len(set(list_ids(drawn))) == len(drawn)
+            assert set(drawn) <= set(pool)
+            assert len(render_examples(drawn).encode()) <= room
+
+
+def test_the_same_seed_draws_the_same_sets() -> None:
+    """Sets depend on the seed and the label alone."""
+    pool = make_pool(12)
+    assert draw_first(pool) == draw_first(pool)
+    assert draw_first(pool) != draw_first(pool, seed=8)
+    assert draw_first(pool) != draw_first(pool, label="examples/2")
+    current = pool[:6]
+    assert draw_next(current, pool, {"train-9"}) == draw_next(current, pool, {"train-9"})
+    assert draw_next(current, pool, {"train-9"}) != draw_next(current, pool, {"train-9"}, seed=8)
+
+
+def test_items_that_still_fail_come_into_a_variant_first() -> None:
+    """Beside the present examples, and in place of some of them, items that fail stand before others."""
+    pool, current = make_pool(20), make_pool(8)
+    grown, swapped, *_ = draw_next(current, pool, {"train-15", "train-18"})
+    assert set(list_ids(current)) < set(list_ids(grown))
+    assert {"train-15", "train-18"} <= set(list_ids(grown))
+    assert len(swapped) == len(current)
+    assert len(set(list_ids(current)) & set(list_ids(swapped))) == 6
+    assert {"train-15", "train-18"} <= set(list_ids(swapped))
+
+
+def test_a_variant_drops_half_of_the_examples() -> None:
+    """What costs nothing to leave out can be found by the race."""
+    pool, current = make_pool(20), make_pool(8)
+    drawn = draw_next(current, pool, set())
+    assert any(set(list_ids(each)) < set(list_ids(current)) and len(each) == 4 for each in drawn)
+
+
+@cases(200)
+@given(pools, st.integers(0, 20))
+def test_shuffled_answers_keep_the_items_and_permute_the_answers(
+    pool: tuple[WorkedExample, ...], seed: int
+) -> None:
+    """Items and tasks stay in their order, and the answers are the same ones in another order."""
+    shuffled = shuffle_answers(pool, seed)
+    assert [(e.item_id, e.task) for e in shuffled] == [(e.item_id, e.task) for e in pool]
+    assert Counter(e.answer for e in shuffled) == Counter(e.answer for e in pool)
+    assert shuffled == shuffle_answers(pool, seed)
+
+
+@given(st.integers(2, 20), st.integers(0, 20))
+def test_no_example_keeps_its_answer(size: int, seed: int) -> None:
+    """Where all answers differ, each task has an answer of another one."""
+    pool = make_pool(size)
+    assert all(a.answer != b.answer for a, b in zip(pool, shuffle_answers(pool, seed), strict=True))
+
+
+# ------------------------------------------------------------------------------- the region of a document
+
+SECTION = f"{START}\n{HEADING}\n\nTask: double 0\nAnswer: 0\n{END}"
+WITH_EXAMPLES = f"# Rules\n\n- double: twice the number\n\n{SECTION}\n"
+
+
+def test_a_document_names_the_items_of_its_examples() -> None:
+    """The candidate holds the examples that its text shows."""
+    pool = make_pool(1)
+    candidate = apply_examples(Skill(text="# Rules\n\n- double: twice the number\n"), pool)
+    assert candidate.examples == pool
+    assert candidate.skill.text.rstrip() == WITH_EXAMPLES.rstrip()
+    assert [result.status for result in candidate.results] == ["applied"]
+
+
+@cases(300)
+@given(documents(), pools)
+def test_examples_change_nothing_else_in_a_document(text: str, pool: tuple[WorkedExample, ...]) -> None:
+    """All other regions, and the text that edits may change, stay byte for byte but for line breaks around it."""
+    assume(pool)
+    assume(not any("<!--" in e.task + e.answer for e in pool))
+    after = apply_examples(Skill(text=text), pool).skill.text
+    assert list_regions(after, but="examples") == list_regions(text, but="examples")
+    assert editable_text(after).split() == editable_text(text).split()
+    assert [region.name for region in find_regions(after)].count("examples") == 1
+
+
+def list_regions(text: str, *, but: str) -> list[str]:
+    """Return the protected regions of a document, without one of them."""
+    return [text[region.start : region.end] for region in find_regions(text) if region.name != but]
+
+
+def test_examples_are_replaced_where_they_stand() -> None:
+    """New examples take the place of the old ones; the same ones change nothing."""
+    new = render_examples(make_pool(3)[1:])
+    text, reason = replace_examples(WITH_EXAMPLES, new)
+    assert (text, reason) == (WITH_EXAMPLES.replace(render_examples(make_pool(1)), new), None)
+    assert replace_examples(text, new) == (text, "the edit changes nothing")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "# Rules\n\n- double: twice the number\n",
+        "# Rules\n\n- double: twice the number",
+        "- a rule\n\n<!-- SLOW_UPDATE_START -->\nTake your time.\n<!-- SLOW_UPDATE_END -->\n",
+        "---\nname: ledger\n---\n\n- a rule\n",
+        "# Rules\r\n\r\n- double: twice the number\r\n",
+        "",
+    ],
+)
+def test_examples_that_are_removed_leave_the_document_as_it_was(text: str) -> None:
+    """After a removal nothing is left of the section, and removing it again is refused."""
+    added, _ = replace_examples(text, render_examples(make_pool(2)))
+    assert START in added
+    removed, reason = replace_examples(added, "")
+    assert reason is None
+    assert removed.strip() == text.strip()
+    assert replace_examples(removed, "") == (removed, "the document has no examples")
+
+
+def test_an_empty_set_of_examples_removes_the_section() -> None:
+    """A document without examples names none."""
+    candidate = apply_examples(Skill(text=WITH_EXAMPLES), ())
+    assert candidate.examples == ()
+    assert START not in candidate.skill.text
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 0, 2), (2, 0, 1)])
+@pytest.mark.parametrize("newline", ["\n", "\r\n"])
+def test_the_regions_at_the_end_have_one_order(order: tuple[int, ...], newline: str) -> None:
+    """Examples, guidance and appendix follow one another, whichever is written first."""
+    steps = (
+        lambda skill: apply_examples(skill, make_pool(2)).skill,
+        lambda skill: replace_guidance(skill, "Take your time."),
+        lambda skill: replace_notes(skill, ["Mind the sign."]),
+    )
+    skill = Skill(text=f"# Rules{newline}{newline}- a rule of two words{newline}")
+    for number in order:
+        skill = steps[number](skill)
+    assert [region.name for region in find_regions(skill.text)] == ["examples", "slow_update", "appendix"]
+    assert skill.text.count("\n") == skill.text.count(newline)
+    after = apply_edits(skill, [Edit(op="append", content="- another rule")]).skill.text
+    assert after.index("another rule") < after.index(START)
+
+
+@pytest.mark.parametrize("marker", [*MARKERS, START, END, "<!-- SKILL_FILE notes.md -->"])
+def test_examples_that_hold_a_marker_are_refused(marker: str) -> None:
+    """No example opens or closes a protected region."""
+    content = f"{HEADING}\n\nTask: what is {marker}?\nAnswer: a comment"
+    text, reason = replace_examples(WITH_EXAMPLES, content)
+    assert text == WITH_EXAMPLES
+    assert reason == "the content holds the marker of a protected region"
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        Edit(op="replace", target="Answer: 0", content="Answer: 1"),
+        Edit(op="delete", target="Task: double 0"),
+        Edit(op="insert_after", target="Answer: 0", content="Task: double 3\nAnswer: 6"),
+        Edit(op="replace", target=f"number\n\n{START}", content="number"),
+        Edit(op="append", content=SECTION),
+        Edit(op="rewrite", content=f"- quite another rule\n\n{SECTION}"),
+    ],
+)
+def test_no_edit_changes_the_examples(edit: Edit) -> None:
+    """An edit with an anchor or a marker of the section is refused, and the document stays as it is."""
+    candidate = apply_edits(Skill(text=WITH_EXAMPLES), [edit])
+    assert candidate.skill.text == WITH_EXAMPLES
+    assert [result.status for result in candidate.results] == ["rejected"]
+
+
+@pytest.mark.parametrize("newline", ["\n", "\r\n"])
+def test_a_rewrite_keeps_the_examples_byte_for_byte(newline: str) -> None:
+    """The section of a document that is written anew is the section of the document before."""
+    text = WITH_EXAMPLES.replace("\n", newline)
+    after = apply_edits(Skill(text=text), [Edit(op="rewrite", content="# Other\n\n- quite another rule")])
+    assert SECTION.replace("\n", newline) in after.skill.text
+    assert editable_text(after.skill.text).split() == ["#", "Other", "-", "quite", "another", "rule"]
+
+
+def test_examples_in_a_document_of_windows_line_breaks_have_them_too() -> None:
+    """No document mixes two kinds of line breaks because of its examples."""
+    text = apply_examples(Skill(text="- a rule of words\r\n"), make_pool(3)).skill.text
+    assert text.count("\r\n") == text.count("\n") > 8
+
+
+# --------------------------------------------------------------------- documents that say the same
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        "# Rules\n\n* double:   twice the number\n* square it\n",
+        "# Rules\r\n- double: twice the number\r\n\r\n\r\n- square it",
+        "  # Rules\n1. double: twice the number\n2) square it\n",
+        "# Rules\n• double: twice the number\n+ square it\n",
+    ],
+)
+def test_documents_that_say_the_same_have_one_form(other: str) -> None:
+    """White space, line breaks and list marks do not make another document."""
+    assert digest_form(other) == digest_form("# Rules\n\n- double: twice the number\n- square it\n")
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        "# Rules\n\n- double: twice the numbers\n- square it\n",
+        "# Rules\n\n- square it\n- double: twice the number\n",
+        "## Rules\n\n- double: twice the number\n- square it\n",
+        "# Rules\n\n- double: Twice the number\n- square it\n",
+        "# Rules\n\n- double: twice the number square it\n",
+    ],
+)
+def test_documents_that_say_something_else_have_another_form(other: str) -> None:
+    """Words, their case, the order of lines and headings count."""
+    assert digest_form(other) != digest_form("# Rules\n\n- double: twice the number\n- square it\n")
+
+
+# ------------------------------------------------------------------ lines that the document already has
+
+RULES = "# Rules\n\n- double: twice the number\n- square: the number times itself\n"
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        Edit(op="append", content="- double: twice the number"),
+        Edit(op="append", content="* double:  twice the   number\n"),
+        Edit(op="append", content="1. square: the number times itself\n2. double: twice the number"),
+        Edit(
+            op="insert_after", target="- double: twice the number", content="square: the number times itself"
+        ),
+    ],
+)
+def test_a_line_that_the_document_has_is_no_edit(edit: Edit) -> None:
+    """Whatever its list mark and white space, it is refused and nothing changes."""
+    candidate = apply_edits(Skill(text=RULES), [edit])
+    assert candidate.skill.text == RULES
+    assert candidate.results[0].reason == "the document says this already"
+
+
+@pytest.mark.parametrize("op", ["append", "insert_after"])
+def test_only_the_new_lines_of_an_edit_are_added(op: Any) -> None:
+    """Lines that are there already, or twice in the edit, are left out of it."""
+    content = "- square: the number times itself\n- negate: a minus before it\n* negate: a minus before it\n"
+    target = "" if op == "append" else "- double: twice the number"
+    candidate = apply_edits(Skill(text=RULES), [Edit(op=op, target=target, content=content)])
+    text = candidate.skill.text
+    assert candidate.results[0].status == "applied"
+    assert text.count("negate: a minus before it") == text.count("the number times itself") == 1
+
+
+def test_a_rewrite_keeps_the_first_of_equal_lines() -> None:
+    """A document that is written anew may say again what the old one said, but each line once."""
+    content = "# Rules\n\n- double: twice the number\n- be brief and exact\n* double: twice  the number\n"
+    candidate = apply_edits(Skill(text=RULES), [Edit(op="rewrite", content=content)])
+    assert candidate.skill.text == "# Rules\n\n- double: twice the number\n- be brief and exact\n"
+
+
+REPEATING = """\
+# Sums
+
+## Example
+
+| task | answer |
+| --- | --- |
+| one plus two | three is right |
+
+```python
+total = add(first, second)
+```
+
+# Products
+
+## Example
+
+| factor | product |
+| --- | --- |
+| two times two | four is right |
+
+```python
+total = add(first, second)
+```
+"""
+
+
+@pytest.mark.parametrize("op", ["append", "rewrite"])
+def test_headings_code_and_rules_of_tables_may_repeat(op: Any) -> None:
+    """What gives a document its form is no rule, so it stays however often it is there."""
+    candidate = apply_edits(Skill(text="# Rules\n\n## Example\n"), [Edit(op=op, content=REPEATING)])
+    assert REPEATING.strip() in candidate.skill.text
+
+
+def test_two_edits_of_one_step_do_not_add_a_line_twice() -> None:
+    """The second edit sees the document after the first one."""
+    edit = Edit(op="append", content="- negate: a minus before it")
+    candidate = apply_edits(Skill(text=RULES), [edit, edit])
+    assert [result.status for result in candidate.results] == ["applied", "rejected"]
+    assert candidate.skill.text.count("negate") == 1

@@ -1,0 +1,849 @@
+"""Whole runs with several sources of candidates: what they end with, what they pay, and that they repeat."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from anyio.lowlevel import checkpoint
+
+from reflact import Trainer, events, read_run
+from reflact.errors import QuotaSpent
+from reflact.llm.pricing import BYTES_PER_TOKEN
+from reflact.messages import CallId, RenderedPrompt, ReplyModel, Text
+from reflact.proposers import Rewrite, StepBudget, StepEvidence
+from reflact.protocols import Session
+from reflact.records import StepRecord
+from reflact.search.rewrite import PURPOSE
+from reflact.skills.document import digest_form, find_regions, normalize_line
+from reflact.stages.reply_models import AnalystReply, RuleReply
+from reflact.store.runs import open_store
+from reflact.testing import ScriptedLLM, ToyEnvironment, append_reply, toy_optimizer
+from reflact.testing.llm import Script, ScriptedAnswer
+from reflact.testing.toy import grade_toy
+from reflact.types import Grade, Item, Skill, Split, digest_json
+from toy_runs import LINES, Actor, document, right, run, settings
+
+ALL: dict[str, Any] = {"sources": ["examples", "rewrite", "edits"]}
+DETERMINISTIC: dict[str, Any] = {"deterministic": True}
+
+
+class QuietEnvironment:
+    """The toy world without right answers that can be written down; ``turns`` are messages after the question."""
+
+    identity = "quiet toy"
+
+    def __init__(self, turns: Sequence[str] = (), **sizes: int) -> None:
+        self._toy = ToyEnvironment(**sizes)
+        self._turns = turns
+
+    def items(self, split: Split) -> Sequence[Item]:
+        """Return the items of the toy world."""
+        return self._toy.items(split)
+
+    async def run(self, item: Item, session: Session, *, seed: int) -> Grade:
+        """Ask the question, and grade the first answer; the further messages are talk."""
+        answer = await session.reply(str(item.input))
+        for turn in self._turns:
+            await session.reply(turn)
+        return grade_toy(item, answer)
+
+
+def mute(prompt: RenderedPrompt, reply_type: type[ReplyModel], call_id: CallId) -> ScriptedAnswer:
+    """Play an optimizer that never replies validly."""
+    return "```markdown\n# cut" if issubclass(reply_type, Text) else "no reply of any use"
+
+
+def without_analysts(script: Script) -> Script:
+    """Return a script of which only the source of rewrites gets valid replies."""
+
+    def answer(prompt: RenderedPrompt, reply_type: type[ReplyModel], call_id: CallId) -> ScriptedAnswer:
+        if call_id.purpose == PURPOSE:
+            return script(prompt, reply_type, call_id)  # type: ignore[return-value]
+        return mute(prompt, reply_type, call_id)
+
+    return answer
+
+
+def luck(seed: int, *parts: str) -> float:
+    """Return a number in 0..1 that depends on the texts."""
+    return int(digest_json([seed, *parts])[:13], 16) / 16**13
+
+
+def learn_slowly(skill: Skill, message: str, before: int) -> str:
+    """Answer more of the questions under some documents than under others; no document solves all."""
+    share = 0.1 + 0.6 * luck(1, skill.text) if skill.text.strip() else 0.1
+    return right(message) if luck(2, skill.text, message) < share else "unknown"
+
+
+def write_anew(prompt: RenderedPrompt, reply_type: type[ReplyModel], call_id: CallId) -> ScriptedAnswer:
+    """Play an optimizer that has another idea each time."""
+    line = f"- Idea {call_id.step} of part {call_id.part or 'one'} is worth a try."
+    if issubclass(reply_type, Text):
+        return f"```markdown\n{line}\n```"
+    if issubclass(reply_type, AnalystReply | RuleReply):
+        return append_reply(reply_type, line)
+    return toy_optimizer()(prompt, reply_type, call_id)  # type: ignore[return-value]
+
+
+def count_candidates(records: Sequence[StepRecord]) -> int:
+    """Return how many candidates were measured on validation items."""
+    raced = [{entry.skill_hash for entry in record.race if entry.n} for record in records]
+    judged = [set() if r.verdict.candidate is None else {r.candidate_hash} for r in records]
+    return sum(len(some | other) for some, other in zip(raced, judged, strict=True))
+
+
+def list_messages(environment: Any, split: Split) -> set[str]:
+    """Return what the items of a split ask."""
+    return {str(item.input) for item in environment.items(split)}
+
+
+def read_examples(text: str) -> str:
+    """Return the section of worked examples of a document; empty if there is none."""
+    return "".join(text[r.start : r.end] for r in find_regions(text) if r.name == "examples")
+
+
+# --------------------------------------------------------------------------------- runs without replies
+
+
+@pytest.mark.parametrize("train", [5, 12, 24])
+async def test_an_optimizer_that_never_replies_leaves_the_best_worked_examples(
+    tmp_path: Path, train: int
+) -> None:
+    """The run completes, tries every source, and its document is a set of examples that solves everything."""
+    world = ToyEnvironment(train=train, val=12, test=6, rules=4)
+    done = await run(
+        tmp_path,
+        environment=world,
+        script=mute,
+        search=ALL,
+        train={"batch_size": 5, "num_epochs": 3},
+        test={"enabled": True},
+    )
+    assert done.summary.status == "completed"
+    assert done.summary.best is not None
+    assert done.summary.best.score == 1
+    ids = [example.item_id for example in done.summary.best.examples]
+    assert len(ids) == len(set(ids)) >= 4
+    assert set(ids) <= {item.id for item in world.items(Split.train)}
+    score = done.summary.score("best", Split.test)
+    assert score is not None
+    assert score.hard == 1
+
+
+async def test_an_optimizer_that_never_replies_costs_steps_and_no_run(tmp_path: Path) -> None:
+    """Sources that get no reply have a verdict that says so, and the next step asks another one."""
+    done = await run(
+        tmp_path,
+        environment=ToyEnvironment(train=12, val=12, test=4),
+        actor=Actor(learn_slowly),
+        script=mute,
+        search=ALL,
+        train={"batch_size": 6, "num_epochs": 3},
+    )
+    assert done.summary.status == "completed"
+    by_source = {record.source: record for record in done.records}
+    assert set(by_source) == {"examples", "rewrite", "edits"}
+    assert by_source["rewrite"].verdict.action == "no_rewrite"
+    assert by_source["edits"].race == by_source["rewrite"].race == ()
+    assert done.summary.best is not None
+    assert done.summary.best.examples
+
+
+async def test_without_right_answers_examples_are_rollouts_that_were_graded_right(tmp_path: Path) -> None:
+    """The grader's verdict is enough: what the target answered rightly teaches it the rest."""
+    world = QuietEnvironment(train=12, val=8, test=4)
+    lucky = {str(item.input) for item in world.items(Split.train)[:4]}
+    done = await run(
+        tmp_path,
+        environment=world,
+        actor=Actor(lambda _, message, before: right(message) if message in lucky else None),
+        script=mute,
+        search=ALL,
+        train={"batch_size": 12, "num_epochs": 3},
+    )
+    assert done.summary.status == "completed"
+    assert done.summary.best is not None
+    assert done.summary.best.score == 1
+    shown = {(example.task, example.answer) for example in done.summary.best.examples}
+    assert shown == {(message, right(message)) for message in lucky}
+
+
+async def test_without_right_answers_and_right_rollouts_edits_and_rewrites_find_the_document(
+    tmp_path: Path,
+) -> None:
+    """The first step has no example to show and says so; the others do the work."""
+    world = QuietEnvironment(train=12, val=8, test=4)
+    done = await run(
+        tmp_path,
+        environment=world,
+        search=ALL,
+        train={"batch_size": 6, "num_epochs": 4},
+        select={"max_edits": 4},
+    )
+    first = done.records[0]
+    assert (first.source, first.verdict.action, first.race) == ("examples", "no_patches", ())
+    assert "no rollout was graded right" in first.verdict.reason
+    assert done.summary.best is not None
+    assert (done.summary.best.score, done.summary.best.examples) == (1, ())
+    assert {record.source for record in done.records if record.verdict.accepted} <= {"rewrite", "edits"}
+
+
+@pytest.mark.parametrize("source", ["edits", "rewrite"])
+async def test_each_source_of_the_optimizer_finds_the_document_alone(tmp_path: Path, source: str) -> None:
+    """Neither needs the other or a right answer."""
+    done = await run(
+        tmp_path,
+        environment=QuietEnvironment(train=12, val=8, test=4),
+        search={"sources": [source]},
+        train={"batch_size": 6, "num_epochs": 4},
+    )
+    assert {record.source for record in done.records} == {source}
+    assert done.summary.best is not None
+    assert done.summary.best.score == 1
+    assert all(line in done.best for line in list(LINES.values())[:4])
+
+
+# --------------------------------------------------------------------------------------- several turns
+
+TALK = (
+    *(f"Observation {n}: {'nothing of interest. ' * 15}" for n in range(8)),
+    "Error: the sign is missing.",
+    *(f"Observation {n}: {'nothing of interest. ' * 15}" for n in range(9, 12)),
+    "Is that your answer?",
+)
+
+
+async def test_an_example_of_several_turns_is_a_transcript_of_its_decisive_turns(tmp_path: Path) -> None:
+    """It begins with the task, keeps trouble and the end, says what it left out, and is bounded."""
+    world = QuietEnvironment(TALK, train=8, val=8, test=4)
+    lucky = {str(item.input) for item in world.items(Split.train)[:4]}
+    done = await run(
+        tmp_path,
+        environment=world,
+        actor=Actor(lambda _, message, before: right(message) if message in lucky else None),
+        script=mute,
+        search={**ALL, "max_document_tokens": 20_000},
+        train={"batch_size": 8},
+    )
+    assert done.summary.best is not None
+    assert done.summary.best.score == 1
+    examples = done.summary.best.examples
+    assert {example.task for example in examples} == lucky
+    for example in examples:
+        assert len(example.answer.encode()) <= 1_500
+        assert f"assistant: {right(example.task)}" in example.answer
+        assert "user: Error: the sign is missing." in example.answer
+        assert "user: Is that your answer?" in example.answer
+        assert "left out ...]" in example.answer
+        assert example.answer in done.best
+
+
+# ------------------------------------------------------------------------------------- repeated rules
+
+
+def repeat_rules(prompt: RenderedPrompt, reply_type: type[ReplyModel], call_id: CallId) -> ScriptedAnswer:
+    """Play an optimizer that says again what the document says."""
+    lines = (LINES["double"], LINES["square"])
+    if issubclass(reply_type, Text):
+        star = "\n".join(f"*  {line[2:]}" for line in (*lines, *lines))
+        return f"```markdown\n{star}\n\n{lines[0]}\n```"
+    if issubclass(reply_type, AnalystReply | RuleReply):
+        return append_reply(reply_type, f"{lines[0]}\n{lines[1]}")
+    return toy_optimizer()(prompt, reply_type, call_id)  # type: ignore[return-value]
+
+
+def list_repeats(text: str) -> list[str]:
+    """Return the rules that a document says more than once, outside of its examples."""
+    body = text.replace(read_examples(text), "")
+    forms = Counter(normalize_line(line) for line in body.splitlines() if line.strip())
+    return [form for form, count in forms.items() if count > 1]
+
+
+async def test_rules_that_are_there_cost_no_rollout_and_no_line(tmp_path: Path) -> None:
+    """An optimizer that repeats the document gets no document of its own measured."""
+    initial = document("double", "square")
+    done = await run(
+        tmp_path,
+        initial=initial,
+        environment=ToyEnvironment(train=8, val=8, test=4),
+        script=repeat_rules,
+        search={"sources": ["rewrite", "edits"]},
+        train={"batch_size": 4, "num_epochs": 2},
+        target=DETERMINISTIC,
+    )
+    assert {record.source for record in done.records} == {"rewrite", "edits"}
+    assert all(record.race == () for record in done.records)
+    assert {skill for skill, _ in done.actor.asked} == {initial}
+    assert len(done.actor.asked) == 8 + 8
+    assert {digest_form(text) for text in done.texts.values()} == {digest_form(initial)}
+    assert {text: list_repeats(text) for text in done.texts.values() if list_repeats(text)} == {}
+    assert done.current == initial
+
+
+async def test_no_document_of_a_run_says_a_rule_twice(tmp_path: Path) -> None:
+    """Where new rules come with old ones, only the new ones are added."""
+    usual = toy_optimizer(edits=4)
+
+    def answer(prompt: RenderedPrompt, reply_type: type[ReplyModel], call_id: CallId) -> ScriptedAnswer:
+        if issubclass(reply_type, Text):
+            text = usual(prompt, reply_type, call_id)
+            assert isinstance(text, dict)
+            body = str(text["text"]).removeprefix("```markdown\n").removesuffix("\n```")
+            return f"```markdown\n{body}\n\n{body.replace('- ', '* ')}\n```"
+        if issubclass(reply_type, AnalystReply | RuleReply):
+            new = list(LINES.values())[(call_id.step or 0) % 4]
+            return append_reply(reply_type, f"{LINES['double']}\n{new}\n* {new[2:]}")
+        return usual(prompt, reply_type, call_id)  # type: ignore[return-value]
+
+    done = await run(
+        tmp_path,
+        initial=document("double"),
+        environment=ToyEnvironment(train=12, val=8, test=4),
+        actor=Actor(learn_slowly),
+        script=answer,
+        search=ALL,
+        train={"batch_size": 4, "num_epochs": 3},
+    )
+    assert len(done.texts) > 5
+    assert {text: list_repeats(text) for text in done.texts.values() if list_repeats(text)} == {}
+
+
+# --------------------------------------------------------------------------------------- small budgets
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+async def test_a_small_budget_tries_many_candidates(tmp_path: Path, seed: int) -> None:
+    """With 240 rollouts on 20 validation items at least 25 candidates are tried.
+
+    The last candidate may go to the gate: the run pays less than one pass over the validation items beyond its budget.
+    """
+    actor = Actor(learn_slowly)
+    done = await run(
+        tmp_path,
+        environment=ToyEnvironment(train=24, val=20, test=4, rules=6),
+        actor=actor,
+        script=write_anew,
+        seed=seed,
+        search=ALL,
+        train={"batch_size": 8, "num_epochs": 20, "max_rollouts": 240},
+        target=DETERMINISTIC,
+    )
+    assert done.summary.status == "completed"
+    assert "train.max_rollouts is 240" in str(done.summary.reason)
+    assert count_candidates(done.records) >= 25
+    assert sum(record.n_rollouts for record in done.records) + 20 == len(actor.asked) < 240 + 20
+    assert done.summary.best is not None
+    assert done.summary.best.score is not None
+    assert done.summary.best.score > 0.3
+
+
+async def test_a_baseline_that_is_measured_twice_leaves_room_for_many_candidates(tmp_path: Path) -> None:
+    """A target that may be noisy costs a second pass, and still at least 25 candidates are tried."""
+    done = await run(
+        tmp_path,
+        environment=ToyEnvironment(train=24, val=20, test=4, rules=6),
+        actor=Actor(learn_slowly),
+        script=write_anew,
+        search=ALL,
+        train={"batch_size": 8, "num_epochs": 20, "max_rollouts": 240},
+    )
+    assert count_candidates(done.records) >= 25
+    assert 40 + sum(record.n_rollouts for record in done.records) < 240 + 20
+
+
+async def test_the_rollouts_of_a_record_are_those_that_were_paid(tmp_path: Path) -> None:
+    """The budget counts what the target was asked, step by step."""
+    actor = Actor(learn_slowly)
+    done = await run(
+        tmp_path,
+        environment=ToyEnvironment(train=24, val=20, test=4, rules=6),
+        actor=actor,
+        script=write_anew,
+        search=ALL,
+        train={"batch_size": 8, "num_epochs": 4},
+        target=DETERMINISTIC,
+    )
+    assert 20 + sum(record.n_rollouts for record in done.records) == len(actor.asked)
+
+
+# ---------------------------------------------------------------------------------- money that runs out
+
+
+def spend_after(calls: int, script: Script) -> Script:
+    """Return a script whose account has no credit left after so many calls."""
+    asked: list[CallId] = []
+
+    def answer(
+        prompt: RenderedPrompt, reply_type: type[ReplyModel], call_id: CallId
+    ) -> ScriptedAnswer | Awaitable[ScriptedAnswer]:
+        asked.append(call_id)
+        return QuotaSpent("no credit left") if len(asked) > calls else script(prompt, reply_type, call_id)
+
+    return answer
+
+
+async def test_an_optimizer_without_credit_lets_the_run_go_on_with_examples(tmp_path: Path) -> None:
+    """The step says why it has no candidate, the sources that ask are not asked again, and the run completes."""
+    done = await run(
+        tmp_path,
+        environment=ToyEnvironment(train=12, val=12, test=4),
+        actor=Actor(learn_slowly),
+        script=spend_after(0, write_anew),
+        search=ALL,
+        train={"batch_size": 4, "num_epochs": 3},
+    )
+    assert done.summary.status == "completed"
+    assert [record.source for record in done.records[:3]] == ["examples", "rewrite", "examples"]
+    assert {record.source for record in done.records[2:]} == {"examples"}
+    spent = done.records[1]
+    assert (spent.verdict.action, spent.race) == ("no_patches", ())
+    assert "The optimizer's account has no credit left: no credit left" in spent.verdict.reason
+    assert spent.barred == ("rewrite", "edits")
+    assert {call.call_id.step for call in done.calls} == {2}
+    assert done.summary.best is not None
+    assert done.summary.best.examples
+
+
+async def test_a_refusal_for_want_of_credit_is_part_of_the_history(tmp_path: Path) -> None:
+    """A run that is cut off after it goes on without the optimizer, even if the account has credit again."""
+
+    async def train(folder: Path, script: Script, last: int | None = None) -> str | None:
+        asked = 0
+
+        def act(skill: Skill, message: str, before: int) -> str:
+            nonlocal asked
+            asked += 1
+            if asked == last:
+                scope.cancel()
+            return learn_slowly(skill, message, before)
+
+        trainer = Trainer(
+            settings(folder, search=ALL, train={"batch_size": 4, "num_epochs": 2}, target=DETERMINISTIC),
+            environment=ToyEnvironment(train=12, val=12, test=4),
+            target=Actor(act),
+            optimizer=ScriptedLLM(script),
+        )
+        with anyio.CancelScope() as scope:
+            await trainer.train()
+            return trainer.run_id
+        return None
+
+    run_id = await train(tmp_path / "whole", spend_after(0, write_anew))
+    assert run_id is not None
+    whole = await read_history(tmp_path / "whole", run_id)
+    n_paid = sum(record.n_rollouts for record in (await read_run(tmp_path / "whole")).steps)
+    cuts = 0
+    for last in range(60, n_paid, 25):
+        folder = tmp_path / f"{last}"
+        if await train(folder, spend_after(0, write_anew), last) is not None:
+            continue
+        has_refused = '"barred"' in "".join(r.model_dump_json() for r in (await read_run(folder)).steps)
+        resumed = write_anew if has_refused else spend_after(0, write_anew)
+        assert await train(folder, resumed) == run_id
+        assert await read_history(folder, run_id) == whole
+        cuts += has_refused
+    assert cuts > 0
+
+
+async def test_without_examples_an_optimizer_without_credit_ends_the_run(tmp_path: Path) -> None:
+    """Where no other source can go on, the budget is over, and the best document is kept."""
+    done = await run(
+        tmp_path,
+        script=spend_after(6, toy_optimizer()),
+        search={"sources": ["rewrite", "edits"]},
+        train={"batch_size": 2, "num_epochs": 4},
+    )
+    assert (done.summary.status, done.summary.reason) == ("budget", "no credit left")
+    assert done.summary.best is not None
+    assert (tmp_path / "best_skill.md").read_text(encoding="utf-8") == done.best
+
+
+@pytest.mark.parametrize("sources", [["examples"], ["rewrite", "examples"], ["edits", "examples"]])
+async def test_a_target_without_credit_ends_the_run_with_its_best_document(
+    tmp_path: Path, sources: list[str]
+) -> None:
+    """No source can go on without the target: the run ends as ``budget``, and no step blames the optimizer."""
+    world = ToyEnvironment(train=12, val=8, test=4)
+
+    class Poor(Actor):
+        limit = 60
+
+        async def answer(self, skill: Skill, message: str) -> str | None:
+            if len(self.asked) >= self.limit:
+                raise QuotaSpent("the target's account is empty")
+            return await super().answer(skill, message)
+
+    for limit in (10, 12, 17, 30, 60):
+        actor = Poor(learn_slowly)
+        actor.limit = limit
+        done = await run(
+            tmp_path / f"{limit}",
+            environment=world,
+            actor=actor,
+            script=write_anew,
+            search={"sources": sources},
+            train={"batch_size": 4, "num_epochs": 6},
+            target=DETERMINISTIC,
+        )
+        assert (done.summary.status, done.summary.reason) == ("budget", "the target's account is empty"), (
+            limit
+        )
+        assert [record.barred for record in done.records if record.barred] == []
+        assert done.summary.best is not None
+        kept = (tmp_path / f"{limit}" / "best_skill.md").read_text(encoding="utf-8")
+        assert kept == done.best
+
+
+# ------------------------------------------------------------------------------------- the same history
+
+LONGEST_WAIT = 20
+
+
+def make_search_settings(folder: Path, noise: float | None, *, concurrency: int = 8) -> dict[str, Any]:
+    """Return the configuration of a run with all sources and a budget."""
+    return settings(
+        folder,
+        search=ALL,
+        target={"deterministic": None if noise else True},
+        train={
+            "batch_size": 6,
+            "num_epochs": 4,
+            "rollout_concurrency": concurrency,
+            "max_rollouts": 600,
+            "grace_seconds": 0.0,
+        },
+        reflect={"minibatch_size": 3, "concurrency": concurrency},
+        select={"max_edits": 2},
+        slow_update={"enabled": True},
+        test={"enabled": True, "placebo": True},
+    )
+
+
+class Slow:
+    """A toy world whose answers come in the order of a seed.
+
+    Args:
+        seed: The seed of the waits.
+        noise: The noise of the toy target; None: it learns slowly and always gives the same answers.
+        cut: Called with the number of each rollout.
+    """
+
+    def __init__(self, seed: int, noise: float | None, cut: Callable[[int], None] = lambda _: None) -> None:
+        self._draw = random.Random(seed)
+        self._cut = cut
+        self._asked = 0
+        self._noise = noise
+        self.target = Actor(self._act, noise=noise or 0.0)  # type: ignore[arg-type]
+
+    async def wait(self) -> None:
+        """Let others run a random number of times."""
+        for _ in range(self._draw.randrange(LONGEST_WAIT)):
+            await checkpoint()
+
+    async def _act(self, skill: Skill, message: str, before: int) -> str | None:
+        self._asked += 1
+        self._cut(self._asked)
+        await self.wait()
+        return learn_slowly(skill, message, before) if self._noise is None else None
+
+    async def script(
+        self, prompt: RenderedPrompt, reply_type: type[ReplyModel], call_id: CallId
+    ) -> ScriptedAnswer:
+        """Play the toy optimizer; each document leaves out another line, and one is no document."""
+        await self.wait()
+        said = toy_optimizer()(prompt, reply_type, call_id)
+        if call_id.purpose == PURPOSE and isinstance(said, dict):
+            if call_id.part == "3":
+                return "```markdown\n# cut"
+            lines = str(said["text"]).splitlines()
+            place = 1 + int(call_id.part)
+            said["text"] = "\n".join([*lines[:place], *lines[place + 1 :]])
+        return said  # type: ignore[return-value]
+
+    def make_trainer(self, config: dict[str, Any]) -> Trainer:
+        """Return a trainer of this world."""
+        return Trainer(
+            config,
+            environment=ToyEnvironment(train=24, val=12, test=6, rules=6),
+            target=self.target,
+            optimizer=ScriptedLLM(self.script),
+        )
+
+
+async def read_history(folder: Path, run_id: str) -> tuple[str, ...]:
+    """Return all that a run keeps for good, as text."""
+    async with open_store(folder / "run.db") as store:
+        stored = await store.events(run_id)
+        records = await store.records(run_id)
+        epochs = await store.epochs(run_id)
+    return (
+        *(event.canonical_content for event in stored),
+        *(record.model_dump_json() for record in (*records, *epochs)),
+        *(f"{p.name}\n{p.read_text('utf-8')}" for p in sorted((folder / "skills").iterdir())),
+        (folder / "best_skill.md").read_text("utf-8"),
+    )
+
+
+async def train_unbroken(
+    folder: Path, noise: float | None, *, concurrency: int = 8, order: int = 0
+) -> tuple[str, ...]:
+    """Train to the end, and return the history."""
+    config = make_search_settings(folder, noise, concurrency=concurrency)
+    trainer = Slow(order, noise).make_trainer({**config, "seed": 2})
+    summary = await trainer.train()
+    assert summary.status == "completed"
+    return await read_history(folder, trainer.run_id)
+
+
+NOISES = pytest.mark.parametrize("noise", [0.15, None], ids=["noisy", "deterministic"])
+INTERRUPTED = pytest.mark.parametrize(
+    "noise", [pytest.param(0.15, marks=pytest.mark.slow), None], ids=["noisy", "deterministic"]
+)
+
+
+@NOISES
+async def test_concurrency_and_order_of_answers_influence_nothing(
+    tmp_path: Path, noise: float | None
+) -> None:
+    """Records, durable events and documents are the same bytes with 1, 8 and 64 rollouts at a time."""
+    histories = [
+        await train_unbroken(tmp_path / f"{concurrency}", noise, concurrency=concurrency, order=order)
+        for order, concurrency in enumerate((1, 8, 64))
+    ]
+    assert len(set(histories)) == 1
+    assert all(f'"source":"{name}"' in "".join(histories[0]) for name in ALL["sources"])
+    assert '"race":[' in "".join(histories[0])
+
+
+@INTERRUPTED
+async def test_a_run_that_is_stopped_after_every_commit_has_the_same_history(
+    tmp_path: Path, noise: float | None
+) -> None:
+    """Each start goes on for one commit; what all of them leave is what an unbroken run leaves."""
+    whole = await train_unbroken(tmp_path / "whole", noise)
+    folder, starts, status = tmp_path / "stopped", 0, "cancelled"
+    config = {**make_search_settings(folder, noise), "seed": 2}
+    commits = (events.StepCommitted, events.EpochCommitted, events.BaselineMeasured, events.PromotionJudged)
+    while status == "cancelled":
+        starts += 1
+        assert starts < 60
+        trainer = Slow(starts, noise).make_trainer(config)
+        async with trainer.stream() as stream:
+            async for event in stream:
+                if isinstance(event, commits):
+                    trainer.stop("after a commit")
+                if isinstance(event, events.RunFinished):
+                    status = event.summary.status
+    assert starts > 8
+    assert status == "completed"
+    assert await read_history(folder, trainer.run_id) == whole
+
+
+@pytest.mark.parametrize("seed", [pytest.param(0, marks=pytest.mark.slow), 1])
+@INTERRUPTED
+async def test_a_run_that_is_cut_off_anywhere_has_the_same_history(
+    tmp_path: Path, noise: float | None, seed: int
+) -> None:
+    """Cancelled in the middle of races and steps again and again, a run ends as one that never was."""
+    whole = await train_unbroken(tmp_path / "whole", noise)
+    folder, starts, places = tmp_path / "cut", 0, random.Random(seed)
+    config = {**make_search_settings(folder, noise), "seed": 2}
+    summary = None
+    while summary is None:
+        starts += 1
+        assert starts < 60
+        last = places.randrange(15, 70)
+        with anyio.CancelScope() as scope:
+            world = Slow(starts, noise, lambda n: scope.cancel() if n == last else None)  # noqa: B023
+            trainer = world.make_trainer(config)
+            summary = await trainer.train()
+    assert starts > 3
+    assert summary.status == "completed"
+    assert await read_history(folder, trainer.run_id) == whole
+
+
+# ------------------------------------------------------------------------------- what a run says of them
+
+
+async def test_the_summary_says_what_the_document_adds_and_whose_text_it_holds(tmp_path: Path) -> None:
+    """``added_tokens`` counts what each later call reads, and ``examples`` names the items in the text."""
+    world = ToyEnvironment(train=12, val=8, test=6)
+    initial = "Answer every task.\n"
+    done = await run(
+        tmp_path,
+        environment=world,
+        initial=initial,
+        search=ALL,
+        train={"batch_size": 6},
+        test={"enabled": True},
+    )
+    best = done.summary.best
+    assert best is not None
+    assert done.summary.added_tokens == round((len(done.best.encode()) - len(initial)) / BYTES_PER_TOKEN) > 0
+    section = read_examples(done.best)
+    assert best.examples
+    assert section.count("Task: ") == len(best.examples)
+    for example in best.examples:
+        assert f"Task: {example.task}\nAnswer: {example.answer}" in section
+
+
+async def test_validation_and_test_items_are_in_no_document(tmp_path: Path) -> None:
+    """Whatever a run measures, its examples are train items alone."""
+    world = ToyEnvironment(train=24, val=20, test=12, rules=6)
+    done = await run(
+        tmp_path,
+        environment=world,
+        actor=Actor(learn_slowly),
+        script=write_anew,
+        search=ALL,
+        train={"batch_size": 8, "num_epochs": 3},
+        test={"enabled": True},
+    )
+    tasks = {line.removeprefix("Task: ") for text in done.texts.values() for line in text.splitlines()}
+    assert tasks & list_messages(world, Split.train)
+    assert not tasks & (list_messages(world, Split.val) | list_messages(world, Split.test))
+    ids = {example.item_id for record in done.records for example in record.current.examples}
+    assert ids <= {item.id for item in world.items(Split.train)}
+
+
+async def test_examples_go_when_a_later_document_replaces_them(tmp_path: Path) -> None:
+    """The version's examples are those in its text, after every step."""
+    done = await run(
+        tmp_path,
+        environment=ToyEnvironment(train=24, val=12, test=4, rules=6),
+        actor=Actor(learn_slowly),
+        script=write_anew,
+        search=ALL,
+        train={"batch_size": 6, "num_epochs": 4},
+    )
+    for record in done.records:
+        section = read_examples(done.texts[record.current.skill_hash])
+        assert section.count("Task: ") == len(record.current.examples)
+        assert all(f"Task: {example.task}\n" in section for example in record.current.examples)
+
+
+@pytest.mark.parametrize(
+    "initial",
+    [
+        "",
+        f"{document('double')}\n",
+        f"{document('double')}\n<!-- SLOW_UPDATE_START -->\n{'Take your time. ' * 6}\n<!-- SLOW_UPDATE_END -->\n",
+        f"---\nname: sums\ndescription: {'Knows sums. ' * 8}\n---\n\nAnswer every task.\n",
+    ],
+)
+async def test_examples_are_added_as_long_as_the_document_is_short_enough(
+    tmp_path: Path, initial: str
+) -> None:
+    """``search.max_document_tokens`` bounds the whole document, with its other regions and its markers."""
+    done = await run(
+        tmp_path,
+        initial=initial,
+        environment=ToyEnvironment(train=24, val=12, test=4, rules=6),
+        actor=Actor(learn_slowly),
+        script=mute,
+        search={"sources": ["examples"], "max_document_tokens": 140},
+        train={"batch_size": 6, "num_epochs": 2},
+    )
+    with_examples = [text for text in done.texts.values() if read_examples(text)]
+    assert len(with_examples) > 3
+    assert max(len(text.encode()) for text in with_examples) <= 140 * 3
+
+
+async def test_a_document_that_is_too_long_gets_no_examples(tmp_path: Path) -> None:
+    """There is no room for any, the step says so, and nothing is paid."""
+    initial = f"{'Answer every task. ' * 40}\n"
+    done = await run(
+        tmp_path,
+        initial=initial,
+        environment=ToyEnvironment(train=8, val=8, test=4),
+        search={"sources": ["examples"], "max_document_tokens": 100},
+        train={"batch_size": 4},
+        target=DETERMINISTIC,
+    )
+    assert done.summary.status == "completed"
+    assert {record.verdict.action for record in done.records} == {"no_patches"}
+    assert all("max_document_tokens" in record.verdict.reason for record in done.records)
+    assert set(done.texts.values()) == {initial}
+
+
+async def test_an_example_that_holds_a_marker_is_left_out(tmp_path: Path) -> None:
+    """An item whose text would open a protected region is no example; the others are."""
+
+    class Marked(ToyEnvironment):
+        def list_right_answers(self, item: Item) -> Sequence[str]:
+            return ("<!-- EXAMPLES_END -->",) if item.id == "train-003" else (str(item.reference),)
+
+        def items(self, split: Split) -> Sequence[Item]:
+            return [
+                item.model_copy(update={"reference": "<!-- EXAMPLES_END -->"})
+                if item.id == "train-003"
+                else item
+                for item in super().items(split)
+            ]
+
+    done = await run(
+        tmp_path, environment=Marked(train=8, val=8, test=4), script=mute, search=ALL, train={"batch_size": 4}
+    )
+    assert done.summary.best is not None
+    ids = {example.item_id for example in done.summary.best.examples}
+    assert ids
+    assert "train-003" not in ids
+
+
+# ---------------------------------------------------------------------------------------- own proposers
+
+
+class SeveralDocuments:
+    """Proposes the documents that it was given."""
+
+    identity = "several documents"
+
+    def __init__(self, *documents: str) -> None:
+        self._documents = documents
+
+    async def propose(self, skill: Skill, evidence: StepEvidence, budget: StepBudget) -> Sequence[Rewrite]:
+        """Return the documents, whatever the evidence."""
+        return [Rewrite(document=text, number=number) for number, text in enumerate(self._documents)]
+
+
+async def propose(folder: Path, search: dict[str, Any] | None, *documents: str) -> tuple[StepRecord, ...]:
+    """Train with an own proposer, and return the records."""
+    config = settings(folder, train={"batch_size": 4, "num_epochs": 2}, target=DETERMINISTIC)
+    del config["search"]
+    if search is not None:
+        config["search"] = search
+    trainer = Trainer(
+        config,
+        environment=ToyEnvironment(train=8, val=20, test=4),
+        target=Actor(learn_slowly if search else None),
+        optimizer=ScriptedLLM(mute),
+        proposer=SeveralDocuments(*documents),
+    )
+    summary = await trainer.train()
+    assert summary.status == "completed"
+    async with open_store(folder / "run.db") as store:
+        return await store.records(trainer.run_id)
+
+
+async def test_the_documents_of_an_own_proposer_race(tmp_path: Path) -> None:
+    """They take the place of the default sources, are measured together, and the best one goes to the gate."""
+    best = document(*list(LINES)[:4])
+    (record,) = await propose(tmp_path, None, "Be brief.", best, document("double"), "* Be brief.\n")
+    assert record.source == "proposer"
+    assert [entry.label for entry in record.race] == ["rewrite 1", "rewrite 2", "rewrite 3"]
+    assert [(entry.n, entry.judged) for entry in record.race] == [(6, False), (10, True), (6, False)]
+    assert record.verdict.action == "accept_new_best"
+    assert record.verdict.candidate_score == 1
+
+
+async def test_an_own_proposer_joins_the_sources_that_are_named(tmp_path: Path) -> None:
+    """Beside named sources it is tried after them, and competes with them from then on."""
+    records = await propose(tmp_path, {"sources": ["rewrite", "examples"]}, "Be brief.", "Be exact.")
+    assert [record.source for record in records[:3]] == ["rewrite", "examples", "proposer"]
+    assert [entry.label for entry in records[2].race] == ["rewrite 1", "rewrite 2"]
