@@ -19,7 +19,7 @@ answers show. The assistant will see your instructions and a new message, and no
 
 {cases}
 
-Put the instructions between two lines of three backticks. Write nothing else."""
+Now write the instructions for the assistant, as plain text and nothing else."""
 
 CASE = """Message:
 {message}
@@ -28,15 +28,15 @@ Answer of the assistant:
 Remark:
 {feedback}"""
 
-FENCED = re.compile(r"```\w*\n(.*?)(?:```|\Z)", re.DOTALL)
+FENCE = re.compile(r"```\w*\n(.*?)(?:```)?", re.DOTALL)
 
 
 def write_document(job: Job, failures: list[dict[str, Any]], rng: random.Random) -> str:
     """Ask the optimizer for a document."""
     chosen = rng.sample(failures, min(job.settings["failures"], len(failures)))
     cases = "\n\n".join(CASE.format(**case) for case in chosen)
-    reply = job.ask("optimizer", [{"role": "user", "content": PROMPT.format(cases=cases)}])
-    match = FENCED.search(reply)
+    reply = job.ask("optimizer", [{"role": "user", "content": PROMPT.format(cases=cases)}]).strip()
+    match = FENCE.fullmatch(reply)
     return (match[1] if match else reply).strip()
 
 
