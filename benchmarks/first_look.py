@@ -36,7 +36,7 @@ class Setting:
 
 
 SETTINGS = (Setting(16, 130, 4, 0.1), Setting(40, 1000, 8, 0.3))
-"""That of ``benchmarks/equal_budget``, and a larger one."""
+"""That of a small run, and a larger one."""
 
 
 class RepeatableWorld(World):

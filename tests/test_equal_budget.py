@@ -22,7 +22,20 @@ FOLDER = Path(__file__).parent.parent / "benchmarks" / "equal_budget"
 ROLLOUTS = 40
 TOKENS = 4000
 RULES = ("alpha", "beta", "gamma", "delta")
-PEERS = {"gepa": "gepa", "dspy": "dspy", "skillopt": "skillopt"}
+PEERS = {"gepa": "gepa", "dspy_gepa": "dspy", "mipro": "dspy", "bootstrap": "dspy", "skillopt": "skillopt"}
+OWN_SETTINGS = {
+    "search.sources": ["edits"],
+    "train.num_epochs": 4,
+    "train.batch_size": 4,
+    "reflect.minibatch_size": 4,
+    "reflect.failure_only": True,
+    "reflect.step_buffer": False,
+    "select.max_edits": 1,
+    "update.operations": ["append"],
+    "prompts.profile": "small",
+    "target.deterministic": True,
+}
+"""Those with which the played optimizer teaches one rule after the other."""
 
 
 class Endpoint:
@@ -97,16 +110,20 @@ def write_settings(folder: Path, url: str) -> Path:
     (folder / "task.yaml").write_text("data: {path: data}\n", encoding="utf-8")
     settings = yaml.safe_load((FOLDER / "settings.yaml").read_text(encoding="utf-8"))
     common = {"servers": [{"base_url": url, "at_once": 4}], "temperature": 0, "max_tokens": 300}
-    roles = (("target", "small"), ("optimizer", "large"))
-    settings["models"] = {"played": {role: {"model": name, **common} for role, name in roles}}
-    budget = {"rollouts": ROLLOUTS, "optimizer_tokens": TOKENS}
-    sizes = {"train": 8, "val": 8, "test": 8}
-    task = {"title": "rules", "config": str(folder / "task.yaml"), "keep": ["data"], **sizes}
-    settings["tasks"] = {"rules": {**task, "models": "played", "budget": budget}}
+    settings["models"] = {
+        role: {"model": name, **common} for role, name in (("target", "small"), ("optimizer", "large"))
+    }
+    settings["budgets"] = {"small": {"rollouts": ROLLOUTS, "optimizer_tokens": TOKENS}}
+    settings["sizes"] = {"train": 8, "val": 8, "test": 8}
+    about = {"half": "showing", "reply_tokens": 300}
+    desk = FOLDER / "tasks" / "desk" / "task.yaml"
+    settings["tasks"] = {
+        "rules": {"title": "rules", "config": str(folder / "task.yaml"), **about},
+        "desk": {"title": "desk", "config": str(desk), **about},
+    }
     for method in settings["methods"].values():
-        method.pop("task_settings", None)
-    own = settings["methods"]["reflact"]
-    own["settings"], own["task_settings"] = {"unknown.key": 1}, {"rules": own["settings"]}
+        method["budgets"] = ["small"]
+    settings["methods"]["reflact"]["settings"] = OWN_SETTINGS
     settings["seeds"] = [1, 2]
     path = folder / "settings.yaml"
     path.write_text(yaml.safe_dump(settings), encoding="utf-8")
@@ -127,29 +144,63 @@ def run(script: str, *arguments: str | Path) -> str:
 
 
 def test_a_cell_ends_within_its_budget_and_its_result_is_kept(endpoint: Endpoint, tmp_path: Path) -> None:
-    """A run of reflact learns within the budget, with the settings for the task; a second start runs nothing."""
+    """A run of reflact learns within the budget; a second start runs nothing; the page tells what was run."""
     settings = write_settings(tmp_path, endpoint.url)
     folders = ("--settings", settings, "--results", tmp_path / "results")
-    chosen = (*folders, "--work", tmp_path / "work", "--seeds", "1", "--methods", "none", "reflact")
+    methods = ("none", "reflact", "best_of_n")
+    chosen = (
+        *folders,
+        "--work",
+        tmp_path / "work",
+        "--seeds",
+        "1",
+        "--tasks",
+        "rules",
+        "--methods",
+        *methods,
+    )
     run("run.py", "train", *chosen)
-    result = json.loads((tmp_path / "results" / "rules-reflact-1.json").read_text(encoding="utf-8"))
-    assert 0 < result["spend"]["target"]["calls"] <= ROLLOUTS
+    result = json.loads((tmp_path / "results" / "rules-reflact-small-1.json").read_text(encoding="utf-8"))
+    assert 0 < result["spend"]["target"]["rollouts"] <= ROLLOUTS
     assert "- rule " in result["skill"]
-    assert result["val"]["solved"] > 0
+    assert result["val"]["mean"] > 0
+    assert result["document_tokens"] > 0
     assert result["test"] is None
     used = endpoint.calls.copy()
     assert run("run.py", "train", *chosen) == ""
     assert endpoint.calls == used
     run("page.py", *folders, "--page", tmp_path / "page.md")
-    assert "| reflact | not opened (" in (tmp_path / "page.md").read_text(encoding="utf-8")
+    assert "Tasks: desk, rules. Not run." in (tmp_path / "page.md").read_text(encoding="utf-8")
     run("run.py", "test", *chosen)
     run("page.py", *folders, "--page", tmp_path / "page.md")
-    page = (tmp_path / "page.md").read_text(encoding="utf-8")
-    assert "| gepa | not run | not run |" in page
-    assert "**0.000** | 0.000 to 0.000" in page
-    assert "points above no skill" in page
+    page = " ".join((tmp_path / "page.md").read_text(encoding="utf-8").split())
+    assert "| no skill | **0.000** | 0.000 to 0.000 | +" in page
+    assert "| 1 of 2 | 1 |" in page
+    assert "reflact, edits alone" in page.partition("Not run: ")[2]
     assert "The optimizer is `large` at temperature 0, with at most 300 tokens in a reply." in page
-    assert "| reflact, on rules | `" in page
+    assert "](page.svg)" in page
+    assert ">reflact</text>" in (tmp_path / "page.svg").read_text(encoding="utf-8")
+
+
+def test_a_conversation_is_one_rollout_and_its_program_grades(endpoint: Endpoint, tmp_path: Path) -> None:
+    """In the task of several turns, calls that go on with a conversation are no rollouts."""
+    settings = write_settings(tmp_path, endpoint.url)
+    folders = ("--settings", settings, "--results", tmp_path / "results", "--work", tmp_path / "work")
+    run("run.py", "train", *folders, "--seeds", "1", "--tasks", "desk", "--methods", "one_rewrite")
+    result = json.loads((tmp_path / "results" / "desk-one_rewrite-small-1.json").read_text(encoding="utf-8"))
+    assert result["spend"]["target"]["rollouts"] == 8
+    assert result["spend"]["target"]["calls"] == 8 * 4
+    assert result["skill"] == "- rule alpha."
+
+
+def test_the_items_of_the_tasks_are_what_their_program_writes() -> None:
+    """The items are reproducible, and the splits of a task have no item in common."""
+    run("tasks/make.py", "--check")
+    for folder in (FOLDER / "tasks").glob("*/data"):
+        lines = [
+            line for path in folder.glob("*/items.jsonl") for line in path.read_text("utf-8").splitlines()
+        ]
+        assert len({json.loads(line)["input"] for line in lines}) == len(lines) == 104
 
 
 @pytest.mark.parametrize("method", PEERS)
@@ -158,13 +209,25 @@ def test_a_peer_returns_its_best_document(endpoint: Endpoint, tmp_path: Path, me
     if importlib.util.find_spec(PEERS[method]) is None:
         pytest.skip(f"{PEERS[method]} is not installed")
     settings = write_settings(tmp_path, endpoint.url)
-    environment = tmp_path / f"venv-{method}" / "bin"
+    environment = tmp_path / f"venv-{PEERS[method]}" / "bin"
     environment.mkdir(parents=True)
     (environment / "python").symlink_to(sys.executable)
     folders = ("--results", tmp_path / "results", "--work", tmp_path / "work", "--peers", tmp_path)
-    run("run.py", "train", "--settings", settings, *folders, "--seeds", "1", "--methods", method)
-    result = json.loads((tmp_path / "results" / f"rules-{method}-1.json").read_text(encoding="utf-8"))
-    assert 0 < result["spend"]["target"]["calls"] <= ROLLOUTS
+    run(
+        "run.py",
+        "train",
+        "--settings",
+        settings,
+        *folders,
+        "--seeds",
+        "1",
+        "--tasks",
+        "rules",
+        "--methods",
+        method,
+    )
+    result = json.loads((tmp_path / "results" / f"rules-{method}-small-1.json").read_text(encoding="utf-8"))
+    assert 0 < result["spend"]["target"]["rollouts"] <= ROLLOUTS
 
 
 def test_the_page_is_current() -> None:

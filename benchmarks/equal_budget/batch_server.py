@@ -3,6 +3,7 @@
 Use it where a model answers many short questions, as the target does here: on a processor, a batch of eight replies
 takes about as long as two alone. Needs llama-cpp-python. Requests are those of scripts/local_server.py.
 A sequence keeps its tokens after its reply, and a new request continues the sequence with which it shares most tokens.
+If a running request computes a longer common beginning, such as a new document, the new request waits for it.
 Replies at temperature 0 may depend on the other requests of a batch, by rounding; see the stored replies of meter.py.
 """
 
@@ -13,6 +14,7 @@ import ctypes
 import queue
 import sys
 import threading
+from collections import abc
 from dataclasses import dataclass, field
 from http.server import ThreadingHTTPServer
 from pathlib import Path
@@ -27,6 +29,9 @@ from llama_cpp.llama_chat_format import Jinja2ChatFormatter
 from local_server import ApiError, Done, Handler, Request
 
 BATCH = 256
+PATIENCE = 32
+"""A request waits for a running one only if that saves more tokens."""
+
 TOKEN = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])
 
 
@@ -60,6 +65,14 @@ class Sequence:
     grammar: Any = None
 
 
+def count_shared(tokens: abc.Sequence[int], wanted: abc.Sequence[int]) -> int:
+    """Return how many tokens at the beginning are those of a prompt; its last token is always computed anew."""
+    most = min(len(tokens), len(wanted) - 1)
+    if tokens[:most] == wanted[:most]:
+        return most
+    return next(i for i in range(most) if tokens[i] != wanted[i])
+
+
 class BatchEngine:
     """One model and one thread that computes all sequences together."""
 
@@ -86,6 +99,7 @@ class BatchEngine:
             bos_token=tokens["bos"],
         )
         self._jobs: queue.Queue[Job] = queue.Queue()
+        self._pending: list[Job] = []
         threading.Thread(target=self._run, daemon=True).start()
 
     def generate(self, request: Request) -> Any:
@@ -106,26 +120,32 @@ class BatchEngine:
     def _run(self) -> None:
         while True:
             busy = [s for s in self._sequences if s.job]
-            while len(busy) < len(self._sequences):
-                try:
-                    job = self._jobs.get(block=not busy)
-                except queue.Empty:
-                    break
-                busy.append(self._start(job))
+            self._take_jobs(wait=not busy and not self._pending)
+            for job in list(self._pending):
+                if len(busy) < len(self._sequences) and not self._is_better_later(job, busy):
+                    self._pending.remove(job)
+                    busy.append(self._start(job))
             self._step(busy)
+
+    def _take_jobs(self, *, wait: bool) -> None:
+        """Move new jobs to those that are pending."""
+        try:
+            self._pending.append(self._jobs.get(block=wait))
+            while True:
+                self._pending.append(self._jobs.get(block=False))
+        except queue.Empty:
+            return
+
+    def _is_better_later(self, job: Job, busy: abc.Sequence[Sequence]) -> bool:
+        """Whether a running request will soon have computed more of a job's tokens than all sequences have now."""
+        now = max(count_shared(s.tokens, job.tokens) for s in self._sequences)
+        prompts = [s.job.tokens for s in busy if s.job and s.waiting and not s.written]
+        return any(count_shared(prompt, job.tokens) > now + PATIENCE for prompt in prompts)
 
     def _start(self, job: Job) -> Sequence:
         """Give a job the free sequence, and the computed tokens, with which it shares most."""
-
-        def count_shared(sequence: Sequence) -> int:
-            pairs = zip(sequence.tokens, job.tokens[:-1], strict=False)
-            return next(
-                (i for i, (a, b) in enumerate(pairs) if a != b),
-                min(len(sequence.tokens), len(job.tokens) - 1),
-            )
-
-        source = max(self._sequences, key=count_shared)
-        shared = count_shared(source)
+        source = max(self._sequences, key=lambda s: count_shared(s.tokens, job.tokens))
+        shared = count_shared(source.tokens, job.tokens)
         free = [s for s in self._sequences if s.job is None]
         chosen = source if source.job is None else min(free, key=lambda s: len(s.tokens))
         if chosen is source:

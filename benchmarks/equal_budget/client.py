@@ -24,6 +24,7 @@ class Job:
     """What a method gets: a seed, its settings, items of two splits, and the address of the meter.
 
     ``items`` maps ``train`` and ``val`` to objects with ``id``, ``message``, ``input``, ``reference``, ``task_type``.
+    ``score`` is the score that counts, ``hard`` or ``soft``.
     """
 
     def __init__(self, path: Path) -> None:
@@ -32,7 +33,9 @@ class Job:
         self.seed: int = values["seed"]
         self.url: str = values["url"]
         self.rollouts: int = values["rollouts"]
+        self.optimizer_tokens: int = values["optimizer_tokens"]
         self.optimizer_max_tokens: int = values["optimizer_max_tokens"]
+        self.score: str = values["score"]
         self.settings: dict[str, Any] = values["settings"]
         self.config: dict[str, Any] = values["config"]
         self.items: dict[str, list[dict[str, Any]]] = values["items"]
@@ -57,24 +60,36 @@ class Job:
         return str(reply["choices"][0]["message"]["content"])
 
     def roll_out(self, skill: str, item: dict[str, Any]) -> dict[str, Any]:
-        """Ask the target under a document, as reflact's chat target does, and grade its answer.
+        """Let the target work on an item under a document, as reflact's chat target does, and grade the result.
 
         Returns:
-            ``answer``, ``hard`` and ``soft`` (0 to 1), and ``feedback``: the grader's words and the right answer, as
-            reflact shows them to its optimizer.
+            ``answer``, which is all of the conversation after the first message if it has several turns; ``turns``, its
+            messages without the document; ``score``, ``hard`` and ``soft`` (0 to 1), and ``feedback``: the grader's words
+            and the right answer, as reflact shows them to its optimizer.
         """
         system = [{"role": "system", "content": skill.strip("\n")}] if skill.strip() else []
-        answer = self.ask("target", [*system, {"role": "user", "content": item["message"]}])
-        return {"answer": answer, **self.grade(item, answer)}
+        turns = [{"role": "user", "content": item["message"]}]
+        answers: list[str] = []
+        while True:
+            answers.append(self.ask("target", [*system, *turns]))
+            turns.append({"role": "assistant", "content": answers[-1]})
+            grade = self.grade(item, answers)
+            if "message" not in grade:
+                return {"answer": show_answer(turns), "turns": turns, **grade}
+            turns.append({"role": "user", "content": grade["message"]})
 
     def roll_out_all(self, skill: str, items: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         """Roll out items, some at a time; see ``roll_out``."""
         with ThreadPoolExecutor(CONCURRENCY) as pool:
             return list(pool.map(lambda item: self.roll_out(skill, item), items))
 
-    def grade(self, item: dict[str, Any], answer: str) -> dict[str, Any]:
-        """Grade an answer; see ``roll_out``."""
-        return self._post("grade", {"id": item["id"], "answer": answer})
+    def grade(self, item: dict[str, Any], answers: Sequence[str]) -> dict[str, Any]:
+        """Grade the target's answers (see ``roll_out``), or return the next ``message`` to it."""
+        return self._post("grade", {"id": item["id"], "answers": list(answers)})
+
+    def is_spent(self) -> bool:
+        """Whether the meter refuses calls, because the budget is spent."""
+        return bool(self._post("spent", {})["spent"])
 
     def _post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
         request = urllib.request.Request(
@@ -88,3 +103,10 @@ class Job:
                 raise BudgetSpent from None
             raise
         return reply
+
+
+def show_answer(turns: Sequence[dict[str, str]]) -> str:
+    """Return the answer of a conversation; of one with several turns, all that follows the first message."""
+    if len(turns) == 2:
+        return turns[1]["content"]
+    return "\n".join(f"{turn['role']}: {turn['content']}" for turn in turns[1:])

@@ -1,9 +1,10 @@
 """An endpoint between the methods and the models: it counts calls and tokens, and ends a cell that spent its budget.
 
-All methods of a task ask the same two models through it. It sets temperature, seed and the largest number of reply
-tokens of each role, so that no method can differ in them. A call that starts within the budget is completed; every
-later one gets the status 402. The optimizer answers a cell one call at a time, so no cell exceeds its budget by more
-than one call. Replies are stored by their request: an equal call is computed once and counted each time.
+All methods ask the same two models through it. It sets temperature, seed and the largest number of reply tokens of
+each role, so that no method can differ in them. A rollout is a conversation with the target: a call that has an earlier
+reply of the target in its messages goes on with one. What starts within the budget is completed; every later call gets
+the status 402. The optimizer answers a cell one call at a time, so no cell exceeds its budget by more than one call.
+Replies are stored by their request: an equal call is computed once and counted each time.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import json
 import queue
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, Self
@@ -26,6 +27,9 @@ SPENT = 402
 TRIES = 60
 WAIT = 5.0
 """Seconds between two tries if the model's server does not answer."""
+
+Grading = Callable[[str, Sequence[str]], dict[str, Any]]
+"""Grades the answers of a conversation about the item of an id, or returns the next ``message`` to the target."""
 
 
 class Frozen(BaseModel):
@@ -51,16 +55,20 @@ class ModelSettings(Frozen):
 
 
 class BudgetLimits(Frozen):
-    """The most that a method may spend in one cell: calls of the target, and tokens of the optimizer both ways."""
+    """The most that a method may spend in one cell: rollouts, and tokens of the optimizer both ways."""
 
     rollouts: int
     optimizer_tokens: int
 
 
 class RoleSpend(Frozen):
-    """What a role has cost; ``seconds`` are those of the model, also for stored replies."""
+    """What a role has cost; ``seconds`` are those of the model, also for stored replies.
+
+    ``rollouts`` are the calls of the target that begin a conversation.
+    """
 
     calls: int = 0
+    rollouts: int = 0
     prompt_tokens: int = 0
     completion_tokens: int = 0
     refused: int = 0
@@ -104,9 +112,10 @@ class ReplyStore:
 
 
 class Servers:
-    """Sends requests to the servers of each model that are free; equal requests wait for the first one."""
+    """Sends requests to the servers of each model that are free."""
 
     def __init__(self, models: Mapping[str, ModelSettings]) -> None:
+        self._client = httpx.Client(timeout=1800, limits=httpx.Limits(max_connections=None))
         self._free: dict[str, queue.Queue[str]] = {}
         for role, model in models.items():
             self._free[role] = queue.Queue()
@@ -120,10 +129,21 @@ class Servers:
         url = self._free[role].get()
         start = time.monotonic()
         try:
-            status, payload = _send(f"{url}/chat/completions", body)
+            status, payload = self._post(f"{url}/chat/completions", body)
         finally:
             self._free[role].put(url)
         return status, payload, time.monotonic() - start
+
+    def _post(self, url: str, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+        for attempt in range(TRIES):
+            try:
+                response = self._client.post(url, json=body)
+                return response.status_code, response.json()
+            except (httpx.TransportError, ValueError) as error:
+                if attempt == TRIES - 1:
+                    return 502, _error(f"no answer of {url}: {error}", "unreachable")
+                time.sleep(WAIT)
+        raise AssertionError
 
 
 class Meter:
@@ -162,11 +182,12 @@ class Meter:
             return self._ask(role, body)
 
     def _ask(self, role: str, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+        is_start = role == "target" and all(turn["role"] != "assistant" for turn in body["messages"])
         with self._lock:
-            if self._is_spent(role):
+            if (is_start or role == "optimizer") and self.is_spent(role):
                 return SPENT, _error("the budget of this cell is spent", "budget_spent")
             number = self.spend[role].calls
-            self._add(role, calls=1)
+            self._add(role, calls=1, rollouts=int(is_start))
         status, payload, seconds = self.complete(role, body, number)
         usage = payload.get("usage") or {}
         with self._lock:
@@ -178,7 +199,7 @@ class Meter:
                     seconds=seconds,
                 )
             else:
-                self._add(role, calls=-1, refused=1)
+                self._add(role, calls=-1, rollouts=-int(is_start), refused=1)
         return status, payload
 
     def complete(self, role: str, body: dict[str, Any], number: int = 0) -> tuple[int, dict[str, Any], float]:
@@ -207,8 +228,9 @@ class Meter:
                 self._replies.put(key, payload, seconds)
             return status, payload, seconds
 
-    def _is_spent(self, role: str) -> bool:
-        if self.spend["target"].calls >= self.limits.rollouts:
+    def is_spent(self, role: str) -> bool:
+        """Whether a new call of a role is refused."""
+        if self.spend["target"].rollouts >= self.limits.rollouts:
             return True
         return role == "optimizer" and self.spend[role].tokens >= self.limits.optimizer_tokens
 
@@ -219,18 +241,6 @@ class Meter:
         )
 
 
-def _send(url: str, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
-    for attempt in range(TRIES):
-        try:
-            response = httpx.post(url, json=body, timeout=1800)
-            return response.status_code, response.json()
-        except (httpx.TransportError, ValueError) as error:
-            if attempt == TRIES - 1:
-                return 502, _error(f"no answer of {url}: {error}", "unreachable")
-            time.sleep(WAIT)
-    raise AssertionError
-
-
 def _error(message: str, code: str) -> dict[str, Any]:
     return {"error": {"message": message, "type": "invalid_request_error", "param": None, "code": code}}
 
@@ -238,10 +248,10 @@ def _error(message: str, code: str) -> dict[str, Any]:
 class MeterServer:
     """Serves a meter and a grader on this machine while it is open.
 
-    Routes: ``POST /target/v1/chat/completions``, the same for ``optimizer``, and ``POST /grade``.
+    Routes: ``POST /target/v1/chat/completions``, the same for ``optimizer``,.
     """
 
-    def __init__(self, meter: Meter, grade: Callable[[str, str], dict[str, Any]]) -> None:
+    def __init__(self, meter: Meter, grade: Grading) -> None:
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), _build_handler(meter, grade))
         self._server.daemon_threads = True
 
@@ -259,7 +269,7 @@ class MeterServer:
         self._server.server_close()
 
 
-def _build_handler(meter: Meter, grade: Callable[[str, str], dict[str, Any]]) -> type[BaseHTTPRequestHandler]:
+def _build_handler(meter: Meter, grade: Grading) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
@@ -271,7 +281,9 @@ def _build_handler(meter: Meter, grade: Callable[[str, str], dict[str, Any]]) ->
             body = json.loads(self.rfile.read(int(self.headers.get("Content-Length") or 0)))
             role, _, rest = self.path.strip("/").partition("/")
             if role == "grade":
-                status, payload = 200, grade(body["id"], body["answer"])
+                status, payload = 200, grade(body["id"], body["answers"])
+            elif role == "spent":
+                status, payload = 200, {"spent": meter.is_spent("optimizer")}
             elif role in meter.spend and rest == "v1/chat/completions" and not body.get("stream"):
                 status, payload = meter.ask(role, body)
             else:

@@ -1,12 +1,11 @@
-"""Write docs/equal-budget.md from the results of run.py, with the settings of settings.yaml.
+"""Write docs/equal-budget.md and its picture from the results of run.py, with the settings of settings.yaml.
 
-With --check it writes nothing, and exits with 1 if the page is not current.
+With --check it writes nothing, and exits with 1 if one of them is not current.
 """
 
 from __future__ import annotations
 
 import argparse
-import random
 import sys
 import textwrap
 from collections.abc import Sequence
@@ -15,160 +14,222 @@ from statistics import fmean
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from meter import BudgetLimits
+from picture import draw_bars
 from run import HERE, RESULTS, ROOT, CellResult, Settings, read_results, read_settings
+from scores import (
+    Costs,
+    Estimate,
+    Seeds,
+    average_costs,
+    collect_scores,
+    estimate_difference,
+    estimate_mean,
+    find_cells,
+)
 
 PAGE = ROOT / "docs" / "equal-budget.md"
 FINDINGS = HERE / "findings.md"
 NOTE = "<!-- Written by benchmarks/equal_budget/page.py; do not edit. -->"
-DRAWS = 4000
 REFLACT = "reflact"
+NONE = "none"
+INTERVALS = (
+    "The mean is that of the tasks, and the interval a 95% percentile bootstrap over seeds and items. The difference is "
+    "paired by item, over the tasks that both methods have run."
+)
 
 
-def bootstrap(groups: Sequence[Sequence[str]], other: Sequence[Sequence[str]] = ()) -> tuple[float, float]:
-    """Return the 95% interval of a mean share, or of the difference of two.
-
-    Seeds and items are drawn with replacement (percentile bootstrap). Both sides share the drawn items.
+class Report:
+    """What the tables of a page read: settings, results, and the tasks of one half.
 
     Args:
-        groups: For each seed, a character for each item, 1 if it is solved.
-        other: The same for the other side.
+        settings: All settings.
+        results: Results of these settings.
+        half: The half whose tasks count.
     """
-    draws, rng = [], random.Random(0)
-    for _ in range(DRAWS):
-        items = rng.choices(range(len(groups[0])), k=len(groups[0]))
-        shares = [
-            fmean(seed[item] == "1" for seed in rng.choices(side, k=len(side)) for item in items)
-            for side in (groups, other)
-            if side
-        ]
-        draws.append(shares[0] - sum(shares[1:]))
-    draws.sort()
-    return draws[round(DRAWS * 0.025)], draws[round(DRAWS * 0.975) - 1]
+
+    def __init__(self, settings: Settings, results: Sequence[CellResult], half: str) -> None:
+        self.settings = settings
+        self.tasks = settings.list_tasks(half)
+        self._results = results
+
+    def list_cells(self, method: str, budget: str) -> list[CellResult]:
+        """Return the cells of a method; no skill costs nothing, so its cells hold for each budget."""
+        cells = find_cells(self._results, method, budget)
+        if self.settings.methods[method].script is None:
+            cells = [r for r in self._results if r.cell.method == method]
+        return [r for r in cells if r.cell.task in self.tasks]
+
+    def collect(self, method: str, budget: str) -> dict[str, Seeds]:
+        """Return the scores of a method on the test items, by task."""
+        return collect_scores(self.list_cells(method, budget), self.tasks)
+
+    def estimate(self, method: str, budget: str) -> Estimate | None:
+        """Estimate the mean of a method, if a test is open."""
+        scores = self.collect(method, budget)
+        return estimate_mean(scores) if scores else None
+
+    def compare(self, method: str, other: str, budget: str) -> Estimate | None:
+        """Estimate how far a method is above another one."""
+        return estimate_difference(self.collect(method, budget), self.collect(other, budget))
+
+    def list_budgets(self) -> list[str]:
+        """Return the budgets with which a method with a script has an open test."""
+        ran = {
+            r.cell.budget
+            for r in self._results
+            if r.test and r.cell.task in self.tasks and self.settings.methods[r.cell.method].script
+        }
+        return [budget for budget in self.settings.budgets if budget in ran]
 
 
-def list_cells(results: Sequence[CellResult], task: str, method: str) -> list[CellResult]:
-    """Return the results of a method on a task, by seed."""
-    return sorted((r for r in results if (r.task, r.method) == (task, method)), key=lambda r: r.seed)
-
-
-def list_tests(cells: Sequence[CellResult]) -> list[str]:
-    """Return the outcomes on the test items, for each seed whose test is open."""
-    return [cell.test.each for cell in cells if cell.test is not None]
-
-
-def show_task(settings: Settings, results: Sequence[CellResult], name: str) -> str:
-    """Return the section of a task: scores, differences and spend."""
-    task = settings.tasks[name]
-    if not any(r.task == name for r in results):
-        return f"## Results: {task.title}\n\nNot run."
+def show_budget(report: Report, budget: str) -> str:
+    """Return the tables of a budget."""
+    limits = report.settings.budgets[budget]
     parts = [
-        f"## Results: {task.title}",
-        f"{task.train} train, {task.val} validation and {task.test} test items of `{task.config}`. A cell may spend "
-        f"{task.budget.rollouts} rollouts and {task.budget.optimizer_tokens:,} tokens of the optimizer.",
-        show_models(settings, name),
-        show_scores(settings, results, name),
-        show_differences(settings, results, name),
-        show_spend(settings, results, name),
+        f"### Budget `{budget}`",
+        f"A cell may spend {limits.rollouts} rollouts and {limits.optimizer_tokens:,} tokens of the optimizer.",
+        show_means(report, budget),
+        show_costs(report, budget),
+        show_tasks(report, budget),
     ]
-    return "\n\n".join(filter(None, parts))
+    return "\n\n".join(parts)
 
 
-def show_models(settings: Settings, name: str) -> str:
-    """Return a sentence on the models of a task."""
-    return " ".join(
-        f"The {role} is `{model.model}` at temperature {model.temperature:g}, with at most {model.max_tokens} tokens "
-        "in a reply."
-        for role, model in settings.list_models(name).items()
-    )
-
-
-def show_scores(settings: Settings, results: Sequence[CellResult], name: str) -> str:
-    """Return the table of scores."""
+def show_means(report: Report, budget: str) -> str:
+    """Return the table of means and differences."""
     lines = [
-        "| method | " + " | ".join(f"seed {seed}" for seed in settings.seeds) + " | mean | 95% interval |"
+        "| method | mean | 95% interval | reflact minus it, points | tasks | cells |",
+        "|---|---|---|---|---|---|",
     ]
-    lines.append("|---" * (len(settings.seeds) + 3) + "|")
-    for method, about in settings.methods.items():
-        cells = {cell.seed: cell for cell in list_cells(results, name, method)}
-        shown = [show_cell(cells.get(seed)) for seed in settings.seeds]
-        tests = list_tests(list(cells.values()))
-        mean = f"**{fmean(share(t) for t in tests):.3f}**" if tests else ""
-        low, high = bootstrap(tests) if tests else (0.0, 0.0)
-        interval = f"{low:.3f} to {high:.3f}" if tests else ""
-        lines.append(f"| {about.title} | " + " | ".join(shown) + f" | {mean} | {interval} |")
-    about = (
-        "A cell has the solved test items of a seed and, in brackets, the solved validation items. The mean is that of "
-        "the seeds with an open test. The interval is a percentile bootstrap over seeds and items."
-    )
-    return "\n".join(lines) + "\n\n" + about
-
-
-def share(each: str) -> float:
-    """Return the share of solved items."""
-    return each.count("1") / len(each)
-
-
-def show_cell(cell: CellResult | None) -> str:
-    """Return the scores of a cell."""
-    if cell is None:
-        return "not run"
-    test = "not opened" if cell.test is None else str(cell.test.solved)
-    return f"{test} ({cell.val.solved})"
-
-
-def show_differences(settings: Settings, results: Sequence[CellResult], name: str) -> str:
-    """Return sentences that compare reflact with each other method."""
-    own = list_tests(list_cells(results, name, REFLACT))
-    lines = []
-    for method, about in settings.methods.items():
-        tests = list_tests(list_cells(results, name, method))
-        if method == REFLACT or not own or not tests:
+    for method, about in report.settings.methods.items():
+        estimate = report.estimate(method, budget)
+        if estimate is None:
             continue
-        difference = fmean(map(share, own)) - fmean(map(share, tests))
-        low, high = bootstrap(own, tests)
-        word = "equal to" if difference == 0 else "above" if difference > 0 else "**below**"
-        amount = "" if difference == 0 else f"{abs(difference) * 100:.1f} points "
+        cells = [r for r in report.list_cells(method, budget) if r.test is not None]
+        tasks = len({r.cell.task for r in cells})
+        difference = None if method == REFLACT else report.compare(REFLACT, method, budget)
         lines.append(
-            f"- reflact is {amount}{word} {about.title} (95% interval of the difference: "
-            f"{low * 100:+.1f} to {high * 100:+.1f} points)."
+            f"| {about.title} | **{estimate.mean:.3f}** | {estimate.low:.3f} to {estimate.high:.3f} | "
+            f"{show_points(difference)} | {tasks} of {len(report.tasks)} | {len(cells)} |"
         )
-    return "\n".join(lines)
+    missing = [
+        about.title
+        for name, about in report.settings.methods.items()
+        if report.estimate(name, budget) is None
+    ]
+    note = f" Not run: {', '.join(missing)}." if missing else ""
+    return "\n".join(lines) + f"\n\n{INTERVALS}{note}"
 
 
-def show_spend(settings: Settings, results: Sequence[CellResult], name: str) -> str:
-    """Return the table of spend, means over the seeds that ran."""
+def show_points(difference: Estimate | None) -> str:
+    """Return a difference in points with its interval."""
+    if difference is None:
+        return ""
+    mean, low, high = (100 * share for share in (difference.mean, difference.low, difference.high))
+    return f"{mean:+.1f} ({low:+.1f} to {high:+.1f})"
+
+
+def show_costs(report: Report, budget: str) -> str:
+    """Return the table of what a cell cost, and what a method gained for it."""
     lines = [
-        "| method | rollouts | target tokens | optimizer calls | optimizer tokens | model seconds | ended by |",
+        "| method | rollouts | optimizer calls | optimizer tokens | points per 1,000 rollouts | "
+        "points per 100,000 optimizer tokens | tokens that the document adds to a call |",
         "|---|---|---|---|---|---|---|",
     ]
-    for method, about in settings.methods.items():
-        cells = list_cells(results, name, method)
+    for method, about in report.settings.methods.items():
+        cells = report.list_cells(method, budget)
         if about.script is None or not cells:
             continue
-        target = [cell.spend["target"] for cell in cells]
-        optimizer = [cell.spend["optimizer"] for cell in cells]
-        seconds = fmean(t.seconds + o.seconds for t, o in zip(target, optimizer, strict=True))
-        ended = "; ".join(sorted({show_end(cell, settings.tasks[name].budget) for cell in cells}))
+        costs, gain = average_costs(cells), report.compare(method, NONE, budget)
         lines.append(
-            f"| {about.title} | {fmean(t.calls for t in target):.0f} | {fmean(t.tokens for t in target):,.0f} | "
-            f"{fmean(o.calls for o in optimizer):.1f} | {fmean(o.tokens for o in optimizer):,.0f} | {seconds:,.0f} | "
-            f"{ended} |"
+            f"| {about.title} | {costs.rollouts:.0f} | {costs.optimizer_calls:.1f} | {costs.optimizer_tokens:,.0f} | "
+            f"{show_rates(gain, costs)} | {costs.document_tokens:.0f} |"
         )
-    about = (
-        "Means over the seeds that ran. Model seconds are those that the models took for the counted calls on a "
-        "machine with much other work, also if a reply was stored; so they compare methods, and no more."
+    return "\n".join(lines) + "\n\nThese are means over cells. Points are those above no skill."
+
+
+def show_rates(gain: Estimate | None, costs: Costs) -> str:
+    """Return the cells with the points that a method gained for its rollouts and for its tokens."""
+    rates = (
+        f"{100 * gain.mean / spent * unit:.0f}" if gain is not None and spent else ""
+        for spent, unit in ((costs.rollouts, 1_000), (costs.optimizer_tokens, 100_000))
     )
-    return "\n".join(lines) + "\n\n" + about
+    return " | ".join(rates)
 
 
-def show_end(cell: CellResult, budget: BudgetLimits) -> str:
-    """Return what a cell ran out of."""
-    spent = {
-        "tokens": cell.spend["optimizer"].tokens >= budget.optimizer_tokens,
-        "rollouts": cell.spend["target"].calls >= budget.rollouts,
+def show_tasks(report: Report, budget: str) -> str:
+    """Return the table of means by task, with the number of seeds if it is more than one."""
+    titles = [report.settings.tasks[task].title for task in report.tasks]
+    lines = [f"| method | {' | '.join(titles)} |", "|---" * (len(titles) + 1) + "|"]
+    for method, about in report.settings.methods.items():
+        scores = report.collect(method, budget)
+        if scores:
+            row = [show_share(scores.get(task, ())) for task in report.tasks]
+            lines.append(f"| {about.title} | {' | '.join(row)} |")
+    return "\n".join(lines) + "\n\nIn brackets: the number of seeds, if there are several."
+
+
+def show_share(seeds: Sequence[Sequence[float]]) -> str:
+    """Return the mean of a task."""
+    if not seeds:
+        return "not run"
+    count = f" ({len(seeds)})" if len(seeds) > 1 else ""
+    return f"{fmean(map(fmean, seeds)):.2f}{count}"
+
+
+def show_half(settings: Settings, results: Sequence[CellResult], half: str) -> str:
+    """Return the section of a half."""
+    report = Report(settings, results, half)
+    tasks = ", ".join(settings.tasks[task].title for task in report.tasks)
+    head = f"## Results: the {half} half\n\nTasks: {tasks}."
+    budgets = [show_budget(report, budget) for budget in report.list_budgets()]
+    return "\n\n".join([head, *budgets]) if budgets else f"{head} Not run."
+
+
+def draw(settings: Settings, results: Sequence[CellResult]) -> str | None:
+    """Return the picture of the showing half with the budget ``small``; None if fewer than two methods have run.
+
+    It covers the tasks that all methods with at least half of the tasks have run, and these methods.
+    """
+    report = Report(settings, results, "showing")
+    scores = {name: report.collect(name, "small") for name in settings.methods}
+    drawn = {name: found for name, found in scores.items() if 2 * len(found) >= len(report.tasks)}
+    tasks = [task for task in report.tasks if all(task in found for found in drawn.values())]
+    if len(drawn) < 2 or not tasks:
+        return None
+    estimates = {
+        settings.methods[name].title: estimate_mean({task: found[task] for task in tasks})
+        for name, found in drawn.items()
     }
-    return " and ".join(name for name, is_spent in spent.items() if is_spent) or "its own end"
+    limits = settings.budgets["small"]
+    return draw_bars(
+        estimates,
+        own=settings.methods[REFLACT].title,
+        title=f"Mean score on the test items of {len(tasks)} tasks that nothing was tuned on",
+        about=f"Each method trained with {limits.rollouts} rollouts and {limits.optimizer_tokens:,} optimizer tokens. "
+        "Lines are 95% intervals.",
+    )
+
+
+def show_models(settings: Settings) -> str:
+    """Return a sentence on the models."""
+    target, optimizer = settings.models["target"], settings.models["optimizer"]
+    return (
+        f"The target is `{target.model}` at temperature {target.temperature:g}. The optimizer is `{optimizer.model}` at "
+        f"temperature {optimizer.temperature:g}, with at most {optimizer.max_tokens} tokens in a reply."
+    )
+
+
+def show_settings(settings: Settings) -> str:
+    """Return the table of all settings that are no defaults."""
+    rows = [
+        f"| {about.title} | "
+        + ("; ".join(f"`{k}: {v}`" for k, v in about.settings.items()) or "defaults")
+        + " |"
+        for about in settings.methods.values()
+        if about.script is not None
+    ]
+    return "\n".join(["| method | settings |", "|---|---|", *rows])
 
 
 def show_versions(results: Sequence[CellResult]) -> str:
@@ -177,39 +238,29 @@ def show_versions(results: Sequence[CellResult]) -> str:
     return ", ".join(versions) or "none ran"
 
 
-def render(settings: Settings, results: Sequence[CellResult]) -> str:
-    """Return the page."""
-    current = [r for r in results if r.settings == settings.digest(r.task, r.method)]
-    tasks = [show_task(settings, current, name) for name in settings.tasks]
-    head = (HERE / "about.md").read_text(encoding="utf-8").strip()
-    settings_of = show_settings(settings)
-    versions = f"Versions of the peers: {show_versions(current)}."
-    findings = FINDINGS.read_text(encoding="utf-8").strip()
-    parts = ["# Comparison at equal budget", NOTE, head, versions, settings_of, *tasks, findings]
-    return wrap("\n\n".join(parts)) + "\n"
-
-
-def show_settings(settings: Settings) -> str:
-    """Return the table of all settings that are no defaults."""
-    rows = [
-        f"| {about.title}{where} | "
-        + ("; ".join(f"`{k}: {v}`" for k, v in values.items()) or "defaults")
-        + " |"
-        for about in settings.methods.values()
-        if about.script is not None
-        for where, values in (
-            ("", about.settings),
-            *((f", on {settings.tasks[task].title}", own) for task, own in about.task_settings.items()),
-        )
+def render(settings: Settings, results: Sequence[CellResult], *, picture: str | None) -> str:
+    """Return the page; ``picture`` is the name of its picture, if there is one."""
+    sizes = settings.sizes
+    parts = [
+        "# Comparison at equal budget",
+        NOTE,
+        f"![Score of each method on tasks that nothing was tuned on]({picture})" if picture else "",
+        (HERE / "about.md").read_text(encoding="utf-8").strip(),
+        f"Each task has {sizes['train']} train, {sizes['val']} validation and {sizes['test']} test items. "
+        f"{show_models(settings)}",
+        f"Versions of the peers: {show_versions(results)}.",
+        show_settings(settings),
+        *(show_half(settings, results, half) for half in ("showing", "tuning") if settings.list_tasks(half)),
+        FINDINGS.read_text(encoding="utf-8").strip(),
     ]
-    return "\n".join(["| method | settings |", "|---|---|", *rows])
+    return wrap("\n\n".join(filter(None, parts))) + "\n"
 
 
 def wrap(text: str) -> str:
-    """Wrap paragraphs and list items at 120 characters; tables, headings, code and notes stay."""
+    """Wrap paragraphs and list items at 120 characters; tables, headings, code, pictures and notes stay."""
     lines = []
     for line in text.splitlines():
-        if len(line) <= 120 or line.startswith(("|", "#", "<", "    ")):
+        if len(line) <= 120 or line.startswith(("|", "#", "<", "!", "    ")):
             lines.append(line)
         else:
             rest = "  " if line.startswith("- ") else ""
@@ -218,17 +269,22 @@ def wrap(text: str) -> str:
 
 
 def main() -> int:
-    """Write the page, or check it."""
+    """Write the page and its picture, or check them."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--settings", type=Path, default=HERE / "settings.yaml")
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--page", type=Path, default=PAGE)
     parser.add_argument("--check", action="store_true")
     options = parser.parse_args()
-    page = render(read_settings(options.settings), read_results(options.results))
+    settings = read_settings(options.settings)
+    results = [r for r in read_results(options.results) if r.settings == settings.digest(r.cell)]
+    picture, path = draw(settings, results), options.page.with_suffix(".svg")
+    page = render(settings, results, picture=path.name if picture else None)
+    files = {options.page: page} | ({path: picture} if picture else {})
     if options.check:
-        return int(options.page.read_text(encoding="utf-8") != page)
-    options.page.write_text(page, encoding="utf-8")
+        return int(any(not p.exists() or p.read_text(encoding="utf-8") != text for p, text in files.items()))
+    for file, text in files.items():
+        file.write_text(text, encoding="utf-8")
     return 0
 
 

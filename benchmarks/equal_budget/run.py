@@ -1,17 +1,18 @@
 """Run the comparison at equal budget: every method on every task with every seed.
 
-Give each peer an environment of its own, and start the two models of ``settings.yaml`` (scripts/local_server.py)::
+Give each peer an environment of its own, and start the model of ``settings.yaml`` (batch_server.py)::
 
     python -m venv PEERS/venv-gepa && PEERS/venv-gepa/bin/pip install gepa
-    python -m venv PEERS/venv-dspy && PEERS/venv-dspy/bin/pip install dspy
-    python -m venv PEERS/venv-skillopt && PEERS/venv-skillopt/bin/pip install CLONE_OF_SKILLOPT json_repair
+    python -m venv PEERS/venv-dspy && PEERS/venv-dspy/bin/pip install dspy optuna
+    python -m venv PEERS/venv-skillopt && PEERS/venv-skillopt/bin/pip install skillopt json_repair
     python benchmarks/equal_budget/run.py train --peers PEERS
     python benchmarks/equal_budget/run.py test
     python benchmarks/equal_budget/page.py
 
 ``train`` runs each method on the train and validation items, and writes a result with its best document. A cell that
 has a result is skipped, and so is a peer whose environment is missing. ``test`` measures each document on the test
-items, after all settings are decided. Both need nothing else on the network than the two models.
+items, after all settings are decided. Both need nothing else on the network than the model. ``--tasks`` takes names of
+tasks or ``tuning`` and ``showing``; ``--methods``, ``--budgets`` and ``--seeds`` choose cells too.
 """
 
 from __future__ import annotations
@@ -26,16 +27,18 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import yaml
 from meter import BudgetLimits, Frozen, Meter, MeterServer, ModelSettings, ReplyStore, RoleSpend, Servers
 
 from reflact.config.loading import load_keys
-from reflact.environments.dataset import DatasetEnvironment, build_environment
+from reflact.environments.dataset import build_environment
+from reflact.protocols import Environment
+from reflact.training.named_objects import load_named_environment
 from reflact.types import Grade, Item, Split, Turn
 
 HERE = Path(__file__).resolve().parent
@@ -46,77 +49,91 @@ ALARM = 3 * 3600
 
 
 class TaskSettings(Frozen):
-    """A task: a configuration of reflact, its keys that are the task, how many items of each split count, its models."""
+    """A task: its half, the most tokens of an answer, the score that counts, and its configuration of reflact.
+
+    ``config`` is ``tasks/NAME/task.yaml``, if none is named.
+    """
 
     title: str
-    config: Path
-    keep: tuple[str, ...]
-    train: int
-    val: int
-    test: int
-    models: str
-    budget: BudgetLimits
+    half: Literal["tuning", "showing"]
+    reply_tokens: int
+    score: Literal["hard", "soft"] = "hard"
+    config: Path | None = None
 
 
 class MethodSettings(Frozen):
-    """A method: its script, the name of its environment, the packages whose versions count, and its settings.
-
-    ``task_settings`` replace ``settings`` for the tasks that they name.
-    """
+    """A method: its script, its environment, the packages whose versions count, its settings and its budgets."""
 
     title: str
     script: str | None = None
     environment: str | None = None
     version: tuple[str, ...] = ()
     settings: dict[str, Any] = {}
-    task_settings: dict[str, dict[str, Any]] = {}
-
-    def for_task(self, task: str) -> dict[str, Any]:
-        """Return the settings for a task."""
-        return self.task_settings.get(task, self.settings)
+    budgets: tuple[str, ...] = ("small", "large")
 
 
 class Settings(Frozen):
-    """All of settings.yaml; ``models`` are pairs of a target and an optimizer, by the name that tasks use."""
+    """All of settings.yaml; ``models`` are a target and an optimizer, and ``sizes`` the items of each split."""
 
-    models: dict[str, dict[str, ModelSettings]]
+    models: dict[str, ModelSettings]
     seeds: tuple[int, ...]
+    sizes: dict[str, int]
+    budgets: dict[str, BudgetLimits]
     tasks: dict[str, TaskSettings]
     methods: dict[str, MethodSettings]
 
-    def digest(self, task: str, method: str) -> str:
-        """Return a digest of all settings that a cell depends on."""
-        about = self.methods[method]
-        models = self.list_models(task)
+    def digest(self, cell: Cell) -> str:
+        """Return a digest of all settings that a cell depends on, except its seed."""
         parts = {
-            "models": {role: model.model_dump(exclude={"servers"}) for role, model in models.items()},
-            "task": self.tasks[task].model_dump(mode="json", exclude={"title", "test", "models"}),
-            "method": {
-                **about.model_dump(exclude={"title", "task_settings"}),
-                "settings": about.for_task(task),
+            "models": {
+                role: model.model_dump(exclude={"servers"})
+                for role, model in self.list_models(cell.task).items()
             },
+            "task": self.tasks[cell.task].model_dump(mode="json", exclude={"title", "half", "config"}),
+            "sizes": self.sizes,
+            "budget": self.budgets[cell.budget].model_dump(),
+            "method": self.methods[cell.method].model_dump(exclude={"title", "budgets"}),
         }
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:12]
 
     def list_models(self, task: str) -> dict[str, ModelSettings]:
         """Return the models of a task by their role."""
-        return self.models[self.tasks[task].models]
+        target = self.models["target"].model_copy(update={"max_tokens": self.tasks[task].reply_tokens})
+        return {**self.models, "target": target}
+
+    def list_tasks(self, half: str) -> list[str]:
+        """Return the tasks of a half."""
+        return [name for name, task in self.tasks.items() if task.half == half]
+
+
+class Cell(Frozen):
+    """What is run: a method on a task, with a budget and a seed."""
+
+    task: str
+    method: str
+    budget: str
+    seed: int
+
+    @property
+    def name(self) -> str:
+        """Name of its files."""
+        return f"{self.task}-{self.method}-{self.budget}-{self.seed}"
 
 
 class Outcomes(Frozen):
-    """Solved items of a split: a character for each, 1 if it is solved."""
+    """The score of each item of a split, and their mean."""
 
-    solved: int
-    items: int
-    each: str
+    mean: float
+    each: tuple[float, ...]
 
 
 class CellResult(Frozen):
-    """What a method found with one task and seed, and what it cost."""
+    """What a method found in a cell, and what it cost.
 
-    method: str
-    task: str
-    seed: int
+    ``document_tokens`` are those that the document adds to each call of the target.
+    """
+
+    cell: Cell
     settings: str
     versions: dict[str, str]
     ended: str
@@ -124,19 +141,15 @@ class CellResult(Frozen):
     spend: dict[str, RoleSpend]
     seconds: float
     skill: str
+    document_tokens: int
     val: Outcomes
     test: Outcomes | None = None
 
     def write(self, folder: Path) -> None:
         """Write the result as its file."""
         folder.mkdir(parents=True, exist_ok=True)
-        path = folder / name_result(self.method, self.task, self.seed)
+        path = folder / f"{self.cell.name}.json"
         path.write_text(json.dumps(self.model_dump(mode="json"), indent=1) + "\n", encoding="utf-8")
-
-
-def name_result(method: str, task: str, seed: int) -> str:
-    """Return the file's name of a result."""
-    return f"{task}-{method}-{seed}.json"
 
 
 def read_results(folder: Path) -> list[CellResult]:
@@ -149,67 +162,116 @@ def read_settings(path: Path) -> Settings:
     return Settings.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
 
 
-class FixedAnswer:
-    """A session of the target whose reply is known."""
+class Unanswered(Exception):
+    """The environment has a further message to the target."""
+
+
+class ReplayedSession:
+    """A session of the target whose answers are known.
+
+    Raises:
+        Unanswered: All answers are used.
+    """
 
     turns: tuple[Turn, ...] = ()
 
-    def __init__(self, answer: str) -> None:
-        self._answer = answer
+    def __init__(self, answers: Sequence[str]) -> None:
+        self._answers = list(answers)
 
     async def reply(self, message: str) -> str:
-        """Return the known answer."""
-        return self._answer
+        """Return the next answer."""
+        if not self._answers:
+            raise Unanswered(message)
+        return self._answers.pop(0)
 
 
 class Task:
     """Items, messages and the grader of a task, from a configuration of reflact."""
 
-    def __init__(self, settings: TaskSettings) -> None:
-        path = ROOT / settings.config
+    def __init__(self, settings: Settings, name: str) -> None:
+        self.name, self.score = name, settings.tasks[name].score
+        path = settings.tasks[name].config or HERE / "tasks" / name / "task.yaml"
         sections = yaml.safe_load(path.read_text(encoding="utf-8"))
-        self.config: dict[str, Any] = {
-            f"{section}.{key}": value
-            for section in settings.keep
-            for key, value in sections.get(section, {}).items()
-        }
-        for key in {"data.path", "environment.tables"} & self.config.keys():
-            self.config[key] = str(path.parent / self.config[key])
-        self.environment: DatasetEnvironment = build_environment(load_keys(self.config))
+        self.config = _read_keys(sections, path.parent)
+        config = load_keys(self.config)
+        self.environment: Environment = load_named_environment(config) or build_environment(config)
         self.items: dict[str, Sequence[Item]] = {
-            str(split): self.environment.items(split)[: getattr(settings, str(split))] for split in Split
+            str(split): self.environment.items(split)[: settings.sizes[split]] for split in Split
         }
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=self._loop.run_forever, daemon=True).start()
         self._by_id = {item.id: item for items in self.items.values() for item in items}
 
-    def grade(self, name: str, answer: str) -> Grade:
-        """Grade an answer to an item."""
-        grading = self.environment.run(self._by_id[name], FixedAnswer(answer), seed=0)
-        return asyncio.run_coroutine_threadsafe(grading, self._loop).result()
+    def play(self, name: str, answers: Sequence[str]) -> Grade | str:
+        """Grade the answers to an item, or return the next message to the target."""
+        playing = self.environment.run(self._by_id[name], ReplayedSession(answers), seed=0)
+        try:
+            return asyncio.run_coroutine_threadsafe(playing, self._loop).result()
+        except Unanswered as message:
+            return str(message)
 
-    def describe_grade(self, name: str, answer: str) -> dict[str, Any]:
-        """Grade an answer of a method: its score, and for a failure all that reflact shows to its optimizer."""
-        grade, reference = self.grade(name, answer), self._by_id[name].reference
+    def describe_grade(self, name: str, answers: Sequence[str]) -> dict[str, Any]:
+        """Grade answers of a method: the score, and for a failure all that reflact shows to its optimizer."""
+        grade, reference = self.play(name, answers), self._by_id[name].reference
+        if isinstance(grade, str):
+            return {"message": grade}
         right = reference if isinstance(reference, str) else json.dumps(reference)
-        parts = ["The answer is wrong.", grade.feedback, f"Right answer: {right}"]
-        feedback = "The answer is right." if grade.score.hard else "\n".join(filter(None, parts))
-        return {"hard": grade.score.hard, "soft": grade.score.soft, "feedback": feedback}
+        wrong = (
+            "The answer is wrong."
+            if self.score == "hard"
+            else f"The answer scores {grade.score.soft:.2f} of 1."
+        )
+        shown = f"Right answer: {right}" if reference is not None else None
+        is_right = grade.score.hard == 1
+        feedback = (
+            "The answer is right." if is_right else "\n".join(filter(None, (wrong, grade.feedback, shown)))
+        )
+        score = getattr(grade.score, self.score)
+        return {"hard": grade.score.hard, "soft": grade.score.soft, "score": score, "feedback": feedback}
 
     def measure(self, meter: Meter, skill: str, split: str) -> Outcomes:
         """Measure a document on a split, outside of the budget."""
 
-        def is_solved(item: Item) -> bool:
-            system = [{"role": "system", "content": skill.strip("\n")}] if skill.strip() else []
-            message = {"role": "user", "content": self.environment.render_message(item)}
-            status, payload, _ = meter.complete("target", {"messages": [*system, message]})
-            if status != 200:
-                raise RuntimeError(f"the target did not answer: {payload}")
-            return self.grade(item.id, payload["choices"][0]["message"]["content"]).score.hard >= 1
+        def measure_item(item: Item) -> float:
+            answers: list[str] = []
+            messages = [{"role": "system", "content": skill.strip("\n")}] if skill.strip() else []
+            while isinstance(grade := self.play(item.id, answers), str):
+                messages.append({"role": "user", "content": grade})
+                status, payload, _ = meter.complete("target", {"messages": messages})
+                if status != 200:
+                    raise RuntimeError(f"the target did not answer: {payload}")
+                answers.append(payload["choices"][0]["message"]["content"])
+                messages.append({"role": "assistant", "content": answers[-1]})
+            return round(float(getattr(grade.score, self.score)), 3)
 
-        with ThreadPoolExecutor(4) as pool:
-            each = list(pool.map(is_solved, self.items[split]))
-        return Outcomes(solved=sum(each), items=len(each), each="".join("01"[solved] for solved in each))
+        with ThreadPoolExecutor(8) as pool:
+            each = tuple(pool.map(measure_item, self.items[split]))
+        return Outcomes(mean=round(sum(each) / len(each), 4), each=each)
+
+    def count_document(self, meter: Meter, skill: str) -> int:
+        """Return the tokens that a document adds to each call, as the model counts them."""
+        if not skill.strip():
+            return 0
+        user = {"role": "user", "content": self.play(self.items["val"][0].id, ())}
+        system = {"role": "system", "content": skill.strip("\n")}
+        counts = [
+            meter.complete("target", {"messages": messages})[1]["usage"]["prompt_tokens"]
+            for messages in ([system, user], [user])
+        ]
+        return int(counts[0] - counts[1])
+
+
+def _read_keys(sections: Mapping[str, Mapping[str, Any]], folder: Path) -> dict[str, Any]:
+    """Return the keys of a task's configuration, with whole paths."""
+    keys = {
+        f"{section}.{key}": value for section, values in sections.items() for key, value in values.items()
+    }
+    for key in {"data.path", "environment.tables"} & keys.keys():
+        keys[key] = str(folder / keys[key])
+    if "environment.options" in keys:
+        options = keys["environment.options"]
+        keys["environment.options"] = {**options, "path": str(folder / options["path"])}
+    return keys
 
 
 class Comparison:
@@ -229,12 +291,12 @@ class Comparison:
         self._peers = peers
         work.mkdir(parents=True, exist_ok=True)
         self._replies = ReplyStore(work / "replies.jsonl")
-        self._servers = {name: Servers(models) for name, models in settings.models.items()}
+        self._servers = Servers(settings.models)
 
-    def train(self, method: str, name: str, seed: int) -> CellResult | None:
+    def train(self, cell: Cell) -> CellResult | None:
         """Run a method in a cell; None if its environment is missing."""
-        settings, task = self.settings.methods[method], Task(self.settings.tasks[name])
-        meter = self._build_meter(name, seed)
+        settings, task = self.settings.methods[cell.method], Task(self.settings, cell.task)
+        meter = self._build_meter(cell)
         versions: dict[str, str] = {}
         best: dict[str, Any] = {"skill": "", "ended": "complete", "notes": {}}
         start = time.monotonic()
@@ -243,18 +305,17 @@ class Comparison:
             if python is None:
                 return None
             versions = _read_versions(python, settings.version)
-            best = self._run_script(python, method, name, task, meter)
+            best = self._run_script(python, cell, task, meter)
         result = CellResult(
-            method=method,
-            task=name,
-            seed=seed,
-            settings=self.settings.digest(name, method),
+            cell=cell,
+            settings=self.settings.digest(cell),
             versions=versions,
             ended=best["ended"],
             notes=best["notes"],
             spend=meter.spend,
             seconds=round(time.monotonic() - start, 1),
             skill=best["skill"],
+            document_tokens=task.count_document(meter, best["skill"]),
             val=task.measure(meter, best["skill"], "val"),
         )
         result.write(self._results)
@@ -262,16 +323,15 @@ class Comparison:
 
     def test(self, result: CellResult) -> CellResult:
         """Measure the document of a result on the test items."""
-        task = Task(self.settings.tasks[result.task])
-        meter = self._build_meter(result.task, result.seed)
-        opened = result.model_copy(update={"test": task.measure(meter, result.skill, "test")})
+        task = Task(self.settings, result.cell.task)
+        outcomes = task.measure(self._build_meter(result.cell), result.skill, "test")
+        opened = result.model_copy(update={"test": outcomes})
         opened.write(self._results)
         return opened
 
-    def _build_meter(self, task: str, seed: int) -> Meter:
-        about = self.settings.tasks[task]
-        models, servers = self.settings.models[about.models], self._servers[about.models]
-        return Meter(models, about.budget, self._replies, servers, seed)
+    def _build_meter(self, cell: Cell) -> Meter:
+        models, limits = self.settings.list_models(cell.task), self.settings.budgets[cell.budget]
+        return Meter(models, limits, self._replies, self._servers, cell.seed)
 
     def _find_python(self, settings: MethodSettings) -> Path | None:
         if settings.environment is None:
@@ -279,26 +339,21 @@ class Comparison:
         path = self._peers / f"venv-{settings.environment}" / "bin" / "python"
         return path if path.exists() else None
 
-    def _run_script(self, python: Path, method: str, name: str, task: Task, meter: Meter) -> dict[str, Any]:
-        about, cell = self.settings.methods[method], f"{name}-{method}-{meter.seed}"
-        folder = self._work / cell
+    def _run_script(self, python: Path, cell: Cell, task: Task, meter: Meter) -> dict[str, Any]:
+        folder = self._work / cell.name
         shutil.rmtree(folder, ignore_errors=True)
-        for split in ("train", "val"):
-            (folder / "data" / split).mkdir(parents=True)
-            rows = [
-                {**item.metadata, **item.model_dump(mode="json", exclude={"metadata"})}
-                for item in task.items[split]
-            ]
-            (folder / "data" / split / "items.json").write_text(json.dumps(rows), encoding="utf-8")
-        limits = meter.limits
+        _write_items(folder / "data", task)
+        about = self.settings.methods[cell.method]
         with MeterServer(meter, task.describe_grade) as server, (folder / "log.txt").open("w") as log:
             job = {
                 "seed": meter.seed,
                 "url": server.url,
-                "rollouts": limits.rollouts,
-                "optimizer_max_tokens": self.settings.list_models(name)["optimizer"].max_tokens,
-                "settings": about.for_task(name),
-                "config": {**task.config, "data.path": str(folder / "data")},
+                "rollouts": meter.limits.rollouts,
+                "optimizer_tokens": meter.limits.optimizer_tokens,
+                "optimizer_max_tokens": self.settings.models["optimizer"].max_tokens,
+                "score": task.score,
+                "settings": about.settings,
+                "config": _move_data(task.config, folder / "data"),
                 "items": {
                     split: [_describe(task, item) for item in task.items[split]] for split in ("train", "val")
                 },
@@ -312,15 +367,33 @@ class Comparison:
                 timeout=ALARM,
                 check=False,
             )
-        best: dict[str, Any] = json.loads((folder / "best.json").read_text(encoding="utf-8"))
         if done.returncode:
-            raise RuntimeError(f"{cell} ended with {done.returncode}; see {folder / 'log.txt'}")
+            raise RuntimeError(f"{cell.name} ended with {done.returncode}; see {folder / 'log.txt'}")
+        best: dict[str, Any] = json.loads((folder / "best.json").read_text(encoding="utf-8"))
         return best
+
+
+def _write_items(folder: Path, task: Task) -> None:
+    """Write the items that a method may see."""
+    for split in ("train", "val"):
+        (folder / split).mkdir(parents=True)
+        rows = [
+            {**item.metadata, **item.model_dump(mode="json", exclude={"metadata"})}
+            for item in task.items[split]
+        ]
+        (folder / split / "items.json").write_text(json.dumps(rows), encoding="utf-8")
+
+
+def _move_data(config: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """Return a task's configuration with the items of a folder."""
+    if options := config.get("environment.options"):
+        return {**config, "environment.options": {**options, "path": str(folder)}}
+    return {**config, "data.path": str(folder)}
 
 
 def _describe(task: Task, item: Item) -> dict[str, Any]:
     values = item.model_dump(mode="json", include={"id", "input", "reference", "task_type"})
-    return {**values, "message": task.environment.render_message(item)}
+    return {**values, "message": task.play(item.id, ())}
 
 
 def _read_versions(python: Path, packages: Iterable[str]) -> dict[str, str]:
@@ -329,7 +402,7 @@ def _read_versions(python: Path, packages: Iterable[str]) -> dict[str, str]:
     return dict(zip(packages, done.stdout.split(), strict=True))
 
 
-def main() -> None:
+def main() -> int:
     """Run the cells that have no result, or open the test items."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("command", choices=("train", "test"))
@@ -337,42 +410,63 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--work", type=Path, default=Path(tempfile.gettempdir()) / "equal-budget")
     parser.add_argument("--peers", type=Path, default=ROOT / "build" / "peers")
-    for name in ("tasks", "methods"):
+    for name in ("tasks", "methods", "budgets"):
         parser.add_argument(f"--{name}", nargs="*", default=None)
     parser.add_argument("--seeds", nargs="*", type=int, default=None)
     parser.add_argument("--parallel", type=int, default=1, help="cells at a time")
     options = parser.parse_args()
     settings = read_settings(options.settings)
     comparison = Comparison(settings, results=options.results, work=options.work, peers=options.peers)
-    cells = [
-        (method, task, seed)
-        for task in options.tasks or settings.tasks
-        for seed in options.seeds or settings.seeds
-        for method in options.methods or settings.methods
-    ]
-    done = {(result.method, result.task, result.seed): result for result in read_results(options.results)}
+    done = {result.cell: result for result in read_results(options.results)}
 
-    def run_cell(cell: tuple[str, str, int]) -> None:
-        old = done.get(cell)
-        if options.command == "test":
-            new = None if old is None or old.test is not None else comparison.test(old)
-        else:
-            new = comparison.train(*cell) if old is None else None
+    def run_cell(cell: Cell) -> bool:
+        try:
+            new = _run_cell(comparison, options.command, cell, done.get(cell))
+        except RuntimeError as error:  # the other cells go on
+            print(error, file=sys.stderr, flush=True)
+            return False
         if new is not None:
             print(_show(new), flush=True)
+        return True
 
     with ThreadPoolExecutor(options.parallel) as pool:
-        list(pool.map(run_cell, cells))
+        return int(not all(list(pool.map(run_cell, _list_cells(settings, options)))))
+
+
+def _list_cells(settings: Settings, options: argparse.Namespace) -> list[Cell]:
+    """Return the chosen cells; small budgets first, and each seed for all methods before the next one."""
+    tasks = [
+        task
+        for name in options.tasks or settings.tasks
+        for task in (settings.list_tasks(name) if name in {"tuning", "showing"} else [name])
+    ]
+    return [
+        Cell(task=task, method=method, budget=budget, seed=seed)
+        for budget in options.budgets or settings.budgets
+        for seed in options.seeds or settings.seeds
+        for task in tasks
+        for method in options.methods or settings.methods
+        if budget in settings.methods[method].budgets
+    ]
+
+
+def _run_cell(
+    comparison: Comparison, command: str, cell: Cell, result: CellResult | None
+) -> CellResult | None:
+    """Do what is missing of a cell; None if nothing is, or cannot be done."""
+    if command == "train":
+        return comparison.train(cell) if result is None else None
+    return None if result is None or result.test is not None else comparison.test(result)
 
 
 def _show(result: CellResult) -> str:
     spent = ", ".join(f"{role} {s.calls} calls {s.tokens} tokens" for role, s in result.spend.items())
-    test = "" if result.test is None else f", test {result.test.solved} of {result.test.items}"
+    test = "" if result.test is None else f", test {result.test.mean:.3f}"
     return (
-        f"{result.task} {result.method} {result.seed}: val {result.val.solved} of {result.val.items}{test}; "
+        f"{result.cell.name}: val {result.val.mean:.3f}{test}; {result.document_tokens} tokens; "
         f"{result.ended} after {result.seconds:.0f} s; {spent}; {result.notes}"
     )
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -22,7 +22,7 @@ class Adapter:
         """Roll out a batch."""
         shown = job.roll_out_all(candidate["skill"], batch)
         rollouts = [{**one, "task": item["message"]} for one, item in zip(shown, batch, strict=True)]
-        return EvaluationBatch(rollouts, [r["hard"] for r in rollouts], rollouts if capture_traces else None)
+        return EvaluationBatch(rollouts, [r["score"] for r in rollouts], rollouts if capture_traces else None)
 
     def make_reflective_dataset(self, candidate: Any, batch: Any, components: Sequence[str]) -> Any:
         """Return inputs, outputs and feedback of a batch, in the form of GEPA's default adapter."""

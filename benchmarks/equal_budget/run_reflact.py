@@ -1,4 +1,4 @@
-"""reflact in a cell, with any of its proposers."""
+"""reflact in a cell."""
 
 from __future__ import annotations
 
@@ -32,8 +32,10 @@ def build_keys(job: Job) -> dict[str, Any]:
     return {
         **job.config,
         **models,
+        "gate.metric": job.score,
         "out_dir": str(job.folder / "out"),
         "seed": job.seed,
+        "train.max_rollouts": job.rollouts,
         "report": False,
         "models.target.temperature": 0,
         "models.optimizer.seed": "per_call",

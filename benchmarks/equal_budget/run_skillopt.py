@@ -61,18 +61,15 @@ class Adapter(EnvAdapter):  # type: ignore[misc]
         for item, shown in zip(items, job.roll_out_all(skill, items), strict=True):
             folder = Path(out_dir) / "predictions" / item["id"]
             folder.mkdir(parents=True, exist_ok=True)
-            turns = [
-                {"role": "user", "content": item["message"]},
-                {"role": "agent", "content": shown["answer"]},
-                {"role": "system", "content": shown["feedback"]},
-            ]
+            turns = [*shown["turns"], {"role": "system", "content": shown["feedback"]}]
+            turns = [{**turn, "role": turn["role"].replace("assistant", "agent")} for turn in turns]
             (folder / "conversation.json").write_text(json.dumps(turns), encoding="utf-8")
             results.append(
                 {
                     "id": item["id"],
                     "hard": int(shown["hard"]),
                     "soft": shown["soft"],
-                    "n_turns": 1,
+                    "n_turns": len(shown["turns"]) // 2,
                     "task_type": item["task_type"] or "task",
                     "task_description": item["message"],
                     "predicted_answer": shown["answer"],
@@ -116,6 +113,7 @@ settings = {
     "sel_env_num": 0,
     "test_env_num": 0,
     "eval_test": False,
+    "gate_metric": job.score,
     **job.settings,
 }
 ended = "complete"
