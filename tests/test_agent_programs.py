@@ -28,7 +28,6 @@ STOCK = {"apples": 3, "pears": 0, "plums": 7}
 SHELLS = {
     "codex": ("exec_command", "cmd"),
     "opencode": ("bash", "command"),
-    "opencode-acp": ("bash", "command"),
     "claude-code": ("Bash", "command"),
 }
 """The tool of each agent that runs a command, with the name of its argument."""

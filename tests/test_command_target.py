@@ -346,12 +346,10 @@ def test_a_command_ends_if_reflact_is_killed(tmp_path: Path) -> None:
     program = f"""
 import anyio
 from pathlib import Path
-from functools import partial
-from reflact.targets.agent_process import CommandLimits, exchange_text, run_process
+from reflact.targets.agent_process import CommandLimits, run_process
 variables, folder = {dict(os.environ)!r}, Path({str(tmp_path)!r})
 command = ["sh", "-c", "setsid sleep 600 & echo $! $$ > pids.tmp; mv pids.tmp pids; sleep 600"]
-talk = partial(exchange_text, text="")
-anyio.run(lambda: run_process(command, talk, folder=folder, variables=variables, limits=CommandLimits(), confine=False))
+anyio.run(lambda: run_process(command, "", folder=folder, variables=variables, limits=CommandLimits(), confine=False))
 """
     (tmp_path / "work").mkdir()
     pids = tmp_path / "work" / "pids"

@@ -15,7 +15,6 @@ from reflact.errors import ConfigError
 from reflact.integrations.inspect_ai import InspectEnvironment
 from reflact.integrations.reasoning_gym import ReasoningGymEnvironment
 from reflact.integrations.scienceworld import ScienceWorldEnvironment
-from reflact.targets import CommandTarget
 from reflact.testing import ScriptedLLM, ToyEnvironment, ToyTarget, toy_optimizer
 from served import reflact
 from toy_runs import build_trainer
@@ -51,7 +50,6 @@ def start_on_ray() -> None:
 
 
 MISSING: dict[str, tuple[tuple[str, ...], tuple[Callable[[], object], ...]]] = {
-    "acp": (("acp",), (lambda: CommandTarget(["true"], skill_file="SKILL.md", protocol="acp"),)),
     "inspect": (("inspect_ai",), (lambda: InspectEnvironment("a:b", **SIZES),)),
     "mlflow": (("mlflow",), (train_with_mlflow,)),
     "ray": (("ray",), (start_on_ray,)),

@@ -10,13 +10,13 @@ import shutil
 import signal
 import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
 import anyio
-from anyio.abc import Process
+from anyio.abc import ByteReceiveStream, Process
 from pydantic import Field
 
 from reflact.concurrency import open_task_group
@@ -122,66 +122,24 @@ class LimitReached(Exception):
     """A command has to be ended; the message says at which limit."""
 
 
-class AgentPipes:
-    """The standard input and output of a command that runs."""
+async def _receive(stream: ByteReceiveStream, parts: list[bytes], limit: int) -> None:
+    """Add an output of a command to a list, until its end.
 
-    def __init__(self, process: Process, limits: CommandLimits) -> None:
-        self._process = process
-        self._limit, self._left = limits.output_bytes, limits.output_bytes
-
-    async def send(self, text: str) -> None:
-        """Write to the input; what the command no longer reads is lost."""
-        assert self._process.stdin is not None
-        with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
-            await self._process.stdin.send(text.encode("utf-8"))
-
-    async def send_all(self, text: str) -> None:
-        """Write to the input and close it."""
-        await self.send(text)
-        assert self._process.stdin is not None
-        await self._process.stdin.aclose()
-
-    async def receive(self) -> bytes:
-        """Return a part of the output; an empty one at its end.
-
-        Raises:
-            LimitReached: There was more output than is allowed.
-        """
-        assert self._process.stdout is not None
-        try:
-            part = await self._process.stdout.receive()
-        except (anyio.EndOfStream, anyio.ClosedResourceError, anyio.BrokenResourceError):
-            return b""
-        self._left -= len(part)
-        if self._left < 0:
-            raise self._too_much()
-        return part
-
-    async def wait(self) -> None:
-        """Wait for the end of the command."""
-        await self._process.wait()
-
-    async def read_errors(self, parts: list[bytes]) -> None:
-        """Add the error output to a list.
-
-        Raises:
-            LimitReached: There was more than is allowed.
-        """
-        assert self._process.stderr is not None
-        left = self._limit
-        async for part in self._process.stderr:
+    Raises:
+        LimitReached: There was more than is allowed.
+    """
+    left = limit
+    with suppress(anyio.ClosedResourceError, anyio.BrokenResourceError):
+        async for part in stream:
             parts.append(part)
             left -= len(part)
             if left < 0:
-                raise self._too_much()
-
-    def _too_much(self) -> LimitReached:
-        return LimitReached(f"was ended after {self._limit:,} bytes of output (`output_bytes`)")
+                raise LimitReached(f"was ended after {limit:,} bytes of output (`output_bytes`)")
 
 
 async def run_process(
     command: Sequence[str],
-    converse: Callable[[AgentPipes], Awaitable[str]],
+    text: str,
     *,
     folder: Path,
     variables: Mapping[str, str],
@@ -192,13 +150,15 @@ async def run_process(
 
     Args:
         command: The program and its arguments.
-        converse: Talks with the command and returns its output; then the command is ended, if it has not ended.
+        text: Its standard input.
         folder: The rollout's folder.
         variables: All of its environment variables.
         limits: At which it is ended.
         confine: Whether it can write nothing outside the folder.
     """
-    output, limit, errors = "", None, list[bytes]()
+    output: list[bytes] = []
+    errors: list[bytes] = []
+    limit = None
     reading, writing = os.pipe()
     request = SupervisorRequest(
         command=list(command),
@@ -217,20 +177,15 @@ async def run_process(
             return ProcessEnd("did not start", "", "", describe_start_error(error))
         finally:
             os.close(writing)
-        pipes, has_ended = AgentPipes(process, limits), False
         try:
-            async with open_task_group() as group:
-                group.start_soon(pipes.read_errors, errors)
-                try:
-                    with anyio.move_on_after(limits.seconds) as scope:
-                        output = await converse(pipes)
-                        has_ended = process.returncode is not None
-                    if scope.cancelled_caught:
-                        limit = f"was ended after {limits.seconds:g} seconds (`seconds`)"
-                finally:
-                    with anyio.CancelScope(shield=True):
-                        await _end(process)
-                    group.cancel_scope.deadline = anyio.current_time() + SECONDS_TO_READ
+            try:
+                with anyio.move_on_after(limits.seconds) as scope:
+                    await _exchange(process, text, output, errors, limits.output_bytes)
+                if scope.cancelled_caught:
+                    limit = f"was ended after {limits.seconds:g} seconds (`seconds`)"
+            finally:
+                with anyio.CancelScope(shield=True):
+                    await _end(process)
         except LimitReached as error:
             limit = str(error)
         finally:
@@ -241,9 +196,9 @@ async def run_process(
         os.close(reading)
     code = report.code if report.code is not None else process.returncode
     how = limit or report.limit or (code if code is not None else "did not end")
-    is_answered = limit is None and not has_ended and report.problem is None
+    output_text = b"".join(output).decode("utf-8", "replace")
     errors_text = b"".join(errors).decode("utf-8", "replace")
-    return ProcessEnd(0 if is_answered else how, output, errors_text, report.problem)
+    return ProcessEnd(how, output_text, errors_text, report.problem)
 
 
 async def _start(request: SupervisorRequest, folder: Path, variables: Mapping[str, str]) -> Process:
@@ -260,20 +215,30 @@ async def _start(request: SupervisorRequest, folder: Path, variables: Mapping[st
         )
 
 
-async def exchange_text(pipes: AgentPipes, text: str) -> str:
-    """Give a command its whole input and return its output at its end."""
-    parts: list[bytes] = []
+async def _exchange(
+    process: Process, text: str, output: list[bytes], errors: list[bytes], limit: int
+) -> None:
+    """Give a command its whole input, take its output, and wait for its end.
 
-    async def read() -> None:
-        while part := await pipes.receive():
-            parts.append(part)
-
+    Raises:
+        LimitReached: It wrote too much.
+    """
+    assert process.stdout is not None
+    assert process.stderr is not None
     async with open_task_group() as group:
-        group.start_soon(pipes.send_all, text)
-        group.start_soon(read)
-        await pipes.wait()
+        group.start_soon(_send, process, text)
+        group.start_soon(_receive, process.stdout, output, limit)
+        group.start_soon(_receive, process.stderr, errors, limit)
+        await process.wait()
         group.cancel_scope.deadline = anyio.current_time() + SECONDS_TO_READ
-    return b"".join(parts).decode("utf-8", "replace")
+
+
+async def _send(process: Process, text: str) -> None:
+    """Write to the input and close it; what the command no longer reads is lost."""
+    assert process.stdin is not None
+    with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
+        await process.stdin.send(text.encode("utf-8"))
+    await process.stdin.aclose()
 
 
 def _read_report(pipe: int) -> SupervisorReport:

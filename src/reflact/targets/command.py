@@ -13,10 +13,8 @@ import os
 import re
 import shutil
 from collections.abc import Mapping, Sequence
-from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
-from typing import Literal, NoReturn
+from typing import NoReturn
 
 import anyio
 from pydantic import JsonValue, ValidationError
@@ -27,18 +25,16 @@ from reflact.jsonutil import describe_problems, replace_surrogates
 from reflact.processes.sandbox import can_confine_writes
 from reflact.protocols import Environment, RequestSender
 from reflact.skills.package import MAIN_FILE, build_package, load_skill
-from reflact.targets.acp import ACPConversation
 from reflact.targets.agent_process import (
     CommandLimits,
     ProcessEnd,
-    exchange_text,
     open_rollout_folder,
     run_process,
 )
 from reflact.targets.gateway import GatewayAddress, open_gateway
 from reflact.targets.gateway_session import GatewaySession, test_skill
 from reflact.targets.profiles import PROFILES, AgentProfile
-from reflact.types import Item, Skill, Turn, canonical_json, digest_json
+from reflact.types import Item, Skill, canonical_json, digest_json
 
 COMMAND_TARGET_VERSION = 2
 """Version of what a command gets, part of every rollout's key; raise it if that changes."""
@@ -59,8 +55,8 @@ class CommandTarget:
     if reflact is killed. Unless ``confine`` is set, it can write what its user can.
 
     Args:
-        profile: A command-line agent by name: ``codex``, ``opencode``, ``opencode-acp`` or ``claude-code``. It brings the
-            command, the variables, and the places of skill and answer; arguments that you give replace those.
+        profile: A command-line agent by name: ``codex``, ``opencode`` or ``claude-code``. It brings the command,
+            the variables, and the places of skill and answer; arguments that you give replace those.
         command: The program and its arguments; ``{task}``, ``{folder}``, ``{base_url}``, ``{root_url}`` (without
             ``/v1``), ``{token}`` and ``{model}`` are replaced. Without ``{task}`` the task goes to standard input.
         arguments: Further arguments, after those of the profile.
@@ -73,9 +69,6 @@ class CommandTarget:
         workspace: A folder that is copied for each rollout; a relative path begins at the current folder.
         side_call: A text in the first message of requests that are no part of the task, such as that for a title. They
             need no seed, and are booked under the purpose ``side_call``.
-        protocol: How the command gets its task and gives its answer: ``text``, by arguments, input and output, or ``acp``,
-            by the Agent Client Protocol, over its input and output.
-        allow_permissions: Whether an agent that asks for a permission by this protocol gets it; else it is refused.
         answer_file: The file, below the folder, with the answer; None for standard output.
         variables: Environment variables beside PATH, HOME and TMPDIR; placeholders as in ``command``. Those of a
             profile stay.
@@ -103,8 +96,6 @@ class CommandTarget:
         seed: str | None = None,
         workspace: str | None = None,
         side_call: str | None = None,
-        protocol: Literal["text", "acp"] | None = None,
-        allow_permissions: bool = False,
         answer_file: str | None = None,
         variables: Mapping[str, str] | None = None,
         limits: CommandLimits | Mapping[str, float] = CommandLimits(),  # noqa: B008 - it is frozen
@@ -115,7 +106,7 @@ class CommandTarget:
         known = _find_profile(profile)
         if known is not None:
             command, answer_file = command or known.command, answer_file or known.answer_file
-            side_call, protocol = side_call or known.side_call, protocol or known.protocol
+            side_call = side_call or known.side_call
             if seed is None and skill_file is None:
                 folder = known.skills_folder
                 skill_file = known.skill_file if skill_name is None else f"{folder}/{skill_name}/{MAIN_FILE}"
@@ -151,9 +142,6 @@ class CommandTarget:
                 "this system cannot confine a command, because confine needs Linux 6.2 with Landlock; leave confine out, and "
                 "run reflact in a container"
             )
-        self.protocol, self.allow_permissions = protocol or "text", allow_permissions
-        if protocol == "acp" and find_spec("acp") is None:
-            raise ConfigError("protocol: acp needs its package: pip install 'reflact[acp]'")
         self.write_skill(Skill(text=""))
         self._version = version
         self._sender: RequestSender | None = None
@@ -180,7 +168,6 @@ class CommandTarget:
             "side_call": self.side_call,
             "workspace": None if self.workspace is None else _digest_folder(Path(self.workspace)),
             "answer_file": self.answer_file,
-            "protocol": [self.protocol, self.allow_permissions],
             "variables": dict(self.variables),
             "limits": self.limits.model_dump(),
             "confine": self.confine,
@@ -262,18 +249,6 @@ class CommandSession(GatewaySession):
         super().__init__(sender, skill, rollout, seed=target.seed, side_call=target.side_call)
         self._target = target
         self._model = model
-        self._conversation: ACPConversation | None = None
-
-    @property
-    def turns(self) -> tuple[Turn, ...]:
-        """The agent's conversation: what it tells by its protocol, or else its requests to its model."""
-        told = () if self._conversation is None else self._conversation.turns
-        if self._copied is not None or not told:
-            return super().turns
-        return (
-            Turn(role="user", content=self._task or ""),
-            *(Turn(role=turn.role, content=self._hide_folder(turn.content)) for turn in told),
-        )
 
     async def reply(self, message: str) -> str:
         """Run the command on a task and return its answer.
@@ -297,8 +272,6 @@ class CommandSession(GatewaySession):
                 raise self._failure
             if end.how != 0 or end.problem is not None:
                 self._raise_failure(end, folder)
-            if self._conversation is not None and self._conversation.problem is not None:
-                raise ReplyError(f"the agent {self._conversation.problem}"[:WORDS_OF_ERROR], reasons=())
             if self._target.seed is not None and not self._last:
                 raise EnvironmentFailure(
                     "the command sent no request to the gateway, so the skill had no effect: let it call its model at "
@@ -348,16 +321,10 @@ class CommandSession(GatewaySession):
         """Run the command in the folder of the rollout."""
         target = self._target
         command, variables = self._fill_command(own / "work", address)
-        task = self._task or ""
-        if target.protocol == "acp":
-            self._conversation = ACPConversation(task, own / "work", target.allow_permissions)
-            converse = self._conversation.run
-        else:
-            is_given = any("{task}" in part for part in target.command)
-            converse = partial(exchange_text, text="" if is_given else task)
+        is_task_an_argument = any("{task}" in part for part in target.command)
         return await run_process(
             command,
-            converse,
+            "" if is_task_an_argument else self._task or "",
             folder=own,
             variables=variables,
             limits=target.limits,

@@ -6,7 +6,6 @@ Each profile was tried with the version that it names.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
 
 from reflact.types import FrozenModel
 
@@ -19,8 +18,7 @@ class AgentProfile(FrozenModel):
         variables: Environment variables, with placeholders.
         skill_file: Where it reads instructions that are always in force.
         skills_folder: Where it looks for skills, each in a folder of its own.
-        protocol: How it gets its task and gives its answer; see ``CommandTarget``.
-        answer_file: The file with its answer; None for that by its protocol.
+        answer_file: The file with its answer; None for standard output.
         side_call: A text in the first message of requests that are no part of the task, such as that for a title.
         tried: The version that this profile was tried with.
     """
@@ -29,29 +27,10 @@ class AgentProfile(FrozenModel):
     variables: Mapping[str, str]
     skill_file: str
     skills_folder: str
-    protocol: Literal["text", "acp"] = "text"
     answer_file: str | None = None
     side_call: str | None = None
     tried: str
 
-
-OPENCODE = AgentProfile(
-    command=("opencode", "run"),
-    variables={
-        "OPENAI_API_KEY": "{token}",
-        "OPENCODE_CONFIG_CONTENT": '{"model": "reflact/{model}", "small_model": "reflact/{model}", '
-        '"share": "disabled", "autoupdate": false, "permission": "allow", "provider": {"reflact": '
-        '{"npm": "@ai-sdk/openai-compatible", "options": {"baseURL": "{base_url}", "apiKey": '
-        '"{env:OPENAI_API_KEY}"}, "models": {"{model}": {}}}}}',
-        "OPENCODE_DISABLE_AUTOUPDATE": "1",
-        "OPENCODE_DISABLE_LSP_DOWNLOAD": "1",
-        "OPENCODE_DISABLE_MODELS_FETCH": "1",
-    },
-    skill_file="AGENTS.md",
-    skills_folder=".opencode/skills",
-    side_call="You are a title generator.",
-    tried="1.18.33",
-)
 
 PROFILES: Mapping[str, AgentProfile] = {
     "codex": AgentProfile(
@@ -70,8 +49,23 @@ PROFILES: Mapping[str, AgentProfile] = {
         answer_file="LAST.txt",
         tried="0.169.0",
     ),
-    "opencode": OPENCODE,
-    "opencode-acp": OPENCODE.model_copy(update={"command": ("opencode", "acp"), "protocol": "acp"}),
+    "opencode": AgentProfile(
+        command=("opencode", "run"),
+        variables={
+            "OPENAI_API_KEY": "{token}",
+            "OPENCODE_CONFIG_CONTENT": '{"model": "reflact/{model}", "small_model": "reflact/{model}", '
+            '"share": "disabled", "autoupdate": false, "permission": "allow", "provider": {"reflact": '
+            '{"npm": "@ai-sdk/openai-compatible", "options": {"baseURL": "{base_url}", "apiKey": '
+            '"{env:OPENAI_API_KEY}"}, "models": {"{model}": {}}}}}',
+            "OPENCODE_DISABLE_AUTOUPDATE": "1",
+            "OPENCODE_DISABLE_LSP_DOWNLOAD": "1",
+            "OPENCODE_DISABLE_MODELS_FETCH": "1",
+        },
+        skill_file="AGENTS.md",
+        skills_folder=".opencode/skills",
+        side_call="You are a title generator.",
+        tried="1.18.33",
+    ),
     "claude-code": AgentProfile(
         command=(
             *(
