@@ -63,6 +63,15 @@ def report(folder: Path) -> RunReport:
     return anyio.run(read_report, folder)
 
 
+@pytest.mark.parametrize(("source", "words"), [("examples", "Worked examples"), ("rewrite", "New document")])
+async def test_the_page_shows_a_document_of_each_source(tmp_path: Path, source: str, words: str) -> None:
+    """A step that was not made by edits has its race and its document on the page."""
+    await build_trainer(tmp_path, search={"sources": [source]}).train()
+    page = render_run_page(await read_report(tmp_path))
+    assert f"<strong>{words}</strong>" in page
+    assert f"Raced candidates of the source {source}:" in page
+
+
 def find_section(root: Node, name: str) -> Node:
     """Return a section of a page."""
     return next(node for node in root.all("section") if node.attributes["id"] == name)

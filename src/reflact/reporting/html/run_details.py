@@ -30,7 +30,7 @@ from reflact.reporting.verdict import SPLIT_WORDS, describe_entry
 from reflact.skills.document import diff_texts
 from reflact.training.history import RunHistory, VersionText
 from reflact.training.items import DocumentResult, ItemResult
-from reflact.types import AnalystReport, EditResult, FailurePattern, Verdict
+from reflact.types import AnalystReport, EditKind, EditResult, FailurePattern, Verdict
 
 SCRIPT = "items.js"
 """Filters and sorts the list; without it, the list is complete and in the order of ``OUTCOMES``."""
@@ -57,11 +57,14 @@ MARKS: dict[ComparisonCategory | None, str] = {
 }
 """The outcomes of items by shape, because not everyone sees colours."""
 
-EDIT_WORDS = {
+EDIT_WORDS: dict[EditKind, str] = {
     "append": "Addition at the end",
     "insert_after": "Insertion",
     "replace": "Replacement",
     "delete": "Deletion",
+    "suggest": "Suggestion",
+    "rewrite": "New document",
+    "examples": "Worked examples",
 }
 
 CLASSES: dict[ComparisonCategory | None, str] = {outcome: outcome or "unknown" for outcome in OUTCOMES}
