@@ -45,7 +45,7 @@ from reflact.concurrency import open_task_group
 from reflact.config.models import ModelConfig
 from reflact.llm.budget import Account
 from reflact.llm.metering import RESERVATION, MeteredTransport
-from reflact.llm.rate_limit import EndpointGroup, endpoint_for
+from reflact.llm.rate_limit import endpoint_for
 from reflact.llm.retry import RetryTransport
 from reflact.messages import CallReservation
 from reflact.records import FaultCount, RunSummary
@@ -337,10 +337,9 @@ async def streamed(url: str, size: Size) -> tuple[list[str], tuple[FaultCount, .
     store, texts = InMemoryRunStore(), [""] * size.streams
     async with httpx.AsyncHTTPTransport() as network:
         with endpoint_for(config) as endpoint:
-            limits = EndpointGroup([endpoint])
             account = Account("streams", store, store.decision_log("streams"))
-            paying = MeteredTransport(network, config, account, limits)
-            retrying = RetryTransport(paying, limits)
+            paying = MeteredTransport(network, config, account, endpoint)
+            retrying = RetryTransport(paying, endpoint)
             client = httpx.AsyncClient(transport=retrying, timeout=config.timeout)
 
             def reserve(n: int) -> CallReservation:

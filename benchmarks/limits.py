@@ -21,7 +21,7 @@ from chat_server import running
 from reflact.concurrency import open_task_group
 from reflact.config.models import ModelConfig
 from reflact.llm.metering import send_whole
-from reflact.llm.rate_limit import EndpointClient, EndpointGroup, LimitChange, endpoint_for
+from reflact.llm.rate_limit import EndpointClient, LimitChange, endpoint_for
 from reflact.llm.retry import RetryTransport, read_retry_after
 
 CALLS, SLOTS, WARM_SECONDS, SECONDS = 32, 16, 30.0, 30.0
@@ -67,7 +67,7 @@ async def measure(url: str, adaptive: bool) -> tuple[float, float, int]:
     with endpoint_for(config, on_limit=told) as client:
         sending = Sending(client, start + WARM_SECONDS)
         async with sending, open_task_group() as tasks:
-            retrying = RetryTransport(sending, EndpointGroup([client]))
+            retrying = RetryTransport(sending, client)
             for _ in range(CALLS):
                 tasks.start_soon(worker, retrying)
     refused = sending.heard[429] / sending.heard.total()

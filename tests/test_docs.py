@@ -60,9 +60,9 @@ def propose(prompt, reply_type, call_id):
 target = ChatTarget(ScriptedLLM(answer))
 optimizer = ScriptedLLM(propose)
 """
-SERVICES = {"service.py"}
-"""Examples that run until they are stopped; tests/test_service.py covers them."""
-EXAMPLES = sorted(path for path in (ROOT / "examples").glob("*.py") if path.name not in SERVICES)
+TESTED_ELSEWHERE = {"service.py", "text_world.py"}
+"""Examples with a test file of their own: one runs until it is stopped, and one needs a simulator."""
+EXAMPLES = sorted(path for path in (ROOT / "examples").glob("*.py") if path.name not in TESTED_ELSEWHERE)
 
 
 class ColourModel(BaseHTTPRequestHandler):

@@ -14,7 +14,6 @@ from reflact import Trainer
 from reflact.errors import ConfigError
 from reflact.integrations.inspect_ai import InspectEnvironment
 from reflact.integrations.reasoning_gym import ReasoningGymEnvironment
-from reflact.integrations.scienceworld import ScienceWorldEnvironment
 from reflact.testing import ScriptedLLM, ToyEnvironment, ToyTarget, toy_optimizer
 from served import reflact
 from toy_runs import build_trainer
@@ -54,7 +53,6 @@ MISSING: dict[str, tuple[tuple[str, ...], tuple[Callable[[], object], ...]]] = {
     "mlflow": (("mlflow",), (train_with_mlflow,)),
     "ray": (("ray",), (start_on_ray,)),
     "reasoning-gym": (("reasoning_gym",), (lambda: ReasoningGymEnvironment(["chain_sum"], **SIZES),)),
-    "scienceworld": (("scienceworld",), (lambda: ScienceWorldEnvironment("boil", **SIZES),)),
     "serve": (("starlette", "starlette.applications", "uvicorn"), (import_pages, serve)),
 }
 """The packages of each extra, and what needs them."""

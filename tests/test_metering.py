@@ -21,7 +21,7 @@ from reflact.llm.budget import Account, Budget
 from reflact.llm.completions import read_completion
 from reflact.llm.metering import LARGE_BYTES, RESERVATION, MeteredTransport
 from reflact.llm.pricing import OVERHEAD_TOKENS, usd_of
-from reflact.llm.rate_limit import EndpointGroup, endpoint_for
+from reflact.llm.rate_limit import endpoint_for
 from reflact.messages import CallReservation, StoredResponse, Text
 from reflact.records import Usage
 from reflact.testing import InMemoryRunStore
@@ -146,9 +146,7 @@ async def test_what_is_stored_costs_nothing() -> None:
 def paying(inner: httpx.AsyncBaseTransport, store: InMemoryRunStore, held: Budget, model: ModelConfig) -> Any:
     """Return a transport of its own endpoint, and a function that sends a call through it."""
     client = endpoint_for(model)
-    transport = MeteredTransport(
-        inner, model, Account(RUN, store, store.decision_log(RUN), held), EndpointGroup([client])
-    )
+    transport = MeteredTransport(inner, model, Account(RUN, store, store.decision_log(RUN), held), client)
 
     async def send(key: str) -> httpx.Response:
         intent = CallReservation(

@@ -21,7 +21,7 @@ from reflact.llm.bodies import AnswerFault
 from reflact.llm.completions import read_completion
 from reflact.llm.errors import classify_failure, classify_status
 from reflact.llm.metering import send_whole
-from reflact.llm.rate_limit import PATIENCE_SECONDS, EndpointClient, EndpointGroup, LimitChange
+from reflact.llm.rate_limit import PATIENCE_SECONDS, EndpointClient, LimitChange
 from reflact.llm.retry import RetryTransport, is_quota_spent, is_unknown_model, read_retry_after
 from reflact.messages import Text
 from reflact.records import FaultCount, FaultKind
@@ -62,7 +62,7 @@ def retrying(
     endpoint = rate_limit.Endpoint("e", draw=lambda: draw)
     settings = config(concurrency=slots, max_retries=retries, adaptive=False)
     client = EndpointClient(endpoint, settings, on_limit=told).__enter__()
-    transport = RetryTransport(Single(inner, client), EndpointGroup([client]))
+    transport = RetryTransport(Single(inner, client), client)
     request = httpx.Request("POST", "http://endpoint.test/v1/chat/completions", json={"model": "m"})
     return lambda: transport.handle_async_request(request)
 

@@ -25,7 +25,7 @@ from reflact.llm.client import ResponseCache
 from reflact.llm.drafts import RequestContext
 from reflact.llm.metering import RESERVATION, MeteredTransport
 from reflact.llm.pricing import BILLION, read_cap, usd_of
-from reflact.llm.rate_limit import EndpointGroup, endpoint_for
+from reflact.llm.rate_limit import endpoint_for
 from reflact.llm.retry import RetryTransport
 from reflact.messages import CallId, RenderedPrompt, Reply
 from reflact.protocols import R, RunStore, Session
@@ -249,8 +249,8 @@ async def furnished(
         tills = []
         for role in ("target", "optimizer"):
             client = stack.enter_context(endpoint_for(MODEL))
-            paying = MeteredTransport(network, MODEL, account, EndpointGroup([client]))
-            retrying = RetryTransport(paying, EndpointGroup([client]))
+            paying = MeteredTransport(network, MODEL, account, client)
+            retrying = RetryTransport(paying, client)
             effects = ResponseCache(role, MODEL.model, account, endpoint="toll", root="/v1")
             tills.append(Till(role, effects, retrying))
         target, optimizer = PaidTarget(tills[0]), PaidLLM(tills[1])

@@ -127,12 +127,7 @@ class ModelConfig(ConfigSection):
     base_url: str = Field(
         "https://api.openai.com/v1",
         pattern=r"^https?://\S+$",
-        description="Root of an OpenAI-compatible API. In a list, all addresses after the first are `replicas`.",
-    )
-    replicas: tuple[str, ...] = changeable_field(
-        (),
-        description="Further addresses that serve the same model; each request goes to the least busy one. They "
-        "are not part of the run's identity, so stored replies are found whichever address gave them.",
+        description="Root of an OpenAI-compatible API.",
     )
     api: Literal["openai", "azure", "pydantic_ai"] = Field(
         "openai",
@@ -248,38 +243,12 @@ class ModelConfig(ConfigSection):
 
     @model_validator(mode="before")
     @classmethod
-    def _split_addresses(cls, value: Any) -> Any:
-        """Take the first address of a list for all keys and the others as its replicas."""
-        if not isinstance(value, Mapping) or not isinstance(value.get("base_url"), list | tuple):
-            return value
-        first, *others = value["base_url"] or [""]
-        return {**value, "base_url": first, "replicas": (*others, *value.get("replicas", ()))}
-
-    @model_validator(mode="before")
-    @classmethod
     def _fill_provider(cls, value: Any) -> Any:
         """Give a model of pydantic-ai an endpoint of its own, and no key of OpenAI."""
         if not isinstance(value, Mapping) or value.get("api") != "pydantic_ai":
             return value
         provider = re.sub("[^a-z0-9]+", "-", str(value.get("model", "")).partition(":")[0].lower()).strip("-")
         return {"base_url": f"https://{provider or 'provider'}.invalid", "api_key_env": None, **value}
-
-    @model_validator(mode="after")
-    def _check_replicas(self) -> ModelConfig:
-        if self.replicas and self.api == "pydantic_ai":
-            raise ValueError(
-                "`replicas` needs an OpenAI-compatible API, so it cannot be used with `api: pydantic_ai`; name one address"
-            )
-        path, known = urlsplit(self.base_url).path.rstrip("/"), {self.base_url.rstrip("/")}
-        for address in self.replicas:
-            self._check_base_url(address)
-            if urlsplit(address).path.rstrip("/") != path or address.rstrip("/") in known:
-                raise ValueError(
-                    f"all addresses of a role must differ and have the path of the first one, {path or '/'}; correct "
-                    f"{address}"
-                )
-            known.add(address.rstrip("/"))
-        return self
 
     @field_validator("base_url")
     @classmethod
@@ -346,7 +315,6 @@ CONNECTION_KEYS = ("model", "base_url", "api", "api_version", "api_key_env", "ke
 PRICING_KEYS = ("price", "unpriced")
 """Keys that roles with the same model and endpoint share."""
 LIMIT_KEYS = (
-    "replicas",
     "concurrency",
     "requests_per_minute",
     "tokens_per_minute",

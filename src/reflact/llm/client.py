@@ -35,7 +35,7 @@ from reflact.llm.errors import translate_client_error
 from reflact.llm.metering import RESERVATION, MeteredTransport
 from reflact.llm.middleware import compose
 from reflact.llm.pricing import CAP_NAMES, read_cap, read_counts, usd_of
-from reflact.llm.rate_limit import EndpointGroup, LimitChange, endpoint_for, list_addresses
+from reflact.llm.rate_limit import LimitChange, endpoint_for
 from reflact.llm.redaction import (
     KeySource,
     RedactingTransport,
@@ -198,12 +198,11 @@ class Client:
         network = self._transport
         if network is None:
             network = await self._stack.enter_async_context(PooledTransport())
-        clients = [endpoint_for(each, on_limit=self._on_limit) for each in list_addresses(config)]
-        endpoints = EndpointGroup([self._stack.enter_context(client) for client in clients])
+        endpoint = self._stack.enter_context(endpoint_for(config, on_limit=self._on_limit))
         layers: tuple[Callable[[httpx.AsyncBaseTransport], httpx.AsyncBaseTransport], ...] = (
             StreamingTransport,
-            lambda inner: RetryTransport(inner, endpoints),
-            lambda inner: MeteredTransport(inner, config, account, endpoints),
+            lambda inner: RetryTransport(inner, endpoint),
+            lambda inner: MeteredTransport(inner, config, account, endpoint),
             RedactingTransport,
             *(() if isinstance(network, ReplayTransport) else (AgentTransport,)),
         )

@@ -23,7 +23,7 @@ from reflact.llm.completions import read_completion
 from reflact.llm.drafts import CONTEXT
 from reflact.llm.errors import classify_failure, classify_status
 from reflact.llm.pricing import bound_usage, read_cap, read_usage, usd_of, worst_case, write_counts
-from reflact.llm.rate_limit import CLIENT, FAILED, EndpointGroup
+from reflact.llm.rate_limit import EndpointClient
 from reflact.llm.redaction import find_keys, remove_keys
 from reflact.llm.retry import read_retry_after
 from reflact.llm.sse import EVENT_STREAM, JSON
@@ -59,14 +59,14 @@ class MeteredTransport(httpx.AsyncBaseTransport):
     """
 
     def __init__(
-        self, inner: httpx.AsyncBaseTransport, config: ModelConfig, account: Account, endpoints: EndpointGroup
+        self, inner: httpx.AsyncBaseTransport, config: ModelConfig, account: Account, client: EndpointClient
     ) -> None:
         self._inner = inner
         self._config = config
         self._budget = account.budget
         self._responses = account.responses
         self._on_attempt = account.on_attempt
-        self._endpoints = endpoints
+        self._client = client
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """Send a request once and return its answer, read whole. Raise BudgetSpent if the budget has no room."""
@@ -74,13 +74,10 @@ class MeteredTransport(httpx.AsyncBaseTransport):
         body = await request.aread()
         at = datetime.now(UTC)
         worst = worst_case(len(body), read_cap(json.loads(body)), self._config, at=at)
-        failed = request.extensions.get(FAILED, ())
         async with (
             self._budget.reserve(worst) as reservation,
-            self._endpoints.admit(_count_tokens(worst), failed) as (client, slot),
+            self._client.admit(_count_tokens(worst)) as slot,
         ):
-            request.extensions[CLIENT] = client
-            request = _readdress(request, client.config.base_url, self._config.base_url)
             endpoint = strip_to_endpoint(str(request.url))
             call = self._budget.current_stage.book(
                 call.model_copy(update={"worst_case": worst, "endpoint": endpoint})
@@ -137,18 +134,6 @@ class MeteredTransport(httpx.AsyncBaseTransport):
         self._on_attempt(call, usage, fault)
         if fault is not None:
             await self._responses.count_fault(call.run_id, fault)
-
-
-def _readdress(request: httpx.Request, to: str, first: str) -> httpx.Request:
-    """Return a request for the address of a replica."""
-    if to == first:
-        return request
-    address = httpx.URL(to)
-    url = request.url.copy_with(scheme=address.scheme, host=address.host, port=address.port)
-    headers = httpx.Headers({**request.headers, "host": url.netloc.decode("ascii")})
-    return httpx.Request(
-        request.method, url, headers=headers, content=request.content, extensions=request.extensions
-    )
 
 
 def _read_answer(

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import random
 from collections import OrderedDict, deque
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from typing import NamedTuple, Self
 from urllib.parse import urlsplit
@@ -202,12 +202,6 @@ BASE_SECONDS, CAP_SECONDS = 0.5, 30.0
 PATIENCE_SECONDS = 300.0
 """The longest ``Retry-After`` in seconds that is respected."""
 
-CLIENT, FAILED = "reflact_client", "reflact_failed"
-"""The extensions of a request that hold the client of its last attempt, and the clients of failed attempts."""
-
-PROBE_SECONDS = 10.0
-"""How long an address that failed gets no calls while others of its role serve; then one call tries it again."""
-
 SOON = 1e-6
 """Delays shorter than this many seconds count as none."""
 
@@ -324,21 +318,6 @@ class Endpoint:
             self._failing_since = now
         self._failed_at = now
         return self._failing_since is not None and now - self._failing_since >= longest
-
-    @property
-    def load(self) -> int:
-        """The number of calls in flight, and of those that wait."""
-        return self.in_flight + len(self._queue)
-
-    def is_troubled(self, now: float) -> bool:
-        """Whether it pauses, or its last attempt failed a moment ago."""
-        failing = self._failing_since is not None and now - self._failed_at < PROBE_SECONDS
-        return failing or now < self._until
-
-    def begin_probe(self, now: float) -> None:
-        """If the last attempt failed, let further calls go elsewhere until the result of the next one is known."""
-        if self._failing_since is not None:
-            self._failed_at = now
 
     def forget_outage(self) -> None:
         """Begin anew, since failures of earlier runs say little about a later one."""
@@ -465,58 +444,6 @@ class EndpointClient:
             self.endpoint.wake(self)
 
 
-class EndpointGroup:
-    """A role's clients of its addresses: each attempt goes to the least busy address that serves the role.
-
-    An address that pauses, or whose last attempt failed within ``PROBE_SECONDS``, comes after all others. If there are
-    several, calls wait for a free slot of any of them, so that none waits at one address while another is idle.
-    """
-
-    def __init__(self, clients: Sequence[EndpointClient]) -> None:
-        self.clients = tuple(clients)
-        slots = sum(client.config.concurrency for client in clients)
-        self._free = anyio.Semaphore(slots) if len(self.clients) > 1 else nullcontext()
-
-    @asynccontextmanager
-    async def admit(
-        self, tokens: int, failed: Collection[EndpointClient] = ()
-    ) -> AsyncIterator[tuple[EndpointClient, Slot]]:
-        """Choose a client and occupy a slot of it while the block runs; those that ``failed`` come last.
-
-        Raises:
-            RoleRefused: All addresses refuse the role.
-        """
-        async with self._free, AsyncExitStack() as stack:
-            while True:
-                client = self.choose(failed)
-                try:
-                    slot = await stack.enter_async_context(client.admit(tokens))
-                except RoleRefused:
-                    continue  # another address may serve the role
-                yield client, slot
-                return
-
-    def choose(self, failed: Collection[EndpointClient] = ()) -> EndpointClient:
-        """Return the client for the next attempt; raises as ``admit``."""
-        usable = [client for client in self.clients if client.refusal is None]
-        if not usable:
-            raise RoleRefused(next(c.refusal for c in self.clients if c.refusal is not None))
-        now = anyio.current_time()
-
-        def order(client: EndpointClient) -> tuple[bool, bool, int]:
-            endpoint = client.endpoint
-            return client in failed, endpoint.is_troubled(now), endpoint.load
-
-        chosen = min(usable, key=order)
-        if len(self.clients) > 1:
-            chosen.endpoint.begin_probe(now)
-        return chosen
-
-    def has_other(self, failed: Collection[EndpointClient]) -> bool:
-        """Whether any address that has not failed serves the role."""
-        return any(client.refusal is None and client not in failed for client in self.clients)
-
-
 @dataclass(frozen=True)
 class Slot:
     """An admitted call."""
@@ -547,12 +474,6 @@ def jitter(failures: int, draw: float) -> float:
 
 
 _ENDPOINTS: RunVar[dict[str, Endpoint]] = RunVar("reflact_endpoints")
-
-
-def list_addresses(config: ModelConfig) -> tuple[ModelConfig, ...]:
-    """Return a role's settings for each of its addresses."""
-    others = (config.model_copy(update={"base_url": url}) for url in config.replicas)
-    return (config, *others)
 
 
 def endpoint_for(

@@ -13,12 +13,9 @@ import httpx
 
 from reflact.llm.bodies import AnswerFault, BodyStream, select_headers
 from reflact.llm.rate_limit import (
-    CLIENT,
-    FAILED,
     LIMIT_STATUSES,
     PATIENCE_SECONDS,
     EndpointClient,
-    EndpointGroup,
     Outcome,
     RoleRefused,
     jitter,
@@ -50,13 +47,13 @@ class RetryTransport(httpx.AsyncBaseTransport):
     "Exponential Backoff And Jitter", 2015), and is at least the server's ``Retry-After``. One above
     ``PATIENCE_SECONDS`` ends the retries, and so does an answer that is too large. After a refused key, an unknown
     model, a redirect, a spent quota, an untrusted certificate, an address that fails all retries before it ever
-    answered, or ``outage_seconds`` of failures alone, all calls of the role get the same outcome unsent. A role with several addresses tries the others first, and
-    without a delay.
+    answered, or ``outage_seconds`` of failures alone, all calls of the role get the same
+    outcome unsent.
     """
 
-    def __init__(self, inner: httpx.AsyncBaseTransport, endpoints: EndpointGroup) -> None:
+    def __init__(self, inner: httpx.AsyncBaseTransport, client: EndpointClient) -> None:
         self._inner = inner
-        self._endpoints = endpoints
+        self._client = client
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """Send a request until it succeeds, fails permanently, or has used up its retries.
@@ -70,28 +67,25 @@ class RetryTransport(httpx.AsyncBaseTransport):
             return replay_outcome(refused.outcome)
 
     async def _send_with_retries(self, request: httpx.Request) -> httpx.Response:
-        group, attempt = self._endpoints, 0
-        failed = request.extensions[FAILED] = set[EndpointClient]()
+        client, attempt = self._client, 0
         while True:
             status: int | None = None
-            asked, unreached, last = None, False, attempt == group.clients[0].config.max_retries
+            asked, unreached, last = None, False, attempt == client.config.max_retries
             try:
                 response = await self._inner.handle_async_request(request)
             except RETRIED_FAILURES as failure:
-                client = find_client(request, group)
                 if is_oversized(failure):
                     raise
-                failed.add(client)
                 unreached = isinstance(failure, CONNECT_FAILURES)
                 never_answered = unreached and not client.endpoint.answered
                 out = client.endpoint.is_out(served=False) or is_untrusted_certificate(failure)
                 if out or (last and never_answered):
                     client.refuse(failure)
-                if last or (out and not group.has_other(failed)):
+                if last or out:
                     raise
             else:
                 status = response.status_code
-                client, passing = find_client(request, group), status in RETRIED_STATUSES
+                passing = status in RETRIED_STATUSES
                 out = client.endpoint.is_out(served=not passing)
                 refuse_redirect(response, client)
                 if status >= 400:
@@ -101,23 +95,14 @@ class RetryTransport(httpx.AsyncBaseTransport):
                     response = replay_outcome(response)
                 asked = read_retry_after(response.headers)
                 patient = asked is None or asked <= PATIENCE_SECONDS
-                if passing:
-                    failed.add(client)
-                stuck = (out or not patient) and not group.has_other(failed)
-                if last or stuck or not passing:
+                if last or out or not patient or not passing:
                     return response
-            if status not in LIMIT_STATUSES and not group.has_other(failed):
+            if status not in LIMIT_STATUSES:
                 seconds = max(asked or 0.0, jitter(attempt, client.endpoint.draw()))
                 if unreached:
                     client.report_unreached(seconds)
                 await anyio.sleep(seconds)
             attempt += 1
-
-
-def find_client(request: httpx.Request, group: EndpointGroup) -> EndpointClient:
-    """Return the client of the address to which a request was sent last."""
-    client: EndpointClient = request.extensions.get(CLIENT, group.clients[0])
-    return client
 
 
 def refuse_redirect(response: httpx.Response, client: EndpointClient) -> None:
