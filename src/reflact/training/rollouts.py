@@ -65,22 +65,9 @@ class RolloutScheduler:
             feedback=feedback,
             limit=self._slots,
             phase=None if self.runtime.config.train.reuse_rollouts else phase,
-            on_rollout=self._follow_rollouts(on_rollout),
+            on_rollout=on_rollout,
             on_exception=partial(self.failures.record_rollout, step=step),
         )
-
-    def _follow_rollouts(self, on_rollout: RolloutCallback | None) -> RolloutCallback | None:
-        """Return a callback that also shows each rollout to the watch of the run."""
-        watch = self.runtime.watch
-        if watch is None:
-            return on_rollout
-
-        async def follow(rollout: Rollout, from_store: bool) -> None:
-            watch.observe_rollout(rollout)
-            if on_rollout is not None:
-                await on_rollout(rollout, from_store)
-
-        return follow
 
     async def roll_out_split(
         self, split: Split, skill: Skill, *, step: int, phase: str

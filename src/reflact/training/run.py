@@ -126,10 +126,6 @@ class Run:
 
     async def _advance(self) -> None:
         await self._emit_start()
-        if self._runtime.watch is not None and (
-            self.state is None or self.state.step < self._plan.total_steps
-        ):
-            self._runtime.watch.check_budget(self._runtime.budget)
         await self.test_skill()
         await self._check_null_answers()
         await self._test_optimizer()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -177,7 +177,6 @@ class Runtime:
     rejected: Sequence[str] = ()
     control_environment: Environment | None = None
     exports: Path | None = None
-    watch: RunWatch | None = None
 
     @property
     def folder(self) -> Path:
@@ -490,7 +489,7 @@ async def connect_models(
         hide = await _make_redactor(plan, overrides) if config.telemetry.content else None
         tracing = Tracing(plan.run_id, overrides.telemetry, hide=hide)
         post = await stack.enter_async_context(open_outbox(on_event))
-        account, watch = _open_account(plan, store, post, overrides.unseen_roles)
+        account, watch = _open_account(plan, store, post)
 
         # One callback for all roles, so that an endpoint that they share calls it once.
         def post_back_off(change: LimitChange) -> None:
@@ -541,15 +540,13 @@ async def connect_models(
         plan = replace(plan, environment=environment, annotator=annotator)
         budget, rejected = account.budget, account.rejected
         runtime = Runtime(plan, store, target, optimizer, budget, tracing, critic, stop, rejected, control)
-        yield replace(runtime, watch=watch)
+        yield runtime
 
 
-def _open_account(
-    plan: RunPlan, store: RunStore, post: Callable[[Event], None], unseen: Collection[str]
-) -> tuple[Account, RunWatch]:
+def _open_account(plan: RunPlan, store: RunStore, post: Callable[[Event], None]) -> tuple[Account, RunWatch]:
     """Return the account of a run's calls, which posts each change of the budget, and what watches the calls."""
-    limits, seen = plan.config.budget, [role for role in _list_roles(plan.config) if role not in unseen]
-    watch = RunWatch(plan.run_id, post, plan.config, seen)
+    limits = plan.config.budget
+    watch = RunWatch(plan.run_id, post, plan.config)
 
     def post_usage(usage: Usage, worst: Usage, seconds: float) -> None:
         update = BudgetUpdated(run_id=plan.run_id, usage=usage, worst_case=worst, seconds=seconds)

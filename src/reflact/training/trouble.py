@@ -1,4 +1,4 @@
-"""Trouble of a run, which is told while it happens: failing endpoints, mute models, greedy items, own exceptions."""
+"""Trouble of a run, reported while it happens: endpoints that fail, models without valid replies, own exceptions."""
 
 from __future__ import annotations
 
@@ -7,25 +7,22 @@ import os
 import shlex
 import traceback
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 
 from reflact import events
-from reflact.config.models import SECRET_NAME, ModelConfig
+from reflact.config.models import SECRET_NAME
 from reflact.config.training import TrainerConfig
 from reflact.errors import ConfigError, EnvironmentFailure, ReflactError, RunFailed
 from reflact.jsonutil import replace_surrogates
-from reflact.llm.budget import Budget
-from reflact.llm.pricing import read_cap, worst_case
 from reflact.messages import CUT_OFF, CallReservation
 from reflact.protocols import CatchExits, EventCallback, RunStore, read_text
 from reflact.records import CodeFailure, FaultKind, Usage
-from reflact.reporting.lines import escape_controls, format_count, shorten_reason
+from reflact.reporting.lines import escape_controls, shorten_reason
 from reflact.stages.rollout import RolloutJob
 from reflact.training.cost_estimate import PREFLIGHT
-from reflact.types import Rollout
 
 LOGGER = logging.getLogger("reflact")
 
@@ -43,42 +40,28 @@ OUTAGES: frozenset[FaultKind] = frozenset(
 LAST_ATTEMPTS, MIN_ATTEMPTS = 20, 10
 """The attempts of an endpoint that are watched, and the least of them that can be a storm, if half of them failed."""
 
-SLOW_ATTEMPTS = 2
-"""The attempts of a role that took longer than its ``timeout``, after which the role counts as slow."""
-
 MUTE_CALLS = 3
 """The calls of a role without a valid reply, and none with one, after which it counts as mute."""
 
-MIN_TOKENS, MIN_ITEMS = 20_000, 5
-"""The least tokens and items before one item can take most of the tokens."""
-
 
 class RunWatch:
-    """Finds trouble in the calls and rollouts of one start of a run, and tells each kind once, with what to do.
+    """Finds trouble in the calls of one start of a run, and reports each kind once, with what to do.
 
-    It is told as a warning, which is no part of the run's history: trouble depends on time and on the network.
+    It is reported as a warning, which is no part of the run's history: trouble depends on time and on the network.
 
     Args:
         run_id: The run.
         post: Takes the warnings.
         config: The configuration of the run, so that no advice names what it has already.
-        roles: The roles whose calls are seen.
     """
 
-    def __init__(
-        self, run_id: str, post: Callable[[events.Event], None], config: TrainerConfig, roles: Iterable[str]
-    ) -> None:
+    def __init__(self, run_id: str, post: Callable[[events.Event], None], config: TrainerConfig) -> None:
         self._run_id = run_id
         self._post = post
         self._config = config
-        self._models: dict[str, ModelConfig] = {role: getattr(config.models, role) for role in roles}
         self._known: set[str] = set()
         self._attempts: dict[str, deque[FaultKind | None]] = {}
-        self._timed_out: Counter[str] = Counter()
         self._calls: dict[str, int | None] = {}
-        self._rollout_tokens: Counter[str] = Counter()
-        self._item_tokens: Counter[str] = Counter()
-        self._tokens = 0
 
     def follow(self, on_event: EventCallback) -> EventCallback:
         """Return a callback that passes events on, and watches the ends of calls."""
@@ -92,37 +75,17 @@ class RunWatch:
 
     def observe_attempt(self, call: CallReservation, usage: Usage, fault: FaultKind | None) -> None:
         """Take an attempt of a call."""
-        if call.role == "target":
-            key = call.call_id.partition("/rollout=")[2].partition("/")[0]
-            self._rollout_tokens[key] += usage.input_tokens + usage.output_tokens
-        if fault == "timeout":
-            self._observe_timeout(call.role)
         last = self._attempts.setdefault(call.endpoint, deque(maxlen=LAST_ATTEMPTS))
         last.append(fault if fault in OUTAGES else None)
         failed = Counter(kind for kind in last if kind is not None)
         if len(last) >= MIN_ATTEMPTS and 2 * failed.total() >= len(last):
             kinds = ", ".join(f"{kind}: {count}" for kind, count in sorted(failed.items()))
-            model = self._models.get(call.role)
-            lower = (
-                f"lower models.{call.role}.concurrency, or " if model is None or model.concurrency > 1 else ""
-            )
+            is_concurrent = getattr(self._config.models, call.role).concurrency > 1
+            lower = f"lower models.{call.role}.concurrency, or " if is_concurrent else ""
             self._warn(
                 f"endpoint {call.endpoint}",
                 f"{failed.total()} of the last {len(last)} requests to {call.endpoint} failed ({kinds}). They are "
                 f"retried. If it goes on, {lower}stop the run and resume it later",
-            )
-
-    def _observe_timeout(self, role: str) -> None:
-        self._timed_out[role] += 1
-        model = self._models.get(role)
-        if self._timed_out[role] == SLOW_ATTEMPTS and model is not None:
-            key = f"models.{role}"
-            lower = f" or {key}.concurrency" if model.concurrency > 1 else ""
-            self._warn(
-                f"timeout {role}",
-                f"{SLOW_ATTEMPTS} requests of {key} took longer than {key}.timeout, {model.timeout:g} seconds. They are "
-                f"sent again, and each counts as its worst case. If the model is slow, raise {key}.timeout, or lower "
-                f"{key}.max_tokens{lower}",
             )
 
     def observe_call(self, event: events.ModelCallFinished) -> None:
@@ -142,28 +105,6 @@ class RunWatch:
                 f"models.{event.role} gave no valid reply in its first {count} calls; the last reason: "
                 f"{shorten_reason(reason)}. To mend it, {advise_on_replies(event.role, self._config, reason)}",
             )
-
-    def observe_rollout(self, rollout: Rollout) -> None:
-        """Take a finished rollout, whose calls were observed before."""
-        used = self._rollout_tokens.pop(rollout.key, 0)
-        self._item_tokens[rollout.item_id] += used
-        self._tokens += used
-        used, total = self._item_tokens[rollout.item_id], self._tokens
-        if total >= MIN_TOKENS and len(self._item_tokens) >= MIN_ITEMS and 2 * used > total:
-            self._warn(
-                f"item {rollout.item_id}",
-                f"item {rollout.item_id} took {format_count(used)} of the {format_count(total)} tokens of the target "
-                f"so far, with {len(self._item_tokens)} items. Shorten it or leave it out, or lower "
-                "models.target.max_tokens",
-            )
-
-    def check_budget(self, budget: Budget) -> None:
-        """Tell roles of which no call fits what is left of the budget, at the least that a call may use."""
-        for role, model in self._models.items():
-            cap = read_cap({model.max_tokens_key: model.max_tokens, **model.extra_body})
-            if (reason := budget.find_exceeded_limit(worst_case(0, cap, model))) is not None:
-                other = "" if "max_calls" in reason else f", or a smaller models.{role}.max_tokens"
-                self._warn(f"budget {role}", f"no call of models.{role} fits the budget: {reason}{other}")
 
     def _warn(self, subject: str, message: str) -> None:
         if subject not in self._known:
