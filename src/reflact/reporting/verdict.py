@@ -181,7 +181,7 @@ def describe_examples(version: SkillVersion) -> str:
     if not examples:
         return ""
     ids = ", ".join(example.item_id for example in examples[:SHOWN_EXAMPLES])
-    more = ", ..." if len(examples) > SHOWN_EXAMPLES else ""
+    more = f" and {len(examples) - SHOWN_EXAMPLES} more" if len(examples) > SHOWN_EXAMPLES else ""
     return f", and holds the text of {name_count(len(examples), 'train item')}: {ids}{more}"
 
 
