@@ -550,6 +550,8 @@ class TrainerConfig(ConfigSection):
             raise ValueError("`appendix.enabled` needs the source `edits`, whose analysts find the lapses")
         if self.skill_files and self.update.mode != "patch":
             raise ValueError("`skill_files` needs `update.mode: patch`: a rewrite would join the files")
+        if self.skill_files and self.search.sources == ("rewrite",):
+            raise ValueError("`skill_files` needs another source than `rewrite`, which would join the files")
         if self.skill_files and self.skill is None:
             raise ValueError("`skill_files` needs `skill`, the folder of the skill")
         return self

@@ -26,6 +26,9 @@ TOKENS_PER_ROLLOUT = 80.0
 PRIOR_GAIN, PRIOR_COST = 0.05, 40.0
 """The gain in points and the cost in rollouts that are expected of a source before it was tried."""
 
+LEAST_COST = 20.0
+"""The least cost of a step in rollouts: one that finds nothing to try still takes the place of another."""
+
 FADING = 0.8
 """The weight of a source's earlier step, relative to its next one: what helped early need not help late."""
 
@@ -81,9 +84,8 @@ def _draw_worth(name: str, records: Sequence[StepRecord], rng: Random) -> float:
     wins = sum(weight for weight, gain in zip(weights, gains, strict=True) if gain > 0)
     losses = sum(weights) - wins
     gain = (PRIOR_GAIN + sum(w * g for w, g in zip(weights, gains, strict=True))) / (1 + wins)
-    cost = (PRIOR_COST + sum(w * count_cost(r) for w, r in zip(weights, own, strict=True))) / (
-        1 + sum(weights)
-    )
+    costs = [max(LEAST_COST, count_cost(record)) for record in own]
+    cost = (PRIOR_COST + sum(w * c for w, c in zip(weights, costs, strict=True))) / (1 + sum(weights))
     return _draw_rate(1 + wins, 1 + losses, rng) * gain / cost
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Sequence
 
 from reflact.data import shuffle
@@ -26,7 +26,7 @@ def render_examples(examples: Sequence[WorkedExample]) -> str:
     if not examples:
         return ""
     shown = [f"Task: {example.task}\nAnswer: {example.answer}" for example in examples]
-    return "\n\n".join((HEADING, *shown))
+    return "\n\n".join((HEADING, *shown)).replace("\r\n", "\n")
 
 
 def apply_examples(skill: Skill, examples: Sequence[WorkedExample]) -> Candidate:
@@ -37,9 +37,17 @@ def apply_examples(skill: Skill, examples: Sequence[WorkedExample]) -> Candidate
 
 
 def shuffle_answers(examples: Sequence[WorkedExample], seed: int) -> tuple[WorkedExample, ...]:
-    """Return the examples with their answers in another order: a control that tells form from content."""
-    order = shuffle(examples, seed, "shuffled answers")
-    answers = [example.answer for example in (*order[1:], *order[:1])]
+    """Return the examples with their answers in another order: a control that tells form from content.
+
+    No example keeps its answer, unless one answer serves more than half of them; then the result is empty.
+    """
+    drawn = shuffle(examples, seed, "shuffled answers")
+    first = {example.answer: place for place, example in reversed([*enumerate(drawn)])}
+    order = sorted(drawn, key=lambda example: first[example.answer])
+    shift = max(Counter(example.answer for example in order).values(), default=0)
+    if 2 * shift > len(order):
+        return ()
+    answers = [example.answer for example in (*order[shift:], *order[:shift])]
     by_id = {
         example.item_id: example.model_copy(update={"answer": answer})
         for example, answer in zip(order, answers, strict=True)
@@ -127,7 +135,8 @@ def draw_variants(
             tuple(kept[: (len(kept) + 1) // 2]),
             tuple(order[: len(kept)]),
         ]
-    return _keep_distinct([fit_examples(each, max_bytes) for each in sets])[:most]
+    fitting = [fit_examples(each, max_bytes) for each in sets]
+    return _keep_distinct([each for each in fitting if {e.item_id for e in each} != used])[:most]
 
 
 def _keep_distinct(sets: Sequence[tuple[WorkedExample, ...]]) -> tuple[tuple[WorkedExample, ...], ...]:

@@ -25,7 +25,10 @@ FEW_CANDIDATES = 10
 """A budget that pays for fewer whole passes than this has smaller slices."""
 
 DROP_BELOW = 0.35
-"""A candidate is dropped if it is better than the current document with a smaller probability."""
+"""A candidate is dropped if it is better than the current document with a smaller probability.
+
+A tie has about .33, so it is dropped: each slice holds items that the current document fails, and none was mended.
+"""
 
 BEATEN_BELOW = 0.2
 """A candidate is dropped if it is better than the leader with a smaller probability."""
@@ -100,7 +103,7 @@ def order_items(item_ids: Sequence[str], current: ItemScores) -> tuple[str, ...]
     ranks = {
         item: (place + 0.5) / len(group) for group in (failed, others) for place, item in enumerate(group)
     }
-    ranks |= dict.fromkeys(failed[:1], 0.0)
+    ranks |= dict.fromkeys(failed[:1], 0.0)  # the first look holds a failed item, however few there are
     return tuple(sorted(item_ids, key=lambda item: ranks[item]))
 
 
@@ -120,7 +123,8 @@ async def run_race(
     scores: list[dict[str, float | None]] = [{} for _ in skills]
     lost: list[Rollout] = []
     alive, done = list(range(1, len(skills))), 0
-    for size in settings.slices[:-1] or settings.slices:
+    looks = settings.slices[:-1] or settings.slices
+    for size in looks:
         fresh = settings.item_ids[done:size]
         runners = [0, *alive]
         rolled = await fan_out(partial(_measure, skills, fresh, measure), runners)
@@ -128,12 +132,11 @@ async def run_race(
             scores[index] |= {rollout.item_id: score(rollout) for rollout in rollouts}
             lost += [rollout for rollout in rollouts if rollout.score is None]
         done = size
-        is_last = size >= settings.slices[-2 if len(settings.slices) > 1 else -1]
         alive = choose_survivors(
             {index: scores[index] for index in alive},
             scores[0],
             settings,
-            most=1 if is_last else max(1, (len(alive) + 1) // 2),
+            most=1 if size == looks[-1] else max(1, (len(alive) + 1) // 2),
         )
         if not alive:
             break
@@ -158,20 +161,22 @@ def choose_survivors(
     *,
     most: int,
 ) -> list[int]:
-    """Return the contenders that stay in a race, the best first; the earlier one of equals comes first."""
+    """Return the contenders that stay in a race, the best first; the earlier one of equals comes first.
+
+    One of which nothing could be measured stays only if that holds for all.
+    """
     beliefs = {index: _compare(scores, current, settings) for index, scores in contenders.items()}
+    measured = {index: belief for index, belief in beliefs.items() if belief is not None}
+    if not measured:
+        return list(contenders)[:most]
     order = sorted(
-        (index for index, belief in beliefs.items() if belief is None or belief.p_better >= DROP_BELOW),
-        key=lambda index: (-_mean_of(beliefs[index]), index),
+        (index for index, belief in measured.items() if belief.p_better >= DROP_BELOW),
+        key=lambda index: (-measured[index].mean, index),
     )
     if not order:
         return []
     leader = contenders[order[0]]
     return [index for index in order if not _is_beaten(contenders[index], leader, settings)][:most]
-
-
-def _mean_of(belief: EffectBelief | None) -> float:
-    return 0.0 if belief is None else belief.mean
 
 
 def _is_beaten(scores: ItemScores, leader: ItemScores, settings: RaceSettings) -> bool:

@@ -40,6 +40,9 @@ Tibetan, Burmese, Khmer, kana and Han."""
 TAIL_ORDER: tuple[RegionName, ...] = ("examples", "slow_update", "appendix")
 """The order of the regions at the end of a document."""
 
+UNCHANGED_REASON = "the edit changes nothing"
+"""Why an edit is rejected after which the document is as before."""
+
 KNOWN_REASON = "the document says this already"
 """Why an edit is rejected whose lines all stand in the document."""
 
@@ -305,17 +308,25 @@ def _try_edit(text: str, edit: Edit) -> tuple[str, str | None]:
 
 
 def _drop_known_lines(text: str, edit: Edit) -> Edit:
-    """Return an edit without the lines that the document has already; a rewrite keeps the first of equal lines."""
+    """Return an edit without what the document says already; a rewrite keeps the first of equal entries.
+
+    An addition whose lines are all known is empty then. From any other text, only entries of lists are left out: a line
+    such as an answer of an example belongs to the lines before it.
+    """
     known = set()
     if edit.op in {"append", "insert_after"}:
-        known = {form for line in text.splitlines() if (form := normalize_line(line))}
+        known = {form for line in editable_text(text).splitlines() if (form := normalize_line(line))}
+        fresh = [form for line in edit.content.splitlines() if _is_sentence(form := normalize_line(line))]
+        if fresh and known.issuperset(fresh):
+            return edit.model_copy(update={"content": ""})
     elif edit.op != "rewrite":
         return edit
     kept, is_code = [], False
     for line in edit.content.splitlines(keepends=True):
         form = normalize_line(line)
         is_code ^= line.lstrip().startswith(("```", "~~~"))
-        if is_code or not _is_sentence(form) or form not in known:
+        is_entry = LIST_MARK.match(line.strip()) is not None
+        if is_code or not is_entry or not _is_sentence(form) or form not in known:
             kept.append(line)
             known.add(form)
     content = "".join(kept)
@@ -340,7 +351,7 @@ def _try_examples(text: str, content: str) -> tuple[str, str | None]:
         edited = text[: region.start].rstrip("\r\n") + text[region.end :]
         return edited.lstrip("\r\n") if not text[: region.start].strip() else edited, None
     edited = _write_region(text, "examples", content.strip("\r\n")).text
-    return (text, "the edit changes nothing") if edited == text else (edited, None)
+    return (text, UNCHANGED_REASON) if edited == text else (edited, None)
 
 
 def _splice(text: str, op: EditKind, target: str, content: str, protected: Sequence[Region]) -> _Splice | str:
@@ -419,7 +430,7 @@ def _rewrite_body(text: str, content: str, protected: Sequence[Region]) -> str:
 
 def _find_damage(text: str, edited: str, layout: _Layout) -> str | None:
     if edited == text:
-        return "the edit changes nothing"
+        return UNCHANGED_REASON
     protected = [text[region.start : region.end] for region in layout.regions]
     if [edited[region.start : region.end] for region in find_regions(edited)] != protected:
         return "the edit would open, close or change a protected region"

@@ -126,7 +126,8 @@ def content_words(text: str) -> frozenset[str]:
 
 
 def _list_tried_edits(results: Sequence[EditResult]) -> list[EditResult]:
-    applied = [result for result in results if result.status == "applied"]
+    # Examples that did not help are no rule to avoid, and their text is long.
+    applied = [result for result in results if result.status == "applied" and result.edit.op != "examples"]
     suggested = [result for result in applied if result.edit.op == "suggest"]
     return suggested or applied
 

@@ -335,6 +335,8 @@ class RolloutRunner:
             RunFailed: No rollout of a skill could be measured.
         """
         rows = [[j for batch in self.make_batch_jobs(batches, skill) for j in batch] for skill in skills]
+        if not rows:
+            return ()
         jobs = [job for row in rows for job in row]
         await self.find_stored(jobs)
         done = await fan_out(self.run, jobs, limit=self.limit)

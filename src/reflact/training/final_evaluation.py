@@ -318,8 +318,7 @@ class FinalEvaluator:
         text = self.runtime.plan.prompts.prompts["placebo"].system
         controls = {"placebo": make_placebo(text, best)}
         examples = state.best.examples
-        if len({example.answer for example in examples}) > 1:
-            shuffled = shuffle_answers(examples, self.runtime.config.seed)
+        if shuffled := shuffle_answers(examples, self.runtime.config.seed):
             controls["shuffled"] = apply_examples(best, shuffled).skill
         return documents, controls
 

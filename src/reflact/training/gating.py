@@ -90,10 +90,10 @@ class GateKeeper:
         """
         run_pass = self._scheduler.make_pass_runner(step=step, part="step")
         known = await run_pass(current, 0, self._order)
-        scores = {rollout.item_id: self.metric.score_rollout(rollout) for rollout in known}
+        order = await self._order_race(current, known, step=step)
         variance = HARD_VARIANCE if state.ranking is None else state.ranking.variance
         settings = RaceSettings(
-            item_ids=order_items(self._order, scores),
+            item_ids=order,
             slices=plan_slices(len(self._order), passes),
             variance=0.0 if state.deterministic else variance,
         )
@@ -104,9 +104,24 @@ class GateKeeper:
         result = await run_race(
             contenders, current, settings, measure=measure, score=self.metric.score_rollout
         )
-        if result.winner is None:
-            await log_unmeasured(result.unmeasured, decision_log=self._decision_log, step=step)
+        judged = (
+            set() if result.winner is None else {current.hash, contenders[result.winner].candidate.skill.hash}
+        )
+        others = [rollout for rollout in result.unmeasured if rollout.skill_hash not in judged]
+        await log_unmeasured(others, decision_log=self._decision_log, step=step)
         return result
+
+    async def _order_race(self, current: Skill, known: Sequence[Rollout], *, step: int) -> tuple[str, ...]:
+        """Return the order of a race's items; if some are unmeasured now and tried again later, it is logged."""
+        label = f"race_order/{current.hash}"
+        logged = await self._decision_log.get(step, label)
+        if isinstance(logged, list):
+            return tuple(map(str, logged))
+        scores = {rollout.item_id: self.metric.score_rollout(rollout) for rollout in known}
+        order = order_items(self._order, scores)
+        if None in scores.values():
+            await self._decision_log.put(step, label, list(order))
+        return order
 
     async def judge(
         self, candidate: Skill, state: RunState, *, step: int, part: DecisionPoint, subject: str

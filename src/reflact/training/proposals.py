@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from reflact.records import StepBufferEntry
 from reflact.search.race import Contender
-from reflact.skills.document import apply_edits, digest_form, editable_text
+from reflact.skills.document import UNCHANGED_REASON, apply_edits, digest_form, editable_text
 from reflact.skills.rejected_edits import RejectedEdit
 from reflact.stages.context import StageContext
 from reflact.stages.rollout import RolloutRunner
@@ -90,10 +90,20 @@ def build_proposal(
         for r in rewrites
         if r.document is None and r.reason is not None
     )
-    contenders = tuple(
-        make_contender(f"rewrite {rewrite.number + 1}", apply_document(skill, rewrite.document, cases))
+    written = [
+        (rewrite, apply_document(skill, rewrite.document, cases))
         for rewrite in rewrites
         if rewrite.document is not None
+    ]
+    fallbacks += tuple(
+        Fallback(label=f"document/{rewrite.number}", reason=reason, replacement="one document less")
+        for rewrite, candidate in written
+        if (reason := candidate.results[0].reason) not in {None, UNCHANGED_REASON}
+    )
+    contenders = tuple(
+        make_contender(f"rewrite {rewrite.number + 1}", candidate)
+        for rewrite, candidate in written
+        if candidate.results[0].reason in {None, UNCHANGED_REASON}
     )
     verdict = None
     if not contenders:

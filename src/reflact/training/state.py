@@ -244,7 +244,9 @@ def build_buffer_entry(record: StepRecord) -> StepBufferEntry:
         n_failures=record.n_failures,
         n_total=record.rollout.n,
         patterns=record.patterns,
-        rejected_edits=record.chosen.patch.edits if verdict.refuted else (),
+        rejected_edits=tuple(edit for edit in record.chosen.patch.edits if edit.op != "examples")
+        if verdict.refuted
+        else (),
         score_before=verdict.current_score if is_settled else None,
         score_after=verdict.candidate_score if is_settled else None,
     )

@@ -168,6 +168,24 @@ class StepRunner:
         sources = list_sources(self.runtime)
         return choose_source(sources, earlier, seed=self.runtime.config.seed, step=step, barred=barred)
 
+    def _decide_without_race(
+        self, proposed: StepProposal, current: Skill, state: RunState, earlier: Sequence[StepRecord]
+    ) -> JudgedStep | None:
+        """Return the decision on a step without a candidate to measure; None if there is one."""
+        if proposed.verdict is not None:
+            return JudgedStep(verdict=proposed.verdict, candidate=Candidate(skill=current))
+        if proposed.merged is None or proposed.chosen is None:
+            return None
+        candidate = proposed.contenders[0].candidate
+        verdict = decide_without_evaluation(
+            candidate,
+            current,
+            merged=proposed.merged,
+            chosen=proposed.chosen,
+            known=name_documents(state, earlier),
+        )
+        return None if verdict is None else JudgedStep(verdict=verdict, candidate=candidate)
+
     async def _judge(
         self,
         proposed: StepProposal,
@@ -177,21 +195,10 @@ class StepRunner:
         earlier: Sequence[StepRecord],
     ) -> JudgedStep:
         """Drop candidates that are known, race the others, and let the gate decide on the one that is left."""
-        unchanged = Candidate(skill=current)
-        if proposed.verdict is not None:
-            return JudgedStep(verdict=proposed.verdict, candidate=unchanged)
-        if proposed.merged is not None and proposed.chosen is not None:
-            candidate = proposed.contenders[0].candidate
-            verdict = decide_without_evaluation(
-                candidate,
-                current,
-                merged=proposed.merged,
-                chosen=proposed.chosen,
-                known=name_documents(state, earlier),
-            )
-            if verdict is not None:
-                return JudgedStep(verdict=verdict, candidate=candidate)
-        if list_sources(self.runtime) == ("edits",) or not self.runtime.config.gate.enabled:
+        decided = self._decide_without_race(proposed, current, state, earlier)
+        if decided is not None:
+            return decided
+        if self.runtime.config.search.is_published and self.runtime.plan.proposer is None:
             return await self._ask_gate(proposed.contenders[0].candidate, state, step)
         known = await self._name_forms(state, earlier)
         first = {c.form: c for c in reversed(proposed.contenders)}
@@ -203,6 +210,8 @@ class StepRunner:
             )
             verdict = Verdict(action="no_change", reason=reason, repeats=name)
             return JudgedStep(verdict=verdict, candidate=proposed.contenders[0].candidate)
+        if not self.runtime.config.gate.enabled:
+            return await self._ask_gate(fresh[0].candidate, state, step)
         n = len(self.runtime.plan.data.val)
         left = _count_passes_left(self.runtime.plan, await plan_rollouts(self.runtime, earlier), earlier)
         passes = left - len(proposed.rollouts) / n
@@ -304,7 +313,8 @@ async def plan_rollouts(runtime: Runtime, earlier: Sequence[StepRecord]) -> floa
     planned = await log.get(0, label)
     if planned is None:
         spent = [entry.usage for entry in await runtime.store.spend(runtime.run_id) if entry.role == "target"]
-        done = len(runtime.plan.data.val) + sum(record.n_rollouts for record in earlier)
+        baseline = config.baseline_passes * len(runtime.plan.data.val)
+        done = baseline + sum(record.n_rollouts for record in earlier)
         planned = estimate_rollouts(limits, sum(spent, Usage()), done)
         await log.put(0, label, planned)
     return float(str(planned))
