@@ -92,7 +92,7 @@ def test_a_step_is_one_line() -> None:
         ("lapse_success", "2/1", "triage of minibatch 2 of the successes in batch 3"),
         ("draft_merge", "failure/2/0", "merge of failures, level 2, group 1"),
         ("merge_final", "final", "merge final"),
-        ("proposer", "1", "proposer, document 2"),
+        ("write_document", "1", "rewrite 2"),
         ("score", "0123456789012345", "score"),
         ("step_size", "", "step size"),
     ],

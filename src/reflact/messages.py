@@ -87,8 +87,8 @@ def describe_call(purpose: str, part: str) -> str:
     if "merge" in purpose and len(numbers) == 2:
         level, group = numbers
         return f"merge of {SOURCE_WORDS[part.partition('/')[0]]}, level {level}, group {group + 1}"
-    if purpose == "proposer" and numbers:
-        return f"proposer, document {numbers[0] + 1}"
+    if purpose == "write_document" and numbers:
+        return f"rewrite {numbers[0] + 1}"
     return purpose.replace("_", " ")
 
 

@@ -343,7 +343,6 @@ class Rewrite(FrozenModel):
         patterns: The causes of failure that it answers.
         reason: Why there is no document.
         number: Its place in the order in which the proposer asked for its documents, from 0.
-        measurement: Its means on the items of the step, if it was rolled out.
     """
 
     document: str | None = None
@@ -351,7 +350,6 @@ class Rewrite(FrozenModel):
     patterns: tuple[FailurePattern, ...] = ()
     reason: str | None = None
     number: int = 0
-    measurement: Measurement | None = None
 
 
 class RaceEntry(FrozenModel):

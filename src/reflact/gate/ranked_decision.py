@@ -133,8 +133,6 @@ REJECT_BELOW = 0.1
 BEST_ABOVE = 0.9
 """A version replaces the baseline as the best one if it is better with at least this probability."""
 
-_STANDARD = NormalDist()
-
 ItemScores = Mapping[str, float | None]
 """The scores of one pass by item; None is unmeasured."""
 

@@ -11,9 +11,6 @@ from reflact.types import Candidate, Edit, Skill, WorkedExample
 
 HEADING = "## Worked examples"
 
-BYTES_PER_TOKEN = 3
-"""Bytes of a token at least, as in the estimates of prompts."""
-
 FIRST_SIZES = (4, 8, 16, 32)
 """Sizes of the first sets; the set of all examples that fit comes first."""
 

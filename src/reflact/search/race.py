@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 
 from reflact.concurrency import fan_out
-from reflact.gate.ranked_decision import EffectBelief, compare_paired
+from reflact.gate.ranked_decision import EffectBelief, ItemScores, compare_paired
 from reflact.types import Candidate, FrozenModel, RaceEntry, Rollout, Skill
 
 FIRST_ITEMS = 6
@@ -32,9 +32,6 @@ A tie has about .33, so it is dropped: each slice holds items that the current d
 
 BEATEN_BELOW = 0.2
 """A candidate is dropped if it is better than the leader with a smaller probability."""
-
-ItemScores = Mapping[str, float | None]
-"""Scores by item; None is unmeasured."""
 
 Measure = Callable[[Skill, Sequence[str]], Awaitable[Sequence[Rollout]]]
 """Rolls a document out on validation items, in their order."""

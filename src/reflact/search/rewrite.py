@@ -9,10 +9,10 @@ from functools import partial
 from reflact.concurrency import fan_out
 from reflact.data import shuffle
 from reflact.messages import NoReply, RenderedPrompt, Text
-from reflact.search.examples import BYTES_PER_TOKEN
 from reflact.skills.document import editable_text
 from reflact.stages.context import StageContext
 from reflact.stages.prompt_sections import (
+    BYTES_PER_TOKEN,
     join_sections,
     list_material,
     show_right_answers,

@@ -9,8 +9,8 @@ from reflact.errors import ContextOverflow, ReplyError
 from reflact.messages import CallId, NoReply, RenderedPrompt
 from reflact.prompts import PromptBook
 from reflact.protocols import LLM, DecisionLog, R
+from reflact.stages.prompt_sections import BYTES_PER_TOKEN
 
-BYTES_PER_TOKEN = 3
 REPLY_TOKENS = 300
 """The tokens of a reply in the estimate of what a step costs."""
 

@@ -11,7 +11,6 @@ from reflact.llm.middleware import unwrap_environment
 from reflact.messages import CallId, NoReply, RenderedPrompt, Reply
 from reflact.protocols import LLM, Answerable, MessageRenderer, Proposer, R, StepEvidence
 from reflact.search.examples import (
-    BYTES_PER_TOKEN,
     apply_examples,
     draw_first_sets,
     draw_variants,
@@ -24,6 +23,7 @@ from reflact.skills.rejected_edits import select_relevant_edits
 from reflact.stages.aggregate import aggregate
 from reflact.stages.execution_notes import LapseTriage
 from reflact.stages.prompt_sections import (
+    BYTES_PER_TOKEN,
     fit_conversation,
     join_sections,
     show_buffer,
