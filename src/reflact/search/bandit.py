@@ -112,9 +112,6 @@ STEPS_PER_BUDGET = 30
 TARGET_SHARE = 0.7
 """The part of a budget that is planned for rollouts."""
 
-UNKNOWN_ROLLOUTS = 1_000
-"""The rollouts that are planned if nothing is known of their cost."""
-
 
 def estimate_rollouts(limits: BudgetConfig, spent: Usage, done: int) -> float:
     """Return how many rollouts fit the limits if ``done`` rollouts cost what was spent; the optimizer needs a share too."""
@@ -124,7 +121,7 @@ def estimate_rollouts(limits: BudgetConfig, spent: Usage, done: int) -> float:
         (limits.max_usd, spent.usd or 0.0),
     )
     fitting = [limit * done / cost for limit, cost in costs if limit is not None and cost]
-    return TARGET_SHARE * min(fitting) if fitting else float(UNKNOWN_ROLLOUTS)
+    return TARGET_SHARE * min(fitting, default=math.inf)
 
 
 def count_step_items(planned: float, minibatch_size: int) -> int | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 from reflact.errors import QuotaSpent
 from reflact.llm.middleware import unwrap_environment
@@ -199,13 +198,6 @@ CASES = 16
 
 TRANSCRIPT_BYTES = 1_500
 """The most bytes of an agent's transcript as an example."""
-
-
-class CandidateSource(Protocol):
-    """Rolls out items of a step, if it needs them, and makes candidates."""
-
-    async def propose(self, work: StepInput) -> StepProposal:
-        """Return the candidates and what led to them."""
 
 
 @dataclass(frozen=True)
@@ -472,7 +464,7 @@ def list_sources(runtime: Runtime) -> tuple[str, ...]:
 
 def open_source(
     name: str, runtime: Runtime, scheduler: RolloutScheduler, timer: StageTimer
-) -> CandidateSource:
+) -> ExamplesSource | RewriteSource | EditsSource | ProposerSource:
     """Return the source with a name."""
     if name == "examples":
         return ExamplesSource(runtime, scheduler, timer)

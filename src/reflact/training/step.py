@@ -310,14 +310,15 @@ async def plan_rollouts(runtime: Runtime, earlier: Sequence[StepRecord]) -> floa
     if limits.max_usd is None and limits.max_tokens is None and limits.max_calls is None:
         return math.inf
     label = f"planned_rollouts/{limits.max_usd}/{limits.max_tokens}/{limits.max_calls}"
-    planned = await log.get(0, label)
-    if planned is None:
-        spent = [entry.usage for entry in await runtime.store.spend(runtime.run_id) if entry.role == "target"]
-        baseline = config.baseline_passes * len(runtime.plan.data.val)
-        done = baseline + sum(record.n_rollouts for record in earlier)
-        planned = estimate_rollouts(limits, sum(spent, Usage()), done)
+    logged = await log.get(0, label)
+    if logged is not None:
+        return float(str(logged))
+    spent = [entry.usage for entry in await runtime.store.spend(runtime.run_id) if entry.role == "target"]
+    done = config.baseline_passes * len(runtime.plan.data.val) + sum(r.n_rollouts for r in earlier)
+    planned = estimate_rollouts(limits, sum(spent, Usage()), done)
+    if planned < math.inf:
         await log.put(0, label, planned)
-    return float(str(planned))
+    return planned
 
 
 def _count_passes_left(plan: RunPlan, planned: float, earlier: Sequence[StepRecord]) -> float:
