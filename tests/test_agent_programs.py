@@ -35,7 +35,6 @@ SHELLS = {
 CONFIG = """out_dir: {out}
 data: {{path: items.jsonl, ratio: "1:1:1"}}
 environment: {{grader: exact}}
-search: {sources: [edits]}
 search: {{sources: [edits]}}
 train: {{num_epochs: 2, rollout_concurrency: 1}}
 gate: {{policy: strict}}
