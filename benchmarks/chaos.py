@@ -272,6 +272,7 @@ def settings(world: Path, out_dir: Path, url: str, size: Size) -> dict[str, Any]
         "data": {"path": str(world)},
         "environment": {"grader": "regex"},
         "models": {"target": model, "optimizer": model},
+        "search": {"sources": ["edits"]},
         "train": {"num_epochs": size.epochs, "batch_size": 8},
         "reflect": {"minibatch_size": 2},
     }

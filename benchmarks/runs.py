@@ -105,6 +105,7 @@ def make_trainer(folder: Path, epochs: int, target: LongTarget, *, stop_at: int 
             "out_dir": folder,
             "report": False,
             "seed": 1,
+            "search": {"sources": ["edits"]},
             "train": {"num_epochs": max(1, epochs), "batch_size": 100 // part, "reuse_rollouts": False},
             "reflect": {"minibatch_size": 25 // (5 if part > 1 else 1)},
         },

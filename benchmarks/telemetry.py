@@ -78,6 +78,7 @@ async def of_run(telemetry: Telemetry | None) -> float:
             {
                 "out_dir": Path(folder) / "run",
                 "models": {"target": target},
+                "search": {"sources": ["edits"]},
                 "train": {"num_epochs": 2, "batch_size": 8},
             },
             environment=ToyEnvironment(train=32, val=16, test=16),

@@ -51,7 +51,12 @@ def coach(prompt: RenderedPrompt, reply_type: type[ReplyModel], call_id: CallId)
 async def main() -> None:
     """Train, and print the scores."""
     trainer = Trainer(
-        {"out_dir": "runs/guess", "train": {"num_epochs": 1, "batch_size": 8}, "gate": {"metric": "mixed"}},
+        {
+            "out_dir": "runs/guess",
+            "search": {"sources": ["edits"]},
+            "train": {"num_epochs": 1, "batch_size": 8},
+            "gate": {"metric": "mixed"},
+        },
         environment=GuessTheNumber(),
         target=ChatTarget(ScriptedLLM(player)),
         optimizer=ScriptedLLM(coach),

@@ -50,7 +50,12 @@ async def main() -> None:
         test=items("Over the Weir", "Half a Map", "Low Tide"),
     )
     trainer = Trainer(
-        {"out_dir": "runs/slugs", "train": {"num_epochs": 1, "batch_size": 2}, "gate": {"metric": "soft"}},
+        {
+            "out_dir": "runs/slugs",
+            "search": {"sources": ["edits"]},
+            "train": {"num_epochs": 1, "batch_size": 2},
+            "gate": {"metric": "soft"},
+        },
         environment=DatasetEnvironment(data, grade=grade, name="slugs", version=1),
         target=ChatTarget(ScriptedLLM(writer)),
         optimizer=ScriptedLLM(editor),

@@ -116,7 +116,6 @@ def test_no_request_is_sent_twice(processes: Processes, tmp_path: Path) -> None:
     assert purposes >= {"analyst_failure", "analyst_success", "lapse_failure", "lapse_success"}
     assert {r.verdict.action for r in records} & {"accept", "accept_new_best"}
     assert {r.verdict.action for r in records} & {"reject", "set_aside"}
-    assert not ended.summary.deterministic
     assert any(call_id.endswith("attempt=1") for _, call_id in seen)
     assert any(f.label.startswith("merge/") for r in records for f in r.merged.fallbacks)
     assert Counter(c[1] for c in ended.commits)["epoch"] == 3

@@ -640,7 +640,7 @@ async def test_a_run_that_is_stopped_after_every_commit_has_the_same_history(
                     trainer.stop("after a commit")
                 if isinstance(event, events.RunFinished):
                     status = event.summary.status
-    assert starts > 8
+    assert starts > 5
     assert status == "completed"
     assert await read_history(folder, trainer.run_id) == whole
 

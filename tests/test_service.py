@@ -222,7 +222,7 @@ def until(events: Iterator[Told], kind: str) -> Iterator[Told]:
 
 
 def test_the_recorded_demo_is_served(tmp_path: Path) -> None:
-    """Without arguments the service offers the demo; all of it comes, in the log's order, drafts included."""
+    """Without arguments the service offers the demo; all of it comes, in the log's order."""
     with service(tmp_path) as url:
         assert httpx.get(f"{url}/trainers").json() == ["demo"]
         with listening(url, "demo") as events:
@@ -231,8 +231,6 @@ def test_the_recorded_demo_is_served(tmp_path: Path) -> None:
     assert {(event.data["run_id"],) for event in told} == set(
         rows(tmp_path / "demo-run", "SELECT run_id FROM runs")
     )
-    drafts = [event.data for event in told if event.kind == "draft_updated"]
-    assert len({draft["call_id"] for draft in drafts}) > 10
     assert (told[-1].kind, told[-1].data["summary"]["status"]) == ("run_finished", "completed")
 
 

@@ -34,7 +34,7 @@ def assert_one_message(result: Result, *words: str) -> None:
     """Check that a run failed with one message that holds the words; the exit code says if a call is booked."""
     is_booked = "interrupted call" in result.output
     assert result.exit_code == (1 if is_booked else 2), result.output
-    assert result.stderr.startswith("error: the run ended as failed: "), result.stderr
+    assert result.stderr.startswith(("error: the run ended as failed: ", "error: the run ended as budget: "))
     assert result.stderr.count("\n") == 1, result.stderr
     assert "Traceback" not in result.output
     for word in words:
