@@ -22,6 +22,7 @@ from pure_world import settings as pure_settings
 from reflact import Trainer
 from reflact.concurrency import fan_out
 from reflact.config.loading import load_config
+from reflact.config.training import ALL_SOURCES
 from reflact.environments import DatasetEnvironment
 from reflact.errors import ConfigError, ProviderDown, WorkerLost
 from reflact.executors import EnvironmentReference, ExecutorJob, ExecutorResult
@@ -69,21 +70,24 @@ def describe(summary: RunSummary) -> tuple[Any, ...]:
 
 
 @pytest.mark.parametrize(
-    ("executor", "epochs"),
+    ("executor", "epochs", "sources"),
     [
-        pytest.param(PROCESSES, 1, id="processes"),
-        pytest.param(PROCESSES, 3, marks=pytest.mark.slow, id="longer"),
-        pytest.param(RAY, 3, marks=needs_ray, id="ray"),
+        pytest.param(PROCESSES, 1, ("edits",), id="processes"),
+        pytest.param(PROCESSES, 3, ("edits",), marks=pytest.mark.slow, id="longer"),
+        pytest.param(PROCESSES, 3, ALL_SOURCES, marks=pytest.mark.slow, id="all sources"),
+        pytest.param(RAY, 3, ("edits",), marks=needs_ray, id="ray"),
+        pytest.param(RAY, 3, ALL_SOURCES, marks=needs_ray, id="ray, all sources"),
     ],
 )
 async def test_a_run_in_workers_leaves_the_same_history(
-    tmp_path: Path, executor: dict[str, Any], epochs: int
+    tmp_path: Path, executor: dict[str, Any], epochs: int, sources: tuple[str, ...]
 ) -> None:
     """A run with its ends of epochs, final test and controls leaves in workers what it leaves in the loop."""
     data = write_world(tmp_path / "world")
     ended = []
     for name, section in (("local", {}), ("workers", executor)):
-        config = pure_settings(data, tmp_path / name, executor=section, train={"num_epochs": epochs})
+        more = {"train": {"num_epochs": epochs}, "search": {"sources": sources}}
+        config = pure_settings(data, tmp_path / name, executor=section, **more)
         network = PureNetwork()
         assert (await Trainer(config, transport=network).train()).status == "completed"
         ended.append((left_by(tmp_path / name), sorted(network.samples)))

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from reflact.errors import QuotaSpent
-from reflact.llm.middleware import unwrap_environment
+from reflact.llm.middleware import LLMMiddleware, unwrap_environment
 from reflact.messages import CallId, NoReply, RenderedPrompt, Reply
-from reflact.protocols import LLM, Answerable, MessageRenderer, Proposer, R, StepEvidence
+from reflact.protocols import Answerable, MessageRenderer, Proposer, R, StepEvidence
 from reflact.search.examples import (
     apply_examples,
     draw_first_sets,
@@ -476,20 +476,13 @@ def open_source(
     return ProposerSource(runtime, scheduler, timer, runtime.plan.proposer)
 
 
-@dataclass
-class CreditWatch:
-    """Implements ``protocols.LLM``: passes calls on, and notes if the account has no credit left.
+class CreditWatch(LLMMiddleware):
+    """Passes calls on, and notes if the account has no credit left.
 
     A step's rollouts raise the same error if the target's account has none, and then no source can go on.
     """
 
-    llm: LLM
-    is_spent: bool = False
-
-    @property
-    def identity(self) -> str:
-        """The model's identity."""
-        return self.llm.identity
+    is_spent = False
 
     async def ask(
         self,
@@ -501,7 +494,7 @@ class CreditWatch:
     ) -> Reply[R]:
         """Return the model's reply."""
         try:
-            return await self.llm.ask(prompt, reply_type, call_id=call_id, check=check)
+            return await self.inner.ask(prompt, reply_type, call_id=call_id, check=check)
         except QuotaSpent:
             self.is_spent = True
             raise
