@@ -337,6 +337,9 @@ async def test_a_small_budget_tries_many_candidates(tmp_path: Path, seed: int) -
     assert done.summary.status == "completed"
     assert "train.max_rollouts is 240" in str(done.summary.reason)
     assert count_candidates(done.records) >= 25
+    lost = [record for record in done.records if record.race and not any(e.judged for e in record.race)]
+    assert lost
+    assert {record.verdict.candidate_score for record in lost} == {None}  # a part of the items is no score
     assert sum(record.n_rollouts for record in done.records) + 20 == len(actor.asked) < 240 + 20
     assert done.summary.best is not None
     assert done.summary.best.score is not None

@@ -116,10 +116,12 @@ class EventLines:
             scores = f"val {format_verdict_scores(verdict)}"
         words = [f"step {event.step:<4}", f"{ACTION_WORDS[event.action]:<12} ", f"{scores:<18}"]
         if rollouts is not None:
-            solved = f"solved {rollouts.n - rollouts.failures}/{rollouts.n}"
+            solved = f"solved {rollouts.n - rollouts.failures}/{rollouts.n}" if rollouts.n else ""
             words.append(f" {solved:<12}")
         applied = sum(result.status == "applied" for result in self._edits)
-        words.append(f" edits {applied}/{len(self._edits)}" if self._edits else " " * len(" edits 0/0"))
+        kinds = {result.edit.op for result in self._edits} & {"examples", "rewrite"}
+        made = next(iter(kinds), f"edits {applied}/{len(self._edits)}" if self._edits else "")
+        words.append(f" {made:<9}")
         words.append(f" v{event.current.number}")
         if event.best.number != event.current.number:
             words[-1] += f", best v{event.best.number}"

@@ -218,7 +218,7 @@ class StepRunner:
         fresh = list(limit_contenders(fresh, plan_slices(n, passes), passes * n))
         race = await self.gate_keeper.race(fresh, current, state, step=step, passes=passes)
         if race.winner is None:
-            verdict, best = build_race_verdict(race.entries, current)
+            verdict, best = build_race_verdict(race.entries)
             return JudgedStep(verdict=verdict, candidate=fresh[best].candidate, race=race.entries)
         judged = await self._ask_gate(fresh[race.winner].candidate, state, step)
         return judged.model_copy(update={"race": race.entries})
@@ -344,26 +344,19 @@ def find_search_end(plan: RunPlan, state: RunState, earlier: Sequence[StepRecord
     return f"the document solves all {n} validation items" if state.current.score >= 1 else None
 
 
-def build_race_verdict(entries: Sequence[RaceEntry], current: Skill) -> tuple[Verdict, int]:
-    """Return the verdict of a race that nobody won, and the index of its best candidate."""
+def build_race_verdict(entries: Sequence[RaceEntry]) -> tuple[Verdict, int]:
+    """Return the verdict of a race that nobody won, and the index of its best candidate.
+
+    It has no scores: those of the race are means on a part of the items, and stay in its entries.
+    """
     scores = [-1.0 if entry.score is None else entry.score for entry in entries]
     best = scores.index(max(scores))
-    entry = entries[best]
     subject = (
         "The candidate does not look" if len(entries) == 1 else f"None of the {len(entries)} candidates looks"
     )
-    reason = f"{subject} better than the current document. Best in the race: {describe_entry(entry)}."
+    reason = f"{subject} better than the current document. Best in the race: {describe_entry(entries[best])}."
     is_refuted = all(e.p_better is not None and e.p_better < REJECT_BELOW for e in entries)
-    measured = Measurement(skill_hash=entry.skill_hash, split=Split.val, n=entry.n)
-    verdict = Verdict(
-        action="reject" if is_refuted else "set_aside",
-        reason=reason,
-        candidate=measured,
-        current=Measurement(skill_hash=current.hash, split=Split.val, n=entry.n),
-        candidate_score=entry.score,
-        current_score=entry.current_score,
-    )
-    return verdict, best
+    return Verdict(action="reject" if is_refuted else "set_aside", reason=reason), best
 
 
 def _measure_batches(
