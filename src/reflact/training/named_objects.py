@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from pydantic import JsonValue, ValidationError
 
-from reflact.config.training import TrainerConfig
+from reflact.config.training import ALL_SOURCES, TrainerConfig
 from reflact.data import DataSet
 from reflact.errors import ConfigError, ReflactError
 from reflact.protocols import (
@@ -103,7 +103,10 @@ def load_named_proposer(config: TrainerConfig) -> Proposer | None:
     name = config.search.own
     if name is None:
         return None
-    found = _load("search.sources", name, "reflact.proposers")
+    try:
+        found = _load("search.sources", name, "reflact.proposers")
+    except ConfigError as error:
+        raise ConfigError(f"{error}; reflact's own sources are {', '.join(ALL_SOURCES)}") from error
     proposer: Proposer = _call("proposer", name, found, {}, needs="propose")
     return proposer
 
