@@ -362,29 +362,13 @@ class ModelsConfig(ConfigSection):
 
 
 class TelemetryConfig(ConfigSection):
-    """The content of spans, and logging of the run to MLflow."""
+    """The content of spans."""
 
     content: bool = changeable_field(
         False,
         description="Include prompts and replies in spans of model calls, and error messages in failed spans; "
         "keys are removed.",
     )
-    mlflow: str | None = changeable_field(
-        None,
-        min_length=1,
-        description="MLflow's tracking address; null: no logging to MLflow. Needs the extra `mlflow`.",
-    )
-    experiment: str = changeable_field("reflact", min_length=1, description="MLflow's experiment.")
-
-    @field_validator("mlflow")
-    @classmethod
-    def _no_password(cls, value: str | None) -> str | None:
-        if value is not None and "@" in urlsplit(value).netloc:
-            raise ValueError(
-                "an address is stored with the run, so it must not contain a name or password: MLflow reads them "
-                "from MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD"
-            )
-        return value
 
 
 class ExecutorConfig(ConfigSection):
