@@ -493,7 +493,7 @@ async def check_setup(config: TrainerConfig, overrides: Overrides | None = None)
         item=item,
         grade=grade,
         skill=skill,
-        target_calls=math.fsum(row.calls.expected for row in likely.rows if row.role == "target"),
+        target_calls=math.fsum(row.calls for row in likely.rows if row.role == "target"),
     )
 
 

@@ -322,6 +322,9 @@ def print_cost_estimate(config: TrainerConfig, command: str) -> None:
     console.print(build_estimate_table(estimate))
     for line in estimate.assumptions:
         typer.echo(line)
+    limits = config.budget.model_dump(exclude_none=True)
+    named = ", ".join(f"budget.{name} {limit:g}" for name, limit in limits.items())
+    typer.echo(f"the run stops before it exceeds {named}" if named else "no limit: set budget.max_usd")
     typer.echo(estimate_gate_power(plan).description)
     is_own = config.store is None and not config.fork and path.is_file()
     if is_own and (conflict := anyio.run(_find_conflict, path, plan)) is not None:
