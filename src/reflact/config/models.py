@@ -377,12 +377,12 @@ class ExecutorConfig(ConfigSection):
     name: str = changeable_field(
         "local",
         pattern=OBJECT_NAME,
-        description="`local`: in the event loop; `processes`: in worker processes; `ray`: on a Ray cluster. `module:name` "
+        description="`local`: in the event loop; `ray`: in workers of Ray, on this machine or a cluster. `module:name` "
         "imports a function that opens an executor. Any other name is an entry point of the group `reflact.executors`.",
     )
     options: dict[str, JsonValue] = changeable_field({}, description="Arguments of that function.")
     workers: int | None = changeable_field(
-        None, ge=1, description="Maximum of workers; null: one for each processor of this machine."
+        None, ge=1, description="Maximum of workers (`ray`); null: one for each processor of this machine."
     )
     address: str | None = changeable_field(
         None,
