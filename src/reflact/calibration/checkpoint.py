@@ -163,7 +163,7 @@ class CalibrationState:
     def pop_finished_test(self, round_pair_ids: Collection[str]) -> BatchTest | None:
         """Return the test of a round if it had ended before the calibration was stopped."""
         tests, self.finished_tests = self.finished_tests, self.finished_tests[1:]
-        if tests and (not round_pair_ids or not set(round_pair_ids).isdisjoint(tests[0].unit_ids)):
+        if tests and (not round_pair_ids or not set(round_pair_ids).isdisjoint(tests[0].pair_ids)):
             return tests[0]
         self.finished_tests = ()
         return None
@@ -237,7 +237,7 @@ def _hash_traces(traces: Iterable[Trace]) -> str:
 
 
 NOTHING_TO_LEARN = "there is no trace to learn from, because all are held out; pass more traces"
-LARGER_MEMORY = "reject pairs that are not needed, or open it with a larger max_active_cards"
+LARGER_MEMORY = "reject pairs that are not needed, or open it with a larger max_active_pairs"
 
 
 def find_missing(
