@@ -22,7 +22,6 @@ from reflact.reporting.html.run_details import MAX_ITEMS, list_lineage
 from reflact.testing import ToyEnvironment, toy_optimizer
 from reflact.testing.llm import Script
 from reflact.types import Belief, FrozenModel, RankedDecision
-from served import reflact
 from test_look import build_step
 
 MARKUP = (
@@ -198,14 +197,6 @@ def test_equal_runs_are_equal_pages(folder: Path, report: RunReport) -> None:
     page = render_run_page(report)
     assert page == render_run_page(report.model_copy(deep=True))
     assert page.encode() == (folder / "report.html").read_bytes()
-
-
-def test_the_command_writes_the_page(folder: Path, tmp_path: Path) -> None:
-    """The command writes the page of the run to a file, also if the items came from Python code."""
-    result = reflact("report", folder, "--out", tmp_path / "page.html")
-    assert result.exit_code == 0
-    assert f"wrote {tmp_path / 'page.html'}" in result.output.replace("\n", "")
-    assert (tmp_path / "page.html").read_bytes() == (folder / "report.html").read_bytes()
 
 
 async def test_a_page_that_cannot_be_written_is_a_warning(tmp_path: Path) -> None:

@@ -240,7 +240,7 @@ def _list_files(folder: Path) -> Iterator[PackageFile]:
     if not folder.is_dir():
         raise SkillError(
             f"the folder {folder}, whose other files belong to the skill, is gone; bring it back, or print the document "
-            "alone with `reflact skill`"
+            "alone with `reflact show RUN --skill best`"
         )
     n_files = size = 0
     for place, folders, names in os.walk(folder):
