@@ -70,11 +70,11 @@ class DatasetEnvironment:
         template: The message to the target. ``{input}`` is the item's input, and ``{NAME}`` the metadata of that name,
             if the item has it. Text is inserted as it is, any other value as indented JSON with sorted keys.
         name: The environment's name; part of its identity.
-        version: Raise it if ``grade`` is your own function and its scores change, so that older scores are
-            not reused.
+        version: Raise it if the scores of your own ``grade`` change although its code does not, for example with
+            a new version of a package, so that older scores are not reused.
 
     Raises:
-        ConfigError: The template has no ``{input}``, or the grader has no name.
+        ConfigError: The template has no ``{input}``.
         DataError: The grader cannot use a reference; names the item.
     """
 
