@@ -16,7 +16,7 @@ import re
 import unicodedata
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, NoReturn, Self, TypeAlias, TypeVar
 
@@ -26,6 +26,7 @@ from reflact.concurrency import INLINE_LIMIT, run_in_thread
 from reflact.config.training import EnvironmentConfig
 from reflact.environments.functions import identify_function
 from reflact.errors import DataError, EnvironmentFailure, InterfaceError
+from reflact.jsonutil import build_object
 from reflact.types import FrozenModel, Grade, Item, Score
 
 if TYPE_CHECKING:
@@ -214,15 +215,8 @@ def parse_strict_json(text: str) -> Any:
         RecursionError: It is nested too deeply.
     """
     return json.loads(
-        text, object_pairs_hook=_build_object, parse_constant=_refuse_number, parse_float=_parse_finite
+        text, object_pairs_hook=build_object, parse_constant=_refuse_number, parse_float=_parse_finite
     )
-
-
-def _build_object(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    result = dict(pairs)
-    if len(result) < len(pairs):
-        raise ValueError("an object has a name twice")
-    return result
 
 
 def _parse_finite(text: str) -> float:
