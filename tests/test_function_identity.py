@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from reflact.environments.functions import identify_function
+from reflact.environments.graders import identify_function
 from reflact.types import Item
 
 Function = Callable[..., Any]
@@ -191,7 +191,7 @@ def test_an_identity_is_the_same_in_every_process(tmp_path: Path) -> None:
         encoding="utf-8",
     )
     code = (
-        "import own; from reflact.environments.functions import identify_function as name; "
+        "import own; from reflact.environments.graders import identify_function as name; "
         "print(name(own.grade), name(own.plain))"
     )
     found = {

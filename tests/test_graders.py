@@ -19,7 +19,6 @@ from hypothesis import strategies as st
 from pydantic import JsonValue
 
 from doubles import check_beside_loop
-from reflact.environments.functions import identify_function
 from reflact.environments.graders import (
     MAX_JSON_CHARS,
     ExactGrader,
@@ -32,6 +31,7 @@ from reflact.environments.graders import (
     RegexGrader,
     TokenF1Grader,
     apply_grader,
+    identify_function,
     identify_grader,
     normalize,
     parse_number,

@@ -24,7 +24,7 @@ CHUNK_SIZE = 20_000
 """Approximate number of values and characters in a chunk."""
 
 
-def build_object(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+def build_object(pairs: Sequence[tuple[str, JsonValue]]) -> dict[str, JsonValue]:
     """Return an object of JSON; ValueError if it has a name twice, of which a reader sees only the last."""
     result = dict(pairs)
     if len(result) < len(pairs):

@@ -152,21 +152,21 @@ def unfold_row(row: Mapping[str, Any], where: str) -> Mapping[str, Any]:
     if all(isinstance(row.get(name), str) for name in ALPACA_COLUMNS):
         task = "\n\n".join(filter(None, (row["instruction"], row["input"])))
         return _replace_columns(row, ALPACA_COLUMNS, task, row["output"])
-    if isinstance(tests := row.get("test_list"), list) and "code" in row:
+    if {"test_list", "code"} <= row.keys():
         name = "text" if "text" in row else "prompt"
-        shown = "\n".join(map(str, tests))
-        setup = filter(None, [row.get("test_setup_code"), *(row.get("test_imports") or ()), shown])
+        shown = _join_lines(row["test_list"])
+        tests = _join_lines(row.get("test_setup_code"), row.get("test_imports"), shown)
         task = f"{row.get(name)}\n\n{shown}"
-        return _replace_columns(row, (name, "code", "test_list"), task, {"tests": "\n".join(setup)})
+        return _replace_columns(row, (name, "code", "test_list"), task, {"tests": tests})
     if {"prompt", "test", "entry_point"} <= row.keys():
         tests = f"{row['test']}\ncheck({row['entry_point']})"
         return _replace_columns(
             row, ("prompt", "test", "canonical_solution"), row["prompt"], {"tests": tests}
         )
-    if isinstance(answers := row.get("correct_answers"), list) and isinstance(row.get("best_answer"), str):
-        unique = [*dict.fromkeys([row["best_answer"], *answers])]
+    if (texts := _list_texts(row.get("correct_answers"))) and isinstance(row.get("best_answer"), str):
+        texts = [*dict.fromkeys([row["best_answer"], *texts])]
         return _replace_columns(
-            row, ("question", "best_answer", "correct_answers"), row.get("question"), unique
+            row, ("question", "best_answer", "correct_answers"), row.get("question"), texts
         )
     for name in ("answers", "answer"):
         if (texts := _list_answer_texts(row.get(name))) is not None:
@@ -188,16 +188,23 @@ def _unfold_chat(row: Mapping[str, Any], where: str) -> Mapping[str, Any]:
 
 
 def _replace_columns(
-    row: Mapping[str, Any], names: Collection[str], task: JsonValue, reference: JsonValue
+    row: Mapping[str, Any], names: Collection[str], task: Any, reference: Any
 ) -> Mapping[str, Any]:
     rest = {name: value for name, value in row.items() if name not in names}
     return {"input": task, "reference": reference, **rest}
 
 
+def _join_lines(*parts: Any) -> str:
+    lines = [line for part in parts for line in (part if isinstance(part, list) else [part])]
+    return "\n".join(str(line) for line in lines if line)
+
+
 def read_result(reference: JsonValue) -> JsonValue:
     """Return the result of an answer that ends in a line such as ``#### 42``, as GSM8K's; others as they are."""
-    found = re.search(r"(?:^|\n)#### *(\S[^\n]*?)\s*$", reference) if isinstance(reference, str) else None
-    return reference if found is None else found[1]
+    if not isinstance(reference, str):
+        return reference
+    result = re.match(r"####(?!#)\s*(\S.*)", reference.rstrip().rpartition("\n")[2])
+    return reference if result is None else result[1]
 
 
 def _list_messages(row: Mapping[str, Any], where: str) -> list[tuple[str, str]]:
@@ -265,15 +272,15 @@ def unfold_columns(row: Mapping[str, Any], names: Sequence[str]) -> Mapping[str,
 def _list_answer_texts(value: Any) -> list[str] | None:
     """Return the texts of answers with positions or aliases, each once; None if the value is something else."""
     if isinstance(value, dict) and {"text", "answer_start"} <= value.keys():
-        texts = value["text"]
-    elif isinstance(value, dict) and isinstance(value.get("aliases"), list) and "value" in value:
-        texts = [value["value"], *value["aliases"]]
-    elif isinstance(value, list) and value and all(isinstance(one, dict) and "text" in one for one in value):
-        texts = [one["text"] for one in value]
-    else:
-        return None
-    return (
-        list(dict.fromkeys(texts))
-        if isinstance(texts, list) and all(isinstance(one, str) for one in texts)
-        else None
-    )
+        return _list_texts(value["text"])
+    if isinstance(value, dict) and isinstance(value.get("aliases"), list) and "value" in value:
+        return _list_texts([value["value"], *value["aliases"]])
+    if isinstance(value, list) and value and all(isinstance(one, dict) and "text" in one for one in value):
+        return _list_texts([one["text"] for one in value])
+    return None
+
+
+def _list_texts(values: Any) -> list[str] | None:
+    """Return the texts of a list, each once; None if it is no list, or has anything else."""
+    is_plain = isinstance(values, list) and all(isinstance(value, str) for value in values)
+    return [*dict.fromkeys(values)] if is_plain else None
