@@ -53,7 +53,7 @@ TELLING_NAMES: Mapping[str, frozenset[str]] = {
     ),
     "reference": _list_words(
         "expected_output target output completion response ground_truth result class sentiment intent decision verdict "
-        "outcome queue department summary translation highlights chosen answerkey canonical_solution a"
+        "outcome queue department summary translation highlights chosen ideal answerkey canonical_solution a"
     ),
     "task_type": _list_words("type category topic subject kind domain"),
 }

@@ -206,7 +206,7 @@ def _find_joined_labels(grade: CheckedGrader[Any], references: Sequence[JsonValu
 
 def _list_answers(references: Sequence[JsonValue]) -> list[JsonValue]:
     answers = [one for ref in references for one in (ref if isinstance(ref, list) else [ref])]
-    return [one for one in answers if one is not None]
+    return [one for one in answers if one is not None and one != ""]
 
 
 def _show(value: JsonValue) -> str:
@@ -290,23 +290,8 @@ def guess_grader(references: Sequence[JsonValue]) -> tuple[str, str] | None:
             guess = "python", "The references are tests or expected outputs of programs."
         else:
             guess = "json_fields", "The references are objects: an answer needs their fields and values."
-    elif None not in numbers and (code := _find_code(answers, numbers)):
-        guess = (
-            "exact",
-            (
-                f"Some references have the form of codes, such as {code}, so an answer must be equal to the letter. "
-                "If they are numbers, choose numeric."
-            ),
-        )
     elif None not in numbers:
-        is_whole = all(isinstance(number, int) for number in numbers)
-        guess = (
-            "numeric",
-            (
-                f"The references are {'whole ' * is_whole}numbers: an answer must be that number{', up to rounding,' * (not is_whole)} "
-                "and nothing else."
-            ),
-        )
+        guess = _choose_for_numbers(answers, numbers)
     elif all(text.lstrip().lower().startswith(("select ", "with ")) for text in texts):
         guess = "sql", "The references are queries: an answer must return the same rows."
     elif is_labels(texts):
@@ -334,15 +319,17 @@ def _choose_for_labels(texts: Sequence[str]) -> tuple[str, str]:
     return "normalized", f"{words}. {FORGIVEN}"
 
 
-def _find_code(answers: Sequence[JsonValue], numbers: Sequence[float | None]) -> str | None:
-    """Return a text that is read as a number and is a code, or one of two that are the same number (3.1 and 3.10)."""
+def _choose_for_numbers(answers: Sequence[JsonValue], numbers: Sequence[float | None]) -> tuple[str, str]:
+    """Return `exact` if a text is a code, or if two are the same number (3.1 and 3.10); else `numeric`."""
     first: dict[float | None, str] = {}
     for answer, number in zip(answers, numbers, strict=True):
         plain = str(answer).strip().lstrip("+").replace(",", "")
         is_other = first.setdefault(number, plain) != plain
         if isinstance(answer, str) and (is_other or CODE.fullmatch(plain)):
-            return plain
-    return None
+            words = f"References such as {plain} may be codes, so an answer must be equal to the letter."
+            return "exact", f"{words} If they are numbers, choose numeric."
+    rounding = "" if all(isinstance(number, int) for number in numbers) else ", up to rounding,"
+    return "numeric", f"The references are numbers: an answer must be that number{rounding} and nothing else."
 
 
 def _is_capitals(text: str) -> bool:
