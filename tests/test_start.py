@@ -334,6 +334,12 @@ def test_a_file_without_a_header_is_refused(tmp_path: Path) -> None:
     guess, grader = init_columns(tmp_path, {REVIEWS[1]: REVIEWS[2:], "A": MOODS[2:]})
     assert "if the first row is an item, write a header above it, such as input,reference" in guess
     assert not grader
+    named = ("--input", REVIEWS[1], "--reference", "bad")
+    (tmp_path / "data.csv").write_text(
+        "\n".join(map(",".join, zip(REVIEWS[1:], MOODS, strict=False))), encoding="utf-8"
+    )
+    result = reflact("init", tmp_path / "data.csv", "--out", tmp_path / "run.yaml", "--model", "m", *named)
+    assert_refused(result, "'bad' is an answer and no name of a column; if the first row is an item")
 
 
 def part(role: str, text: str) -> dict[str, Any]:

@@ -40,6 +40,8 @@ SENTENCES = frozenset(
 ASSERTION = re.compile(r"(not-)?[a-z][a-z-]*(\([^)]*\))?:\s*\S")
 """The beginning of an assertion of promptfoo, such as `contains: Bonjour`."""
 
+HEADER = "if the first row is an item, write a header above it, such as input,reference"
+
 STEPS_PER_EPOCH, MIN_BATCH, MAX_BATCH = 4, 4, 16
 """A small train split gives so many steps per epoch at least, if a batch then has so many items."""
 
@@ -340,6 +342,7 @@ def find_columns(rows: Sequence[Mapping[str, Any]], chosen: Mapping[str, str], w
         DataError: No column or several could be the task, several could be the right answer, or there are tests instead.
     """
     from reflact.config.fields import DEFAULT_COLUMNS, FIELD_NAMES, are_ids, is_labels, list_telling_columns
+    from reflact.errors import DataError
     from reflact.jsonutil import flatten_fields
 
     if not list_telling_columns("input", list(list_filled_columns(rows))):
@@ -362,6 +365,9 @@ def find_columns(rows: Sequence[Mapping[str, Any]], chosen: Mapping[str, str], w
             columns[field] = telling[0]
         elif telling or (field == "input" and rows):
             columns[field] = choose_column(field, telling, free, where)
+    answer = columns.get("reference")
+    if answer in filled.get(str(answer), ()):
+        raise DataError(f"{where}: {answer!r} is an answer and no name of a column; {HEADER}")
     return columns
 
 
@@ -384,10 +390,9 @@ def choose_column(field: str, telling: Sequence[str], columns: Sequence[str], wh
     if sys.stdin.isatty():
         return str(typer.prompt(f"Column of {what} ({listed})"))
     problem = f"several columns may be {what}" if telling else f"no column looks like {what}"
-    header = "; if the first row is an item, write a header above it, such as input,reference"
     raise DataError(
         f"{where}: {problem}; name it with --{field}, which data.fields.{field} keeps (the columns are {listed})"
-        + header * (where.endswith(".csv") and not telling)
+        + f"; {HEADER}" * (where.endswith(".csv") and not telling)
     )
 
 
