@@ -13,6 +13,7 @@ from collections.abc import Callable
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock, call
 
 import pytest
 
@@ -169,6 +170,12 @@ def test_code_that_is_not_read_is_told(function: Function, caplog: pytest.LogCap
     """A function of C or of an installed package has its name alone, and a line says so."""
     assert "#" not in identify_function(function)
     assert [record.levelname for record in caplog.records] == ["WARNING"]
+
+
+def test_objects_that_answer_to_any_name_end() -> None:
+    """A stand-in of a test has every attribute; it counts by its type."""
+    names = [identify_function(make_grade(value)) for value in (call, MagicMock(), MagicMock())]
+    assert names[1] == names[2] != names[0]
 
 
 def test_functions_that_call_each_other_end() -> None:

@@ -152,21 +152,20 @@ def unfold_row(row: Mapping[str, Any], where: str) -> Mapping[str, Any]:
     if all(isinstance(row.get(name), str) for name in ALPACA_COLUMNS):
         task = "\n\n".join(filter(None, (row["instruction"], row["input"])))
         return _replace_columns(row, ALPACA_COLUMNS, task, row["output"])
-    if {"test_list", "code"} <= row.keys():
-        name = "text" if "text" in row else "prompt"
+    name = "text" if "text" in row else "prompt"
+    if {"test_list", "code", name} <= row.keys():
         shown = _join_lines(row["test_list"])
         tests = _join_lines(row.get("test_setup_code"), row.get("test_imports"), shown)
-        task = f"{row.get(name)}\n\n{shown}"
-        return _replace_columns(row, (name, "code", "test_list"), task, {"tests": tests})
+        return _replace_columns(row, (name, "code", "test_list"), f"{row[name]}\n\n{shown}", {"tests": tests})
     if {"prompt", "test", "entry_point"} <= row.keys():
         tests = f"{row['test']}\ncheck({row['entry_point']})"
         return _replace_columns(
             row, ("prompt", "test", "canonical_solution"), row["prompt"], {"tests": tests}
         )
-    if (texts := _list_texts(row.get("correct_answers"))) and isinstance(row.get("best_answer"), str):
-        texts = [*dict.fromkeys([row["best_answer"], *texts])]
+    truthful = ("question", "best_answer", "correct_answers")
+    if all(name in row for name in truthful) and (texts := _list_texts(row["correct_answers"])):
         return _replace_columns(
-            row, ("question", "best_answer", "correct_answers"), row.get("question"), texts
+            row, truthful, row["question"], [*dict.fromkeys([row["best_answer"], *texts])]
         )
     for name in ("answers", "answer"):
         if (texts := _list_answer_texts(row.get(name))) is not None:

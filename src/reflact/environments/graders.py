@@ -630,7 +630,7 @@ def _describe(value: Any, known: Known) -> JsonValue:  # noqa: PLR0911 - one for
         return _describe_function(value, known)
     if (parts := _list_parts(value)) is not None:
         return [type(value).__name__, *(_describe(part, known) for part in parts)]
-    if isinstance(value, ModuleType) or hasattr(value, "__qualname__"):
+    if isinstance(value, ModuleType) or isinstance(getattr(value, "__qualname__", None), str):
         return _name(value)
     methods = _list_methods(type(value))
     if not methods:
@@ -657,7 +657,8 @@ def _list_parts(value: Any) -> Sequence[Any] | None:  # noqa: PLR0911 - one for 
     if isinstance(value, type):
         methods = _list_methods(value)
         return [_name(value), methods] if methods else None
-    return [value.__wrapped__] if hasattr(value, "__wrapped__") else None
+    wrapped = inspect.getattr_static(value, "__wrapped__", None)
+    return None if wrapped is None else [wrapped]
 
 
 def _name(value: Any) -> str:
