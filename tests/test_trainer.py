@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -313,6 +314,17 @@ async def test_points_of_a_hundred_end_the_run_at_the_first_of_them(tmp_path: Pa
     summary = await trainer.train()
     assert (summary.status, summary.steps) == ("failed", 0)
     assert "the grader returned 100 for item" in str(summary.reason)
+
+
+async def test_a_score_that_is_not_a_number_is_told_while_the_run_goes_on(tmp_path: Path) -> None:
+    """NaN is no fault of the whole function, so one item is unmeasured, with a warning that names it."""
+
+    def grade(item: Item, answer: str) -> float:
+        return math.nan if item.reference == "80" else 1.0
+
+    trainer = train_on_items(tmp_path, grade=grade, train__num_epochs=1)
+    warnings = [event.message async for event in trainer.stream() if isinstance(event, events.WarningIssued)]
+    assert len([text for text in warnings if "the grader returned NaN for item 't'" in text]) == 1
 
 
 async def test_a_pair_given_twice_is_refused(tmp_path: Path) -> None:

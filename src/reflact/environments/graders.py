@@ -128,7 +128,7 @@ def _split_text(text: str) -> Iterator[str]:
 
 def _compose(text: str) -> str:
     """Return a text in NFKC, apart from characters whose form is a difference, such as superscripts."""
-    if text.isascii():
+    if unicodedata.is_normalized("NFKC", text):
         return text
     return unicodedata.normalize("NFC", "".join(map(_decompose, text)))
 
@@ -775,7 +775,10 @@ async def apply_grader(grade: Grader, item: Item, answer: str) -> Grade:
         return outcome
     if isinstance(outcome, Score):
         return Grade(score=outcome, answer=answer)
-    value = _read_score(outcome)
+    value = _read_number(outcome)
+    if value is not None and math.isnan(value):
+        problem = ValueError("NaN is no score")  # as a cause, it is reported while the run goes on
+        raise EnvironmentFailure(f"the grader returned NaN for item {item.id!r}") from problem
     if value is None or not -ROUNDING <= value <= 1 + ROUNDING:
         raise InterfaceError(
             f"the grader returned {outcome!r:.100} for item {item.id!r}; let it return a Grade, a Score, True or False, or "
@@ -784,15 +787,12 @@ async def apply_grader(grade: Grader, item: Item, answer: str) -> Grade:
     return Grade(score=Score.of(min(max(value, 0.0), 1.0)), answer=answer)
 
 
-def _read_score(outcome: object) -> float | None:
-    """Return a number as a float, also one of numpy or ``Decimal``; None if it is none. Raises EnvironmentFailure if NaN."""
+def _read_number(value: object) -> float | None:
+    """Return a number as a float, also one of numpy or ``Decimal``; None if it is none."""
     try:
-        value = float(outcome) if hasattr(outcome, "__float__") else None
+        return float(value) if hasattr(value, "__float__") else None
     except (ArithmeticError, TypeError, ValueError):
         return None
-    if value is not None and math.isnan(value):
-        raise EnvironmentFailure("the grader returned NaN, which is no score")
-    return value
 
 
 def _references(item: Item) -> list[JsonValue]:
