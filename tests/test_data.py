@@ -479,12 +479,16 @@ def test_splits_have_the_names_of_others(tmp_path: Path, form: str, name: str) -
 
 
 def test_a_ratio_and_other_names_overrule_a_column_of_splits(tmp_path: Path) -> None:
-    """A column counts only if it names the split of each item, and no ratio is set."""
-    path = _write(tmp_path / "a.json", [{**row, "split": "train"} for row in _rows(9)])
-    assert _counts(load_dataset(path, None, 42)) == (9, 0, 0)
+    """A column counts only if it names the split of each item, validation is among them, and no ratio is set."""
+    names = ["train"] * 7 + ["val"] * 2
+    path = _write(
+        tmp_path / "a.json", [{**row, "split": name} for row, name in zip(_rows(9), names, strict=True)]
+    )
+    assert _counts(load_dataset(path, None, 42)) == (7, 2, 0)
     assert _counts(load_dataset(path, "1:1:1", 42)) == (3, 3, 3)
-    _write(path, [{**row, "split": "train" if k else "fold 1"} for k, row in enumerate(_rows(9))])
-    assert _counts(load_dataset(path, None, 42)) == (3, 3, 3)
+    for other in ("fold 1", "test"):
+        _write(path, [{**row, "split": "train" if k else other} for k, row in enumerate(_rows(9))])
+        assert _counts(load_dataset(path, None, 42)) == (3, 3, 3)
 
 
 def test_a_cell_that_is_too_long_for_csv_names_another_form(tmp_path: Path) -> None:

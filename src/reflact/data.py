@@ -469,9 +469,9 @@ def _parse_ratio(ratio: str) -> tuple[int, ...]:
 
 
 def _read_splits(items: Sequence[Item]) -> dict[Split, tuple[Item, ...]] | None:
-    """Return the splits that a column ``split`` names; None if it does not name that of each item."""
+    """Return the splits that a column ``split`` names; None if it does not name that of each item, or lacks one."""
     found = [_SPLITS_BY_NAME.get(str(item.metadata.get("split")).lower()) for item in items]
-    if None in found:
+    if None in found or not set(TRAINING_SPLITS) <= set(found):
         return None
     return {
         split: tuple(item for item, own in zip(items, found, strict=True) if own is split) for split in Split

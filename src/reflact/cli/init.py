@@ -1,4 +1,4 @@
-"""The command ``init``: a first configuration, guessed from the data."""
+"""The command ``init``: a first configuration, from the data and the names of its columns."""
 
 from __future__ import annotations
 
@@ -288,17 +288,12 @@ def describe_data(data: Path, out: Path, columns: Mapping[str, str]) -> dict[str
     dataset = load_dataset(data, None, 42, fields=fields, needs_test=has_test)
     check_dataset(dataset)
     items = [item for split in Split for item in dataset.items(split)]
-    others = ", ".join(f"{{{name}}}" for name in items[0].metadata)
-    rest = ", ".join(items[0].metadata)
-    telling = [
-        name
-        for field in ("input", "reference")
-        for name in list_telling_columns(field, list(items[0].metadata))
-    ]
+    rest = list(items[0].metadata)
+    telling = [name for field in ("input", "reference") for name in list_telling_columns(field, rest)]
     grader, why = guess_grader([item.reference for item in items]) or (
         "critic",
         "No column is plainly the right answer, so a critic grades."
-        + f" If one is, remove {out.name} and name it with --reference ({rest})." * bool(rest),
+        + f" If one is, remove {out.name} and name it with --reference ({', '.join(rest)})." * bool(rest),
     )
     if grader in PLAIN_GRADERS:
         DatasetEnvironment(dataset, grade=PLAIN_GRADERS[grader]())  # says which rows it cannot grade
@@ -319,8 +314,8 @@ def describe_data(data: Path, out: Path, columns: Mapping[str, str]) -> dict[str
         "grader": grader,
         "why": escape_line(why),
         "extra": "  tables: tables  # folder of .csv tables\n" if grader == "sql" else "",
-        "columns": escape_line(others or "there are none"),
-        "unseen": ", ".join(map(repr, items[0].metadata)),
+        "columns": escape_line(", ".join(f"{{{name}}}" for name in rest) or "there are none"),
+        "unseen": ", ".join(map(repr, rest)),
         "used": ", ".join(words) + (f", out of {', '.join(map(repr, origins))}" if origins else ""),
         "rivals": ", ".join(map(repr, telling)),
         "batch": str(choose_batch_size(n_train)),
