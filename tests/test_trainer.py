@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,6 +15,7 @@ import toy_runs
 from reflact import Item, Trainer, __version__, events, read_run
 from reflact.config.training import TrainerConfig
 from reflact.data import plan_epoch
+from reflact.environments import Grader
 from reflact.errors import (
     ConfigError,
     DataError,
@@ -255,13 +257,20 @@ def pairs(first: int, count: int) -> list[tuple[str, str]]:
     return [(f"{names[n % 2]} {n}", TOY_RULES[names[n % 2]].answer(n)) for n in range(first, first + count)]
 
 
-def train_on_items(out: Path, train: list[Any] | None = None, **config: object) -> Trainer:
+def is_equal(item: Item, answer: str) -> bool:
+    """Grade to the letter."""
+    return answer == item.reference
+
+
+def train_on_items(
+    out: Path, train: list[Any] | None = None, grade: Grader = is_equal, **config: object
+) -> Trainer:
     """Return a trainer on lists, with stand-ins for both models."""
     return Trainer.from_items(
         train=train or pairs(10, 4),
         val=pairs(20, 4),
         test=[Item(id="t", input="double 40", reference="80")],
-        grade=lambda item, answer: answer == item.reference,
+        grade=grade,
         target=ToyTarget(),
         optimizer=ScriptedLLM(playing((AnalystReply, lambda kind, _: append_reply(kind, "Answer.")))),
         out_dir=out,
@@ -279,6 +288,43 @@ async def test_lists_and_a_function_are_enough(tmp_path: Path) -> None:
 def test_equal_pairs_have_equal_ids(tmp_path: Path) -> None:
     """The ids of pairs come from their content, so the run's identity does not change between starts."""
     assert train_on_items(tmp_path).run_id == train_on_items(tmp_path).run_id
+
+
+def give_points(points: float) -> Grader:
+    """Return a function that gives so many points for any answer."""
+
+    def grade(item: Item, answer: str) -> float:
+        return points
+
+    return grade
+
+
+async def test_a_corrected_function_does_not_find_the_scores_of_the_one_before(tmp_path: Path) -> None:
+    """Two functions of one name and place are told apart by their values, so a start with the second is refused."""
+    first = await train_on_items(tmp_path, grade=give_points(1), train__num_epochs=1).train()
+    again = await train_on_items(tmp_path, grade=give_points(1), train__num_epochs=1).train()
+    assert (first.status, again.run_id) == ("completed", first.run_id)
+    with pytest.raises(RunConflict, match=r"grader\.grader.*choose another out_dir"):
+        await train_on_items(tmp_path, grade=give_points(0), train__num_epochs=1).train()
+
+
+async def test_points_of_a_hundred_end_the_run_at_the_first_of_them(tmp_path: Path) -> None:
+    """The reason names what the function returned, before a step is paid."""
+    trainer = train_on_items(tmp_path, grade=give_points(100))
+    summary = await trainer.train()
+    assert (summary.status, summary.steps) == ("failed", 0)
+    assert "the grader returned 100 for item" in str(summary.reason)
+
+
+async def test_a_score_that_is_not_a_number_is_told_while_the_run_goes_on(tmp_path: Path) -> None:
+    """NaN is no fault of the whole function, so one item is unmeasured, with a warning that names it."""
+
+    def grade(item: Item, answer: str) -> float:
+        return math.nan if item.reference == "80" else 1.0
+
+    trainer = train_on_items(tmp_path, grade=grade, train__num_epochs=1)
+    warnings = [event.message async for event in trainer.stream() if isinstance(event, events.WarningIssued)]
+    assert len([text for text in warnings if "the grader returned NaN for item 't'" in text]) == 1
 
 
 async def test_a_pair_given_twice_is_refused(tmp_path: Path) -> None:

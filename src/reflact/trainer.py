@@ -158,8 +158,9 @@ class Trainer:
             val: Items on which candidates are judged.
             test: Items that stay sealed until the run is complete; without any, the closing claim rests on ``val``.
             grade: A function of an item and an answer, async or not. It returns a ``Grade``, a ``Score``,
-                a number from 0 to 1, or a bool. Its name is part of the run's identity; pass a
-                ``DatasetEnvironment`` with a ``version`` to ``Trainer`` if its meaning changes.
+                a number from 0 to 1, or a bool; anything else ends the run. Its code and the plain values that it
+                uses are part of the run's identity, but not the code of installed packages. A function with an
+                attribute ``identity`` is known by that alone.
             target: The agent under training, or the name of a chat model.
             optimizer: The model that writes the skill, or its name.
             config: Keys of the configuration. Two underscores stand for the dot: ``train__num_epochs=2``,

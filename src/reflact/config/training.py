@@ -52,7 +52,11 @@ class EnvironmentConfig(ConfigSection):
         "section `critic` describes.",
     )
     tolerance: float = Field(0.0, ge=0, description="Absolute tolerance of the `numeric` grader.")
-    relative_tolerance: float = Field(1e-6, ge=0, description="Relative tolerance of the `numeric` grader.")
+    relative_tolerance: float | None = Field(
+        None,
+        ge=0,
+        description="Relative tolerance of the `numeric` grader; null: whole numbers must be equal, others within 1e-06.",
+    )
     threshold: float = Field(1.0, gt=0, le=1, description="Minimum F1 of a solved item with `token_f1`.")
     tables: Path | None = changeable_field(None, description="Folder of .csv tables for the `sql` grader.")
     description: str = Field(
