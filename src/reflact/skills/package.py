@@ -13,6 +13,7 @@ import os
 import re
 import unicodedata
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import yaml
@@ -39,12 +40,18 @@ MAX_FILES = 1000
 MAX_FOLDER_BYTES = 64 * 1024 * 1024
 """Bounds on the files of a folder; more is no skill but, for example, a whole repository."""
 
+CACHES = {"__pycache__", "node_modules", "venv", "Thumbs.db", "desktop.ini"}
+"""Names of files and folders that programs make beside a skill; an export leaves them behind, like hidden ones."""
+
 FRONT_MATTER_KEYS = {"name", "description", "license", "compatibility", "metadata", "allowed-tools"}
 
 _NAME = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 _FILE_NAME = re.compile(r"(?:\w[\w.-]*/)*\w[\w.-]*\.md", re.ASCII)
 _TAG = re.compile(r"</?[A-Za-z][^<>]*>")
 _FRONT_MATTER = re.compile(r"(\ufeff?---[ \t]*\r?\n)(.*?)(---[ \t]*)", re.DOTALL)
+_LATE_FRONT_MATTER = re.compile(
+    r"\ufeff?(?>(?:\s|<!--.*?-->|#[^\n]*\n)+)---[ \t]*\r?\n\s*(?:name|description)[ \t]*:", re.DOTALL
+)
 _REFUSED_CATEGORIES = {"Cc", "Cf", "Cs", "Zl", "Zp"}
 _JOINERS = "\u200c\u200d"
 
@@ -58,11 +65,15 @@ class PackageFile(FrozenModel):
 
 
 class SkillPackage(FrozenModel):
-    """A package that can be written: its checked name and description, its files and what to improve."""
+    """A package that can be written: its checked name and description, its files, and what to improve.
+
+    ``left_out`` are the files and folders beside the skill that no package has: hidden ones, caches and links.
+    """
 
     name: str
     description: str
     files: tuple[PackageFile, ...]
+    left_out: tuple[str, ...] = ()
     hints: tuple[str, ...] = ()
 
 
@@ -86,21 +97,24 @@ def load_skill(path: Path, files: Sequence[str] = ()) -> Skill:
         _check_files(files)
         if not (path / MAIN_FILE).exists() and (best := path / "best_skill.md").is_file():
             raise SkillError(f"{path} is the folder of a run and not of a skill; name its document: {best}")
+        _find_files(path)  # says why the folder cannot be exported
         main = _read_text(_resolve_inside(path, MAIN_FILE))
         check_document(main)
         text = join_files(main, [(name, _read_text(_resolve_inside(path, name))) for name in files])
     check_document(text)
+    if path.is_dir() or path.name == MAIN_FILE:
+        _check_front_matter(path, text)
     return Skill(text=text)
 
 
 def build_package(
     skill: Skill,
     *,
-    name: str,
-    description: str | None,
+    name: str | None = None,
+    description: str | None = None,
+    defaults: tuple[str, str] = ("", ""),
     source: Path | None = None,
     files: Sequence[str] = (),
-    is_renamed: bool = False,
 ) -> SkillPackage:
     """Return the package of a skill document.
 
@@ -109,33 +123,37 @@ def build_package(
 
     Args:
         skill: The document.
-        name: The package's name, if the front matter has none or ``is_renamed``.
-        description: Replaces the description of the front matter; None: keep it.
+        name: Replaces the name of the front matter, even if that cannot be read; None: keep it.
+        description: Replaces its description in the same way.
+        defaults: The name and the description if neither the front matter nor the caller has them.
         source: A folder whose other files belong to the skill.
         files: The further files that the document joins.
-        is_renamed: Whether ``name`` replaces the name in the front matter.
 
     Raises:
         SkillError: A name, a description or the front matter breaks the rules, or ``source`` cannot be read.
     """
-    known = read_front_matter(skill.text)
-    name = name if is_renamed else str(known.get("name", name))
-    description = str(known.get("description", "")) if description is None else " ".join(description.split())
-    check_name(name)
-    check_description(description)
     _check_files(files)
     text, further = split_files(skill.text) if files else (skill.text, ())
     if [path for path, _ in further] != [*files]:
         raise SkillError("the document does not join the files that skill_files names")
-    for key, value in (("description", description), ("name", name)):
-        if known.get(key) != value:
-            text = _set_front_matter(text, key, value)
+    replaced = {"name": name, "description": None if description is None else " ".join(description.split())}
+    text, lost = _make_readable(text, [key for key, value in replaced.items() if value is not None])
+    known = read_front_matter(text)
+    values = {
+        key: str(known.get(key, default)) if value is None else value
+        for (key, value), default in zip(replaced.items(), defaults, strict=True)
+    }
+    check_name(values["name"])
+    check_description(values["description"])
+    for key in ("description", "name"):
+        if known.get(key) != values[key]:
+            text = _set_front_matter(text, key, values[key])
     trained = {MAIN_FILE: text, **dict(further)}
-    others = () if source is None else tuple(_list_files(source))
+    others, left_out = ((), ()) if source is None else _read_files(source)
     modes = {file.path: file.is_executable for file in others}
     return SkillPackage(
-        name=name,
-        description=description,
+        name=values["name"],
+        description=values["description"],
         files=(
             *(
                 PackageFile(path=path, content=content.encode("utf-8"), is_executable=modes.get(path, False))
@@ -143,7 +161,8 @@ def build_package(
             ),
             *(file for file in others if file.path not in trained),
         ),
-        hints=tuple(_list_hints(text)),
+        left_out=left_out,
+        hints=(*lost, *_list_hints(text)),
     )
 
 
@@ -196,12 +215,14 @@ def read_front_matter(text: str) -> dict[str, object]:
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         mark = getattr(error, "problem_mark", None)
         where = "" if mark is None else f" in line {mark.line + 2}"
-        raise SkillError(f"the front matter of the skill is not valid YAML{where}; correct it") from None
+        raise SkillError(
+            f"the front matter of the skill is not valid YAML{where}; put the value between quotes"
+        ) from None
     if not isinstance(values, dict):
         raise SkillError("the front matter of the skill is no mapping of keys to values; correct it")
     for key in ("name", "description"):
         if key in values and not isinstance(values[key], str):
-            raise SkillError(f"{key} in the front matter of the skill is not text; quote it")
+            raise SkillError(f"{key} in the front matter of the skill is no text; put it between quotes")
     return values
 
 
@@ -236,31 +257,61 @@ def _check_files(files: Sequence[str]) -> None:
             )
 
 
-def _list_files(folder: Path) -> Iterator[PackageFile]:
+def _check_front_matter(path: Path, text: str) -> None:
+    try:
+        if _LATE_FRONT_MATTER.match(text) is not None:
+            raise SkillError("agents find front matter only in line 1; remove what stands before it")
+        read_front_matter(text)
+    except SkillError as error:
+        raise SkillError(f"{path}: {error}") from None
+
+
+def _is_left_out(path: Path) -> bool:
+    is_plain = path.is_file() or path.is_dir()
+    return path.name.startswith(".") or path.name in CACHES or path.is_symlink() or not is_plain
+
+
+def _find_files(folder: Path) -> tuple[list[Path], list[str]]:
+    """Return the files of a skill's folder, and the names of what no package has: hidden ones, caches and links.
+
+    Raises:
+        SkillError: The folder is gone, or too large for a skill.
+    """
     if not folder.is_dir():
         raise SkillError(
             f"the folder {folder}, whose other files belong to the skill, is gone; bring it back, or print the document "
             "alone with `reflact skill`"
         )
-    n_files = size = 0
+    files = list[Path]()
+    left_out = list[str]()
+    size = 0
     for place, folders, names in os.walk(folder):
-        folders.sort()
-        for name in sorted((*names, *(one for one in folders if (Path(place) / one).is_symlink()))):
-            path = Path(place) / name
-            relative = path.relative_to(folder).as_posix()
-            if path.is_symlink() or not path.is_file():
-                raise SkillError(f"{path} is a link or no regular file; a skill has plain files only")
-            n_files, size = n_files + 1, size + path.stat().st_size
-            if n_files > MAX_FILES or size > MAX_FOLDER_BYTES:
-                raise SkillError(
-                    f"{folder} has more than {MAX_FILES:,} files or {MAX_FOLDER_BYTES // 1024**2} MiB, so it is no "
-                    "folder of a skill; move SKILL.md and its files to a folder of their own"
-                )
-            try:
-                content, mode = path.read_bytes(), path.stat().st_mode
-            except OSError as error:
-                raise SkillError(f"cannot read {path}: {error.strerror or error}") from None
-            yield PackageFile(path=relative, content=content, is_executable=bool(mode & 0o100))
+        paths = [Path(place, name) for name in sorted([*folders, *names])]
+        hidden = [path for path in paths if _is_left_out(path)]
+        left_out += [path.relative_to(folder).as_posix() for path in hidden]
+        folders[:] = sorted({*folders} - {path.name for path in hidden})
+        own = [path for path in paths if path not in hidden and path.name not in folders]
+        files += own
+        size += sum(path.stat().st_size for path in own)
+        if len(files) > MAX_FILES or size > MAX_FOLDER_BYTES:
+            raise SkillError(
+                f"{folder} has more than {MAX_FILES:,} files or {MAX_FOLDER_BYTES // 1024**2} MiB, so it is no "
+                "folder of a skill; move SKILL.md and its files to a folder of their own"
+            )
+    return files, left_out
+
+
+def _read_files(folder: Path) -> tuple[tuple[PackageFile, ...], tuple[str, ...]]:
+    paths, left_out = _find_files(folder)
+    files = []
+    for path in paths:
+        try:
+            content, mode = path.read_bytes(), path.stat().st_mode
+        except OSError as error:
+            raise SkillError(f"cannot read {path}: {error.strerror or error}") from None
+        name = path.relative_to(folder).as_posix()
+        files.append(PackageFile(path=name, content=content, is_executable=bool(mode & 0o100)))
+    return tuple(files), tuple(left_out)
 
 
 # --------------------------------------------------------------------------------------------- writing
@@ -268,6 +319,38 @@ def _list_files(folder: Path) -> Iterator[PackageFile]:
 
 def _front_matter_end(text: str) -> int:
     return next((region.end for region in find_regions(text) if region.name == "front_matter"), 0)
+
+
+def _make_readable(text: str, replaced: Sequence[str]) -> tuple[str, tuple[str, ...]]:
+    """Return a document without the entries of its front matter that are replaced, if it cannot be read with them.
+
+    If both entries are replaced and the rest cannot be read either, the rest goes too, and a hint says so.
+
+    Raises:
+        SkillError: It cannot be read.
+    """
+    try:
+        read_front_matter(text)
+    except SkillError as error:
+        problem = error
+    else:
+        return text, ()
+    end = _front_matter_end(text)
+    first, *lines, last = text[:end].splitlines(keepends=True)
+    kept = list[str]()
+    is_kept = True
+    for line in lines:
+        if line.strip() and line[0] not in " \t-":  # another line continues the entry above
+            is_kept = line.partition(":")[0].rstrip() not in replaced
+        kept += [line] if is_kept else []
+    lost = "the front matter cannot be read, so nothing of it is kept"
+    for inside, hints in ((kept, ()), ([], (lost,))):
+        readable = "".join([first, *inside, last]) + text[end:]
+        with suppress(SkillError):
+            if inside or len(replaced) == 2:
+                read_front_matter(readable)
+                return readable, hints
+    raise SkillError(f"{problem}, or export it with --name and --description, which replace it") from None
 
 
 def _set_front_matter(text: str, key: str, value: str) -> str:
