@@ -6,6 +6,7 @@ with stored responses are not made again.
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Sequence
 from contextlib import AsyncExitStack, suppress
@@ -46,6 +47,11 @@ from reflact.types import FrozenModel
 if TYPE_CHECKING:
     from reflact.memory.store import MemoryStore
 
+LOGGER = logging.getLogger("reflact")
+
+FAILURES_TO_WARN = 3
+"""If so many traces have failed and none has succeeded, the logger warns; at the end of the block one is enough."""
+
 FATAL_ERRORS = (BudgetSpent, AccessDenied, UnknownModel, RunFailed)
 """Errors after which no further call can succeed."""
 
@@ -64,7 +70,7 @@ class Calibrator:
 
     ``async with`` starts a task that processes submitted traces; leaving the block cancels the task.
     ``calibrate``, ``recheck`` and ``stream_pairs`` need no such block. Errors beside the agent are emitted as
-    events and never raised. The limits and the budget of its calls are those of ``llm``.
+    events and never raised. If each of the first traces fails, or the task stops, the logger ``reflact`` warns. The limits and the budget of its calls are those of ``llm``.
 
     Args:
         llm: Writes mistakes and compares; scores as well if ``critic`` is None.
@@ -115,6 +121,8 @@ class Calibrator:
         self._queue: deque[Trace] = deque()
         self._on_event = on_event
         self._counts = TraceCounts()
+        self._last_failure: TraceFailed | None = None
+        self._is_failure_known = False
         self._stopped = False
         self._is_working = False
         self._changed = anyio.Event()
@@ -148,6 +156,7 @@ class Calibrator:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool | None:
         self._close()
+        self._warn_of_failures(1)
         return await self._stack.__aexit__(kind, error, trace)
 
     def submit(self, trace: Trace) -> bool:
@@ -286,15 +295,36 @@ class Calibrator:
             self._notify()
             try:
                 await self._process_trace(trace)
+                self._is_failure_known = True  # others succeed, so events are enough
             except Exception as error:  # noqa: BLE001 - no error beside an agent may end the agent
                 self._add_counts(n_failed=1)
-                self._emit(TraceFailed(trace_id=trace.id, error=type(error).__name__, message=str(error)))
+                self._last_failure = TraceFailed(
+                    trace_id=trace.id, error=type(error).__name__, message=str(error)
+                )
+                self._emit(self._last_failure)
                 if isinstance(error, FATAL_ERRORS):
                     self._close()
+                    self._is_failure_known = True
+                    LOGGER.warning("the calibrator stopped at trace %s: %r", trace.id, str(error))
                     self._emit(CalibratorStopped(reason=str(error)))
+                self._warn_of_failures(FAILURES_TO_WARN)
             finally:
                 self._is_working = False
                 self._notify()
+
+    def _warn_of_failures(self, n_least: int) -> None:
+        """Warn once if so many traces have failed, and none has succeeded."""
+        failure = self._last_failure
+        if failure is None or self._is_failure_known or self._counts.n_failed < n_least:
+            return
+        self._is_failure_known = True
+        LOGGER.warning(
+            "the calibrator learns nothing: each of its %d traces failed, the last one (%s) with %s: %r",
+            self._counts.n_failed,
+            failure.trace_id,
+            failure.error,
+            failure.message,
+        )
 
     async def _process_trace(self, trace: Trace) -> None:
         held_out = await self._worker.store_trace(trace)

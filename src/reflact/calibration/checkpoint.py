@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from pydantic import JsonValue
 
-from reflact.calibration.config import CalibratorSettings
+from reflact.calibration.config import CalibratorSettings, PairSettings
 from reflact.calibration.labeled_steps import LabeledStep
 from reflact.calibration.metrics import CriticMetrics, ScoredStep
 from reflact.calibration.mistakes import DroppedCandidate, GenerationResult
+from reflact.calibration.perturbations import find_reference
 from reflact.calibration.planning import select_events
 from reflact.calibration.promotion import MemorySnapshot
 from reflact.calibration.report import CalibrationReport
@@ -31,9 +32,12 @@ from reflact.calibration.splits import (
     split_by_rule,
 )
 from reflact.calibration.trace import Trace
+from reflact.data import shuffle
+from reflact.errors import DataError
 from reflact.jsonutil import parse_stored
 from reflact.memory.cards import MIN_TRACES, AnchorExclusions, count_tests
 from reflact.memory.models import BatchTest, ContrastPair, Origin, PromotionEvidence, ScoreEvent
+from reflact.memory.trace_store import describe_other_trace
 from reflact.prompts import PromptBook
 from reflact.types import FrozenModel, digest_json
 
@@ -198,6 +202,23 @@ async def open_calibration(
     )
 
 
+async def refuse_other_traces(traces: Sequence[Trace], snapshot: MemorySnapshot, store: MemoryStore) -> None:
+    """Raise DataError if one of the traces has the id of another run: among them, in the store, or in a pair."""
+    hashes = await store.content_hashes()
+    known: dict[str, Trace] = {}
+    for trace in traces:
+        is_stored = hashes.get(trace.id) in {None, *trace.recording.content_hashes}
+        stored = None if is_stored or trace.id in known else await store.trace(trace.id)
+        other = known.setdefault(trace.id, trace if stored is None else Trace.from_stored(stored))
+        steps = zip(trace.events, other.events, strict=False)  # a trace may have grown
+        has_other_steps = any(one.transition != two.transition for one, two in steps)
+        purposes = {other.purpose, snapshot.purposes.get(trace.id, trace.purpose)} - {trace.purpose}
+        if purposes or has_other_steps:
+            raise DataError(
+                describe_other_trace(trace.id, trace.purpose, min(purposes, default=trace.purpose))
+            )
+
+
 async def load_pairs(store: MemoryStore, pair_ids: Collection[str]) -> tuple[ContrastPair, ...]:
     """Return those of the pairs that the store has, by id."""
     if not pair_ids:
@@ -301,6 +322,26 @@ def list_free_events(trace: Trace, anchored: AnchorExclusions) -> list[ScoreEven
         for event in trace.events
         if not anchored.excludes(trace.purpose, event.transition, Origin(trace_id=trace.id, step=event.step))
     ]
+
+
+SCORED_STEPS_PER_PAIR = 3
+"""So many labelled steps are scored for each pair of a batch, since a critic is right about most steps."""
+
+
+def list_unscored_steps(
+    traces: Iterable[Trace], anchored: AnchorExclusions, settings: PairSettings
+) -> tuple[LabeledStep, ...]:
+    """Return labelled steps that no critic has scored and that can become pairs; by chance, as many as a batch needs."""
+    steps = [
+        LabeledStep(trace.recording, event.step, trace.purpose, event.transition, event.label)
+        for trace in sorted(traces, key=lambda trace: trace.id)
+        for event in list_free_events(trace, anchored)
+        if event.label is not None and event.evaluation is None and event.label.source != "agreement"
+        if find_reference(event) is not None
+    ]
+    if settings.max_pairs is None:
+        return tuple(steps)
+    return shuffle(steps, settings.seed, "calibrate/unscored")[: SCORED_STEPS_PER_PAIR * settings.max_pairs]
 
 
 def _count_traces(traces: Sequence[Trace]) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Lock
@@ -340,6 +340,14 @@ class Trace:
             )
         header = TraceHeader(trace=stored.id, purpose=stored.purpose)
         return cls._from_file(TraceFileContent(header, stored.events))
+
+    def add_evaluations(self, evaluations: Mapping[int, Evaluation]) -> Trace:
+        """Return a finished copy in which steps, by number, have these evaluations."""
+        events = tuple(
+            event.model_copy(update={"evaluation": evaluations.get(event.step, event.evaluation)})
+            for event in self._events
+        )
+        return self._from_file(TraceFileContent(self._header, events))
 
     @classmethod
     def _from_file(cls, whole: TraceFileContent) -> Trace:

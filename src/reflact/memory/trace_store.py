@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 
 from reflact.errors import DataError
 from reflact.memory.cards import extend_content_hash, hash_purpose
@@ -49,6 +50,10 @@ SELECT id FROM (
     UNION SELECT trace_id FROM memory_origins
 ) WHERE substr(id, 1, length(?1)) = ?1 ORDER BY id <> ?1, id LIMIT 10
 """
+
+
+MAX_SHOWN_PURPOSE = 80
+"""The most characters of a purpose in a message."""
 
 
 class SQLiteTraceStore:
@@ -105,6 +110,10 @@ class SQLiteTraceStore:
         return tuple(
             trace for (trace,) in await self._database.fetch_rows("SELECT id FROM traces ORDER BY id")
         )
+
+    async def content_hashes(self) -> Mapping[str, str]:
+        """Return the hash of each trace's content, by its id."""
+        return dict(await self._database.fetch_rows("SELECT id, content_hash FROM traces"))
 
     async def testable_traces(self, *, before: int | None, limit: int) -> tuple[TestableTrace, ...]:
         """Return traces with steps that a program or a person labelled, newest first.
@@ -164,6 +173,17 @@ class SQLiteTraceStore:
         await self._database.execute(sql, (result, number))
 
 
+def describe_other_trace(trace_id: str, purpose: str, other_purpose: str) -> str:
+    """Return what is wrong if two traces have one id: they are runs of two agents, or two runs of one."""
+    other = (
+        "other steps" if purpose == other_purpose else f"the purpose {other_purpose[:MAX_SHOWN_PURPOSE]!r}"
+    )
+    return (
+        f"trace {trace_id} has the purpose {purpose[:MAX_SHOWN_PURPOSE]!r}, and another trace of this id has {other}; "
+        "give each trace an id of its own, such as one that begins with the agent's name"
+    )
+
+
 def open_trace(tables: Tables, trace_id: str, purpose: str) -> None:
     """Add a trace; see ``SQLiteTraceStore.open_trace``."""
     known = tables.execute("SELECT purpose FROM traces WHERE id = ?", (trace_id,)).fetchone()
@@ -172,7 +192,7 @@ def open_trace(tables: Tables, trace_id: str, purpose: str) -> None:
             {"id": trace_id, "purpose": canonical_json(purpose), "content_hash": hash_purpose(purpose)}
         )
     elif known[0] != canonical_json(purpose):
-        raise DataError(f"trace {trace_id} is stored with another purpose; give each trace a unique id")
+        raise DataError(describe_other_trace(trace_id, purpose, json.loads(known[0])))
 
 
 def append_event(tables: Tables, trace_id: str, event: ScoreEvent) -> bool:
