@@ -35,9 +35,8 @@ from reflact.calibration.trace import Trace
 from reflact.data import shuffle
 from reflact.errors import DataError
 from reflact.jsonutil import parse_stored
-from reflact.memory.cards import MIN_TRACES, AnchorExclusions, count_tests
+from reflact.memory.cards import MIN_TRACES, AnchorExclusions, count_tests, describe_other_trace
 from reflact.memory.models import BatchTest, ContrastPair, Origin, PromotionEvidence, ScoreEvent
-from reflact.memory.trace_store import describe_other_trace
 from reflact.prompts import PromptBook
 from reflact.types import FrozenModel, digest_json
 

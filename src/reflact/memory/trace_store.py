@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 
 from reflact.errors import DataError
-from reflact.memory.cards import extend_content_hash, hash_purpose
+from reflact.memory.cards import describe_other_trace, extend_content_hash, hash_purpose
 from reflact.memory.models import (
     Label,
     ScoreEvent,
@@ -50,10 +50,6 @@ SELECT id FROM (
     UNION SELECT trace_id FROM memory_origins
 ) WHERE substr(id, 1, length(?1)) = ?1 ORDER BY id <> ?1, id LIMIT 10
 """
-
-
-MAX_SHOWN_PURPOSE = 80
-"""The most characters of a purpose in a message."""
 
 
 class SQLiteTraceStore:
@@ -171,17 +167,6 @@ class SQLiteTraceStore:
         """Store the result of a calibration; a result that is stored already stays."""
         sql = "UPDATE calibrations SET result = ? WHERE number = ? AND result IS NULL"
         await self._database.execute(sql, (result, number))
-
-
-def describe_other_trace(trace_id: str, purpose: str, other_purpose: str) -> str:
-    """Return what is wrong if two traces have one id: they are runs of two agents, or two runs of one."""
-    other = (
-        "other steps" if purpose == other_purpose else f"the purpose {other_purpose[:MAX_SHOWN_PURPOSE]!r}"
-    )
-    return (
-        f"trace {trace_id} has the purpose {purpose[:MAX_SHOWN_PURPOSE]!r}, and another trace of this id has {other}; "
-        "give each trace an id of its own, such as one that begins with the agent's name"
-    )
 
 
 def open_trace(tables: Tables, trace_id: str, purpose: str) -> None:
