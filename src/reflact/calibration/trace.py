@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar
@@ -65,7 +65,11 @@ def _read_file(path: Path) -> TraceFileContent:
     except OSError as error:
         raise StoreError(f"cannot read {path}: {error.strerror or error}") from None
     lines = content.splitlines(keepends=True)
-    header = _read_header(path, lines)
+    try:
+        header = _read_header(path, lines)
+    except DataError:
+        refuse_foreign_format(path, content)
+        raise
     events: list[ScoreEvent] = []
     end: TraceEnd | None = None
     for number, line in enumerate(lines[1:], 2):
@@ -116,6 +120,62 @@ def _parse_event(value: object, location: str, *, step: int) -> ScoreEvent:
             "so a line before it is missing or occurs twice"
         )
     return event
+
+
+FOREIGN_FORMATS: Mapping[str, tuple[frozenset[str], ...]] = {
+    "OpenInference (Arize Phoenix)": (
+        frozenset({"attributes.openinference.span.kind"}),
+        frozenset({"span_kind", "context.span_id"}),
+    ),
+    "OpenTelemetry": (
+        frozenset({"resourceSpans"}),
+        frozenset({"scopeSpans"}),
+        frozenset({"traceId", "spanId"}),
+        frozenset({"context.trace_id", "context.span_id"}),
+    ),
+    "Langfuse": (frozenset({"observations"}), frozenset({"traceId", "type"})),
+    "LangSmith": (frozenset({"run_type"}), frozenset({"child_runs"})),
+    "the OpenAI Agents SDK": (frozenset({"span_data"}), frozenset({"object", "workflow_name"})),
+    "MLflow": (frozenset({"info", "data.spans"}), frozenset({"trace_metadata", "spans"})),
+    "Braintrust": (frozenset({"span_attributes", "root_span_id"}),),
+    "chat messages": (frozenset({"messages"}),),
+}
+"""Logs of others by the keys that one of their objects has; a dot stands before the keys of an object inside it."""
+
+MAX_LOG_BYTES = 64 * 1024 * 1024
+"""A longer file is not looked at to find out whose format it has."""
+
+
+def refuse_foreign_format(path: Path, content: bytes) -> None:
+    """Raise DataError if a file looks like logs of another tool."""
+    found = None
+    for part in (content[:MAX_LOG_BYTES], content.partition(b"\n")[0]):
+        with suppress(ValueError, RecursionError):
+            found = found or _find_format(json.loads(part), depth=3)
+    if found is not None:
+        raise DataError(
+            f"{path}: this looks like an export of {found}, and not like a trace of reflact; convert it as "
+            "docs/logs.md (From logs to a critic) shows"
+        )
+
+
+def _find_format(value: object, *, depth: int) -> str | None:
+    """Return whose format a value has, or the first one of a list in it."""
+    if isinstance(value, list):
+        parts = value[:1]
+    elif isinstance(value, dict):
+        inside = {
+            f"{key}.{name}" for key, inner in value.items() if isinstance(inner, dict) for name in inner
+        }
+        keys = value.keys() | inside
+        for name, marks in FOREIGN_FORMATS.items():
+            if any(mark <= keys for mark in marks):
+                return name
+        parts = [inner for inner in value.values() if isinstance(inner, list)]
+    else:
+        return None
+    found = (_find_format(part, depth=depth - 1) for part in parts if depth)
+    return next(filter(None, found), None)
 
 
 class _TornLine(Exception):
@@ -291,12 +351,15 @@ class Trace:
         """Read the ``.jsonl`` files of a folder, to any depth, in the order of their paths.
 
         Raises:
-            DataError: It is no folder, holds none, holds one that is no trace, or two of one name.
+            DataError: It is no folder, holds none, holds one that is no trace, two of one name, or logs of another tool.
             StoreError: A file cannot be read.
         """
         folder = Path(folder)
         if not folder.is_dir():
             raise DataError(f"{folder} is not a folder of traces; name the one that holds their .jsonl files")
+        for path in sorted(folder.rglob("*.json")):
+            if path.is_file() and path.stat().st_size <= MAX_LOG_BYTES:
+                refuse_foreign_format(path, path.read_bytes())
         traces = tuple(cls.load(path) for path in sorted(folder.rglob("*.jsonl")))
         if not traces:
             raise DataError(f"{folder} holds no trace, which is a .jsonl file that Trace(path=...) writes")
