@@ -17,7 +17,6 @@ from reflact.records import Claim, Improvement, SkillScore, TaskTypeScore
 from reflact.stages.evaluate import GateMetric, build_measurement
 from reflact.types import Item, Rollout, Skill, Split
 
-
 OTHER_TASKS = "other"
 """The task type of items that have none, if others have one."""
 
