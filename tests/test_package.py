@@ -392,16 +392,9 @@ def test_a_name_and_a_description_replace_what_cannot_be_read(front: str) -> Non
     package = build_package(skill, name="words", description="Rules: for words.")
     text = package.files[0].content.decode()
     values = {"name": "words", "description": "Rules: for words."}
-    is_lost = front in {UNREADABLE["no mapping"], UNREADABLE["other key"]}
-    assert read_front_matter(text) == values | ({} if is_lost else {"license": "MIT"})
-    assert text.endswith("---\nbody\n")
-    assert any("nothing of it is kept" in hint for hint in package.hints) == is_lost
-
-
-def test_the_option_for_the_wrong_value_is_enough() -> None:
-    """A readable value stays if only the other one is replaced."""
-    package = build_package(Skill(text=f"---\n{UNREADABLE['list']}---\n"), description="Rules.")
-    assert (package.name, package.description) == ("a", "Rules.")
+    assert read_front_matter(text) == values
+    assert text.endswith("---\n\nbody\n")
+    assert any("only the new name and description" in hint for hint in package.hints)
 
 
 @pytest.mark.parametrize(

@@ -257,7 +257,6 @@ def _hash_traces(traces: Iterable[Trace]) -> str:
 
 
 NOTHING_TO_LEARN = "there is no trace to learn from, because all are held out; pass more traces"
-LARGER_MEMORY = "reject pairs that are not needed, or open it with a larger max_active_cards"
 
 
 def find_missing(
@@ -301,17 +300,14 @@ def _explain_no_events(split: HoldoutSplit, inputs: CalibrationInputs) -> str | 
     if any(select_events(events, settings) for events in free):
         return None
     n_events = sum(len(trace.events) for trace in split.training)
-    about = f"no pair can be made from the {n_events} steps of {_count_traces(split.training)} to learn from"
-    if not any(free):
-        return (
-            f"{about}: all of them are in traces of anchors, or show the state of an anchor; use other traces or "
-            "other anchors"
+    if any(free):
+        why = (
+            f"no score moves by contrast.min_delta {settings.min_delta:g}; record traces with more progress, or set a "
+            "smaller contrast.min_delta"
         )
-    still = "" if settings.include_no_change else ", and contrast.include_no_change is false"
-    return (
-        f"{about}: no score moves by contrast.min_delta {settings.min_delta:g}{still}; record "
-        "traces with more progress, or set a smaller contrast.min_delta"
-    )
+    else:
+        why = "all of them are in traces of anchors, or show the state of an anchor; use other traces or other anchors"
+    return f"no pair can be made from the {n_events} steps of {_count_traces(split.training)} to learn from: {why}"
 
 
 def list_free_events(trace: Trace, anchored: AnchorExclusions) -> list[ScoreEvent]:
@@ -349,18 +345,18 @@ def _count_traces(traces: Sequence[Trace]) -> str:
 
 def explain_no_batch(calibration: CalibrationState) -> str:
     """Return in a sentence why there is nothing to test."""
-    n_pairs, n_blocked = len(calibration.pairs), calibration.n_quarantined + calibration.n_archived
+    n_pairs = len(calibration.pairs)
     if not calibration.split.training:
         return NOTHING_TO_LEARN
-    if not n_pairs and calibration.n_left_out:
-        return f"the memory is full, so {calibration.n_left_out} traces were left out: {LARGER_MEMORY}"
+    if calibration.n_quarantined == n_pairs > 0:
+        return f"the scan quarantined or rejected all {n_pairs} pairs; check them and release the sound ones"
+    is_blocked = calibration.n_quarantined + calibration.n_archived == n_pairs
+    if is_blocked and (calibration.n_left_out or calibration.n_archived):
+        return (
+            f"the memory is full, so {calibration.n_left_out} traces were left out and {calibration.n_archived} of "
+            f"{n_pairs} pairs were archived at once: reject pairs that are not needed, or open it with a larger "
+            "max_active_cards"
+        )
     if not n_pairs:
         return f"none of {len(calibration.dropped)} candidates became a pair; the dropped candidates have the reasons"
-    if calibration.n_quarantined == n_pairs:
-        return f"the scan quarantined or rejected all {n_pairs} pairs; check them and release the sound ones"
-    if calibration.n_archived and n_blocked == n_pairs:
-        return (
-            f"the memory is full, so {calibration.n_archived} of {n_pairs} pairs were archived at once: "
-            f"{LARGER_MEMORY}"
-        )
     return "all pairs were tested before or wait for a review"

@@ -122,25 +122,17 @@ def _parse_event(value: object, location: str, *, step: int) -> ScoreEvent:
     return event
 
 
-FOREIGN_FORMATS: Mapping[str, tuple[frozenset[str], ...]] = {
-    "OpenInference (Arize Phoenix)": (
-        frozenset({"attributes.openinference.span.kind"}),
-        frozenset({"span_kind", "context.span_id"}),
-    ),
-    "OpenTelemetry": (
-        frozenset({"resourceSpans"}),
-        frozenset({"scopeSpans"}),
-        frozenset({"traceId", "spanId"}),
-        frozenset({"context.trace_id", "context.span_id"}),
-    ),
-    "Langfuse": (frozenset({"observations"}), frozenset({"traceId", "type"})),
-    "LangSmith": (frozenset({"run_type"}), frozenset({"child_runs"})),
-    "the OpenAI Agents SDK": (frozenset({"span_data"}), frozenset({"object", "workflow_name"})),
-    "MLflow": (frozenset({"info", "data.spans"}), frozenset({"trace_metadata", "spans"})),
-    "Braintrust": (frozenset({"span_attributes", "root_span_id"}),),
-    "chat messages": (frozenset({"messages"}),),
+FOREIGN_FORMATS: Mapping[str, tuple[str, ...]] = {
+    "OpenInference (Arize Phoenix)": ("attributes.openinference.span.kind", "span_kind context.span_id"),
+    "OpenTelemetry": ("resourceSpans", "scopeSpans", "traceId spanId", "context.trace_id context.span_id"),
+    "Langfuse": ("observations", "traceId type"),
+    "LangSmith": ("run_type", "child_runs"),
+    "the OpenAI Agents SDK": ("span_data", "object workflow_name"),
+    "MLflow": ("info data.spans", "trace_metadata spans"),
+    "Braintrust": ("span_attributes root_span_id",),
+    "chat messages": ("messages",),
 }
-"""Logs of others by the keys that one of their objects has; a dot stands before the keys of an object inside it."""
+"""Logs of others, by keys that one of their objects has together; a dot stands before the keys of an object in it."""
 
 MAX_LOG_BYTES = 64 * 1024 * 1024
 """A longer file is not looked at to find out whose format it has."""
@@ -160,21 +152,18 @@ def refuse_foreign_format(path: Path, content: bytes) -> None:
 
 
 def _find_format(value: object, *, depth: int) -> str | None:
-    """Return whose format a value has, or the first one of a list in it."""
-    if isinstance(value, list):
-        parts = value[:1]
-    elif isinstance(value, dict):
-        inside = {
+    """Return whose format a value has, or the first entry of a list in it."""
+    entries = value[:1] if isinstance(value, list) else []
+    if isinstance(value, dict):
+        nested = (
             f"{key}.{name}" for key, inner in value.items() if isinstance(inner, dict) for name in inner
-        }
-        keys = value.keys() | inside
+        )
+        keys = {*value, *nested}
         for name, marks in FOREIGN_FORMATS.items():
-            if any(mark <= keys for mark in marks):
+            if any(keys.issuperset(mark.split()) for mark in marks):
                 return name
-        parts = [inner for inner in value.values() if isinstance(inner, list)]
-    else:
-        return None
-    found = (_find_format(part, depth=depth - 1) for part in parts if depth)
+        entries = [inner for inner in value.values() if isinstance(inner, list)]
+    found = (_find_format(entry, depth=depth - 1) for entry in entries if depth)
     return next(filter(None, found), None)
 
 

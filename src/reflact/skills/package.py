@@ -13,7 +13,6 @@ import os
 import re
 import unicodedata
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from pathlib import Path
 
 import yaml
@@ -97,7 +96,7 @@ def load_skill(path: Path, files: Sequence[str] = ()) -> Skill:
         _check_files(files)
         if not (path / MAIN_FILE).exists() and (best := path / "best_skill.md").is_file():
             raise SkillError(f"{path} is the folder of a run and not of a skill; name its document: {best}")
-        _find_files(path)  # says why the folder cannot be exported
+        _read_folder(path)  # says why the folder cannot be exported
         main = _read_text(_resolve_inside(path, MAIN_FILE))
         check_document(main)
         text = join_files(main, [(name, _read_text(_resolve_inside(path, name))) for name in files])
@@ -123,8 +122,8 @@ def build_package(
 
     Args:
         skill: The document.
-        name: Replaces the name of the front matter, even if that cannot be read; None: keep it.
-        description: Replaces its description in the same way.
+        name: Replaces the name of the front matter; None: keep it.
+        description: Replaces its description. Both together also replace front matter that cannot be read.
         defaults: The name and the description if neither the front matter nor the caller has them.
         source: A folder whose other files belong to the skill.
         files: The further files that the document joins.
@@ -136,24 +135,31 @@ def build_package(
     text, further = split_files(skill.text) if files else (skill.text, ())
     if [path for path, _ in further] != [*files]:
         raise SkillError("the document does not join the files that skill_files names")
-    replaced = {"name": name, "description": None if description is None else " ".join(description.split())}
-    text, lost = _make_readable(text, [key for key, value in replaced.items() if value is not None])
-    known = read_front_matter(text)
-    values = {
-        key: str(known.get(key, default)) if value is None else value
-        for (key, value), default in zip(replaced.items(), defaults, strict=True)
-    }
-    check_name(values["name"])
-    check_description(values["description"])
-    for key in ("description", "name"):
-        if known.get(key) != values[key]:
-            text = _set_front_matter(text, key, values[key])
+    hints = list[str]()
+    try:
+        known = read_front_matter(text)
+    except SkillError as error:
+        if name is None or description is None:
+            raise SkillError(
+                f"{error}, or export it with --name and --description, which replace it"
+            ) from None
+        known, text = {}, text[_front_matter_end(text) :].lstrip("\r\n")
+        hints = ["the front matter cannot be read, so only the new name and description are in it"]
+    name = str(known.get("name", defaults[0])) if name is None else name
+    description = (
+        str(known.get("description", defaults[1])) if description is None else " ".join(description.split())
+    )
+    check_name(name)
+    check_description(description)
+    for key, value in (("description", description), ("name", name)):
+        if known.get(key) != value:
+            text = _set_front_matter(text, key, value)
     trained = {MAIN_FILE: text, **dict(further)}
-    others, left_out = ((), ()) if source is None else _read_files(source)
+    others, left_out = ([], []) if source is None else _read_folder(source)
     modes = {file.path: file.is_executable for file in others}
     return SkillPackage(
-        name=values["name"],
-        description=values["description"],
+        name=name,
+        description=description,
         files=(
             *(
                 PackageFile(path=path, content=content.encode("utf-8"), is_executable=modes.get(path, False))
@@ -161,8 +167,8 @@ def build_package(
             ),
             *(file for file in others if file.path not in trained),
         ),
-        left_out=left_out,
-        hints=(*lost, *_list_hints(text)),
+        left_out=tuple(left_out),
+        hints=(*hints, *_list_hints(text)),
     )
 
 
@@ -266,52 +272,41 @@ def _check_front_matter(path: Path, text: str) -> None:
         raise SkillError(f"{path}: {error}") from None
 
 
-def _is_left_out(path: Path) -> bool:
-    is_plain = path.is_file() or path.is_dir()
-    return path.name.startswith(".") or path.name in CACHES or path.is_symlink() or not is_plain
-
-
-def _find_files(folder: Path) -> tuple[list[Path], list[str]]:
+def _read_folder(folder: Path) -> tuple[list[PackageFile], list[str]]:
     """Return the files of a skill's folder, and the names of what no package has: hidden ones, caches and links.
 
     Raises:
-        SkillError: The folder is gone, or too large for a skill.
+        SkillError: The folder is gone or too large for a skill, or a file cannot be read.
     """
     if not folder.is_dir():
         raise SkillError(
             f"the folder {folder}, whose other files belong to the skill, is gone; bring it back, or print the document "
             "alone with `reflact skill`"
         )
-    files = list[Path]()
+    files = list[PackageFile]()
     left_out = list[str]()
     size = 0
     for place, folders, names in os.walk(folder):
-        paths = [Path(place, name) for name in sorted([*folders, *names])]
-        hidden = [path for path in paths if _is_left_out(path)]
-        left_out += [path.relative_to(folder).as_posix() for path in hidden]
-        folders[:] = sorted({*folders} - {path.name for path in hidden})
-        own = [path for path in paths if path not in hidden and path.name not in folders]
-        files += own
-        size += sum(path.stat().st_size for path in own)
-        if len(files) > MAX_FILES or size > MAX_FOLDER_BYTES:
-            raise SkillError(
-                f"{folder} has more than {MAX_FILES:,} files or {MAX_FOLDER_BYTES // 1024**2} MiB, so it is no "
-                "folder of a skill; move SKILL.md and its files to a folder of their own"
-            )
+        for name in sorted([*folders, *names]):
+            path = Path(place, name)
+            relative = path.relative_to(folder).as_posix()
+            if name.startswith(".") or name in CACHES or path.is_symlink():
+                left_out.append(relative)
+            elif path.is_file():
+                try:
+                    size += path.stat().st_size
+                    content = path.read_bytes() if size <= MAX_FOLDER_BYTES else b""
+                    is_executable = bool(path.stat().st_mode & 0o100)
+                except OSError as error:
+                    raise SkillError(f"cannot read {path}: {error.strerror or error}") from None
+                files.append(PackageFile(path=relative, content=content, is_executable=is_executable))
+            if len(files) > MAX_FILES or size > MAX_FOLDER_BYTES:
+                raise SkillError(
+                    f"{folder} has more than {MAX_FILES:,} files or {MAX_FOLDER_BYTES // 1024**2} MiB, so it is no "
+                    "folder of a skill; move SKILL.md and its files to a folder of their own"
+                )
+        folders[:] = sorted(name for name in folders if not name.startswith(".") and name not in CACHES)
     return files, left_out
-
-
-def _read_files(folder: Path) -> tuple[tuple[PackageFile, ...], tuple[str, ...]]:
-    paths, left_out = _find_files(folder)
-    files = []
-    for path in paths:
-        try:
-            content, mode = path.read_bytes(), path.stat().st_mode
-        except OSError as error:
-            raise SkillError(f"cannot read {path}: {error.strerror or error}") from None
-        name = path.relative_to(folder).as_posix()
-        files.append(PackageFile(path=name, content=content, is_executable=bool(mode & 0o100)))
-    return tuple(files), tuple(left_out)
 
 
 # --------------------------------------------------------------------------------------------- writing
@@ -319,38 +314,6 @@ def _read_files(folder: Path) -> tuple[tuple[PackageFile, ...], tuple[str, ...]]
 
 def _front_matter_end(text: str) -> int:
     return next((region.end for region in find_regions(text) if region.name == "front_matter"), 0)
-
-
-def _make_readable(text: str, replaced: Sequence[str]) -> tuple[str, tuple[str, ...]]:
-    """Return a document without the entries of its front matter that are replaced, if it cannot be read with them.
-
-    If both entries are replaced and the rest cannot be read either, the rest goes too, and a hint says so.
-
-    Raises:
-        SkillError: It cannot be read.
-    """
-    try:
-        read_front_matter(text)
-    except SkillError as error:
-        problem = error
-    else:
-        return text, ()
-    end = _front_matter_end(text)
-    first, *lines, last = text[:end].splitlines(keepends=True)
-    kept = list[str]()
-    is_kept = True
-    for line in lines:
-        if line.strip() and line[0] not in " \t-":  # another line continues the entry above
-            is_kept = line.partition(":")[0].rstrip() not in replaced
-        kept += [line] if is_kept else []
-    lost = "the front matter cannot be read, so nothing of it is kept"
-    for inside, hints in ((kept, ()), ([], (lost,))):
-        readable = "".join([first, *inside, last]) + text[end:]
-        with suppress(SkillError):
-            if inside or len(replaced) == 2:
-                read_front_matter(readable)
-                return readable, hints
-    raise SkillError(f"{problem}, or export it with --name and --description, which replace it") from None
 
 
 def _set_front_matter(text: str, key: str, value: str) -> str:
