@@ -397,6 +397,20 @@ def test_a_name_and_a_description_replace_what_cannot_be_read(front: str) -> Non
     assert any("only the new name and description" in hint for hint in package.hints)
 
 
+def test_a_run_with_front_matter_that_cannot_be_read_is_exported(tmp_path: Path) -> None:
+    """A prompt may begin with anything; the export then says which options replace its front matter, and they do."""
+    prompt = tmp_path / "prompt.md"
+    prompt.write_text(f"---\n{UNREADABLE['colon']}\n---\n\nHeed the rules.\n")
+    run = train(tmp_path / "run", prompt)
+    options = ("--name", "words", "--description", "Rules: for words.")
+    for given in ((), options[:2], options[2:]):
+        assert_refused(reflact("export", run, "--out", tmp_path, *given), "--name and --description")
+    assert reflact("export", run, "--out", tmp_path, *options).exit_code == 0
+    text = (tmp_path / "words" / MAIN_FILE).read_text()
+    assert read_front_matter(text) == {"name": "words", "description": "Rules: for words."}
+    assert "Heed the rules." in text
+
+
 @pytest.mark.parametrize(
     ("before", "is_refused"),
     [

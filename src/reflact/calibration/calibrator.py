@@ -49,9 +49,6 @@ if TYPE_CHECKING:
 
 LOGGER = logging.getLogger("reflact")
 
-FAILURES_TO_WARN = 3
-"""If so many traces have failed and none has succeeded, the logger warns; at the end of the block one is enough."""
-
 FATAL_ERRORS = (BudgetSpent, AccessDenied, UnknownModel, RunFailed)
 """Errors after which no further call can succeed."""
 
@@ -70,7 +67,8 @@ class Calibrator:
 
     ``async with`` starts a task that processes submitted traces; leaving the block cancels the task.
     ``calibrate``, ``recheck`` and ``stream_pairs`` need no such block. Errors beside the agent are emitted as
-    events and never raised. If each of the first traces fails, or the task stops, the logger ``reflact`` warns. The limits and the budget of its calls are those of ``llm``.
+    events and never raised. If the first trace fails, or the task stops, the logger ``reflact`` warns. The limits
+    and the budget of its calls are those of ``llm``.
 
     Args:
         llm: Writes mistakes and compares; scores as well if ``critic`` is None.
@@ -121,8 +119,7 @@ class Calibrator:
         self._queue: deque[Trace] = deque()
         self._on_event = on_event
         self._counts = TraceCounts()
-        self._last_failure: TraceFailed | None = None
-        self._is_failure_known = False
+        self._is_quiet = False
         self._stopped = False
         self._is_working = False
         self._changed = anyio.Event()
@@ -156,7 +153,6 @@ class Calibrator:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool | None:
         self._close()
-        self._warn_of_failures(1)
         return await self._stack.__aexit__(kind, error, trace)
 
     def submit(self, trace: Trace) -> bool:
@@ -295,36 +291,21 @@ class Calibrator:
             self._notify()
             try:
                 await self._process_trace(trace)
-                self._is_failure_known = True  # others succeed, so events are enough
+                self._is_quiet = True  # it works, so events are enough for later failures
             except Exception as error:  # noqa: BLE001 - no error beside an agent may end the agent
                 self._add_counts(n_failed=1)
-                self._last_failure = TraceFailed(
-                    trace_id=trace.id, error=type(error).__name__, message=str(error)
-                )
-                self._emit(self._last_failure)
-                if isinstance(error, FATAL_ERRORS):
+                self._emit(TraceFailed(trace_id=trace.id, error=type(error).__name__, message=str(error)))
+                is_fatal = isinstance(error, FATAL_ERRORS)
+                if is_fatal or not self._is_quiet:
+                    self._is_quiet = True
+                    what = "stopped" if is_fatal else "has learned nothing so far"
+                    LOGGER.warning("the calibrator %s: trace %s failed: %r", what, trace.id, error)
+                if is_fatal:
                     self._close()
-                    self._is_failure_known = True
-                    LOGGER.warning("the calibrator stopped at trace %s: %r", trace.id, str(error))
                     self._emit(CalibratorStopped(reason=str(error)))
-                self._warn_of_failures(FAILURES_TO_WARN)
             finally:
                 self._is_working = False
                 self._notify()
-
-    def _warn_of_failures(self, n_least: int) -> None:
-        """Warn once if so many traces have failed, and none has succeeded."""
-        failure = self._last_failure
-        if failure is None or self._is_failure_known or self._counts.n_failed < n_least:
-            return
-        self._is_failure_known = True
-        LOGGER.warning(
-            "the calibrator learns nothing: each of its %d traces failed, the last one (%s) with %s: %r",
-            self._counts.n_failed,
-            failure.trace_id,
-            failure.error,
-            failure.message,
-        )
 
     async def _process_trace(self, trace: Trace) -> None:
         held_out = await self._worker.store_trace(trace)
