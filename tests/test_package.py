@@ -403,8 +403,8 @@ def test_a_run_with_front_matter_that_cannot_be_read_is_exported(tmp_path: Path)
     prompt.write_text(f"---\n{UNREADABLE['colon']}\n---\n\nHeed the rules.\n")
     run = train(tmp_path / "run", prompt)
     options = ("--name", "words", "--description", "Rules: for words.")
-    for given in ((), options[:2], options[2:]):
-        assert_refused(reflact("export", run, "--out", tmp_path, *given), "--name and --description")
+    for some in ((), options[:2], options[2:]):
+        assert_refused(reflact("export", run, "--out", tmp_path, *some), "--name and --description")
     assert reflact("export", run, "--out", tmp_path, *options).exit_code == 0
     text = (tmp_path / "words" / MAIN_FILE).read_text()
     assert read_front_matter(text) == {"name": "words", "description": "Rules: for words."}
