@@ -246,14 +246,14 @@ async def test_a_round_that_another_process_overtakes_ends_with_a_report(tmp_pat
     class Overtaken(MemoryStore):
         async def open_test(
             self,
-            unit_ids: Sequence[str],
+            pair_ids: Sequence[str],
             *,
             holdout_id: str,
             traces: Collection[TraceIdentity],
             kind: Literal["promote", "demote"] = "promote",
         ) -> BatchTest:
             await faster.calibrate(learn, heldout=heldout)
-            return await super().open_test(unit_ids, holdout_id=holdout_id, traces=traces, kind=kind)
+            return await super().open_test(pair_ids, holdout_id=holdout_id, traces=traces, kind=kind)
 
     async with MemoryStore(tmp_path / "memory.db") as other, Overtaken(tmp_path / "memory.db") as store:
         faster = Calibrator(flattered(), other, settings=SETTINGS)

@@ -110,7 +110,7 @@ def test_training_changes_the_body_alone(folder: Path, tmp_path: Path) -> None:
     assert {**files, MAIN_FILE: b""} == {**FILES, MAIN_FILE: b""}
     assert files[MAIN_FILE].startswith(FRONT)
     assert files[MAIN_FILE] != FILES[MAIN_FILE]
-    assert reflact("skill", folder / "run").stdout_bytes == files[MAIN_FILE]
+    assert reflact("show", folder / "run", "--skill", "best").stdout_bytes == files[MAIN_FILE]
     again = reflact("export", folder / "run", "--out", tmp_path)
     assert again.exit_code == 2
     assert "exists already, and nothing is overwritten" in again.stderr

@@ -64,7 +64,6 @@ from reflact.training.setup import (
     import_collaborators,
     open_runtime,
     prepare_run,
-    track_with_mlflow,
 )
 from reflact.training.shutdown import GracefulStop, make_approver_stoppable
 from reflact.training.trouble import FailureLog
@@ -265,24 +264,23 @@ class Trainer:
         plan = await anyio.to_thread.run_sync(self._load_plan)
         stop = self._graceful_stop
         approve = None if self._approve is None else make_approver_stoppable(self._approve, stop)
-        async with track_with_mlflow(plan, on_event) as tracked:
-            emit = tracked if tracked is ignore_event else EventStepAssigner(tracked)
-            try:
-                async with open_runtime(plan, self._overrides, emit, graceful_stop=stop) as runtime:
-                    with runtime.tracing.run():
-                        run = Run(
-                            runtime,
-                            runtime.tracing.count_events(emit),
-                            approve,
-                            tests_optimizer=must_test_optimizer(plan, self._overrides),
-                        )
-                        summary = await _run(run, runtime.plan.environment, stop)
-                        runtime.tracing.record_outcome(summary)
-                    if self._config.report and summary.status != "cancelled":
-                        await _write_report(plan.run_id, database, runtime.folder, emit)
-            finally:
-                self._graceful_stop = GracefulStop(self._config.train.grace_seconds)
-            await tracked(events.RunFinished(run_id=plan.run_id, step=summary.steps, summary=summary))
+        emit = on_event if on_event is ignore_event else EventStepAssigner(on_event)
+        try:
+            async with open_runtime(plan, self._overrides, emit, graceful_stop=stop) as runtime:
+                with runtime.tracing.run():
+                    run = Run(
+                        runtime,
+                        runtime.tracing.count_events(emit),
+                        approve,
+                        tests_optimizer=must_test_optimizer(plan, self._overrides),
+                    )
+                    summary = await _run(run, runtime.plan.environment, stop)
+                    runtime.tracing.record_outcome(summary)
+                if self._config.report and summary.status != "cancelled":
+                    await _write_report(plan.run_id, database, runtime.folder, emit)
+        finally:
+            self._graceful_stop = GracefulStop(self._config.train.grace_seconds)
+        await on_event(events.RunFinished(run_id=plan.run_id, step=summary.steps, summary=summary))
         return summary
 
 
@@ -495,7 +493,7 @@ async def check_setup(config: TrainerConfig, overrides: Overrides | None = None)
         item=item,
         grade=grade,
         skill=skill,
-        target_calls=math.fsum(row.calls.expected for row in likely.rows if row.role == "target"),
+        target_calls=math.fsum(row.calls for row in likely.rows if row.role == "target"),
     )
 
 

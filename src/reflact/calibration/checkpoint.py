@@ -166,7 +166,7 @@ class CalibrationState:
     def pop_finished_test(self, round_pair_ids: Collection[str]) -> BatchTest | None:
         """Return the test of a round if it had ended before the calibration was stopped."""
         tests, self.finished_tests = self.finished_tests, self.finished_tests[1:]
-        if tests and (not round_pair_ids or not set(round_pair_ids).isdisjoint(tests[0].unit_ids)):
+        if tests and (not round_pair_ids or not set(round_pair_ids).isdisjoint(tests[0].pair_ids)):
             return tests[0]
         self.finished_tests = ()
         return None
@@ -355,7 +355,7 @@ def explain_no_batch(calibration: CalibrationState) -> str:
         return (
             f"the memory is full, so {calibration.n_left_out} traces were left out and {calibration.n_archived} of "
             f"{n_pairs} pairs were archived at once: reject pairs that are not needed, or open it with a larger "
-            "max_active_cards"
+            "max_active_pairs"
         )
     if not n_pairs:
         return f"none of {len(calibration.dropped)} candidates became a pair; the dropped candidates have the reasons"

@@ -542,7 +542,7 @@ class TrainerConfig(ConfigSection):
     replay: ReplayConfig = Field(
         default_factory=ReplayConfig, description="Recorded responses instead of a live endpoint."
     )
-    telemetry: TelemetryConfig = Field(default_factory=TelemetryConfig, description="Spans, metrics, MLflow.")
+    telemetry: TelemetryConfig = Field(default_factory=TelemetryConfig, description="Spans and metrics.")
 
     @model_validator(mode="after")
     def _check_combinations(self) -> TrainerConfig:

@@ -22,7 +22,7 @@ from reflact.types import canonical_json
 SUMMARIES_QUERY = """
 SELECT traces.id, purpose,
     (
-        SELECT count(DISTINCT owner) FROM memory_origins JOIN memory_units ON memory_units.id = owner
+        SELECT count(DISTINCT owner) FROM memory_origins JOIN memory_pairs ON memory_pairs.id = owner
         WHERE memory_origins.trace_id = traces.id AND pair IS NOT NULL
     ),
     count(step),
@@ -36,7 +36,7 @@ TESTABLE_QUERY = """
 SELECT rowid, id, purpose, content_hash, EXISTS (
     SELECT 1 FROM traces AS copy
     JOIN memory_origins ON memory_origins.trace_id = copy.id
-    JOIN memory_units ON memory_units.id = owner
+    JOIN memory_pairs ON memory_pairs.id = owner
     WHERE copy.content_hash = traces.content_hash AND pair IS NOT NULL
 )
 FROM traces WHERE n_labelled > 0 AND (?1 IS NULL OR rowid < ?1) ORDER BY rowid DESC LIMIT ?2
@@ -138,7 +138,7 @@ class SQLiteTraceStore:
         )
 
     async def find_trace_ids(self, name: str) -> tuple[str, ...]:
-        """Return up to ten ids of traces, stored or named by units, that start with a text; an equal one first."""
+        """Return up to ten ids of traces, stored or named by pairs, that start with a text; an equal one first."""
         return tuple(trace for (trace,) in await self._database.fetch_rows(MATCHING_IDS_QUERY, (name,)))
 
     # -------------------------------------------------------------------------------------- calibrations

@@ -281,7 +281,7 @@ def _read_folder(folder: Path) -> tuple[list[PackageFile], list[str]]:
     if not folder.is_dir():
         raise SkillError(
             f"the folder {folder}, whose other files belong to the skill, is gone; bring it back, or print the document "
-            "alone with `reflact skill`"
+            "alone with `reflact show RUN --skill best`"
         )
     files = list[PackageFile]()
     left_out = list[str]()
