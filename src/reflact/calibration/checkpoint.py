@@ -17,7 +17,6 @@ from reflact.calibration.config import CalibratorSettings, PairSettings
 from reflact.calibration.labeled_steps import LabeledStep
 from reflact.calibration.metrics import CriticMetrics, ScoredStep
 from reflact.calibration.mistakes import DroppedCandidate, GenerationResult
-from reflact.calibration.perturbations import find_reference
 from reflact.calibration.planning import select_events
 from reflact.calibration.promotion import MemorySnapshot
 from reflact.calibration.report import CalibrationReport
@@ -331,8 +330,8 @@ def list_unscored_steps(
         LabeledStep(trace.recording, event.step, trace.purpose, event.transition, event.label)
         for trace in sorted(traces, key=lambda trace: trace.id)
         for event in list_free_events(trace, anchored)
-        if event.label is not None and event.evaluation is None and event.label.source != "agreement"
-        if find_reference(event) is not None
+        if event.evaluation is None and event.label is not None
+        if event.label.source != "agreement" and event.label.progress_before is not None
     ]
     if settings.max_pairs is None:
         return tuple(steps)

@@ -29,7 +29,7 @@ _MAX_INDEXED_CHARS = 4000
 EXAMPLES_HEADER = "Other transitions. Each has an evaluation that is right and one that is wrong:"
 """The line above the worked examples."""
 
-MAX_KEPT_PAIRS = 16_384
+MAX_KEPT_PAIRS = 8192
 """Pairs whose words and texts are kept, several times what a memory holds by default; then all are read again."""
 
 MAX_PAIRS_TRIED = 32
