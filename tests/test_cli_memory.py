@@ -312,7 +312,7 @@ def test_files_and_folders_of_traces_are_imported(tmp_path: Path) -> None:
     assert "0 traces with 0 steps" in said
     file.write_text(file.read_text(encoding="ascii").replace("Sort the", "Burn the"), encoding="ascii")
     refused = run("import", path, file)
-    assert_refused(refused, "stored with another purpose")
+    assert_refused(refused, "trace monday has the purpose 'Burn the")
 
 
 def test_what_is_wrong_is_one_sentence(store: Path, tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,16 +22,17 @@ from reflact.errors import (
     ProviderDown,
     RunConflict,
 )
-from reflact.messages import CallReservation
+from reflact.messages import CallId, CallReservation, RenderedPrompt, ReplyModel
+from reflact.proposers import Rewrite, StepBudget, StepEvidence
 from reflact.records import RunSummary, Usage
 from reflact.stages.reply_models import AnalystReply
 from reflact.store.runs import open_store
 from reflact.testing import TOY_RULES, ScriptedLLM, ToyEnvironment, ToyTarget, append_reply, toy_optimizer
-from reflact.testing.llm import Script
+from reflact.testing.llm import Script, ScriptedAnswer
 from reflact.training.evaluation import evaluate_skill
 from reflact.training.setup import Overrides
 from reflact.types import Skill, Split
-from toy_runs import WORLD, Actor, build_trainer, playing, run
+from toy_runs import LINES, WORLD, Actor, build_trainer, playing, run
 
 
 def settings(folder: Path, **sections: Mapping[str, Any]) -> dict[str, Any]:
@@ -112,6 +113,61 @@ async def test_without_a_gate_everything_is_accepted(tmp_path: Path) -> None:
     assert summary.final is not None
     assert summary.best.score == max(r.verdict.candidate_score or 0 for r in records)
     assert summary.best.number > 0
+
+
+def turning(prompt: RenderedPrompt, reply_type: type[ReplyModel], call_id: CallId) -> ScriptedAnswer:
+    """Add a line in the first step, and replace it by another one, and back, in each further one."""
+    if not issubclass(reply_type, AnalystReply):
+        return toy_optimizer()(prompt, reply_type, call_id)  # type: ignore[return-value]
+    reply = append_reply(reply_type, LINES["double"])
+    if call_id.step > 1:
+        old, new = (LINES["double"], "- A line.")[:: 1 if call_id.step % 2 == 0 else -1]
+        edits = reply["edits"]
+        assert isinstance(edits, list)
+        reply["edits"] = [{**dict(edit), "op": "replace", "target": old, "content": new} for edit in edits]
+    return reply
+
+
+class Turning:
+    """Proposes one of two documents after the other."""
+
+    identity = "turning/1"
+
+    async def propose(self, skill: Skill, evidence: StepEvidence, budget: StepBudget) -> Sequence[Rewrite]:
+        """Return the other document."""
+        line = LINES["double"]
+        return [Rewrite(document=f"- A line.\n\n{'' if line in skill.text else line}\n")]
+
+
+@pytest.mark.parametrize("proposer", [None, Turning()], ids=["edits", "documents"])
+@pytest.mark.parametrize("is_gated", [True, False], ids=["gate", "no gate"])
+async def test_a_document_that_comes_back(tmp_path: Path, is_gated: bool, proposer: Turning | None) -> None:
+    """Without a gate it is accepted with the score that it had, and is not measured again; a gate drops it."""
+    config = settings(
+        tmp_path,
+        gate={"enabled": is_gated, "policy": "strict"},
+        train={"num_epochs": 4, "batch_size": 8},
+        slow_update={"enabled": False},
+        meta_skill={"enabled": False},
+        test={"enabled": False},
+    )
+    actor = Actor()
+    await build_trainer(config, target=actor, script=turning, proposer=proposer).train()
+    records = (await read_run(tmp_path)).steps
+    actions = [record.verdict.action for record in records]
+    assert len(set(actor.asked)) == len(actor.asked), "no rollout is made twice"
+    if is_gated:
+        assert "force_accept" not in actions
+        assert actions.count("no_change") >= 1
+        return
+    assert actions == ["force_accept"] * 4
+    assert records[0].candidate_hash == records[2].candidate_hash != records[1].candidate_hash
+    scores = [record.verdict.candidate_score for record in records]
+    assert (scores[2], scores[3]) == (scores[0], scores[1])
+    assert scores[0] != scores[1]
+    assert [record.current.number for record in records] == [1, 2, 3, 4]
+    assert [record.best.number for record in records] == [1] * 4, "an equal score is not better"
+    assert [record.n_rollouts for record in records] == [12, 12, 8, 0], "later ones are of train items only"
 
 
 async def test_unmeasured_items_are_no_zeros(tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ class MemorySnapshot(NamedTuple):
 
     ``known_pair_ids`` were tested, promoted or archived and are not made again. Other pairs are, so that a round
     which was cut off before its test is made again as it was. ``waiting_pairs`` may be tested and were not since
-    they last changed. ``learned`` is what any pair was made from.
+    they last changed. ``learned`` is what any pair was made from, and ``purposes`` are those of its traces, by id.
     """
 
     known_pair_ids: frozenset[str]
@@ -47,6 +47,7 @@ class MemorySnapshot(NamedTuple):
     promoted: tuple[ContrastPair, ...]
     waiting_pairs: tuple[StoredPair, ...]
     tests: tuple[BatchTest, ...]
+    purposes: Mapping[str, str]
 
     def list_testable_pairs(self, held_out: Iterable[Trace]) -> tuple[ContrastPair, ...]:
         """Return the waiting pairs that were made of none of these traces."""
@@ -72,6 +73,12 @@ class PromotionTester:
         stored, tests = await self._store.pairs(), await self._store.tests()
         ended = [test for test in tests if test.evidence is not None]
         tested = {pair_id: test.at for test in ended for pair_id in test.pair_ids}
+        purposes = {
+            origin.trace_id: one.pair.purpose
+            for one in stored
+            if one.pair.construction != "other_purpose"
+            for origin in one.origins
+        }
         ours = [one for one in stored if is_visible_to(one.pair.scope, CRITIC_SCOPE)]
         return MemorySnapshot(
             known_pair_ids=frozenset(
@@ -81,7 +88,7 @@ class PromotionTester:
             ),
             learned=TrainingHistory(
                 frozenset(origin.trace_id for one in stored for origin in one.origins),
-                frozenset(one.pair.purpose for one in stored if one.pair.construction != "other_purpose"),
+                frozenset(purposes.values()),
             ),
             promoted=tuple(one.pair for one in ours if one.status == "promoted"),
             waiting_pairs=tuple(
@@ -90,12 +97,13 @@ class PromotionTester:
                 if one.status == "quarantined" and not one.needs_review and _has_changed_since(one, tested)
             ),
             tests=tests,
+            purposes=purposes,
         )
 
     async def score(
-        self, steps: Sequence[LabeledStep], pairs: Sequence[ContrastPair]
+        self, steps: Sequence[LabeledStep], pairs: Sequence[ContrastPair] | None
     ) -> tuple[ScoredStep | None, ...]:
-        """Score steps with exactly these pairs to choose worked examples from; None: no valid score."""
+        """Score steps; see ``labeled_steps.score_steps``."""
         return await score_steps(self.fail_fast_critic, steps, pairs, max_concurrent=self._max_concurrent)
 
     async def test(

@@ -226,7 +226,7 @@ def import_store(
     from reflact.errors import DataError
 
     traces, lines = _read_source(source)
-    print_incomplete_files(traces, err=json)
+    print_incomplete_files(traces, folders=[source if source.is_dir() else None], err=json)
     try:
         result = anyio.run(_import_memory, store, traces, lines)
     except DataError as error:
@@ -342,7 +342,7 @@ def _read_source(source: Path) -> tuple[tuple[Trace, ...], list[str]]:
     """Return the traces of a source, or the lines of an export."""
     import json
 
-    from reflact.calibration.trace import Trace
+    from reflact.calibration.trace import Trace, refuse_foreign_format
     from reflact.errors import UsageError
 
     if source.is_dir():
@@ -357,6 +357,8 @@ def _read_source(source: Path) -> tuple[tuple[Trace, ...], list[str]]:
         first = None
     if isinstance(first, dict) and "trace" in first and "type" not in first:
         return (Trace.load(source),), []
+    if not isinstance(first, dict) or "type" not in first:
+        refuse_foreign_format(source, "\n".join(lines).encode())
     return (), lines
 
 

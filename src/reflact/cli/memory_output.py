@@ -291,9 +291,20 @@ def _render_change(step: Transition) -> Iterator[str]:
     yield from (f"  | {text}" for text in change.splitlines())
 
 
-def print_incomplete_files(traces: Iterable[Trace], *, err: bool = False) -> None:
-    """Print which files of traces are incomplete, and how much of them was left out."""
+def print_incomplete_files(
+    traces: Iterable[Trace], *, folders: Iterable[Path | None] = (), err: bool = False
+) -> None:
+    """Print which files of traces are incomplete, and how much of them was left out; name files that are no traces."""
     from reflact.reporting.lines import escape_line
+
+    for folder in folders:
+        others = [] if folder is None else sorted(map(str, folder.rglob("*.json")))
+        if others:
+            more = f" and {len(others) - 1} more" if len(others) > 1 else ""
+            typer.echo(
+                f"left out {escape_line(others[0])}{more}: a trace is a .jsonl file that reflact wrote",
+                err=err,
+            )
 
     for trace in traces:
         if trace.n_lost_bytes:

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from reflact.types import Split
 
 
-MAX_LISTED_IDS = 5
-"""The most ids of items that a message lists."""
+MAX_LISTED_IDS, MAX_LISTED_FILES = 5, 10
+"""The most ids of items, and names of files, that a message lists."""
 
 JsonLinesOption = Annotated[bool, typer.Option("--json", help="Print JSON lines instead of tables.")]
 
@@ -468,7 +468,8 @@ def export(  # noqa: PLR0917 - one for each option of the command
     """Write a skill as a folder for agents.
 
     The folder has the name of the skill and follows the Agent Skills specification: SKILL.md begins with the skill's
-    name and description. If the initial skill has front matter or other files, they are copied unchanged.
+    name and description. If the initial skill has front matter or other files, they are copied unchanged. Hidden
+    files, caches and links stay behind, and the markers of protected regions are removed.
     """
     import anyio
 
@@ -488,6 +489,11 @@ def export(  # noqa: PLR0917 - one for each option of the command
     if len(package.files) > 1:
         others = len(package.files) - 1
         typer.echo(f"and {others} other file{'s' if others > 1 else ''} of the folder")
+    if package.left_out:
+        rest = len(package.left_out) - MAX_LISTED_FILES
+        more = f" and {rest} more" if rest > 0 else ""
+        listed = ", ".join(package.left_out[:MAX_LISTED_FILES])
+        typer.echo(escape_line(f"left out of the folder (hidden, caches or links): {listed}{more}"))
 
 
 def compare(

@@ -53,6 +53,9 @@ TOTAL_ALPHA = 0.025
 MIN_TRACES = 20
 """The least number of held-out traces of a test."""
 
+MAX_PURPOSE_CHARS = 80
+"""The most characters of a purpose in a message."""
+
 MAX_ACCURACY_FALL = 0.02
 """A batch whose pairwise accuracy falls by more is not promoted, whatever its error."""
 
@@ -234,6 +237,17 @@ def count_tests(tests: Iterable[BatchTest], traces: Iterable[TraceIdentity]) -> 
     """Return how many tests used any of these traces."""
     fingerprints = frozenset[str]().union(*(trace.fingerprints for trace in traces))
     return sum(not fingerprints.isdisjoint(test.fingerprints) for test in tests)
+
+
+def describe_other_trace(trace_id: str, purpose: str, other_purpose: str) -> str:
+    """Return what is wrong if two traces have one id: they are runs of two agents, or two runs of one."""
+    other = (
+        "other steps" if purpose == other_purpose else f"the purpose {other_purpose[:MAX_PURPOSE_CHARS]!r}"
+    )
+    return (
+        f"trace {trace_id} has the purpose {purpose[:MAX_PURPOSE_CHARS]!r}, and another trace of this id has {other}; "
+        "give each trace an id of its own, such as one that begins with the agent's name"
+    )
 
 
 def hash_purpose(purpose: str) -> str:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 
 from reflact.errors import DataError
-from reflact.memory.cards import extend_content_hash, hash_purpose
+from reflact.memory.cards import describe_other_trace, extend_content_hash, hash_purpose
 from reflact.memory.models import (
     Label,
     ScoreEvent,
@@ -106,6 +107,10 @@ class SQLiteTraceStore:
             trace for (trace,) in await self._database.fetch_rows("SELECT id FROM traces ORDER BY id")
         )
 
+    async def content_hashes(self) -> Mapping[str, str]:
+        """Return the hash of each trace's content, by its id."""
+        return dict(await self._database.fetch_rows("SELECT id, content_hash FROM traces"))
+
     async def testable_traces(self, *, before: int | None, limit: int) -> tuple[TestableTrace, ...]:
         """Return traces with steps that a program or a person labelled, newest first.
 
@@ -172,7 +177,7 @@ def open_trace(tables: Tables, trace_id: str, purpose: str) -> None:
             {"id": trace_id, "purpose": canonical_json(purpose), "content_hash": hash_purpose(purpose)}
         )
     elif known[0] != canonical_json(purpose):
-        raise DataError(f"trace {trace_id} is stored with another purpose; give each trace a unique id")
+        raise DataError(describe_other_trace(trace_id, purpose, json.loads(known[0])))
 
 
 def append_event(tables: Tables, trace_id: str, event: ScoreEvent) -> bool:
