@@ -34,7 +34,7 @@ from reflact.gate.ranked_decision import (
     start_ranking,
     update_effect,
 )
-from reflact.records import UNPROVEN, RunState, build_buffer_entry
+from reflact.records import UNPROVEN, build_buffer_entry
 from reflact.skills.rejected_edits import collect_rejected_edits
 from reflact.stages.evaluate import EvaluationResult, GateMetric
 from reflact.stages.ranked_evaluation import RankedEvaluator, RankSettings, choose_action
@@ -560,8 +560,8 @@ async def test_the_state_is_a_fold_of_the_records(tmp_path: Path) -> None:
             "ranking": baseline,
         }
     )
-    one_by_one = reduce(RunState.after, done.records, state)
-    state = state.after(*done.records)
+    one_by_one = reduce(lambda last, record: last.after([record]), done.records, state)
+    state = state.after(done.records)
     assert state == one_by_one
     assert state.ranking == last.ranking
     assert [v.skill_hash for v in state.kept] == [v.skill_hash for v in last.kept]

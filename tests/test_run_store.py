@@ -306,7 +306,7 @@ async def test_a_run_goes_on_from_its_last_committed_state(path: Path) -> None:
         await store.commit("r", None, initial(), [FIRST])
         await store.commit("r", record(1), after(1, SECOND), [SECOND])
     async with open_store(path) as store:
-        assert await store.open_run("r", IDENTITY, {}) == initial().after(record(1))
+        assert await store.open_run("r", IDENTITY, {}) == initial().after([record(1)])
         assert await store.records("r") == (record(1),)
         assert await store.skill(SECOND.hash) == SECOND
         assert await store.versions("r") == (initial().current, after(1, SECOND).current)
@@ -328,7 +328,7 @@ async def test_a_run_whose_commits_have_their_states_goes_on(path: Path) -> None
     async with open_store(path) as store:
         assert await store.open_run("r", IDENTITY, {}) == other
         await store.commit("r", record(2), after(2, SECOND), [])
-        assert await store.open_run("r", IDENTITY, {}) == other.after(record(2))
+        assert await store.open_run("r", IDENTITY, {}) == other.after([record(2)])
 
 
 async def test_a_commit_takes_as_much_room_at_the_end_as_at_the_beginning(path: Path) -> None:
@@ -343,7 +343,7 @@ async def test_a_commit_takes_as_much_room_at_the_end_as_at_the_beginning(path: 
             made = {"candidate_hash": document.hash, "created_versions": (version,)}
             made |= {"current": version, "best": version}
             done = record(step).model_copy(update=made)
-            state = state.after(done)
+            state = state.after([done])
             await store.commit("r", done, state, [document])
         assert await store.open_run("r", IDENTITY, {}) == state
         with closing(sqlite3.connect(path)) as database:
@@ -376,7 +376,7 @@ async def test_a_database_that_lost_commits_is_refused(tmp_path: Path) -> None:
         path.write_bytes(newer[0])
         log.write_bytes(newer[1])
         async with open_store(path, ownership=owned) as store:
-            assert await store.open_run("r", IDENTITY, None) == initial().after(record(1))
+            assert await store.open_run("r", IDENTITY, None) == initial().after([record(1)])
 
 
 async def test_a_missing_database_is_no_fresh_start(tmp_path: Path) -> None:
@@ -576,7 +576,7 @@ async def test_a_run_with_a_damaged_row_does_not_start(
     """Every start checks all records, outcomes and events of its run, also those that it would not read."""
     await store.commit("r", None, initial(), [FIRST])
     await store.commit("r", record(1), after(1, SECOND), [SECOND])
-    assert await store.open_run("r", IDENTITY, {}) == initial().after(record(1))
+    assert await store.open_run("r", IDENTITY, {}) == initial().after([record(1)])
     with closing(sqlite3.connect(path)) as other, other:
         other.execute(f"UPDATE commits SET {change} WHERE number = 2")
     with pytest.raises(StoreError, match="damaged; put back a copy of it") as damaged:

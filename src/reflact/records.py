@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
 from pydantic import Field, JsonValue
@@ -229,7 +229,7 @@ class RunState(FrozenModel):
     last_hash: str | None = None
     meta_skill: str = ""
 
-    def after(self, *records: CommitRecord) -> RunState:
+    def after(self, records: Iterable[CommitRecord]) -> RunState:
         """Return the state after further commits; many of them take time in proportion to their number."""
         state = self
         kept = {version.number: version for version in self.kept}

@@ -529,9 +529,10 @@ def read_state(tables: Tables, run_id: str) -> RunState | None:
     (number,) = tables.execute(LAST_STATE, (run_id,)).fetchone()
     if number is None:
         return None
-    first, *later = tables.execute(f"{COMMITS} AND number >= ? ORDER BY number", (run_id, number))
-    commits = (parse_commit(run_id, row) for row in later)
-    return parse_state(run_id, first).after(*(each for each in commits if not isinstance(each, RunState)))
+    rows = tables.execute(f"{COMMITS} AND number >= ? ORDER BY number", (run_id, number))
+    state = parse_state(run_id, next(rows))
+    commits = (parse_commit(run_id, row) for row in rows)
+    return state.after(commit for commit in commits if not isinstance(commit, RunState))
 
 
 def parse_commit(run_id: str, row: Sequence[Any]) -> CommitRecord | RunState:

@@ -35,7 +35,7 @@ from reflact.skills.package import SkillPackage, build_package, read_front_matte
 from reflact.stages.evaluate import GateMetric
 from reflact.stages.final_test import score_skill
 from reflact.training.items import ItemResult, read_items
-from reflact.types import FrozenModel, Skill, Split, canonical_json
+from reflact.types import FrozenModel, ShortReprModel, Skill, Split, canonical_json
 
 if TYPE_CHECKING:
     from reflact.store.runs import RunRow, SQLiteRunStore
@@ -49,7 +49,7 @@ LOCK_NAME = re.compile(r"(.+)-r[0-9a-f]{12}\.lock")
 """The name of the lock file of a run beside its store."""
 
 
-class RunHistory(FrozenModel):
+class RunHistory(ShortReprModel):
     """The stored history of a run.
 
     Args:
@@ -91,6 +91,7 @@ async def read_run(
     *,
     items: bool = False,
     split: Split | None = None,
+    events: bool = True,
 ) -> RunHistory:
     """Return the stored history of a run; the run may be under way.
 
@@ -101,6 +102,7 @@ async def read_run(
             newest.
         items: Also read what the target answered to each item under the initial and the best document.
         split: The split of these items; None: the test split if it was measured, otherwise the validation split.
+        events: Also read the events, which take more than half of the time.
 
     Raises:
         UsageError: There is no store, or no such run in it, or nothing is measured on the split.
@@ -116,7 +118,7 @@ async def read_run(
             steps=await store.records(row.run_id),
             epochs=await store.epochs(row.run_id),
             versions=await store.versions(row.run_id),
-            events=await store.events(row.run_id),
+            events=await store.events(row.run_id) if events else (),
             costs=await store.stage_costs(row.run_id),
             items=await read_items(store, row, split=split) if items else (),
             evaluations=await store.evaluations(row.run_id),

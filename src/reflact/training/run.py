@@ -335,7 +335,7 @@ class Run:
         return await work(state)
 
     async def _commit_outcome(self, state: RunState, outcome: CommitOutcome) -> RunState:
-        return await self._commit(outcome.record, state.after(outcome.record), outcome.skills)
+        return await self._commit(outcome.record, state.after([outcome.record]), outcome.skills)
 
     async def _commit(
         self, record: CommitRecord | None, state: RunState, skills: Sequence[Skill]

@@ -86,7 +86,7 @@ def choose_best(state: RunState, record: CommitRecord) -> CommitRecord:
     The current version is the best one if it is better than the initial one with a probability of at least 0.9;
     otherwise the initial one is. While the current version has no pass, the one it was made from stands for it.
     """
-    after, verdict = state.after(record), record.verdict
+    after, verdict = state.after([record]), record.verdict
     ranking = after.ranking
     if ranking is None or (state.deterministic and (verdict is None or verdict.deterministic)):
         return record
