@@ -33,7 +33,7 @@ MAX_PARTS, MAX_DEPTH = 2**18, 200
 """The most texts, commas and opening brackets of a body, and the most levels: each may take 100 bytes when it is read."""
 
 PART = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?+|[\[{,]|[\]}]', re.DOTALL)
-LEVELS = {b"[": 1, b"{": 1, b"]": -1, b"}": -1}
+LEVELS = dict(zip(b"[{]}", (1, 1, -1, -1), strict=True))
 
 INLINE_BYTES = 2**14
 """A body of more bytes is read on a worker thread, so that the event loop does not wait for it."""
@@ -41,13 +41,6 @@ INLINE_BYTES = 2**14
 READ_BYTES = 2**16
 SKIPPED_BYTES, SKIPPED_SECONDS = 2**20, 1.0
 """How much of a refused request is still received, and how long, so that the agent reads the refusal."""
-
-ERROR_TYPES = {
-    400: "invalid_request_error",
-    401: "authentication_error",
-    404: "not_found_error",
-    413: "request_too_large",
-}
 
 VOLATILE = re.compile(r"^ +Today's date: [^\n]*\n(?=</env>)", re.MULTILINE)
 """The date that opencode writes into texts."""
@@ -265,7 +258,7 @@ class _Connection:
 
     async def _send_error(self, status: int, reason: str) -> None:
         """Send an error in the form that the clients of all dialects read."""
-        kind = ERROR_TYPES.get(status, "api_error")
+        kind = "api_error" if status == 500 else "invalid_request_error"
         error = {"type": kind, "message": reason, "param": None, "code": None}
         await self._send_json(status, {"type": "error", "error": error})
 
@@ -303,7 +296,7 @@ async def _read(dialect: Dialect, content: bytes) -> tuple[Mapping[str, Any], di
 def _parse(dialect: Dialect, content: bytes) -> tuple[Mapping[str, Any], dict[str, Any]]:
     depth = 0
     for number, part in enumerate(PART.finditer(content)):
-        depth += LEVELS.get(part[0], 0)
+        depth += LEVELS.get(content[part.start()], 0)
         if number == MAX_PARTS or depth > MAX_DEPTH:
             raise ConfigError(
                 f"the body is no request of {dialect.name}: it has more than {MAX_PARTS:,} texts, commas and brackets, or "
