@@ -483,7 +483,7 @@ async def _read_for_comparison(name: str, path: Path | str, run_id: str | None) 
         items: dict[Split, tuple[ItemResult, ...]] = {Split.val: (), Split.test: ()}
         for split in items:
             with suppress(UsageError):  # the split is not measured
-                items[split] = await read_items(store, row, split=split, best=last.best)
+                items[split] = await read_items(store, row, split=split, version=last.best)
         skill = await store.skill(last.best.skill_hash)
         config = parse_stored(TrainerConfig.model_validate, row.config, f"configuration of run {row.run_id}")
         scored = () if summary is None else summary.scores

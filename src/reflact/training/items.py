@@ -68,11 +68,11 @@ class ItemResult(FrozenModel):
 
 
 async def read_items(
-    store: SQLiteRunStore, run: RunRow, *, split: Split | None = None, best: SkillVersion | None = None
+    store: SQLiteRunStore, run: RunRow, *, split: Split | None = None, version: SkillVersion | None = None
 ) -> tuple[ItemResult, ...]:
     """Return the items of a split with their answers; if ``split`` is None, see ``history.read_run``.
 
-    ``best`` is the best document; None: that of the latest commit, which may change while a run is under way.
+    ``version`` is the best document; None: that of the latest commit, which may change while a run is under way.
 
     Raises:
         UsageError: Nothing is measured on the split.
@@ -85,11 +85,11 @@ async def read_items(
         )
     identity = await store.identity(run.run_id)
     config = parse_stored(TrainerConfig.model_validate, run.config, f"configuration of run {run.run_id}")
-    baseline, chosen = str(identity["skill"]), (best or last.best).skill_hash
+    baseline, best = str(identity["skill"]), (version or last.best).skill_hash
     if split is None:
         opened = summary is not None and summary.score("best", Split.test) is not None
         split = Split.test if opened else Split.val
-    rollouts = await store.list_rollouts((baseline, chosen))
+    rollouts = await store.list_rollouts((baseline, best))
     items = (await store.items(str(identity["data"]))).items(split)
     find_key = _make_key_finder(config, identity)
     usage, errors = await store.rollout_usage(), await store.unmeasured(run.run_id)
@@ -103,11 +103,7 @@ async def read_items(
 
     results = tuple(
         _compare(
-            item,
-            split,
-            find_result(item, baseline),
-            find_result(item, chosen),
-            config.train.success_threshold,
+            item, split, find_result(item, baseline), find_result(item, best), config.train.success_threshold
         )
         for item in items
     )
