@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from reflact.types import Split
 
 
-MAX_SHOWN_STEPS = 500
-"""The most steps in the table of a run; a table of 10,000 takes ten seconds."""
-
 MAX_LISTED_IDS = 5
 """The most ids of items that a message lists."""
 
 JsonLinesOption = Annotated[bool, typer.Option("--json", help="Print JSON lines instead of tables.")]
+
+MAX_SHOWN_STEPS = 500
+"""The most steps in the table of a run; a table of 10,000 takes ten seconds."""
 
 
 def runs(
