@@ -68,6 +68,11 @@ def misbehave(how: str) -> None:
                     time.sleep(600)
                 os._exit(0)
         time.sleep(600)
+    if how == "crowd":
+        import threading
+
+        for _ in range(40):
+            threading.Thread(target=time.sleep, args=(600,)).start()
     if how == "flood":
         while True:
             sys.stdout.write("x" * 65536)

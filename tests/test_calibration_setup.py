@@ -70,6 +70,29 @@ async def test_a_budget_holds_over_all_connections_to_a_file(tmp_path: Path) -> 
     assert len(asked) == 2
 
 
+async def test_connections_at_one_time_share_one_budget(tmp_path: Path) -> None:
+    """Three connections that open a file together have the calls of one, and the last ones hear which limit it was."""
+    limit, ended = BudgetConfig(max_calls=4), list[str]()
+    path = tmp_path / "memory.db"
+    with endpoint() as (model, asked):
+
+        async def use(name: str) -> None:
+            async with connect(model, store=path, budget=limit) as llm:
+                for number in range(4):
+                    try:
+                        step = transition(f"{name}{number}", 0, 2, claims=False)
+                        await Critic(llm).score(step, purpose=PURPOSE)
+                    except BudgetSpent as error:
+                        ended.append(str(error))
+
+        async with anyio.create_task_group() as tasks:
+            for name in "abc":
+                tasks.start_soon(use, name)
+    assert len(asked) == 4
+    assert len(ended) == 8
+    assert all("budget.max_calls is 4" in reason for reason in ended)
+
+
 async def test_the_time_of_a_budget_ends_what_is_under_way(tmp_path: Path) -> None:
     """What waits when the time is up is cut off, and the error says which limit it was."""
     with endpoint() as (model, _), pytest.raises(BudgetSpent, match="max_seconds"):

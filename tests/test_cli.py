@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -15,12 +16,15 @@ import pytest
 
 from reflact import __version__
 from reflact.cli import GARBAGE_THRESHOLD
+from reflact.cli.runs import MAX_SHOWN_STEPS
 from reflact.events import EVENT_ADAPTER, RunFinished, RunStarted
 from reflact.records import RunSummary, SkillScore
+from reflact.store.runs import open_store
 from reflact.testing import ScriptedLLM, ToyEnvironment, ToyTarget, toy_optimizer
 from reflact.trainer import Trainer
 from reflact.types import Split
 from served import assert_refused, configured, reflact, say_four, say_four_and_append, serving
+from test_run_store import FIRST, IDENTITY, SECOND, initial, record
 
 
 @pytest.fixture(scope="session")
@@ -176,6 +180,40 @@ def test_runs_lists_what_lies_below_a_folder(toy: Path) -> None:
         result = reflact("runs", place)
         assert result.exit_code == 0, result.output
         assert re.search(r"r[0-9a-f]{12} +completed +4 +1\.000", result.stdout)
+
+
+def test_the_table_of_a_long_run_has_its_last_steps(tmp_path: Path) -> None:
+    """A table of thousands of rows takes long, so the first steps are counted and left out; JSON has them all."""
+
+    async def fill() -> None:
+        async with open_store(tmp_path / "run.db") as store:
+            await store.open_run("r", IDENTITY, {})
+            await store.commit("r", None, state := initial(), [FIRST])
+            for step in range(1, MAX_SHOWN_STEPS + 4):
+                state = state.after([record(step)])
+                await store.commit("r", record(step), state, [SECOND])
+
+    anyio.run(fill)
+    shown = reflact("show", tmp_path).stdout
+    assert "3 earlier steps left out" in shown
+    assert len(re.findall(r"^ *\d+ +1 ", shown, re.MULTILINE)) == MAX_SHOWN_STEPS
+    assert len(json.loads(reflact("show", tmp_path, "--json").stdout)["steps"]) == MAX_SHOWN_STEPS + 3
+
+
+def test_a_folder_of_thousands_of_levels_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Older versions of Python cannot walk through it, which is no failure of reflact's."""
+    monkeypatch.chdir(tmp_path)
+    for _ in range(3000):
+        os.mkdir("a")  # noqa: PTH102 - the whole path is too long
+        os.chdir("a")
+    result = reflact("runs", tmp_path)
+    for _ in range(3000):
+        os.chdir("..")
+        os.rmdir("a")  # noqa: PTH106
+    assert isinstance(result.exception, SystemExit | None)
+    assert result.exit_code == 0 or "nested too deeply" in result.stderr
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="there are no pipes in folders")

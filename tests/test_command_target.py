@@ -211,6 +211,11 @@ async def test_answers_come_from_a_file_and_streams_are_answered() -> None:
         ("flood", {"output_bytes": 100_000}, "the command was ended after 100,000 bytes of output"),
         ("hoard", {"memory_mib": 100}, "the command was ended with more than 100 MiB of memory"),
         ("breed", {"processes": 20}, "the command was ended with more than 20 processes"),
+        (
+            "crowd",
+            {"processes": 2},
+            r"the command was ended with \d+ threads, more than 16 for each of 2 processes",
+        ),
         ("write big.bin", {"file_mib": 1}, "the command ended with 1: .*File too large"),
         ("fail", {}, "the command ended with 1: no such tool"),
     ],

@@ -106,6 +106,15 @@ def test_a_file_that_is_nested_too_deeply_is_malformed(tmp_path: Path) -> None:
         load_config(path)
 
 
+@pytest.mark.parametrize("value", ["9" * 5000, "2026-13-41"])
+@pytest.mark.parametrize("name", ["run.yaml", "run.toml"])
+def test_a_number_or_a_date_that_cannot_be_is_malformed(tmp_path: Path, name: str, value: str) -> None:
+    """What a parser cannot make a value of is one sentence, in each format."""
+    path = written(tmp_path, name, f"seed{':' if name.endswith('yaml') else ' ='} {value}")
+    with pytest.raises(ConfigError, match=rf"{name} is malformed: "):
+        load_config(path)
+
+
 def test_a_wrong_value_is_cut_in_the_message(tmp_path: Path) -> None:
     """Aliases make a short file a value of a billion parts, of which the message shows a few."""
     lines = ["seed0: &v0 [x, x, x, x, x, x, x, x, x, x]"]
@@ -221,6 +230,9 @@ def test_overrides_apply_to_a_ready_configuration() -> None:
         ("train.num_epochs", "--set takes section.key=value"),
         ("=3", "--set takes section.key=value"),
         ("seed=[1", "--set seed: its value is not YAML"),
+        (f"seed={'9' * 5000}", "--set seed: its value is not YAML"),
+        (f"seed={'[' * 5000}{']' * 5000}", "--set seed: its value is not YAML"),
+        ("seed=2026-13-41", "--set seed: its value is not YAML"),
         ("environment.template={input} {country}", "--set 'environment.template=\"...\"'"),
         ("environment.description=", "--set 'environment.description=\"\"'"),
         ("train.epochs=3", "unknown key train.epochs"),

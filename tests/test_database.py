@@ -514,6 +514,27 @@ async def test_a_lock_is_waited_for(path: Path) -> None:
         assert await texts(database) == ["patient"]
 
 
+async def test_writes_behind_a_lock_wait_as_long_as_one(path: Path) -> None:
+    """What was handed over while an earlier write waited for a lock does not wait as long again."""
+    failed: list[float] = []
+    async with Database(path, NOTES, lock_timeout=1.5) as database:
+        await put(database, "before")
+        with closing(sqlite3.connect(path, isolation_level=None)) as other:
+            other.execute("BEGIN IMMEDIATE")
+            begun = anyio.current_time()
+
+            async def wait(number: int) -> None:
+                await anyio.sleep(0.1 * number)
+                with pytest.raises(StoreError, match="another process kept it locked"):
+                    await put(database, f"{number}")
+                failed.append(anyio.current_time() - begun)
+
+            await fan_out(wait, range(5))
+            other.execute("ROLLBACK")
+        assert await texts(database) == ["before"]
+    assert max(failed) < 2.5
+
+
 async def test_a_check_finds_damage_that_no_read_has_met(path: Path) -> None:
     """A page that was overwritten is found by the check, also where reads do not come by."""
     async with Database(path, NOTES) as database:

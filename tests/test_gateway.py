@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import math
-from collections.abc import AsyncIterator
+import tracemalloc
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
+import anyio
 import httpx
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from openai.types.responses import Response, ResponseCompletedEvent, ResponseStreamEvent
 from pydantic import TypeAdapter
 
-from reflact.targets.gateway import open_gateway
+from doubles import Endpoint, completion, connected
+from reflact.errors import EnvironmentFailure, ModelError
+from reflact.targets.gateway import INLINE_BYTES, MAX_PARTS, MAX_REQUEST_BYTES, GatewayAddress, open_gateway
+from reflact.targets.gateway_session import GatewaySession
+from reflact.types import Skill
 
 
 class Run:
@@ -386,3 +395,192 @@ async def test_text_that_is_none_is_replaced_or_refused(path: str) -> None:
         assert (await client.post(path, content=b"[" * 100_000)).status_code == 400
     assert "\ufffd" in json.dumps(run.asked, ensure_ascii=False).encode().decode()
     assert [reason.partition(" of ")[0] for reason in run.refused] == ["the body is no request"] * 2
+
+
+CALL = call("ls", "{}")
+SOUND = {
+    "/chat/completions": {
+        "model": "m",
+        "max_tokens": 9,
+        "stream": False,
+        "messages": [
+            {"role": "system", "content": "Be brief."},
+            {"role": "user", "content": [{"type": "text", "text": "Look."}]},
+            {"role": "assistant", "content": None, "tool_calls": [CALL]},
+            {"role": "tool", "tool_call_id": "c2", "content": "a.txt"},
+        ],
+        "tools": [{"type": "function", "function": {"name": "ls", "parameters": {}}}],
+    },
+    "/responses": ask_as_codex("01a"),
+    "/messages": ask_as_claude_code("2026-11-25"),
+}
+"""A sound request of each dialect."""
+
+DEEP: Any = "x"
+for _ in range(150):
+    DEEP = [DEEP]
+
+ODD = (
+    None,
+    True,
+    0,
+    -1,
+    10**30,
+    1e308,
+    "",
+    "x",
+    "\ud83d",
+    [],
+    {},
+    [[]],
+    [None],
+    {"a": {}},
+    {"role": ["x"]},
+    DEEP,
+)
+"""Values in place of others."""
+
+Change = tuple[str, int, Any, bool]
+"""A request's path, the number of one of its values, what is in its place, and whether the value is removed instead."""
+
+
+def list_places(value: Any) -> Iterator[tuple[Any, Any]]:
+    """Yield all places in a value, each with what it is in."""
+    parts = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for name, part in parts:
+        yield value, name
+        yield from list_places(part)
+
+
+def change_body(change: Change) -> tuple[str, bytes]:
+    """Return the path and the body of a changed request."""
+    path, number, odd, is_removed = change
+    body = copy.deepcopy(SOUND[path])
+    places = [*list_places(body)]
+    inside, name = places[number % len(places)]
+    inside[name] = copy.deepcopy(odd)
+    if is_removed:
+        del inside[name]
+    return path, json.dumps(body).encode()
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from([*SOUND]), st.integers(0, 999), st.sampled_from(ODD), st.booleans()),
+        min_size=120,
+        max_size=120,
+    )
+)
+@settings(max_examples=5)
+def test_no_message_of_an_agent_ends_a_run(changes: Sequence[Change]) -> None:
+    """Each of 600 requests of a wrong shape is answered, in the form of an error or with what the model said.
+
+    The rollout has turns or a failure that names no exception of Python.
+    """
+
+    async def play() -> None:
+        async with connected(Endpoint(completion("Wait."))) as client:
+            session = GatewaySession(client, Skill(text="Be brief."), "r", seed=None)
+            async with (
+                open_gateway(session._answer, model="m", on_refusal=session._refuse) as address,
+                httpx.AsyncClient(base_url=address.base_url, headers={"x-api-key": address.token}) as agent,
+            ):
+                for path, content in map(change_body, changes):
+                    answer = await agent.post(path, content=content)
+                    assert answer.status_code in {200, 400, 500}
+                    if answer.status_code != 200:
+                        error = answer.json()["error"]
+                        assert error["type"] in {"invalid_request_error", "api_error"}
+                        assert error["message"]
+                        assert isinstance(session._failure, EnvironmentFailure | ModelError)
+            assert all(turn.content for turn in session.turns)
+
+    anyio.run(play)
+
+
+async def test_a_model_that_answers_without_a_choice_is_a_failure_of_the_rollout() -> None:
+    """An answer of the provider that no agent can read is an error for the agent, and a reason for the rollout."""
+    run = Run()
+
+    async def answer(body: dict[str, Any]) -> str:
+        return json.dumps({"id": "1", "model": "m", "choices": []})
+
+    run.answer = answer  # type: ignore[method-assign]
+    async with run.open() as client:
+        for path in ("/responses", "/messages"):
+            response = await client.post(path, json=SOUND[path])
+            assert response.status_code == 500
+            assert response.json()["error"]["type"] == "api_error"
+    assert len(run.refused) == 2
+
+
+async def send_raw(address: GatewayAddress, *parts: bytes) -> bytes:
+    """Send bytes to a gateway, and return all that it sends until it closes the connection."""
+    host, port = address.base_url.removeprefix("http://").removesuffix("/v1").split(":")
+    received = b""
+    async with await anyio.connect_tcp(host, int(port)) as stream:
+        try:
+            for part in parts:
+                await stream.send(part)
+            while True:
+                received += await stream.receive()
+        except (anyio.EndOfStream, anyio.BrokenResourceError):
+            return received
+
+
+HEAD = "POST /v1/chat/completions HTTP/1.1\r\nHost: h\r\nAuthorization: Bearer {}\r\n{}\r\n\r\n"
+
+
+async def test_a_token_and_a_size_are_checked_before_a_body_is_read() -> None:
+    """Neither a wrong token nor a size that is too great needs a body to be refused; lengths that lie do not help."""
+    run = Run()
+    too_much = f"Content-Length: {MAX_REQUEST_BYTES + 1}"
+    async with open_gateway(run.answer, model="m", on_refusal=run.refused.append) as address:
+        nobody = await send_raw(address, HEAD.format("x", too_much).encode())
+        assert nobody.startswith(b"HTTP/1.1 401 ")
+        assert run.refused == []
+        announced = await send_raw(address, HEAD.format(address.token, too_much).encode())
+        assert announced.startswith(b"HTTP/1.1 413 ")
+        assert len(run.refused) == 1
+        lies = HEAD.format(address.token, "Content-Length: 5\r\nTransfer-Encoding: chunked").encode()
+        chunk = b"100000\r\n" + b"x" * 2**20 + b"\r\n"
+        chunked = await send_raw(address, lies, *[chunk] * (MAX_REQUEST_BYTES // 2**20), chunk)
+        assert chunked.startswith(b"HTTP/1.1 413 ")
+        assert (await send_raw(address, HEAD.format(address.token, "Connection: close").encode())).startswith(
+            b"HTTP/1.1 400"
+        )
+    assert run.asked == []
+
+
+async def test_the_bodies_of_all_connections_count_together() -> None:
+    """Many connections with a part of a body each have no more bytes than one; what ended counts no more."""
+    run = Run()
+    half = MAX_REQUEST_BYTES // 2 + 1
+    async with open_gateway(run.answer, model="m", on_refusal=run.refused.append) as address:
+        begun = HEAD.format(address.token, f"Content-Length: {half + 1}").encode()
+        host, port = address.base_url.removeprefix("http://").removesuffix("/v1").split(":")
+        async with await anyio.connect_tcp(host, int(port)) as first:
+            await first.send(begun + b"x" * half)
+            answer = await send_raw(address, begun, b"x" * half)
+            assert answer.startswith(b"HTTP/1.1 413 ")
+        body = json.dumps(SOUND["/chat/completions"]).encode() + b" " * half
+        whole = HEAD.format(address.token, f"Content-Length: {len(body)}\r\nConnection: close").encode()
+        with anyio.fail_after(10):
+            while not (await send_raw(address, whole, body)).startswith(b"HTTP/1.1 200 "):
+                await anyio.lowlevel.checkpoint()
+
+
+@pytest.mark.parametrize("content", [b"[],", b'"\\"', b'{"a":"\\', b"0,"])
+async def test_a_body_of_many_values_takes_little_memory(content: bytes) -> None:
+    """A body of 6 MB with two million values is refused before it is parsed, on another thread."""
+    run = Run()
+    body = b'{"messages":[' + content * (6 * 2**20 // len(content)) + b"0]}"
+    async with run.open() as client:
+        tracemalloc.start()
+        response = await client.post("/chat/completions", content=body, timeout=60)
+        most = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    assert response.status_code == 400
+    assert most < 60 * 2**20
+    assert len(body) > INLINE_BYTES
+    assert body.count(b",") > MAX_PARTS or body.count(b'"') > MAX_PARTS

@@ -362,7 +362,7 @@ def test_progress_in_one_line_has_counts_cost_and_rest() -> None:
     later = (progress("rollout", 3, 16), BUDGET, finish_call("a"), finish_call("b", "failed"))
     assert say(state_at(*at(100.0, *BEGINNING, start_step(5), *begun), *at(130.0, *later))) == (
         "progress  step 5 of 28, rollout 3 of 16 (about 5 min left), reflect for 65 s (2 calls done); $0.25, 128 calls; "
-        "1 call without a valid reply"
+        "1 call failed"
     )
     free = BUDGET.model_copy(update={"usage": Usage(calls=2, input_tokens=7)})
     notes = [("best", 8), ("placebo", 4)]

@@ -252,6 +252,12 @@ def test_further_files_stay_in_the_folder(tmp_path: Path, name: str) -> None:
         load_skill(tmp_path, (name,))
 
 
+def test_a_device_is_no_skill() -> None:
+    """A file without an end is refused before it is read."""
+    with pytest.raises(SkillError, match="is no regular file"):
+        load_skill(Path("/dev/zero"))
+
+
 def test_what_several_files_need_is_said() -> None:
     """Rewrites and documents without a folder do not go with several files."""
     files = {"skill_files": ["a.md"], "skill": "folder"}

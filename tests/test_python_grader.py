@@ -23,6 +23,7 @@ from reflact.config.training import EnvironmentConfig, TrainerConfig
 from reflact.environments.dataset import build_environment
 from reflact.environments.python_grader import (
     MAX_OUTPUT_BYTES,
+    MAX_THREADS,
     AssertionCase,
     ProgramResult,
     PythonGrader,
@@ -171,6 +172,25 @@ async def test_threads_without_end_are_bounded_by_memory() -> None:
     """
     result = await graded({"stdout": "True"}, textwrap.dedent(answer))
     assert result.score.hard == 1, result.feedback
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="threads are counted on Linux alone")
+async def test_small_threads_are_counted() -> None:
+    """Threads that take no memory end a program once they are too many, and the next program has the usual number."""
+    answer = """
+        import threading
+        threading.stack_size(2**15)
+        stop = threading.Event()
+        for _ in range({}): threading.Thread(target=stop.wait, daemon=True).start()
+        stop.wait({})
+        stop.set()
+        print("done")
+    """
+    many = await graded({"stdout": "done"}, textwrap.dedent(answer.format(MAX_THREADS + 20, 60)))
+    assert many.score.hard == 0
+    assert many.feedback == f"it had more than {MAX_THREADS} threads"
+    some = await graded({"stdout": "done"}, textwrap.dedent(answer.format(MAX_THREADS - 50, 0.1)))
+    assert some.score.hard == 1, some.feedback
 
 
 async def test_the_environment_is_empty() -> None:

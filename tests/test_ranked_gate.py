@@ -6,6 +6,7 @@ import math
 import random
 import sys
 from collections.abc import Callable, Sequence
+from functools import reduce
 from pathlib import Path
 from statistics import NormalDist, fmean
 from types import FrameType
@@ -33,13 +34,13 @@ from reflact.gate.ranked_decision import (
     start_ranking,
     update_effect,
 )
+from reflact.records import UNPROVEN, build_buffer_entry
 from reflact.skills.rejected_edits import collect_rejected_edits
 from reflact.stages.evaluate import EvaluationResult, GateMetric
 from reflact.stages.ranked_evaluation import RankedEvaluator, RankSettings, choose_action
 from reflact.stages.reply_models import AnalystReply
 from reflact.stages.slow_update import GuidanceReply
 from reflact.testing import ToyEnvironment, append_reply
-from reflact.training.state import UNPROVEN, apply_record, build_buffer_entry
 from reflact.types import (
     HARD_VARIANCE,
     MIN_VARIANCE,
@@ -559,8 +560,9 @@ async def test_the_state_is_a_fold_of_the_records(tmp_path: Path) -> None:
             "ranking": baseline,
         }
     )
-    for record in done.records:
-        state = apply_record(state, record)
+    one_by_one = reduce(lambda last, record: last.after([record]), done.records, state)
+    state = state.after(done.records)
+    assert state == one_by_one
     assert state.ranking == last.ranking
     assert [v.skill_hash for v in state.kept] == [v.skill_hash for v in last.kept]
     assert (state.current, state.best, state.seen_hashes) == (last.current, last.best, last.seen_hashes)

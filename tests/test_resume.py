@@ -30,7 +30,7 @@ from reflact.messages import CallReservation, StoredResponse
 from reflact.protocols import CommitRecord
 from reflact.records import CandidateReview, RunState, StepRecord
 from reflact.store.database import Database
-from reflact.store.runs import RECORD_KINDS, SQLiteDecisionLog, SQLiteRunStore
+from reflact.store.runs import RECORD_TYPES, SQLiteDecisionLog, SQLiteRunStore
 from reflact.store.schema import SCHEMA
 from reflact.training import setup as wiring
 from reflact.training.run import Run
@@ -86,7 +86,7 @@ class Watched(SQLiteRunStore):
         self, run_id: str, record: CommitRecord | None, state: RunState, skills: Sequence[Skill]
     ) -> None:
         await super().commit(run_id, record, state, skills)
-        kind = "first" if record is None else RECORD_KINDS[type(record)]
+        kind = next((n for n, kind in RECORD_TYPES.items() if isinstance(record, kind)), "first")
         self._wrote(f"commit {kind} {state.step}")
 
     async def append_event(self, event: events.Event) -> bool:

@@ -30,7 +30,7 @@ from reflact.records import (
 from reflact.store.database import Tables
 from reflact.store.errors import describe_changes
 from reflact.store.lock import own_run
-from reflact.store.responses import _settle, _sum_spend
+from reflact.store.responses import _settle, _sum_spend, compute_checksum
 from reflact.store.runs import SQLiteRunStore, open_store
 from reflact.store.schema import SCHEMA
 from reflact.types import (
@@ -56,7 +56,7 @@ def initial() -> RunState:
     return RunState(commits=1, current=version, best=version)
 
 
-def made_by(step: int, skill: Skill = SECOND, score: float | None = 0.0) -> SkillVersion:
+def made_by(step: int, skill: Skill = SECOND, score: float | None = 0.5) -> SkillVersion:
     return SkillVersion(number=step, skill_hash=skill.hash, origin=f"step {step}", score=score)
 
 
@@ -293,10 +293,51 @@ async def test_a_run_goes_on_from_its_last_committed_state(path: Path) -> None:
         await store.commit("r", None, initial(), [FIRST])
         await store.commit("r", record(1), after(1, SECOND), [SECOND])
     async with open_store(path) as store:
-        assert await store.open_run("r", IDENTITY, {}) == after(1, SECOND)
+        assert await store.open_run("r", IDENTITY, {}) == initial().after([record(1)])
         assert await store.records("r") == (record(1),)
         assert await store.skill(SECOND.hash) == SECOND
         assert await store.versions("r") == (initial().current, after(1, SECOND).current)
+
+
+async def test_a_run_whose_commits_have_their_states_goes_on(path: Path) -> None:
+    """Earlier versions stored the state with each commit; the last one counts, and later records are applied to it."""
+    other = after(1, SECOND).model_copy(update={"meta_skill": "stored"})
+    async with open_store(path) as store:
+        await store.open_run("r", IDENTITY, {})
+        await store.commit("r", None, initial(), [FIRST])
+        await store.commit("r", record(1), after(1, SECOND), [SECOND])
+    with closing(sqlite3.connect(path)) as database, database:
+        columns = ("r", 2, "step", 1, record(1).model_dump_json(), other.model_dump_json())
+        database.execute(
+            "UPDATE commits SET state = ?, checksum = ? WHERE number = 2",
+            (columns[-1], compute_checksum(*columns)),
+        )
+    async with open_store(path) as store:
+        assert await store.open_run("r", IDENTITY, {}) == other
+        await store.commit("r", record(2), after(2, SECOND), [])
+        assert await store.open_run("r", IDENTITY, {}) == other.after([record(2)])
+
+
+async def test_a_commit_takes_as_much_room_at_the_end_as_at_the_beginning(path: Path) -> None:
+    """What a run has done so far is not stored again with each commit."""
+    state = initial()
+    async with open_store(path) as store:
+        await store.open_run("r", IDENTITY, {})
+        await store.commit("r", None, state, [FIRST])
+        for step in range(1, 201):
+            document = Skill(text=f"# Skill {step}\n")
+            version = made_by(step, document)
+            made = {"candidate_hash": document.hash, "created_versions": (version,)}
+            made |= {"current": version, "best": version}
+            done = record(step).model_copy(update=made)
+            state = state.after([done])
+            await store.commit("r", done, state, [document])
+        assert await store.open_run("r", IDENTITY, {}) == state
+        with closing(sqlite3.connect(path)) as database:
+            sql = "SELECT length(record) + length(state) FROM commits WHERE number > 1 ORDER BY number"
+            sizes = [size for (size,) in database.execute(sql)]
+    assert len(state.kept) == 200
+    assert max(sizes[-10:]) < 1.1 * max(sizes[:10])
 
 
 async def test_a_database_that_lost_commits_is_refused(tmp_path: Path) -> None:
@@ -322,7 +363,7 @@ async def test_a_database_that_lost_commits_is_refused(tmp_path: Path) -> None:
         path.write_bytes(newer[0])
         log.write_bytes(newer[1])
         async with open_store(path, ownership=owned) as store:
-            assert await store.open_run("r", IDENTITY, None) == after(1, SECOND)
+            assert await store.open_run("r", IDENTITY, None) == initial().after([record(1)])
 
 
 async def test_a_missing_database_is_no_fresh_start(tmp_path: Path) -> None:
@@ -378,7 +419,8 @@ async def test_versions_carry_their_latest_score(store: SQLiteRunStore) -> None:
     await store.commit("r", None, after(0, FIRST, None), [FIRST])
     await store.commit("r", record(1), after(1, SECOND), [SECOND])
     again = after(1, SECOND, 0.75).model_copy(update={"step": 2, "commits": 3})
-    await store.commit("r", record(2).model_copy(update={"created_versions": ()}), again, [])
+    unchanged = {"created_versions": (), "current": again.current}
+    await store.commit("r", record(2).model_copy(update=unchanged), again, [])
     assert [(v.number, v.score) for v in await store.versions("r")] == [(0, None), (1, 0.75)]
 
 
@@ -519,10 +561,11 @@ async def test_a_run_with_a_damaged_row_does_not_start(
     store: SQLiteRunStore, path: Path, change: str
 ) -> None:
     """Every start checks all records, outcomes and events of its run, also those that it would not read."""
+    await store.commit("r", None, initial(), [FIRST])
     await store.commit("r", record(1), after(1, SECOND), [SECOND])
-    assert await store.open_run("r", IDENTITY, {}) == after(1, SECOND)
+    assert await store.open_run("r", IDENTITY, {}) == initial().after([record(1)])
     with closing(sqlite3.connect(path)) as other, other:
-        other.execute(f"UPDATE commits SET {change}")
+        other.execute(f"UPDATE commits SET {change} WHERE number = 2")
     with pytest.raises(StoreError, match="damaged; put back a copy of it") as damaged:
         await store.open_run("r", IDENTITY, {})
     assert "\n" not in str(damaged.value)
@@ -552,10 +595,10 @@ async def test_values_that_cannot_be_read_are_one_sentence(
 
 async def test_a_changed_state_is_noticed(store: SQLiteRunStore, path: Path) -> None:
     """A run does not resume from a state with another character."""
-    await store.commit("r", record(1), after(1, SECOND), [SECOND])
+    await store.commit("r", None, initial(), [FIRST])
     with closing(sqlite3.connect(path)) as other, other:
-        other.execute("""UPDATE commits SET state = replace(state, '"number":1', '"number":7')""")
-    with pytest.raises(StoreError, match="commit 2 of run r does not match its checksum"):
+        other.execute("""UPDATE commits SET state = replace(state, '"number":0', '"number":7')""")
+    with pytest.raises(StoreError, match="commit 1 of run r does not match its checksum"):
         await store.open_run("r", IDENTITY, {})
 
 

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from shutil import copytree
+from typing import Any
 
 import anyio
 import httpx
@@ -96,6 +97,24 @@ async def test_strangers_are_refused(runs: Path) -> None:
         entered = await asking.get("/?token=right")
         assert (entered.status_code, entered.headers["location"]) == (303, "/")
         assert (await asking.get("/")).status_code == 200
+
+
+async def test_a_handshake_without_a_token_is_refused(runs: Path) -> None:
+    """A handshake of a WebSocket gets the answer of any request, and with the token it finds no such page."""
+    pages, sent = create_run_pages(runs, token="right"), list[Any]()
+
+    async def receive() -> Any:
+        return {"type": "websocket.connect"}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    scope: dict[str, Any] = {"type": "websocket", "path": "/", "query_string": b"", "headers": []}
+    await pages(scope, receive, send)
+    assert (sent[0]["type"], sent[0]["status"]) == ("websocket.http.response.start", 401)
+    sent.clear()
+    await pages({**scope, "headers": [(b"cookie", b"reflact-token=right")]}, receive, send)
+    assert [message["type"] for message in sent] == ["websocket.close"]
 
 
 async def test_events_follow_the_store(runs: Path) -> None:

@@ -202,7 +202,10 @@ async def test_what_was_acknowledged_survives_sigkill(tmp_path: Path) -> None:
         assert column(path, "SELECT key FROM responses") >= promised["reply"]
         assert column(path, "SELECT key FROM rollouts") >= promised["rollout"]
         assert (
-            column(path, "SELECT step || ' ' || json_extract(state, '$.current.skill_hash') FROM commits")
+            column(
+                path,
+                "SELECT step || ' ' || json_extract(coalesce(record, state), '$.current.skill_hash') FROM commits",
+            )
             >= (promised["step"])
         )
         assert column(path, "PRAGMA foreign_key_check") == set()

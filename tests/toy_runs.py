@@ -16,7 +16,7 @@ from reflact.messages import CallId, RenderedPrompt, ReplyModel
 from reflact.protocols import Approver, Environment, Session, Target
 from reflact.records import EpochRecord, PromotionRecord, RunState, RunSummary, StepRecord
 from reflact.stages.reply_models import AnalystReply
-from reflact.store.runs import open_store
+from reflact.store.runs import open_store, read_state
 from reflact.testing import TOY_RULES, ScriptedLLM, ToyEnvironment, ToyTarget, append_reply, toy_optimizer
 from reflact.testing.llm import Script, ScriptedAnswer, ScriptedCall
 from reflact.types import Skill, Turn
@@ -214,8 +214,8 @@ async def run(
     )
     summary = await trainer.train()
     async with open_store(store or folder / "run.db") as opened:
-        query = "SELECT state FROM commits WHERE run_id = ? ORDER BY number DESC LIMIT 1"
-        rows = await opened._database.fetch_rows(query, (summary.run_id,))
+        state = await opened._database.read(lambda tables: read_state(tables, summary.run_id))
+        assert state is not None
         skills = await opened._database.fetch_rows("SELECT text FROM skills", ())
         return Ran(
             summary=summary,
@@ -223,7 +223,7 @@ async def run(
             epochs=await opened.epochs(summary.run_id),
             promotions=await opened.promotions(summary.run_id),
             events=await opened.events(summary.run_id),
-            state=RunState.model_validate_json(rows[0][0]),
+            state=state,
             texts={Skill(text=text).hash: text for (text,) in skills},
             calls=optimizer.calls,
             actor=actor,

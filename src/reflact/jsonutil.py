@@ -196,3 +196,5 @@ def parse_stored(validate: Callable[[S], T], stored: S, what: str) -> T:
             f"the stored {what} cannot be read by this version of reflact{place}: {first['msg']}; "
             "use the version that wrote it, or choose another out_dir"
         ) from None
+    except (ValueError, TypeError, RecursionError) as error:
+        raise StoreError(f"the stored {what} is damaged ({error}); put back a copy of the file") from None

@@ -28,6 +28,7 @@ from reflact.messages import (
 from reflact.records import (
     CandidateReview,
     CodeFailure,
+    CommitRecord,
     CriticDescription,
     EpochRecord,
     FaultCount,
@@ -47,9 +48,6 @@ from reflact.skills.rejected_edits import RejectedEdit
 from reflact.types import Case, FrozenModel, Grade, Item, Rewrite, Rollout, Skill, Split, Turn
 
 R = TypeVar("R", bound=ReplyModel)
-
-CommitRecord = StepRecord | EpochRecord | PromotionRecord
-"""The records that a run commits, each with the state after it."""
 
 EventCallback = Callable[[Event], Awaitable[None]]
 """Is called with every event; a slow callback delays the run."""
@@ -418,9 +416,9 @@ class RunStore(RolloutStore, ResponseStore, Protocol):
     async def commit(
         self, run_id: str, record: CommitRecord | None, state: RunState, skills: Sequence[Skill]
     ) -> None:
-        """Write a record, the state after it and its skills in one transaction.
+        """Write a record and its skills in one transaction; ``state`` is the one after it, see ``RunState.after``.
 
-        Without a record, the state is the run's first.
+        Without a record, the state is the run's first, which is written too.
         """
 
     async def records(self, run_id: str) -> tuple[StepRecord, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
 from pydantic import Field, JsonValue
@@ -17,6 +17,7 @@ from reflact.types import (
     FrozenModel,
     GateAction,
     Measurement,
+    PassResult,
     RaceEntry,
     Ranking,
     Rewrite,
@@ -25,8 +26,12 @@ from reflact.types import (
     Skill,
     Split,
     Verdict,
+    VersionNode,
     WorkedExample,
 )
+
+UNPROVEN: tuple[GateAction, ...] = ("set_aside", "return")
+"""Decisions after which the same document may be judged again."""
 
 
 class SkillVersion(FrozenModel):
@@ -159,6 +164,11 @@ class EpochRecord(FrozenModel):
     current: SkillVersion
     best: SkillVersion
 
+    @property
+    def verdict(self) -> Verdict | None:
+        """The verdict on the slow update; None without a gated one."""
+        return None if self.slow_update is None else self.slow_update.verdict
+
 
 class PromotionRecord(FrozenModel):
     """The comparison of the last skill with the best one, after the last step."""
@@ -167,6 +177,15 @@ class PromotionRecord(FrozenModel):
     verdict: Verdict
     current: SkillVersion
     best: SkillVersion
+
+    @property
+    def created_versions(self) -> tuple[SkillVersion, ...]:
+        """A comparison creates no version."""
+        return ()
+
+
+CommitRecord = StepRecord | EpochRecord | PromotionRecord
+"""The records that a run commits; its state after them follows from them, see ``RunState.after``."""
 
 
 DecisionPoint = Literal["step", "slow update", "promotion"]
@@ -209,6 +228,93 @@ class RunState(FrozenModel):
     last_committed_epoch: int = 0
     last_hash: str | None = None
     meta_skill: str = ""
+
+    def after(self, records: Iterable[CommitRecord]) -> RunState:
+        """Return the state after further commits; many of them take time in proportion to their number."""
+        state = self
+        kept = {version.number: version for version in self.kept}
+        seen = dict.fromkeys(self.seen_hashes)
+        parents: dict[str, str] = {}
+        passes: list[PassResult] = []
+        for record in records:
+            verdict, parent = record.verdict, state.current.skill_hash
+            if verdict is not None and verdict.ranked is not None:
+                parents.setdefault(verdict.ranked.candidate.skill_hash, parent)
+                passes += verdict.ranked.passes
+                if verdict.action == "return":
+                    parent = verdict.ranked.chosen
+            for version in record.created_versions:
+                kept.setdefault(version.number, version)
+                parents.setdefault(version.skill_hash, parent)
+                parent = version.skill_hash
+            seen |= dict.fromkeys(sorted(_list_settled(record)))
+            state = state.model_copy(
+                update={
+                    **_update_position(state, record),
+                    "commits": state.commits + 1,
+                    "current": record.current,
+                    "best": record.best,
+                    "latest_version": max(state.latest_version, record.current.number),
+                    "deterministic": state.deterministic and (verdict is None or verdict.deterministic),
+                }
+            )
+        ranking = self.ranking
+        if ranking is not None:
+            known = {node.skill_hash for node in ranking.nodes}
+            added = [VersionNode(skill_hash=h, parent=p) for h, p in parents.items() if h not in known]
+            ranking = ranking.extend(added, passes)
+        growth = {"seen_hashes": tuple(seen), "kept": tuple(kept.values()), "ranking": ranking}
+        return state.model_copy(update=growth)
+
+
+def _list_settled(record: CommitRecord) -> set[str]:
+    """Return the documents of a commit that need no further decision."""
+    settled = {version.skill_hash for version in record.created_versions}
+    if record.verdict is not None and record.verdict.action in UNPROVEN:
+        return settled
+    if isinstance(record, StepRecord):
+        return settled | {record.candidate_hash}
+    slow = record.slow_update if isinstance(record, EpochRecord) else None
+    if slow is not None and slow.action == "unchanged" and slow.candidate_hash:
+        settled.add(slow.candidate_hash)
+    return settled
+
+
+def _update_position(state: RunState, record: CommitRecord) -> dict[str, object]:
+    """Return where a run is after a commit, in steps and epochs, and what its prompts show of it."""
+    match record:
+        case StepRecord():
+            buffer = state.step_buffer if state.epoch == record.epoch else ()
+            entry = build_buffer_entry(record)
+            return {"step": record.step, "epoch": record.epoch, "step_buffer": (*buffer, entry)}
+        case EpochRecord():
+            return {
+                "last_committed_epoch": record.epoch,
+                "last_hash": record.last_hash,
+                "meta_skill": state.meta_skill if record.meta_skill is None else record.meta_skill,
+            }
+    return {}
+
+
+def build_buffer_entry(record: StepRecord) -> StepBufferEntry:
+    """Return the entry that the prompts of later steps in the epoch show.
+
+    An unproven candidate is without scores and edits, because the optimizer would read them as a refutation.
+    """
+    verdict = record.verdict
+    is_settled = verdict.accepted or verdict.refuted
+    return StepBufferEntry(
+        step=record.step,
+        action=verdict.action,
+        n_failures=record.n_failures,
+        n_total=record.rollout.n,
+        patterns=record.patterns,
+        rejected_edits=tuple(edit for edit in record.chosen.patch.edits if edit.op != "examples")
+        if verdict.refuted
+        else (),
+        score_before=verdict.current_score if is_settled else None,
+        score_after=verdict.candidate_score if is_settled else None,
+    )
 
 
 class Usage(FrozenModel):

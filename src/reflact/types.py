@@ -508,19 +508,30 @@ class Ranking(FrozenModel):
         """Return the ranking with one more version; a known one keeps its place."""
         if any(node.skill_hash == skill_hash for node in self.nodes):
             return self
-        node = VersionNode(skill_hash=skill_hash, parent=parent)
-        return self.model_copy(update={"nodes": (*self.nodes, node)})
+        return self.extend([VersionNode(skill_hash=skill_hash, parent=parent)], [])
 
     def add_pass(self, result: PassResult) -> Ranking:
         """Return the ranking with one more pass, unless the same trial of the version is known."""
-        if any((known.skill_hash, known.trial) == (result.skill_hash, result.trial) for known in self.passes):
+        if any(
+            known.trial == result.trial and known.skill_hash == result.skill_hash for known in self.passes
+        ):
             return self
+        return self.extend([], [result])
+
+    def extend(self, nodes: Sequence[VersionNode], passes: Sequence[PassResult]) -> Ranking:
+        """Return the ranking with more versions and passes, none of which it knows."""
+        squares, repeats, room = self.squares, self.repeats, self.room
+        for result in passes:
+            squares += result.squares
+            repeats += result.repeats
+            room += result.repeats * (0.25 if result.room is None else result.room)
         return self.model_copy(
             update={
-                "passes": (*self.passes, result),
-                "squares": self.squares + result.squares,
-                "repeats": self.repeats + result.repeats,
-                "room": self.room + result.repeats * (0.25 if result.room is None else result.room),
+                "nodes": (*self.nodes, *nodes),
+                "passes": (*self.passes, *passes),
+                "squares": squares,
+                "repeats": repeats,
+                "room": room,
             }
         )
 

@@ -86,8 +86,10 @@ async def open_connection(
         if replay.cassette is not None:
             transport = await stack.enter_async_context(open_cassette(replay.cassette, mode=replay.mode))
         calls = await stack.enter_async_context(open_store(store))
-        await calls.open_run(run_id, {}, None)
+        await calls.open_run(run_id, {}, None, resume=False)  # others may have calls in flight
         limits.begin(await calls.spend(run_id), await calls.add_seconds(run_id, 0.0))
+        if budget != UNLIMITED_BUDGET:
+            calls.check_calls(limits.check_ledger)
         client = Client(
             model.model_copy(update={"api_key_env": None, "key": None}) if is_replay else model,
             role,

@@ -51,6 +51,11 @@ class CommandGroup(TyperGroup):
                 f"{error.filename}: {error.strerror}; correct the path, or the permissions of the file or folder"
             )
             raise typer.Exit(2) from None
+        except RecursionError:
+            print_error(
+                "a folder or a value is nested too deeply, hundreds of levels; name another, or flatten it"
+            )
+            raise typer.Exit(2) from None
         except KeyboardInterrupt:
             typer.echo("interrupted; run the same command again to resume", err=True)
             raise typer.Exit(130) from None

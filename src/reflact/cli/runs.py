@@ -26,6 +26,9 @@ MAX_LISTED_IDS, MAX_LISTED_FILES = 5, 10
 
 JsonLinesOption = Annotated[bool, typer.Option("--json", help="Print JSON lines instead of tables.")]
 
+MAX_SHOWN_STEPS = 500
+"""The most steps in the table of a run; a table of 10,000 takes ten seconds."""
+
 
 def runs(
     folder: Annotated[
@@ -168,7 +171,7 @@ def show(  # noqa: PLR0917 - one for each option of the command
     if step is not None:
         _print_step(console, anyio.run(read_step, folder, step, run), as_json=as_json)
         return
-    history = anyio.run(read_run, folder, run)
+    history = anyio.run(partial(read_run, folder, run, events=False))
     if costs:
         _print_costs(console, history, as_json=as_json)
     elif as_json:
@@ -276,8 +279,10 @@ def _print_run(console: Console, history: RunHistory, folder: Path) -> None:
 
     console.print(f"run {history.run_id}, started {history.created:%Y-%m-%d %H:%M}", highlight=False)
     if history.steps:
-        console.print(build_step_table(history.steps))
-    for end in history.epochs:
+        if hidden := len(history.steps[:-MAX_SHOWN_STEPS]):
+            console.print(f"{name_count(hidden, 'earlier step')} left out; --json lists all", highlight=False)
+        console.print(build_step_table(history.steps[-MAX_SHOWN_STEPS:]))
+    for end in history.epochs[-MAX_SHOWN_STEPS:]:
         console.print(escape_controls(format_epoch(end)), markup=False, highlight=False, soft_wrap=True)
     if history.evaluations:
         console.print("documents that were measured with `reflact eval`:", markup=False, highlight=False)

@@ -246,7 +246,7 @@ def _read(path: Path) -> dict[str, Any]:
             )
     except RecursionError:
         raise ConfigError(f"{path} is malformed: it is nested too deeply") from None
-    except (tomllib.TOMLDecodeError, yaml.YAMLError) as error:
+    except (ValueError, yaml.YAMLError) as error:  # ValueError: no TOML, a date or a number that cannot be
         raise ConfigError(f"{path} is malformed: {_describe_parse_error(error)}") from None
     if value is None:
         raise ConfigError(f"{path} is empty; `reflact init DATA` writes a configuration")
@@ -278,7 +278,7 @@ def _assign(raw: Mapping[str, Any], assignment: str) -> dict[str, Any]:
         raise ConfigError(f"--set takes section.key=value, got {assignment!r}")
     try:
         value: Any = yaml.safe_load(text)
-    except yaml.YAMLError:
+    except (ValueError, RecursionError, yaml.YAMLError):
         raise ConfigError(
             f"--set {key}: its value is not YAML; quote it inside the quotes of the shell: --set '{key}=\"...\"'"
         ) from None

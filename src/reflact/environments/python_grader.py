@@ -40,6 +40,9 @@ MAX_PROGRAM_CHARS = 1_000_000
 MAX_OUTPUT_BYTES = 1_000_000
 """Maximum size of standard output and of standard error, in bytes."""
 
+MAX_THREADS, THREADS_SECONDS = 256, 0.02
+"""The most threads of a program, and the seconds between two looks; a kernel counts threads of users and groups alone."""
+
 MIB = 1 << 20
 
 
@@ -60,12 +63,16 @@ ProgramCase = AssertionCase | OutputCase
 
 
 class ProgramResult(NamedTuple):
-    """The result of a program: its exit code (None: out of wall-clock time) and its output."""
+    """The result of a program: its exit code (None: out of wall-clock time) and its output.
+
+    ``is_crowded``: it was ended because it had more than ``MAX_THREADS`` threads.
+    """
 
     code: int | None
     report: bytes
     output: str
     errors: str
+    is_crowded: bool = False
 
 
 class PythonGrader(CheckedGrader[ProgramCase]):
@@ -172,11 +179,12 @@ class PythonGrader(CheckedGrader[ProgramCase]):
                 confine=self.confined,
             )
             async with _start_process(request, stdin, output, errors, folder) as process:
+                is_crowded = False
                 with anyio.move_on_after(self.seconds * self.patience):
-                    await process.wait()
+                    is_crowded = await _wait(process)
                 code = process.returncode
             printed, complaint = (_read_all(file).decode(errors="replace") for file in (output, errors))
-            return ProgramResult(code, _read_all(report), printed, complaint)
+            return ProgramResult(code, _read_all(report), printed, complaint, is_crowded)
 
 
 def find_fault(case: ProgramCase, result: ProgramResult, seconds: int) -> str | None:
@@ -189,7 +197,12 @@ def find_fault(case: ProgramCase, result: ProgramResult, seconds: int) -> str | 
     if CONFINED_MARK not in result.report:
         raise EnvironmentFailure(f"the process for answers did not start as it should: {reason}")
     if result.code is None:
-        return f"it waited too long: it has {seconds} seconds of processor time"
+        crowded = f"it had more than {MAX_THREADS} threads"
+        return (
+            crowded
+            if result.is_crowded
+            else f"it waited too long: it has {seconds} seconds of processor time"
+        )
     if -result.code in {signal.SIGXCPU, signal.SIGKILL}:
         return f"it took more than {seconds} seconds of processor time"
     if result.code != 0:
@@ -210,6 +223,17 @@ def split_output(output: str) -> Sequence[str]:
 def find_last_line(text: str) -> str:
     """Return the last line that is not blank; empty if there is none."""
     return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "")
+
+
+async def _wait(process: Process) -> bool:
+    """Wait for the end of a program; return whether it has too many threads instead."""
+    while process.returncode is None:
+        with anyio.move_on_after(THREADS_SECONDS):
+            await process.wait()
+        with suppress(OSError):  # it has ended, or this is not Linux
+            if os.stat(f"/proc/{process.pid}/task").st_nlink - 2 > MAX_THREADS:  # noqa: PTH116 - a count, no file
+                return True
+    return False
 
 
 def _read_all(file: IO[bytes]) -> bytes:

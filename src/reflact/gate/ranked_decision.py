@@ -230,6 +230,10 @@ class Posterior:
         variance = 1 / (1 / self._variances[parent] - sent)
         return variance * (self._means[parent] / self._variances[parent] - weight), variance
 
+    def find_mean(self, skill_hash: str) -> float:
+        """Return the expected true mean of one version."""
+        return self._means[self._indices[skill_hash]]
+
     def find_belief(self, skill_hash: str) -> Belief:
         """Return the marginal distribution of one version's true mean."""
         i = self._indices[skill_hash]
@@ -308,7 +312,7 @@ def choose_pass(
     open_versions = [version for version in (candidate, current) if ranking.count_passes(version) < most]
     worths = []
     for version in open_versions:
-        noise = ranking.find_variance(posterior.find_belief(version).mean) / n
+        noise = ranking.find_variance(posterior.find_mean(version)) / n
         worths.append(posterior.find_worth(version, candidate, current, noise))
     if not worths or max(worths) <= worth * n:
         return None
@@ -317,7 +321,7 @@ def choose_pass(
 
 def choose_version(posterior: Posterior, contenders: Sequence[str]) -> str:
     """Return the contender with the highest expected mean; the earlier one of equals."""
-    means = [posterior.find_belief(version).mean for version in contenders]
+    means = [posterior.find_mean(version) for version in contenders]
     return contenders[means.index(max(means))]
 
 
@@ -361,7 +365,7 @@ def build_pass(
         room=find_room(mean),
         measured=None if mean == raw else raw,
     )
-    usual = Posterior(ranking).find_belief(skill_hash).mean
+    usual = Posterior(ranking).find_mean(skill_hash)
     after = ranking.add_pass(result)
     update: dict[str, float] = {"variance": max(map(after.find_variance, (mean, usual)))}
     result = result.model_copy(update=update)

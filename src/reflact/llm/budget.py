@@ -53,6 +53,11 @@ def amount_of(usage: Usage) -> Amount:
     return Amount(usage.calls, usage.input_tokens + usage.output_tokens, billionths)
 
 
+def _sum_charges(spent: Iterable[Spend]) -> Amount:
+    """Return what a budget counts of a spend: unsettled calls at their worst case."""
+    return sum((amount_of(part) for entry in spent for part in (entry.usage, entry.worst_case)), Amount())
+
+
 def find_exceeded_limit(limits: BudgetConfig, spent: Amount, next_call: Amount) -> str | None:
     """Return a sentence about the limit that a further call would exceed; None if the call fits."""
     money = None if limits.max_usd is None else math.floor(Decimal(str(limits.max_usd)) * BILLION)
@@ -165,8 +170,7 @@ class Budget:
         spent = tuple(spent)
         self._used = sum((entry.usage for entry in spent), Usage())
         self._uncertain = sum((entry.worst_case for entry in spent), Usage())
-        parts = (part for entry in spent for part in (entry.usage, entry.worst_case))
-        self._charged = sum(map(amount_of, parts), Amount())
+        self._charged = _sum_charges(spent)
         self._since = anyio.current_time() - seconds
         if self._limits.max_seconds is not None:
             self._late = seconds >= self._limits.max_seconds
@@ -200,6 +204,12 @@ class Budget:
     def find_exceeded_limit(self, call: Usage) -> str | None:
         """Return a sentence about the limit that one further call would exceed; None if it fits."""
         return find_exceeded_limit(self._limits, self._charged, amount_of(call))
+
+    def check_ledger(self, spent: Iterable[Spend], call: Usage) -> None:
+        """Raise BudgetSpent if a call does not fit beside what all that share the limits have spent and reserved."""
+        reason = find_exceeded_limit(self._limits, _sum_charges(spent), amount_of(call))
+        if reason is not None:
+            raise BudgetSpent(reason)
 
     def check(self) -> None:
         """Raise BudgetSpent if any call was refused."""

@@ -24,6 +24,9 @@ MILLION = 10**6
 CAP_NAMES = ("max_tokens", "max_completion_tokens")
 """The names of a request's field for the most tokens of its answer; no provider takes both."""
 
+MAX_CAP = 2**40
+"""A greater cap, which only an agent would send, is none: a ledger cannot store every number."""
+
 OVERHEAD_TOKENS = 256
 """An upper bound on tokens that a provider adds to a request, such as its chat template."""
 
@@ -107,7 +110,7 @@ def read_cap(body: Any) -> int | None:
     if not isinstance(body, dict):
         return None
     caps = [body.get(name) for name in CAP_NAMES]
-    known = [cap for cap in caps if type(cap) is int]
+    known = [cap for cap in caps if type(cap) is int and 0 <= cap <= MAX_CAP]
     answers = body.get("n")
     return max(known) * (answers if type(answers) is int else 1) if known else None
 

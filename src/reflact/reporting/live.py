@@ -356,7 +356,7 @@ def describe_progress(state: LiveState, now: float) -> str:
     if state.spent.calls:
         words.append(format_usage(state.spent))
     if state.failed_calls:
-        words.append(f"{name_count(state.failed_calls, 'call')} without a valid reply")
+        words.append(f"{name_count(state.failed_calls, 'call')} failed")
     left = state.estimate_seconds_left(now)
     if left is not None:
         words.append(f"about {format_duration(left)} to the last step")

@@ -458,7 +458,7 @@ def _list_spend(state: LiveState, budget: events.BudgetUpdated, now: float) -> I
     read, written = format_count(usage.input_tokens), format_count(usage.output_tokens)
     line = Text(f"{format_count(usage.calls)} calls   {read} tokens in, {written} out")
     line.append("" if usd is None else f"   ${usd:.4f}")
-    line.append(f"   {state.failed_calls} without a valid reply" if state.failed_calls else "", "yellow")
+    line.append(f"   {state.failed_calls} failed" if state.failed_calls else "", "yellow")
     yield DisplayRow(4, "spend", line)
     seconds = budget.seconds + max(now - state.budget_updated_at, 0.0)
     charged = budget.usage + budget.worst_case

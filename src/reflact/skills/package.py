@@ -236,6 +236,8 @@ def read_front_matter(text: str) -> dict[str, object]:
 
 
 def _read_text(path: Path) -> str:
+    if path.exists() and not path.is_file():  # a device has no end
+        raise SkillError(f"cannot read the skill {path}: it is no regular file")
     try:
         return path.read_bytes().decode("utf-8")
     except OSError as error:

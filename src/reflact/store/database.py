@@ -78,7 +78,7 @@ class _Mailbox:
 
     def create_request(self, work: Callable[[Tables], T]) -> _Request[T]:
         """Return a request that is not handed over yet."""
-        return _Request(work, self._loop.create_future(), self)
+        return _Request(work, self._loop.create_future(), self, time.monotonic())
 
     def add(self, request: _Request[Any], requests: list[_Request[Any]]) -> None:
         """Add a request to the reads or the writes that are handed over at the end of this iteration, or soon."""
@@ -139,6 +139,7 @@ class _Request(NamedTuple, Generic[T]):
     work: Callable[[Tables], T]
     future: asyncio.Future[T]
     mailbox: _Mailbox
+    since: float
 
 
 _Submit = Callable[[Sequence[_Request[Any]], Sequence[_Request[Any]]], None]
@@ -368,7 +369,7 @@ class Database:
             with closing(self._connect(self._find_read_mode(), self._lock_timeout)) as tables:
                 self._guard(tables)
         self._tables = self._connect("rwc", min(self._lock_timeout, LOCK_POLL_SECONDS))
-        self._retry_while_locked(self._prepare)
+        self._retry_while_locked(self._prepare, time.monotonic())
         self._files = _identify_files(self._absolute_path)
 
     def _set_up_read_only(self) -> None:
@@ -436,7 +437,10 @@ class Database:
             return
         outcomes: list[_Outcome]
         try:
-            outcomes = self._retry_while_locked(lambda: self._transact(lambda: self._attempt_all(batch)))
+            since = min(request.since for request in batch)  # it may have waited for the batch before
+            outcomes = self._retry_while_locked(
+                lambda: self._transact(lambda: self._attempt_all(batch)), since
+            )
             self._check_files()
             self.n_transactions += 1
         except BaseException as error:  # noqa: BLE001 - handed to everyone who waits for this transaction
@@ -456,9 +460,9 @@ class Database:
         except sqlite3.Error as error:
             raise translate_error(error, self.path) from error
 
-    def _retry_while_locked(self, work: Callable[[], T]) -> T:
-        """Repeat work while another process has the lock, until the timeout or the database closes."""
-        end = time.monotonic() + self._lock_timeout
+    def _retry_while_locked(self, work: Callable[[], T], since: float) -> T:
+        """Repeat work while another process has the lock, until its timeout since a time or the database closes."""
+        end = since + self._lock_timeout
         while True:
             try:
                 return work()

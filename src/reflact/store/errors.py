@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sqlite3
 from collections.abc import Mapping, Sequence
@@ -66,8 +67,8 @@ def translate_error(error: BaseException, path: Path) -> BaseException:
         isinstance(error, sqlite3.Error) and str(error).startswith("Could not decode")
     ):
         return StoreError(f"database {path}: {SQLITE_REASONS[sqlite3.SQLITE_CORRUPT]} (a text is not UTF-8)")
-    if isinstance(error, ValidationError):
-        problem = describe_problems(error)
+    if isinstance(error, ValidationError | json.JSONDecodeError):
+        problem = describe_problems(error) if isinstance(error, ValidationError) else error
         return StoreError(f"database {path}: {SQLITE_REASONS[sqlite3.SQLITE_CORRUPT]} ({problem})")
     if isinstance(error, sqlite3.Error):
         code = getattr(error, "sqlite_errorcode", None)

@@ -53,6 +53,9 @@ ROLLOUT_CALLS_QUERY = (
 PAID, UNSETTLED = "usd IS NOT NULL", "worst_usd IS NOT NULL AND (state <> 'settled' OR uncounted > 0)"
 """Calls with a price, and those whose worst case may have been charged."""
 
+CheckCall = Callable[[tuple[Spend, ...], Usage], None]
+"""Raises an error if a call with its worst case does not fit beside the spend so far."""
+
 
 def compute_checksum(*parts: object) -> str:
     """Return a checksum of a row's key and texts, as 16 hexadecimal digits; SQLite does not check contents."""
@@ -77,6 +80,7 @@ class SQLiteResponseStore:
     def __init__(self, database: Database) -> None:
         self._database = database
         self._n_rollouts_reused = self._n_replies_reused = 0
+        self._check_call: CheckCall | None = None
 
     @property
     def reuse(self) -> Reuse:
@@ -91,7 +95,17 @@ class SQLiteResponseStore:
 
     async def reserve(self, reservation: CallReservation) -> None:
         """Add an open call to the ledger before it is sent; on disk when this returns."""
-        await self._database.write(lambda tables: _insert_call(tables, reservation))
+
+        def insert(tables: Tables) -> None:
+            if self._check_call is not None:
+                self._check_call(_sum_spend(tables, reservation.run_id), reservation.worst_case)
+            _insert_call(tables, reservation)
+
+        await self._database.write(insert)
+
+    def check_calls(self, check: CheckCall) -> None:
+        """Let a function refuse calls by what all connections to this file have spent and reserved."""
+        self._check_call = check
 
     async def store_response(self, response: StoredResponse, reservation: CallReservation) -> None:
         """Store a response, unless its key has a readable one, and settle its call in one transaction."""

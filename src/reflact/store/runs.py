@@ -18,10 +18,10 @@ from reflact.data import DataSet
 from reflact.errors import RunConflict, StoreError
 from reflact.events import EVENT_ADAPTER, Event
 from reflact.jsonutil import parse_stored
-from reflact.protocols import CommitRecord
 from reflact.records import (
     EVALUATION_LABEL,
     CodeFailure,
+    CommitRecord,
     EpochRecord,
     PromotionRecord,
     RunState,
@@ -51,14 +51,20 @@ from reflact.types import FrozenModel, Item, Skill, Split, canonical_json
 IDENTITY_ADAPTER: TypeAdapter[dict[str, JsonValue]] = TypeAdapter(dict[str, JsonValue])
 VERSIONS_ADAPTER: TypeAdapter[list[SkillVersion]] = TypeAdapter(list[SkillVersion])
 Record = TypeVar("Record", StepRecord, EpochRecord, PromotionRecord)
-RECORD_KINDS = {StepRecord: "step", EpochRecord: "epoch", PromotionRecord: "promotion"}
+RECORD_TYPES: dict[str, type[StepRecord] | type[EpochRecord] | type[PromotionRecord]] = {
+    "step": StepRecord,
+    "epoch": EpochRecord,
+    "promotion": PromotionRecord,
+}
 MAX_FAILURES = 1_000
 """The most exceptions of the caller's code that are stored of a run."""
 
 COMMIT_COLUMNS = "number, kind, step, record, state, checksum"
-LAST_COMMIT = f"SELECT {COMMIT_COLUMNS} FROM commits WHERE run_id = ? ORDER BY number DESC LIMIT 1"  # noqa: S608
+COMMITS = f"SELECT {COMMIT_COLUMNS} FROM commits WHERE run_id = ?"  # noqa: S608
+LAST_STATE = "SELECT max(number) FROM commits WHERE run_id = ? AND state <> ''"
+"""The first commit has a state; earlier versions of reflact stored one with each, and some of these runs go on."""
 CHECKED_ROWS = {
-    "commit": f"SELECT {COMMIT_COLUMNS} FROM commits WHERE run_id = ?",  # noqa: S608 - a constant
+    "commit": COMMITS,
     "outcome of step": "SELECT step, label, value, checksum FROM decision_log WHERE run_id = ?",
     "event": "SELECT id, event, at, checksum FROM events WHERE run_id = ?",
 }
@@ -155,10 +161,9 @@ class SQLiteRunStore(SQLiteResponseStore):
                 tables.table("runs").update(
                     run_id, {"config": canonical_json(config), "status": None, "reason": None}
                 )
+                mark_unsettled(tables, run_id)
             check_rows(tables, run_id)
-            mark_unsettled(tables, run_id)
-            row = tables.execute(LAST_COMMIT, (run_id,)).fetchone()
-            return None if row is None else parse_state(run_id, row)
+            return read_state(tables, run_id)
 
         state, epoch = await self._database.write(start)
         if epoch is not None:
@@ -181,10 +186,10 @@ class SQLiteRunStore(SQLiteResponseStore):
         text = await self._database.read(lambda tables: read_column(tables, "identity", run_id))
         return parse_stored(IDENTITY_ADAPTER.validate_json, text, f"identity of run {run_id}")
 
-    async def state(self, run_id: str) -> RunState | None:
-        """Return the run's state after its last commit; None before the first one."""
-        rows = await self._database.fetch_rows(LAST_COMMIT, (run_id,))
-        return parse_state(run_id, rows[0]) if rows else None
+    async def last_commit(self, run_id: str) -> CommitRecord | RunState | None:
+        """Return the record of the last commit, or the state of the first one if it is the only one."""
+        rows = await self._database.fetch_rows(f"{COMMITS} ORDER BY number DESC LIMIT 1", (run_id,))
+        return parse_commit(run_id, rows[0]) if rows else None
 
     async def evaluations(self, run_id: str) -> tuple[SkillScore, ...]:
         """Return the scores of the documents that were measured outside a training, in order."""
@@ -248,19 +253,12 @@ class SQLiteRunStore(SQLiteResponseStore):
         return {run_id: await self.records(run_id) for (run_id,) in rows}
 
     async def _read_commits(self, run_id: str, kind: str, record_type: type[Record]) -> tuple[Record, ...]:
-        rows = await self._database.fetch_rows(
-            f"SELECT {COMMIT_COLUMNS} FROM commits WHERE run_id = ? AND kind = ? ORDER BY number",  # noqa: S608
-            (run_id, kind),
-        )
-        return tuple(
-            parse_checked(
-                record_type.model_validate_json,
-                row[3],
-                f"record of {kind} at step {row[2]} of run {run_id}",
-                valid=is_commit_valid(run_id, *row),
-            )
-            for row in rows
-        )
+        def read(tables: Tables) -> tuple[Record, ...]:
+            rows = tables.execute(f"{COMMITS} AND kind = ? ORDER BY number", (run_id, kind))
+            records = (parse_commit(run_id, row) for row in rows)
+            return tuple(record for record in records if isinstance(record, record_type))
+
+        return await self._database.read(read)
 
     async def skill(self, skill_hash: str) -> Skill:
         """Return a stored document; StoreError if there is none."""
@@ -283,18 +281,20 @@ class SQLiteRunStore(SQLiteResponseStore):
 
     async def events(self, run_id: str) -> tuple[Event, ...]:
         """Return the run's durable events, in order."""
-        rows = await self._database.fetch_rows(
-            "SELECT id, event, at, checksum FROM events WHERE run_id = ? ORDER BY sequence", (run_id,)
-        )
-        return tuple(
-            parse_checked(
-                EVENT_ADAPTER.validate_json,
-                text,
-                f"event {event_id} of run {run_id}",
-                valid=checksum == compute_checksum(run_id, event_id, text, at),
-            ).model_copy(update={"at": datetime.fromisoformat(at)})
-            for event_id, text, at, checksum in rows
-        )
+        sql = "SELECT id, event, at, checksum FROM events WHERE run_id = ? ORDER BY sequence"
+
+        def read(tables: Tables) -> tuple[Event, ...]:
+            return tuple(
+                parse_checked(
+                    EVENT_ADAPTER.validate_json,
+                    text,
+                    f"event {event_id} of run {run_id}",
+                    valid=checksum == compute_checksum(run_id, event_id, text, at),
+                ).model_copy(update={"at": datetime.fromisoformat(at)})
+                for event_id, text, at, checksum in tables.execute(sql, (run_id,))
+            )
+
+        return await self._database.read(read)
 
     async def add_seconds(
         self, run_id: str, seconds: float, stages: Mapping[tuple[int, str], float] | None = None
@@ -425,8 +425,8 @@ class SQLiteRunStore(SQLiteResponseStore):
     async def versions(self, run_id: str) -> tuple[SkillVersion, ...]:
         """Return the run's skill versions by number, each with its latest score."""
         rows = await self._database.fetch_rows(
-            "SELECT json_extract(state, '$.current'), json_extract(record, '$.created_versions') FROM commits"
-            " WHERE run_id = ? ORDER BY number",
+            "SELECT json_extract(coalesce(record, state), '$.current'), json_extract(record, '$.created_versions')"
+            " FROM commits WHERE run_id = ? ORDER BY number",
             (run_id,),
         )
         lists = [text for current, created in rows for text in (created or "[]", f"[{current}]")]
@@ -483,8 +483,12 @@ def write_commit(
         raise StoreError(
             f"run {run_id}: the record is of step {record.step} and the state of step {state.step}"
         )
-    kind = "first" if record is None else RECORD_KINDS[type(record)]
-    texts = (kind, None if record is None else record.model_dump_json(), state.model_dump_json())
+    texts: tuple[str, str | None, str]
+    if record is None:
+        texts = ("first", None, state.model_dump_json())
+    else:
+        kind = next(name for name, record_type in RECORD_TYPES.items() if isinstance(record, record_type))
+        texts = (kind, record.model_dump_json(), "")
     stored = tables.execute(
         "SELECT kind, record, state FROM commits WHERE run_id = ? AND number = ?", (run_id, state.commits)
     ).fetchone()
@@ -502,7 +506,7 @@ def write_commit(
             raise StoreError(
                 f"run {run_id}: step {state.step} names the skill {skill_hash}, which is not stored"
             )
-    row = (run_id, state.commits, kind, state.step, texts[1], texts[2])
+    row = (run_id, state.commits, texts[0], state.step, *texts[1:])
     tables.execute(
         f"INSERT INTO commits (run_id, {COMMIT_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?)",  # noqa: S608 - a constant
         (*row, compute_checksum(*row)),
@@ -520,15 +524,31 @@ def check_rows(tables: Tables, run_id: str) -> None:
                 )
 
 
+def read_state(tables: Tables, run_id: str) -> RunState | None:
+    """Return a run's state after its last commit: the last one that is stored, and the records since."""
+    (number,) = tables.execute(LAST_STATE, (run_id,)).fetchone()
+    if number is None:
+        return None
+    rows = tables.execute(f"{COMMITS} AND number >= ? ORDER BY number", (run_id, number))
+    state = parse_state(run_id, next(rows))
+    commits = (parse_commit(run_id, row) for row in rows)
+    return state.after(commit for commit in commits if not isinstance(commit, RunState))
+
+
+def parse_commit(run_id: str, row: Sequence[Any]) -> CommitRecord | RunState:
+    """Return the record of a commit's columns, or the state of the first one; StoreError if they are damaged."""
+    _, kind, step, text, _, checksum = row
+    if text is None:
+        return parse_state(run_id, row)
+    validate: Callable[[str], CommitRecord] = RECORD_TYPES.get(kind, StepRecord).model_validate_json
+    what = f"record of {kind} at step {step} of run {run_id}"
+    return parse_checked(validate, text, what, valid=checksum == compute_checksum(run_id, *row[:-1]))
+
+
 def parse_state(run_id: str, row: Sequence[Any]) -> RunState:
     """Return the state of a commit's columns; StoreError if they are damaged."""
-    valid = is_commit_valid(run_id, *row)
+    valid = row[-1] == compute_checksum(run_id, *row[:-1])
     return parse_checked(RunState.model_validate_json, row[4], f"state of run {run_id}", valid=valid)
-
-
-def is_commit_valid(run_id: str, *row: object) -> bool:
-    """Whether the columns of a commit match its checksum, which is the last of them."""
-    return row[-1] == compute_checksum(run_id, *row[:-1])
 
 
 def read_column(tables: Tables, name: str, run_id: str) -> Any:

@@ -13,21 +13,34 @@ import re
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import anyio
 import h11
 from anyio.abc import SocketAttribute, SocketStream
 
-from reflact.concurrency import open_task_group
+from reflact.concurrency import open_task_group, run_beside_loop
 from reflact.errors import ConfigError, ReflactError
 from reflact.jsonutil import parse_foreign
 from reflact.targets import anthropic_messages, responses
 
-MAX_REQUEST_BYTES = 2**26
-"""The most bytes of an agent's request."""
+MAX_REQUEST_BYTES = 2**25
+"""The most bytes of an agent's request, and of all that a gateway has at a time."""
+
+MAX_PARTS, MAX_DEPTH = 2**18, 200
+"""The most texts, commas and opening brackets of a body, and the most levels: each may take 100 bytes when it is read."""
+
+PART = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?+|[\[{,]|[\]}]', re.DOTALL)
+LEVELS = dict(zip(b"[{]}", (1, 1, -1, -1), strict=True))
+
+INLINE_BYTES = 2**14
+"""A body of more bytes is read on a worker thread, so that the event loop does not wait for it."""
 
 READ_BYTES = 2**16
+SKIPPED_BYTES, SKIPPED_SECONDS = 2**20, 1.0
+"""How much of a refused request is still received, and how long, so that the agent reads the refusal."""
 
 VOLATILE = re.compile(r"^ +Today's date: [^\n]*\n(?=</env>)", re.MULTILINE)
 """The date that opencode writes into texts."""
@@ -83,38 +96,40 @@ async def open_gateway(
         on_refusal: Gets the reason of each request for a model that the gateway itself refuses.
         host: The address of this machine to listen on.
     """
-    token = secrets.token_urlsafe(24)
+    gateway = _Gateway(answer, secrets.token_urlsafe(24), model, on_refusal)
     listener = await anyio.create_tcp_listener(local_host=host, local_port=0)
     port = listener.extra(SocketAttribute.local_port)  # noqa: S610 - no Django
 
     async def serve(stream: SocketStream) -> None:
         async with stream:
-            await _Connection(stream, answer, token, model, on_refusal).serve()
+            await _Connection(stream, gateway).serve()
 
     async with listener, open_task_group() as group:
         group.start_soon(listener.serve, serve)
         try:
-            yield GatewayAddress(f"http://{host}:{port}/v1", token)
+            yield GatewayAddress(f"http://{host}:{port}/v1", gateway.token)
         finally:
             group.cancel_scope.cancel()
+
+
+@dataclass
+class _Gateway:
+    """What the connections of a gateway share; ``n_bytes`` are those of the requests that it has."""
+
+    answer: Answer
+    token: str
+    model: str
+    on_refusal: Callable[[str], None]
+    n_bytes: int = 0
 
 
 class _Connection:
     """One connection of an agent."""
 
-    def __init__(
-        self,
-        stream: SocketStream,
-        answer: Answer,
-        token: str,
-        model: str,
-        on_refusal: Callable[[str], None],
-    ) -> None:
+    def __init__(self, stream: SocketStream, gateway: _Gateway) -> None:
         self._stream = stream
-        self._answer = answer
-        self._token = token
-        self._model = model
-        self._on_refusal = on_refusal
+        self._gateway = gateway
+        self._n_bytes = 0
         self._wants_body = True
         self._protocol = h11.Connection(h11.SERVER)
 
@@ -126,6 +141,7 @@ class _Connection:
                 if self._protocol.our_state is not h11.DONE:
                     return
                 self._protocol.start_next_cycle()
+                self._release()
         except (
             h11.RemoteProtocolError,
             anyio.BrokenResourceError,
@@ -133,43 +149,68 @@ class _Connection:
             anyio.ClosedResourceError,
         ):
             return
+        finally:
+            self._release()
+
+    def _release(self) -> None:
+        self._gateway.n_bytes -= self._n_bytes
+        self._n_bytes = 0
+
+    async def _read_event(self) -> Any:
+        """Return the next event of the protocol, for which it may wait."""
+        while (event := self._protocol.next_event()) is h11.NEED_DATA:
+            if self._protocol.they_are_waiting_for_100_continue:
+                await self._send(h11.InformationalResponse(status_code=100, headers=[]))
+            try:
+                self._protocol.receive_data(await self._stream.receive(READ_BYTES))
+            except anyio.EndOfStream:
+                self._protocol.receive_data(b"")
+        return event
 
     async def _read_request(self) -> tuple[h11.Request, bytes] | None:
-        request: h11.Request | None = None
+        """Return a request with its body; None if the agent is gone, or if it is refused before its body is read."""
+        request = await self._read_event()
+        if not isinstance(request, h11.Request):
+            return None
+        headers, self._wants_body = dict(request.headers), request.method != b"HEAD"
+        sent = headers.get(b"x-api-key") or headers.get(b"authorization", b"").removeprefix(b"Bearer ")
+        if not hmac.compare_digest(sent, self._gateway.token.encode("ascii")):
+            await self._refuse(401, "the token of this rollout is missing")
+            return None
         pieces: list[bytes] = []
-        size = 0
-        while True:
-            event = self._protocol.next_event()
-            if event is h11.NEED_DATA:
-                if self._protocol.they_are_waiting_for_100_continue:
-                    await self._send(h11.InformationalResponse(status_code=100, headers=[]))
-                try:
-                    self._protocol.receive_data(await self._stream.receive(READ_BYTES))
-                except anyio.EndOfStream:
-                    self._protocol.receive_data(b"")
-            elif isinstance(event, h11.Request):
-                request = event
-            elif isinstance(event, h11.Data):
-                pieces.append(bytes(event.data))
-                size += len(event.data)
-                if size > MAX_REQUEST_BYTES:
-                    await self._send_json(413, _describe_error(f"more than {MAX_REQUEST_BYTES:,} bytes"))
-                    return None
-            elif isinstance(event, h11.EndOfMessage) and request is not None:
+        announced = int(headers.get(b"content-length", b"0"))
+        while max(announced, self._gateway.n_bytes) <= MAX_REQUEST_BYTES:
+            event = await self._read_event()
+            if isinstance(event, h11.EndOfMessage):
                 return request, b"".join(pieces)
-            else:
+            if not isinstance(event, h11.Data):
                 return None
+            pieces.append(bytes(event.data))
+            self._n_bytes += len(event.data)
+            self._gateway.n_bytes += len(event.data)
+        reason = f"the agent's requests have more than {MAX_REQUEST_BYTES:,} bytes at a time"
+        self._gateway.on_refusal(reason)
+        pieces.clear()
+        self._release()
+        await self._refuse(413, reason)
+        return None
+
+    async def _refuse(self, status: int, reason: str) -> None:
+        """Answer a request whose body is not read, and receive a bounded part of it."""
+        await self._send_error(status, reason)
+        await self._stream.send_eof()
+        size = 0
+        with anyio.move_on_after(SKIPPED_SECONDS):
+            while size <= SKIPPED_BYTES and isinstance(event := await self._read_event(), h11.Data):
+                size += len(event.data)
 
     async def _respond(self, request: h11.Request, content: bytes) -> None:
         path = request.target.decode("ascii", "replace").partition("?")[0]
-        headers, self._wants_body = dict(request.headers), request.method != b"HEAD"
-        sent = headers.get(b"x-api-key") or headers.get(b"authorization", b"").removeprefix(b"Bearer ")
-        if not hmac.compare_digest(sent, self._token.encode("ascii")):
-            await self._send_json(401, _describe_error("the token of this rollout is missing"))
-        elif not self._wants_body:
+        headers = dict(request.headers)
+        if not self._wants_body:
             await self._send_body(200, b"text/plain", b"")
         elif path == "/v1/models" and request.method == b"GET":
-            listed = {"id": self._model, "object": "model", "created": 0, "owned_by": "reflact"}
+            listed = {"id": self._gateway.model, "object": "model", "created": 0, "owned_by": "reflact"}
             await self._send_json(200, {"object": "list", "data": [listed]})
         elif path in DIALECTS and request.method == b"POST":
             await self._ask(DIALECTS[path], headers.get(b"content-encoding", b"identity"), content)
@@ -178,8 +219,8 @@ class _Connection:
         else:
             reason = f"the gateway has no {path}; it speaks chat completions, responses and messages"
             if path.startswith("/v1/") and request.method == b"POST":
-                self._on_refusal(reason)
-            await self._send_json(404, _describe_error(reason))
+                self._gateway.on_refusal(reason)
+            await self._send_error(404, reason)
 
     async def _ask(self, dialect: Dialect, encoding: bytes, content: bytes) -> None:
         """Answer a request for a model."""
@@ -188,29 +229,38 @@ class _Connection:
                 raise ConfigError(
                     "the body is compressed, which the gateway does not read: turn it off in the agent"
                 )
-            body, request = _read(dialect, content)
+            body, request = await _read(dialect, content)
         except ConfigError as error:
-            self._on_refusal(str(error))
-            await self._send_json(400, _describe_error(str(error)))
+            self._gateway.on_refusal(str(error))
+            await self._send_error(400, str(error))
             return
         try:
-            answer = dialect.write(json.loads(await self._answer(request)), body)
+            completion = await self._gateway.answer(request)
         except ReflactError as error:
-            await self._send_json(500, _describe_error(str(error)))
+            await self._send_error(500, str(error))
             return
-        if not body.get("stream"):
-            await self._send_json(200, answer)
+        try:
+            kind, data = _write(dialect, completion, body)
+        except (KeyError, IndexError, TypeError) as error:
+            reason = f"the model's answer is none to {dialect.name}: it has no {error}"
+            self._gateway.on_refusal(reason)
+            await self._send_error(500, reason)
             return
-        data = "".join(map(_write_event, dialect.split(answer)))
-        await self._send_body(200, b"text/event-stream", f"{data}{dialect.end}".encode())
+        await self._send_body(200, kind, data)
 
     async def _count_tokens(self, content: bytes) -> None:
         try:
-            body, _ = _read(DIALECTS["/v1/messages"], content)
+            body, _ = await _read(DIALECTS["/v1/messages"], content)
         except ConfigError as error:
-            await self._send_json(400, _describe_error(str(error)))
+            await self._send_error(400, str(error))
             return
         await self._send_json(200, {"input_tokens": anthropic_messages.count_tokens(body)})
+
+    async def _send_error(self, status: int, reason: str) -> None:
+        """Send an error in the form that the clients of all dialects read."""
+        kind = "api_error" if status == 500 else "invalid_request_error"
+        error = {"type": kind, "message": reason, "param": None, "code": None}
+        await self._send_json(status, {"type": "error", "error": error})
 
     async def _send_json(self, status: int, value: object) -> None:
         await self._send_body(status, b"application/json", json.dumps(value).encode())
@@ -228,17 +278,46 @@ class _Connection:
             await self._stream.send(data)
 
 
-def _describe_error(message: str) -> dict[str, Any]:
-    return {"type": "error", "error": {"message": message, "type": "gateway_error"}}
+def _write(dialect: Dialect, completion: str, body: Mapping[str, Any]) -> tuple[bytes, bytes]:
+    """Return the type and the text of the answer to a request."""
+    answer = dialect.write(json.loads(completion), body)
+    if not body.get("stream"):
+        return b"application/json", json.dumps(answer).encode()
+    events = "".join(map(_write_event, dialect.split(answer)))
+    return b"text/event-stream", f"{events}{dialect.end}".encode()
 
 
-def _read(dialect: Dialect, content: bytes) -> tuple[Mapping[str, Any], dict[str, Any]]:
+async def _read(dialect: Dialect, content: bytes) -> tuple[Mapping[str, Any], dict[str, Any]]:
     """Return a body, and the request of a chat completion that it means."""
+    work = partial(_parse, dialect, content)
+    return work() if len(content) <= INLINE_BYTES else await run_beside_loop(work)
+
+
+def _parse(dialect: Dialect, content: bytes) -> tuple[Mapping[str, Any], dict[str, Any]]:
+    depth = 0
+    for number, part in enumerate(PART.finditer(content)):
+        depth += LEVELS.get(content[part.start()], 0)
+        if number == MAX_PARTS or depth > MAX_DEPTH:
+            raise ConfigError(
+                f"the body is no request of {dialect.name}: it has more than {MAX_PARTS:,} texts, commas and brackets, or "
+                f"more than {MAX_DEPTH} levels"
+            )
     try:
         body = parse_foreign(content)
-        return body, dialect.read(body)
-    except (ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
+        request = dialect.read(body)
+        _check_messages(request["messages"])
+    except (ValueError, RecursionError, KeyError, IndexError, TypeError, AttributeError) as error:
         raise ConfigError(f"the body is no request of {dialect.name}") from error
+    return body, request
+
+
+def _check_messages(messages: list[Any]) -> None:
+    """Check what the run itself reads of messages; the provider checks the rest. TypeError if it is of a wrong type."""
+    for message in messages:
+        content, calls = message.get("content"), message.get("tool_calls") or []
+        is_sound = isinstance(message.get("role", ""), str) and isinstance(content, str | list | None)
+        if not (is_sound and isinstance(calls, list) and all(isinstance(c["function"], dict) for c in calls)):
+            raise TypeError
 
 
 def _write_event(event: Mapping[str, Any]) -> str:

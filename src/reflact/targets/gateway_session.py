@@ -10,6 +10,7 @@ from typing import Any
 
 import anyio
 
+from reflact.concurrency import run_in_thread
 from reflact.config.models import ModelConfig
 from reflact.errors import EnvironmentFailure, ReflactError, ReplyError
 from reflact.messages import AgentAnswer, CallId
@@ -100,14 +101,9 @@ class GatewaySession:
     async def _answer(self, body: dict[str, Any]) -> str:
         """Answer one request of the agent; a failure ends the command."""
         try:
-            body = json.loads(self._hide_folder(json.dumps(body, ensure_ascii=False)))
-            request = {name: value for name, value in body.items() if name not in DROPPED_FIELDS}
-            is_side = self._side_call is not None and has_text(request["messages"][:1], self._side_call)
-            if self._seed is not None and not is_side:
-                request["messages"] = self._replace_seed(request["messages"])
+            request, is_side, digest = await run_in_thread(lambda: self._prepare(body), body)
             if not is_side:
-                self._last = max(self._last, [m for m in request["messages"] if isinstance(m, dict)], key=len)
-            digest = digest_json(request)
+                self._last = max(self._last, request["messages"], key=len)
             number, self._asked[digest] = self._asked[digest], self._asked[digest] + 1
             call_id = CallId(
                 role="target",
@@ -123,6 +119,15 @@ class GatewaySession:
             raise
         completion = completion.replace(SHOWN_FOLDER, self._folder)
         return completion.replace(_flatten(SHOWN_FOLDER), _flatten(self._folder))
+
+    def _prepare(self, body: dict[str, Any]) -> tuple[dict[str, Any], bool, str]:
+        """Return a request as the run sends it, whether it is a side call, and its digest."""
+        body = json.loads(self._hide_folder(json.dumps(body, ensure_ascii=False)))
+        request = {name: value for name, value in body.items() if name not in DROPPED_FIELDS}
+        is_side = self._side_call is not None and has_text(request["messages"][:1], self._side_call)
+        if self._seed is not None and not is_side:
+            request["messages"] = self._replace_seed(request["messages"])
+        return request, is_side, digest_json(request)
 
     def _hide_folder(self, text: str) -> str:
         """Return a text with the name that all rollouts' folders have in place of that of this one."""
@@ -167,7 +172,7 @@ def _read_turns(message: Mapping[str, Any]) -> list[Turn]:
     if content and role in {"user", "assistant", "tool"}:
         turns.append(Turn(role=role, content=str(content)))
     for call in message.get("tool_calls") or ():
-        function = call.get("function", {}) if isinstance(call, dict) else {}
+        function = call["function"]
         turns.append(
             Turn(role="assistant", content=f"calls {function.get('name')}({function.get('arguments')})")
         )

@@ -28,6 +28,9 @@ SET_DEATH_SIGNAL, SET_CHILD_SUBREAPER = 1, 36
 INTERVAL, LOOKS = 0.1, 5
 """Seconds between two looks at the command, and how many of them make one at all processes and their memory."""
 
+THREADS_OF_PROCESS = 16
+"""The most threads of a command for each process of its limit; the kernel counts both together for users and groups."""
+
 IS_LINUX = sys.platform == "linux"
 
 START_ADVICE = {
@@ -150,13 +153,19 @@ def _watch(
             return SupervisorReport(code=process.wait(INTERVAL))
         is_many = _count_processes() - before > request.processes
         found = _find_descendants() if IS_LINUX and (is_many or look % LOOKS == 0) else {}
+        memory, threads = (sum(sizes) for sizes in zip(*found.values(), strict=True)) if found else (0, 0)
         for pid in found:
             _reap(pid, process)
         if len(found) > request.processes:
             return SupervisorReport(
                 limit=f"was ended with more than {request.processes:,} processes (`processes`)"
             )
-        if sum(found.values()) > request.memory:
+        if threads > THREADS_OF_PROCESS * request.processes:
+            return SupervisorReport(
+                limit=f"was ended with {threads:,} threads, more than {THREADS_OF_PROCESS} for each of "
+                f"{request.processes:,} processes (`processes`)"
+            )
+        if memory > request.memory:
             return SupervisorReport(
                 limit=f"was ended with more than {request.memory // 2**20:,} MiB of memory (`memory_mib`)"
             )
@@ -168,9 +177,9 @@ def _count_processes() -> int:
     return os.stat("/proc").st_nlink if IS_LINUX else 0  # noqa: PTH116 - starts faster
 
 
-def _find_descendants() -> dict[int, int]:
-    """Return the ids of all processes below this one, each with its resident memory in bytes."""
-    parents, memory = {}, {}
+def _find_descendants() -> dict[int, tuple[int, int]]:
+    """Return the ids of all processes below this one, each with its resident memory in bytes and its threads."""
+    parents, sizes = {}, {}
     page = os.sysconf("SC_PAGE_SIZE")
     for name in os.listdir("/proc"):  # noqa: PTH208 - starts faster
         if name.isdecimal():
@@ -179,12 +188,13 @@ def _find_descendants() -> dict[int, int]:
                     fields = file.read().rpartition(")")[2].split()
             except OSError:
                 continue
-            parents[int(name)], memory[int(name)] = int(fields[1]), int(fields[21]) * page
-    found: dict[int, int] = {}
+            parents[int(name)] = int(fields[1])
+            sizes[int(name)] = int(fields[21]) * page, int(fields[17])
+    found: dict[int, tuple[int, int]] = {}
     below = {os.getpid()}
     while below:
         below = {pid for pid, parent in parents.items() if parent in below and pid not in found}
-        found |= {pid: memory[pid] for pid in below}
+        found |= {pid: sizes[pid] for pid in below}
     return found
 
 

@@ -12,8 +12,8 @@ from reflact.events import GatePowerEstimated
 from reflact.gate.greater_mean import GateSettings
 from reflact.gate.intervals import describe_claim
 from reflact.gate.ranked_decision import MAX_PASSES, start_ranking
-from reflact.protocols import Approver, CommitRecord
-from reflact.records import CandidateReview, DecisionPoint, RunState
+from reflact.protocols import Approver
+from reflact.records import CandidateReview, CommitRecord, DecisionPoint, RunState
 from reflact.search.race import Contender, RaceResult, RaceSettings, order_items, plan_slices, run_race
 from reflact.skills.document import diff_texts
 from reflact.stages.evaluate import EvaluationResult, GateMetric, evaluate, force_accept

@@ -35,7 +35,7 @@ from reflact.skills.package import SkillPackage, build_package, suggest_name
 from reflact.stages.evaluate import GateMetric
 from reflact.stages.final_test import score_skill
 from reflact.training.items import ItemResult, read_items
-from reflact.types import FrozenModel, Skill, Split, canonical_json
+from reflact.types import FrozenModel, ShortReprModel, Skill, Split, canonical_json
 
 if TYPE_CHECKING:
     from reflact.store.runs import RunRow, SQLiteRunStore
@@ -49,7 +49,7 @@ LOCK_NAME = re.compile(r"(.+)-r[0-9a-f]{12}\.lock")
 """The name of the lock file of a run beside its store."""
 
 
-class RunHistory(FrozenModel):
+class RunHistory(ShortReprModel):
     """The stored history of a run.
 
     Args:
@@ -91,6 +91,7 @@ async def read_run(
     *,
     items: bool = False,
     split: Split | None = None,
+    events: bool = True,
 ) -> RunHistory:
     """Return the stored history of a run; the run may be under way.
 
@@ -101,6 +102,7 @@ async def read_run(
             newest.
         items: Also read what the target answered to each item under the initial and the best document.
         split: The split of these items; None: the test split if it was measured, otherwise the validation split.
+        events: Also read the events, which take more than half of the time.
 
     Raises:
         UsageError: There is no store, or no such run in it, or nothing is measured on the split.
@@ -116,7 +118,7 @@ async def read_run(
             steps=await store.records(row.run_id),
             epochs=await store.epochs(row.run_id),
             versions=await store.versions(row.run_id),
-            events=await store.events(row.run_id),
+            events=await store.events(row.run_id) if events else (),
             costs=await store.stage_costs(row.run_id),
             items=await read_items(store, row, split=split) if items else (),
             evaluations=await store.evaluations(row.run_id),
@@ -177,17 +179,17 @@ async def list_runs(database: Path) -> tuple[RunListing, ...]:
 
 
 async def _list_run(store: SQLiteRunStore, row: RunRow, database: Path) -> RunListing:
-    summary, state = await store.summary(row.run_id), await store.state(row.run_id)
+    summary, last = await store.summary(row.run_id), await store.last_commit(row.run_id)
 
     def find(name: str, split: Split) -> float | None:
         score = None if summary is None else summary.score(name, split)
         return None if score is None else score.hard
 
     val, test = find("best", Split.val), find("best", Split.test)
-    if val is None and state is not None:
-        val = state.best.score
+    if val is None and last is not None:
+        val = last.best.score
     evaluations = await store.evaluations(row.run_id)
-    if state is None:
+    if last is None:
         latest = {score.split: score.hard for score in evaluations}
         val, test = latest.get(Split.val), latest.get(Split.test)
     baseline = find("baseline", Split.val if test is None else Split.test)
@@ -251,13 +253,13 @@ async def read_versions(
         StoreError: The store cannot be read.
     """
     async with open_run(path, run_id) as (store, row):
-        state = await store.state(row.run_id)
-        if state is None:
+        last = await store.last_commit(row.run_id)
+        if last is None:
             raise UsageError(
                 f"run {row.run_id} has no version yet: its initial document is not measured; start or resume it with reflact train"
             )
         versions = {str(version.number): version for version in await store.versions(row.run_id)}
-        named = {"baseline": versions["0"], "best": state.best, "final": state.current}
+        named = {"baseline": versions["0"], "best": last.best, "final": last.current}
         known = {**{f"v{number}": version for number, version in versions.items()}, **versions, **named}
         for name in names:
             if name not in known:
@@ -471,16 +473,16 @@ async def compare_runs(
 
 async def _read_for_comparison(name: str, path: Path | str, run_id: str | None) -> _ReadRun:
     async with open_run(path, run_id) as (store, row):
-        summary, state = await store.summary(row.run_id), await store.state(row.run_id)
-        if state is None:
+        summary, last = await store.summary(row.run_id), await store.last_commit(row.run_id)
+        if last is None:
             raise UsageError(
                 f"run {row.run_id} has not measured its initial document yet; start or resume it with reflact train"
             )
         items: dict[Split, tuple[ItemResult, ...]] = {Split.val: (), Split.test: ()}
         for split in items:
             with suppress(UsageError):  # the split is not measured
-                items[split] = await read_items(store, row, split=split, state=state)
-        skill = await store.skill(state.best.skill_hash)
+                items[split] = await read_items(store, row, split=split, version=last.best)
+        skill = await store.skill(last.best.skill_hash)
         config = parse_stored(TrainerConfig.model_validate, row.config, f"configuration of run {row.run_id}")
         scored = () if summary is None else summary.scores
         final = {s.split: s for s in scored if (s.name, s.skill_hash) == ("best", skill.hash)}
@@ -493,7 +495,7 @@ async def _read_for_comparison(name: str, path: Path | str, run_id: str | None) 
             test=final.get(Split.test) or _score_best(skill, Split.test, items[Split.test]),
             usage=sum((entry.usage for entry in await store.spend(row.run_id)), Usage()),
             seconds=None if summary is None else summary.seconds,
-            best=VersionText(version=state.best, skill=skill),
+            best=VersionText(version=last.best, skill=skill),
         )
         scores = {
             split: {

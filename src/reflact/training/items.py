@@ -11,7 +11,7 @@ from pydantic import JsonValue
 from reflact.config.training import TrainerConfig
 from reflact.errors import UsageError
 from reflact.jsonutil import parse_stored
-from reflact.records import ComparisonCategory, RunState, Usage
+from reflact.records import ComparisonCategory, SkillVersion, Usage
 from reflact.stages.rollout import build_rollout_key
 from reflact.training.rollouts import FIRST_REPORT_TRIAL, GATE_PHASE
 from reflact.types import FrozenModel, Item, Rollout, Split
@@ -68,24 +68,24 @@ class ItemResult(FrozenModel):
 
 
 async def read_items(
-    store: SQLiteRunStore, run: RunRow, *, split: Split | None = None, state: RunState | None = None
+    store: SQLiteRunStore, run: RunRow, *, split: Split | None = None, version: SkillVersion | None = None
 ) -> tuple[ItemResult, ...]:
     """Return the items of a split with their answers; if ``split`` is None, see ``history.read_run``.
 
-    ``state`` has the best document; None: that of the latest commit, which may change while a run is under way.
+    ``version`` is the best document; None: that of the latest commit, which may change while a run is under way.
 
     Raises:
         UsageError: Nothing is measured on the split.
         StoreError: The items are missing or damaged.
     """
-    state, summary = state or await store.state(run.run_id), await store.summary(run.run_id)
-    if state is None:
+    summary, last = await store.summary(run.run_id), await store.last_commit(run.run_id)
+    if last is None:
         raise UsageError(
             f"run {run.run_id} has not measured its initial document yet; start or resume it with reflact train"
         )
     identity = await store.identity(run.run_id)
     config = parse_stored(TrainerConfig.model_validate, run.config, f"configuration of run {run.run_id}")
-    baseline, best = str(identity["skill"]), state.best.skill_hash
+    baseline, best = str(identity["skill"]), (version or last.best).skill_hash
     if split is None:
         opened = summary is not None and summary.score("best", Split.test) is not None
         split = Split.test if opened else Split.val

@@ -14,10 +14,10 @@ from reflact.config.training import TrainerConfig
 from reflact.errors import RunFailed, Unmeasured
 from reflact.llm.pricing import BYTES_PER_TOKEN
 from reflact.messages import CallId, Message, RenderedPrompt, Text
-from reflact.protocols import Approver, CommitRecord, EventCallback, ProbedTarget
+from reflact.protocols import Approver, EventCallback, ProbedTarget
 from reflact.records import (
+    CommitRecord,
     CriticDescription,
-    PromotionRecord,
     RunState,
     RunStatus,
     RunSummary,
@@ -36,7 +36,6 @@ from reflact.training.gating import CommitOutcome, GateKeeper, add_beliefs, esti
 from reflact.training.rollouts import GATE_PHASE, RolloutScheduler
 from reflact.training.setup import RunPlan, Runtime
 from reflact.training.state import (
-    apply_record,
     build_commit_events,
     build_first_state,
     find_stop_reason,
@@ -336,8 +335,7 @@ class Run:
         return await work(state)
 
     async def _commit_outcome(self, state: RunState, outcome: CommitOutcome) -> RunState:
-        new = apply_record(state, outcome.record)
-        return await self._commit(outcome.record, new, outcome.skills)
+        return await self._commit(outcome.record, state.after([outcome.record]), outcome.skills)
 
     async def _commit(
         self, record: CommitRecord | None, state: RunState, skills: Sequence[Skill]
@@ -355,7 +353,7 @@ class Run:
 
     async def _export(self, record: CommitRecord, skills: Sequence[Skill]) -> None:
         texts = {skill.hash: skill for skill in skills}
-        for version in () if isinstance(record, PromotionRecord) else record.created_versions:
+        for version in record.created_versions:
             exports.export_version(self._runtime.folder, version.number, texts[version.skill_hash])
         exports.export_best(self._runtime.folder, await self._store.skill(record.best.skill_hash))
 

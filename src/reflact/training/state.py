@@ -9,22 +9,18 @@ from typing import get_args
 from reflact import events
 from reflact.config.training import TrainConfig
 from reflact.gate.ranked_decision import BEST_ABOVE, Posterior
-from reflact.protocols import CommitRecord
 from reflact.records import (
     ActionCount,
+    CommitRecord,
     EpochRecord,
     EpochStats,
     PromotionRecord,
     RunState,
     RunSummary,
     SkillVersion,
-    StepBufferEntry,
     StepRecord,
 )
 from reflact.types import Candidate, GateAction, Ranking, Skill, Verdict
-
-UNPROVEN: tuple[GateAction, ...] = ("set_aside", "return")
-"""Decisions after which the same document may be judged again."""
 
 ACTIONS: tuple[GateAction, ...] = get_args(GateAction)
 UNCHANGED: tuple[GateAction, ...] = ("no_change", "no_patches", "no_rewrite")
@@ -90,14 +86,14 @@ def choose_best(state: RunState, record: CommitRecord) -> CommitRecord:
     The current version is the best one if it is better than the initial one with a probability of at least 0.9;
     otherwise the initial one is. While the current version has no pass, the one it was made from stands for it.
     """
-    ranking = extend_ranking(state, record)
-    verdict = find_verdict(record)
+    after, verdict = state.after([record]), record.verdict
+    ranking = after.ranking
     if ranking is None or (state.deterministic and (verdict is None or verdict.deterministic)):
         return record
     posterior, best = Posterior(ranking), state.kept[0]
     measured = ranking.list_lineage(record.current.skill_hash)[-1]
     if posterior.find_probability(measured, best.skill_hash) >= BEST_ABOVE:
-        versions = (record.current, *list_kept(state, record))
+        versions = (record.current, *after.kept)
         best = next(version for version in versions if version.skill_hash == measured)
 
     update: dict[str, object] = {
@@ -126,37 +122,6 @@ def add_measured_score(version: SkillVersion, ranking: Ranking) -> SkillVersion:
     )
 
 
-def extend_ranking(state: RunState, record: CommitRecord) -> Ranking | None:
-    """Return the ranking with the versions and passes of a record; None if the gate does not rank."""
-    ranking, verdict = state.ranking, find_verdict(record)
-    if ranking is None:
-        return None
-    parent = state.current.skill_hash
-    if verdict is not None and verdict.ranked is not None:
-        ranking = ranking.add_version(verdict.ranked.candidate.skill_hash, parent)
-        for result in verdict.ranked.passes:
-            ranking = ranking.add_pass(result)
-        parent = find_current(state, verdict).skill_hash
-    for version in () if isinstance(record, PromotionRecord) else record.created_versions:
-        ranking = ranking.add_version(version.skill_hash, parent)
-        parent = version.skill_hash
-    return ranking
-
-
-def list_kept(state: RunState, record: CommitRecord) -> tuple[SkillVersion, ...]:
-    """Return the versions that were ever current, with those of a record."""
-    created = () if isinstance(record, PromotionRecord) else record.created_versions
-    known = {version.number for version in state.kept}
-    return (*state.kept, *(version for version in created if version.number not in known))
-
-
-def find_verdict(record: CommitRecord) -> Verdict | None:
-    """Return a record's verdict, or None without a gated decision."""
-    if isinstance(record, EpochRecord):
-        return None if record.slow_update is None else record.slow_update.verdict
-    return record.verdict
-
-
 def replaces_best(verdict: Verdict, best: SkillVersion) -> bool:
     """Return whether an accepted document replaces the best one; without a gate its score decides."""
     if verdict.action != "force_accept":
@@ -179,49 +144,6 @@ def inherit_version(parent: SkillVersion, *, number: int, skill: Skill, origin: 
     )
 
 
-def apply_record(state: RunState, record: CommitRecord) -> RunState:
-    """Return the state after a commit."""
-    update: dict[str, object] = {}
-    seen: set[str] = set()
-    verdict = find_verdict(record)
-    is_settled = verdict is None or verdict.action not in UNPROVEN
-    match record:
-        case StepRecord():
-            seen = {record.candidate_hash} if is_settled else set()
-            buffer = state.step_buffer if state.epoch == record.epoch else ()
-            update = {
-                "step": record.step,
-                "epoch": record.epoch,
-                "step_buffer": (*buffer, build_buffer_entry(record)),
-            }
-        case EpochRecord():
-            slow = record.slow_update
-            if slow is not None and slow.action == "unchanged" and slow.candidate_hash and is_settled:
-                seen = {slow.candidate_hash}
-            update = {
-                "last_committed_epoch": record.epoch,
-                "last_hash": record.last_hash,
-                "meta_skill": state.meta_skill if record.meta_skill is None else record.meta_skill,
-            }
-        case PromotionRecord():
-            pass
-    if not isinstance(record, PromotionRecord):
-        seen |= {version.skill_hash for version in record.created_versions}
-    return state.model_copy(
-        update={
-            **update,
-            "commits": state.commits + 1,
-            "current": record.current,
-            "best": record.best,
-            "latest_version": max(state.latest_version, record.current.number),
-            "seen_hashes": (*state.seen_hashes, *sorted(seen - set(state.seen_hashes))),
-            "deterministic": state.deterministic and (verdict is None or verdict.deterministic),
-            "kept": list_kept(state, record),
-            "ranking": extend_ranking(state, record),
-        }
-    )
-
-
 def version_hashes(
     initial: Skill, records: Sequence[StepRecord], epochs: Sequence[EpochRecord] = ()
 ) -> dict[int, str]:
@@ -229,27 +151,6 @@ def version_hashes(
     created = [record.created_versions for record in records] + [e.created_versions for e in epochs]
     hashes = {v.number: v.skill_hash for versions in created for v in versions}
     return {0: initial.hash} | dict(sorted(hashes.items()))
-
-
-def build_buffer_entry(record: StepRecord) -> StepBufferEntry:
-    """Return the entry that the prompts of later steps in the epoch show.
-
-    An unproven candidate is without scores and edits, because the optimizer would read them as a refutation.
-    """
-    verdict = record.verdict
-    is_settled = verdict.accepted or verdict.refuted
-    return StepBufferEntry(
-        step=record.step,
-        action=verdict.action,
-        n_failures=record.n_failures,
-        n_total=record.rollout.n,
-        patterns=record.patterns,
-        rejected_edits=tuple(edit for edit in record.chosen.patch.edits if edit.op != "examples")
-        if verdict.refuted
-        else (),
-        score_before=verdict.current_score if is_settled else None,
-        score_after=verdict.candidate_score if is_settled else None,
-    )
 
 
 def build_commit_events(
@@ -291,7 +192,7 @@ def build_commit_events(
 
 
 def _build_return_events(run_id: str, record: StepRecord | EpochRecord) -> Iterator[events.Event]:
-    verdict = find_verdict(record)
+    verdict = record.verdict
     if verdict is not None and verdict.action == "return" and verdict.ranked is not None:
         yield events.VersionReturned(
             run_id=run_id, step=record.step, skill_hash=verdict.ranked.chosen, reason=verdict.reason

@@ -23,7 +23,7 @@ from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
-from starlette.requests import Request
+from starlette.requests import HTTPConnection, Request
 from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -331,7 +331,7 @@ class TokenMiddleware:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request, or refuse it."""
-        request = Request(scope)
+        request = HTTPConnection(scope)  # a handshake of a WebSocket is refused like any request
         answer: ASGIApp = PlainTextResponse("open the address that reflact serve printed", 401)
         named = request.query_params.get("token")
         if named is not None and secrets.compare_digest(named.encode(), self._token):
