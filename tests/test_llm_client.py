@@ -26,7 +26,7 @@ from reflact.errors import (
     ContextOverflow,
     ModelError,
     ProviderDown,
-    UnknownModel,
+    RequestRefused,
 )
 from reflact.llm.budget import Account
 from reflact.llm.client import Client, identify_model
@@ -475,8 +475,6 @@ LLAMA = "the request exceeds the available context size, try increasing it"
         ),
         (httpx.Response(400, json={"object": "error", "message": VLLM, "code": 400}), ContextOverflow),
         (refused(400, LLAMA, "exceed_context_size_error"), ContextOverflow),
-        (refused(400, "the model m does not exist"), UnknownModel),
-        (refused(404, "the model m does not exist"), UnknownModel),
         (refused(401, "no"), AccessDenied),
         (refused(500, "no"), ProviderDown),
     ],
@@ -503,10 +501,10 @@ def untrusted() -> httpx.ConnectError:
     ("answer", "error", "words"),
     [
         (refused(401, "bad key"), AccessDenied, "REFLACT_TEST_KEY"),
-        (refused(403, "not allowed"), AccessDenied, "403"),
+        (refused(403, "not allowed"), RequestRefused, r"\(403\); set REFLACT_TEST_KEY"),
         (refused(400, "bad field"), BadRequest, "bad field"),
         (refused(404, "no such page"), BadRequest, "no such page"),
-        (refused(404, "no such model"), UnknownModel, "no such model"),
+        (refused(404, "no such model"), RequestRefused, r"set models\.optimizer\.model .*no such model"),
         (refused(422, "bad value"), BadRequest, "422"),
         (refused(408, "slow"), ProviderDown, "408"),
         (refused(409, "conflict"), ProviderDown, "409"),

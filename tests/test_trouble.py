@@ -19,7 +19,7 @@ from reflact import Trainer, read_run
 from reflact.config.loading import load_config
 from reflact.errors import EnvironmentFailure
 from reflact.events import Event, ModelCallFinished, RunFinished, WarningIssued
-from reflact.messages import CallReservation
+from reflact.messages import CUT_OFF, CallReservation
 from reflact.protocols import CatchExits, ExitRaised, Proposer, Session, StepBudget, StepEvidence
 from reflact.records import Usage
 from reflact.testing import ScriptedLLM, ToyTarget
@@ -377,28 +377,29 @@ def test_trouble_of_calls_is_told_once_while_it_happens(
     assert reason == (
         "models.optimizer gave no valid reply in its first 3 calls; the last reason: Input should be an object"
     )
-    assert advice == (
-        "set preset: small, which suits models below about 3B parameters; or choose a larger models.optimizer.model than "
-        "large; or name a models.optimizer.mode instead of auto, such as json"
-    )
+    assert advice == "choose a larger models.optimizer.model than large"
     assert [record.getMessage() for record in caplog.records] == [mute]
 
 
-def test_advice_names_only_what_is_not_done() -> None:
-    """It leaves out settings in force, names a limit that cut replies off, and says if the target is the optimizer."""
-    target = {"model": "tiny", "api_key_env": None, "max_tokens": 600}
-    base = {"models": {"target": target, "optimizer": {"max_tokens": 600}}, "prompts": {"profile": "small"}}
-    config = load_config(base)
-    model = "choose a larger models.optimizer.model than tiny, the model of the target"
-    mode = "name a models.optimizer.mode instead of auto, such as json"
-    assert advise_on_replies("optimizer", config) == f"{model}; or {mode}"
-    cut = advise_on_replies(
-        "optimizer", config, "the last one: it was cut off at the token limit; be shorter"
-    )
-    assert cut == f"set models.optimizer.max_tokens higher than 600; or {model}; or {mode}"
-    optimizer = {"mode": "json", "model": "large"}
-    other = load_config({**base, "models": {"target": target, "optimizer": optimizer}})
-    assert advise_on_replies("optimizer", other) == "choose a larger models.optimizer.model than large"
+@pytest.mark.parametrize(
+    ("optimizer", "profile", "reason", "advice"),
+    [
+        ({"max_tokens": 600}, "default", CUT_OFF, "set models.optimizer.max_tokens higher than 600"),
+        (
+            {"model": "tiny-1b"},
+            "default",
+            "",
+            "set preset: small, which suits models below about 3B parameters",
+        ),
+        ({"model": "tiny-1b"}, "small", "", "choose a larger models.optimizer.model than tiny-1b"),
+        ({}, "default", "", "choose a larger models.optimizer.model than tiny, the model of the target"),
+    ],
+)
+def test_a_reason_has_one_advice(optimizer: Any, profile: str, reason: str, advice: str) -> None:
+    """It names no setting in force, and no mode: `auto` has tried them."""
+    models = {"target": {"model": "tiny", "api_key_env": None}, "optimizer": optimizer}
+    config = load_config({"models": models, "prompts": {"profile": profile}})
+    assert advise_on_replies("optimizer", config, reason) == advice
 
 
 @pytest.mark.parametrize(("answered", "n_warnings"), [(0, 0), (1, 1)])

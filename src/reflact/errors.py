@@ -48,7 +48,11 @@ class ModelError(ReflactError):
         return Usage()
 
 
-class ReplyError(ModelError):
+class CallError(ModelError):
+    """One call has no valid reply, which says nothing of the role's other calls."""
+
+
+class ReplyError(CallError):
     """No reply passed validation; the attempts are stored and paid for.
 
     Args:
@@ -61,8 +65,16 @@ class ReplyError(ModelError):
         self.reasons = reasons
 
 
-class ContextOverflow(ModelError):
+class ContextOverflow(CallError):
     """The request is larger than the model's context window."""
+
+
+class RequestRefused(CallError):
+    """The endpoint refuses this request and answers others, for example because of a content filter."""
+
+    def __init__(self, message: str, *, status: int | None = None) -> None:
+        super().__init__(message)
+        self.status = status
 
 
 class ProviderError(ModelError):
@@ -79,7 +91,7 @@ class ProviderError(ModelError):
 
 
 class AccessDenied(ProviderError):
-    """401 or 403: the key is missing, wrong, or not allowed to use this model."""
+    """401, or 403 for call after call: the key is missing, wrong, or not allowed to use this model."""
 
 
 class QuotaSpent(AccessDenied):

@@ -139,6 +139,7 @@ class Budget:
             its interrupted and uncounted calls, and its active seconds; must neither wait nor raise.
 
     Attributes:
+        answered_roles: The roles that an earlier start of the run got an answer from.
         current_stage: What the run works on; whoever measures the time of stages keeps it.
         deadline: The time on the event loop's clock at which calls in flight must end. It is infinite if the
             time was over at the start. Then no call is admitted, and stored results can still be read.
@@ -149,6 +150,7 @@ class Budget:
     ) -> None:
         self.deadline = math.inf
         self.current_stage = CurrentStage()
+        self.answered_roles: frozenset[str] = frozenset()
         self._limits = limits
         self._on_usage = on_usage
         self._used = self._uncertain = Usage()
@@ -164,6 +166,7 @@ class Budget:
         """Subtract the spending of earlier starts, unsettled calls at their worst case, and start the clock."""
         spent = tuple(spent)
         self._used = sum((entry.usage for entry in spent), Usage())
+        self.answered_roles = frozenset(entry.role for entry in spent if entry.usage.calls)
         self._uncertain = sum((entry.worst_case for entry in spent), Usage())
         parts = (part for entry in spent for part in (entry.usage, entry.worst_case))
         self._charged = sum(map(amount_of, parts), Amount())

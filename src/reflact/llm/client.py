@@ -22,7 +22,7 @@ from pydantic import JsonValue
 
 from reflact.concurrency import Stream
 from reflact.config.models import ModelConfig
-from reflact.errors import ConfigError, ModelError, ProviderError, ReflactError, ReplyError
+from reflact.errors import ConfigError, ModelError, ProviderError, ReflactError, ReplyError, RequestRefused
 from reflact.events import ModelCallFinished
 from reflact.llm.bodies import MAX_BYTES, find_max_bytes
 from reflact.llm.budget import Account
@@ -46,6 +46,7 @@ from reflact.llm.redaction import (
 from reflact.llm.retry import RetryTransport
 from reflact.llm.structured import MODE_ORDER, Conversation, InvalidReply, Mode, refuses_format
 from reflact.messages import (
+    NO_VALID_REPLY,
     AgentAnswer,
     CallId,
     CallReservation,
@@ -199,6 +200,7 @@ class Client:
         if network is None:
             network = await self._stack.enter_async_context(PooledTransport())
         endpoint = self._stack.enter_context(endpoint_for(config, on_limit=self._on_limit))
+        self._endpoint = endpoint
         layers: tuple[Callable[[httpx.AsyncBaseTransport], httpx.AsyncBaseTransport], ...] = (
             StreamingTransport,
             lambda inner: RetryTransport(inner, endpoint),
@@ -366,7 +368,7 @@ class Client:
         if call_id.role == "critic":
             self._account.rejected.extend(context.keys)
         raise ReplyError(
-            f"models.{self._role} gave no valid reply in {len(reasons)} attempts ({call_id.title}); the last reason: "
+            f"models.{self._role} {NO_VALID_REPLY} {len(reasons)} attempts ({call_id.title}); the last reason: "
             f"{reasons[-1]}",
             reasons=tuple(reasons),
         )
@@ -411,7 +413,7 @@ class Client:
         try:
             return (await self._openai.post(path, cast_to=httpx.Response, body=body)).text
         except openai.OpenAIError as error:
-            failure = translate_client_error(error, self._config, self._role, self._secret)
+            failure = translate_client_error(error, self._config, self._role, self._secret, self._endpoint)
         raise failure  # outside the except block, so that its context has no error that may quote the key
 
     async def _choose_mode(self, question: _Question[R], context: RequestContext) -> Mode:
@@ -429,12 +431,12 @@ class Client:
 
     async def _try_modes(self, question: _Question[R], context: RequestContext) -> Mode:
         prompt, reply_type, call_id, _ = question
-        first: ProviderError | None = None
+        first: ProviderError | RequestRefused | None = None
         for mode in MODE_ORDER:
             try:
                 conversation = Conversation(prompt.messages, reply_type, mode)
                 await self._create(conversation, reply_type, call_id, context)
-            except ProviderError as error:
+            except (ProviderError, RequestRefused) as error:
                 if not refuses_format(error):
                     raise
                 first = first or error

@@ -24,13 +24,16 @@ from reflact.errors import (
     ContextOverflow,
     ModelError,
     ProviderDown,
+    ProviderError,
     QuotaSpent,
     ReflactError,
+    RequestRefused,
     UnknownModel,
 )
 from reflact.llm.bodies import AnswerFault
 from reflact.llm.cache_keys import strip_credentials
 from reflact.llm.completions import COMPLETIONS_PATH
+from reflact.llm.rate_limit import EndpointClient
 from reflact.llm.redaction import remove_keys
 from reflact.llm.retry import (
     REFUSED_KEY,
@@ -60,11 +63,13 @@ VERSION_PATH = re.compile(r"/v\d")
 """The version that is a part of the path of most OpenAI-compatible APIs."""
 
 
-def translate_client_error(error: Exception, config: ModelConfig, role: str, key: str | None) -> ReflactError:
+def translate_client_error(
+    error: Exception, config: ModelConfig, role: str, key: str | None, endpoint: EndpointClient | None = None
+) -> ReflactError:
     """Return reflact's error for an error of the client library, without the API key.
 
     The message says what happened, at which endpoint, and what to do. An error of reflact that passed
-    through the client library is returned unchanged.
+    through the client library is returned unchanged. ``endpoint`` knows whether other calls were answered.
     """
     causes = _list_causes(error)
     own = next((cause for cause in causes if isinstance(cause, ReflactError)), None)
@@ -73,7 +78,7 @@ def translate_client_error(error: Exception, config: ModelConfig, role: str, key
     keys, where = [key] if key else [], f"models.{role}: {config.title}"
     if isinstance(error, openai.APIStatusError):
         text = remove_keys(keys, " ".join(error.response.text.split()))
-        return _translate_status(error, config, role, text[:300])
+        return _translate_status(error, config, role, text[:300], endpoint)
     if isinstance(error, openai.APITimeoutError):
         return ProviderDown(f"{where} did not answer within {config.timeout:g} seconds, after all retries")
     return _translate_failure(error, config, role, keys)
@@ -119,9 +124,10 @@ def _translate_failure(error: Exception, config: ModelConfig, role: str, keys: l
     return ProviderDown(f"{where} {problem}: {reason}")
 
 
-def _translate_status(error: openai.APIStatusError, config: ModelConfig, role: str, text: str) -> ModelError:
+def _translate_status(
+    error: openai.APIStatusError, config: ModelConfig, role: str, text: str, endpoint: EndpointClient | None
+) -> ModelError:
     status, where = error.status_code, f"models.{role}: {config.title}"
-    is_foreign = config.api == "pydantic_ai"
     if status in {400, 413, 422} and OVERFLOW_WORDS.search(error.response.text):
         limit = "" if config.max_tokens is None else f" of {config.max_tokens:,}"
         texts = "lower reflect.trajectory_tokens" if role == "optimizer" else "shorten the texts"
@@ -134,6 +140,22 @@ def _translate_status(error: openai.APIStatusError, config: ModelConfig, role: s
             f"{where} has no quota or credit left ({status}); add some, and run the same command again: {text}",
             status=status,
         )
+    if status in RETRIED_STATUSES:
+        return ProviderDown(f"{where} answered {status}, after all retries: {text}", status=status)
+    kind, problem = _describe_refusal(error, config, role)
+    if endpoint is not None and endpoint.refusal is None and status != 401:
+        if endpoint.is_answered:
+            kind, problem = RequestRefused, f"answers others and refuses this request ({status})"
+        elif kind is not BadRequest:
+            kind = RequestRefused  # until the next calls are refused too
+    return kind(f"{where} {problem}: {text}", status=status)
+
+
+def _describe_refusal(
+    error: openai.APIStatusError, config: ModelConfig, role: str
+) -> tuple[type[ProviderError | RequestRefused], str]:
+    """Return the error of a refused role, and what happened and what to do, as the rest of a sentence."""
+    status, is_foreign = error.status_code, config.api == "pydantic_ai"
     if status in REFUSED_KEY:
         source = f"set {config.api_key_env} to a valid key"
         if config.key is not None:
@@ -142,23 +164,16 @@ def _translate_status(error: openai.APIStatusError, config: ModelConfig, role: s
             source = "set the environment variable that its provider reads, or the key in your code, to a valid key"
         elif config.api_key_env is None:
             source = "name the environment variable that holds one in api_key_env"
-        return AccessDenied(f"{where} refused the key ({status}); {source}: {text}", status=status)
-    if status in RETRIED_STATUSES:
-        return ProviderDown(f"{where} answered {status}, after all retries: {text}", status=status)
+        return AccessDenied, f"refused the key ({status}); {source}"
     if is_unknown_model(status, error.response.text):
         place = f"models.{role}.model" if config.open_model is None else "the model in your code"
-        return UnknownModel(
-            f"{where}: the endpoint does not know this model ({status}); set {place} to one that it serves: {text}",
-            status=status,
-        )
-    problem, advice = "will not serve this request", ""
-    if status in NO_API_STATUSES and not is_foreign:
-        address = strip_credentials(config.base_url).rstrip("/")
-        is_bare = config.api == "openai" and not VERSION_PATH.search(urlsplit(address).path)
-        problem = "has no chat completions at this address"
-        words = f"set models.{role}.base_url to {address}/v1" if is_bare else f"check models.{role}.base_url"
-        advice = f"; {words}"
-    return BadRequest(f"{where} {problem} ({status}){advice}: {text}", status=status)
+        return UnknownModel, f"does not know this model ({status}); set {place} to one that it serves"
+    if status not in NO_API_STATUSES or is_foreign:
+        return BadRequest, f"will not serve this request ({status})"
+    address = strip_credentials(config.base_url).rstrip("/")
+    is_bare = config.api == "openai" and not VERSION_PATH.search(urlsplit(address).path)
+    words = f"set models.{role}.base_url to {address}/v1" if is_bare else f"check models.{role}.base_url"
+    return BadRequest, f"has no chat completions at this address ({status}); {words}"
 
 
 def _describe_redirect(redirect: Redirect, config: ModelConfig, role: str) -> str:

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
+from typing import Any
 
 import anyio
 import httpx
@@ -38,6 +40,12 @@ LARGE_BYTES = 2**20
 
 RESERVATION = "reflact_reservation"
 """The extension of a request that holds its ``CallReservation``."""
+
+FORMAT_FIELDS = frozenset({"response_format", "tools"})
+"""The fields of a request for which a provider may validate what its model wrote."""
+
+FAILED_SAMPLES = ("json_validate_failed", "tool_use_failed")
+"""Codes with which a provider refuses what its own model wrote, and not the request."""
 
 UNSENT = (
     httpx.ConnectError,
@@ -73,7 +81,8 @@ class MeteredTransport(httpx.AsyncBaseTransport):
         call: CallReservation = request.extensions[RESERVATION]
         body = await request.aread()
         at = datetime.now(UTC)
-        worst = worst_case(len(body), read_cap(json.loads(body)), self._config, at=at)
+        asked_for = json.loads(body)
+        worst = worst_case(len(body), read_cap(asked_for), self._config, at=at)
         async with (
             self._budget.reserve(worst) as reservation,
             self._client.admit(_count_tokens(worst)) as slot,
@@ -86,6 +95,8 @@ class MeteredTransport(httpx.AsyncBaseTransport):
             reservation.mark_sent()
             try:
                 response = await send_whole(request, self._inner, self._config.timeout)
+                if not FORMAT_FIELDS.isdisjoint(asked_for):
+                    response = accept_failed_sample(response)
                 read = partial(_read_answer, response, find_keys(request), worst)
                 large = len(response.content) > LARGE_BYTES
                 response, fault = await run_beside_loop(read) if large else read()
@@ -104,6 +115,8 @@ class MeteredTransport(httpx.AsyncBaseTransport):
                     usage = usage.model_copy(update={"usd": usd_of(usage, self._config, at=at)})
                 await self._store(response, usage, call, reservation)
             else:
+                if call.role in self._budget.answered_roles:
+                    self._client.endpoint.answered_models.add(self._config.model)
                 await self._responses.release(call)
                 reservation.release()
             await self._report_attempt(call, usage, fault)
@@ -134,6 +147,19 @@ class MeteredTransport(httpx.AsyncBaseTransport):
         self._on_attempt(call, usage, fault)
         if fault is not None:
             await self._responses.count_fault(call.run_id, fault)
+
+
+def accept_failed_sample(response: httpx.Response) -> httpx.Response:
+    """Return an answer; if the provider refuses what its model wrote, as that text, an invalid reply like any other."""
+    error: Any = None
+    with suppress(ValueError, RecursionError):
+        error = json.loads(response.content) if response.status_code == 400 else None
+    error = error.get("error") if isinstance(error, dict) else None
+    if not isinstance(error, dict) or error.get("code") not in FAILED_SAMPLES:
+        return response
+    message = {"role": "assistant", "content": str(error.get("failed_generation") or "")}
+    choices = [{"index": 0, "finish_reason": "stop", "message": message}]
+    return httpx.Response(200, json={"choices": choices, "usage": write_counts(Usage())})
 
 
 def _read_answer(

@@ -17,7 +17,7 @@ from instructor.v2 import Provider, mode_registry
 from openai.types.chat import ChatCompletion
 from pydantic import BaseModel, ValidationError, ValidationInfo, model_validator
 
-from reflact.errors import ProviderError, UnknownModel
+from reflact.errors import ProviderError, RequestRefused, UnknownModel
 from reflact.jsonutil import describe_problems, replace_surrogates
 from reflact.messages import CUT_OFF, Message, ReplyModel
 
@@ -208,7 +208,7 @@ def _simplify(node: Any, definitions: Body) -> Any:
     return plain
 
 
-def refuses_format(error: ProviderError) -> bool:
+def refuses_format(error: ProviderError | RequestRefused) -> bool:
     """Whether an endpoint refuses the format of a request; some fail with 500 and name the unknown field."""
     if isinstance(error, UnknownModel) or error.status is None:
         return False

@@ -10,7 +10,14 @@ from pydantic import JsonValue
 from reflact.config.models import is_small_model
 from reflact.gate.intervals import CLAIM_LEVEL, wilson_interval
 from reflact.records import Claim, Improvement, RunStatus, RunSummary, SkillScore, SkillVersion, Usage
-from reflact.reporting.lines import ACTION_WORDS, format_count, format_duration, format_score, name_count
+from reflact.reporting.lines import (
+    ACTION_WORDS,
+    format_count,
+    format_duration,
+    format_score,
+    list_items,
+    name_count,
+)
 from reflact.stages.null_answers import describe_constant
 from reflact.stages.ranked_evaluation import name_times
 from reflact.types import GateAction, RaceEntry, Skill, Split
@@ -32,9 +39,6 @@ OFTEN_WRONG = 0.5
 
 FEW_STEPS = 8
 """A run of fewer steps has tried few edits."""
-
-SHOWN_EXAMPLES = 5
-"""Worked examples that a line names by their items."""
 
 NO_BETTER = "No better document was found; best_skill.md is your initial one."
 
@@ -177,12 +181,9 @@ def describe_skill_cost(summary: RunSummary) -> str:
 
 def describe_examples(version: SkillVersion) -> str:
     """Return whose text a document holds in its worked examples, as the end of a sentence; empty without any."""
-    examples = version.examples
-    if not examples:
+    if not version.examples:
         return ""
-    ids = ", ".join(example.item_id for example in examples[:SHOWN_EXAMPLES])
-    more = f" and {len(examples) - SHOWN_EXAMPLES} more" if len(examples) > SHOWN_EXAMPLES else ""
-    return f", and holds the text of {name_count(len(examples), 'train item')}: {ids}{more}"
+    return f", and holds the text of {list_items((e.item_id for e in version.examples), 'train item')}"
 
 
 def describe_gain(skill: str, other: str, gain: Improvement, noun: str = "item") -> str:
@@ -302,7 +303,7 @@ def _advise_after_stop(summary: RunSummary) -> str:
     if (summary.reason or "").startswith(NO_REPORTS):
         other = "add --fork (in Python: fork=True), or name another out_dir"
         return f"mend the cause, then start another run, since these steps are decided: {other}"
-    return f"mend the cause, then {again}"
+    return f"mend the cause, then {again}, with --fork (in Python: fork=True) if keys changed"
 
 
 def format_usd(usd: float) -> str:
@@ -370,11 +371,12 @@ def _judge(claim: Claim) -> str:
 
 def _describe_score(score: SkillScore) -> str:
     split = SPLIT_WORDS[score.split]
+    lost = f", {score.unmeasured} more without a score" if score.unmeasured else ""
     if _is_count(score):
-        return f"{score.successes:.0f} of {score.n} {split} items solved"
+        return f"{score.successes:.0f} of {score.n} {split} items solved{lost}"
     trials = f", {score.trials} trials each" if score.trials > 1 else ""
     mean = "no score" if score.value is None else f"mean {_name_metric(score)} {score.value:.2f}"
-    return f"{mean} on {score.n // score.trials} {split} items{trials}"
+    return f"{mean} on {score.n // score.trials} {split} items{trials}{lost}"
 
 
 def _name_metric(measured: SkillScore | Improvement) -> str:

@@ -7,22 +7,23 @@ import os
 import shlex
 import traceback
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 
 from reflact import events
-from reflact.config.models import SECRET_NAME
+from reflact.config.models import SECRET_NAME, is_small_model
 from reflact.config.training import TrainerConfig
 from reflact.errors import ConfigError, EnvironmentFailure, ReflactError, RunFailed
 from reflact.jsonutil import replace_surrogates
-from reflact.messages import CUT_OFF, CallReservation
+from reflact.messages import CUT_OFF, NO_VALID_REPLY, CallReservation
 from reflact.protocols import CatchExits, EventCallback, RunStore, read_text
 from reflact.records import CodeFailure, FaultKind, Usage
-from reflact.reporting.lines import escape_controls, shorten_reason
+from reflact.reporting.lines import escape_controls, list_items, shorten_reason
 from reflact.stages.rollout import RolloutJob
 from reflact.training.cost_estimate import PREFLIGHT
+from reflact.types import AnalystReport
 
 LOGGER = logging.getLogger("reflact")
 
@@ -116,18 +117,30 @@ class RunWatch:
 def advise_on_replies(role: str, config: TrainerConfig, reason: str = "") -> str:
     """Return what to change if a role gives no valid reply for a reason; nothing that the configuration has already."""
     model, key = getattr(config.models, role), f"models.{role}"
-    advice = []
     if CUT_OFF in reason and model.max_tokens is not None:
-        advice.append(f"set {key}.max_tokens higher than {model.max_tokens:,}")
-    if role == "optimizer" and config.prompt_profile != "small":
-        advice.append("set preset: small, which suits models below about 3B parameters")
+        return f"set {key}.max_tokens higher than {model.max_tokens:,}"
+    if role == "optimizer" and config.prompt_profile != "small" and is_small_model(model.model):
+        return "set preset: small, which suits models below about 3B parameters"
     own = role == "optimizer" and not config.models.is_optimizer_separate
-    advice.append(
-        f"choose a larger {key}.model than {model.model}{', the model of the target' if own else ''}"
-    )
-    if role != "target" and model.mode == "auto":
-        advice.append(f"name a {key}.mode instead of auto, such as json")
-    return "; or ".join(advice)
+    return f"choose a larger {key}.model than {model.model}{', the model of the target' if own else ''}"
+
+
+def describe_refused(reports: Sequence[AnalystReport]) -> str | None:
+    """Return about which items an analyst's prompt was refused or too long, with the first reason; None if none was."""
+    refused = [r for r in reports if r.no_reply_reason and NO_VALID_REPLY not in r.no_reply_reason]
+    if not refused:
+        return None
+    items = [item_id for report in refused for item_id in report.item_ids]
+    reason = shorten_reason(" ".join(str(refused[0].no_reply_reason).split()))
+    return f"no analyst could be asked about {list_items(items)}; the first reason: {reason}"
+
+
+def describe_unmeasured(reasons: Mapping[str, str | None]) -> str | None:
+    """Return which items have no score in the end, with the first reason that is known; None if all have one."""
+    if not reasons:
+        return None
+    reason = next((f"; the first reason: {shorten_reason(text)}" for text in reasons.values() if text), "")
+    return f"no result counts {list_items(reasons)}{reason}"
 
 
 class FailureLog:
