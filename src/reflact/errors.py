@@ -70,11 +70,18 @@ class ContextOverflow(CallError):
 
 
 class RequestRefused(CallError):
-    """The endpoint refuses this request and answers others, for example because of a content filter."""
+    """The endpoint refuses this request and answers others, for example because of a content filter.
 
-    def __init__(self, message: str, *, status: int | None = None) -> None:
+    Args:
+        message: What happened, where, and what to do.
+        status: The HTTP status.
+        answers_others: Whether other calls were answered; False if it is not known yet.
+    """
+
+    def __init__(self, message: str, *, status: int | None = None, answers_others: bool = True) -> None:
         super().__init__(message)
         self.status = status
+        self.answers_others = answers_others
 
 
 class ProviderError(ModelError):

@@ -140,7 +140,7 @@ def check_coverage(coverage: float, pairs: Sequence[ScorePair], *, other: str = 
     pairs = [pair for pair in pairs if not (pair.candidate_refused and pair.current_refused)]
     if _has_coverage(coverage, pairs):
         return None
-    others = [pair for pair in pairs if not pair.candidate_refused]
+    others = [pair for pair in pairs if pair.current is None or not pair.candidate_refused]
     is_candidate = len(others) < len(pairs) and (not others or _has_coverage(coverage, others))
     measured = sum(pair.difference is not None for pair in pairs)
     candidate, missing = _count_unmeasured(pairs)

@@ -12,6 +12,8 @@ Statuses about the request itself (400, 401, 404 and similar) are no faults.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from functools import partial
 from urllib.parse import urljoin, urlsplit
 
 import httpx
@@ -36,6 +38,8 @@ from reflact.llm.completions import COMPLETIONS_PATH
 from reflact.llm.rate_limit import EndpointClient
 from reflact.llm.redaction import remove_keys
 from reflact.llm.retry import (
+    DOUBTFUL,
+    NO_API_STATUSES,
     REFUSED_KEY,
     RETRIED_STATUSES,
     Redirect,
@@ -52,9 +56,6 @@ OVERFLOW_WORDS = re.compile(
     re.IGNORECASE,
 )
 """Words of OpenAI, vLLM, llama.cpp and others for a request that is too long."""
-
-NO_API_STATUSES = frozenset({404, 405})
-"""Statuses of an address that has no such API."""
 
 SHOWN_LOCATION = 300
 """The most characters of a redirect's address that a message shows."""
@@ -142,18 +143,21 @@ def _translate_status(
         )
     if status in RETRIED_STATUSES:
         return ProviderDown(f"{where} answered {status}, after all retries: {text}", status=status)
+    kind: Callable[..., ModelError]
     kind, problem = _describe_refusal(error, config, role)
     if endpoint is not None and endpoint.refusal is None and status != 401:
         if endpoint.is_answered:
-            kind, problem = RequestRefused, f"answers others and refuses this request ({status})"
-        elif kind is not BadRequest:
-            kind = RequestRefused  # until the next calls are refused too
+            return RequestRefused(
+                f"{where} answers others and refuses this request ({status}): {text}", status=status
+            )
+        if kind is not BadRequest or status in DOUBTFUL:
+            kind = partial(RequestRefused, answers_others=False)
     return kind(f"{where} {problem}: {text}", status=status)
 
 
 def _describe_refusal(
     error: openai.APIStatusError, config: ModelConfig, role: str
-) -> tuple[type[ProviderError | RequestRefused], str]:
+) -> tuple[type[ProviderError], str]:
     """Return the error of a refused role, and what happened and what to do, as the rest of a sentence."""
     status, is_foreign = error.status_code, config.api == "pydantic_ai"
     if status in REFUSED_KEY:

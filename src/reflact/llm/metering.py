@@ -116,7 +116,7 @@ class MeteredTransport(httpx.AsyncBaseTransport):
                 await self._store(response, usage, call, reservation)
             else:
                 if call.role in self._budget.answered_roles:
-                    self._client.endpoint.answered_models.add(self._config.model)
+                    self._client.note_access()
                 await self._responses.release(call)
                 reservation.release()
             await self._report_attempt(call, usage, fault)

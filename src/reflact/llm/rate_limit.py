@@ -219,7 +219,7 @@ class LimitChange(NamedTuple):
     rate: float | None
 
 
-FIRST_REFUSALS, LATER_REFUSALS = 3, 20
+FIRST_REFUSALS, LATER_REFUSALS = 3, 10
 """Refused calls in a row that end a role: of its first calls, and after an answer."""
 
 Outcome = httpx.Response | httpx.TransportError
@@ -256,7 +256,7 @@ class Endpoint:
         self.in_flight = 0
         self.clients: list[EndpointClient] = []
         self.draw = draw
-        self.answered_models: set[str] = set()
+        self.answered_roles: set[tuple[str, str | None]] = set()
         self._queue: OrderedDict[_Waiter, None] = OrderedDict()
         self.rate = AdaptiveRate()
         self._minute = MinuteWindow()
@@ -326,7 +326,7 @@ class Endpoint:
     def forget_outage(self) -> None:
         """Begin anew, since failures and answers of earlier runs say little about a later one."""
         self._failing_since = None
-        self.answered_models.clear()
+        self.answered_roles.clear()
 
     def wake(self, client: EndpointClient) -> None:
         """Let the waiting calls of a client check again."""
@@ -415,12 +415,13 @@ class EndpointClient:
         self.config = config
         self.on_limit = on_limit
         self.refusal: Outcome | None = None
+        self._access = config.model, config.api_key_env
         self._refusals = 0
 
     @property
     def is_answered(self) -> bool:
-        """Whether a call of this model was answered, by an earlier start of the run too."""
-        return self.config.model in self.endpoint.answered_models
+        """Whether a call of this model was answered with this key, in an earlier start of the run too."""
+        return self._access in self.endpoint.answered_roles
 
     def __enter__(self) -> Self:
         if not self.endpoint.clients:
@@ -449,12 +450,16 @@ class EndpointClient:
             self.on_limit(LimitChange(self.endpoint.address, None, seconds, None))
 
     def observe_answer(self) -> None:
-        """Note that a call was answered."""
-        self.endpoint.answered_models.add(self.config.model)
+        """Note that a call was answered, by which all refusals before it concern their requests alone."""
+        self.note_access()
         self._refusals = 0
 
+    def note_access(self) -> None:
+        """Note that the endpoint answers this model and key."""
+        self.endpoint.answered_roles.add(self._access)
+
     def observe_refusal(self) -> bool:
-        """Return whether a refusal (403, or 400 and 404 with words for an unknown model) concerns the whole role.
+        """Return whether a refusal (403, 404, 405, or 400 with words for an unknown model) concerns the whole role.
 
         It does if the first ``FIRST_REFUSALS`` calls of the role are refused in a row, or ``LATER_REFUSALS`` after an
         answer. Until then it concerns one request, as any refusal does once a call was answered. A wrong key (401)

@@ -150,6 +150,12 @@ def _parse_date(text: str) -> datetime | None:
 
 REFUSED_KEY = frozenset({401, 403})
 
+NO_API_STATUSES = frozenset({404, 405})
+"""Statuses of an address that has no such API."""
+
+DOUBTFUL = NO_API_STATUSES | {403}
+"""Statuses that may refuse all calls of a role, or one prompt."""
+
 QUOTA_STATUSES = frozenset({400, 403, 429})
 """Statuses with which endpoints report a spent quota; 402 says nothing else."""
 
@@ -194,7 +200,7 @@ def refuses_role(response: httpx.Response, client: EndpointClient, *, last: bool
     status = response.status_code
     if status == 401 or (last and is_quota_spent(status, response.headers, response.text)):
         return True
-    return (status == 403 or is_unknown_model(status, response.text)) and client.observe_refusal()
+    return (status in DOUBTFUL or is_unknown_model(status, response.text)) and client.observe_refusal()
 
 
 def is_unknown_model(status: int, text: str) -> bool:

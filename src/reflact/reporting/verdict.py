@@ -68,16 +68,23 @@ def describe_result(summary: RunSummary) -> str:
     best = summary.best
     if summary.status != "completed":
         return _describe_stop(summary)
+    caveats = (*_describe_lost(summary), *describe_controls(summary))
     if summary.claim is not None:
-        return " ".join((_describe_claim(summary, summary.claim), *describe_controls(summary)))
+        return " ".join((_describe_claim(summary, summary.claim), *caveats))
     if best is None:
         return "Nothing was measured."
     if best.number == 0:
         score = summary.score("baseline", Split.test) or summary.score("baseline", Split.val)
         result = () if score is None else (f"Its result: {_describe_score(score)}.",)
-        return " ".join((NO_BETTER, *result, *describe_controls(summary)))
+        return " ".join((NO_BETTER, *result, *caveats))
     reason = f": {summary.missing[0]}" if summary.missing else ""
     return f"The best document is {_describe_version(best)}. Its gain was not measured at the end{reason}."
+
+
+def _describe_lost(summary: RunSummary) -> tuple[str, ...]:
+    """Return how many rollouts of the last split have no score, as sentences."""
+    lost = max((s.unmeasured for s in summary.scores if s.split is summary.scores[-1].split), default=0)
+    return (f"Not counted: {name_count(lost, 'rollout')} without a score.",) if lost else ()
 
 
 def find_doubt(summary: RunSummary) -> str | None:
@@ -371,12 +378,11 @@ def _judge(claim: Claim) -> str:
 
 def _describe_score(score: SkillScore) -> str:
     split = SPLIT_WORDS[score.split]
-    lost = f", {score.unmeasured} more without a score" if score.unmeasured else ""
     if _is_count(score):
-        return f"{score.successes:.0f} of {score.n} {split} items solved{lost}"
+        return f"{score.successes:.0f} of {score.n} {split} items solved"
     trials = f", {score.trials} trials each" if score.trials > 1 else ""
     mean = "no score" if score.value is None else f"mean {_name_metric(score)} {score.value:.2f}"
-    return f"{mean} on {score.n // score.trials} {split} items{trials}{lost}"
+    return f"{mean} on {score.n // score.trials} {split} items{trials}"
 
 
 def _name_metric(measured: SkillScore | Improvement) -> str:

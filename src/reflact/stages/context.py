@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from reflact.errors import CallError, ContextOverflow
+from reflact.errors import CallError, ContextOverflow, RequestRefused
 from reflact.messages import CallId, NoReply, RenderedPrompt
 from reflact.prompts import PromptBook
 from reflact.protocols import LLM, DecisionLog, R
@@ -107,5 +107,7 @@ class StageContext:
                 await self.decision_log.put(self.step, shortened, str(error))
             return await ask(shorten())
         except CallError as error:
+            if isinstance(error, RequestRefused) and not error.answers_others:
+                raise
             await self.decision_log.put(self.step, no_reply, str(error))
             return NoReply(reason=str(error))
