@@ -438,7 +438,7 @@ async def test_concurrent_calls_settle_the_mode_once() -> None:
 async def test_an_endpoint_that_refuses_every_mode_says_why() -> None:
     """The first refusal is the error: it answers the format that most endpoints know."""
     endpoint = Endpoint(refused(404, "no such page"), refused(400, "later"))
-    with pytest.raises(BadRequest, match="no such page"):
+    with pytest.raises(RequestRefused, match="no such page"):
         await ask(Pick, endpoint, config(mode="auto"))
     assert len(endpoint.requests) == 4
 
@@ -503,7 +503,7 @@ def untrusted() -> httpx.ConnectError:
         (refused(401, "bad key"), AccessDenied, "REFLACT_TEST_KEY"),
         (refused(403, "not allowed"), RequestRefused, r"\(403\); set REFLACT_TEST_KEY"),
         (refused(400, "bad field"), BadRequest, "bad field"),
-        (refused(404, "no such page"), BadRequest, "no such page"),
+        (refused(404, "no such page"), RequestRefused, "no such page"),
         (refused(404, "no such model"), RequestRefused, r"set models\.optimizer\.model .*no such model"),
         (refused(422, "bad value"), BadRequest, "422"),
         (refused(408, "slow"), ProviderDown, "408"),

@@ -182,9 +182,9 @@ NO_KEY = httpx.Response(401, json={"error": {"message": "Incorrect API key."}})
 FORBIDDEN = httpx.Response(403, text="not yours")
 
 
-@pytest.mark.parametrize(("answer", "requests"), [(NO_KEY, 1), (FORBIDDEN, 3), (NO_MODEL, 3)])
+@pytest.mark.parametrize(("answer", "requests"), [(NO_KEY, 1), (FORBIDDEN, 4), (NO_MODEL, 4)])
 async def test_what_refuses_a_role_is_asked_seldom(answer: httpx.Response, requests: int) -> None:
-    """Later calls get the same answer, body and all, without being sent; what one prompt may cause needs three."""
+    """Later calls get the same answer, body and all, without being sent; what one prompt may cause needs four."""
     script = Endpoint(*[answer] * requests, OK)
     ask = retrying(script)
     for _ in range(5):
@@ -195,13 +195,13 @@ async def test_what_refuses_a_role_is_asked_seldom(answer: httpx.Response, reque
 
 @pytest.mark.parametrize("answer", [FORBIDDEN, NO_MODEL])
 async def test_refusals_among_answers_refuse_their_requests_alone(answer: httpx.Response) -> None:
-    """Between answers they end nothing, however many; after an answer, twenty in a row end the role."""
-    mixed = [OK, *[answer] * 19, OK, answer, OK]
-    script = Endpoint(*mixed, *[answer] * 20, OK)
+    """Between answers they end nothing, however many; after an answer, ten in a row end the role."""
+    mixed = [OK, *[answer] * 9, OK, answer, OK]
+    script = Endpoint(*mixed, *[answer] * 10, OK)
     ask = retrying(script)
     assert [(await ask()).status_code for _ in mixed] == [each.status_code for each in mixed]
     assert [(await ask()).status_code for _ in range(30)] == [answer.status_code] * 30
-    assert len(script.requests) == len(mixed) + 20
+    assert len(script.requests) == len(mixed) + 10
 
 
 async def test_a_key_that_is_revoked_ends_a_role_at_once() -> None:
@@ -217,7 +217,7 @@ async def test_a_key_that_is_revoked_ends_a_role_at_once() -> None:
     [
         (403, "flagged", RequestRefused, AccessDenied),
         (404, UNKNOWN, RequestRefused, UnknownModel),
-        (404, "no such file", BadRequest, None),
+        (404, "no such file", RequestRefused, BadRequest),
         (400, "filtered", BadRequest, None),
         (422, "an odd value", BadRequest, None),
     ],
@@ -236,7 +236,7 @@ async def test_a_refusal_is_about_its_request_once_others_were_answered(
     async with connected(Endpoint(refusing, GOOD, refusing)) as client:
         assert type(await fail(client, "a")) is first
         await client.ask(PROMPT, Text, call_id=call_id("b"))
-        later = [await fail(client, str(number)) for number in range(20)]
+        later = [await fail(client, str(number)) for number in range(10)]
     assert {type(error) for error in later[:-1]} == {RequestRefused}
     assert isinstance(later[0], CallError)
     assert str(later[0]).startswith(

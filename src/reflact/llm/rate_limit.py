@@ -219,8 +219,8 @@ class LimitChange(NamedTuple):
     rate: float | None
 
 
-FIRST_REFUSALS, LATER_REFUSALS = 3, 10
-"""Refused calls in a row that end a role: of its first calls, and after an answer."""
+FIRST_REFUSALS, LATER_REFUSALS = 4, 10
+"""Refused requests in a row that end a role: the first ones, of which three may try formats, and after an answer."""
 
 Outcome = httpx.Response | httpx.TransportError
 """An answer that was read whole, or a failed transfer."""

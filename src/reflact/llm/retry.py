@@ -93,7 +93,7 @@ class RetryTransport(httpx.AsyncBaseTransport):
                     if out or refuses_role(response, client, last=last or not passing):
                         client.refuse(response)
                     response = replay_outcome(response)
-                else:
+                elif response.is_success:
                     client.observe_answer()
                 asked = read_retry_after(response.headers)
                 patient = asked is None or asked <= PATIENCE_SECONDS
