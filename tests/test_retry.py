@@ -72,7 +72,7 @@ def gaps(script: Endpoint) -> list[float]:
     return [after - before for before, after in pairwise(script.times)]
 
 
-@pytest.mark.parametrize("status", [408, 409, 500, 502, 504, 529])
+@pytest.mark.parametrize("status", [408, 409, 424, 500, 502, 504, 529])
 async def test_passing_statuses_are_repeated(status: int) -> None:
     """The answer of the repeat is the answer; the same body is sent again, after a wait of the call's own."""
     script = Endpoint(httpx.Response(status), OK)
@@ -340,7 +340,7 @@ def test_failures_have_kinds(failure: Exception, kind: FaultKind | None) -> None
 
 @pytest.mark.parametrize(
     ("status", "kind"),
-    [(408, "408"), (409, "409"), (429, "429"), (500, "5xx"), (503, "5xx"), (529, "5xx")]
+    [(408, "408"), (409, "409"), (429, "429"), (424, "5xx"), (500, "5xx"), (503, "5xx"), (529, "5xx")]
     + [(status, None) for status in (200, 400, 401, 404, 422, 501)],
 )
 def test_statuses_have_kinds(status: int, kind: FaultKind | None) -> None:

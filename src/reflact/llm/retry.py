@@ -21,7 +21,7 @@ from reflact.llm.rate_limit import (
     jitter,
 )
 
-RETRIED_STATUSES = frozenset({408, 409, 429, *range(500, 600)} - {501, 505})
+RETRIED_STATUSES = frozenset({408, 409, 424, 429, *range(500, 600)} - {501, 505})
 """Statuses after which a later attempt may succeed."""
 
 RETRIED_FAILURES = (httpx.TimeoutException, httpx.NetworkError, httpx.RemoteProtocolError, httpx.ProxyError)
