@@ -148,6 +148,14 @@ async def test_what_may_be_a_draft_is_sent_back(case: str, mode: str) -> None:
     assert (reply.value.word, reply.attempts) == ("asked again", 2)
 
 
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("in_function", [True, False])
+async def test_a_typed_reply_is_read_where_a_server_puts_it(in_function: bool, mode: str) -> None:
+    """The arguments of a function and the text of an answer stand for each other."""
+    provider = Endpoint(answer(FINAL, "tools" if in_function else "json"))
+    assert (await ask(Pick, provider, config(mode=mode))).value == Pick(word="final")
+
+
 @given(
     opening=st.sampled_from(["", "<think>"]),
     before=st.lists(st.sampled_from(["so", DRAFT, DRAFT_BLOCK, "```", "`", "'</think>'", "<think>", "\n"])),

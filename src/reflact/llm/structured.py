@@ -138,20 +138,22 @@ class Conversation(Generic[R]):
         return cast("R", self._type.model_construct(parsed.model_fields_set, **parsed.__dict__))
 
     def _read(self, completion: ChatCompletion) -> BaseModel:
-        """Return the validated value of the first reading that is JSON; the answer then has no other text."""
+        """Return the validated value of the first reading that is JSON; the answer then has no other text.
+
+        Some servers write a function's arguments as text, or a text as a function's arguments.
+        """
         message = completion.choices[0].message
         holder: Any = message
-        name = "content"
-        if self._mode == "tools":
-            if not message.tool_calls:
-                kind = NoFormat if message.content else InvalidReply
-                raise kind("it called no function")
-            holder, name = cast("Any", message.tool_calls[0]).function, "arguments"
+        name, mode = "content", HANDLERS["json_schema"]
+        if message.tool_calls and (self._mode == "tools" or not message.content):
+            holder = cast("Any", message.tool_calls[0]).function
+            name, mode = "arguments", HANDLERS["tools"]
+        handlers: Any = mode_registry.get_handlers(Provider.OPENAI, mode)
         failure: ValidationError | None = None
         for reading in list_readings(getattr(holder, name) or ""):
             setattr(holder, name, reading)
             try:
-                value: BaseModel = self._handlers.response_parser(
+                value: BaseModel = handlers.response_parser(
                     completion, self._bound, validation_context={"check": self._check}, strict=True
                 )
             except ValidationError as error:
