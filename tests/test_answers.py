@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import httpx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -174,6 +175,21 @@ async def test_a_text_is_read_without_its_thoughts_and_stored_with_them() -> Non
     assert reply.value.text == "5"
     (stored,) = store.replies
     assert json.loads(stored.chunks[0])["choices"][0]["message"]["content"] == text
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"content": "5", "reasoning_content": "4 or 5?"},
+        {"content": "5", "reasoning": "4 or 5?", "reasoning_details": [{"text": "4 or 5?"}]},
+        {"content": [{"type": "thinking", "thinking": [{"text": "4 or 5?"}]}, {"type": "text", "text": "5"}]},
+        {"content": [{"type": "reasoning", "text": "4 or 5?"}, {"type": "text", "text": "5"}]},
+    ],
+)
+async def test_thoughts_beside_a_text_are_no_part_of_it(message: dict[str, Any]) -> None:
+    """Fields and parts of thoughts are left out, whatever they are called."""
+    body = {"choices": [{"index": 0, "finish_reason": "stop", "message": {"role": "assistant", **message}}]}
+    assert (await ask(Text, Endpoint(httpx.Response(200, json=body)))).value.text == "5"
 
 
 async def test_what_is_sent_back_has_no_thoughts() -> None:

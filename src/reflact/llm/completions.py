@@ -36,6 +36,9 @@ FINISH_REASONS = frozenset({"stop", "length", "tool_calls", "content_filter", "f
 CUT_REASONS = frozenset({"model_length", "max_tokens", "max_output_tokens", "max_length", "token_limit"})
 """Words of Mistral, Anthropic, Gemini and others for ``length``, in lower case."""
 
+THOUGHT_PARTS = ("thinking", "reasoning")
+"""The types of parts of a content that are thoughts, whatever texts they have."""
+
 EVENT_STARTS = ("data:", "event:", "id:", "retry:", ":")
 """A stream of events begins with one of these, whatever its content type."""
 
@@ -44,7 +47,8 @@ def _join_parts(value: Any) -> Any:
     """Return the text of a content in parts; parts of other kinds, such as thoughts, have none."""
     if not isinstance(value, list):
         return value
-    texts = [part.get("text") if isinstance(part, dict) else part for part in value]
+    answer = [part for part in value if not (isinstance(part, dict) and part.get("type") in THOUGHT_PARTS)]
+    texts = [part.get("text") if isinstance(part, dict) else part for part in answer]
     if not all(text is None or isinstance(text, str) for text in texts):
         raise ValueError("a part that is no text")
     return "".join(text for text in texts if text is not None)
