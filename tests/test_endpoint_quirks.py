@@ -117,14 +117,6 @@ OTHERS: dict[tuple[str, str], Expected] = {
     ("target", "no_content"): Expected(),
 }
 
-PENDING = frozenset(
-    key
-    for key in OTHERS
-    if key[1].startswith(("thoughts", "harmony", "other_name", "only_tools", "formats_refused_with_500"))
-    or key[1] in {"every_answer_cut", "json_in_a_fence", "stream_held_open", "other_word_for_cut"}
-)
-"""Quirks whose answers may not be read, or told, yet."""
-
 PLAYED = {(role, play.__name__): (role, play, settings) for role, play, settings in QUIRKS}
 
 
@@ -151,10 +143,7 @@ def test_a_refusal_ends_what_it_is_about(tmp_path: Path, key: tuple[str, str]) -
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "key",
-    [pytest.param(key, marks=[pytest.mark.xfail(strict=False)] if key in PENDING else []) for key in OTHERS],
-)
+@pytest.mark.parametrize("key", OTHERS)
 def test_other_quirks_are_read_or_told(tmp_path: Path, key: tuple[str, str]) -> None:
     """An answer that can be read counts, and one that cannot is told."""
     check(tmp_path, key, OTHERS[key])

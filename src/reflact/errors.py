@@ -40,6 +40,9 @@ class RunConflict(UsageError):
 class ModelError(ReflactError):
     """A model call gave no usable reply."""
 
+    answer = ""
+    """All of the endpoint's refusal, of which the message has the beginning."""
+
     @cached_property
     def usage(self) -> Usage:
         """The usage of its answered attempts, none of which was valid."""

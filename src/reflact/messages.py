@@ -113,6 +113,10 @@ CUT_OFF = "cut off at the token limit"
 """In the reason of a reply that reached ``max_tokens``."""
 
 
+MAX_BROKEN_STREAMS = 2
+"""The broken streams after which a role asks for no more streams."""
+
+
 class NoReply(FrozenModel):
     """No valid reply to a model call, with the reason."""
 

@@ -67,7 +67,7 @@ from reflact.training.setup import (
     track_with_mlflow,
 )
 from reflact.training.shutdown import GracefulStop, make_approver_stoppable
-from reflact.training.trouble import FailureLog
+from reflact.training.trouble import FailureLog, list_answer_faults
 from reflact.types import FrozenModel, Grade, Item, Rollout, Split
 
 if TYPE_CHECKING:
@@ -425,7 +425,8 @@ class SetupCheck(FrozenModel):
     """What a check of a configuration found; ``grade`` is that of the target's answer to ``item``.
 
     ``skill`` says in words if the skill reaches an agent behind a gateway; None if that was not tested.
-    ``target_calls`` is the likely number of the target's calls in a run.
+    ``target_calls`` is the likely number of the target's calls in a run. ``warnings`` say if a prompt or an answer was
+    cut, or an answer was empty.
     """
 
     n_train: int
@@ -436,6 +437,7 @@ class SetupCheck(FrozenModel):
     grade: Grade
     target_calls: float
     skill: str | None = None
+    warnings: tuple[str, ...] = ()
 
 
 async def check_setup(config: TrainerConfig, overrides: Overrides | None = None) -> SetupCheck:
@@ -486,6 +488,7 @@ async def check_setup(config: TrainerConfig, overrides: Overrides | None = None)
             await _describe_role(role, getattr(plan.config.models, role), finished, runtime)
             for role in dict.fromkeys(event.role for event in finished)
         ]
+        warnings = await list_answer_faults(store, plan.run_id, plan.config)
     data, likely = plan.data, plan.estimate_cost(done=0, skill=None, spent=())
     return SetupCheck(
         n_train=len(data.train),
@@ -496,6 +499,7 @@ async def check_setup(config: TrainerConfig, overrides: Overrides | None = None)
         grade=grade,
         skill=skill,
         target_calls=math.fsum(row.calls.expected for row in likely.rows if row.role == "target"),
+        warnings=warnings,
     )
 
 

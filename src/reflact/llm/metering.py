@@ -24,11 +24,20 @@ from reflact.llm.cache_keys import strip_to_endpoint
 from reflact.llm.completions import read_completion
 from reflact.llm.drafts import CONTEXT
 from reflact.llm.errors import classify_failure, classify_status
-from reflact.llm.pricing import bound_usage, read_cap, read_usage, usd_of, worst_case, write_counts
+from reflact.llm.pricing import (
+    bound_usage,
+    read_cap,
+    read_counts,
+    read_usage,
+    usd_of,
+    worst_case,
+    write_counts,
+)
 from reflact.llm.rate_limit import EndpointClient
 from reflact.llm.redaction import find_keys, remove_keys
 from reflact.llm.retry import read_retry_after
 from reflact.llm.sse import EVENT_STREAM, JSON
+from reflact.llm.structured import remove_thoughts
 from reflact.messages import CallReservation, StoredResponse
 from reflact.records import FaultKind, Usage
 
@@ -37,6 +46,12 @@ RELEASE_SECONDS = 0.2
 
 LARGE_BYTES = 2**20
 """A body of more bytes is read on a worker thread, so that the event loop does not wait for it."""
+
+HELD_OPEN_SECONDS = 1.0
+"""How long the usage and the end of a stream are waited for after the reason why its answer ended."""
+
+MIN_PROMPT, PROMPT_RATIO = 16_000, 8
+"""A prompt of so many characters was cut by its server if that counts less than one token for eight of them."""
 
 RESERVATION = "reflact_reservation"
 """The extension of a request that holds its ``CallReservation``."""
@@ -97,7 +112,7 @@ class MeteredTransport(httpx.AsyncBaseTransport):
                 response = await send_whole(request, self._inner, self._config.timeout)
                 if not FORMAT_FIELDS.isdisjoint(asked_for):
                     response = accept_failed_sample(response)
-                read = partial(_read_answer, response, find_keys(request), worst)
+                read = partial(_read_answer, response, asked_for, find_keys(request), worst, call.role)
                 large = len(response.content) > LARGE_BYTES
                 response, fault = await run_beside_loop(read) if large else read()
             except Exception as error:
@@ -163,7 +178,7 @@ def accept_failed_sample(response: httpx.Response) -> httpx.Response:
 
 
 def _read_answer(
-    response: httpx.Response, keys: Sequence[str], worst: Usage
+    response: httpx.Response, asked_for: Any, keys: Sequence[str], worst: Usage, role: str
 ) -> tuple[httpx.Response, FaultKind | None]:
     """Return a copy of an answer in UTF-8 without API keys, and its fault; a success is a completion in JSON.
 
@@ -176,11 +191,35 @@ def _read_answer(
         text = read_completion(headers["content-type"], text)
         text = remove_keys(keys, text)  # again, since the events of a stream may divide a key
         headers = {"content-type": JSON}
-        usage = read_usage(text)
+        completion = json.loads(text)
+        usage = read_counts(completion.get("usage"))
         if (bounded := bound_usage(usage, worst)) != usage:
-            text = json.dumps({**json.loads(text), "usage": write_counts(bounded)})
+            text = json.dumps({**completion, "usage": write_counts(bounded)})
             fault = "overcounted"
+        elif is_prompt_cut(asked_for, usage.input_tokens):
+            fault = "cut prompt"
+        elif role == "target":
+            fault = find_answer_fault(completion, asked_for)
     return httpx.Response(response.status_code, headers=headers, content=text.encode("utf-8")), fault
+
+
+def is_prompt_cut(asked_for: Any, tokens: int) -> bool:
+    """Whether a server counted far fewer tokens than the messages of a request have; content in parts has none."""
+    messages = asked_for.get("messages")
+    texts = [m.get("content") for m in messages if isinstance(m, dict)] if isinstance(messages, list) else []
+    size = sum(len(text) for text in texts if isinstance(text, str))
+    return 0 < tokens * PROMPT_RATIO < size and size >= MIN_PROMPT
+
+
+def find_answer_fault(completion: Any, asked_for: Any) -> FaultKind | None:
+    """Return what is wrong with an answer of the target: it was cut, or has neither text nor a function asked for."""
+    (choice,) = completion["choices"]
+    message = choice["message"]
+    if choice["finish_reason"] == "length":
+        return "cut answer"
+    text = remove_thoughts(message["content"] or message["refusal"] or "")
+    has_call = "tools" in asked_for and message.get("tool_calls")
+    return None if text.strip() or has_call else "empty answer"
 
 
 def _count_tokens(usage: Usage) -> int:
@@ -198,8 +237,9 @@ async def send_whole(
         AnswerFault: The answer began, and broke off or cannot be decoded.
         httpx.TransportError: The request failed, or took longer than ``seconds`` in total.
     """
+    drafts = None
     try:
-        with anyio.fail_after(seconds):
+        with anyio.fail_after(seconds) as time:
             response = await inner.handle_async_request(request)
             headers = select_headers(response)
             streamed = response.is_success and headers["content-type"] == EVENT_STREAM
@@ -217,13 +257,17 @@ async def send_whole(
                         break
                     if drafts is not None:
                         drafts.feed(piece)
+                        if drafts.is_finished:
+                            time.deadline = min(time.deadline, anyio.current_time() + HELD_OPEN_SECONDS)
             except AnswerFault:
                 if response.is_success:
                     raise
             except (httpx.NetworkError, httpx.RemoteProtocolError) as failure:
-                raise AnswerFault(str(failure), "broken stream" if streamed else "truncated") from failure
+                if drafts is None or not drafts.is_finished:
+                    raise AnswerFault(str(failure), "broken stream" if streamed else "truncated") from failure
             finally:
                 await response.aclose()
     except TimeoutError:
-        raise httpx.ReadTimeout(f"no whole answer in {seconds:g} seconds") from None
+        if drafts is None or not drafts.is_finished:
+            raise httpx.ReadTimeout(f"no whole answer in {seconds:g} seconds") from None
     return httpx.Response(response.status_code, headers=headers, content=b"".join(pieces))

@@ -46,7 +46,13 @@ from reflact.training.state import (
 )
 from reflact.training.step import StepRunner, find_search_end
 from reflact.training.timing import StageTimer
-from reflact.training.trouble import FailureLog, advise_on_replies, describe_refused, describe_unmeasured
+from reflact.training.trouble import (
+    FailureLog,
+    advise_on_replies,
+    describe_refused,
+    describe_unmeasured,
+    list_answer_faults,
+)
 from reflact.types import Skill, Split
 
 TIME_RECORD_SECONDS = 1.0
@@ -170,7 +176,11 @@ class Run:
             improvements=measured.improvements,
             claim=measured.claim,
             missing=measured.missing,
-            warnings=(*self._warnings, *(loss for loss in losses if loss is not None)),
+            warnings=(
+                *self._warnings,
+                *(loss for loss in losses if loss is not None),
+                *await list_answer_faults(self._store, self.id, self._config),
+            ),
             spend=await self._store.spend(self.id),
             stages=await self._store.stage_times(self.id),
             step_costs=sum_step_costs(await self._store.stage_costs(self.id)),

@@ -7,7 +7,7 @@ import os
 import shlex
 import traceback
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from types import TracebackType
@@ -17,7 +17,7 @@ from reflact.config.models import SECRET_NAME, is_small_model
 from reflact.config.training import TrainerConfig
 from reflact.errors import ConfigError, EnvironmentFailure, ReflactError, RunFailed
 from reflact.jsonutil import replace_surrogates
-from reflact.messages import CUT_OFF, NO_VALID_REPLY, CallReservation
+from reflact.messages import CUT_OFF, MAX_BROKEN_STREAMS, NO_VALID_REPLY, CallReservation
 from reflact.protocols import CatchExits, EventCallback, RunStore, read_text
 from reflact.records import CodeFailure, FaultKind, Usage
 from reflact.reporting.lines import escape_controls, list_items, shorten_reason
@@ -41,6 +41,9 @@ OUTAGES: frozenset[FaultKind] = frozenset(
 LAST_ATTEMPTS, MIN_ATTEMPTS = 20, 10
 """The attempts of an endpoint that are watched, and the least of them that can be a storm, if half of them failed."""
 
+MIN_ANSWERS, FAULTY_SHARE = 20, 0.1
+"""A tenth of the target's answers that are cut or empty is reported, and after 20 answers while the run goes on."""
+
 MUTE_CALLS = 3
 """The calls of a role without a valid reply, and none with one, after which it counts as mute."""
 
@@ -63,6 +66,8 @@ class RunWatch:
         self._known: set[str] = set()
         self._attempts: dict[str, deque[FaultKind | None]] = {}
         self._calls: dict[str, int | None] = {}
+        self._faults: Counter[tuple[str, FaultKind]] = Counter()
+        self._n_answers = 0
 
     def follow(self, on_event: EventCallback) -> EventCallback:
         """Return a callback that passes events on, and watches the ends of calls."""
@@ -76,6 +81,7 @@ class RunWatch:
 
     def observe_attempt(self, call: CallReservation, usage: Usage, fault: FaultKind | None) -> None:
         """Take an attempt of a call."""
+        self._observe_answer(call.role, usage, fault)
         last = self._attempts.setdefault(call.endpoint, deque(maxlen=LAST_ATTEMPTS))
         last.append(fault if fault in OUTAGES else None)
         failed = Counter(kind for kind in last if kind is not None)
@@ -88,6 +94,22 @@ class RunWatch:
                 f"{failed.total()} of the last {len(last)} requests to {call.endpoint} failed ({kinds}). They are "
                 f"retried. If it goes on, {lower}stop the run and resume it later",
             )
+
+    def _observe_answer(self, role: str, usage: Usage, fault: FaultKind | None) -> None:
+        self._n_answers += usage.calls if role == "target" else 0
+        if fault is None:
+            return
+        self._faults[role, fault] += 1
+        if fault == "broken stream" and self._faults[role, fault] == MAX_BROKEN_STREAMS:
+            self._warn(
+                f"streams {role}",
+                f"{MAX_BROKEN_STREAMS} streams of models.{role} broke off, so its replies are asked for without streams "
+                f"from now on, and have no drafts. To do so from the start, set models.{role}.stream to false",
+            )
+        counts = {kind: count for (own, kind), count in self._faults.items() if own == role}
+        if fault == "cut prompt" or self._n_answers >= MIN_ANSWERS:
+            for subject, message in describe_answer_faults(counts, self._n_answers, self._config):
+                self._warn(f"{subject} of {role}", message)
 
     def observe_call(self, event: events.ModelCallFinished) -> None:
         """Take the end of a call, whose reply was valid or not.
@@ -112,6 +134,34 @@ class RunWatch:
             self._known.add(subject)
             LOGGER.warning("%s", escape_controls(message))
             self._post(events.WarningIssued(run_id=self._run_id, message=message))
+
+
+def describe_answer_faults(
+    counts: Mapping[FaultKind, int], n_answers: int, config: TrainerConfig
+) -> Iterator[tuple[str, str]]:
+    """Yield the subject and words of each fault of prompts, and of a tenth of the target's answers, with what to do."""
+    if n_prompts := counts.get("cut prompt"):
+        yield (
+            "prompts",
+            f"prompts with more than eight characters for each token that its server counted: {n_prompts:,}. It probably "
+            "cut off their beginning, with the instructions. Raise its context (num_ctx of Ollama), or shorten the texts",
+        )
+    n_cut, n_empty = counts.get("cut answer", 0), counts.get("empty answer", 0)
+    if n_cut + n_empty > 0 and n_cut + n_empty >= FAULTY_SHARE * n_answers:
+        key, cap = "models.target.max_tokens", config.models.target.max_tokens
+        where, change = ("the server's limit", "set") if cap is None else (f"{key} ({cap:,})", "raise")
+        yield (
+            "answers",
+            f"of {n_answers:,} answers of the target, {n_cut:,} were cut off at {where} and {n_empty:,} were empty. If the "
+            f"model thinks first, or right answers are longer, {change} {key}",
+        )
+
+
+async def list_answer_faults(store: RunStore, run_id: str, config: TrainerConfig) -> tuple[str, ...]:
+    """Return the faults of prompts and of the target's answers over all starts of a run, with what to do."""
+    counts = {fault.kind: fault.count for fault in await store.faults(run_id)}
+    n_answers = sum(part.usage.calls for part in await store.spend(run_id) if part.role == "target")
+    return tuple(message for _, message in describe_answer_faults(counts, n_answers, config))
 
 
 def advise_on_replies(role: str, config: TrainerConfig, reason: str = "") -> str:
