@@ -220,13 +220,12 @@ async def connected(
     store: InMemoryRunStore | None = None,
     budget: Budget | None = None,
     emit: EventCallback | None = None,
+    role: str = "optimizer",
 ) -> AsyncIterator[Client]:
-    """Enter a client of the optimizer's role in front of a transport."""
+    """Enter a client of a role in front of a transport."""
     store = store or await opened()
     account = Account(RUN, store, store.decision_log(RUN), budget or Budget(BudgetConfig()))
-    async with Client(
-        settings or config(), "optimizer", account, transport=transport, on_event=emit
-    ) as client:
+    async with Client(settings or config(), role, account, transport=transport, on_event=emit) as client:
         yield client
 
 

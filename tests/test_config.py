@@ -51,6 +51,10 @@ def written(folder: Path, name: str, text: str) -> Path:
         ({"select": {"max_edits": 2, "min_edits": 3}}, r"select: min_edits \(3\) must not exceed max_edits"),
         ({"environment": {"template": "Question:"}}, "environment.template: "),
         ({"budget": {"max_token": 1}}, "unknown key budget.max_token; did you mean max_tokens?"),
+        (
+            {"models": {"target": {"max_completion_tokens": 1}}},
+            "unknown key models.target.max_completion_tokens; did you mean max_tokens_key: max_completion_tokens?",
+        ),
         ({"models": {"target": {"price": {"input": 1, "ouput": 2}}}}, "price.ouput; did you mean output?"),
         ({"models": {"target": {"price": {"input": 1}}}}, "models.target.price.output is required"),
         ({"preset": "fast"}, "preset: expected 'default', 'small' or 'skillopt'"),

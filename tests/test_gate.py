@@ -164,6 +164,31 @@ def test_sides_that_fail_unequally_are_not_compared() -> None:
     assert actions == ["accept", "unmeasured", "accept"]
 
 
+@pytest.mark.parametrize(
+    ("sides", "candidate", "current", "action"),
+    [
+        ([*[(None, None)] * 15, *[WON] * 5], 15, 15, "accept"),  # both are refused: the others decide
+        ([*[(None, None)] * 15, *[WON] * 5], 15, 14, "unmeasured"),  # one more is lost, and may come back
+        ([*[(None, None)] * 15, *[WON] * 5], 13, 13, "unmeasured"),
+        ([*[(None, 0.0)] * 2, *[WON] * 18], 2, 0, "reject"),  # with the candidate alone: no retry can mend it
+        ([(None, 0.0), *[WON] * 19], 1, 0, "accept"),
+        ([(None, 0.0)] * 20, 20, 0, "reject"),
+        ([(None, None)] * 20, 20, 20, "unmeasured"),
+        ([(0.0, None)] * 20, 0, 20, "unmeasured"),
+    ],
+)
+def test_what_is_refused_for_ever_is_no_loss(
+    sides: list[Sides], candidate: int, current: int, action: str
+) -> None:
+    """Items that no skill can be measured on do not count; a candidate that the endpoint refuses is rejected."""
+    pairs = [
+        each.model_copy(update={"candidate_refused": n < candidate, "current_refused": n < current})
+        for n, each in enumerate(trial(sides))
+    ]
+    settings = GateSettings(item_ids=tuple(each.item_id for each in pairs), coverage=0.9)
+    assert decide(settings, pairs).action == action
+
+
 # ------------------------------------------------------------------------------------------ no regression
 
 

@@ -341,7 +341,7 @@ def test_what_nobody_counted_is_told_at_its_worst_case() -> None:
 
 
 def test_the_summary_names_what_there_is(tmp_path: Path) -> None:
-    """Only files that exist and kinds of failed attempts that occurred are named."""
+    """Only files that exist and kinds of faults that occurred are named."""
     (tmp_path / "best_skill.md").write_text("x")
     faults = (FaultCount(kind="429", count=12), FaultCount(kind="timeout", count=1))
     ended = RunSummary(run_id=RUN, status="completed", steps=1, best=V1, final=V0, faults=faults)
@@ -350,12 +350,12 @@ def test_the_summary_names_what_there_is(tmp_path: Path) -> None:
     for words in (
         "best: v1 from step 1 (validation 0.500)",
         "best_skill.md",
-        "attempts of calls: 12 x 429, 1 x timeout",
+        "faults of calls: 12 x 429, 1 x timeout",
     ):
         assert words in text.getvalue()
     assert "run.db" not in text.getvalue()
     print_summary(Console(file=text, width=100), ended.model_copy(update={"faults": ()}), tmp_path)
-    assert text.getvalue().count("failed attempts") == 1
+    assert text.getvalue().count("faults of calls") == 1
 
 
 @pytest.mark.parametrize(

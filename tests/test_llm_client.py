@@ -26,7 +26,8 @@ from reflact.errors import (
     ContextOverflow,
     ModelError,
     ProviderDown,
-    UnknownModel,
+    ReplyError,
+    RequestRefused,
 )
 from reflact.llm.budget import Account
 from reflact.llm.client import Client, identify_model
@@ -418,6 +419,139 @@ async def test_a_server_error_counts_as_a_refused_format_only_if_it_names_the_fi
             await client.ask(PROMPT, Pick, call_id=call_id("a"))
 
 
+async def test_the_words_of_a_refused_format_may_come_late() -> None:
+    """A long list of problems names the field after what a message shows of it."""
+    problems = "messages.0.role: Input should be 'system'; " * 20
+
+    def answer(body: Any) -> httpx.Response:
+        if "tools" in body:
+            return completion(TEXT, arguments=TEXT)
+        return refused(500, f"{problems} response_format: Input should be 'text'")
+
+    store = await opened()
+    async with connected(Endpoint(answer), config(mode="auto", max_retries=0), store=store) as client:
+        assert (await client.ask(PROMPT, Pick, call_id=call_id())).value == VALUE
+    with pytest.raises(BadRequest) as failure:
+        await ask(Text, Endpoint(refused(400, problems)), config(max_retries=0))
+    assert len(str(failure.value)) < 500
+    assert problems in failure.value.answer
+
+
+PROSE = "The first part is best, I think."
+
+
+def obeying(*modes: str) -> Endpoint:
+    """Return an endpoint that answers every request, in JSON only if the mode is one of these."""
+
+    def answer(body: Any) -> httpx.Response:
+        form = body.get("response_format", {"type": "tools"})
+        kind = form["type"] + ("_with_schema" if "schema" in form else "")
+        if kind == "tools" and "tools" in modes:
+            return completion(None, arguments=TEXT)
+        return completion(TEXT if kind in modes else PROSE)
+
+    return Endpoint(answer)
+
+
+@pytest.mark.parametrize(
+    ("obeyed", "mode", "ignored"),
+    [
+        (["json_schema"], "json_schema", 0),
+        (["tools", "json_object"], "tools", 1),
+        (["json_object_with_schema"], "json_object_with_schema", 2),
+        (["json_object"], "json", 3),
+    ],
+)
+async def test_auto_goes_on_if_a_format_is_ignored(obeyed: list[str], mode: str, ignored: int) -> None:
+    """An endpoint that answers twice in prose is asked in the next mode; the mode that it follows is noted."""
+    endpoint, store = obeying(*obeyed), await opened()
+    async with connected(endpoint, config(mode="auto"), store=store) as client:
+        replies = [await client.ask(PROMPT, Pick, call_id=call_id(part)) for part in "ab"]
+    assert [(reply.value, reply.attempts) for reply in replies] == [(VALUE, 1)] * 2
+    assert len(endpoint.requests) == 2 * ignored + 2
+    assert await store.decision_log(RUN).get(0, "mode/optimizer") == mode
+
+
+async def test_an_endpoint_that_ignores_every_format_gets_the_schema_in_its_prompt() -> None:
+    """The last mode has the best chance of a valid reply; one that stays prose is sent back as ever."""
+    endpoint, store = obeying(), await opened()
+    with pytest.raises(ReplyError) as failure:
+        await ask(Pick, endpoint, config(mode="auto", reasks=2), store=store)
+    assert len(failure.value.reasons) == 3
+    assert len(endpoint.requests) == 4 * 2 + 1
+    assert await store.decision_log(RUN).get(0, "mode/optimizer") == "json"
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        completion(TEXT.replace("size", "sizes")),
+        completion(TEXT[:20], finish="length"),
+        completion(PROSE, finish="length"),
+        completion(TEXT[:20]),
+        completion(PROSE),
+        completion(""),
+        completion(None, refusal="I would rather not."),
+        completion(f"<think>{PROSE}</think>\n```json\n{TEXT}\n```"),
+    ],
+)
+async def test_a_wrong_reply_is_no_ignored_format(first: httpx.Response) -> None:
+    """Broken JSON, a cut answer, an empty one, a refusal, and prose once, say nothing of the mode."""
+    store, endpoint = await opened(), Endpoint(first, GOOD)
+    assert (await ask(Pick, endpoint, config(mode="auto"), store=store)).value == VALUE
+    assert await store.decision_log(RUN).get(0, "mode/optimizer") == "json_schema"
+    assert not any("tools" in body for body in endpoint.bodies)
+
+
+UNSUPPORTED = "Unsupported parameter: '{}' is not supported with this model. Use '{}' instead."
+EXTRA = '{{"type": "extra_forbidden", "loc": ["body", "{}"], "msg": "Extra inputs are not permitted"}}'
+
+
+@pytest.mark.parametrize(
+    ("status", "words"), [(400, UNSUPPORTED), (422, EXTRA), (400, "Unrecognized argument: {}")]
+)
+@pytest.mark.parametrize(
+    "names", [("max_tokens", "max_completion_tokens"), ("max_completion_tokens", "max_tokens")]
+)
+async def test_a_cap_has_the_name_that_the_endpoint_wants(
+    names: tuple[str, str], status: int, words: str
+) -> None:
+    """A refused name costs one free request, in calls of every kind; the identity is that of the settings."""
+    sent, wanted = names
+
+    def answer(body: Any) -> httpx.Response:
+        return refused(status, words.format(sent, wanted)) if sent in body else completion(TEXT)
+
+    endpoint, store = Endpoint(answer), await opened()
+    settings = config(mode="auto", max_tokens=50, max_tokens_key=sent)
+    async with connected(endpoint, settings, store=store) as client:
+        before = client.identity
+        assert (await client.ask(PROMPT, Text, call_id=call_id("text"))).value.text == TEXT
+        assert (await client.ask(PROMPT, Pick, call_id=call_id("typed"))).value == VALUE
+        await client.forward({"messages": [{"role": "user", "content": "x"}]}, call_id=call_id("agent"))
+        assert client.identity == before
+    caps = [{name: body[name] for name in names if name in body} for body in endpoint.bodies]
+    assert caps == [{sent: 50}, *[{wanted: 50}] * 3]
+    (spent,) = await store.spend(RUN)
+    assert (spent.usage.calls, spent.unsettled) == (3, 0)
+
+
+@pytest.mark.parametrize(
+    ("words", "requests"),
+    [
+        ("max_tokens is too large: 50. This model has at most 40.", 1),
+        ("the parameter top_k is not supported", 1),
+        ("max_tokens and max_completion_tokens are not supported", 2),
+    ],
+)
+async def test_a_cap_that_is_refused_for_another_reason_keeps_its_name(words: str, requests: int) -> None:
+    """What is wrong with its value is no matter of its name, and both names are tried at most."""
+    endpoint = Endpoint(refused(400, words))
+    with pytest.raises(BadRequest, match=words):
+        await ask(Text, endpoint, config(max_tokens=50))
+    assert len(endpoint.requests) == requests
+
+
 async def test_a_settled_mode_is_remembered_by_the_run() -> None:
     """The next start asks in the noted mode at once."""
     store = await opened()
@@ -438,7 +572,7 @@ async def test_concurrent_calls_settle_the_mode_once() -> None:
 async def test_an_endpoint_that_refuses_every_mode_says_why() -> None:
     """The first refusal is the error: it answers the format that most endpoints know."""
     endpoint = Endpoint(refused(404, "no such page"), refused(400, "later"))
-    with pytest.raises(BadRequest, match="no such page"):
+    with pytest.raises(RequestRefused, match="no such page"):
         await ask(Pick, endpoint, config(mode="auto"))
     assert len(endpoint.requests) == 4
 
@@ -475,8 +609,6 @@ LLAMA = "the request exceeds the available context size, try increasing it"
         ),
         (httpx.Response(400, json={"object": "error", "message": VLLM, "code": 400}), ContextOverflow),
         (refused(400, LLAMA, "exceed_context_size_error"), ContextOverflow),
-        (refused(400, "the model m does not exist"), UnknownModel),
-        (refused(404, "the model m does not exist"), UnknownModel),
         (refused(401, "no"), AccessDenied),
         (refused(500, "no"), ProviderDown),
     ],
@@ -503,10 +635,10 @@ def untrusted() -> httpx.ConnectError:
     ("answer", "error", "words"),
     [
         (refused(401, "bad key"), AccessDenied, "REFLACT_TEST_KEY"),
-        (refused(403, "not allowed"), AccessDenied, "403"),
+        (refused(403, "not allowed"), RequestRefused, r"\(403\); set REFLACT_TEST_KEY"),
         (refused(400, "bad field"), BadRequest, "bad field"),
-        (refused(404, "no such page"), BadRequest, "no such page"),
-        (refused(404, "no such model"), UnknownModel, "no such model"),
+        (refused(404, "no such page"), RequestRefused, "no such page"),
+        (refused(404, "no such model"), RequestRefused, r"set models\.optimizer\.model .*no such model"),
         (refused(422, "bad value"), BadRequest, "422"),
         (refused(408, "slow"), ProviderDown, "408"),
         (refused(409, "conflict"), ProviderDown, "409"),

@@ -22,7 +22,7 @@ from reflact.llm.completions import read_completion
 from reflact.llm.metering import LARGE_BYTES, RESERVATION, MeteredTransport
 from reflact.llm.pricing import OVERHEAD_TOKENS, usd_of
 from reflact.llm.rate_limit import endpoint_for
-from reflact.messages import CallReservation, StoredResponse, Text
+from reflact.messages import CallReservation, Message, RenderedPrompt, StoredResponse, Text
 from reflact.records import Usage
 from reflact.testing import InMemoryRunStore
 
@@ -309,3 +309,67 @@ async def test_a_call_whose_caller_leaves_before_it_is_sent_costs_nothing() -> N
     assert await left.spend(RUN) == ()
     async with held.reserve(Usage(calls=1)):
         pass
+
+
+def counted(content: str | None, tokens: int = 10, finish: str = "stop", **message: Any) -> httpx.Response:
+    """Return an answer for whose prompt so many tokens were counted."""
+    return completion(content, finish=finish, tokens=(tokens, 0, 3), **message)
+
+
+LONG = RenderedPrompt(
+    name="p",
+    version=1,
+    messages=(
+        Message(role="system", content="Do this. " * 1500),
+        Message(role="user", content="Now. " * 1500),
+    ),
+)
+
+
+@pytest.mark.parametrize(
+    ("answer", "fault"),
+    [
+        (counted("fine"), None),
+        (counted("fi", finish="length"), "cut answer"),
+        (counted("fi", finish="model_length"), "cut answer"),
+        (counted(None, finish="length"), "cut answer"),
+        (counted(""), "empty answer"),
+        (counted("<think>so</think>"), "empty answer"),
+        (counted("<think>so"), "empty answer"),
+        (counted("<think>so</think>fine"), None),
+        (counted(None, refusal="I would rather not."), None),
+        (counted(None, arguments="{}"), "empty answer"),
+    ],
+)
+async def test_an_answer_that_is_cut_or_empty_is_counted(answer: httpx.Response, fault: str | None) -> None:
+    """The answer is used, and costs what it says; other roles have reasons of invalid replies for it."""
+    for role, counts in (("target", [] if fault is None else [(fault, 1)]), ("optimizer", [])):
+        store = await opened()
+        reply = await ask(Text, Endpoint(answer), store=store, role=role)
+        assert reply.attempts == 1
+        assert [(each.kind, each.count) for each in await store.faults(RUN)] == counts
+        assert (await taken(store))[0].calls == 1
+
+
+async def test_an_agent_that_calls_a_function_gives_an_answer() -> None:
+    """What an agent asked for is there; a function that nobody asked for is no answer."""
+    for tools, kinds in (([{"type": "function"}], []), (None, ["empty answer"])):
+        store, body = await opened(), {"messages": "odd"} | ({} if tools is None else {"tools": tools})
+        provider = Endpoint(counted(None, arguments="{}"))
+        async with connected(provider, store=store, role="target") as client:
+            await client.forward(body, call_id=call_id())
+        assert [each.kind for each in await store.faults(RUN)] == kinds
+
+
+@pytest.mark.parametrize(
+    ("prompt", "tokens", "is_cut"),
+    [(LONG, 2050, True), (LONG, 2700, False), (LONG, 0, False), (PROMPT, 1, False)],
+)
+async def test_a_prompt_that_its_server_cut_is_counted(
+    prompt: RenderedPrompt, tokens: int, is_cut: bool
+) -> None:
+    """Fewer tokens than an eighth of the characters are those of a part; none are no count, a short text has few."""
+    store = await opened()
+    async with connected(Endpoint(counted("fine", tokens)), store=store) as client:
+        await client.ask(prompt, Text, call_id=call_id())
+    assert [each.kind for each in await store.faults(RUN)] == (["cut prompt"] if is_cut else [])

@@ -305,6 +305,8 @@ def test_equal_versions_keep_the_older_one() -> None:
 # ------------------------------------------------------------------------------------------- decisions
 
 Marks = Callable[[str, str, int], "float | None"]
+REFUSED = -1.0
+"""The mark of a rollout that is refused for ever."""
 
 
 class Passes:
@@ -324,8 +326,18 @@ class Passes:
     def _roll(self, skill: Skill, trial: int, item_id: str) -> Rollout:
         mark = self._marks(skill.text, item_id, trial)
         key = f"{skill.text}/{item_id}/{trial}"
-        score, error = (None, "lost") if mark is None else (Score.of(mark), None)
-        return Rollout(key=key, item_id=item_id, skill_hash=skill.hash, trial=trial, score=score, error=error)
+        score, error = (None, "lost") if mark is None else (Score.of(abs(mark)), None)
+        if mark == REFUSED:
+            score, error = None, "refused"
+        return Rollout(
+            key=key,
+            item_id=item_id,
+            skill_hash=skill.hash,
+            trial=trial,
+            score=score,
+            error=error,
+            refused=mark == REFUSED,
+        )
 
 
 def share(**solved: int) -> Marks:
@@ -421,6 +433,23 @@ async def test_below_coverage_no_belief_changes() -> None:
     evaluated, _ = await judge(lose(2))
     assert evaluated.verdict.ranked is not None
     assert {result.n for result in evaluated.verdict.ranked.passes} >= {18}
+
+
+@pytest.mark.parametrize(("refused", "action"), [("all", "accept"), ("candidate", "reject")])
+async def test_refused_items_count_if_the_candidate_alone_is_refused(refused: str, action: str) -> None:
+    """Five of twenty that are refused with every skill are left out; a candidate that is refused alone is rejected."""
+
+    def mark(text: str, item_id: str, trial: int) -> float:
+        if ITEMS.index(item_id) < 5:
+            return REFUSED if refused in {"all", text} else 0.0
+        return float(text == "candidate")
+
+    evaluated, passes = await judge(mark)
+    assert evaluated.verdict.action == action
+    assert (evaluated.verdict.ranked is None) == (action == "reject")
+    assert all(rollout.refused for rollout in evaluated.unmeasured)
+    assert len(evaluated.unmeasured) >= 5
+    assert passes.ran[0] == ("candidate", 0, 20)
 
 
 @pytest.mark.parametrize(("allowed", "action"), [(None, "accept"), (2, "accept"), (1, "reject")])

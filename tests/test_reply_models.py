@@ -63,7 +63,7 @@ def text(**changed: Any) -> str:
 
 
 KINDS: dict[str, tuple[str, str]] = {
-    "code fence": (f"```json\n{text()}\n```", "Invalid JSON"),
+    "open fence": (f"```json\n{text()}", "Invalid JSON"),
     "prose around": (f"Here it is: {text()} I hope that helps.", "Invalid JSON"),
     "trailing comma": (text()[:-1] + ",}", "Invalid JSON"),
     "wrong type": (text(weight="high"), "weight: Input should be a valid number"),

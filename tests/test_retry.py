@@ -15,21 +15,40 @@ import pytest
 
 from doubles import PROMPT, RUN, Endpoint, ask, call_id, completion, config, connected, opened
 from reflact.concurrency import fan_out, open_task_group
-from reflact.errors import ProviderDown, QuotaSpent
+from reflact.config.training import BudgetConfig
+from reflact.errors import (
+    AccessDenied,
+    BadRequest,
+    CallError,
+    ModelError,
+    ProviderDown,
+    QuotaSpent,
+    RequestRefused,
+    UnknownModel,
+)
 from reflact.llm import rate_limit
 from reflact.llm.bodies import AnswerFault
+from reflact.llm.budget import Budget
+from reflact.llm.client import Client
 from reflact.llm.completions import read_completion
 from reflact.llm.errors import classify_failure, classify_status
 from reflact.llm.metering import send_whole
 from reflact.llm.rate_limit import PATIENCE_SECONDS, EndpointClient, LimitChange
 from reflact.llm.retry import RetryTransport, is_quota_spent, is_unknown_model, read_retry_after
-from reflact.messages import Text
+from reflact.messages import ReplyModel, Text
 from reflact.records import FaultCount, FaultKind
 
 pytestmark = pytest.mark.virtual_time
 
 OK = httpx.Response(200, text="fine")
+GOOD = completion("fine")
 DOWN = httpx.ConnectError("connection refused")
+
+
+class Pick(ReplyModel):
+    """A choice."""
+
+    pick: int
 
 
 class Single(httpx.AsyncBaseTransport):
@@ -72,7 +91,7 @@ def gaps(script: Endpoint) -> list[float]:
     return [after - before for before, after in pairwise(script.times)]
 
 
-@pytest.mark.parametrize("status", [408, 409, 500, 502, 504, 529])
+@pytest.mark.parametrize("status", [408, 409, 424, 500, 502, 504, 529])
 async def test_passing_statuses_are_repeated(status: int) -> None:
     """The answer of the repeat is the answer; the same body is sent again, after a wait of the call's own."""
     script = Endpoint(httpx.Response(status), OK)
@@ -157,20 +176,106 @@ async def test_a_call_that_waits_gives_its_slot_to_others() -> None:
         assert anyio.current_time() < 0.5
 
 
-NO_MODEL = httpx.Response(404, json={"error": {"message": "The model `m` does not exist."}})
+UNKNOWN = "The model `m` does not exist."
+NO_MODEL = httpx.Response(404, json={"error": {"message": UNKNOWN}})
 NO_KEY = httpx.Response(401, json={"error": {"message": "Incorrect API key."}})
 FORBIDDEN = httpx.Response(403, text="not yours")
 
 
-@pytest.mark.parametrize("answer", [NO_KEY, FORBIDDEN, NO_MODEL])
-async def test_what_refuses_a_role_is_asked_once(answer: httpx.Response) -> None:
-    """Later calls get the same answer, body and all, without being sent."""
-    script = Endpoint(answer, OK)
+@pytest.mark.parametrize(("answer", "requests"), [(NO_KEY, 1), (FORBIDDEN, 4), (NO_MODEL, 4)])
+async def test_what_refuses_a_role_is_asked_seldom(answer: httpx.Response, requests: int) -> None:
+    """Later calls get the same answer, body and all, without being sent; what one prompt may cause needs four."""
+    script = Endpoint(*[answer] * requests, OK)
     ask = retrying(script)
-    for _ in range(3):
+    for _ in range(5):
         response = await ask()
         assert (response.status_code, await response.aread()) == (answer.status_code, answer.content)
-    assert len(script.requests) == 1
+    assert len(script.requests) == requests
+
+
+@pytest.mark.parametrize("answer", [FORBIDDEN, NO_MODEL])
+async def test_refusals_among_answers_refuse_their_requests_alone(answer: httpx.Response) -> None:
+    """Between answers they end nothing, however many; after an answer, ten in a row end the role."""
+    mixed = [OK, *[answer] * 9, OK, answer, OK]
+    script = Endpoint(*mixed, *[answer] * 10, OK)
+    ask = retrying(script)
+    assert [(await ask()).status_code for _ in mixed] == [each.status_code for each in mixed]
+    assert [(await ask()).status_code for _ in range(30)] == [answer.status_code] * 30
+    assert len(script.requests) == len(mixed) + 10
+
+
+async def test_a_key_that_is_revoked_ends_a_role_at_once() -> None:
+    """A 401 is never about a prompt."""
+    script = Endpoint(OK, NO_KEY)
+    ask = retrying(script)
+    assert [(await ask()).status_code for _ in range(4)] == [200, 401, 401, 401]
+    assert len(script.requests) == 2
+
+
+@pytest.mark.parametrize(
+    ("status", "said", "first", "last"),
+    [
+        (403, "flagged", RequestRefused, AccessDenied),
+        (404, UNKNOWN, RequestRefused, UnknownModel),
+        (404, "no such file", RequestRefused, BadRequest),
+        (400, "filtered", BadRequest, None),
+        (422, "an odd value", BadRequest, None),
+    ],
+)
+async def test_a_refusal_is_about_its_request_once_others_were_answered(
+    status: int, said: str, first: type[Exception], last: type[Exception] | None
+) -> None:
+    """Then its error is of one call, quotes the provider and advises no other key; before, it is as it was."""
+    refusing = httpx.Response(status, json={"error": {"message": said}})
+
+    async def fail(client: Client, part: str) -> Exception:
+        with pytest.raises(ModelError, match=said) as caught:
+            await client.ask(PROMPT, Text, call_id=call_id(part))
+        return caught.value
+
+    async with connected(Endpoint(refusing, GOOD, refusing)) as client:
+        assert type(await fail(client, "a")) is first
+        await client.ask(PROMPT, Text, call_id=call_id("b"))
+        later = [await fail(client, str(number)) for number in range(10)]
+    assert {type(error) for error in later[:-1]} == {RequestRefused}
+    assert isinstance(later[0], CallError)
+    assert str(later[0]).startswith(
+        "models.optimizer: m at http://endpoint.test/v1 answers others and refuses"
+    )
+    assert type(later[-1]) is (last or RequestRefused)
+
+
+async def test_an_earlier_start_of_a_run_has_answered_its_role() -> None:
+    """A resumed run may begin with the requests that are refused."""
+    store, refusing = await opened(), httpx.Response(400, text="filtered")
+    for endpoint in (Endpoint(GOOD), Endpoint(refusing)):
+        budget = Budget(BudgetConfig())
+        budget.begin(await store.spend(RUN), 0.0)
+        async with connected(endpoint, store=store, budget=budget) as client:
+            if endpoint.requests or await store.spend(RUN):
+                with pytest.raises(RequestRefused):
+                    await client.ask(PROMPT, Text, call_id=call_id("b"))
+            else:
+                await client.ask(PROMPT, Text, call_id=call_id("a"))
+
+
+@pytest.mark.parametrize("code", ["json_validate_failed", "tool_use_failed"])
+@pytest.mark.parametrize("mode", ["json_schema", "tools", "json", "auto"])
+async def test_a_sample_that_its_provider_refuses_is_an_invalid_reply(code: str, mode: str) -> None:
+    """It is sent back with a reason, costs nothing, and changes no mode; it is stored, so a resumed run goes on alike."""
+    error = {"message": "see 'failed_generation'", "code": code, "failed_generation": '{"pick": ['}
+    failed = httpx.Response(400, json={"error": error})
+    valid = '{"pick": 1}'
+    good = completion(None, arguments=valid) if mode == "tools" else completion(valid)
+    script, store = Endpoint(failed, good), await opened()
+    for _ in range(2):
+        reply = await ask(Pick, script, config(mode=mode), store=store)
+        assert (reply.value.pick, reply.attempts, len(script.requests)) == (1, 2, 2)
+        assert (reply.usage.calls, reply.usage.output_tokens, reply.usage.uncounted) == (2, 3, 0)
+    sent = script.bodies[1]["messages"]
+    assert sent[-2] == {"role": "assistant", "content": '{"pick": ['}
+    assert "cannot be used" in sent[-1]["content"]
+    assert script.bodies[0].keys() == script.bodies[1].keys()
 
 
 async def test_calls_that_wait_for_admission_get_the_answer_too() -> None:
@@ -315,7 +420,6 @@ async def test_a_wrong_clock_of_this_machine_shortens_no_pause() -> None:
 
 JSON, STREAM, PAGE = "application/json", "text/event-stream", "text/html"
 SAID = '{"choices": [{"delta": {"content": "fine"}}]}'
-GOOD = completion("fine")
 CUT = httpx.Response(200, headers={"content-type": JSON}, text=GOOD.text[:40])
 
 
@@ -340,7 +444,7 @@ def test_failures_have_kinds(failure: Exception, kind: FaultKind | None) -> None
 
 @pytest.mark.parametrize(
     ("status", "kind"),
-    [(408, "408"), (409, "409"), (429, "429"), (500, "5xx"), (503, "5xx"), (529, "5xx")]
+    [(408, "408"), (409, "409"), (424, "5xx"), (429, "429"), (500, "5xx"), (503, "5xx"), (529, "5xx")]
     + [(status, None) for status in (200, 400, 401, 404, 422, 501)],
 )
 def test_statuses_have_kinds(status: int, kind: FaultKind | None) -> None:

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from doubles import RUN, opened
-from reflact.errors import AccessDenied, EnvironmentFailure, RunFailed
+from reflact.errors import AccessDenied, EnvironmentFailure, RequestRefused, RunFailed
 from reflact.protocols import Session
 from reflact.stages.rollout import (
     RolloutCallback,
@@ -205,7 +205,8 @@ async def test_an_absence_that_was_used_stays() -> None:
     environment, store, batch = Scripted(losing("i1", times=1)), await opened(), items(2)
     first = await rolled(environment, batch, store=store)
     assert [r.error for r in first] == [None, "i1 broke"]
-    assert await rolled(environment, batch, store=store) == first
+    again = await rolled(environment, batch, store=store)
+    assert [(r.error, r.refused) for r in again] == [(None, False), ("i1 broke", True)]
     assert len(environment.ran) == 2
     assert [r.error for r in await rolled(environment, batch, store=store, step=2)] == [None, None]
 
@@ -322,8 +323,23 @@ async def test_what_stays_unmeasured_is_noted_by_who_uses_it() -> None:
     await passed(environment, batch, store=store)
     assert Counter(environment.ran)["i1", "new"] == 4
     await log_unmeasured(found, decision_log=store.decision_log(RUN), step=1)
-    assert await passed(environment, batch, store=store) == found
+    assert shown(await passed(environment, batch, store=store)) == shown(found)
     assert Counter(environment.ran)["i1", "new"] == 4
+
+
+async def test_what_is_refused_for_ever_does_not_count_and_is_not_repeated() -> None:
+    """Most items may be refused, as long as one is measured; a lost one counts, and is tried again."""
+
+    def outcome(item: str, skill: str, attempt: int) -> float | Exception:
+        return 1.0 if item == "i0" else RequestRefused("filtered", status=400)
+
+    environment, store = Scripted(outcome), await opened()
+    found = await rolled(environment, items(4), store=store, coverage=0.9)
+    assert [(r.score is None, r.refused) for r in found] == [(False, False), *[(True, True)] * 3]
+    assert shown(await passed(environment, items(4), store=await opened())) == shown(found)
+    assert Counter(item for item, _ in environment.ran) == dict.fromkeys(("i0", "i1", "i2", "i3"), 2)
+    with pytest.raises(RunFailed, match="only 0 of 1"):
+        await rolled(Scripted(lambda *_: RequestRefused("no", status=400)), items(1), store=await opened())
 
 
 async def test_an_endpoint_that_refuses_ends_the_pass() -> None:

@@ -360,7 +360,8 @@ def test_examples_show_the_result_of_a_run_that_measured_nothing(tmp_path: Path)
     assert (summary.status, summary.best) == ("failed", None)
     assert "no server" in summary.verdict
     assert summary.verdict.endswith(
-        "Next: mend the cause, then run the same command or program again to resume."
+        "Next: mend the cause, then run the same command or program again to resume, with --fork (in Python: fork=True) "
+        "if keys changed."
     )
     with pytest.raises(RunFailed, match=r"^Failed after 0 steps: .*no server.* Next: mend the cause"):
         anyio.run(partial(trainer.train, raise_on_failure=True))

@@ -798,6 +798,46 @@ def test_a_check_says_that_the_optimizer_cannot_reply_in_a_form(tmp_path: Path) 
     assert "ReadyReply" not in result.stderr
 
 
+@pytest.mark.parametrize(
+    ("content", "finish", "tokens", "words"),
+    [
+        ("4", "stop", 9, None),
+        ("4", "length", 9, "1 were cut off at models.target.max_tokens (50)"),
+        (None, "length", 9, "1 were cut off at models.target.max_tokens (50)"),
+        ("<think>4", "stop", 9, "1 were empty"),
+        ("4", "stop", 2050, "for each token that its server counted: 1"),
+    ],
+)
+def test_a_check_warns_of_a_cut_answer_and_a_cut_prompt(
+    tmp_path: Path, content: str | None, finish: str, tokens: int, words: str | None
+) -> None:
+    """One call of the target says it; a prompt can only be cut if it is long."""
+
+    def answer(handler: BaseHTTPRequestHandler) -> None:
+        is_target = asked_of(handler)["model"] == "small"
+        whole = completion(ANSWERS["big"])
+        if is_target:
+            choice = {**whole["choices"][0], "finish_reason": finish}
+            usage = {"prompt_tokens": tokens, "completion_tokens": 1, "total_tokens": tokens + 1}
+            whole |= {
+                "choices": [{**choice, "message": {"role": "assistant", "content": content}}],
+                "usage": usage,
+            }
+        send(handler, whole)
+
+    with serving(answer) as url:
+        config = configured(tmp_path, url)
+        if tokens > 2000:
+            items = [{"id": str(n), "input": f"{n} + {n}? " * 3000, "reference": "2"} for n in range(10)]
+            lines = [json.dumps(item) for item in items]
+            (tmp_path / "items.jsonl").write_text("\n".join(lines), encoding="utf-8")
+        result = reflact("check", config, *optimizer_of("big"), "--set", "models.target.max_tokens=50")
+    assert result.exit_code == 0, result.output
+    warnings = [line for line in result.stdout.splitlines() if line.startswith("warning: ")]
+    assert [words in line for line in warnings if words is not None] == ([] if words is None else [True])
+    assert bool(warnings) is (words is not None)
+
+
 def test_a_wrong_optimizer_is_found_before_the_baseline(tmp_path: Path) -> None:
     """A run whose optimizer has its own connection asks it first, so that nothing is paid in vain."""
     server = ModelServer()

@@ -43,6 +43,7 @@ from reflact.llm.cassettes import Interaction, ReplayTransport, open_cassette, r
 from reflact.llm.client import Client, identify_model
 from reflact.llm.completions import read_completion
 from reflact.llm.drafts import DraftStream, extends, read_partial
+from reflact.llm.metering import HELD_OPEN_SECONDS
 from reflact.llm.pricing import read_usage
 from reflact.llm.sse import EventReader, parse_chunk, read_delta, read_events
 from reflact.messages import Draft, Reply, ReplyModel, Text
@@ -245,14 +246,65 @@ async def test_an_endpoint_that_counts_no_streams_is_asked_for_one_alone() -> No
     assert [bool(framing(body)) for body in provider.bodies] == [True, False, False]
 
 
-async def test_an_endpoint_whose_streams_never_end_is_asked_plainly() -> None:
-    """Where no repeat brings a whole stream, the whole answer is asked for."""
-    broken = stream(TEXT, done=False)
-    provider, store = Endpoint(broken, broken, PLAIN), await opened()
-    async with connected(provider, config(max_retries=1), store=store, emit=Told()) as client:
-        assert (await client.ask(PROMPT, Pick, call_id=call_id())).value == VALUE
-    assert [bool(framing(body)) for body in provider.bodies] == [True, True, False]
+CUT_SHORT = stream(TEXT, finish=None, done=False)
+
+
+@pytest.mark.parametrize(
+    ("broken", "asked", "retries"),
+    [
+        (CUT_SHORT, [True, False, True, False, False], 0),
+        ([*STREAM[:30], httpx.ReadError("gone")], [True, True, False, False], 1),
+    ],
+)
+async def test_the_second_broken_stream_is_the_last(
+    broken: list[bytes | Exception], asked: list[bool], retries: int
+) -> None:
+    """A stream that nobody ended is asked for plainly at once; a broken connection may be mended by a retry."""
+
+    def answer(body: Any) -> httpx.Response:
+        if framing(body):
+            return streamed(broken)
+        return httpx.Response(200, headers=PLAIN.headers, content=PLAIN.content)
+
+    provider, store = Endpoint(answer), await opened()
+    async with connected(provider, config(max_retries=retries), store=store, emit=Told()) as client:
+        for part in "abc" if retries == 0 else "ab":
+            assert (await client.ask(PROMPT, Pick, call_id=call_id(part))).value == VALUE
+    assert [bool(framing(body)) for body in provider.bodies] == asked
     assert await store.faults(RUN) == (FaultCount(kind="broken stream", count=2),)
+
+
+ENDED = stream(TEXT, done=False)
+"""A stream whose reason and usage came, without an end mark."""
+
+
+@pytest.mark.parametrize(
+    ("end", "usage"),
+    [
+        (ENDED, ONE),
+        ([*ENDED, httpx.RemoteProtocolError("gone")], ONE),
+        (ENDED[:-1], Usage(calls=1, uncounted=1)),
+    ],
+)
+async def test_a_stream_ends_with_the_reason_why_its_answer_ended(
+    end: list[bytes | Exception], usage: Usage
+) -> None:
+    """No end mark is needed, and a connection that breaks afterwards breaks nothing."""
+    provider, store = Endpoint(end), await opened()
+    reply = await ask(Pick, provider, config(max_retries=0), store=store, emit=Told())
+    assert (reply.value, reply.usage) == (VALUE, usage)
+    assert await store.faults(RUN) == ()
+
+
+async def test_a_stream_that_is_held_open_after_its_reason_ends_soon() -> None:
+    """The reply does not wait for the time of one request."""
+    store, provider = await opened(), Endpoint(lambda _: endless(ENDED))
+    started = anyio.current_time()
+    async with connected(provider, config(timeout=600), store=store, emit=Told()) as client:
+        reply = await client.ask(PROMPT, Pick, call_id=call_id())
+    assert (reply.value, reply.usage, len(provider.bodies)) == (VALUE, ONE, 1)
+    assert anyio.current_time() - started == pytest.approx(HELD_OPEN_SECONDS)
+    assert await store.faults(RUN) == ()
 
 
 @pytest.mark.parametrize("finish", [None, "length"])
@@ -805,6 +857,23 @@ def test_nonsense_is_a_completion_or_a_fault(values: list[Any]) -> None:
                 isinstance(c["function"]["arguments"], str) for c in choice["message"].get("tool_calls", [])
             )
     assert all(isinstance(read_delta(value), str) for value in values)
+
+
+@pytest.mark.parametrize(
+    ("written", "read"),
+    [
+        *(
+            (word, "length")
+            for word in ("length", "model_length", "max_tokens", "MAX_TOKENS", "max_output_tokens")
+        ),
+        *((word, "stop") for word in ("stop", "eos", "load", "")),
+        ("tool_calls", "tool_calls"),
+    ],
+)
+def test_words_for_a_cut_answer_are_one(written: str, read: str) -> None:
+    """Whatever a provider calls the end at a limit; what is no such word is an end like others."""
+    answer = read_completion("application/json", completion("cut o", finish=written).text)
+    assert json.loads(answer)["choices"][0]["finish_reason"] == read
 
 
 COUNTED: dict[str, Any] = {"prompt_tokens": 10, "completion_tokens": 3, "total_tokens": 13}

@@ -19,11 +19,17 @@ from reflact import Trainer, read_run
 from reflact.config.loading import load_config
 from reflact.errors import EnvironmentFailure
 from reflact.events import Event, ModelCallFinished, RunFinished, WarningIssued
-from reflact.messages import CallReservation
+from reflact.messages import CUT_OFF, CallReservation
 from reflact.protocols import CatchExits, ExitRaised, Proposer, Session, StepBudget, StepEvidence
-from reflact.records import Usage
+from reflact.records import FaultKind, RunSummary, Usage
 from reflact.testing import ScriptedLLM, ToyTarget
-from reflact.training.trouble import MAX_TRACEBACK_CHARS, RunWatch, advise_on_replies, format_exception
+from reflact.training.trouble import (
+    MAX_TRACEBACK_CHARS,
+    RunWatch,
+    advise_on_replies,
+    describe_answer_faults,
+    format_exception,
+)
 from reflact.types import Item, Rewrite, Skill, Turn
 from served import completion, reflact
 from toy_runs import LEARNING, build_trainer
@@ -377,28 +383,29 @@ def test_trouble_of_calls_is_told_once_while_it_happens(
     assert reason == (
         "models.optimizer gave no valid reply in its first 3 calls; the last reason: Input should be an object"
     )
-    assert advice == (
-        "set preset: small, which suits models below about 3B parameters; or choose a larger models.optimizer.model than "
-        "large; or name a models.optimizer.mode instead of auto, such as json"
-    )
+    assert advice == "choose a larger models.optimizer.model than large"
     assert [record.getMessage() for record in caplog.records] == [mute]
 
 
-def test_advice_names_only_what_is_not_done() -> None:
-    """It leaves out settings in force, names a limit that cut replies off, and says if the target is the optimizer."""
-    target = {"model": "tiny", "api_key_env": None, "max_tokens": 600}
-    base = {"models": {"target": target, "optimizer": {"max_tokens": 600}}, "prompts": {"profile": "small"}}
-    config = load_config(base)
-    model = "choose a larger models.optimizer.model than tiny, the model of the target"
-    mode = "name a models.optimizer.mode instead of auto, such as json"
-    assert advise_on_replies("optimizer", config) == f"{model}; or {mode}"
-    cut = advise_on_replies(
-        "optimizer", config, "the last one: it was cut off at the token limit; be shorter"
-    )
-    assert cut == f"set models.optimizer.max_tokens higher than 600; or {model}; or {mode}"
-    optimizer = {"mode": "json", "model": "large"}
-    other = load_config({**base, "models": {"target": target, "optimizer": optimizer}})
-    assert advise_on_replies("optimizer", other) == "choose a larger models.optimizer.model than large"
+@pytest.mark.parametrize(
+    ("optimizer", "profile", "reason", "advice"),
+    [
+        ({"max_tokens": 600}, "default", CUT_OFF, "set models.optimizer.max_tokens higher than 600"),
+        (
+            {"model": "tiny-1b"},
+            "default",
+            "",
+            "set preset: small, which suits models below about 3B parameters",
+        ),
+        ({"model": "tiny-1b"}, "small", "", "choose a larger models.optimizer.model than tiny-1b"),
+        ({}, "default", "", "choose a larger models.optimizer.model than tiny, the model of the target"),
+    ],
+)
+def test_a_reason_has_one_advice(optimizer: Any, profile: str, reason: str, advice: str) -> None:
+    """It names no setting in force, and no mode: `auto` has tried them."""
+    models = {"target": {"model": "tiny", "api_key_env": None}, "optimizer": optimizer}
+    config = load_config({"models": models, "prompts": {"profile": profile}})
+    assert advise_on_replies("optimizer", config, reason) == advice
 
 
 @pytest.mark.parametrize(("answered", "n_warnings"), [(0, 0), (1, 1)])
@@ -441,6 +448,85 @@ def test_a_storm_of_failures_is_told_once() -> None:
     assert warning.message.startswith(
         "10 of the last 20 requests to https://a/v1 failed (5xx: 10). They are retried."
     )
+
+
+def watch_attempts(role: str, faults: Sequence[FaultKind | None]) -> list[str]:
+    """Return the warnings about attempts of a role, all of which but broken streams gave an answer."""
+    told: list[Event] = []
+    watch = RunWatch("r", told.append, load_config({"models": {"target": {"max_tokens": 300}}}))
+    names = ("key", "run_id", "call_id", "purpose", "model")
+    call = CallReservation(**dict.fromkeys(names, "x"), role=role, endpoint="https://a/v1")
+    for fault in faults:
+        watch.observe_attempt(call, Usage(calls=fault != "broken stream"), fault)
+    return [event.message for event in told if isinstance(event, WarningIssued)]
+
+
+def test_answers_that_are_cut_or_empty_are_told_once_with_their_share() -> None:
+    """After twenty answers a warning counts them and names the key; a few, or those of others, say nothing."""
+    (warning,) = watch_attempts("target", [*[None] * 10, *["cut answer"] * 8, *["empty answer"] * 30])
+    assert (
+        "of 20 answers of the target, 8 were cut off at models.target.max_tokens (300) and 2 were" in warning
+    )
+    assert warning.endswith("raise models.target.max_tokens")
+    assert watch_attempts("target", [*[None] * 30, *["cut answer"] * 3]) == []
+    assert watch_attempts("target", ["cut answer"] * 19) == []
+
+
+def test_answers_of_a_target_without_a_cap_were_cut_by_the_server() -> None:
+    """The advice is to set what is not set."""
+    ((_, words),) = describe_answer_faults({"cut answer": 1}, 1, load_config({}))
+    assert "at the server's limit" in words
+    assert words.endswith("set models.target.max_tokens")
+
+
+def test_prompts_that_a_server_cut_are_told_at_once() -> None:
+    """The first one is enough, of any role."""
+    (warning,) = watch_attempts("optimizer", ["cut prompt"] * 3)
+    assert "for each token that its server counted: 1." in warning
+    assert "num_ctx" in warning
+
+
+def test_the_end_of_streams_is_told_with_its_key() -> None:
+    """The second broken stream of a role is told, once."""
+    assert watch_attempts("optimizer", ["broken stream"]) == []
+    (warning,) = watch_attempts("optimizer", ["broken stream"] * 4)
+    assert "models.optimizer.stream" in warning
+
+
+def test_a_summary_tells_what_is_wrong_with_answers(tmp_path: Path) -> None:
+    """It counts those of all starts, so that a start that finds all in the store says the same."""
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        (choice,) = completion("4")["choices"]
+        return httpx.Response(
+            200, json=completion("4") | {"choices": [{**choice, "finish_reason": "length"}]}
+        )
+
+    def start() -> RunSummary:
+        trainer = Trainer.from_items(
+            train=[(f"t{n}", "4") for n in range(6)],
+            val=[(f"item {n}", "4") for n in range(20)],
+            grade=lambda item, answer: False,
+            target="small",
+            optimizer="large",
+            out_dir=tmp_path,
+            train__num_epochs=1,
+            models__optimizer__reasks=0,
+            models__target__api_key_env=None,
+            models__target__max_tokens=9,
+        )
+        overrides = trainer._overrides
+        transport = httpx.MockTransport(answer)
+        again = Trainer(trainer.config, environment=overrides.environment, transport=transport)
+        return anyio.run(again.train)
+
+    first = start()
+    counts = {fault.kind: fault.count for fault in first.faults}
+    answers = sum(part.usage.calls for part in first.spend if part.role == "target")
+    (told,) = (words for words in first.warnings if "answers of the target" in words)
+    assert f"of {answers:,} answers of the target, {counts['cut answer']:,} were cut off" in told
+    assert counts["cut answer"] == answers >= 20
+    assert start().warnings == first.warnings
 
 
 def test_a_python_run_is_shown_in_lines_without_a_terminal(

@@ -170,7 +170,8 @@ def test_a_gain_that_was_not_measured_is_no_claim() -> None:
         (
             {"status": "failed", "reason": "no key.", "best": None},
             "Failed after 0 steps: no key. Nothing was measured yet.",
-            "mend the cause, then run the same command or program again to resume",
+            "mend the cause, then run the same command or program again to resume, with --fork (in Python: fork=True) if keys "
+            "changed",
         ),
         (
             {"status": "cancelled", "steps": 1, "best": V0},

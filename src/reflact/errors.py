@@ -40,6 +40,9 @@ class RunConflict(UsageError):
 class ModelError(ReflactError):
     """A model call gave no usable reply."""
 
+    answer = ""
+    """All of the endpoint's refusal, of which the message has the beginning."""
+
     @cached_property
     def usage(self) -> Usage:
         """The usage of its answered attempts, none of which was valid."""
@@ -48,7 +51,11 @@ class ModelError(ReflactError):
         return Usage()
 
 
-class ReplyError(ModelError):
+class CallError(ModelError):
+    """One call has no valid reply, which says nothing of the role's other calls."""
+
+
+class ReplyError(CallError):
     """No reply passed validation; the attempts are stored and paid for.
 
     Args:
@@ -61,8 +68,23 @@ class ReplyError(ModelError):
         self.reasons = reasons
 
 
-class ContextOverflow(ModelError):
+class ContextOverflow(CallError):
     """The request is larger than the model's context window."""
+
+
+class RequestRefused(CallError):
+    """The endpoint refuses this request and answers others, for example because of a content filter.
+
+    Args:
+        message: What happened, where, and what to do.
+        status: The HTTP status.
+        answers_others: Whether other calls were answered; False if it is not known yet.
+    """
+
+    def __init__(self, message: str, *, status: int | None = None, answers_others: bool = True) -> None:
+        super().__init__(message)
+        self.status = status
+        self.answers_others = answers_others
 
 
 class ProviderError(ModelError):
@@ -79,7 +101,7 @@ class ProviderError(ModelError):
 
 
 class AccessDenied(ProviderError):
-    """401 or 403: the key is missing, wrong, or not allowed to use this model."""
+    """401, or 403 for call after call: the key is missing, wrong, or not allowed to use this model."""
 
 
 class QuotaSpent(AccessDenied):

@@ -106,8 +106,15 @@ class Reply(FrozenModel, Generic[R_co]):
     usage: Usage = Usage()
 
 
+NO_VALID_REPLY = "gave no valid reply in"
+"""Is a part of the message of a ``ReplyError``; other messages of missing replies name their own remedy."""
+
 CUT_OFF = "cut off at the token limit"
 """In the reason of a reply that reached ``max_tokens``."""
+
+
+MAX_BROKEN_STREAMS = 2
+"""The broken streams after which a role asks for no more streams."""
 
 
 class NoReply(FrozenModel):

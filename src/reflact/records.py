@@ -543,12 +543,15 @@ FaultKind = Literal[
     "unusable",
     "oversized",
     "overcounted",
+    "cut prompt",
+    "cut answer",
+    "empty answer",
 ]
-"""How an attempt of a call can fail; see ``reflact.llm.errors``."""
+"""How an attempt of a call can fail, or give an answer that is of little use; see ``reflact.llm.errors``."""
 
 
 class FaultCount(FrozenModel):
-    """The number of failed attempts of one kind, over all starts of the run."""
+    """The number of attempts with a fault of one kind, over all starts of the run."""
 
     kind: FaultKind
     count: int
@@ -622,7 +625,7 @@ class RunSummary(FrozenModel):
 
     ``claim`` is None if the initial skill is the best one or the claim could not be measured. ``missing`` names
     each final measurement that failed, with the reason. ``reuse`` describes the latest start. ``faults``
-    counts failed attempts of calls, even if a retry succeeded; calls of models passed as objects are not counted.
+    counts faults of attempts of calls, even if a retry succeeded; calls of models passed as objects are not counted.
     ``critic`` is the critic that graded, ``annotated_by`` the critic that wrote notes for failure analysts; JSON
     omits both if there is none. ``version`` is the version of reflact. ``verdict`` is the outcome in words.
     ``warnings`` are in plain words too, such as on a task that a constant answer solves. ``added_tokens`` is about how

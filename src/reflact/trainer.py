@@ -66,7 +66,7 @@ from reflact.training.setup import (
     prepare_run,
 )
 from reflact.training.shutdown import GracefulStop, make_approver_stoppable
-from reflact.training.trouble import FailureLog
+from reflact.training.trouble import FailureLog, list_answer_faults
 from reflact.types import FrozenModel, Grade, Item, Rollout, Split
 
 if TYPE_CHECKING:
@@ -424,7 +424,8 @@ class SetupCheck(FrozenModel):
     """What a check of a configuration found; ``grade`` is that of the target's answer to ``item``.
 
     ``skill`` says in words if the skill reaches an agent behind a gateway; None if that was not tested.
-    ``target_calls`` is the likely number of the target's calls in a run.
+    ``target_calls`` is the likely number of the target's calls in a run. ``warnings`` say if a prompt or an answer was
+    cut, or an answer was empty.
     """
 
     n_train: int
@@ -435,6 +436,7 @@ class SetupCheck(FrozenModel):
     grade: Grade
     target_calls: float
     skill: str | None = None
+    warnings: tuple[str, ...] = ()
 
 
 async def check_setup(config: TrainerConfig, overrides: Overrides | None = None) -> SetupCheck:
@@ -485,6 +487,7 @@ async def check_setup(config: TrainerConfig, overrides: Overrides | None = None)
             await _describe_role(role, getattr(plan.config.models, role), finished, runtime)
             for role in dict.fromkeys(event.role for event in finished)
         ]
+        warnings = await list_answer_faults(store, plan.run_id, plan.config)
     data, likely = plan.data, plan.estimate_cost(done=0, skill=None, spent=())
     return SetupCheck(
         n_train=len(data.train),
@@ -495,6 +498,7 @@ async def check_setup(config: TrainerConfig, overrides: Overrides | None = None)
         grade=grade,
         skill=skill,
         target_calls=math.fsum(row.calls for row in likely.rows if row.role == "target"),
+        warnings=warnings,
     )
 
 

@@ -125,8 +125,9 @@ class Grade(FrozenModel):
 class Rollout(FrozenModel):
     """One run of the target on one item under one skill.
 
-    If an infrastructure failure left it unmeasured, ``score`` is None and ``error`` states the failure. ``key``
-    is a digest of the skill text, item, target, environment, feedback flag and trial.
+    If an infrastructure failure left it unmeasured, ``score`` is None and ``error`` states the failure. ``refused``:
+    no later try can measure it, because the endpoint refuses its request or because a decision was made without it.
+    ``key`` is a digest of the skill text, item, target, environment, feedback flag and trial.
     """
 
     key: str
@@ -138,6 +139,7 @@ class Rollout(FrozenModel):
     score: Score | None = None
     feedback: str | None = None
     error: str | None = None
+    refused: bool = Field(default=False, exclude_if=lambda value: not value)
 
 
 def is_failure(rollout: Rollout, threshold: float | None) -> bool:

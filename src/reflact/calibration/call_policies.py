@@ -12,7 +12,7 @@ import anyio
 
 from reflact.calibration.critic import Scorer
 from reflact.calibration.report import PurposeUsage
-from reflact.errors import ContextOverflow, ModelError, ReplyError, RunFailed
+from reflact.errors import CallError, ModelError, ReplyError, RunFailed
 from reflact.llm.middleware import LLMMiddleware
 from reflact.memory.models import ContrastPair, StateScore, Transition
 from reflact.messages import CallId, RenderedPrompt, Reply
@@ -170,7 +170,7 @@ class FailFastCritic:
         """
         try:
             score = await self._critic.score(transition, purpose=purpose, pairs=pairs, trial=trial)
-        except (ReplyError, ContextOverflow) as error:
+        except CallError as error:
             self._n_invalid += 1
             if not self._has_scored and self._n_invalid >= FAIL_FAST_CALLS:
                 raise RunFailed(

@@ -43,7 +43,7 @@ from reflact.calibration.planning import (
 )
 from reflact.calibration.transition_view import TransitionView, show_state, show_transition
 from reflact.concurrency import fan_out, run_in_thread
-from reflact.errors import ConfigError, ContextOverflow, ReplyError
+from reflact.errors import CallError, ConfigError, ContextOverflow
 from reflact.memory.models import ContrastPair, Evaluation, ScoreEvent, Transition
 from reflact.messages import CallId, RenderedPrompt
 from reflact.prompts import PromptBook, fence, load_prompts
@@ -178,8 +178,8 @@ class _PairGenerator:
         try:
             pair = await self._build_pair(plan)
             result = await self._judge_pair(pair, job.first_candidate + number)
-        except (_CandidateFailed, ReplyError, ContextOverflow) as error:
-            reason: DropReason = "bad_reply" if isinstance(error, ReplyError) else "too_long"
+        except (_CandidateFailed, CallError) as error:
+            reason: DropReason = "too_long" if isinstance(error, ContextOverflow) else "bad_reply"
             result = DroppedCandidate(
                 reason=error.reason if isinstance(error, _CandidateFailed) else reason,
                 explanation=str(error),
@@ -215,7 +215,7 @@ class _PairGenerator:
         for trial in range(1, self._settings.n_samples + 1):  # trial 0 is the score of the agent's own loop
             try:
                 score = await self._critic.score(event.transition, purpose=purpose, trial=trial)
-            except (ReplyError, ContextOverflow) as error:
+            except CallError as error:
                 raise _CandidateFailed("disagreement", f"a sample gave no score: {error}") from error
             if event.transition.changes_state and score.raw.progress_after != score.evaluation.progress_after:
                 raise _CandidateFailed("disagreement", "a sample rests on no evidence")

@@ -16,7 +16,7 @@ from reflact.calibration.trace import Trace
 from reflact.calibration.trace_sources import REPLY_ACTION, last_messages, list_transitions
 from reflact.concurrency import fan_out
 from reflact.environments.graders import identify_function
-from reflact.errors import ConfigError, ContextOverflow, EnvironmentFailure, ReplyError
+from reflact.errors import CallError, ConfigError, EnvironmentFailure
 from reflact.memory.models import Action, StateScore, Transition
 from reflact.records import CriticAccuracy, CriticDescription
 from reflact.types import Grade, Item, Rollout, Score, Turn, canonical_json
@@ -128,7 +128,7 @@ class CriticGrader:
         )
         try:
             score = await self._critic.score(transition, purpose=purpose, progress_before=BASE_PROGRESS)
-        except (ReplyError, ContextOverflow) as error:
+        except CallError as error:
             raise EnvironmentFailure(f"the critic gave no score for item {item.id!r}: {error}") from error
         progress = score.evaluation.progress_after
         return Grade(
@@ -240,7 +240,7 @@ class CriticAnnotator:
             number, transition = numbered
             try:
                 said = (await self._critic.score(transition, purpose=purpose)).evaluation
-            except (ReplyError, ContextOverflow):
+            except CallError:
                 return f"reply {number}: a critic gave no score"
             progress = f"{said.progress_before:g} before and {said.progress_after:g} after"
             return f"reply {number}: a critic gave {progress}, of {MAX_PROGRESS:g}: {said.reasoning}"

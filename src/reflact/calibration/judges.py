@@ -15,7 +15,7 @@ from pydantic import Field
 from reflact.calibration.perturbations import DISTANCE_TOLERANCE
 from reflact.calibration.transition_view import show_state
 from reflact.data import make_rng
-from reflact.errors import ReplyError
+from reflact.errors import ReplyError, RequestRefused
 from reflact.memory.models import ContrastPair, Evaluation
 from reflact.messages import CallId, RenderedPrompt, ReplyModel
 from reflact.prompts import PromptBook, fence
@@ -109,7 +109,7 @@ async def compare_sides(
         call_id = CallId(role="judge", purpose="compare", part=pair.id[:32], trial=number)
         try:
             reply = await judge.ask(prompt, JudgeReply, call_id=call_id)
-        except ReplyError:
+        except (ReplyError, RequestRefused):
             return False
         return (reply.value.better == "first") is right_first[number]
 

@@ -15,7 +15,7 @@ from reflact.calibration.perturbations import DistanceBand, StepToContrast
 from reflact.calibration.splits import deduplicate_traces, list_labeled_events
 from reflact.calibration.trace import Trace
 from reflact.concurrency import fan_out, run_in_thread
-from reflact.errors import ContextOverflow, ReplyError
+from reflact.errors import CallError
 from reflact.memory.cards import TraceIdentity
 from reflact.memory.models import ContrastPair, Evaluation, Label, ScoreEvent, Transition
 from reflact.types import digest_json
@@ -110,7 +110,7 @@ async def score_steps(
         examples = None if pairs is None else await leaks.exclude_leaking(pairs, step)
         try:
             score = await critic.score(step.transition, purpose=step.purpose, pairs=examples)
-        except (ReplyError, ContextOverflow):
+        except CallError:
             return None
         return step.build_scored_step(score.evaluation)
 

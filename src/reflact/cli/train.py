@@ -72,6 +72,7 @@ def check(config: ConfigArgument, overrides: OverrideOption = None) -> None:
         *(describe_role(role) for role in found.roles),
         *describe_item(found, settings),
         *describe_time(found, settings.models.target),
+        *(f"warning: {warning}" for warning in found.warnings),
     ]
     if not settings.environment.description.strip():
         lines.append(

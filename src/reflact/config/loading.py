@@ -343,7 +343,9 @@ def _describe_problem(problem: ErrorDetails, kind: type[ConfigSection]) -> str:
     where = ".".join(path) or "configuration"
     if problem["type"] == "extra_forbidden":
         known = _list_known_keys(path[:-1], kind)
+        keys = [key for key, choices, *_ in list_config_keys(kind) if f"`{path[-1]}`" in choices]
         hints = [
+            *(f"{name}: {path[-1]}" for name in known if ".".join([*path[:-1], name]) in keys),
             *(key for key in known if sorted(key) == sorted(path[-1])),  # letters that changed places
             *difflib.get_close_matches(path[-1], known, n=1, cutoff=0.75),
             *(key for key, *_ in list_config_keys(kind) if key.rpartition(".")[2] == path[-1]),

@@ -161,12 +161,12 @@ class ModelConfig(ConfigSection):
     )
     mode: Literal["auto", "json_schema", "tools", "json_object_with_schema", "json"] = Field(
         "auto",
-        description="How typed replies are requested; `auto` uses the first mode that the endpoint accepts.",
+        description="How typed replies are requested; `auto` uses the first mode that the endpoint follows.",
     )
     stream: bool = changeable_field(
         True,
-        description="Stream typed replies if somebody watches drafts. If an endpoint refuses to stream, or "
-        "reports no usage of streams, later requests are not streamed.",
+        description="Stream typed replies if somebody watches drafts. If an endpoint refuses to stream, "
+        "reports no usage of streams, or breaks two of them, later requests are not streamed.",
     )
     temperature: float | None = Field(None, ge=0, le=2, description="Sampling temperature; null omits it.")
     top_p: float | None = Field(None, gt=0, le=1, description="Nucleus sampling; null omits it.")
@@ -175,7 +175,8 @@ class ModelConfig(ConfigSection):
     )
     max_tokens: int | None = Field(None, ge=1, description="Maximum of a reply's tokens; null omits it.")
     max_tokens_key: Literal["max_tokens", "max_completion_tokens"] = Field(
-        "max_tokens", description="The request field of that maximum."
+        "max_tokens",
+        description="The request field of that maximum; the other one is sent if the endpoint refuses this one.",
     )
     reasoning_effort: str | None = Field(None, description="Sent as `reasoning_effort`; null omits it.")
     extra_body: dict[str, JsonValue] = Field(

@@ -32,7 +32,7 @@ class ScorePair(FrozenModel):
     """The scores of one item in one trial on both sides, in the gate's metric; None is unmeasured.
 
     ``current`` is the other side: the current skill, or the best one. Only ``no_regression`` uses
-    ``candidate_solved`` and ``current_solved``.
+    ``candidate_solved`` and ``current_solved``. A refused side can never be measured.
     """
 
     item_id: str
@@ -40,6 +40,8 @@ class ScorePair(FrozenModel):
     current: float | None = Field(ge=0, le=1)
     candidate_solved: bool | None = None
     current_solved: bool | None = None
+    candidate_refused: bool = False
+    current_refused: bool = False
 
     @property
     def difference(self) -> float | None:
@@ -72,8 +74,8 @@ def decide(settings: GateSettings, pairs: Sequence[ScorePair], *, other: str = "
 
     The means are those of the pairs that are measured on both sides. ``other`` names the other skill.
     """
-    if not has_coverage(settings.coverage, pairs):
-        return Ruling(action="unmeasured", reason=explain_coverage(settings.coverage, pairs, other=other))
+    if (ruling := check_coverage(settings.coverage, pairs, other=other)) is not None:
+        return ruling
     n = sum(pair.difference is not None for pair in pairs)
     if _sum_differences(pairs) / n <= SCORE_TOLERANCE:
         return Ruling(action="reject", reason=_explain_means(pairs, "is not", other))
@@ -129,23 +131,32 @@ def count_required(coverage: float, total: int) -> int:
     return max(1, math.ceil(Fraction(repr(coverage)) * total))
 
 
-def has_coverage(coverage: float, pairs: Sequence[ScorePair]) -> bool:
-    """Return whether enough pairs are measured, and the two sides' unmeasured shares are similar."""
-    measured = sum(pair.difference is not None for pair in pairs)
-    candidate, other = _count_unmeasured(pairs)
-    enough = measured >= count_required(coverage, len(pairs))
-    return enough and 100 * abs(candidate - other) <= MAX_UNMEASURED_GAP * len(pairs)
+def check_coverage(coverage: float, pairs: Sequence[ScorePair], *, other: str = "current") -> Ruling | None:
+    """Return the decision if too few pairs are measured, or the sides' unmeasured shares differ; else None.
 
-
-def explain_coverage(coverage: float, pairs: Sequence[ScorePair], *, other: str = "current") -> str:
-    """Return why too little of a pass is measured for a decision."""
+    Items that are refused with both skills do not count. If the endpoint refuses them with the candidate alone, no
+    retry can mend it, so the candidate is rejected.
+    """
+    pairs = [pair for pair in pairs if not (pair.candidate_refused and pair.current_refused)]
+    if _has_coverage(coverage, pairs):
+        return None
+    others = [pair for pair in pairs if pair.current is None or not pair.candidate_refused]
+    is_candidate = len(others) < len(pairs) and (not others or _has_coverage(coverage, others))
     measured = sum(pair.difference is not None for pair in pairs)
     candidate, missing = _count_unmeasured(pairs)
-    return (
+    reason = (
         f"Only {measured} of {len(pairs)} comparisons are measured with both skills: {candidate} rollouts of the "
         f"candidate and {missing} of the {other} skill are missing. The gate needs a share of {coverage:g}, and the "
         f"skills' shares at most {MAX_UNMEASURED_GAP} points apart."
     )
+    return Ruling(action="reject" if is_candidate else "unmeasured", reason=reason)
+
+
+def _has_coverage(coverage: float, pairs: Sequence[ScorePair]) -> bool:
+    measured = sum(pair.difference is not None for pair in pairs)
+    candidate, other = _count_unmeasured(pairs)
+    enough = measured >= count_required(coverage, len(pairs))
+    return enough and 100 * abs(candidate - other) <= MAX_UNMEASURED_GAP * len(pairs)
 
 
 def _count_unmeasured(pairs: Sequence[ScorePair]) -> tuple[int, int]:

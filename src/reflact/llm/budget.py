@@ -144,6 +144,7 @@ class Budget:
             its interrupted and uncounted calls, and its active seconds; must neither wait nor raise.
 
     Attributes:
+        answered_roles: The roles that an earlier start of the run got an answer from.
         current_stage: What the run works on; whoever measures the time of stages keeps it.
         deadline: The time on the event loop's clock at which calls in flight must end. It is infinite if the
             time was over at the start. Then no call is admitted, and stored results can still be read.
@@ -154,6 +155,7 @@ class Budget:
     ) -> None:
         self.deadline = math.inf
         self.current_stage = CurrentStage()
+        self.answered_roles: frozenset[str] = frozenset()
         self._limits = limits
         self._on_usage = on_usage
         self._used = self._uncertain = Usage()
@@ -169,6 +171,7 @@ class Budget:
         """Subtract the spending of earlier starts, unsettled calls at their worst case, and start the clock."""
         spent = tuple(spent)
         self._used = sum((entry.usage for entry in spent), Usage())
+        self.answered_roles = frozenset(entry.role for entry in spent if entry.usage.calls)
         self._uncertain = sum((entry.worst_case for entry in spent), Usage())
         self._charged = _sum_charges(spent)
         self._since = anyio.current_time() - seconds

@@ -22,7 +22,7 @@ from pydantic import JsonValue
 
 from reflact.concurrency import Stream
 from reflact.config.models import ModelConfig
-from reflact.errors import ConfigError, ModelError, ProviderError, ReflactError, ReplyError
+from reflact.errors import ConfigError, ModelError, ProviderError, ReflactError, ReplyError, RequestRefused
 from reflact.events import ModelCallFinished
 from reflact.llm.bodies import MAX_BYTES, find_max_bytes
 from reflact.llm.budget import Account
@@ -44,8 +44,16 @@ from reflact.llm.redaction import (
     refuse_key_in,
 )
 from reflact.llm.retry import RetryTransport
-from reflact.llm.structured import MODE_ORDER, Conversation, InvalidReply, Mode, refuses_format
+from reflact.llm.structured import (
+    MODE_ORDER,
+    Conversation,
+    InvalidReply,
+    Mode,
+    find_refused_cap,
+    refuses_format,
+)
 from reflact.messages import (
+    NO_VALID_REPLY,
     AgentAnswer,
     CallId,
     CallReservation,
@@ -177,6 +185,7 @@ class Client:
         self._mode: Mode | None = None if config.mode == "auto" else config.mode
         if config.api == "pydantic_ai":
             self._mode = "json_schema"
+        self._cap_names: dict[str, str] = {}
         self._answer: Callable[[bytes], Awaitable[AgentAnswer]] | None = None
 
     @property
@@ -199,9 +208,10 @@ class Client:
         if network is None:
             network = await self._stack.enter_async_context(PooledTransport())
         endpoint = self._stack.enter_context(endpoint_for(config, on_limit=self._on_limit))
+        self._endpoint = endpoint
         layers: tuple[Callable[[httpx.AsyncBaseTransport], httpx.AsyncBaseTransport], ...] = (
-            StreamingTransport,
             lambda inner: RetryTransport(inner, endpoint),
+            StreamingTransport,
             lambda inner: MeteredTransport(inner, config, account, endpoint),
             RedactingTransport,
             *(() if isinstance(network, ReplayTransport) else (AgentTransport,)),
@@ -349,10 +359,7 @@ class Client:
         reasons: list[str] = []
         for attempt in range(1, self._config.reasks + 2):
             context.attempts = attempt
-            numbered = call_id
-            if attempt > 1:
-                numbered = call_id.model_copy(update={"attempt": call_id.attempt + attempt - 1})
-            completion = await self._create(conversation, reply_type, numbered, context)
+            completion = await self._create(conversation, reply_type, call_id, attempt, context)
             context.usage += self._usage(completion)
             try:
                 value = conversation.parse(completion)
@@ -366,7 +373,7 @@ class Client:
         if call_id.role == "critic":
             self._account.rejected.extend(context.keys)
         raise ReplyError(
-            f"models.{self._role} gave no valid reply in {len(reasons)} attempts ({call_id.title}); the last reason: "
+            f"models.{self._role} {NO_VALID_REPLY} {len(reasons)} attempts ({call_id.title}); the last reason: "
             f"{reasons[-1]}",
             reasons=tuple(reasons),
         )
@@ -380,9 +387,12 @@ class Client:
         conversation: Conversation[Any],
         reply_type: type[ReplyModel],
         call_id: CallId,
+        attempt: int,
         context: RequestContext,
     ) -> ChatCompletion:
-        """Send one request of a conversation."""
+        """Send one request of a conversation, for the attempt of a number from 1."""
+        if attempt > 1:
+            call_id = call_id.model_copy(update={"attempt": call_id.attempt + attempt - 1})
         settings = build_settings(self._config, call_id)
         body = {"messages": [], "model": self._config.model, **settings, **conversation.body}
         reply = f"{reply_type.__name__}@{reply_type.version}"
@@ -406,13 +416,22 @@ class Client:
         """Send a request and return its response, which ``MeteredTransport`` has written and stored.
 
         It avoids ``chat.completions.create``, which walks through the whole body to convert its values, and then
-        through the whole response.
+        through the whole response. If the endpoint refuses the cap by its name, the request is sent again with the
+        other name, and so are all later ones.
         """
+        sent = {self._cap_names.get(name, name): value for name, value in body.items()}
         try:
-            return (await self._openai.post(path, cast_to=httpx.Response, body=body)).text
+            return (await self._openai.post(path, cast_to=httpx.Response, body=sent)).text
         except openai.OpenAIError as error:
-            failure = translate_client_error(error, self._config, self._role, self._secret)
-        raise failure  # outside the except block, so that its context has no error that may quote the key
+            failure = translate_client_error(error, self._config, self._role, self._secret, self._endpoint)
+            answer = error.response.text if isinstance(error, openai.APIStatusError) else ""
+        if isinstance(failure, ModelError):
+            failure.answer = answer
+        cap = find_refused_cap(answer, sent)
+        if cap is None or cap in self._cap_names.values():
+            raise failure  # outside the except block, so that its context has no error that may quote the key
+        (self._cap_names[cap],) = {*CAP_NAMES} - {cap}
+        return await self._send(path, body)
 
     async def _choose_mode(self, question: _Question[R], context: RequestContext) -> Mode:
         """Return the first mode that the endpoint accepts; log it before its first use."""
@@ -428,18 +447,28 @@ class Client:
             return self._mode
 
     async def _try_modes(self, question: _Question[R], context: RequestContext) -> Mode:
+        """Return the first mode whose format the endpoint follows, or else the last one that it answers at all.
+
+        An answer without any format is sent back once, as in each call, since the next one may have it.
+        """
         prompt, reply_type, call_id, _ = question
-        first: ProviderError | None = None
+        first: ProviderError | RequestRefused | None = None
+        answered: Mode | None = None
         for mode in MODE_ORDER:
+            conversation = Conversation(prompt.messages, reply_type, mode)
             try:
-                conversation = Conversation(prompt.messages, reply_type, mode)
-                await self._create(conversation, reply_type, call_id, context)
-            except ProviderError as error:
+                for attempt in range(1, min(2, self._config.reasks + 1) + 1):
+                    completion = await self._create(conversation, reply_type, call_id, attempt, context)
+                    if (invalid := conversation.find_missing_format(completion)) is None:
+                        return mode
+                    conversation.send_back(completion, invalid)
+                answered = mode
+            except (ProviderError, RequestRefused) as error:
                 if not refuses_format(error):
                     raise
                 first = first or error
-            else:
-                return mode
+        if answered is not None:
+            return answered
         raise first or AssertionError("there is at least one mode")
 
     def _connect(self, http: Any) -> openai.AsyncOpenAI:

@@ -33,6 +33,12 @@ MOST_VALUES = 500_000
 FINISH_REASONS = frozenset({"stop", "length", "tool_calls", "content_filter", "function_call"})
 """The reasons that the openai client knows; any other word for the end of an answer becomes ``stop``."""
 
+CUT_REASONS = frozenset({"model_length", "max_tokens", "max_output_tokens", "max_length", "token_limit"})
+"""Words of Mistral, Anthropic, Gemini and others for ``length``, in lower case."""
+
+THOUGHT_PARTS = ("thinking", "reasoning")
+"""The types of parts of a content that are thoughts, whatever texts they have."""
+
 EVENT_STARTS = ("data:", "event:", "id:", "retry:", ":")
 """A stream of events begins with one of these, whatever its content type."""
 
@@ -41,7 +47,8 @@ def _join_parts(value: Any) -> Any:
     """Return the text of a content in parts; parts of other kinds, such as thoughts, have none."""
     if not isinstance(value, list):
         return value
-    texts = [part.get("text") if isinstance(part, dict) else part for part in value]
+    answer = [part for part in value if not (isinstance(part, dict) and part.get("type") in THOUGHT_PARTS)]
+    texts = [part.get("text") if isinstance(part, dict) else part for part in answer]
     if not all(text is None or isinstance(text, str) for text in texts):
         raise ValueError("a part that is no text")
     return "".join(text for text in texts if text is not None)
@@ -138,6 +145,8 @@ def read_completion(content_type: str, text: str) -> str:
         ]
     counts = read_counts(completion.usage)
     finish = choice.finish_reason if choice.finish_reason in FINISH_REASONS else "stop"
+    if choice.finish_reason.lower() in CUT_REASONS:
+        finish = "length"
     body = {
         "id": "",
         "object": "chat.completion",
@@ -157,11 +166,16 @@ def _is_stream(content_type: str, text: str) -> bool:
 
 
 def _read_chunks(text: str) -> Iterator[_Chunk]:
+    """Yield the chunks of a stream, which ends at its end mark, or after the reason why the answer ended."""
+    is_finished = False
     for data in read_events(text):
         if data.strip() == END_MARK:
             return
-        yield _validate(_Chunk, parse_chunk(data), text, "broken stream")
-    raise AnswerFault(text, "broken stream")
+        chunk = _validate(_Chunk, parse_chunk(data), text, "broken stream")
+        is_finished = is_finished or any(choice.finish_reason for choice in chunk.choices or ())
+        yield chunk
+    if not is_finished:
+        raise AnswerFault(text, "broken stream")
 
 
 def _validate(model: type[M], value: object, text: str, fault: FaultKind) -> M:

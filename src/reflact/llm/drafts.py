@@ -21,9 +21,9 @@ from reflact.events import DraftDiscarded, DraftUpdated
 from reflact.llm.bodies import AnswerFault
 from reflact.llm.pricing import read_usage
 from reflact.llm.redaction import Scrubber
-from reflact.llm.sse import EventReader, parse_chunk, read_delta
-from reflact.llm.structured import FORMAT_REFUSALS
-from reflact.messages import AgentAnswer, CallReservation, Draft, Reply, ReplyModel
+from reflact.llm.sse import EventReader, is_last_chunk, parse_chunk, read_delta
+from reflact.llm.structured import FORMAT_REFUSALS, remove_thoughts
+from reflact.messages import MAX_BROKEN_STREAMS, AgentAnswer, CallReservation, Draft, Reply, ReplyModel
 from reflact.protocols import EventCallback
 from reflact.records import Usage
 
@@ -56,6 +56,9 @@ class DraftStream(Generic[R]):
         fields: The call, as fields of its events.
         on_event: Takes the run's events.
         on_draft: Takes the drafts of the caller.
+
+    Attributes:
+        is_finished: Whether the present answer has told why it ended, so that nothing of it is missing.
     """
 
     def __init__(
@@ -75,7 +78,7 @@ class DraftStream(Generic[R]):
         self._start_attempt()
 
     def _start_attempt(self) -> None:
-        self._begun = self._something_closed = False
+        self._begun = self._something_closed = self.is_finished = False
         self._text = [""]
         self._length = self._queued = self._taken = 0
         self._events = EventReader()
@@ -111,7 +114,9 @@ class DraftStream(Generic[R]):
         if self._put is None or self._taken > DRAFT_BYTES:
             return
         for data in self._events.feed(self._decoder.decode(piece)):
-            delta = read_delta(parse_chunk(data)).encode("utf-8", "surrogatepass")
+            chunk = parse_chunk(data)
+            self.is_finished = self.is_finished or is_last_chunk(chunk)
+            delta = read_delta(chunk).encode("utf-8", "surrogatepass")
             added = self._scrubber.feed(delta).decode("utf-8", "surrogatepass")
             self._text.append(added)
             self._length += len(added)
@@ -140,7 +145,7 @@ class DraftStream(Generic[R]):
             return
         if isinstance(item, tuple):
             attempt, text = item
-            value = read_partial(text, self._type)
+            value = read_partial(remove_thoughts(text), self._type)
             if value is None or value == self._shown or not extends(value, self._shown):
                 return
             self._shown = value
@@ -244,14 +249,15 @@ CONTEXT: ContextVar[RequestContext | None] = ContextVar("reflact_request", defau
 class StreamingTransport(httpx.AsyncBaseTransport):
     """Asks for a stream if the call's drafts have subscribers.
 
-    This transport stops streaming if the endpoint refuses to stream or its streams break in all retries. It
-    then repeats the request without a stream. It also stops if the endpoint reports no usage for streams,
-    because such answers are charged at their worst case.
+    This transport stops streaming if the endpoint refuses to stream, or after its second broken stream. It then
+    repeats the request without a stream. It also stops if the endpoint reports no usage for streams, because such
+    answers are charged at their worst case.
     """
 
     def __init__(self, inner: httpx.AsyncBaseTransport) -> None:
         self._inner = inner
         self._streams = True
+        self._n_broken = 0
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """Return the whole answer to a request."""
@@ -260,14 +266,17 @@ class StreamingTransport(httpx.AsyncBaseTransport):
             return await self._inner.handle_async_request(request)
         try:
             response = await self._inner.handle_async_request(await _ask_for_stream(request))
-            await response.aread()
-            words = STREAM_WORDS.search(response.text)
-            refused = response.status_code in UNSTREAMABLE_STATUSES and words is not None
         except AnswerFault as fault:
-            if fault.fault != "broken stream" or fault.__cause__ is not None:  # the connection broke
+            if fault.fault != "broken stream":
                 raise
-            refused = True
-        if refused:
+            context.drafts.reset("the stream broke off, and the answer is asked for again")
+            self._n_broken += 1
+            self._streams = self._n_broken < MAX_BROKEN_STREAMS
+            if self._streams and fault.__cause__ is not None:  # the connection broke, which a retry may mend
+                raise
+            return await self._inner.handle_async_request(request)
+        await response.aread()
+        if response.status_code in UNSTREAMABLE_STATUSES and STREAM_WORDS.search(response.text):
             self._streams = False
             return await self._inner.handle_async_request(request)
         if response.is_success and read_usage(response.text).uncounted:

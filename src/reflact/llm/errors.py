@@ -5,13 +5,17 @@ in time; ``unreachable``: no connection; ``reset``: the connection ended before 
 ``truncated``: the answer broke off; ``malformed``: the answer should be JSON and is not; ``broken stream``: the
 stream has no end mark, contains anything but chunks of a chat completion, or reports an error; ``unusable``: the
 answer has a success status and is no chat completion; ``oversized``: the answer is larger than
-``max_response_bytes``; ``overcounted``: the answer is used, and reports more tokens than its request can take.
+``max_response_bytes``. The answers of four kinds are used: ``overcounted`` reports more tokens than its request can
+take; ``cut prompt``: by its count of tokens the server read a part of the prompt only; ``cut answer`` and ``empty
+answer``, of the target alone: it ended at the token limit, or has no text apart from thoughts.
 Statuses about the request itself (400, 401, 404 and similar) are no faults.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from functools import partial
 from urllib.parse import urljoin, urlsplit
 
 import httpx
@@ -24,15 +28,20 @@ from reflact.errors import (
     ContextOverflow,
     ModelError,
     ProviderDown,
+    ProviderError,
     QuotaSpent,
     ReflactError,
+    RequestRefused,
     UnknownModel,
 )
 from reflact.llm.bodies import AnswerFault
 from reflact.llm.cache_keys import strip_credentials
 from reflact.llm.completions import COMPLETIONS_PATH
+from reflact.llm.rate_limit import EndpointClient
 from reflact.llm.redaction import remove_keys
 from reflact.llm.retry import (
+    DOUBTFUL,
+    NO_API_STATUSES,
     REFUSED_KEY,
     RETRIED_STATUSES,
     Redirect,
@@ -50,9 +59,6 @@ OVERFLOW_WORDS = re.compile(
 )
 """Words of OpenAI, vLLM, llama.cpp and others for a request that is too long."""
 
-NO_API_STATUSES = frozenset({404, 405})
-"""Statuses of an address that has no such API."""
-
 SHOWN_LOCATION = 300
 """The most characters of a redirect's address that a message shows."""
 
@@ -60,11 +66,13 @@ VERSION_PATH = re.compile(r"/v\d")
 """The version that is a part of the path of most OpenAI-compatible APIs."""
 
 
-def translate_client_error(error: Exception, config: ModelConfig, role: str, key: str | None) -> ReflactError:
+def translate_client_error(
+    error: Exception, config: ModelConfig, role: str, key: str | None, endpoint: EndpointClient | None = None
+) -> ReflactError:
     """Return reflact's error for an error of the client library, without the API key.
 
     The message says what happened, at which endpoint, and what to do. An error of reflact that passed
-    through the client library is returned unchanged.
+    through the client library is returned unchanged. ``endpoint`` knows whether other calls were answered.
     """
     causes = _list_causes(error)
     own = next((cause for cause in causes if isinstance(cause, ReflactError)), None)
@@ -73,7 +81,7 @@ def translate_client_error(error: Exception, config: ModelConfig, role: str, key
     keys, where = [key] if key else [], f"models.{role}: {config.title}"
     if isinstance(error, openai.APIStatusError):
         text = remove_keys(keys, " ".join(error.response.text.split()))
-        return _translate_status(error, config, role, text[:300])
+        return _translate_status(error, config, role, text[:300], endpoint)
     if isinstance(error, openai.APITimeoutError):
         return ProviderDown(f"{where} did not answer within {config.timeout:g} seconds, after all retries")
     return _translate_failure(error, config, role, keys)
@@ -119,9 +127,10 @@ def _translate_failure(error: Exception, config: ModelConfig, role: str, keys: l
     return ProviderDown(f"{where} {problem}: {reason}")
 
 
-def _translate_status(error: openai.APIStatusError, config: ModelConfig, role: str, text: str) -> ModelError:
+def _translate_status(
+    error: openai.APIStatusError, config: ModelConfig, role: str, text: str, endpoint: EndpointClient | None
+) -> ModelError:
     status, where = error.status_code, f"models.{role}: {config.title}"
-    is_foreign = config.api == "pydantic_ai"
     if status in {400, 413, 422} and OVERFLOW_WORDS.search(error.response.text):
         limit = "" if config.max_tokens is None else f" of {config.max_tokens:,}"
         texts = "lower reflect.trajectory_tokens" if role == "optimizer" else "shorten the texts"
@@ -134,6 +143,25 @@ def _translate_status(error: openai.APIStatusError, config: ModelConfig, role: s
             f"{where} has no quota or credit left ({status}); add some, and run the same command again: {text}",
             status=status,
         )
+    if status in RETRIED_STATUSES:
+        return ProviderDown(f"{where} answered {status}, after all retries: {text}", status=status)
+    kind: Callable[..., ModelError]
+    kind, problem = _describe_refusal(error, config, role)
+    if endpoint is not None and endpoint.refusal is None and status != 401:
+        if endpoint.is_answered:
+            return RequestRefused(
+                f"{where} answers others and refuses this request ({status}): {text}", status=status
+            )
+        if kind is not BadRequest or status in DOUBTFUL:
+            kind = partial(RequestRefused, answers_others=False)
+    return kind(f"{where} {problem}: {text}", status=status)
+
+
+def _describe_refusal(
+    error: openai.APIStatusError, config: ModelConfig, role: str
+) -> tuple[type[ProviderError], str]:
+    """Return the error of a refused role, and what happened and what to do, as the rest of a sentence."""
+    status, is_foreign = error.status_code, config.api == "pydantic_ai"
     if status in REFUSED_KEY:
         source = f"set {config.api_key_env} to a valid key"
         if config.key is not None:
@@ -142,23 +170,16 @@ def _translate_status(error: openai.APIStatusError, config: ModelConfig, role: s
             source = "set the environment variable that its provider reads, or the key in your code, to a valid key"
         elif config.api_key_env is None:
             source = "name the environment variable that holds one in api_key_env"
-        return AccessDenied(f"{where} refused the key ({status}); {source}: {text}", status=status)
-    if status in RETRIED_STATUSES:
-        return ProviderDown(f"{where} answered {status}, after all retries: {text}", status=status)
+        return AccessDenied, f"refused the key ({status}); {source}"
     if is_unknown_model(status, error.response.text):
         place = f"models.{role}.model" if config.open_model is None else "the model in your code"
-        return UnknownModel(
-            f"{where}: the endpoint does not know this model ({status}); set {place} to one that it serves: {text}",
-            status=status,
-        )
-    problem, advice = "will not serve this request", ""
-    if status in NO_API_STATUSES and not is_foreign:
-        address = strip_credentials(config.base_url).rstrip("/")
-        is_bare = config.api == "openai" and not VERSION_PATH.search(urlsplit(address).path)
-        problem = "has no chat completions at this address"
-        words = f"set models.{role}.base_url to {address}/v1" if is_bare else f"check models.{role}.base_url"
-        advice = f"; {words}"
-    return BadRequest(f"{where} {problem} ({status}){advice}: {text}", status=status)
+        return UnknownModel, f"does not know this model ({status}); set {place} to one that it serves"
+    if status not in NO_API_STATUSES or is_foreign:
+        return BadRequest, f"will not serve this request ({status})"
+    address = strip_credentials(config.base_url).rstrip("/")
+    is_bare = config.api == "openai" and not VERSION_PATH.search(urlsplit(address).path)
+    words = f"set models.{role}.base_url to {address}/v1" if is_bare else f"check models.{role}.base_url"
+    return BadRequest, f"has no chat completions at this address ({status}); {words}"
 
 
 def _describe_redirect(redirect: Redirect, config: ModelConfig, role: str) -> str:

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
+from typing import Any
 
 import anyio
 import httpx
@@ -22,11 +24,20 @@ from reflact.llm.cache_keys import strip_to_endpoint
 from reflact.llm.completions import read_completion
 from reflact.llm.drafts import CONTEXT
 from reflact.llm.errors import classify_failure, classify_status
-from reflact.llm.pricing import bound_usage, read_cap, read_usage, usd_of, worst_case, write_counts
+from reflact.llm.pricing import (
+    bound_usage,
+    read_cap,
+    read_counts,
+    read_usage,
+    usd_of,
+    worst_case,
+    write_counts,
+)
 from reflact.llm.rate_limit import EndpointClient
 from reflact.llm.redaction import find_keys, remove_keys
 from reflact.llm.retry import read_retry_after
 from reflact.llm.sse import EVENT_STREAM, JSON
+from reflact.llm.structured import remove_thoughts
 from reflact.messages import CallReservation, StoredResponse
 from reflact.records import FaultKind, Usage
 
@@ -36,8 +47,20 @@ RELEASE_SECONDS = 0.2
 LARGE_BYTES = 2**20
 """A body of more bytes is read on a worker thread, so that the event loop does not wait for it."""
 
+HELD_OPEN_SECONDS = 1.0
+"""How long the usage and the end of a stream are waited for after the reason why its answer ended."""
+
+MIN_PROMPT, PROMPT_RATIO = 16_000, 8
+"""A prompt of so many characters was cut by its server if that counts less than one token for eight of them."""
+
 RESERVATION = "reflact_reservation"
 """The extension of a request that holds its ``CallReservation``."""
+
+FORMAT_FIELDS = frozenset({"response_format", "tools"})
+"""The fields of a request for which a provider may validate what its model wrote."""
+
+FAILED_SAMPLES = ("json_validate_failed", "tool_use_failed")
+"""Codes with which a provider refuses what its own model wrote, and not the request."""
 
 UNSENT = (
     httpx.ConnectError,
@@ -73,7 +96,8 @@ class MeteredTransport(httpx.AsyncBaseTransport):
         call: CallReservation = request.extensions[RESERVATION]
         body = await request.aread()
         at = datetime.now(UTC)
-        worst = worst_case(len(body), read_cap(json.loads(body)), self._config, at=at)
+        asked_for = json.loads(body)
+        worst = worst_case(len(body), read_cap(asked_for), self._config, at=at)
         async with (
             self._budget.reserve(worst) as reservation,
             self._client.admit(_count_tokens(worst)) as slot,
@@ -86,7 +110,9 @@ class MeteredTransport(httpx.AsyncBaseTransport):
             reservation.mark_sent()
             try:
                 response = await send_whole(request, self._inner, self._config.timeout)
-                read = partial(_read_answer, response, find_keys(request), worst)
+                if not FORMAT_FIELDS.isdisjoint(asked_for):
+                    response = accept_failed_sample(response)
+                read = partial(_read_answer, response, asked_for, find_keys(request), worst, call.role)
                 large = len(response.content) > LARGE_BYTES
                 response, fault = await run_beside_loop(read) if large else read()
             except Exception as error:
@@ -104,6 +130,8 @@ class MeteredTransport(httpx.AsyncBaseTransport):
                     usage = usage.model_copy(update={"usd": usd_of(usage, self._config, at=at)})
                 await self._store(response, usage, call, reservation)
             else:
+                if call.role in self._budget.answered_roles:
+                    self._client.note_access()
                 await self._responses.release(call)
                 reservation.release()
             await self._report_attempt(call, usage, fault)
@@ -136,8 +164,21 @@ class MeteredTransport(httpx.AsyncBaseTransport):
             await self._responses.count_fault(call.run_id, fault)
 
 
+def accept_failed_sample(response: httpx.Response) -> httpx.Response:
+    """Return an answer; if the provider refuses what its model wrote, as that text, an invalid reply like any other."""
+    error: Any = None
+    with suppress(ValueError, RecursionError):
+        error = json.loads(response.content) if response.status_code == 400 else None
+    error = error.get("error") if isinstance(error, dict) else None
+    if not isinstance(error, dict) or error.get("code") not in FAILED_SAMPLES:
+        return response
+    message = {"role": "assistant", "content": str(error.get("failed_generation") or "")}
+    choices = [{"index": 0, "finish_reason": "stop", "message": message}]
+    return httpx.Response(200, json={"choices": choices, "usage": write_counts(Usage())})
+
+
 def _read_answer(
-    response: httpx.Response, keys: Sequence[str], worst: Usage
+    response: httpx.Response, asked_for: Any, keys: Sequence[str], worst: Usage, role: str
 ) -> tuple[httpx.Response, FaultKind | None]:
     """Return a copy of an answer in UTF-8 without API keys, and its fault; a success is a completion in JSON.
 
@@ -150,11 +191,35 @@ def _read_answer(
         text = read_completion(headers["content-type"], text)
         text = remove_keys(keys, text)  # again, since the events of a stream may divide a key
         headers = {"content-type": JSON}
-        usage = read_usage(text)
+        completion = json.loads(text)
+        usage = read_counts(completion.get("usage"))
         if (bounded := bound_usage(usage, worst)) != usage:
-            text = json.dumps({**json.loads(text), "usage": write_counts(bounded)})
+            text = json.dumps({**completion, "usage": write_counts(bounded)})
             fault = "overcounted"
+        elif is_prompt_cut(asked_for, usage.input_tokens):
+            fault = "cut prompt"
+        elif role == "target":
+            fault = find_answer_fault(completion, asked_for)
     return httpx.Response(response.status_code, headers=headers, content=text.encode("utf-8")), fault
+
+
+def is_prompt_cut(asked_for: Any, tokens: int) -> bool:
+    """Whether a server counted far fewer tokens than the messages of a request have; content in parts has none."""
+    messages = asked_for.get("messages")
+    texts = [m.get("content") for m in messages if isinstance(m, dict)] if isinstance(messages, list) else []
+    size = sum(len(text) for text in texts if isinstance(text, str))
+    return 0 < tokens * PROMPT_RATIO < size and size >= MIN_PROMPT
+
+
+def find_answer_fault(completion: Any, asked_for: Any) -> FaultKind | None:
+    """Return what is wrong with an answer of the target: it was cut, or has neither text nor a function asked for."""
+    (choice,) = completion["choices"]
+    message = choice["message"]
+    if choice["finish_reason"] == "length":
+        return "cut answer"
+    text = remove_thoughts(message["content"] or message["refusal"] or "")
+    has_call = "tools" in asked_for and message.get("tool_calls")
+    return None if text.strip() or has_call else "empty answer"
 
 
 def _count_tokens(usage: Usage) -> int:
@@ -172,8 +237,9 @@ async def send_whole(
         AnswerFault: The answer began, and broke off or cannot be decoded.
         httpx.TransportError: The request failed, or took longer than ``seconds`` in total.
     """
+    drafts = None
     try:
-        with anyio.fail_after(seconds):
+        with anyio.fail_after(seconds) as time:
             response = await inner.handle_async_request(request)
             headers = select_headers(response)
             streamed = response.is_success and headers["content-type"] == EVENT_STREAM
@@ -191,13 +257,17 @@ async def send_whole(
                         break
                     if drafts is not None:
                         drafts.feed(piece)
+                        if drafts.is_finished:
+                            time.deadline = min(time.deadline, anyio.current_time() + HELD_OPEN_SECONDS)
             except AnswerFault:
                 if response.is_success:
                     raise
             except (httpx.NetworkError, httpx.RemoteProtocolError) as failure:
-                raise AnswerFault(str(failure), "broken stream" if streamed else "truncated") from failure
+                if drafts is None or not drafts.is_finished:
+                    raise AnswerFault(str(failure), "broken stream" if streamed else "truncated") from failure
             finally:
                 await response.aclose()
     except TimeoutError:
-        raise httpx.ReadTimeout(f"no whole answer in {seconds:g} seconds") from None
+        if drafts is None or not drafts.is_finished:
+            raise httpx.ReadTimeout(f"no whole answer in {seconds:g} seconds") from None
     return httpx.Response(response.status_code, headers=headers, content=b"".join(pieces))

@@ -219,6 +219,9 @@ class LimitChange(NamedTuple):
     rate: float | None
 
 
+FIRST_REFUSALS, LATER_REFUSALS = 4, 10
+"""Refused requests in a row that end a role: the first ones, of which three may try formats, and after an answer."""
+
 Outcome = httpx.Response | httpx.TransportError
 """An answer that was read whole, or a failed transfer."""
 
@@ -253,6 +256,7 @@ class Endpoint:
         self.in_flight = 0
         self.clients: list[EndpointClient] = []
         self.draw = draw
+        self.answered_roles: set[tuple[str, str | None]] = set()
         self._queue: OrderedDict[_Waiter, None] = OrderedDict()
         self.rate = AdaptiveRate()
         self._minute = MinuteWindow()
@@ -320,8 +324,9 @@ class Endpoint:
         return self._failing_since is not None and now - self._failing_since >= longest
 
     def forget_outage(self) -> None:
-        """Begin anew, since failures of earlier runs say little about a later one."""
+        """Begin anew, since failures and answers of earlier runs say little about a later one."""
         self._failing_since = None
+        self.answered_roles.clear()
 
     def wake(self, client: EndpointClient) -> None:
         """Let the waiting calls of a client check again."""
@@ -410,6 +415,13 @@ class EndpointClient:
         self.config = config
         self.on_limit = on_limit
         self.refusal: Outcome | None = None
+        self._access = config.model, config.api_key_env
+        self._refusals = 0
+
+    @property
+    def is_answered(self) -> bool:
+        """Whether a call of this model was answered with this key, in an earlier start of the run too."""
+        return self._access in self.endpoint.answered_roles
 
     def __enter__(self) -> Self:
         if not self.endpoint.clients:
@@ -436,6 +448,25 @@ class EndpointClient:
         """Report that the endpoint could not be reached and that a retry follows after ``seconds``."""
         if self.on_limit is not None:
             self.on_limit(LimitChange(self.endpoint.address, None, seconds, None))
+
+    def observe_answer(self) -> None:
+        """Note that a call was answered, by which all refusals before it concern their requests alone."""
+        self.note_access()
+        self._refusals = 0
+
+    def note_access(self) -> None:
+        """Note that the endpoint answers this model and key."""
+        self.endpoint.answered_roles.add(self._access)
+
+    def observe_refusal(self) -> bool:
+        """Return whether a refusal (403, 404, 405, or 400 with words for an unknown model) concerns the whole role.
+
+        It does if the first ``FIRST_REFUSALS`` calls of the role are refused in a row, or ``LATER_REFUSALS`` after an
+        answer. Until then it concerns one request, as any refusal does once a call was answered. A wrong key (401)
+        and a spent quota always concern the role.
+        """
+        self._refusals += 1
+        return self._refusals >= (LATER_REFUSALS if self.is_answered else FIRST_REFUSALS)
 
     def refuse(self, outcome: Outcome) -> None:
         """Admit no further calls of this role, including waiting ones; all get this outcome."""

@@ -21,7 +21,7 @@ from reflact.llm.rate_limit import (
     jitter,
 )
 
-RETRIED_STATUSES = frozenset({408, 409, 429, *range(500, 600)} - {501, 505})
+RETRIED_STATUSES = frozenset({408, 409, 424, 429, *range(500, 600)} - {501, 505})
 """Statuses after which a later attempt may succeed."""
 
 RETRIED_FAILURES = (httpx.TimeoutException, httpx.NetworkError, httpx.RemoteProtocolError, httpx.ProxyError)
@@ -46,9 +46,9 @@ class RetryTransport(httpx.AsyncBaseTransport):
     delay before retry n is drawn uniformly from 0..min(cap, base * 2**n) seconds (full jitter: Brooker,
     "Exponential Backoff And Jitter", 2015), and is at least the server's ``Retry-After``. One above
     ``PATIENCE_SECONDS`` ends the retries, and so does an answer that is too large. After a refused key, an unknown
-    model, a redirect, a spent quota, an untrusted certificate, an address that fails all retries before it ever
-    answered, or ``outage_seconds`` of failures alone, all calls of the role get the same
-    outcome unsent.
+    model (see ``EndpointClient.observe_refusal``), a redirect, a spent quota, an untrusted certificate, an address
+    that fails all retries before it ever answered, or ``outage_seconds`` of failures alone, all calls of the role get
+    the same outcome unsent.
     """
 
     def __init__(self, inner: httpx.AsyncBaseTransport, client: EndpointClient) -> None:
@@ -90,9 +90,11 @@ class RetryTransport(httpx.AsyncBaseTransport):
                 refuse_redirect(response, client)
                 if status >= 400:
                     await response.aread()
-                    if out or refuses_role(response, last=last or not passing):
+                    if out or refuses_role(response, client, last=last or not passing):
                         client.refuse(response)
                     response = replay_outcome(response)
+                elif response.is_success:
+                    client.observe_answer()
                 asked = read_retry_after(response.headers)
                 patient = asked is None or asked <= PATIENCE_SECONDS
                 if last or out or not patient or not passing:
@@ -148,6 +150,12 @@ def _parse_date(text: str) -> datetime | None:
 
 REFUSED_KEY = frozenset({401, 403})
 
+NO_API_STATUSES = frozenset({404, 405})
+"""Statuses of an address that has no such API."""
+
+DOUBTFUL = NO_API_STATUSES | {403}
+"""Statuses that may refuse all calls of a role, or one prompt."""
+
 QUOTA_STATUSES = frozenset({400, 403, 429})
 """Statuses with which endpoints report a spent quota; 402 says nothing else."""
 
@@ -187,13 +195,12 @@ def is_quota_spent(status: int, headers: Mapping[str, str], text: str) -> bool:
     return spent and "retry-after" not in headers and not RATE_WORDS.search(text)
 
 
-def refuses_role(response: httpx.Response, *, last: bool) -> bool:
+def refuses_role(response: httpx.Response, client: EndpointClient, *, last: bool) -> bool:
     """Whether an answer refuses all calls of a role; a spent quota does so in the last attempt of a call."""
     status = response.status_code
-    unknown = is_unknown_model(status, response.text)
-    return (
-        status in REFUSED_KEY or unknown or (last and is_quota_spent(status, response.headers, response.text))
-    )
+    if status == 401 or (last and is_quota_spent(status, response.headers, response.text)):
+        return True
+    return (status in DOUBTFUL or is_unknown_model(status, response.text)) and client.observe_refusal()
 
 
 def is_unknown_model(status: int, text: str) -> bool:

@@ -72,6 +72,14 @@ def read_delta(chunk: Any) -> str:
     return ""
 
 
+def is_last_chunk(chunk: Any) -> bool:
+    """Whether a chunk says why the answer ended; only its usage and the end mark can follow."""
+    match chunk:
+        case {"choices": [{"finish_reason": str(reason)}, *_]}:
+            return reason != ""
+    return False
+
+
 def _read_index(call: Mapping[Any, Any]) -> int:
     index = call.get("index")
     return index if isinstance(index, int) else 0

@@ -7,18 +7,18 @@ limit, logs each failure, and reports the usage of the last attempt only.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, ClassVar, Generic, Literal, Self, TypeVar, cast
 
 import instructor
-from instructor.core.exceptions import IncompleteOutputException
 from instructor.v2 import Provider, mode_registry
 from openai.types.chat import ChatCompletion
 from pydantic import BaseModel, ValidationError, ValidationInfo, model_validator
 
-from reflact.errors import ProviderError, UnknownModel
+from reflact.errors import ProviderError, RequestRefused, UnknownModel
 from reflact.jsonutil import describe_problems, replace_surrogates
+from reflact.llm.pricing import CAP_NAMES
 from reflact.messages import CUT_OFF, Message, ReplyModel
 
 Body = dict[str, Any]
@@ -46,10 +46,31 @@ REASON_CHARACTERS = 500
 FORMAT_REFUSALS = frozenset({400, 404, 415, 422, 501})
 """Statuses with which endpoints refuse an unknown format."""
 
-R = TypeVar("R", bound=ReplyModel)
+UNKNOWN_FIELD = re.compile("(un|not )(supported|recogni[sz]ed|known|expected|permitted)|extra", re.IGNORECASE)
+"""Words of endpoints that do not know a field of a request."""
+
+NAMES = "think|seed:think|THINK"
+"""The names of thoughts: of DeepSeek, Qwen and many others, of Seed, and of Magistral in brackets."""
+
+OPENING = re.compile(rf"[<\[](?:{NAMES})[>\]]")
+CLOSING = re.compile(rf"(?<![`'\"])[<\[]/(?:{NAMES})[>\]]|[<\[]/(?:{NAMES})[>\]](?![`'\"])")
+"""The mark after thoughts; one between quotes or backticks is a quotation."""
+
+MARK = re.compile(rf"[<\[]/?(?:{NAMES})[>\]]")
+
+CHANNEL = re.compile(r"\s*<\|(?:channel|start)\|>")
+FINAL_CHANNEL = re.compile(r"<\|channel\|>final\b[^<]*(?:<\|constrain\|>[^<]*)?<\|message\|>")
+MESSAGE_END = re.compile(r"<\|(?:end|return|start|call)\|>")
+
+BLOCK = re.compile(r"^[ \t]*(`{3,}|~{3,})[^`\n]*\n(.*?)(?:^[ \t]*(\1)[ \t]*$|\Z)", re.MULTILINE | re.DOTALL)
+"""A code block, with its text and its closing fence; one that is not closed reaches to the end."""
+
+OBJECT_START = re.compile(r'\{\s*"')
 
 _JSON_STRING = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
 _ESCAPES = str.maketrans({"\n": "\\n", "\r": "\\r", "\t": "\\t"})
+
+R = TypeVar("R", bound=ReplyModel)
 
 
 class InvalidReply(Exception):
@@ -57,6 +78,10 @@ class InvalidReply(Exception):
 
     def __init__(self, reason: str) -> None:
         super().__init__(replace_surrogates(" ".join(reason.split())[:REASON_CHARACTERS]))
+
+
+class NoFormat(InvalidReply):
+    """An answer has nothing of the format that was asked for, as if its endpoint ignored that."""
 
 
 class Conversation(Generic[R]):
@@ -75,6 +100,7 @@ class Conversation(Generic[R]):
         check: Callable[[R], None] | None = None,
     ) -> None:
         self._type = reply_type
+        self._mode = mode
         self._check = check
         self.body: Body = {"messages": [{"role": m.role, "content": m.content} for m in messages]}
         self._handlers: Any = None
@@ -91,19 +117,20 @@ class Conversation(Generic[R]):
         Raises:
             InvalidReply: The answer holds no valid reply.
         """
-        message = completion.choices[0].message
+        choice = completion.choices[0]
+        message = choice.message
         try:
             if self._handlers is None:
                 text = message.content if message.content is not None else message.refusal
-                plain = self._type.model_validate({"text": text or ""})
+                plain = self._type.model_validate({"text": remove_thoughts(text or "")})
                 if self._check is not None:
                     self._check(plain)
                 return plain
             if message.refusal:
                 raise InvalidReply(f"it was a refusal: {message.refusal}")
+            if choice.finish_reason == "length":
+                raise InvalidReply(f"it was {CUT_OFF}; be shorter")
             parsed = self._read(completion)
-        except IncompleteOutputException:
-            raise InvalidReply(f"it was {CUT_OFF}; be shorter") from None
         except ValidationError as error:
             raise InvalidReply(describe_problems(error)) from None
         except ValueError as error:
@@ -111,23 +138,43 @@ class Conversation(Generic[R]):
         return cast("R", self._type.model_construct(parsed.model_fields_set, **parsed.__dict__))
 
     def _read(self, completion: ChatCompletion) -> BaseModel:
-        """Return the validated value; if its texts hold raw line breaks, which JSON forbids, they are read as meant."""
+        """Return the validated value of the first reading that is JSON; the answer then has no other text.
 
-        def read() -> BaseModel:
-            value: BaseModel = self._handlers.response_parser(
-                completion, self._bound, validation_context={"check": self._check}, strict=True
-            )
-            return value
+        Some servers write a function's arguments as text, or a text as a function's arguments.
+        """
+        message = completion.choices[0].message
+        holder: Any = message
+        name, mode = "content", HANDLERS["json_schema"]
+        if message.tool_calls and (self._mode == "tools" or not message.content):
+            holder = cast("Any", message.tool_calls[0]).function
+            name, mode = "arguments", HANDLERS["tools"]
+        handlers: Any = mode_registry.get_handlers(Provider.OPENAI, mode)
+        failure: ValidationError | None = None
+        for reading in list_readings(getattr(holder, name) or ""):
+            setattr(holder, name, reading)
+            try:
+                value: BaseModel = handlers.response_parser(
+                    completion, self._bound, validation_context={"check": self._check}, strict=True
+                )
+            except ValidationError as error:
+                if error.errors()[0]["type"] != "json_invalid":
+                    raise
+                failure = error
+            else:
+                return value
+        assert failure is not None
+        kind = InvalidReply if reading.lstrip()[:1] in {"", "{"} else NoFormat
+        raise kind(describe_problems(failure))
 
+    def find_missing_format(self, completion: ChatCompletion) -> NoFormat | None:
+        """Return what is missing if an answer has nothing of the format; None if it has, valid or not."""
         try:
-            return read()
-        except ValidationError as error:
-            message = completion.choices[0].message
-            escaped = escape_line_breaks(message.content or "")
-            if escaped == message.content or error.errors()[0]["type"] != "json_invalid":
-                raise
-            message.content = escaped
-        return read()
+            self.parse(completion)
+        except NoFormat as missing:
+            return missing
+        except InvalidReply:
+            pass
+        return None
 
     def send_back(self, completion: ChatCompletion, invalid: InvalidReply) -> None:
         """Add an invalid reply and its reason to the conversation."""
@@ -143,9 +190,55 @@ class Conversation(Generic[R]):
         self.body["messages"][-1]["content"] = ask
 
 
+def remove_thoughts(text: str) -> str:
+    """Return an answer without the thoughts before it; it is empty if there are thoughts alone.
+
+    Thoughts begin the text and end at the first closing mark that is not quoted. The opening mark may be missing, since
+    many servers put it into the prompt; then a closing mark in code, or after an opening one, belongs to the answer.
+    Of the channels of harmony, the last final one is the answer.
+    """
+    if CHANNEL.match(text):
+        _, *finals = FINAL_CHANNEL.split(text)
+        return MESSAGE_END.split(finals[-1])[0].strip() if finals else ""
+    answer = start = text.lstrip()
+    while opening := OPENING.match(answer):
+        closing = CLOSING.search(answer, opening.end())
+        answer = "" if closing is None else answer[closing.end() :].lstrip()
+    if answer is not start:
+        return answer
+    closing = CLOSING.search(text) if "</think>" in text else None
+    before = "" if closing is None else text[: closing.start()]
+    in_code = before.count("```") % 2 or before.rpartition("\n")[2].count("`") % 2
+    return text if closing is None or in_code or OPENING.search(before) else text[closing.end() :].lstrip()
+
+
+def list_readings(text: str) -> Iterator[str]:
+    """Yield the texts that may be the JSON of a reply: all of it, its answer, and the answer's last code block.
+
+    Only a whole block counts, with no JSON after it and no mark of thoughts beside it, since it could be a draft. Each
+    is also read with escapes in place of raw line breaks and tabs in strings, as some local servers need.
+    """
+    yield text
+    yield escape_line_breaks(text)
+    answer = remove_thoughts(text)
+    for reading in (answer, _find_last_block(answer)):
+        if reading != text:
+            yield reading
+            yield escape_line_breaks(reading)
+
+
 def escape_line_breaks(text: str) -> str:
-    """Return JSON whose strings have escapes in place of raw line breaks and tabs, as some local servers need."""
+    """Return JSON whose strings have escapes in place of raw line breaks and tabs."""
     return _JSON_STRING.sub(lambda match: match[0].translate(_ESCAPES), text)
+
+
+def _find_last_block(answer: str) -> str:
+    """Return the text of the last code block if it can be no draft, or else all of the answer."""
+    *_, last = [None, *BLOCK.finditer(answer)]
+    if last is None or not last[3]:
+        return answer
+    before, after = answer[: last.start()], answer[last.end() :]
+    return answer if MARK.search(before + after) or OBJECT_START.search(after) else last[2]
 
 
 class _Bound(instructor.OpenAISchema):
@@ -208,9 +301,16 @@ def _simplify(node: Any, definitions: Body) -> Any:
     return plain
 
 
-def refuses_format(error: ProviderError) -> bool:
+def refuses_format(error: ProviderError | RequestRefused) -> bool:
     """Whether an endpoint refuses the format of a request; some fail with 500 and name the unknown field."""
     if isinstance(error, UnknownModel) or error.status is None:
         return False
-    named = any(field in str(error) for field in ("response_format", "tool_choice"))
+    named = any(field in error.answer for field in ("response_format", "tool_choice"))
     return error.status in FORMAT_REFUSALS or (named and error.status >= 500)
+
+
+def find_refused_cap(refusal: str, body: Mapping[str, Any]) -> str | None:
+    """Return the name of a request's cap if an endpoint refuses it because of its name; else None."""
+    sent = [name for name in CAP_NAMES if name in body]
+    is_named = len(sent) == 1 and re.search(rf"\b{sent[0]}\b", refusal)
+    return sent[0] if is_named and UNKNOWN_FIELD.search(refusal) else None

@@ -272,6 +272,17 @@ def format_count(number: int) -> str:
     return f"{number / 1e9:.3g}G"
 
 
+SHOWN_ITEMS = 5
+"""Items that a line names."""
+
+
+def list_items(item_ids: Iterable[str], noun: str = "item") -> str:
+    """Return the number of items and the first of their names."""
+    ids = tuple(dict.fromkeys(item_ids))
+    more = f" and {len(ids) - SHOWN_ITEMS} more" if len(ids) > SHOWN_ITEMS else ""
+    return f"{name_count(len(ids), noun)}: {', '.join(ids[:SHOWN_ITEMS])}{more}"
+
+
 def name_count(count: int, noun: str, plural: str | None = None) -> str:
     """Return a count with its noun: ``1 trace``, ``1,200 traces``."""
     return f"{count:,} {noun if count == 1 else plural or noun + 's'}"

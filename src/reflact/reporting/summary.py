@@ -236,7 +236,7 @@ def print_summary(console: Console, summary: RunSummary, folder: Path) -> None:
         say(line)
     if summary.faults:
         kinds = ", ".join(f"{fault.count} x {fault.kind}" for fault in summary.faults)
-        say(f"failed attempts of calls: {kinds}")
+        say(f"faults of calls: {kinds}")
     for name, what in RUN_FILES:
         if (folder / name).exists() and (is_complete or name != "best_skill.md"):
             is_initial = name == "best_skill.md" and not has_better_skill(summary)

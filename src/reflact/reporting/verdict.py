@@ -10,7 +10,14 @@ from pydantic import JsonValue
 from reflact.config.models import is_small_model
 from reflact.gate.intervals import CLAIM_LEVEL, wilson_interval
 from reflact.records import Claim, Improvement, RunStatus, RunSummary, SkillScore, SkillVersion, Usage
-from reflact.reporting.lines import ACTION_WORDS, format_count, format_duration, format_score, name_count
+from reflact.reporting.lines import (
+    ACTION_WORDS,
+    format_count,
+    format_duration,
+    format_score,
+    list_items,
+    name_count,
+)
 from reflact.stages.null_answers import describe_constant
 from reflact.stages.ranked_evaluation import name_times
 from reflact.types import GateAction, RaceEntry, Skill, Split
@@ -32,9 +39,6 @@ OFTEN_WRONG = 0.5
 
 FEW_STEPS = 8
 """A run of fewer steps has tried few edits."""
-
-SHOWN_EXAMPLES = 5
-"""Worked examples that a line names by their items."""
 
 NO_BETTER = "No better document was found; best_skill.md is your initial one."
 
@@ -64,16 +68,23 @@ def describe_result(summary: RunSummary) -> str:
     best = summary.best
     if summary.status != "completed":
         return _describe_stop(summary)
+    caveats = (*_describe_lost(summary), *describe_controls(summary))
     if summary.claim is not None:
-        return " ".join((_describe_claim(summary, summary.claim), *describe_controls(summary)))
+        return " ".join((_describe_claim(summary, summary.claim), *caveats))
     if best is None:
         return "Nothing was measured."
     if best.number == 0:
         score = summary.score("baseline", Split.test) or summary.score("baseline", Split.val)
         result = () if score is None else (f"Its result: {_describe_score(score)}.",)
-        return " ".join((NO_BETTER, *result, *describe_controls(summary)))
+        return " ".join((NO_BETTER, *result, *caveats))
     reason = f": {summary.missing[0]}" if summary.missing else ""
     return f"The best document is {_describe_version(best)}. Its gain was not measured at the end{reason}."
+
+
+def _describe_lost(summary: RunSummary) -> tuple[str, ...]:
+    """Return how many rollouts of the last split have no score, as sentences."""
+    lost = max((s.unmeasured for s in summary.scores if s.split is summary.scores[-1].split), default=0)
+    return (f"Not counted: {name_count(lost, 'rollout')} without a score.",) if lost else ()
 
 
 def find_doubt(summary: RunSummary) -> str | None:
@@ -177,12 +188,9 @@ def describe_skill_cost(summary: RunSummary) -> str:
 
 def describe_examples(version: SkillVersion) -> str:
     """Return whose text a document holds in its worked examples, as the end of a sentence; empty without any."""
-    examples = version.examples
-    if not examples:
+    if not version.examples:
         return ""
-    ids = ", ".join(example.item_id for example in examples[:SHOWN_EXAMPLES])
-    more = f" and {len(examples) - SHOWN_EXAMPLES} more" if len(examples) > SHOWN_EXAMPLES else ""
-    return f", and holds the text of {name_count(len(examples), 'train item')}: {ids}{more}"
+    return f", and holds the text of {list_items((e.item_id for e in version.examples), 'train item')}"
 
 
 def describe_gain(skill: str, other: str, gain: Improvement, noun: str = "item") -> str:
@@ -302,7 +310,7 @@ def _advise_after_stop(summary: RunSummary) -> str:
     if (summary.reason or "").startswith(NO_REPORTS):
         other = "add --fork (in Python: fork=True), or name another out_dir"
         return f"mend the cause, then start another run, since these steps are decided: {other}"
-    return f"mend the cause, then {again}"
+    return f"mend the cause, then {again}, with --fork (in Python: fork=True) if keys changed"
 
 
 def format_usd(usd: float) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from reflact.errors import ContextOverflow, ReplyError
+from reflact.errors import CallError, ContextOverflow, RequestRefused
 from reflact.messages import CallId, NoReply, RenderedPrompt
 from reflact.prompts import PromptBook
 from reflact.protocols import LLM, DecisionLog, R
@@ -52,7 +52,7 @@ class StageContext:
         check: Callable[[R], None] | None = None,
         shorten: Callable[[], Mapping[str, str]] | None = None,
     ) -> R | NoReply:
-        """Return the optimizer's reply, or ``NoReply`` if no attempt was valid or the prompt was too long.
+        """Return the optimizer's reply, or ``NoReply`` if no attempt was valid, or the prompt was too long or refused.
 
         If the prompt is too long, the call is repeated once with the variables of ``shorten``. That and a
         missing reply are logged before they are used, so that a resumed run does the same. The purpose of the
@@ -60,7 +60,7 @@ class StageContext:
         be used.
 
         Raises:
-            ProviderError: The endpoint refused, failed or could not be reached; nothing is logged.
+            ProviderError: The endpoint refuses all calls, failed or could not be reached; nothing is logged.
         """
 
         def render(variables: Mapping[str, str]) -> RenderedPrompt:
@@ -106,6 +106,8 @@ class StageContext:
                     raise
                 await self.decision_log.put(self.step, shortened, str(error))
             return await ask(shorten())
-        except (ReplyError, ContextOverflow) as error:
+        except CallError as error:
+            if isinstance(error, RequestRefused) and not error.answers_others:
+                raise
             await self.decision_log.put(self.step, no_reply, str(error))
             return NoReply(reason=str(error))

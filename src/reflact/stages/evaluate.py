@@ -11,11 +11,10 @@ from reflact.gate.greater_mean import (
     GateSettings,
     Ruling,
     ScorePair,
+    check_coverage,
     choose_repeats,
     decide,
-    explain_coverage,
     find_unconfirmed,
-    has_coverage,
     has_disagreement,
 )
 from reflact.records import weigh_scores
@@ -60,6 +59,8 @@ class GateMetric(FrozenModel):
             current=self.score_rollout(current),
             candidate_solved=None if candidate.score is None else not is_failure(candidate, self.threshold),
             current_solved=None if current.score is None else not is_failure(current, self.threshold),
+            candidate_refused=candidate.refused,
+            current_refused=current.refused,
         )
 
     def score_measurement(self, measurement: Measurement) -> float | None:
@@ -194,12 +195,11 @@ async def force_accept(
     """Return the verdict if the gate is off: accepted if enough of one pass could be measured."""
     pairs = await roll_out_pairs(candidate, current, settings.item_ids, trial=0, run_pass=run_pass)
     scores = [metric.score_pair(*pair) for pair in pairs]
+    ruling = check_coverage(settings.coverage, scores)
+    if ruling is not None:
+        return _build_result(pairs, pairs, candidate, current, ruling, metric=metric)
     ruling = Ruling(action="accept", reason="The gate is off: every candidate is accepted.")
-    if not has_coverage(settings.coverage, scores):
-        ruling = Ruling(action="unmeasured", reason=explain_coverage(settings.coverage, scores))
     result = _build_result(pairs, pairs, candidate, current, ruling, metric=metric)
-    if ruling.action == "unmeasured":
-        return result
     return _change_verdict(result, action="force_accept", reason=ruling.reason)
 
 

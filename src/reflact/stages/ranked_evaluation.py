@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from pydantic import Field
 
-from reflact.gate.greater_mean import VETO_TRIALS, count_required, explain_veto
+from reflact.gate.greater_mean import MAX_UNMEASURED_GAP, VETO_TRIALS, count_required, explain_veto
 from reflact.gate.ranked_decision import (
     REJECT_BELOW,
     ItemScores,
@@ -79,12 +79,11 @@ class RankedEvaluator:
             first = None
             passes = self._passes[version]
             rollouts = await self._run_pass(skills[version], len(passes), settings.item_ids)
-            measured = sum(rollout.score is not None for rollout in rollouts)
-            if measured < count_required(settings.coverage, n):
-                passes.append(rollouts)
-                reason = f"Only {measured} of {n} items are measured; the gate needs a share of {settings.coverage:g}."
-                return self._build_result(Verdict(action="unmeasured", reason=reason, deterministic=False))
             other = next(iter(skills.keys() - {version}))
+            usual = self._passes[other] if version == candidate.hash else ()
+            if (lack := self._check_coverage(rollouts, usual)) is not None:
+                passes.append(rollouts)
+                return self._build_result(lack)
             result = build_pass(
                 ranking,
                 version,
@@ -95,6 +94,24 @@ class RankedEvaluator:
             ranking = ranking.add_pass(result)
             passes.append(rollouts)
         return self._build_result(await self._decide(candidate, current, ranking, known))
+
+    def _check_coverage(
+        self, rollouts: Sequence[Rollout], others: Sequence[Sequence[Rollout]]
+    ) -> Verdict | None:
+        """Return the verdict if a pass measured too little; as a rejection if only this version's items are refused."""
+        n, share = len(rollouts), self._settings.coverage
+        usual = {r.item_id for each in others for r in each if r.score is not None}
+        own = sum(r.refused and r.item_id in usual for r in rollouts)
+        measured = sum(r.score is not None for r in rollouts)
+        is_barred = 100 * own > MAX_UNMEASURED_GAP * n
+        if not is_barred and measured >= count_required(share, sum(not r.refused for r in rollouts)):
+            return None
+        refused = f" The endpoint refuses {own} that the other skill has." if own else ""
+        return Verdict(
+            action="reject" if is_barred else "unmeasured",
+            reason=f"Only {measured} of {n} items are measured; the gate needs a share of {share:g}.{refused}",
+            deterministic=False,
+        )
 
     async def _decide(self, candidate: Skill, current: Skill, ranking: Ranking, known: int) -> Verdict:
         posterior, kept = Posterior(ranking), ranking.list_contenders(self._settings.kept)

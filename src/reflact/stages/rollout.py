@@ -25,8 +25,10 @@ from reflact.errors import (
     InterfaceError,
     ReflactError,
     ReplyError,
+    RequestRefused,
     RunFailed,
     StoreError,
+    UnknownModel,
     WorkerLost,
 )
 from reflact.gate.greater_mean import count_required
@@ -103,14 +105,14 @@ async def log_unmeasured(rollouts: Sequence[Rollout], *, decision_log: DecisionL
 
 
 def require_coverage(rollouts: Sequence[Rollout], coverage: float) -> None:
-    """Check that enough rollouts are measured.
+    """Check that enough rollouts are measured; those that are refused for ever do not count.
 
     Raises:
         RunFailed: No rollout is measured, or less than the share ``coverage``, 0..1; see ``count_required``.
     """
     missing = [r for r in rollouts if r.score is None]
     measured = len(rollouts) - len(missing)
-    if missing and measured < count_required(coverage, len(rollouts)):
+    if missing and measured < count_required(coverage, sum(not r.refused for r in rollouts)):
         first = f"the first failure: {missing[0].error}"
         raise RunFailed(f"only {measured} of {len(rollouts)} rollouts could be measured; {first}")
 
@@ -287,10 +289,12 @@ class RolloutRunner:
     async def roll_out_pass(self, items: Sequence[Item], skill: Skill, *, trial: int) -> tuple[Rollout, ...]:
         """Return one trial of the items, in their order; the caller logs unmeasured rollouts.
 
-        An unmeasured rollout is retried once after all others have finished. Raises as ``roll_out``.
+        An unmeasured rollout is retried once after all others have finished, unless it is refused. Raises as
+        ``roll_out``.
         """
         first = await self.roll_out(items, skill, coverage=None, trial=trial)
-        lost = [item for item, rollout in zip(items, first, strict=True) if rollout.score is None]
+        pairs = zip(items, first, strict=True)
+        lost = [item for item, rollout in pairs if rollout.score is None and not rollout.refused]
         if not lost:
             return first
         jobs = [self.make_job(item, skill, trial) for item in lost]
@@ -384,14 +388,14 @@ class RolloutRunner:
     async def _run_new(self, job: RolloutJob, tries: int = MAX_TRIES) -> Rollout:
         blank = Rollout(key=job.key, item_id=job.item.id, skill_hash=job.skill.hash, trial=job.trial)
         if (logged := self._logged.get(label_unmeasured(job.key))) is not None:
-            return blank.model_copy(update={"error": str(logged)})
+            return blank.model_copy(update={"error": str(logged), "refused": True})
         session: Session | None = None
         item = copy_item(job.item)
         try:
             session = start_session(self.target, item, job.skill, rollout=job.key)
             seed = derive_rollout_seed(job.item, job.trial)
             graded = await run_environment(self.environment, item, session, seed=seed)
-        except (AccessDenied, BudgetSpent, CassetteError, RunFailed, StoreError):
+        except (AccessDenied, BudgetSpent, CassetteError, RunFailed, StoreError, UnknownModel):
             raise
         except (ContextOverflow, ReplyError) as error:
             graded = Grade(score=Score.of(0), answer="", feedback=str(error))
@@ -404,7 +408,11 @@ class RolloutRunner:
             if not isinstance(error, ReflactError) or isinstance(error, EnvironmentFailure):
                 reason = describe_exception(job.item, error, self.target, session)
                 reason = await self.on_exception(job, error, reason)
-            failed = {"error": replace_surrogates(reason), "turns": _read_turns(session)}
+            failed = {
+                "error": replace_surrogates(reason),
+                "turns": _read_turns(session),
+                "refused": isinstance(error, RequestRefused | BadRequest),
+            }
             return blank.model_copy(update=failed)
         feedback = graded.feedback if self.feedback else None
         finished = blank.model_copy(

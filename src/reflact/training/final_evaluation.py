@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from pydantic import TypeAdapter
+from pydantic import Field, TypeAdapter
 
 from reflact import events
 from reflact.concurrency import start_ahead
@@ -111,12 +111,13 @@ class NullAnswerGrader:
 
 
 class FinalMeasurements(FrozenModel):
-    """The final measurements; ``missing`` names each measurement that failed, with the reason."""
+    """The final measurements; ``missing`` names each one that failed, and ``unmeasured`` items, with the reason."""
 
     scores: tuple[SkillScore, ...] = ()
     improvements: tuple[Improvement, ...] = ()
     claim: Claim | None = None
     missing: tuple[str, ...] = ()
+    unmeasured: dict[str, str | None] = Field(default_factory=dict)
 
 
 @dataclass
@@ -246,6 +247,8 @@ class FinalEvaluator:
                 self._add_missing(f"{name} on {split.value}: {error}")
                 continue
             rollouts[name] = tuple(rollout for trial in trials for rollout in trial)
+            lost = {rollout.item_id: rollout.error for rollout in rollouts[name] if rollout.score is None}
+            self.measured = self.measured.model_copy(update={"unmeasured": lost | self.measured.unmeasured})
             items, metric = self.runtime.plan.data.items(split), self.gate_keeper.metric
             score = score_skill(name, skill, split, rollouts[name], items, metric=metric)
             is_selected = self._is_selected(name, skill, split, state)

@@ -13,7 +13,7 @@ from reflact.concurrency import finish_if_cancelled, run_beside
 from reflact.config.training import TrainerConfig
 from reflact.errors import RunFailed, Unmeasured
 from reflact.llm.pricing import BYTES_PER_TOKEN
-from reflact.messages import CallId, Message, RenderedPrompt, Text
+from reflact.messages import NO_VALID_REPLY, CallId, Message, RenderedPrompt, Text
 from reflact.protocols import Approver, EventCallback, ProbedTarget
 from reflact.records import (
     CommitRecord,
@@ -39,12 +39,19 @@ from reflact.training.state import (
     build_commit_events,
     build_first_state,
     find_stop_reason,
+    find_unmeasured,
     summarize_history,
     version_hashes,
 )
 from reflact.training.step import StepRunner, find_search_end
 from reflact.training.timing import StageTimer
-from reflact.training.trouble import FailureLog, advise_on_replies
+from reflact.training.trouble import (
+    FailureLog,
+    advise_on_replies,
+    describe_refused,
+    describe_unmeasured,
+    list_answer_faults,
+)
 from reflact.types import Skill, Split
 
 TIME_RECORD_SECONDS = 1.0
@@ -156,7 +163,9 @@ class Run:
         if status == "failed":
             await self._store.forget_responses(self._runtime.rejected)
         seconds = await self._store.add_seconds(self.id, *self._timer.read_and_reset())
-        measured = self.final_evaluator.measured
+        measured, records = self.final_evaluator.measured, await self._store.records(self.id)
+        lost = dict.fromkeys(find_unmeasured(records)) | measured.unmeasured
+        losses = (describe_unmeasured(lost), describe_refused([r for each in records for r in each.reports]))
         summary = RunSummary(
             version=metadata.version("reflact"),
             run_id=self.id,
@@ -166,7 +175,11 @@ class Run:
             improvements=measured.improvements,
             claim=measured.claim,
             missing=measured.missing,
-            warnings=self._warnings,
+            warnings=(
+                *self._warnings,
+                *(loss for loss in losses if loss is not None),
+                *await list_answer_faults(self._store, self.id, self._config),
+            ),
             spend=await self._store.spend(self.id),
             stages=await self._store.stage_times(self.id),
             step_costs=sum_step_costs(await self._store.stage_costs(self.id)),
@@ -178,9 +191,7 @@ class Run:
             critic=self._describe_critic(self._plan.critic),
             annotated_by=self._describe_critic(self._plan.notes_critic),
         )
-        summary = summarize_history(
-            summary, await self._store.records(self.id), await self._store.epochs(self.id), self.state
-        )
+        summary = summarize_history(summary, records, await self._store.epochs(self.id), self.state)
         summary = summary.model_copy(update={"added_tokens": await self._count_added_tokens(summary)})
         summary = summary.model_copy(update={"verdict": describe_verdict(summary)})
         await self._store.finish(self.id, status, reason, summary.model_dump_json())
@@ -416,7 +427,10 @@ def require_reports(records: Sequence[StepRecord], config: TrainerConfig) -> Non
     is_measured = any(record.race for record in records)
     if reasons and None not in reasons and not is_measured:
         reason = str(reasons[0])
+        advice = f". To mend it, {advise_on_replies('optimizer', config, reason)}" * (
+            NO_VALID_REPLY in reason
+        )
         raise RunFailed(
             f"{NO_REPORTS} in {name_count(len(records), 'step')}, so nothing could be learned; the first reason: "
-            f"{reason}. To mend it, {advise_on_replies('optimizer', config, reason)}"
+            f"{reason}{advice}"
         )

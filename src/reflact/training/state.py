@@ -268,6 +268,14 @@ def summarize_history(
     )
 
 
+def find_unmeasured(records: Sequence[StepRecord]) -> tuple[str, ...]:
+    """Return the train items that have no score in the last step that drew them."""
+    last = {
+        item_id: item_id in record.rollout.unmeasured for record in records for item_id in record.item_ids
+    }
+    return tuple(item_id for item_id, is_lost in last.items() if is_lost)
+
+
 def _summarize_epoch(records: Sequence[StepRecord], end: EpochRecord | None) -> EpochStats:
     last = records[-1] if end is None else end
     return EpochStats(

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 
+from reflact import events
 from reflact.data import plan_epoch
 from reflact.gate.ranked_decision import REJECT_BELOW
 from reflact.records import RunState, StepRecord, Usage
@@ -34,6 +35,7 @@ from reflact.training.setup import RunPlan, Runtime
 from reflact.training.sources import list_sources, propose
 from reflact.training.state import create_versions, find_current, name_documents, replaces_best
 from reflact.training.timing import StageTimer
+from reflact.training.trouble import describe_refused
 from reflact.types import (
     AggregateResult,
     AnalystReport,
@@ -115,6 +117,9 @@ class StepRunner:
             ),
         )
         proposed = await propose(source.name, work, self.runtime, self.scheduler, self.timer)
+        if (refused := describe_refused(proposed.reports)) is not None:
+            warning = events.WarningIssued(run_id=self.runtime.run_id, step=step, message=refused)
+            await self.scheduler.on_event(warning)
         async with self.timer.stage("evaluate", step=step):
             judged = await self._judge(proposed, skill, state, step, earlier)
         verdict, candidate, rollouts = judged.verdict, judged.candidate, proposed.rollouts

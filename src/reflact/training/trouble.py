@@ -7,22 +7,23 @@ import os
 import shlex
 import traceback
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 
 from reflact import events
-from reflact.config.models import SECRET_NAME
+from reflact.config.models import SECRET_NAME, is_small_model
 from reflact.config.training import TrainerConfig
 from reflact.errors import ConfigError, EnvironmentFailure, ReflactError, RunFailed
 from reflact.jsonutil import replace_surrogates
-from reflact.messages import CUT_OFF, CallReservation
+from reflact.messages import CUT_OFF, MAX_BROKEN_STREAMS, NO_VALID_REPLY, CallReservation
 from reflact.protocols import CatchExits, EventCallback, RunStore, read_text
 from reflact.records import CodeFailure, FaultKind, Usage
-from reflact.reporting.lines import escape_controls, shorten_reason
+from reflact.reporting.lines import escape_controls, list_items, shorten_reason
 from reflact.stages.rollout import RolloutJob
 from reflact.training.cost_estimate import PREFLIGHT
+from reflact.types import AnalystReport
 
 LOGGER = logging.getLogger("reflact")
 
@@ -39,6 +40,9 @@ OUTAGES: frozenset[FaultKind] = frozenset(
 
 LAST_ATTEMPTS, MIN_ATTEMPTS = 20, 10
 """The attempts of an endpoint that are watched, and the least of them that can be a storm, if half of them failed."""
+
+MIN_ANSWERS, FAULTY_SHARE = 20, 0.1
+"""A tenth of the target's answers that are cut or empty is reported, and after 20 answers while the run goes on."""
 
 MUTE_CALLS = 3
 """The calls of a role without a valid reply, and none with one, after which it counts as mute."""
@@ -62,6 +66,8 @@ class RunWatch:
         self._known: set[str] = set()
         self._attempts: dict[str, deque[FaultKind | None]] = {}
         self._calls: dict[str, int | None] = {}
+        self._faults: Counter[tuple[str, FaultKind]] = Counter()
+        self._n_answers = 0
 
     def follow(self, on_event: EventCallback) -> EventCallback:
         """Return a callback that passes events on, and watches the ends of calls."""
@@ -75,6 +81,7 @@ class RunWatch:
 
     def observe_attempt(self, call: CallReservation, usage: Usage, fault: FaultKind | None) -> None:
         """Take an attempt of a call."""
+        self._observe_answer(call.role, usage, fault)
         last = self._attempts.setdefault(call.endpoint, deque(maxlen=LAST_ATTEMPTS))
         last.append(fault if fault in OUTAGES else None)
         failed = Counter(kind for kind in last if kind is not None)
@@ -87,6 +94,22 @@ class RunWatch:
                 f"{failed.total()} of the last {len(last)} requests to {call.endpoint} failed ({kinds}). They are "
                 f"retried. If it goes on, {lower}stop the run and resume it later",
             )
+
+    def _observe_answer(self, role: str, usage: Usage, fault: FaultKind | None) -> None:
+        self._n_answers += usage.calls if role == "target" else 0
+        if fault is None:
+            return
+        self._faults[role, fault] += 1
+        if fault == "broken stream" and self._faults[role, fault] == MAX_BROKEN_STREAMS:
+            self._warn(
+                f"streams {role}",
+                f"{MAX_BROKEN_STREAMS} streams of models.{role} broke off, so its replies are asked for without streams "
+                f"from now on, and have no drafts. To do so from the start, set models.{role}.stream to false",
+            )
+        counts = {kind: count for (own, kind), count in self._faults.items() if own == role}
+        if fault == "cut prompt" or self._n_answers >= MIN_ANSWERS:
+            for subject, message in describe_answer_faults(counts, self._n_answers, self._config):
+                self._warn(f"{subject} of {role}", message)
 
     def observe_call(self, event: events.ModelCallFinished) -> None:
         """Take the end of a call, whose reply was valid or not.
@@ -113,21 +136,61 @@ class RunWatch:
             self._post(events.WarningIssued(run_id=self._run_id, message=message))
 
 
+def describe_answer_faults(
+    counts: Mapping[FaultKind, int], n_answers: int, config: TrainerConfig
+) -> Iterator[tuple[str, str]]:
+    """Yield the subject and words of each fault of prompts, and of a tenth of the target's answers, with what to do."""
+    if n_prompts := counts.get("cut prompt"):
+        yield (
+            "prompts",
+            f"prompts with more than eight characters for each token that its server counted: {n_prompts:,}. It probably "
+            "cut off their beginning, with the instructions. Raise its context (num_ctx of Ollama), or shorten the texts",
+        )
+    n_cut, n_empty = counts.get("cut answer", 0), counts.get("empty answer", 0)
+    if n_cut + n_empty > 0 and n_cut + n_empty >= FAULTY_SHARE * n_answers:
+        key, cap = "models.target.max_tokens", config.models.target.max_tokens
+        where, change = ("the server's limit", "set") if cap is None else (f"{key} ({cap:,})", "raise")
+        yield (
+            "answers",
+            f"of {n_answers:,} answers of the target, {n_cut:,} were cut off at {where} and {n_empty:,} were empty. If the "
+            f"model thinks first, or right answers are longer, {change} {key}",
+        )
+
+
+async def list_answer_faults(store: RunStore, run_id: str, config: TrainerConfig) -> tuple[str, ...]:
+    """Return the faults of prompts and of the target's answers over all starts of a run, with what to do."""
+    counts = {fault.kind: fault.count for fault in await store.faults(run_id)}
+    n_answers = sum(part.usage.calls for part in await store.spend(run_id) if part.role == "target")
+    return tuple(message for _, message in describe_answer_faults(counts, n_answers, config))
+
+
 def advise_on_replies(role: str, config: TrainerConfig, reason: str = "") -> str:
     """Return what to change if a role gives no valid reply for a reason; nothing that the configuration has already."""
     model, key = getattr(config.models, role), f"models.{role}"
-    advice = []
     if CUT_OFF in reason and model.max_tokens is not None:
-        advice.append(f"set {key}.max_tokens higher than {model.max_tokens:,}")
-    if role == "optimizer" and config.prompt_profile != "small":
-        advice.append("set preset: small, which suits models below about 3B parameters")
+        return f"set {key}.max_tokens higher than {model.max_tokens:,}"
+    if role == "optimizer" and config.prompt_profile != "small" and is_small_model(model.model):
+        return "set preset: small, which suits models below about 3B parameters"
     own = role == "optimizer" and not config.models.is_optimizer_separate
-    advice.append(
-        f"choose a larger {key}.model than {model.model}{', the model of the target' if own else ''}"
-    )
-    if role != "target" and model.mode == "auto":
-        advice.append(f"name a {key}.mode instead of auto, such as json")
-    return "; or ".join(advice)
+    return f"choose a larger {key}.model than {model.model}{', the model of the target' if own else ''}"
+
+
+def describe_refused(reports: Sequence[AnalystReport]) -> str | None:
+    """Return about which items an analyst's prompt was refused or too long, with the first reason; None if none was."""
+    refused = [r for r in reports if r.no_reply_reason and NO_VALID_REPLY not in r.no_reply_reason]
+    if not refused:
+        return None
+    items = [item_id for report in refused for item_id in report.item_ids]
+    reason = shorten_reason(" ".join(str(refused[0].no_reply_reason).split()))
+    return f"no analyst could be asked about {list_items(items)}; the first reason: {reason}"
+
+
+def describe_unmeasured(reasons: Mapping[str, str | None]) -> str | None:
+    """Return which items have no score in the end, with the first reason that is known; None if all have one."""
+    if not reasons:
+        return None
+    reason = next((f"; the first reason: {shorten_reason(text)}" for text in reasons.values() if text), "")
+    return f"no result counts {list_items(reasons)}{reason}"
 
 
 class FailureLog:

@@ -382,7 +382,7 @@ def _build_faults(summary: RunSummary) -> h.Node:
     faults = ", ".join(f"{fault.count:,} x {fault.kind}" for fault in summary.faults)
     return [
         tokens > 0 and h.p(".note")[f"Unfinished or uncounted calls may have used {tokens:,} more tokens."],
-        bool(faults) and h.p[f"Failed attempts of calls: {escape_line(faults)}."],
+        bool(faults) and h.p[f"Faults of calls: {escape_line(faults)}."],
     ]
 
 
