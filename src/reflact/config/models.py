@@ -20,7 +20,7 @@ from pydantic import (
     model_validator,
 )
 
-KeyProvider = Callable[[], Awaitable[str]]
+KeyProvider = Callable[[], Awaitable[str] | str]
 ModelOpener = Callable[[], object]
 CHANGEABLE: dict[str, JsonValue] = {"changeable": True}
 
@@ -152,7 +152,8 @@ class ModelConfig(ConfigSection):
         None,
         exclude=True,
         repr=False,
-        description="In Python only: an async function that returns the key; wins over `api_key_env`.",
+        description="In Python only: a function, async or not, that returns the key; wins over `api_key_env`. It is called "
+        "again if the endpoint refuses the key (401).",
     )
     auth: Literal["key", "token"] = changeable_field(
         "key",
@@ -194,8 +195,8 @@ class ModelConfig(ConfigSection):
     concurrency: int = changeable_field(
         8,
         ge=1,
-        description="Maximum of requests at the same time. If roles have the same endpoint, the strictest value applies to "
-        "all of them together, here and in the next three keys.",
+        description="Maximum of requests at the same time. If roles have the same endpoint and key, the strictest value "
+        "applies to all of them together, here and in the next three keys.",
     )
     requests_per_minute: int | None = changeable_field(
         None, ge=1, description="Maximum of requests per minute, evenly spaced; null: no limit."
@@ -209,6 +210,12 @@ class ModelConfig(ConfigSection):
     adaptive: bool = changeable_field(
         True, description="Adapt the rate to the endpoint when it answers 429 or 503."
     )
+    limits_group: str | None = changeable_field(
+        None,
+        min_length=1,
+        description="Roles and trainers of one process with the same endpoint and group share these limits; null: those "
+        "with the same key do.",
+    )
     max_retries: int = changeable_field(
         5,
         ge=0,
@@ -217,8 +224,8 @@ class ModelConfig(ConfigSection):
     outage_seconds: float = changeable_field(
         600.0,
         gt=0,
-        description="The run ends as failed if all requests to the endpoint fail for so many seconds. If roles have the same "
-        "endpoint, the strictest value applies.",
+        description="The run ends as failed if all requests to the endpoint fail for so many seconds. If roles share "
+        "limits, the strictest value applies.",
     )
     price: Price | None = changeable_field(
         None,
@@ -311,7 +318,7 @@ def refuse_secrets(value: dict[str, JsonValue]) -> dict[str, JsonValue]:
     return value
 
 
-CONNECTION_KEYS = ("model", "base_url", "api", "api_version", "api_key_env", "key", "mode")
+CONNECTION_KEYS = ("model", "base_url", "api", "api_version", "api_key_env", "key", "auth", "mode")
 PRICING_KEYS = ("price", "unpriced")
 """Keys that roles with the same model and endpoint share."""
 LIMIT_KEYS = (
@@ -319,6 +326,7 @@ LIMIT_KEYS = (
     "requests_per_minute",
     "tokens_per_minute",
     "adaptive",
+    "limits_group",
     "outage_seconds",
 )
 """Keys that roles with the same endpoint share; the strictest value counts for all of them anyway."""

@@ -39,6 +39,7 @@ from reflact.llm.rate_limit import LimitChange, endpoint_for
 from reflact.llm.redaction import (
     KeySource,
     RedactingTransport,
+    RenewingTransport,
     build_header_hook,
     redact_logs,
     refuse_key_in,
@@ -198,10 +199,11 @@ class Client:
         network = self._transport
         if network is None:
             network = await self._stack.enter_async_context(PooledTransport())
-        endpoint = self._stack.enter_context(endpoint_for(config, on_limit=self._on_limit))
+        endpoint = self._stack.enter_context(endpoint_for(config, self._secret, on_limit=self._on_limit))
         layers: tuple[Callable[[httpx.AsyncBaseTransport], httpx.AsyncBaseTransport], ...] = (
             StreamingTransport,
             lambda inner: RetryTransport(inner, endpoint),
+            lambda inner: RenewingTransport(inner, keys),
             lambda inner: MeteredTransport(inner, config, account, endpoint),
             RedactingTransport,
             *(() if isinstance(network, ReplayTransport) else (AgentTransport,)),
