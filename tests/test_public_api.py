@@ -59,6 +59,61 @@ def test_help_loads_no_client_library() -> None:
     assert done.stderr.strip() == ""
 
 
+WATCHED_LOOP = f"""
+import asyncio, sys, threading, tempfile
+from contextlib import suppress
+from pathlib import Path
+from reflact import Trainer
+from reflact.errors import ModelError
+from reflact.messages import CallId
+from reflact.trainer import CHECK_PROMPT, ReadyReply
+from reflact.calibration import connect
+from reflact.config.models import ModelConfig
+import ssl
+
+used = set()
+
+class Watch:
+    def find_spec(self, name, path=None, target=None):
+        if threading.current_thread() is threading.main_thread() and name.partition(".")[0] in {HEAVY!r}:
+            used.add(name)
+
+def watch_certificates(self, *arguments, load=ssl.SSLContext.load_verify_locations, **named):
+    if threading.current_thread() is threading.main_thread():
+        used.add("certificates")
+    return load(self, *arguments, **named)
+
+ssl.SSLContext.load_verify_locations = watch_certificates
+sys.meta_path.insert(0, Watch())
+folder = Path(tempfile.mkdtemp())
+model = dict(model="m", base_url="https://127.0.0.1:9/v1", api_key_env=None, max_retries=0)
+items = [(str(number), str(number)) for number in range(6)]
+
+async def open_model():
+    async with connect(ModelConfig(**model), store=folder / "calls.db") as llm:
+        with suppress(ModelError):
+            await llm.ask(CHECK_PROMPT, ReadyReply, call_id=CallId(role="critic", purpose="check", step=0))
+
+async def train():
+    trainer = Trainer.from_items(
+        train=items[:2], val=items[2:4], test=items[4:], grade=lambda item, answer: 0.0, target="m", optimizer="m",
+        models__target__base_url=model["base_url"], models__target__api_key_env=None,
+        models__target__max_retries=0, out_dir=str(folder / "run"), report=False,
+    )
+    assert (await trainer.train()).status == "failed"
+
+asyncio.run(WORK())
+assert "openai" in sys.modules
+print(*used)
+"""
+
+
+@pytest.mark.parametrize("work", ["open_model", "train"])
+def test_the_first_model_never_holds_the_event_loop(work: str) -> None:
+    """A worker thread imports the libraries, which takes a second or more, and reads the certificates."""
+    assert python(WATCHED_LOOP.replace("WORK", work)) == ""
+
+
 def test_every_exported_name_exists() -> None:
     """Whatever `reflact.__all__` promises can be imported, and is told by `dir`."""
     assert [name for name in reflact.__all__ if getattr(reflact, name, None) is None] == []

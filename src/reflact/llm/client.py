@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 from weakref import WeakValueDictionary
 
 import anyio
+import anyio.to_thread
 import httpx
 import openai
 from openai.types.chat import ChatCompletion
@@ -198,7 +199,8 @@ class Client:
             self._answer = _open_answerer(config, self._role, self._secret)
         network = self._transport
         if network is None:
-            network = await self._stack.enter_async_context(PooledTransport())
+            opened = await anyio.to_thread.run_sync(PooledTransport)  # it reads certificates
+            network = await self._stack.enter_async_context(opened)
         endpoint = self._stack.enter_context(endpoint_for(config, self._secret, on_limit=self._on_limit))
         layers: tuple[Callable[[httpx.AsyncBaseTransport], httpx.AsyncBaseTransport], ...] = (
             StreamingTransport,

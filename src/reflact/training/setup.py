@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,6 +20,7 @@ from reflact.config.training import TrainerConfig
 from reflact.data import TRAINING_SPLITS, DataSet, check_dataset, count_steps_per_epoch
 from reflact.errors import ConfigError
 from reflact.events import BudgetUpdated, Event, RateLimited
+from reflact.lazy import CLIENT_MODULES, import_all
 from reflact.llm.budget import Account, Budget, BudgetedEnvironment, require_caps, worst_rollout_cost
 from reflact.llm.middleware import CheckedEnvironment, compose, unwrap_environment
 from reflact.llm.pricing import usd_of
@@ -241,11 +241,8 @@ def import_collaborators(config: TrainerConfig, overrides: Overrides) -> None:
     """Import the slow libraries that a run will use; call it on a worker thread."""
     names = ["reflact.integrations.opentelemetry", "reflact.store.lock", "reflact.store.runs"]
     if _sends_requests(config, overrides):
-        names += ["reflact.llm.client", "reflact.targets.chat"]
-        # these libraries import half of themselves at the first call
-        names += ["httpcore", "openai.resources.chat.completions", "genai_prices.data"]
-    for name in names:
-        import_module(name)
+        names += [*CLIENT_MODULES, "reflact.targets.chat"]
+    import_all(names)
 
 
 def _list_roles(config: TrainerConfig) -> tuple[str, ...]:
