@@ -114,6 +114,7 @@ class Trainer:
         telemetry: Receives spans and metrics instead of the OpenTelemetry providers of this process.
         annotator: Adds notes to the trajectories in the prompts of failure analysts.
         proposer: Writes the candidate of each step instead of the stages (see ``protocols.Proposer``).
+        label: Your name for the run, such as a customer's, in log lines; default: ``out_dir``.
 
     Raises:
         UsageError: The configuration is wrong.
@@ -131,9 +132,12 @@ class Trainer:
         telemetry: Telemetry | None = None,
         annotator: Annotator | None = None,
         proposer: Proposer | None = None,
+        label: str = "",
     ) -> None:
         self._approve = approve
-        self._overrides = Overrides(environment, target, optimizer, transport, telemetry, annotator, proposer)
+        self._overrides = Overrides(
+            environment, target, optimizer, transport, telemetry, annotator, proposer, label
+        )
         self._config = loading.load_config(config)
         check_config(self._config, self._overrides)
         self._plan: RunPlan | None = None
@@ -149,6 +153,7 @@ class Trainer:
         grade: Grader,
         target: Target | str,
         optimizer: LLM | str,
+        label: str = "",
         **config: Any,
     ) -> Trainer:
         """Train on lists of items with a function that grades answers.
@@ -163,6 +168,7 @@ class Trainer:
                 ``DatasetEnvironment`` with a ``version`` to ``Trainer`` if its meaning changes.
             target: The agent under training, or the name of a chat model.
             optimizer: The model that writes the skill, or its name.
+            label: Your name for the run in log lines.
             config: Keys of the configuration. Two underscores stand for the dot: ``train__num_epochs=2``,
                 ``models__target__base_url="http://127.0.0.1:8000/v1"``, ``out_dir="runs/mine"``.
 
@@ -180,6 +186,7 @@ class Trainer:
             environment=_ItemsEnvironment({Split.train: train, Split.val: val, Split.test: test}, grade),
             target=None if isinstance(target, str) else target,
             optimizer=None if isinstance(optimizer, str) else optimizer,
+            label=label,
         )
 
     @property
@@ -468,7 +475,7 @@ async def check_setup(config: TrainerConfig, overrides: Overrides | None = None)
         runtime.budget.begin((), 0.0)
         item = plan.data.train[0]
         skill = None
-        failures = FailureLog(plan.run_id, plan.config, store, collect)
+        failures = FailureLog(plan.run_id, plan.config, store, collect, plan.label)
         async with manage_environment(plan.environment, failures):
             if isinstance(plan.target, ProbedTarget) and plan.target.preflight:
                 warning = await plan.target.test_skill(

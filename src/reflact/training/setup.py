@@ -91,6 +91,7 @@ class Overrides:
     telemetry: Telemetry | None = None
     annotator: Annotator | None = None
     proposer: Proposer | None = None
+    label: str = ""
 
     @property
     def objects(self) -> tuple[tuple[ObjectRole, object], ...]:
@@ -123,6 +124,7 @@ class RunPlan:
     annotator: Annotator | None = None
     proposer: Proposer | None = None
     target: Target | None = None
+    label: str = ""
 
     @property
     def steps_per_epoch(self) -> int:
@@ -309,6 +311,7 @@ def prepare_run(
         overrides.annotator,
         overrides.proposer,
         overrides.target,
+        overrides.label,
     )
 
 
@@ -543,7 +546,7 @@ async def connect_models(
 def _open_account(plan: RunPlan, store: RunStore, post: Callable[[Event], None]) -> tuple[Account, RunWatch]:
     """Return the account of a run's calls, which posts each change of the budget, and what watches the calls."""
     limits = plan.config.budget
-    watch = RunWatch(plan.run_id, post, plan.config)
+    watch = RunWatch(plan.run_id, post, plan.config, plan.label)
 
     def post_usage(usage: Usage, worst: Usage, seconds: float) -> None:
         update = BudgetUpdated(run_id=plan.run_id, usage=usage, worst_case=worst, seconds=seconds)
