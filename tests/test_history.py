@@ -52,14 +52,14 @@ async def test_a_run_is_read_back_as_it_was_told(tmp_path: Path) -> None:
 
 
 async def test_a_run_under_way_is_read_as_far_as_it_is(tmp_path: Path) -> None:
-    """What is committed can be read beside the run; it has no status and no summary yet."""
+    """What is committed can be read beside the run; it has no summary yet."""
     async with trainer(tmp_path, target=Actor(hang_at_document(3))).stream() as happenings:
         async for event in happenings:
             if isinstance(event, StepCommitted):
                 found = await read_run(tmp_path)
                 break
     assert found.steps[0].step == 1
-    assert (found.status, found.summary) == (None, None)
+    assert (found.status, found.is_open, found.summary) == ("running", True, None)
 
 
 @pytest.mark.slow

@@ -20,6 +20,7 @@ from reflact.errors import UsageError
 from reflact.events import StepCommitted
 from reflact.protocols import Target
 from reflact.records import EpochRecord, SkillVersion, SlowUpdate, Spend, StepRecord, Usage
+from reflact.reporting.html.run import read_report, render_run_page
 from reflact.reporting.html.serve import render_comparison
 from reflact.reporting.lines import hide_positions, shorten_middle
 from reflact.reporting.summary import format_details
@@ -519,7 +520,7 @@ async def test_an_open_run_is_compared_by_what_it_has_measured(folder: Path, tmp
     assert [score[-1:] for score in columns["val"]] == ["0", "*"]
 
 
-async def test_a_resumed_run_is_shown_as_open(tmp_path: Path) -> None:
+async def test_a_resumed_run_is_shown_as_running(tmp_path: Path) -> None:
     """While a run goes on after a stop, it is not shown with the words of that stop."""
     stopped = build_learning_trainer(tmp_path)
     stopped.stop("enough for today")
@@ -530,9 +531,13 @@ async def test_a_resumed_run_is_shown_as_open(tmp_path: Path) -> None:
         async for event in stream:
             if isinstance(event, StepCommitted):
                 shown = await to_thread.run_sync(reflact, "show", tmp_path)
+                listed = await to_thread.run_sync(reflact, "runs", tmp_path)
+                page = render_run_page(await read_report(tmp_path))
                 break
-    assert "open: 1 committed step, not ended" in shown.stdout
+    assert "running: 1 committed step, not ended" in shown.stdout
     assert "Stopped" not in shown.stdout
+    assert " running " in listed.stdout
+    assert "The run is under way: 1 step so far." in page
 
 
 def test_a_difference_is_read_without_positions() -> None:

@@ -509,6 +509,8 @@ class CriticDescription(FrozenModel):
 
 
 RunStatus = Literal["completed", "budget", "cancelled", "failed"]
+StoredStatus = RunStatus | Literal["running"]
+"""``running``: a process works on the run now. No status: a start has neither ended nor runs, since it was killed."""
 
 
 class RunSummary(FrozenModel):

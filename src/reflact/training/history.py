@@ -21,12 +21,12 @@ from reflact.records import (
     CodeFailure,
     EpochRecord,
     Improvement,
-    RunStatus,
     RunSummary,
     SkillScore,
     SkillVersion,
     StageCost,
     StepRecord,
+    StoredStatus,
     Usage,
 )
 from reflact.reporting.verdict import describe_examples
@@ -54,7 +54,7 @@ class RunHistory(FrozenModel):
 
     Args:
         run_id: The run.
-        status: How its latest start ended; None if the run is under way or was killed before any start ended.
+        status: How its latest start ended, or ``running``; None if it was killed.
         reason: The reason if it did not complete.
         created: The time of its first start.
         summary: The summary of its latest end; None if there is none.
@@ -70,7 +70,7 @@ class RunHistory(FrozenModel):
     """
 
     run_id: str
-    status: RunStatus | None
+    status: StoredStatus | None
     reason: str | None
     created: datetime
     summary: RunSummary | None
@@ -83,6 +83,11 @@ class RunHistory(FrozenModel):
     items_note: str | None = None
     evaluations: tuple[SkillScore, ...] = ()
     failures: tuple[CodeFailure, ...] = ()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the latest start has not ended; the summary is then that of an earlier one."""
+        return self.status in {None, "running"}
 
 
 async def read_run(
@@ -157,7 +162,7 @@ class RunListing(FrozenModel):
 
     folder: str
     run_id: str
-    status: RunStatus | None
+    status: StoredStatus | None
     steps: int
     val: float | None
     test: float | None
@@ -400,7 +405,7 @@ class ComparedRun(FrozenModel):
 
     name: str
     run_id: str
-    status: RunStatus | None
+    status: StoredStatus | None
     steps: int
     val: SkillScore | None
     test: SkillScore | None
