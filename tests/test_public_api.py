@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from build_site import list_doors, list_undocumented, render_reference
 
 import reflact
 
+ROOT = Path(__file__).resolve().parent.parent
 HEAVY = (
     "opentelemetry",
     "openai",
@@ -112,6 +116,40 @@ print(*used)
 def test_the_first_model_never_holds_the_event_loop(work: str) -> None:
     """A worker thread imports the libraries, which takes a second or more, and reads the certificates."""
     assert python(WATCHED_LOOP.replace("WORK", work)) == ""
+
+
+@pytest.mark.slow
+def test_callers_can_check_the_types_of_their_configuration(tmp_path: Path) -> None:
+    """mypy, strict and without a plugin, accepts an example with typed sections, and finds a wrong key and value."""
+    example = ROOT / "examples" / "typed_configuration.py"
+    code = example.read_text(encoding="utf-8")
+    (tmp_path / "right.py").write_text(code, encoding="utf-8")
+    wrong = code.replace('policy="ranked"', "policy=3").replace("num_epochs=1", "epochs=1")
+    (tmp_path / "wrong.py").write_text(wrong, encoding="utf-8")
+    command = [
+        sys.executable,
+        "-m",
+        "mypy",
+        "--strict",
+        "--config-file=",
+        "--follow-imports=silent",
+        f"--cache-dir={tmp_path}",
+        "-O",
+        "json",
+    ]
+    done = subprocess.run(
+        [*command, "right.py", "wrong.py"],
+        cwd=tmp_path,
+        env={**os.environ, "MYPYPATH": str(ROOT / "src")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    found = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [(error["file"], error["code"]) for error in found] == [
+        ("wrong.py", "call-arg"),
+        ("wrong.py", "arg-type"),
+    ]
 
 
 def test_every_exported_name_exists() -> None:

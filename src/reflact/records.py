@@ -359,7 +359,7 @@ class Claim(FrozenModel):
 
     improvement: Improvement
     confirmed: bool
-    chance: float | None = Field(None, ge=0, le=1)
+    chance: float | None = Field(default=None, ge=0, le=1)
 
 
 class ActionCount(FrozenModel):

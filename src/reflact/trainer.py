@@ -48,10 +48,13 @@ from reflact.records import (
     CriticDescription,
     RunStatus,
     RunSummary,
+    SkillComparison,
+    SkillScore,
     Usage,
 )
 from reflact.stages.rollout import describe_exception, run_environment, start_session
 from reflact.store.artifacts import write_atomically
+from reflact.training.evaluation import compare_skill
 from reflact.training.rollouts import manage_environment
 from reflact.training.run import Run
 from reflact.training.setup import (
@@ -64,11 +67,12 @@ from reflact.training.setup import (
     import_collaborators,
     open_runtime,
     prepare_run,
+    refuse_idle_keys,
     track_with_mlflow,
 )
 from reflact.training.shutdown import GracefulStop, make_approver_stoppable
 from reflact.training.trouble import FailureLog
-from reflact.types import FrozenModel, Grade, Item, Rollout, Split
+from reflact.types import Control, FrozenModel, Grade, Item, Rollout, Skill, Split
 
 if TYPE_CHECKING:
     import httpx
@@ -140,6 +144,7 @@ class Trainer:
         )
         self._config = loading.load_config(config)
         check_config(self._config, self._overrides)
+        refuse_idle_keys(self._config, self._overrides)
         self._plan: RunPlan | None = None
         self._graceful_stop = GracefulStop(self._config.train.grace_seconds)
 
@@ -256,15 +261,50 @@ class Trainer:
         """
         self._graceful_stop.request(reason)
 
+    async def evaluate(
+        self, skill: Skill, split: Split = Split.val, *, on_event: EventCallback = ignore_event
+    ) -> SkillScore:
+        """Measure one document on a split, with the trainer's own objects; see ``compare``.
+
+        The score is stored with the run, so that ``read_run`` and ``reflact show`` list it.
+        """
+        return (await self.compare(skill, (), split, on_event=on_event)).skill
+
+    async def compare(
+        self,
+        skill: Skill,
+        against: Sequence[Skill | Control],
+        split: Split = Split.val,
+        *,
+        on_event: EventCallback = ignore_event,
+    ) -> SkillComparison:
+        """Measure a document beside others on a split, paired by item; finished rollouts are reused, so each is paid once.
+
+        Args:
+            skill: The document.
+            against: Other documents; ``none``: an empty one; ``placebo``: one of equal length about something else;
+                ``null``: constant answers, which no model has to give.
+            split: Where to measure.
+            on_event: Takes the events. A ``BudgetUpdated`` with what the run used before comes first.
+
+        Raises:
+            UsageError: The data is wrong, or the folder holds another run.
+            ModelError, RunFailed: Too few items could be measured.
+            EnvironmentFailure: The skill does not reach the agent.
+            BudgetSpent: The run's budget has no room for a call.
+        """
+        plan = await anyio.to_thread.run_sync(partial(self._load_plan, needed=()))
+        return await compare_skill(plan, self._overrides, skill, against, Split(split), on_event=on_event)
+
     def _prepare(self) -> RunPlan:
         if self._plan is None:
             self._plan = prepare_run(self._config, self._overrides)
         return self._plan
 
-    def _load_plan(self) -> RunPlan:
-        """Import the run's collaborators and prepare it; this takes half a second, so call it in a thread."""
+    def _load_plan(self, needed: Sequence[Split] | None = None) -> RunPlan:
+        """Import the run's collaborators and prepare it, or a measurement; this takes long, so call it in a thread."""
         import_collaborators(self._config, self._overrides)
-        return self._prepare()
+        return self._prepare() if needed is None else prepare_run(self._config, self._overrides, needed)
 
     async def _train(self, on_event: EventCallback) -> RunSummary:
         require_asyncio()

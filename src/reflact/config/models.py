@@ -73,7 +73,12 @@ def expand_home(path: Path) -> Path:
 
 def changeable_field(default: Any, **arguments: Any) -> Any:
     """Return a pydantic field that may differ between two starts of the same run."""
-    return Field(default, json_schema_extra=CHANGEABLE, **arguments)
+    return option(default, json_schema_extra=CHANGEABLE, **arguments)
+
+
+def option(default: Any, **arguments: Any) -> Any:
+    """Return a pydantic field with a default; type checkers would take one that ``Field`` has by position for none."""
+    return Field(default, **arguments)
 
 
 class ConfigSection(BaseModel):
@@ -110,7 +115,7 @@ class Price(ConfigSection):
     """The price of a model's tokens, in dollars per million."""
 
     input: float = Field(ge=0, description="Input tokens.")
-    cached_input: float | None = Field(
+    cached_input: float | None = option(
         None, ge=0, description="Cached input tokens; null: the same as `input`."
     )
     output: float = Field(ge=0, description="Output tokens.")
@@ -119,23 +124,23 @@ class Price(ConfigSection):
 class ModelConfig(ConfigSection):
     """The model of a role, its endpoint and its request settings."""
 
-    model: str = Field(
+    model: str = option(
         "",
         description="Model name of the endpoint; required unless the role is passed in Python. With `api: pydantic_ai` "
         "it has the form `provider:name`, such as `anthropic:claude-sonnet-4-5`.",
     )
-    base_url: str = Field(
+    base_url: str = option(
         "https://api.openai.com/v1",
         pattern=r"^https?://\S+$",
         description="Root of an OpenAI-compatible API.",
     )
-    api: Literal["openai", "azure", "pydantic_ai"] = Field(
+    api: Literal["openai", "azure", "pydantic_ai"] = option(
         "openai",
         description="The kind of API. `pydantic_ai` calls providers that are not OpenAI-compatible, through pydantic-ai; "
         "roles with the same `base_url` then share limits, and the key comes from the provider's own "
         "environment variable unless `api_key_env` names one.",
     )
-    api_version: str | None = Field(None, description="Azure's API version; used by `api: azure` only.")
+    api_version: str | None = option(None, description="Azure's API version; used by `api: azure` only.")
     api_key_env: str | None = changeable_field(
         "OPENAI_API_KEY",
         pattern=r"^[A-Za-z_][A-Za-z0-9_]*$",
@@ -160,7 +165,7 @@ class ModelConfig(ConfigSection):
         description="`token`: the function passed as `key` returns a bearer token, and is called again before the token "
         "expires; Azure then gets it as `Authorization: Bearer`.",
     )
-    mode: Literal["auto", "json_schema", "tools", "json_object_with_schema", "json"] = Field(
+    mode: Literal["auto", "json_schema", "tools", "json_object_with_schema", "json"] = option(
         "auto",
         description="How typed replies are requested; `auto` uses the first mode that the endpoint accepts.",
     )
@@ -169,16 +174,16 @@ class ModelConfig(ConfigSection):
         description="Stream typed replies if somebody watches drafts. If an endpoint refuses to stream, or "
         "reports no usage of streams, later requests are not streamed.",
     )
-    temperature: float | None = Field(None, ge=0, le=2, description="Sampling temperature; null omits it.")
-    top_p: float | None = Field(None, gt=0, le=1, description="Nucleus sampling; null omits it.")
-    seed: int | Literal["per_call"] | None = Field(
+    temperature: float | None = option(None, ge=0, le=2, description="Sampling temperature; null omits it.")
+    top_p: float | None = option(None, gt=0, le=1, description="Nucleus sampling; null omits it.")
+    seed: int | Literal["per_call"] | None = option(
         None, description="Sampling seed to send; `per_call` derives one from each call's id."
     )
-    max_tokens: int | None = Field(None, ge=1, description="Maximum of a reply's tokens; null omits it.")
-    max_tokens_key: Literal["max_tokens", "max_completion_tokens"] = Field(
+    max_tokens: int | None = option(None, ge=1, description="Maximum of a reply's tokens; null omits it.")
+    max_tokens_key: Literal["max_tokens", "max_completion_tokens"] = option(
         "max_tokens", description="The request field of that maximum."
     )
-    reasoning_effort: str | None = Field(None, description="Sent as `reasoning_effort`; null omits it.")
+    reasoning_effort: str | None = option(None, description="Sent as `reasoning_effort`; null omits it.")
     extra_body: dict[str, JsonValue] = Field(
         default_factory=dict, description="Further fields of the request body, sent as they are."
     )
@@ -235,7 +240,7 @@ class ModelConfig(ConfigSection):
     unpriced: bool = changeable_field(
         False, description="Count calls without a known price as free in `budget.max_usd`."
     )
-    reasks: int = Field(
+    reasks: int = option(
         2, ge=0, description="Maximum number of times that an invalid reply is sent back with the reason."
     )
 

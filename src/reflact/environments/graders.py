@@ -370,7 +370,7 @@ class TokenF1Grader(ReferenceGrader[Counter[str]]):
         "The score of an answer is the F1 of its words and those of the reference, so missing and needless "
         "words both cost."
     )
-    threshold: float = Field(1.0, gt=0, le=1)
+    threshold: float = Field(default=1.0, gt=0, le=1)
 
     @classmethod
     def from_config(cls, config: EnvironmentConfig) -> Self:
@@ -407,8 +407,8 @@ class NumericGrader(ReferenceGrader[float]):
 
     name = "numeric"
     meaning = "An answer is right if its number equals the reference's, within a tolerance."
-    tolerance: float = Field(0.0, ge=0)
-    relative_tolerance: float = Field(1e-6, ge=0)
+    tolerance: float = Field(default=0.0, ge=0)
+    relative_tolerance: float = Field(default=1e-6, ge=0)
 
     @classmethod
     def from_config(cls, config: EnvironmentConfig) -> Self:

@@ -61,7 +61,7 @@ class RunHistory(FrozenModel):
         steps: All committed steps, in order.
         epochs: The committed ends of epochs, in order.
         versions: All skill versions by number, each with its latest score.
-        evaluations: The scores of documents that were measured with ``evaluate_skill`` or ``reflact eval``.
+        evaluations: The scores of documents that were measured with ``Trainer.evaluate`` or ``reflact eval``.
         events: All durable events, in order.
         costs: What each stage of each step took so far, calls and time, over all starts.
         items: The items of one split with the target's answers, if they were asked for.

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, cast
 from pydantic import JsonValue
 
 from reflact.concurrency import open_outbox
-from reflact.config.loading import config_identity
-from reflact.config.models import ModelConfig
+from reflact.config.loading import config_identity, list_set_keys
+from reflact.config.models import PRICING_KEYS, ModelConfig
 from reflact.config.training import TrainerConfig
 from reflact.data import TRAINING_SPLITS, DataSet, check_dataset, count_steps_per_epoch
 from reflact.errors import ConfigError
@@ -35,6 +35,7 @@ from reflact.protocols import (
     Environment,
     EventCallback,
     InstructedTarget,
+    ProbedTarget,
     Prompted,
     Proposer,
     RunStore,
@@ -239,6 +240,38 @@ def check_config(config: TrainerConfig, overrides: Overrides) -> None:
         raise ConfigError("telemetry.mlflow needs MLflow's client: pip install 'reflact[mlflow]'")
 
 
+def refuse_idle_keys(config: TrainerConfig, overrides: Overrides) -> None:
+    """Refuse keys of the configuration that have no effect, because an object takes their place.
+
+    Raises:
+        ConfigError: There is such a key; names all of them.
+    """
+    idle = {
+        "environment": ("environment.", "data."),
+        "target": ("target.kind", "target.options", "target.preamble", "target.postamble"),
+    }
+    if not isinstance(overrides.target, ConnectedTarget | ProbedTarget):
+        idle["target"] += ("models.target.",)
+    used = {"environment.description", "data.train_size", *(f"models.target.{name}" for name in PRICING_KEYS)}
+    heirs = {*_list_roles(config)} - overrides.brought_roles - {"target"}
+    used |= {f"models.target.{name}" for role in heirs for name in _list_inherited(config, role)}
+    used_starts = tuple(f"{name}." for name in used)
+    keys = [key for key in list_set_keys(config) if not f"{key}.".startswith(used_starts)]
+    for role, value in overrides.objects:
+        if wrong := [key for key in keys if key.startswith(idle.get(role, ()))]:
+            raise ConfigError(
+                f"{', '.join(sorted(wrong))}: no effect, because the {role} is passed in Python, of type "
+                f"{type(value).__name__}; remove the key, or set it in that object"
+            )
+
+
+def _list_inherited(config: TrainerConfig, role: str) -> set[str]:
+    """Return the settings of a role's model that are those of the target's."""
+    own, target = getattr(config.models, role), config.models.target
+    names = own.model_fields_set & target.model_fields_set
+    return {name for name in names if getattr(own, name) == getattr(target, name)}
+
+
 def import_collaborators(config: TrainerConfig, overrides: Overrides) -> None:
     """Import the slow libraries that a run will use; call it on a worker thread."""
     names = ["reflact.integrations.opentelemetry", "reflact.store.lock", "reflact.store.runs"]
@@ -265,6 +298,7 @@ def prepare_run(
     """
     from reflact.environments.dataset import build_environment
 
+    refuse_idle_keys(config, overrides)
     overrides = replace(
         overrides,
         target=overrides.target or load_named_target(config),
