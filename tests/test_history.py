@@ -8,7 +8,7 @@ import anyio
 import pytest
 
 from pure_world import PureNetwork, settings, write_world
-from reflact import Trainer, read_run
+from reflact import Trainer, compare_runs, read_run
 from reflact.errors import UsageError
 from reflact.events import StepCommitted
 from reflact.integrations.opentelemetry import Tracing
@@ -134,3 +134,9 @@ async def test_a_summary_is_short_in_print(tmp_path: Path) -> None:
     summary = await trainer(tmp_path).train()
     assert "config" not in repr(summary)
     assert summary.config is not None
+    history = await read_run(tmp_path, items=True)
+    long = summary.model_copy(update={"verdict": "x" * 9_999, "warnings": ("y" * 9_999,)})
+    compared = await compare_runs([tmp_path, tmp_path])
+    for value in (summary, long, history, history.model_copy(update={"summary": long}), compared):
+        assert max(len(repr(value)), len(str(value))) <= 24 * 100
+        assert repr(value).startswith(f"{type(value).__name__}(")

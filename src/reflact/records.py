@@ -22,6 +22,7 @@ from reflact.types import (
     Rewrite,
     Score,
     SelectResult,
+    ShortReprModel,
     Skill,
     Split,
     Verdict,
@@ -331,7 +332,7 @@ class Improvement(FrozenModel):
     soft_weight: float = Field(default=0.0, exclude_if=lambda value: not value)
 
 
-class SkillComparison(FrozenModel):
+class SkillComparison(ShortReprModel):
     """A document beside others on one split.
 
     Args:
@@ -513,7 +514,7 @@ StoredStatus = RunStatus | Literal["running"]
 """``running``: a process works on the run now. No status: a start has neither ended nor runs, since it was killed."""
 
 
-class RunSummary(FrozenModel):
+class RunSummary(ShortReprModel):
     """The outcome of a run: ``Trainer.train`` returns it, and ``summary.json`` contains it.
 
     ``claim`` is None if the initial skill is the best one or the claim could not be measured. ``missing`` names

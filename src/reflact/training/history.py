@@ -35,7 +35,7 @@ from reflact.skills.package import SkillPackage, build_package, read_front_matte
 from reflact.stages.evaluate import GateMetric
 from reflact.stages.final_test import score_skill
 from reflact.training.items import ItemResult, read_items
-from reflact.types import FrozenModel, Skill, Split, canonical_json
+from reflact.types import FrozenModel, ShortReprModel, Skill, Split, canonical_json
 
 if TYPE_CHECKING:
     from reflact.store.runs import RunRow, SQLiteRunStore
@@ -49,7 +49,7 @@ LOCK_NAME = re.compile(r"(.+)-r[0-9a-f]{12}\.lock")
 """The name of the lock file of a run beside its store."""
 
 
-class RunHistory(FrozenModel):
+class RunHistory(ShortReprModel):
     """The stored history of a run.
 
     Args:
@@ -396,7 +396,7 @@ class SettingDifference(FrozenModel):
     values: tuple[JsonValue, ...]
 
 
-class ComparedRun(FrozenModel):
+class ComparedRun(ShortReprModel):
     """A run in a comparison.
 
     ``val`` and ``test`` are the scores of its best skill at its end, or those that it has so far. ``unmeasured`` of a
@@ -414,7 +414,7 @@ class ComparedRun(FrozenModel):
     best: VersionText
 
 
-class RunComparison(FrozenModel):
+class RunComparison(ShortReprModel):
     """Runs side by side.
 
     ``settings`` are those that differ and have an effect in one of the runs, and the prompts that differ.
