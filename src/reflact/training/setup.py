@@ -298,7 +298,6 @@ def prepare_run(
     """
     from reflact.environments.dataset import build_environment
 
-    refuse_idle_keys(config, overrides)
     overrides = replace(
         overrides,
         target=overrides.target or load_named_target(config),
