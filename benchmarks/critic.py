@@ -138,7 +138,7 @@ async def many_pairs(count: int) -> bool:
         Transition(before="start", action=Action(name="do"), after=f"step {n} of word{n}") for n in range(99)
     )
     with tempfile.TemporaryDirectory() as folder:
-        async with MemoryStore(Path(folder) / "memory.db", max_active_cards=10**9) as memory:
+        async with MemoryStore(Path(folder) / "memory.db", max_active_pairs=10**9) as memory:
             for start in range(0, count, BATCH):
                 await promote(memory, [pair(n) for n in range(start, min(start + BATCH, count))])
         async with MemoryStore(Path(folder) / "memory.db") as memory:

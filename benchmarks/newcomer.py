@@ -45,7 +45,6 @@ COMMANDS = (
     ("Check it", "check run.yaml"),
     ("Train", "train run.yaml --show lines"),
     ("See what changed", "show runs/questions --items --changed"),
-    ("Write the page again", "report runs/questions --out page.html"),
     (
         "Train once more, with smaller steps",
         "train run.yaml --show quiet --set select.max_edits=2 --set out_dir=runs/two",

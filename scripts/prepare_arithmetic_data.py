@@ -1,9 +1,9 @@
 """Write the items of the demo's second task: sums of the family ``chain_sum`` of reasoning-gym.
 
-The items are those of ``ReasoningGymEnvironment`` with the settings below, with the environment's ids, questions,
-answers and splits. Written as data, they need no package. Two runs write the same bytes::
+All splits come from one seed, and no question is in two of them. Written as data, the items need no package. Two runs
+write the same bytes::
 
-    pip install 'reflact[reasoning-gym]' reasoning-gym==0.1.25
+    pip install reasoning-gym==0.1.25
     python scripts/prepare_arithmetic_data.py [--out fixtures/demo/arithmetic/data]
 """
 
@@ -13,31 +13,29 @@ import argparse
 import json
 from pathlib import Path
 
-from reflact.integrations.reasoning_gym import ReasoningGymEnvironment
-from reflact.types import Split
+from reasoning_gym import create_dataset
 
 DATA = Path(__file__).parents[1] / "fixtures" / "demo" / "arithmetic" / "data"
-FAMILIES = {"chain_sum": {"max_terms": 2, "max_digits": 2}}
+FAMILY = "chain_sum"
 SIZES = {"train": 12, "val": 20, "test": 48}
-SEED = 5000
-
-
-def build_environment() -> ReasoningGymEnvironment:
-    """Return the environment whose items the demo uses."""
-    return ReasoningGymEnvironment(FAMILIES, **SIZES, seed=SEED)
 
 
 def write_items(out: Path) -> None:
     """Write a file for each split."""
-    environment = build_environment()
-    for split in Split:
-        lines = [
-            json.dumps({name: getattr(item, name) for name in ("id", "input", "task_type", "reference")})
-            for item in environment.items(split)
-        ]
+    size = 3 * sum(SIZES.values()) + 10
+    dataset = create_dataset(FAMILY, seed=5000, size=size, max_terms=2, max_digits=2)
+    questions: dict[str, str] = {}
+    for index in range(size):
+        entry = dataset[index]
+        row = {"id": f"{FAMILY}-{index}", "input": entry["question"]}
+        row |= {"task_type": FAMILY, "reference": str(entry["answer"])}
+        questions.setdefault(" ".join(entry["question"].split()), json.dumps(row))
+    lines = iter(questions.values())
+    for split, count in SIZES.items():
         (out / split).mkdir(parents=True, exist_ok=True)
-        (out / split / "items.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
-        print(f"{split}: {len(lines)} items")
+        text = "".join(f"{next(lines)}\n" for _ in range(count))
+        (out / split / "items.jsonl").write_text(text, encoding="utf-8")
+        print(f"{split}: {count} items")
 
 
 def main() -> None:

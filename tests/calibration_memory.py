@@ -6,10 +6,11 @@ from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Literal
 
+from memory_pairs import make_pair
 from reflact import MemoryStore
 from reflact.memory import batch_tests, rows
-from reflact.memory.cards import TraceIdentity, create_card
-from reflact.memory.models import BatchTest, StoredPair
+from reflact.memory.cards import TraceIdentity
+from reflact.memory.models import BatchTest, Scope, StoredPair
 from reflact.testing.doubles import InMemoryDatabase
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -19,15 +20,15 @@ class ListMemory(MemoryStore):
     """A memory in this process; tests look at what it holds without waiting."""
 
     def __init__(self) -> None:
-        super().__init__(":memory:", max_active_cards=1_000_000, scan=lambda _: None, clock=lambda: NOW)
+        super().__init__(":memory:", max_active_pairs=1_000_000, scan=lambda _: None, clock=lambda: NOW)
         self._database = InMemoryDatabase()
 
     @property
     def stored(self) -> Mapping[str, StoredPair]:
         """The pairs by their ids."""
         tables = self._database._tables
-        units = rows.select_rows(tables, "pair IS NOT NULL ORDER BY id")
-        return {one.pair.id: one for one in rows.build_stored_pairs(tables, units)}
+        found = rows.select_rows(tables, "1 ORDER BY id")
+        return {one.pair.id: one for one in rows.build_stored_pairs(tables, found)}
 
     @property
     def booked(self) -> list[BatchTest]:
@@ -36,13 +37,13 @@ class ListMemory(MemoryStore):
 
     async def open_test(
         self,
-        unit_ids: Sequence[str],
+        pair_ids: Sequence[str],
         *,
         holdout_id: str,
         traces: Collection[TraceIdentity],
         kind: Literal["promote", "demote"] = "promote",
     ) -> BatchTest:
-        """Open a test; without units it is a test of a card."""
-        if not unit_ids:
-            unit_ids = [(await self.submit_card(create_card("tool_policy", "Use grep."))).unit_id]
-        return await super().open_test(unit_ids, holdout_id=holdout_id, traces=traces, kind=kind)
+        """Open a test; without pairs it is a test of one that no critic sees."""
+        if not pair_ids:
+            pair_ids = [(await self.submit(make_pair(trace=None, scope=Scope(user="nobody")))).pair_id]
+        return await super().open_test(pair_ids, holdout_id=holdout_id, traces=traces, kind=kind)

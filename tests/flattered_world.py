@@ -191,6 +191,14 @@ def record_flattered(
     return trace
 
 
+def unscored(trace: Trace, *, keep: Sequence[int] = ()) -> Trace:
+    """Return a trace as logs have it: labelled, and without the scores of a critic except on these steps."""
+    bare = Trace(trace.purpose, id=trace.id)
+    for event in trace.events:
+        bare.record(event.transition, event.evaluation if event.step in keep else None, label=event.label)
+    return bare
+
+
 def flattered_trace(name: str, number: int, *, gold: bool = True, purpose: str = PURPOSE) -> Trace:
     """Return a trace of two steps."""
     claims = CLAIMS[2 * number : 2 * number + 2]

@@ -79,7 +79,7 @@ def evidence_for(test: BatchTest, *, promoted: bool = True) -> PromotionEvidence
     shown = promoted is (test.kind == "promote")
     outcomes = ("better", "not_shown") if test.kind == "promote" else ("no_harm_shown", "worse")
     return PromotionEvidence(
-        pair_ids=test.unit_ids,
+        pair_ids=test.pair_ids,
         passed_test=promoted,
         n_traces=60,
         n_transitions=135,
@@ -103,7 +103,7 @@ async def promote(memory: MemoryStore, pairs: Sequence[ContrastPair]) -> None:
     await memory.close_test(test.number, evidence_for(test))
 
 
-async def set_utility(memory: MemoryStore, unit_id: str, utility: float) -> None:
+async def set_utility(memory: MemoryStore, pair_id: str, utility: float) -> None:
     """Write a utility as a test's evidence does."""
-    sql = "UPDATE memory_units SET utility = ? WHERE id = ?"
-    assert await memory._database.execute(sql, (utility, unit_id)) == 1
+    sql = "UPDATE memory_pairs SET utility = ? WHERE id = ?"
+    assert await memory._database.execute(sql, (utility, pair_id)) == 1

@@ -1,4 +1,4 @@
-"""Tests of batches: how they are counted by their traces, and what they change of their units."""
+"""Tests of batches: how they are counted by their traces, and what they change of their pairs."""
 
 from __future__ import annotations
 
@@ -163,34 +163,31 @@ async def waiting(store: MemoryStore) -> list[str]:
     return [one.pair.id for one in (await reviewer.take_snapshot()).waiting_pairs]
 
 
-async def close_with(store: MemoryStore, unit_id: str, *, promoted: bool, recheck: bool = False) -> None:
+async def close_with(store: MemoryStore, pair_id: str, *, promoted: bool, recheck: bool = False) -> None:
     """Test a batch of one pair."""
     test = await store.open_test(
-        [unit_id], holdout_id="given", traces=HELD_OUT, kind="demote" if recheck else "promote"
+        [pair_id], holdout_id="given", traces=HELD_OUT, kind="demote" if recheck else "promote"
     )
     await store.close_test(test.number, evidence_for(test, promoted=promoted))
 
 
-async def test_a_unit_waits_for_a_test_until_one_refused_it(memory: MemoryStore) -> None:
-    """An edit, and a release after measured harm, make it wait anew; each test measures its utility.
+async def test_a_pair_waits_for_a_test_until_one_refused_it(memory: MemoryStore) -> None:
+    """A release after measured harm makes it wait anew; each test measures its utility.
 
     A point of error that a batch takes away is worth a twentieth.
     """
-    unit = (await memory.submit(make_pair())).unit_id
-    assert (await waiting(memory), (await memory.pairs())[0].utility) == ([unit], 0.5)
-    await close_with(memory, unit, promoted=False)
+    refused = (await memory.submit(make_pair(1))).pair_id
+    await close_with(memory, refused, promoted=False)
     assert await waiting(memory) == []
-    card, _ = await memory.cards(unit)
-    await memory.edit(card.id, strategy="Look at the files.")
-    assert await waiting(memory) == [unit]
-    await close_with(memory, unit, promoted=True)
+    pair = (await memory.submit(make_pair())).pair_id
+    (stored,) = await memory.pairs([pair])
+    assert (await waiting(memory), stored.utility) == ([pair], 0.5)
+    await close_with(memory, pair, promoted=True)
     (stored,) = await memory.pairs(status="promoted")
     assert stored.utility == pytest.approx(0.575)
-    await memory.edit(card.id, strategy="Look at them twice.")
-    assert await waiting(memory) == [unit]
-    await close_with(memory, unit, promoted=True)
-    await close_with(memory, unit, promoted=False, recheck=True)
-    assert (await memory.pairs())[0].utility == pytest.approx(0.475)
+    await close_with(memory, pair, promoted=False, recheck=True)
+    (stored,) = await memory.pairs([pair])
+    assert stored.utility == pytest.approx(0.475)
     assert await waiting(memory) == []
-    await memory.release(unit, reason="I looked")
-    assert await waiting(memory) == [unit]
+    await memory.release(pair, reason="I looked")
+    assert await waiting(memory) == [pair]

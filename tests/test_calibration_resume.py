@@ -168,13 +168,12 @@ async def test_an_open_test_is_ended_by_the_next_start(tmp_path: Path) -> None:
         assert [test.evidence for test in await store.tests()] == [test.evidence for test in tests]
 
 
-async def test_an_open_test_is_left_where_the_batch_was_edited_since(tmp_path: Path) -> None:
+async def test_an_open_test_is_left_if_the_batch_has_changed_since(tmp_path: Path) -> None:
     """What a test was opened for is not there any more, so another one is opened, and counts it."""
     await killed(DiesClosing(tmp_path / "memory.db"))
     async with MemoryStore(tmp_path / "memory.db") as store:
         (opened,) = await store.tests()
-        card, _ = await store.cards(opened.unit_ids[0])
-        await store.edit(card.id, strategy="Look at what is filed.")
+        await store.archive(opened.pair_ids[:1], reason="old")
         await calibrated(store)
         first, second, *_ = await store.tests()
         assert (first.evidence, second.n_earlier_tests) == (None, 1)

@@ -19,15 +19,18 @@ from flattered_world import (
     flattered_traces,
     record_flattered,
     transition,
+    unscored,
 )
 from reflact import MemoryStore
 from reflact.calibration.calibrator import Calibrator
 from reflact.calibration.config import CalibratorSettings, PairSettings
-from reflact.calibration.critic import CriticReply
+from reflact.calibration.critic import Critic, CriticReply
 from reflact.calibration.curriculum import CurriculumSettings
 from reflact.calibration.splits import HoldoutRule
+from reflact.calibration.trace import Trace
+from reflact.errors import DataError
 from reflact.memory.cards import TraceIdentity
-from reflact.memory.models import BatchTest, ContrastPair, Evaluation, Provenance
+from reflact.memory.models import BatchTest, ContrastPair, Evaluation, Label, Provenance
 from reflact.messages import CallId, RenderedPrompt, ReplyModel
 from reflact.testing import ScriptedLLM
 from reflact.testing.llm import ScriptedAnswer
@@ -69,6 +72,73 @@ async def test_the_loop_is_closed(tmp_path: Path) -> None:
         shown = llm.calls[-1].prompt.messages[-1].content
         assert CLAIM in shown
         assert "credit_for_intention" in shown or "inflated_score" in shown
+
+
+@pytest.mark.parametrize("keep", [(), (1,)], ids=["no score", "some scores"])
+async def test_labelled_logs_are_scored_before_pairs_are_made(keep: tuple[int, ...]) -> None:
+    """Runs without recorded scores teach what the same runs with the critic's scores teach; each step is asked once."""
+    critic, held_out = Critic(flattered()), flattered_traces("held out", 40)
+    logs = flattered_traces("learn", 40)
+    scored = [
+        trace.add_evaluations(
+            {
+                event.step: (await critic.score(event.transition, purpose=trace.purpose)).evaluation
+                for event in trace.events
+            }
+        )
+        for trace in logs
+    ]
+    logs = [unscored(trace, keep=keep) for trace in scored]
+    memories, models = (ListMemory(), ListMemory()), (flattered(), flattered())
+    reports = [
+        await Calibrator(llm, memory, settings=SETTINGS).calibrate(traces, heldout=held_out)
+        for llm, memory, traces in zip(models, memories, (logs, scored), strict=True)
+    ]
+    assert reports[0].n_promoted == reports[1].n_promoted > 0
+    assert memories[0].stored.keys() == memories[1].stored.keys(), "the pairs are the same"
+    assert any(one.pair.construction == "observed" for one in memories[0].stored.values())
+    assert len(models[0].calls) - len(models[1].calls) == 40 * (2 - len(keep))
+
+
+async def test_so_many_logged_steps_are_scored_as_a_batch_needs() -> None:
+    """Steps without a full label are not scored, nor are more than a batch can use."""
+    llm = flattered()
+    contrast = SETTINGS.contrast.model_copy(update={"max_pairs": 6, "write_other_purposes": False})
+    few = SETTINGS.model_copy(update={"contrast": contrast})
+    logs = [unscored(trace) for trace in flattered_traces("learn", 30)]
+    half = Trace(PURPOSE, id="half")
+    half.record(transition("half", 1, 2, claims=True), label=Label(progress_after=1, source="program"))
+    calibrator = Calibrator(llm, ListMemory(), settings=few)
+    await calibrator.calibrate([*logs, half], heldout=[record_flattered("held out")], allow_untested=True)
+    scored = [call for call in llm.calls if issubclass(call.reply_type, CriticReply)]
+    assert len({call.prompt.messages[-1].content for call in scored}) == 1 * 1 + 3 * 6
+    assert not any("half" in call.prompt.messages[-1].content for call in scored)
+
+
+@pytest.mark.parametrize("is_stored", [True, False], ids=["stored", "learned from"])
+@pytest.mark.parametrize("is_other_purpose", [True, False], ids=["purpose", "steps"])
+async def test_traces_of_another_agent_are_refused_by_name(is_stored: bool, is_other_purpose: bool) -> None:
+    """Two agents that number their runs alike do not count as one; a run that has grown, or was cut, is the same run."""
+    memory, llm = ListMemory(), flattered()
+    calibrator = Calibrator(llm, memory, settings=SETTINGS)
+    ours = [record_flattered(f"run {n}", n, claims=(True, True)) for n in range(30)]
+    if is_stored:
+        for trace in ours:
+            await trace.save_to(memory)
+    else:
+        await calibrator.calibrate(ours, allow_untested=True)
+    purpose = "Count the fruit" if is_other_purpose else PURPOSE
+    other = record_flattered("run 7", 7, claims=(True, True), purpose=purpose, content="elsewhere")
+    n_calls = len(llm.calls)
+    if is_stored or is_other_purpose:
+        with pytest.raises(DataError, match="run 7") as refusal:
+            await calibrator.calibrate([*ours[:7], other])
+        assert (purpose in str(refusal.value), PURPOSE in str(refusal.value)) == (True, True)
+    with pytest.raises(DataError, match="run 7"):  # among the traces that are passed
+        await calibrator.calibrate(ours, heldout=[other])
+    assert len(llm.calls) == n_calls
+    grown = [record_flattered(f"run {n}", n, claims=(True, True, False)[: 1 + n % 3]) for n in range(30)]
+    assert (await calibrator.estimate_cost(grown)).n_training_traces > 0
 
 
 @pytest.mark.slow
@@ -176,14 +246,14 @@ async def test_a_round_that_another_process_overtakes_ends_with_a_report(tmp_pat
     class Overtaken(MemoryStore):
         async def open_test(
             self,
-            unit_ids: Sequence[str],
+            pair_ids: Sequence[str],
             *,
             holdout_id: str,
             traces: Collection[TraceIdentity],
             kind: Literal["promote", "demote"] = "promote",
         ) -> BatchTest:
             await faster.calibrate(learn, heldout=heldout)
-            return await super().open_test(unit_ids, holdout_id=holdout_id, traces=traces, kind=kind)
+            return await super().open_test(pair_ids, holdout_id=holdout_id, traces=traces, kind=kind)
 
     async with MemoryStore(tmp_path / "memory.db") as other, Overtaken(tmp_path / "memory.db") as store:
         faster = Calibrator(flattered(), other, settings=SETTINGS)

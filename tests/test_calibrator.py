@@ -25,6 +25,7 @@ from flattered_world import (
     record_flattered,
     trace_of,
     transition,
+    unscored,
 )
 from reflact import Calibrator, MemoryStore
 from reflact.calibration.calibrator import TraceCounts
@@ -305,6 +306,47 @@ async def test_a_spent_budget_stops_it_and_a_failing_listener_harms_nobody() -> 
         await calibrator.wait_until_idle()
         assert calibrator.submit(record_flattered("later")) is False
     assert [type(one) for one in told] == [TraceAccepted, TraceFailed, CalibratorStopped, TraceSkipped]
+
+
+@pytest.mark.parametrize(
+    ("make_llm", "make_memory", "n_traces", "n_warnings"),
+    [
+        (flattered, Broken, 1, 1),
+        (flattered, Broken, 5, 1),
+        (partial(raising, ProviderDown("the endpoint is down")), ListMemory, 4, 1),
+        (partial(raising, BudgetSpent("no room for a call")), ListMemory, 4, 1),
+        (flattered, ListMemory, 4, 0),
+        (flattered, ListMemory, 0, 0),
+    ],
+    ids=["one", "full disk", "down", "budget spent", "well", "no trace"],
+)
+async def test_a_calibrator_that_learns_nothing_is_a_warning(
+    make_llm: Callable[[], ScriptedLLM],
+    make_memory: Callable[[], ListMemory],
+    n_traces: int,
+    n_warnings: int,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Whoever reads no events sees in the log, once, that every trace fails, with the error and the last trace."""
+    names = name_traces("learn", n_traces)
+    async with Calibrator(make_llm(), make_memory(), settings=settings()) as calibrator:
+        for name in names:
+            calibrator.submit(unscored(record_flattered(name)))
+        await calibrator.wait_until_idle()
+    records = [one for one in caplog.records if (one.name, one.levelname) == ("reflact", "WARNING")]
+    assert len(records) == n_warnings
+    assert all(any(name in one.getMessage() for name in names) for one in records)
+
+
+async def test_a_trace_of_another_agent_is_named_beside_an_agent(caplog: pytest.LogCaptureFixture) -> None:
+    """Two agents that number their runs alike: the log names the trace and both purposes."""
+    memory = ListMemory()
+    await record_flattered("1", purpose="Count the fruit").save_to(memory)
+    async with Calibrator(flattered(), memory, settings=settings()) as calibrator:
+        calibrator.submit(record_flattered("1"))
+        await calibrator.wait_until_idle()
+    (warning,) = [one.getMessage() for one in caplog.records if one.name == "reflact"]
+    assert all(part in warning for part in ("trace 1 ", PURPOSE, "Count the fruit"))
 
 
 async def test_errors_of_the_agent_pass_through_as_they_are() -> None:

@@ -69,8 +69,8 @@ def toy(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("train {run} --set models.target.api_key_env=REFLACT_NO_KEY", "REFLACT_NO_KEY"),
         ("train {run} --set models.target.base_url=localhost:8080", "base_url"),
         ("train {run} --set replay.cassette=missing.jsonl", "missing.jsonl"),
-        ("replay {run} --cassette {folder}/broken.jsonl", "broken.jsonl"),
-        ("replay {run} --cassette {folder}/none.jsonl", "none.jsonl"),
+        ("train {run} --replay {folder}/broken.jsonl", "broken.jsonl"),
+        ("train {run} --replay {folder}/none.jsonl", "none.jsonl"),
         ("eval {run} --skill {folder}/none.md", "none.md: No such file"),
         ("show {folder}/broken", "run.db"),
         ("show {folder}", "there is no run at {folder}"),
@@ -234,26 +234,26 @@ def test_show_prints_a_run_and_its_steps(toy: Path) -> None:
 
 
 def test_a_recorded_run_replays_without_its_server(tmp_path: Path) -> None:
-    """`record` writes what `replay` needs to give the same run when endpoint and key are gone."""
+    """`--record` writes what `--replay` needs to give the same run when endpoint and key are gone."""
     cassette, once = tmp_path / "c.jsonl", ("--set", "train.num_epochs=1")
     with serving(say_four_and_append) as url:
         path = configured(tmp_path, url)
-        recorded = reflact("record", path, "--cassette", cassette, *once)
+        recorded = reflact("train", path, "--record", cassette, *once)
     assert recorded.exit_code == 0, recorded.output
     out = f"out_dir={tmp_path / 'again'}"
     keyless = ("--set", "models.target.api_key_env=REFLACT_TEST_NO_SUCH_KEY")
-    replayed = reflact("replay", path, "--cassette", cassette, *once, *keyless, "--set", out)
+    replayed = reflact("train", path, "--replay", cassette, *once, *keyless, "--set", out)
     assert replayed.exit_code == 0, replayed.output
     assert table(replayed.stdout) == table(recorded.stdout) != []
 
 
 def test_a_folder_that_was_trained_already_leaves_no_empty_cassette(tmp_path: Path) -> None:
-    """`record` refuses stored replies that the cassette lacks, says what to do, and leaves no empty file."""
+    """`--record` refuses stored replies that the cassette lacks, says what to do, and leaves no empty file."""
     cassette, once = tmp_path / "c.jsonl", ("--set", "train.num_epochs=1")
     with serving(say_four_and_append) as url:
         path = configured(tmp_path, url)
         assert reflact("train", path, *once).exit_code == 0
-        refused = reflact("record", path, "--cassette", cassette, *once)
+        refused = reflact("train", path, "--record", cassette, *once)
     assert_refused(refused, "replies that the cassette", "record into another out_dir")
     assert not cassette.exists()
 

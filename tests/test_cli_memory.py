@@ -99,11 +99,13 @@ def store(filled: Path, tmp_path: Path) -> Path:
 
 
 def test_a_list_shows_all_states_and_scopes(filled: Path) -> None:
-    """Each card is a line; options narrow it; JSON holds each card whole."""
-    assert run("list", filled).stdout.count("critic_calibration") == 3
-    (card,) = read_lines("list", filled, "--status", "promoted", "--kind", "failure_pattern")
-    assert (card["pair_id"], card["status"], card["kind"]) == (PAIR.id, "promoted", "failure_pattern")
+    """Each pair is a line; options narrow it; JSON holds each pair whole."""
+    assert run("list", filled).stdout.count("credit_for_intention") == 3
+    (stored,) = read_lines("list", filled, "--status", "promoted")
+    assert (stored["pair"]["purpose"], stored["status"]) == (PAIR.purpose, "promoted")
     assert len(read_lines("list", filled, "--limit", "1")) == 1
+    for wrong in (("--status", "promotd"), ("--kind", "card"), ("zebra", "--kind", "trace")):
+        assert run("list", filled, *wrong).exit_code == 2
 
 
 def test_a_table_is_what_its_cells_are() -> None:
@@ -116,16 +118,16 @@ def test_a_table_is_what_its_cells_are() -> None:
     ]
 
 
-def test_a_search_finds_by_words(filled: Path) -> None:
-    """The cards with the word come, and any text is a fit question."""
-    assert {card["pair_id"] for card in read_lines("search", filled, "zebra")} == {PAIR.id}
-    assert run("search", filled, '" OR NEAR(').exit_code == 0
+def test_a_list_finds_by_words(filled: Path) -> None:
+    """The pairs with the word come, and any text is a fit question."""
+    assert [stored["pair"]["purpose"] for stored in read_lines("list", filled, "zebra")] == [PAIR.purpose]
+    assert run("list", filled, '" OR NEAR(').exit_code == 0
 
 
 def test_a_list_says_that_it_is_empty_or_cut(filled: Path, tmp_path: Path) -> None:
     """Both are said beside the table and not in it; of traces and anchors too, with where they come from."""
-    assert "has no matching cards" in run("search", filled, "walrus").stderr
-    assert "only the first 1 cards; --limit shows more" in run("list", filled, "--limit", 1).stderr
+    assert "has no matching pairs" in run("list", filled, "walrus").stderr
+    assert "only the first 1 pairs; --limit shows more" in run("list", filled, "--limit", 1).stderr
     assert run("list", filled).stderr == ""
     empty = fill(tmp_path / "empty.db", [make_pair(1)])
     traces, anchors = (run("list", empty, "--kind", kind) for kind in ("trace", "anchor"))
@@ -167,7 +169,7 @@ def test_a_pair_is_shown_with_its_history_and_cannot_steer_the_terminal(filled: 
     assert r"\x1b]0;done\x07" in shown
     assert "zebra" in shown
     statuses = [line.get("after") for line in read_lines("show", filled, PAIR.id)]
-    assert statuses == [None, None, "candidate", "quarantined", "promoted"]
+    assert statuses == [None, "candidate", "quarantined", "promoted"]
 
 
 def test_a_trace_is_shown_step_by_step(filled: Path) -> None:
@@ -255,10 +257,10 @@ def test_what_cannot_be_labelled_changes_nothing(store: Path) -> None:
 
 
 def test_forgetting_says_what_went(store: Path) -> None:
-    """The units of the trace go and are counted; only a whole id is forgotten, and others are named."""
+    """The pairs of the trace go and are counted; only a whole id is forgotten, and others are named."""
     gone = run("forget", store, "elsewhere").stdout
-    assert "forgot trace elsewhere: 0 events, 1 units with 2 cards" in gone
-    assert "forgot trace monday-1: 4 events, 2 units with 4 cards" in run("forget", store, "monday-1").stdout
+    assert "forgot trace elsewhere: 0 events, 1 pairs" in gone
+    assert "forgot trace monday-1: 4 events, 2 pairs" in run("forget", store, "monday-1").stdout
     assert read_lines("list", store) == []
     for more in ((), ("--json",)):
         again = run("forget", store, "monday-1", *more)
@@ -267,7 +269,7 @@ def test_forgetting_says_what_went(store: Path) -> None:
     refused = run("forget", store, "monday")
     assert_refused(refused, "has no trace 'monday'")
     assert refused.stderr.endswith("begin with it: monday-2, monday-22\n")
-    assert json.loads(run("forget", store, "monday-1", "--calls", "--json").stdout)["unit_ids"] == []
+    assert json.loads(run("forget", store, "monday-1", "--calls", "--json").stdout)["pair_ids"] == []
     assert len(read_lines("list", store, "--kind", "trace")) == 2
 
 
@@ -292,9 +294,9 @@ def test_an_export_comes_back(filled: Path, tmp_path: Path) -> None:
     assert done.exit_code == 0
     assert done.stdout == f"wrote {len(file.read_text(encoding='ascii').splitlines())} lines to {file}\n"
     assert run("export", filled).stdout == file.read_text(encoding="ascii")
-    assert "new: 3 units, 3 traces with 12 steps, 3 anchors" in run("import", other, file).stdout
-    assert json.loads(run("import", other, file, "--json").stdout)["n_units"] == 0
-    assert len(read_lines("list", other, "--status", "quarantined")) == 6
+    assert "new: 3 pairs, 3 traces with 12 steps, 3 anchors" in run("import", other, file).stdout
+    assert json.loads(run("import", other, file, "--json").stdout)["n_pairs"] == 0
+    assert len(read_lines("list", other, "--status", "quarantined")) == 3
 
 
 def test_files_and_folders_of_traces_are_imported(tmp_path: Path) -> None:
@@ -303,14 +305,14 @@ def test_files_and_folders_of_traces_are_imported(tmp_path: Path) -> None:
     extra = record(tmp_path, "tuesday")
     for source in (tmp_path / "traces", extra):
         said = run("import", path, source).stdout
-        assert said.startswith("new: 0 units, 1 traces with 4 steps, 0 anchors; 0 of the units need review")
+        assert said.startswith("new: 0 pairs, 1 traces with 4 steps, 0 anchors; 0 of the pairs need review")
     extra.write_bytes(extra.read_bytes()[:-3])
     said = run("import", path, extra).stdout
     assert "trace tuesday: left out 10 incomplete bytes of its file" in said
     assert "0 traces with 0 steps" in said
     file.write_text(file.read_text(encoding="ascii").replace("Sort the", "Burn the"), encoding="ascii")
     refused = run("import", path, file)
-    assert_refused(refused, "stored with another purpose")
+    assert_refused(refused, "trace monday has the purpose 'Burn the")
 
 
 def test_what_is_wrong_is_one_sentence(store: Path, tmp_path: Path) -> None:
@@ -322,12 +324,11 @@ def test_what_is_wrong_is_one_sentence(store: Path, tmp_path: Path) -> None:
         (("list", "x" * 300), "x" * 300),
         (("list", "nowhere.db", "--kind", "trace"), "no memory at nowhere.db"),
         (("list", store, "--status", "lost"), "'lost'"),
-        (("list", store, "--kind", "lost"), "'lost'"),
-        (("list", store, "--kind", "trace", "--kind", "anchor"), "cannot be combined with other kinds"),
+        (("list", store, "--kind", "lost"), "--kind lost is unknown"),
         (("list", foreign), "not a SQLite database"),
         (("show", store, "zzzz"), "begins with 'zzzz'; list them with `reflact memory list"),
         (("show", store, ""), "at least 4 characters"),
-        (("show", store, "mon"), "has no unit or trace 'mon', and the prefix of an id needs at least 4"),
+        (("show", store, "mon"), "has no pair or trace 'mon', and the prefix of an id needs at least 4"),
         (("show", store, "mond"), "monday-1, monday-2, monday-22"),
         (("show", store, "elsewhere"), "but not the trace itself"),
         (("forget", store, "mon"), "needs a complete id"),

@@ -321,7 +321,7 @@ async def test_the_estimate_counts_the_placebo(tmp_path: Path) -> None:
     on, actual = await measured(tmp_path / "on", {**PLAIN, "test": {"placebo": True}}, toy_optimizer())
     off, without = await measured(tmp_path / "off", {**PLAIN, "test": {"placebo": False}}, toy_optimizer())
     rollouts = [next(row.calls for row in e.rows if row.purpose == "rollout") for e in (on, off)]
-    assert rollouts[0].expected - rollouts[1].expected == 6
+    assert rollouts[0] - rollouts[1] == 6
     assert actual["rollout"] - without["rollout"] == 6
 
 

@@ -112,7 +112,14 @@ def test_blank_lines_are_no_items(tmp_path: Path) -> None:
         ("a.json", '[{"id": "a", "input": 1e999}]', "row 1: the field 'input' is wrong: .*finite"),
         ("a.json", '[{"id": "a", "input": "\\ud800"}]', "row 1: half of a surrogate pair"),
         ("a.json", "[" * 100_000, "nested too deeply"),
+        (
+            "a.json",
+            '[{"id": "a", "input": 1, "input": 2}]',
+            "a.json is not valid JSON: .* name 'input' twice",
+        ),
+        ("a.jsonl", '{"input": 1}\n{"input": 2, "m": {"b": 1, "b": 2}}', "a.jsonl row 2 .* name 'b' twice"),
         ("a.csv", "id,input\n", "a.csv has no items"),
+        ("a.csv", "sep=;\nid;input\na\n", "a.csv row 3: it has 1 cells"),
         ("a.csv", "id,input\na\n", r"a.csv row 2: it has 1 cells, but the header has 2"),
         ("a.csv", 'id,input\na,"b', r"a.csv row 2 is not valid CSV"),
         ("a.csv", "id,input,id\na,b,c\n", r"a.csv row 1: the header has 'id' more than once"),
@@ -141,7 +148,7 @@ def test_missing_and_ambiguous_splits_are_errors(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="there is no data at"):
         load_dataset(tmp_path / "nowhere", "2:1:7", 42)
     _write(tmp_path / "train.json", _rows(1))
-    with pytest.raises(DataError, match=r"has no val split: looked for val, val.json"):
+    with pytest.raises(DataError, match=r"has no val split: looked for val or validation or "):
         load_dataset(tmp_path, "2:1:7", 42)
     _write(tmp_path / "val.json", _rows(1))
     _write(tmp_path / "selection.json", _rows(1))
@@ -443,6 +450,45 @@ def test_a_separator_inside_quotation_marks_separates_nothing(tmp_path: Path, te
     path.write_text(text, encoding="utf-8")
     (row,) = read_rows(path)
     assert list(row.value.values()) == ["q", "1"]
+
+
+@pytest.mark.parametrize("line", ["sep=|", '"sep=|"\r', "sep=\t"])
+def test_the_separator_may_be_named_in_a_first_line(tmp_path: Path, line: str) -> None:
+    """A spreadsheet reads the line and does not show it; so it is no header."""
+    path, sign = tmp_path / "items.csv", "\t" if "\t" in line else "|"
+    path.write_text(f"{line}\ninput, a;b{sign}reference\nq{sign}1\n", encoding="utf-8", newline="")
+    (row,) = read_rows(path)
+    assert (row.value, row.where) == ({"input, a;b": "q", "reference": "1"}, f"{path} row 3")
+
+
+@pytest.mark.parametrize("form", ["folder", "column", "lists"])
+@pytest.mark.parametrize("name", ["val", "validation", "valid", "dev"])
+def test_splits_have_the_names_of_others(tmp_path: Path, form: str, name: str) -> None:
+    """Files, a column and the lists of an object may have the names that well-known sets use."""
+    parts = {split: _rows(n, split) for n, split in ((3, "train"), (2, name), (1, "test"))}
+    path = tmp_path / "data.json"
+    if form == "folder":
+        path = tmp_path
+        for split, rows in parts.items():
+            _write(tmp_path / f"{split}.json", rows)
+    elif form == "lists":
+        path.write_text(json.dumps(parts), encoding="utf-8")
+    else:
+        _write(path, [{**row, "split": split.title()} for split, rows in parts.items() for row in rows])
+    assert _counts(load_dataset(path, None, 42)) == (3, 2, 1)
+
+
+def test_a_ratio_and_other_names_overrule_a_column_of_splits(tmp_path: Path) -> None:
+    """A column counts only if it names the split of each item, validation is among them, and no ratio is set."""
+    names = ["train"] * 7 + ["val"] * 2
+    path = _write(
+        tmp_path / "a.json", [{**row, "split": name} for row, name in zip(_rows(9), names, strict=True)]
+    )
+    assert _counts(load_dataset(path, None, 42)) == (7, 2, 0)
+    assert _counts(load_dataset(path, "1:1:1", 42)) == (3, 3, 3)
+    for other in ("fold 1", "test"):
+        _write(path, [{**row, "split": "train" if k else other} for k, row in enumerate(_rows(9))])
+        assert _counts(load_dataset(path, None, 42)) == (3, 3, 3)
 
 
 def test_a_cell_that_is_too_long_for_csv_names_another_form(tmp_path: Path) -> None:

@@ -146,6 +146,19 @@ def test_references_are_checked_before_anything_is_asked(split: Split) -> None:
     DatasetEnvironment(data, grade=lambda item, answer: True)
 
 
+LABELS = ("us", "US")
+
+
+@pytest.mark.parametrize("grade", [NormalizedGrader(), TokenF1Grader()])
+def test_a_grader_that_takes_two_labels_for_one_is_refused(grade: Grader) -> None:
+    """Both names are told with the grader that tells them apart; texts that do not repeat may differ in case."""
+    items = [Item(id=f"q{n}", input=n, reference=LABELS[n % 2]) for n in range(12)]
+    with pytest.raises(DataError, match=r"'US' and 'us' for one: set environment.grader: exact"):
+        DatasetEnvironment(_data(*items), grade=grade)
+    DatasetEnvironment(_data(*items), grade=ExactGrader())
+    DatasetEnvironment(_data(*items[:4]), grade=grade)
+
+
 def _own(item: Item, answer: str) -> bool:
     return True
 
@@ -162,7 +175,7 @@ def test_identity_holds_all_that_scores_depend_on() -> None:
 def test_identity_is_pinned() -> None:
     """Stored rollouts are found again only while this text stays what it is."""
     assert DatasetEnvironment(_data(), grade=NumericGrader()).identity == (
-        '{"environment":"dataset","grader":{"grader":"numeric","settings":{"relative_tolerance":1e-06,'
+        '{"environment":"dataset","grader":{"grader":"numeric","settings":{"relative_tolerance":null,'
         '"tolerance":0.0},"version":1},"template":"{input}","version":1}'
     )
 

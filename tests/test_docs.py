@@ -60,8 +60,8 @@ def propose(prompt, reply_type, call_id):
 target = ChatTarget(ScriptedLLM(answer))
 optimizer = ScriptedLLM(propose)
 """
-TESTED_ELSEWHERE = {"service.py", "text_world.py"}
-"""Examples with a test file of their own: one runs until it is stopped, and one needs a simulator."""
+TESTED_ELSEWHERE = {"generated_puzzles.py", "service.py", "text_world.py", "track_with_mlflow.py"}
+"""Examples with a test file of their own: one runs until it is stopped, and others need a package."""
 EXAMPLES = sorted(path for path in (ROOT / "examples").glob("*.py") if path.name not in TESTED_ELSEWHERE)
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import resource
-import signal
-import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from importlib.util import find_spec
@@ -37,12 +35,12 @@ from toy_runs import Actor, build_trainer, settings
 from worker_world import WorkerWorld
 
 CANARY = "sk-canary-0123456789"
-PROCESSES = {"name": "processes", "workers": 2}
+FARM = {"name": "worker_world:open_farm"}
+"""Runs jobs in this process, by their values alone."""
+
 RAY = {"name": "ray", "workers": 2}
-needs_ray = [
-    pytest.mark.slow,
-    pytest.mark.skipif(find_spec("ray") is None, reason="Ray is an extra, which takes 260 MB"),
-]
+has_no_ray = pytest.mark.skipif(find_spec("ray") is None, reason="Ray is an extra, which takes 260 MB")
+needs_ray = [pytest.mark.slow, has_no_ray]
 
 
 def world(folder: Path, **options: Any) -> dict[str, Any]:
@@ -72,9 +70,8 @@ def describe(summary: RunSummary) -> tuple[Any, ...]:
 @pytest.mark.parametrize(
     ("executor", "epochs", "sources"),
     [
-        pytest.param(PROCESSES, 1, ("edits",), id="processes"),
-        pytest.param(PROCESSES, 3, ("edits",), marks=pytest.mark.slow, id="longer"),
-        pytest.param(PROCESSES, 3, ALL_SOURCES, marks=pytest.mark.slow, id="all sources"),
+        pytest.param(FARM, 1, ("edits",), id="farm"),
+        pytest.param(FARM, 3, ALL_SOURCES, marks=pytest.mark.slow, id="farm, all sources"),
         pytest.param(RAY, 3, ("edits",), marks=needs_ray, id="ray"),
         pytest.param(RAY, 3, ALL_SOURCES, marks=needs_ray, id="ray, all sources"),
     ],
@@ -95,10 +92,12 @@ async def test_a_run_in_workers_leaves_the_same_history(
     assert ended[0][1] == ended[1][1]
 
 
+@pytest.mark.slow
+@has_no_ray
 async def test_workers_set_the_environment_up_once_and_close_it(tmp_path: Path) -> None:
     """Each worker has an environment of its own, the trainer's is not set up, and no worker is left."""
     before = list_children()
-    summary = await trainer(tmp_path / "a", PROCESSES).train()
+    summary = await trainer(tmp_path / "a", RAY).train()
     assert summary.status == "completed"
     ran = list_noted(tmp_path / "a", "ran")
     assert len(ran) == 2
@@ -116,7 +115,7 @@ async def test_failures_are_those_of_the_event_loop(tmp_path: Path, broken: str)
         raise ProviderDown("the model is down")
 
     ended = []
-    for name, section in (("local", {}), ("workers", {**PROCESSES, "workers": 1})):
+    for name, section in (("local", {}), ("workers", FARM)):
         target = Actor(lambda skill, message, n: fail() if broken == "model" else None)
         run = trainer(tmp_path / name, section, target=target, broken=broken)
         ended.append((describe(await run.train()), target.asked))
@@ -133,7 +132,7 @@ async def test_failures_are_those_of_the_event_loop(tmp_path: Path, broken: str)
 async def test_a_run_resumes_with_another_executor(tmp_path: Path) -> None:
     """The executor is no part of a run's identity: a second start in workers finds the complete run."""
     first = await trainer(tmp_path / "a", {}).train()
-    config = settings(tmp_path / "a/run", environment=world(tmp_path / "a/notes"), executor=PROCESSES)
+    config = settings(tmp_path / "a/run", environment=world(tmp_path / "a/notes"), executor=FARM)
     target = Actor()
     again = await build_trainer(config, target=target, environment=None).train()
     assert again.run_id == first.run_id
@@ -164,7 +163,7 @@ async def test_an_agent_that_the_configuration_names_runs_in_the_workers(tmp_pat
         else {**AGENTS[kind], "options": {"folder": str(tmp_path / "notes")}}
     )
     ended, asked = [], []
-    for name, executor in (("local", {}), ("workers", PROCESSES)):
+    for name, executor in (("local", {}), ("workers", FARM)):
         config, _ = describe_run(
             tmp_path / name, data={"path": str(tmp_path / "data")}, executor=executor, target=target
         )
@@ -177,8 +176,6 @@ async def test_an_agent_that_the_configuration_names_runs_in_the_workers(tmp_pat
     assert asked[0] == asked[1]
     assert ended[0].summary.best is not None
     assert ended[0].summary.best.score == 1.0
-    if kind == "function":
-        assert list_noted(tmp_path, "agent") > {str(os.getpid())}
 
 
 @pytest.mark.slow
@@ -188,9 +185,7 @@ async def test_a_budget_ends_a_run_in_workers_and_the_loop_completes_it(tmp_path
     train = {"num_epochs": 1}
     whole = pure_settings(data, tmp_path / "whole", train=train)
     assert (await Trainer(whole, transport=PureNetwork()).train()).status == "completed"
-    limited = pure_settings(
-        data, tmp_path / "broken", train=train, executor=PROCESSES, budget={"max_calls": 25}
-    )
+    limited = pure_settings(data, tmp_path / "broken", train=train, executor=FARM, budget={"max_calls": 25})
     first = PureNetwork()
     summary = await Trainer(limited, transport=first).train()
     assert (summary.status, len(first.samples)) == ("budget", 25)
@@ -204,14 +199,13 @@ async def test_a_budget_ends_a_run_in_workers_and_the_loop_completes_it(tmp_path
 async def test_an_object_is_sent_if_it_can_be(tmp_path: Path) -> None:
     """An environment that is passed in Python is pickled; one that cannot be is refused with advice."""
     (tmp_path / "notes").mkdir()
-    config = settings(tmp_path / "run", executor=PROCESSES)
+    config = settings(tmp_path / "run", executor=FARM)
     trained = build_trainer(config, environment=WorkerWorld(str(tmp_path / "notes")))
     assert (await trained.train()).status == "completed"
-    assert str(os.getpid()) not in list_noted(tmp_path, "ran")
     data = ToyEnvironment()
     for grade in (lambda item, answer: 1.0, _main_function()):
         environment = DatasetEnvironment(data._data, grade=grade)
-        refused = build_trainer(settings(tmp_path / "refused", executor=PROCESSES), environment=environment)
+        refused = build_trainer(settings(tmp_path / "refused", executor=FARM), environment=environment)
         with pytest.raises(ConfigError, match="that workers can import"):
             await refused.train()
 
@@ -236,7 +230,7 @@ async def test_an_own_executor_is_named_and_its_rollouts_are_the_same(tmp_path: 
     assert describe(await trainer(tmp_path / "own", own).train()) == describe(local)
     with pytest.raises(ConfigError, match="has no attribute"):
         await trainer(tmp_path / "c", {"name": "worker_world:nothing"}).train()
-    with pytest.raises(ConfigError, match="own executors are local, processes and ray"):
+    with pytest.raises(ConfigError, match="own executors are local and ray"):
         await trainer(tmp_path / "b", {"name": "procesess"}).train()
     with pytest.raises(ConfigError, match="async context manager"):
         await trainer(tmp_path / "d", {"name": "worker_world:Farm"}).train()
@@ -244,7 +238,7 @@ async def test_an_own_executor_is_named_and_its_rollouts_are_the_same(tmp_path: 
 
 async def test_a_critic_does_not_grade_in_workers() -> None:
     """Workers have no key for the critic's model, so a critic's grades are refused with advice."""
-    config = load_config({"environment": {"grader": "critic"}, "executor": PROCESSES})
+    config = load_config({"environment": {"grader": "critic"}, "executor": FARM})
     with pytest.raises(ConfigError, match="no key for the critic"):
         refer_to_environment(ToyEnvironment(), config, named=True)
 
@@ -269,11 +263,11 @@ async def test_no_key_reaches_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     assert selected["GAME_FOLDER"] == "/games"
 
 
-@pytest.mark.parametrize(
-    "executor", [PROCESSES, pytest.param(RAY, marks=needs_ray)], ids=["processes", "ray"]
-)
+@pytest.mark.slow
+@has_no_ray
 async def test_a_worker_finds_no_key(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, executor: dict[str, Any]
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """An environment that searches its process, its item and its session for the model's key finds none."""
     monkeypatch.setenv("OPENAI_API_KEY", CANARY)
@@ -281,7 +275,7 @@ async def test_a_worker_finds_no_key(
     config = pure_settings(
         data,
         tmp_path / "run",
-        executor=executor,
+        executor=RAY,
         environment={"name": "worker_world:Searching", "options": {"folder": str(data)}},
         train={"num_epochs": 1},
     )
@@ -375,14 +369,14 @@ async def test_a_job_that_ends_every_worker_takes_no_other_with_it() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "executor", [PROCESSES, pytest.param(RAY, marks=needs_ray)], ids=["processes", "ray"]
-)
-async def test_a_killed_worker_changes_nothing(tmp_path: Path, executor: dict[str, Any]) -> None:
+@has_no_ray
+async def test_a_killed_worker_changes_nothing(
+    tmp_path: Path,
+) -> None:
     """A worker that is killed in the middle is replaced, and the run leaves the same history."""
     section = world(tmp_path / "notes")
     ended = []
-    for name, chosen in (("local", {}), ("killed", executor)):
+    for name, chosen in (("local", {}), ("killed", RAY)):
         config = settings(tmp_path / name, environment=section, executor=chosen, test={"enabled": True})
         run = build_trainer(config, environment=None)
         assert (await run.train()).status == "completed"
@@ -394,16 +388,17 @@ async def test_a_killed_worker_changes_nothing(tmp_path: Path, executor: dict[st
 
 
 @pytest.mark.slow
+@has_no_ray
 async def test_an_item_that_kills_its_workers_is_unmeasured(tmp_path: Path) -> None:
     """Three workers are lost to it, and all other items are measured."""
-    run = trainer(tmp_path / "a", {**PROCESSES, "workers": 1})
+    run = trainer(tmp_path / "a", {**RAY, "workers": 1})
     order_kills(tmp_path / "a/notes", "train-003", 9)
     summary = await run.train()
     assert summary.status == "completed"
     assert len(list((tmp_path / "a/notes").glob("kill-*"))) in {6, 3}
     unmeasured = rows(tmp_path / "a/run", "SELECT value FROM decision_log WHERE label LIKE 'unmeasured/%'")
     assert len(unmeasured) == 1
-    assert "by signal 9" in unmeasured[0][0]
+    assert "the worker of Ray ended" in unmeasured[0][0]
 
 
 def read_time_of_ended_children() -> float:
@@ -429,33 +424,11 @@ async def running(run: Trainer, folder: Path) -> AsyncIterator[set[str]]:
 
 
 @pytest.mark.slow
+@has_no_ray
 async def test_a_cancelled_run_ends_its_busy_workers(tmp_path: Path) -> None:
     """A run that is cancelled while its workers compute ends them in the middle of a rollout, and leaves no process."""
     before = read_time_of_ended_children()
-    async with running(trainer(tmp_path / "a", PROCESSES, busy=120.0), tmp_path / "a") as workers:
+    async with running(trainer(tmp_path / "a", RAY, busy=120.0), tmp_path / "a") as workers:
         pass
     assert all(is_gone(worker) for worker in workers)
     assert 0 < read_time_of_ended_children() - before < 120
-
-
-@pytest.mark.slow
-async def test_workers_end_with_their_trainer(tmp_path: Path) -> None:
-    """If the trainer is killed, its workers end by themselves."""
-    (tmp_path / "a").mkdir()
-    config = settings(
-        tmp_path / "a/run", environment=world(tmp_path / "a/notes", busy=0.5), executor=PROCESSES
-    )
-    script = (
-        "import anyio; from reflact import Trainer; from reflact.testing import *\n"
-        f"config = { ({**config, 'out_dir': str(config['out_dir'])})!r}\n"
-        "anyio.run(Trainer(config, target=ToyTarget(), optimizer=ScriptedLLM(toy_optimizer())).train)"
-    )
-    variables = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
-    process = await anyio.open_process([sys.executable, "-c", script], env=variables)
-    await until(lambda: bool(list_noted(tmp_path / "a", "ran")))
-    process.send_signal(signal.SIGKILL)
-    await process.wait()
-    await process.aclose()
-    workers = list_noted(tmp_path / "a", "ran")
-    await until(lambda: all(map(is_gone, workers)))
-    assert workers

@@ -7,16 +7,13 @@ import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
-import anyio
 import pytest
 
 from reflact import Trainer
 from reflact.errors import ConfigError
 from reflact.integrations.inspect_ai import InspectEnvironment
-from reflact.integrations.reasoning_gym import ReasoningGymEnvironment
-from reflact.testing import ScriptedLLM, ToyEnvironment, ToyTarget, toy_optimizer
+from reflact.testing import ScriptedLLM, ToyTarget, toy_optimizer
 from served import reflact
-from toy_runs import build_trainer
 
 SIZES = {"train": 1, "val": 1, "test": 1}
 PYPROJECT = Path(__file__).parents[1] / "pyproject.toml"
@@ -34,14 +31,6 @@ def serve() -> None:
     raise ConfigError(result.stderr)
 
 
-def train_with_mlflow() -> None:
-    """Start a run that is to be sent to MLflow."""
-    trainer = build_trainer(
-        {"out_dir": "never", "telemetry": {"mlflow": "http://127.0.0.1:9"}}, environment=ToyEnvironment()
-    )
-    anyio.run(trainer.train)
-
-
 def start_on_ray() -> None:
     """Make a trainer whose rollouts are to run on a cluster."""
     optimizer = ScriptedLLM(toy_optimizer())
@@ -50,9 +39,7 @@ def start_on_ray() -> None:
 
 MISSING: dict[str, tuple[tuple[str, ...], tuple[Callable[[], object], ...]]] = {
     "inspect": (("inspect_ai",), (lambda: InspectEnvironment("a:b", **SIZES),)),
-    "mlflow": (("mlflow",), (train_with_mlflow,)),
     "ray": (("ray",), (start_on_ray,)),
-    "reasoning-gym": (("reasoning_gym",), (lambda: ReasoningGymEnvironment(["chain_sum"], **SIZES),)),
     "serve": (("starlette", "starlette.applications", "uvicorn"), (import_pages, serve)),
 }
 """The packages of each extra, and what needs them."""

@@ -15,6 +15,8 @@ from reflact import events
 from reflact.errors import ProviderDown
 from reflact.protocols import Session
 from reflact.reporting.summary import print_summary
+from reflact.stages.evaluate import GateMetric
+from reflact.stages.final_test import score_skill
 from reflact.stages.reply_models import AnalystReply
 from reflact.stages.slow_update import GuidanceReply
 from reflact.store.runs import open_store
@@ -162,6 +164,24 @@ async def test_scores_have_buckets_intervals_and_improvements(tmp_path: Path) ->
     assert {b.task_type: (b.n, b.hard) for b in test.buckets} == {
         name: (2, float(name == learned)) for name in ("double", "square", "negate", "parity")
     }
+    kinds = {item.id: item.task_type for item in ToyEnvironment(train=4, val=4, test=8).items(Split.test)}
+    items = [
+        Item(id=name, input="x", task_type=None if kind == "parity" else kind) for name, kind in kinds.items()
+    ]
+    rolled = [
+        r for r in await rollouts_in(tmp_path) if r.item_id in kinds and r.skill_hash == test.skill_hash
+    ]
+    sorted_ = score_skill(
+        "best", Skill(text=done.best), Split.test, rolled, items, metric=GateMetric(metric="hard")
+    )
+    assert {b.task_type: b.n for b in sorted_.buckets} == {"double": 2, "square": 2, "negate": 2, "other": 2}
+    plain = [item.model_copy(update={"task_type": None}) for item in items]
+    assert (
+        score_skill(
+            "best", Skill(text=done.best), Split.test, rolled, plain, metric=GateMetric(metric="hard")
+        ).buckets
+        == ()
+    )
     gains = {(g.name, g.split.value): g for g in done.summary.improvements}
     assert set(gains) == {(name, split) for split in ("val", "test") for name in ("best", "final")}
     gain = gains["best", "test"]

@@ -156,17 +156,20 @@ def test_words_of_others_steer_no_terminal(runs: tuple[Path, Path], tmp_path: Pa
         ["show", second, "--items"],
         ["show", second, "--item", f"test-000{WORDS}"],
         ["show", second, "--costs"],
-        ["skill", second],
+        ["show", second, "--skill", "best"],
         ["diff", second],
         ["compare", first, second],
         *(
             [*command, "--json"]
-            for command in (["show", second], ["show", second, "--items"], ["skill", second])
+            for command in (
+                ["show", second],
+                ["show", second, "--items"],
+                ["show", second, "--skill", "best"],
+            )
         ),
         ["compare", first, second, "--json"],
         ["runs", str(runs[0].parent), "--json"],
         ["runs", str(runs[0].parent)],
-        ["report", second, "--out", str(tmp_path / f"page{STEERING}.html")],
         ["export", second, "--name", "words", "--description", "Use it.", "--out", str(tmp_path / STEERING)],
     ]
     code, written = run_at(Terminal(100, 40), json.dumps(commands), program=AT_TERMINAL)
@@ -244,7 +247,7 @@ def test_words_of_others_stay_in_the_body_of_an_export(runs: tuple[Path, Path], 
     text = (tmp_path / "words" / "SKILL.md").read_bytes().decode("utf-8")
     assert read_front_matter(text) == {"name": "words", "description": chosen[3]}
     assert yaml.safe_load(text.split("---\n")[1]) == read_front_matter(text)
-    assert text.endswith(reflact("skill", runs[1]).stdout_bytes.decode("utf-8"))
+    assert text.endswith(reflact("show", runs[1], "--skill", "best").stdout_bytes.decode("utf-8"))
     refused = reflact("export", runs[1], "--name", "words", "--out", tmp_path)
     assert refused.exit_code != 0
     assert CONTROLS.findall(refused.output) == []

@@ -15,16 +15,13 @@ import pytest
 import toy_runs
 from html_page import Node, assert_named, assert_self_contained, read, tables
 from reflact import Trainer, events
-from reflact.messages import CallTime
 from reflact.records import EpochRecord, SkillVersion, StepRecord
 from reflact.reporting import RunReport, read_report, render_run_page
-from reflact.reporting.html.lanes import bin_calls
 from reflact.reporting.html.page import TextLimit
 from reflact.reporting.html.run_details import MAX_ITEMS, list_lineage
 from reflact.testing import ToyEnvironment, toy_optimizer
 from reflact.testing.llm import Script
 from reflact.types import Belief, FrozenModel, RankedDecision
-from served import reflact
 from test_look import build_step
 
 MARKUP = (
@@ -195,54 +192,11 @@ def test_hostile_text_stays_text(report: RunReport) -> None:
     assert kinds[0] <= kinds[1] | {"small", "ul"}
 
 
-CALLS = [
-    CallTime("target", "baseline", 100.0, 104.0),
-    CallTime("target", "baseline", 100.0, 102.0),
-    CallTime("optimizer", "rollout and reflect", 104.0, 106.0),
-    CallTime("target", "evaluate", 40_000.0, 40_010.0),
-    CallTime("target", "evaluate", 40_010.0, None),
-]
-"""Calls of a run that was continued after hours."""
-
-
-def test_calls_are_binned_by_lane() -> None:
-    """Each role and stage has a lane with its calls at once; a long pause is cut, an open call has no length."""
-    timeline = bin_calls(CALLS, bins=47)
-    assert timeline.seconds == 6 + 7.5 + 10
-    assert [(lane.role, lane.count, lane.most) for lane in timeline.lanes] == [
-        ("target", 2, 2),
-        ("optimizer", 1, 1),
-        ("target", 2, 1),
-    ]
-    assert timeline.lanes[0].means == (*[2.0] * 4, *[1.0] * 4, *[0.0] * 39)
-    assert timeline.lanes[2].means[-21:] == (0.0, *[1.0] * 20)
-    assert [(pause.at, pause.seconds) for pause in timeline.pauses] == [(9.75, 39_894.0)]
-    assert timeline.unanswered == 1
-    assert bin_calls([]).lanes == ()
-
-
-def test_calls_of_a_large_run_take_little_room(report: RunReport) -> None:
-    """The chart of 60,000 calls in many stages is small, is described, and says what it leaves out."""
-    calls = [CallTime("target", f"stage {n % 40}", n / 10, n / 10 + n % 7) for n in range(60_000)]
-    chart = find_section(read(render_run_page(report.model_copy(update={"calls": bin_calls(calls)}))), "cost")
-    assert sum(len(path.attributes["d"]) for path in chart.all("path")) < 200_000
-    assert f"{16 * 1_500:,} calls are in lanes that are left out" in chart.text
-    assert "target: stage 3: 1,500 calls, at most" in chart.text
-
-
 def test_equal_runs_are_equal_pages(folder: Path, report: RunReport) -> None:
     """The page that a run wrote at its end is the one that its store gives later, byte for byte."""
     page = render_run_page(report)
     assert page == render_run_page(report.model_copy(deep=True))
     assert page.encode() == (folder / "report.html").read_bytes()
-
-
-def test_the_command_writes_the_page(folder: Path, tmp_path: Path) -> None:
-    """The command writes the page of the run to a file, also if the items came from Python code."""
-    result = reflact("report", folder, "--out", tmp_path / "page.html")
-    assert result.exit_code == 0
-    assert f"wrote {tmp_path / 'page.html'}" in result.output.replace("\n", "")
-    assert (tmp_path / "page.html").read_bytes() == (folder / "report.html").read_bytes()
 
 
 async def test_a_page_that_cannot_be_written_is_a_warning(tmp_path: Path) -> None:

@@ -14,9 +14,8 @@ from selenium.webdriver.support.select import Select
 
 from chromium import asked, needs_chromium, opened, resize, unreached, violations
 from reflact.reporting import RunReport, read_report, render_run_page
-from reflact.reporting.html.lanes import bin_calls
 from test_html_browser import FAINT, OUTSIDE, SCROLLED
-from test_html_run import CALLS, build_trainer, enlarge, poison
+from test_html_run import build_trainer, enlarge, poison
 
 pytestmark = [pytest.mark.slow, needs_chromium]
 
@@ -44,7 +43,6 @@ def reports(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, RunReport]
     folder = tmp_path_factory.mktemp("reports") / "run"
     anyio.run(build_trainer(folder).train)
     report = anyio.run(read_report, folder)
-    report = report.model_copy(update={"calls": bin_calls(CALLS)})
     return {
         "toy": report,
         "hostile": poison(report, OWNED),

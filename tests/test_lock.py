@@ -247,7 +247,7 @@ def reflact(*arguments: object) -> Result:
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="processes are ended by signals")
-@pytest.mark.parametrize("command", ["train", "eval", "record", "replay"])
+@pytest.mark.parametrize("command", ["train", "eval", "record"])
 def test_a_second_process_is_told_who_is_at_work(busy: Busy, command: str, tmp_path: Path) -> None:
     """Whatever would write into the folder ends at once, and names the process, its host and since when."""
     skill, cassette = tmp_path / "s.md", tmp_path / "c.jsonl"
@@ -255,10 +255,9 @@ def test_a_second_process_is_told_who_is_at_work(busy: Busy, command: str, tmp_p
     arguments: dict[str, tuple[object, ...]] = {
         "train": (busy.config,),
         "eval": (busy.config, "--skill", skill),
-        "record": (busy.config, "--cassette", cassette),
-        "replay": (busy.config, "--cassette", cassette),
+        "record": (busy.config, "--record", cassette),
     }
-    done = reflact(command, *arguments[command])
+    done = reflact(command.replace("record", "train"), *arguments[command])
     assert done.exit_code == 2, done.output
     who = (
         rf"is in use by process {busy.pid} on {re.escape(socket.gethostname())} since \d{{4}}-\d\d-\d\d \d\d:"

@@ -195,18 +195,18 @@ def test_a_run_is_shown_as_json(folder: Path) -> None:
 
 
 def test_each_version_is_printed_exactly(folder: Path) -> None:
-    """`skill` prints the best document, or the version that is named, with exactly its bytes in a pipe."""
-    assert reflact("skill", folder).stdout_bytes == (folder / "best_skill.md").read_bytes()
+    """`show --skill` prints the version that is named, with exactly its bytes in a pipe."""
+    assert reflact("show", folder, "--skill", "best").stdout_bytes == (folder / "best_skill.md").read_bytes()
     for path in sorted((folder / "skills").glob("v*.md")):
         number = int(path.stem[1:])
         for name in (number, f"v{number}"):
-            assert reflact("skill", folder, name).stdout_bytes == path.read_bytes()
-    first = reflact("skill", folder, "baseline")
+            assert reflact("show", folder, "--skill", name).stdout_bytes == path.read_bytes()
+    first = reflact("show", folder, "--skill", "baseline")
     assert (first.stdout_bytes, first.stderr) == (b"", "note: v0 is an empty document\n")
-    found = json.loads(reflact("skill", folder, "1", "--json").stdout)
+    found = json.loads(reflact("show", folder, "--skill", "1", "--json").stdout)
     assert found["version"]["number"] == 1
     assert found["skill"]["text"] == (folder / "skills" / "v0001.md").read_text(encoding="utf-8")
-    refused = reflact("skill", folder, "v99")
+    refused = reflact("show", folder, "--skill", "v99")
     assert_refused(refused, "has no version v99; it has v0 to v")
 
 
@@ -342,7 +342,7 @@ def test_a_folder_with_several_runs_says_which_one_is_taken(tmp_path: Path) -> N
     )
     anyio.run(second.train)
     note = f"{out} has 2 runs; this is the newest, {second.run_id} ({out / first.run_id} names another)"
-    commands = ("show", "report", "skill", "diff", "export")
+    commands = ("show", "diff", "export")
     for command in commands:
         options = ("--out", tmp_path / "newest", "--description", "Toys.") if command == "export" else ()
         assert reflact(command, out, *options).stderr == f"note: {note}\n", command

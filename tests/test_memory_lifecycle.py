@@ -24,26 +24,22 @@ from reflact.calibration.config import CalibratorSettings, PairSettings
 from reflact.calibration.curriculum import CurriculumSettings
 from reflact.calibration.events import CalibrationEvent, PairsGenerated
 from reflact.calibration.report import CalibrationReport
-from reflact.memory.cards import create_card
 from reflact.memory.models import Action, Evaluation, Label, Scope, Transition
 from reflact.reporting.html.calibration import render_calibration_page
 from served import assert_refused, reflact
 
 
 async def test_pairs_come_and_go_with_their_state(tmp_path: Path) -> None:
-    """What another opening promotes, edits, archives or forgets is known; what stays is not read again."""
+    """What another opening promotes, archives or forgets is known; what stays is not read again."""
     pairs = [make_pair(n, trace=f"t{n}") for n in range(5)]
     one, other = MemoryStore(tmp_path / "m.db"), MemoryStore(tmp_path / "m.db")
     async with one as mine, other as theirs:
         assert await mine.promoted_pairs(CRITIC) == ()
         await theirs.submit(make_pair(9))
-        await theirs.submit_card(create_card("critic_calibration", "A card that stands alone.", scope=CRITIC))
         await promote(theirs, pairs[:4])
         first = await mine.promoted_pairs(CRITIC)
         assert [pair.id for pair in first] == sorted(pair.id for pair in pairs[:4])
-        (card, _) = await theirs.cards(pairs[0].id)
-        await theirs.edit(card.id, content="Other words.")
-        await theirs.archive([pairs[1].id], reason="no longer of use")
+        await theirs.archive([pairs[0].id, pairs[1].id], reason="no longer of use")
         await theirs.forget("t2")
         await promote(theirs, pairs[4:])
         second = await mine.promoted_pairs(CRITIC)
@@ -78,7 +74,7 @@ def ticking() -> Callable[[], datetime]:
 
 
 def memory_of(folder: Path, bound: int) -> MemoryStore:
-    return MemoryStore(folder / "memory.db", max_active_cards=bound, clock=ticking())
+    return MemoryStore(folder / "memory.db", max_active_pairs=bound, clock=ticking())
 
 
 async def judge(memory: MemoryStore, numbers: Sequence[int], *, promoted: bool) -> None:
@@ -127,28 +123,18 @@ async def test_what_a_test_refused_leaves_first(tmp_path: Path) -> None:
         assert await memory.remaining_capacity() == 0
 
 
-async def test_what_was_changed_since_its_test_waits_again(tmp_path: Path) -> None:
-    """A refused pair that somebody edited is no room any more; neither is one that is held."""
-    async with memory_of(tmp_path, 3) as memory:
-        for number in range(3):
-            await memory.submit(make_pair(number, note="j@doe.com" if number == 2 else "files"))
-        test = await memory.open_test([make_pair(0, note="files").id], holdout_id="given", traces=HELD_OUT)
-        await memory.close_test(test.number, evidence_for(test, promoted=False))
-        assert await memory.remaining_capacity() == 1
-        card, _ = await memory.cards(make_pair(0, note="files").id)
-        await memory.edit(card.id, strategy="Look at the files.")
-        assert await memory.remaining_capacity() == 0
-
-
-async def test_room_counts_what_stands_alone_too(tmp_path: Path) -> None:
-    """A card of one of a pair's two kinds takes the room of a pair; rejected and archived ones take none."""
+async def test_room_is_what_is_not_active_or_failed_its_test(tmp_path: Path) -> None:
+    """A refused pair is room, one that is held for review is none; rejected and archived ones take none."""
     async with memory_of(tmp_path, 3) as memory:
         assert await memory.remaining_capacity() == 3
-        await memory.submit_card(create_card("failure_pattern", "Alone."))
-        await memory.submit_card(create_card("tool_policy", "Of another kind."))
-        await memory.submit(make_pair(1))
+        pairs = [make_pair(n, note="j@doe.com" if n == 2 else "files") for n in range(3)]
+        for pair in pairs:
+            await memory.submit(pair)
+        assert await memory.remaining_capacity() == 0
+        test = await memory.open_test([pairs[0].id], holdout_id="given", traces=HELD_OUT)
+        await memory.close_test(test.number, evidence_for(test, promoted=False))
         assert await memory.remaining_capacity() == 1
-        await memory.reject([make_pair(1).id], reason="r")
+        await memory.reject([pairs[1].id], reason="r")
         assert await memory.remaining_capacity() == 2
 
 

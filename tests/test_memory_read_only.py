@@ -27,7 +27,7 @@ from served import reflact
 
 READING = (
     ["list"],
-    ["search", "report"],
+    ["list", "report"],
     ["export"],
     ["list", "--kind", "trace"],
     ["show", "monday"],

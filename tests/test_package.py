@@ -20,6 +20,7 @@ from reflact.skills.document import (
     apply_edits,
     check_document,
     join_files,
+    remove_markers,
     replace_guidance,
     replace_notes,
     split_files,
@@ -40,7 +41,7 @@ FILES = {
     MAIN_FILE: FRONT + b"\n# Words\n\nSee references/more.md.\n",
     "references/more.md": b"# More\r\n",
     "scripts/run.sh": b"#!/bin/sh\necho \xff\n",
-    ".hidden/empty": b"",
+    "assets/empty": b"",
 }
 STEERING = "\x1b[2J\x1b]0;title\x07"
 
@@ -109,7 +110,7 @@ def test_training_changes_the_body_alone(folder: Path, tmp_path: Path) -> None:
     assert {**files, MAIN_FILE: b""} == {**FILES, MAIN_FILE: b""}
     assert files[MAIN_FILE].startswith(FRONT)
     assert files[MAIN_FILE] != FILES[MAIN_FILE]
-    assert reflact("skill", folder / "run").stdout_bytes == files[MAIN_FILE]
+    assert reflact("show", folder / "run", "--skill", "best").stdout_bytes == files[MAIN_FILE]
     again = reflact("export", folder / "run", "--out", tmp_path)
     assert again.exit_code == 2
     assert "exists already, and nothing is overwritten" in again.stderr
@@ -318,7 +319,7 @@ def test_hostile_names_and_descriptions_are_refused(
 def test_a_name_and_a_description_are_replaced_in_place(text: str) -> None:
     """Other values of the front matter and the body stay, in any YAML style; quotes and marks are inert."""
     hostile = 'It\'s "x": --- # {y} & *z \\n \U0001f600 ' + "long " * 100
-    package = build_package(Skill(text=text), name="new", description=hostile, is_renamed=True)
+    package = build_package(Skill(text=text), name="new", description=hostile)
     edited = package.files[0].content.decode()
     before, after = read_front_matter(text), read_front_matter(edited)
     assert after == {**before, "name": "new", "description": " ".join(hostile.split())}
@@ -331,7 +332,10 @@ def test_a_name_and_a_description_are_replaced_in_place(text: str) -> None:
     [
         ("name: [", "not valid YAML in line"),
         ("- a", "no mapping"),
-        ("name: 12", "name in the front matter of the skill is not text"),
+        ("name: 12", "name in the front matter of the skill is no text"),
+        ("name:", "name in the front matter of the skill is no text"),
+        ("name: a\ndescription: [b]", "description in the front matter of the skill is no text"),
+        ("name: a\ndescription: Use for words. Triggers on: words", "not valid YAML in line 3"),
         ("name: Word Rules", "'Word Rules' breaks the rules"),
         ("name: a\ndescription: <b>x</b>", "tag"),
         ("? [a]\n: b", "not valid YAML"),
@@ -340,7 +344,142 @@ def test_a_name_and_a_description_are_replaced_in_place(text: str) -> None:
 def test_wrong_front_matter_is_named(front: str, part: str) -> None:
     """Front matter that is no valid description of a skill is an error that says what is wrong."""
     with pytest.raises(SkillError, match=part):
-        build_package(Skill(text=f"---\n{front}\n---\n"), name="a", description=None)
+        build_package(Skill(text=f"---\n{front}\n---\n"))
+
+
+UNREADABLE = {
+    "colon": "name: a\ndescription: Use for words. Triggers on: words",
+    "colon with a BOM and CR LF": "\ufeffname: a\r\ndescription: Use for words. Triggers on: words\r\n",
+    "number": "name: 2024\ndescription: 1.0",
+    "list": "name: a\ndescription:\n- Use for words.\n",
+    "null": "name:\ndescription: Use for words.",
+    "tab": "name: a\ndescription: |\n\tUse for words.",
+    "no mapping": "Use for words.",
+    "other key": "name: a\ndescription: b\nglobs: *.py",
+}
+
+
+@pytest.mark.parametrize("front", UNREADABLE.values(), ids=UNREADABLE)
+def test_front_matter_that_cannot_be_read_is_found_before_anything_is_paid(
+    tmp_path: Path, front: str
+) -> None:
+    """``init`` and the start of a run refuse it, as a folder and as a file; another document may begin with anything."""
+    bom, front = "\ufeff" * front.startswith("\ufeff"), front.removeprefix("\ufeff")
+    newline = "\r\n" if "\r\n" in front else "\n"
+    text = newline.join((f"{bom}---", front.rstrip(), "---", "", "# Words", ""))
+    (tmp_path / MAIN_FILE).write_bytes(text.encode())
+    for path in (tmp_path, tmp_path / MAIN_FILE):
+        with pytest.raises(SkillError, match="front matter of the skill"):
+            load_skill(path)
+    (tmp_path / "prompt.md").write_bytes(text.encode())
+    assert load_skill(tmp_path / "prompt.md").text == text
+    (tmp_path / "data.jsonl").write_text(
+        "".join(f'{{"input": "{n}", "reference": "w"}}\n' for n in range(30))
+    )
+    options = ("--model", "m", "--base-url", "http://127.0.0.1:1/v1", "--skill", tmp_path)
+    assert_refused(
+        reflact("init", tmp_path / "data.jsonl", "--out", tmp_path / "run.yaml", *options), "front matter"
+    )
+    assert not (tmp_path / "run.yaml").exists()
+
+
+@pytest.mark.parametrize("front", UNREADABLE.values(), ids=UNREADABLE)
+def test_a_name_and_a_description_replace_what_cannot_be_read(front: str) -> None:
+    """A run that began with such front matter is exported with both options, which the error names."""
+    skill = Skill(text=f"---\n{front.removeprefix(chr(0xFEFF)).rstrip()}\nlicense: MIT\n---\nbody\n")
+    with pytest.raises(SkillError, match="--name and --description"):
+        build_package(skill, defaults=("a", "b"))
+    package = build_package(skill, name="words", description="Rules: for words.")
+    text = package.files[0].content.decode()
+    values = {"name": "words", "description": "Rules: for words."}
+    assert read_front_matter(text) == values
+    assert text.endswith("---\n\nbody\n")
+    assert any("only the new name and description" in hint for hint in package.hints)
+
+
+def test_a_run_with_front_matter_that_cannot_be_read_is_exported(tmp_path: Path) -> None:
+    """A prompt may begin with anything; the export then says which options replace its front matter, and they do."""
+    prompt = tmp_path / "prompt.md"
+    prompt.write_text(f"---\n{UNREADABLE['colon']}\n---\n\nHeed the rules.\n")
+    run = train(tmp_path / "run", prompt)
+    options = ("--name", "words", "--description", "Rules: for words.")
+    for some in ((), options[:2], options[2:]):
+        assert_refused(reflact("export", run, "--out", tmp_path, *some), "--name and --description")
+    assert reflact("export", run, "--out", tmp_path, *options).exit_code == 0
+    text = (tmp_path / "words" / MAIN_FILE).read_text()
+    assert read_front_matter(text) == {"name": "words", "description": "Rules: for words."}
+    assert "Heed the rules." in text
+
+
+@pytest.mark.parametrize(
+    ("before", "is_refused"),
+    [
+        ("\n", True),
+        ("\ufeff\r\n", True),
+        (" ", True),
+        ("<!-- made by hand -->\n\n<!-- twice -->\n", True),
+        ("# comment\n", True),
+        ("", False),
+        ("\ufeff", False),
+        ("Text.\n\n", False),
+    ],
+)
+def test_front_matter_begins_in_the_first_line(tmp_path: Path, before: str, is_refused: bool) -> None:
+    """Agents find no front matter below a blank line or a comment, so a run does not begin with it."""
+    for newline in ("\n", "\r\n"):
+        text = newline.join((f"{before}---", "description: Use for words.", "name: words", "---", "Body."))
+        (tmp_path / MAIN_FILE).write_bytes(text.encode())
+        if is_refused:
+            with pytest.raises(SkillError, match="in line 1"):
+                load_skill(tmp_path)
+        else:
+            assert load_skill(tmp_path).text == text
+
+
+def test_an_export_leaves_hidden_files_caches_and_links_behind(tmp_path: Path) -> None:
+    """They are named; only what is exported counts towards the limits, which hold when a run begins."""
+    skill = write_folder(tmp_path / "word-rules")
+    for name in (
+        ".git/config",
+        ".env",
+        "scripts/__pycache__/a.pyc",
+        "node_modules/x/y.js",
+        "assets/.DS_Store",
+    ):
+        (skill / name).parent.mkdir(parents=True, exist_ok=True)
+        (skill / name).write_text("token")
+    for number in range(1001):
+        (skill / ".git" / str(number)).touch()
+    (skill / "references/passwd").symlink_to("/etc/passwd")
+    (skill / "linked").symlink_to(tmp_path)
+    marked = replace_notes(replace_guidance(load_skill(skill), "Be slow."), ["Note."])
+    (skill / MAIN_FILE).write_bytes(marked.text.encode())
+    run = train(tmp_path / "run", skill)
+    done = reflact("export", run, "--out", tmp_path / "out")
+    assert read_folder(tmp_path / "out/word-rules").keys() == FILES.keys()
+    assert b"<!--" not in (tmp_path / "out/word-rules" / MAIN_FILE).read_bytes()
+    left_out = ".env, .git, linked, node_modules, assets/.DS_Store, references/passwd, scripts/__pycache__"
+    assert done.stdout.splitlines()[-1].partition(": ")[2] == left_out
+    for number in range(1001):
+        (skill / "assets" / str(number)).touch()
+    with pytest.raises(SkillError, match="more than 1,000 files"):
+        load_skill(skill)
+
+
+def test_no_marker_reaches_an_exported_skill() -> None:
+    """Guidance, notes and examples are plain Markdown there, and an empty region leaves no trace."""
+    body = "---\na: b\n---\n\n# Words\n\nWrite.\n"
+    skill = replace_guidance(Skill(text=body), "Be slow.")
+    (examples,) = (Edit(op="examples", content="## Examples\n\nOne.\n\nTwo."),)
+    full = replace_notes(apply_edits(skill, [examples]).skill, ["Note."])
+    plain = f"{body}\n## Examples\n\nOne.\n\nTwo.\n\nBe slow.\n\n## Execution Notes Appendix\n\n- Note.\n"
+    assert remove_markers(full.text) == plain
+    assert remove_markers(full.text.replace("\n", "\r\n")) == plain.replace("\n", "\r\n")
+    assert remove_markers(replace_guidance(Skill(text=body), "").text) == body
+    empty = replace_notes(replace_guidance(full, ""), [])
+    assert remove_markers(empty.text) == f"{body}\n## Examples\n\nOne.\n\nTwo.\n"
+    joined = join_files(full.text, [("b.md", "x\n")])
+    assert split_files(remove_markers(joined)) == (plain, (("b.md", "x\n"),))
 
 
 def test_large_bodies_and_unknown_keys_have_hints() -> None:
@@ -351,17 +490,14 @@ def test_large_bodies_and_unknown_keys_have_hints() -> None:
         ("x\n" * 501, ("501 lines", "model")),
         ("fine", ("model",)),
     ):
-        hints = build_package(Skill(text=front + body), name="a", description=None).hints
+        hints = build_package(Skill(text=front + body), defaults=("a", "")).hints
         assert len(hints) == len(parts)
         assert all(part in hint for part, hint in zip(parts, hints, strict=True))
 
 
 def test_a_folder_has_to_hold_plain_files(tmp_path: Path, folder: Path) -> None:
-    """Links, a folder that is gone and a folder without SKILL.md are refused with a reason."""
+    """A link for SKILL.md, a folder that is gone and a folder without SKILL.md are refused with a reason."""
     bad = write_folder(tmp_path / "bad")
-    (bad / "secret").symlink_to("/etc/passwd")
-    with pytest.raises(SkillError, match="secret is a link"):
-        build_package(load_skill(bad), name="bad", description=None, source=bad)
     (bad / MAIN_FILE).unlink()
     (bad / MAIN_FILE).symlink_to(folder / "word-rules" / MAIN_FILE)
     with pytest.raises(SkillError, match=r"links and \.\. are not allowed"):

@@ -250,6 +250,7 @@ def test_an_unmeasured_decision_stops_the_run(
     ]
     assert summary.status == "failed"
     assert str(summary.reason).startswith(decision.name)
+    assert " The first failure: " in str(summary.reason)
     commits = rows(tmp_path, "SELECT number, kind, step, record, state FROM commits ORDER BY number")
     assert commits == clean.ended.commits[: len(commits)]
     assert clean.ended.commits[len(commits)][1:3] == decision.commit

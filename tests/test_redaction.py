@@ -196,12 +196,10 @@ def test_a_recording_holds_no_key(
     """A cassette is recorded through a server that echoes; and it replays."""
     with echoing("answers") as server:
         path = written(tmp_path, server)
-        ended, output = reflact("record", path, "--cassette", tmp_path / "c.jsonl")
+        ended, output = reflact("train", path, "--record", tmp_path / "c.jsonl")
         assert ended == 0, output
         assert canaries(server)
-    again = reflact(
-        "replay", path, "--cassette", tmp_path / "c.jsonl", "--set", f"out_dir={tmp_path / 'again'}"
-    )
+    again = reflact("train", path, "--replay", tmp_path / "c.jsonl", "--set", f"out_dir={tmp_path / 'again'}")
     assert again[0] == 0, again[1]
     assert_clean(output, again[1], logged.text)
     assert_clean_files(tmp_path)

@@ -73,13 +73,11 @@ async def measured(
     ],
 )
 async def test_a_run_takes_what_was_foreseen(tmp_path: Path, config: dict[str, Any], noise: float) -> None:
-    """The calls of every purpose lie between the low and the high estimate, in whatever mode."""
+    """Every purpose of the run is foreseen, and a run that may end early takes at most 1.5 times the calls."""
     foreseen, actual = await measured(tmp_path, config, toy_optimizer(edits=2), noise=noise)
     rows = {row.purpose: row.calls for row in foreseen.rows}
-    for purpose, calls in actual.items():
-        assert rows[purpose].low <= calls <= rows[purpose].high, purpose
-    for purpose, amount in rows.items():
-        assert amount.low <= actual.get(purpose, 0), purpose
+    assert actual.keys() <= rows.keys()
+    assert sum(actual.values()) <= 1.5 * sum(rows.values())
 
 
 @pytest.mark.parametrize(("epochs", "learns"), [(1, False), (1, True), (2, True)])
@@ -91,7 +89,7 @@ async def test_the_expected_number_is_close(tmp_path: Path, epochs: int, learns:
     }  # without a better skill it is as empty as the initial document, and stored
     script = toy_optimizer() if learns else always_proposing()
     foreseen, actual = await measured(tmp_path, config, script, rules=6)
-    rollouts = next(row.calls.expected for row in foreseen.rows if row.purpose == "rollout")
+    rollouts = next(row.calls for row in foreseen.rows if row.purpose == "rollout")
     assert abs(rollouts - actual["rollout"]) <= 0.25 * actual["rollout"]
 
 
@@ -104,10 +102,9 @@ def test_money_is_tokens_times_prices() -> None:
         done=0, skill=None, spent=()
     )
     assert foreseen.usd is not None
-    for bound in ("low", "expected", "high"):
-        given = sum(getattr(row.input_tokens, bound) for row in foreseen.rows)
-        written = sum(getattr(row.output_tokens, bound) for row in foreseen.rows)
-        assert getattr(foreseen.usd, bound) == pytest.approx((given + 2 * written) / 1e6, rel=0.01)
+    given = sum(row.input_tokens for row in foreseen.rows)
+    written = sum(row.output_tokens for row in foreseen.rows)
+    assert foreseen.usd == pytest.approx((given + 2 * written) / 1e6, rel=0.01)
 
 
 def test_without_a_price_there_is_no_money() -> None:
@@ -122,5 +119,6 @@ def test_a_dry_run_calls_and_writes_nothing(tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     assert "steps to take, 0 taken" in result.output
     assert "train.max_rollouts pays for about 11 candidates" in " ".join(result.output.split())
+    assert "no limit: set budget.max_usd" in result.output
     assert "can confirm a gain of about 17 points" in " ".join(result.output.split())
     assert not out.exists()

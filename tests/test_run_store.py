@@ -190,19 +190,6 @@ async def test_costs_are_summed_by_step_and_stage(store: SQLiteRunStore) -> None
     assert [time.stage for time in await store.stage_times("r")] == ["baseline", "evaluate", "reflect"]
 
 
-async def test_calls_have_their_times(store: SQLiteRunStore) -> None:
-    """A call has the time of its reservation and that of its reply; of a repeated call, only the last one ends."""
-    for key, tries in (("a", 2), ("b", 1)):
-        for _ in range(tries):
-            await store.reserve(reserved_call(key).model_copy(update={"stage": "reflect"}))
-    await store.store_response(reply("a"), reserved_call("a"))
-    first, again, other = await store.call_times("r")
-    assert (first.ended, other.ended, again.stage) == (None, None, "reflect")
-    assert again.ended is not None
-    assert first.started <= again.started <= again.ended
-    assert await store.call_times("other") == ()
-
-
 @given(prices=st.lists(st.floats(0, 1e3), min_size=2, max_size=8), seed=st.integers(0, 1000))
 def test_spend_does_not_depend_on_the_order_of_answers(prices: list[float], seed: int) -> None:
     """The sum of the prices is the same to the last bit in whatever order the answers came."""

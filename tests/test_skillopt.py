@@ -25,6 +25,8 @@ from reflact.integrations.skillopt import (
     read_document,
 )
 from reflact.skills.document import find_regions
+from reflact.targets import CommandTarget
+from reflact.targets.profiles import PROFILES
 from served import reflact
 
 KEYS = (Path(__file__).parent / "skillopt_keys.txt").read_text(encoding="utf-8").split()
@@ -173,9 +175,10 @@ def test_every_spelling_of_a_backend_is_converted(
     ("spellings", "words", "roles"),
     [
         ("openai_compatible openai_compatible_chat openai-compatible compat", ".base_url: SkillOpt read", 2),
-        ("claude claude_chat anthropic openai codex codex_exec", "no counterpart", 2),
+        ("claude claude_chat anthropic", "no counterpart", 2),
+        ("openai codex codex_exec claude_code_exec", "backend of the optimizer has no counterpart", 1),
         ("copilot copilot_cli github_copilot copilot_chat", "no counterpart", 2),
-        ("claude_code_exec cursor cursor_agent cursor_exec copilot_exec", "no counterpart", 1),
+        ("cursor cursor_agent cursor_exec copilot_exec", "no counterpart", 1),
     ],
 )
 def test_a_remark_names_each_role_without_an_address(spellings: str, words: str, roles: int) -> None:
@@ -183,6 +186,47 @@ def test_a_remark_names_each_role_without_an_address(spellings: str, words: str,
     for spelling in spellings.split():
         done, _ = convert({"model": {"backend": spelling}})
         assert sum(words in remark for remark in done.remarks) == roles, spelling
+
+
+@pytest.mark.parametrize(
+    ("model", "profile", "target", "optimizer"),
+    [
+        ({"target_backend": "codex_exec"}, "codex", "a", "a"),
+        ({"target_backend": "Codex", "backend": "azure_openai"}, "codex", "a", "a"),
+        ({"backend": "codex", "target_backend": "openai_chat"}, "codex", "a", "a"),
+        ({"backend": "codex", "optimizer_azure_openai_endpoint": "https://o.example"}, "codex", "a", "o"),
+        ({"target_backend": "claude_code_exec"}, "claude-code", "api", "a"),
+        ({"backend": "claude_code_exec"}, "claude-code", "api", "a"),
+        ({"backend": "codex", "optimizer_backend": "minimax_chat"} | MINIMAX, "codex", "a", "m"),
+    ],
+)
+def test_a_command_line_agent_is_a_target_with_its_profile(
+    model: dict[str, object], profile: str, target: str, optimizer: str
+) -> None:
+    """Codex and Claude Code are commands; the optimizer keeps its Azure endpoint, and seconds bound a rollout."""
+    older = {"model": AZURE | {"target": "t", "optimizer": "o"} | model, "env": {"exec_timeout": 90}}
+    done, config = convert(older)
+    assert (config.target.kind, config.target.options) == (
+        "command",
+        {"profile": profile, "limits": {"seconds": 90}},
+    )
+    built = CommandTarget(**config.target.options)
+    assert (built.limits.seconds, built.skill_file) == (90, PROFILES[profile].skill_file)
+    addresses = (config.models.target.base_url, config.models.optimizer.base_url)
+    assert [
+        address.startswith(f"https://{name}.")
+        for address, name in zip(addresses, (target, optimizer), strict=True)
+    ] == [True] * 2
+    assert config.models.optimizer.api == ("openai" if optimizer == "m" else "azure")
+    assert (config.models.target.model, config.models.optimizer.model) == ("t", "o")
+    assert any("models.target names an endpoint" in remark for remark in done.remarks)
+    assert done.unsupported == {}
+
+
+@pytest.mark.parametrize("backend", ["cursor_exec", "copilot_exec", "openai_chat"])
+def test_another_backend_leaves_the_kind_of_the_target(backend: str) -> None:
+    """An agent without a profile is named, and stays the default kind."""
+    assert convert({"model": {"target_backend": backend}})[1].target.kind == "chat"
 
 
 def test_the_older_names_of_azure_keys_are_converted() -> None:

@@ -178,7 +178,7 @@ def a_test(traces: Sequence[Trace], name: str, before: Sequence[BatchTest] = ())
         number=len(before) + 1,
         holdout_id=name,
         n_earlier_tests=count_tests(before, [t.recording for t in traces]),
-        unit_ids=("u",),
+        pair_ids=("u",),
         content_fingerprints=tuple(t.recording.fingerprint for t in traces),
         at=NOW,
     )

@@ -13,12 +13,13 @@ from typing import Any
 
 import pytest
 
-from reflact.cli.init import ask_for_models
+from reflact.cli.init import ask_for_models, find_columns
 from reflact.cli.train import describe_item, describe_zero
-from reflact.config.fields import guess_column, unfold_row
+from reflact.config.fields import list_telling_columns, unfold_row
 from reflact.config.loading import load_config
 from reflact.config.training import TrainerConfig
 from reflact.data import load_dataset
+from reflact.errors import DataError
 from reflact.trainer import SetupCheck
 from reflact.types import Grade, Item, Score, Split
 from served import asked_of, assert_refused, completion, configured, reflact, say_four, send, serving
@@ -86,22 +87,29 @@ def test_init_writes_a_configuration_that_works(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("columns", "task", "answer"),
+    ("columns", "tasks", "answers"),
     [
-        (["nr", "customer question", "right answer"], "customer question", "right answer"),
-        (["question_id", "Prompt (English)", "expected_label"], "Prompt (English)", "expected_label"),
-        (["message", "answer_text", "answer_length"], "message", "answer_text"),
-        (["Ticket No.", "Customer Message", "Dept (gold)"], "Customer Message", "Dept (gold)"),
-        (["Customer message", "Channel", "Correct team", "is_correct"], "Customer message", "Correct team"),
-        (["first_answer", "second_answer"], None, None),
-        (["input_text", "user_message"], None, None),
+        (["nr", "customer question", "right answer"], ["customer question"], ["right answer"]),
+        (["question_id", "Prompt (English)", "expected_label"], ["Prompt (English)"], ["expected_label"]),
+        (["message", "answer_text", "answer_length"], ["message"], ["answer_text"]),
+        (["Ticket No.", "Customer Message", "Dept (gold)"], ["Customer Message"], ["Dept (gold)"]),
+        (
+            ["Customer message", "Channel", "Correct team", "is_correct"],
+            ["Customer message"],
+            ["Correct team"],
+        ),
+        (["Question", "Correct Answer", "Incorrect Answer 1"], ["Question"], ["Correct Answer"]),
+        (["first_answer", "second_answer"], [], ["first_answer", "second_answer"]),
+        (["input_text", "user_message"], ["input_text", "user_message"], []),
+        (["problem", "solution", "answer"], ["problem"], ["answer", "solution"]),
+        (["row.question", "out.answer"], ["row.question"], ["out.answer"]),
+        (["What is the problem with this answer?", "yes"], [], []),
     ],
 )
-def test_columns_are_found_by_a_telling_word(
-    columns: list[str], task: str | None, answer: str | None
-) -> None:
-    """A longer name is guessed if exactly one column has a word that tells the field."""
-    assert (guess_column("input", columns), guess_column("reference", columns)) == (task, answer)
+def test_columns_are_found_by_telling_names(columns: list[str], tasks: list[str], answers: list[str]) -> None:
+    """All columns whose names tell a field are found, those that need no line in the configuration first."""
+    assert list_telling_columns("input", columns) == tasks
+    assert list_telling_columns("reference", columns) == answers
 
 
 @pytest.mark.parametrize(
@@ -150,14 +158,14 @@ def test_a_chat_is_read_as_a_task_and_its_answer(tmp_path: Path) -> None:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     result = reflact("init", path, "--out", config, "--model", "m")
     assert result.exit_code == 0, result.output
-    assert "columns: input from 'input', reference from 'reference', both out of 'messages'" in result.stdout
+    assert "columns: input from 'input', reference from 'reference', out of 'messages'" in result.stdout
     assert "the target does not see 'system'" in result.stdout
     items = [item for split in Split for item in load_dataset(path, None, 42).items(split)]
     found = {item.input: item.reference for item in items}
     assert found["user 2"] == "assistant 2"
     assert found["user: user 3\n\nassistant: assistant 3\n\nuser: user 3"] == "assistant 3"
     for row in ({"messages": "x"}, {"messages": rows[0]["messages"], "answer": "a"}, {"messages": [{}, {}]}):
-        assert unfold_row(row) == row
+        assert unfold_row(row, "row 1") == row
 
 
 def test_columns_that_the_target_does_not_see_are_named(tmp_path: Path) -> None:
@@ -174,12 +182,10 @@ MOODS = [("bad", "good")[k % 2] for k in range(30)]
 CITIES = [f"Town {k % 29}" for k in range(30)]
 
 
-@pytest.mark.parametrize(
-    "name", ["label", "category", "sentiment", "class", "output", "completion", "response"]
-)
+@pytest.mark.parametrize("name", ["label", "sentiment", "class", "output", "completion", "response"])
 @pytest.mark.parametrize("task", ["text", "review"])
 def test_a_column_of_labels_is_the_answer(tmp_path: Path, task: str, name: str) -> None:
-    """Beside one column of long texts, a short one is the answer under any name, and labels are compared as wholes."""
+    """A column is known by its name, and labels are compared as wholes."""
     guess, grader = init_columns(tmp_path, {task: REVIEWS, name: MOODS})
     assert f"input from '{task}', reference from '{name}'" in guess
     assert f"grader {grader}: The references are 2 labels: an answer must be the right one" in guess
@@ -198,7 +204,7 @@ def test_answers_in_capitals_are_compared_to_the_letter(tmp_path: Path) -> None:
     """Capitals are a part of the form, so an answer in small letters is not right."""
     orders = [f"{k} x BLUE LAMPS" for k in range(30)]
     asked = [f"Please send {k} blue lamps to my address before the end of next week." for k in range(30)]
-    guess, grader = init_columns(tmp_path, {"message": asked, "order line": orders})
+    guess, grader = init_columns(tmp_path, {"message": asked, "output": orders})
     assert grader == "exact"
     assert "The letters of the references are capitals" in guess
 
@@ -214,35 +220,43 @@ def test_a_small_train_split_gives_several_steps_per_epoch(tmp_path: Path, n_ite
 @pytest.mark.parametrize(
     ("columns", "words"),
     [
-        ({"foo": REVIEWS, "bar": MOODS}, "input from 'foo', reference from 'bar'"),
-        ({"bar": MOODS, "foo": REVIEWS}, "input from 'foo', reference from 'bar'"),
-        ({"foo": REVIEWS, "bar": CITIES}, "input from 'foo', reference from 'bar'"),
+        ({"foo": REVIEWS, "bar": MOODS}, "no column looks like the task; name it with --input"),
         (
-            {"foo": REVIEWS, "stars": [str(k % 5) for k in range(30)]},
-            "input from 'foo', reference from 'stars'",
+            {"text": REVIEWS, "message": REVIEWS[::-1]},
+            "several columns may be the task; name it with --input",
         ),
-        ({"foo": REVIEWS, "answer": MOODS, "why": REVIEWS[::-1]}, None),
-        ({"foo": REVIEWS, "bar": REVIEWS[::-1]}, None),
-        ({"foo": CITIES, "bar": CITIES[::-1]}, None),
-        ({"foo": REVIEWS, "bar": [str(k) for k in range(30)]}, "columns: input from 'foo'\n"),
-        ({"foo": REVIEWS, "source": MOODS}, "columns: input from 'foo'\n"),
-        ({"foo": REVIEWS, "is_late": MOODS}, "input from 'foo', reference from 'is_late'"),
-        ({"foo": REVIEWS, "bar": MOODS, "baz": CITIES}, "columns: input from 'foo'\n"),
+        (
+            {"text": REVIEWS, "label": MOODS, "sentiment": MOODS},
+            "several columns may be the right answer; name",
+        ),
+        ({"text": MOODS, "message": REVIEWS, "label": MOODS}, "input from 'message', reference from 'label'"),
+        ({"foo": REVIEWS, "question": REVIEWS[::-1], "bar": MOODS}, "--reference (foo, bar)"),
         ({"question": REVIEWS, "category": MOODS, "answer": CITIES}, "task_type from 'category'"),
+        (
+            {"question": REVIEWS, "solution": MOODS, "answer": CITIES},
+            "'solution' may be meant too; data.fields in",
+        ),
+        ({"question": REVIEWS, "label": [""] * 30, "output": MOODS}, "reference from 'output'"),
+        ({"question": REVIEWS, "answer": [""] * 30, "output": MOODS}, "reference from 'output'"),
+        (
+            {"input": [""] * 30, "prompt": REVIEWS, "output": MOODS},
+            "input from 'prompt', reference from 'output'",
+        ),
+        ({"question": REVIEWS, "answer": [""] * 30}, "grader critic: No column is plainly the right answer"),
     ],
 )
-def test_columns_without_telling_names_are_guessed_by_content(
-    tmp_path: Path, columns: dict[str, list[str]], words: str | None
-) -> None:
-    """Only a guess without a rival is made, and it is told how to change it; otherwise the columns are listed."""
-    guess, _ = init_columns(tmp_path, columns)
-    if words is None:
-        assert "no column looks like the task; name it with --input" in guess
-        return
+def test_columns_are_not_guessed(tmp_path: Path, columns: dict[str, list[str]], words: str) -> None:
+    """If names tell nothing or too much, the caller is asked, and an empty column is never the answer."""
+    guess, grader = init_columns(tmp_path, columns)
     assert words in guess
-    named = {"question", "answer"} & columns.keys()
-    assert ("guess by content; to change it, edit data.fields in" in guess) is not named
-    assert ("name it with --reference" in guess) is ("reference" not in words and not named)
+    assert (grader == "") is ("name it with --input" in guess or "name it with --reference, which" in guess)
+
+
+def test_a_person_at_a_terminal_is_asked_for_columns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The names of the columns are shown, and the typed ones are taken."""
+    rows = [{"foo": f"Which, {k}?", "first answer": f"a{k}", "second answer": f"b{k}"} for k in range(12)]
+    monkeypatch.setattr("sys.stdin", Terminal("foo\nsecond answer\n"))
+    assert find_columns(rows, {}, "x.csv") == {"input": "foo", "reference": "second answer"}
 
 
 def test_names_of_columns_write_no_lines_of_a_configuration(tmp_path: Path) -> None:
@@ -263,36 +277,6 @@ def init_columns(folder: Path, columns: dict[str, list[str]]) -> tuple[str, str]
         csv.writer(file).writerows([columns, *zip(*columns.values(), strict=True)])
     result = reflact("init", data, "--out", config, "--model", "m")
     return result.output, load_config(config).environment.grader if config.exists() else ""
-
-
-def test_columns_that_may_be_the_answer_are_named(tmp_path: Path) -> None:
-    """If several columns may be the right answer, the line on the critic names all, labels first."""
-    columns = {"Ticket": REVIEWS, "seen": CITIES, "tone": MOODS, "place": MOODS[::-1]}
-    said, grader = init_columns(tmp_path, columns)
-    assert grader == "critic"
-    assert (
-        "No column is plainly the right answer, so a critic grades. If one is, remove run.yaml and name it with "
-        "--reference (the likeliest first: tone, place, seen)."
-    ) in said
-
-
-ORDERS = [f"SN-4{k:03}" for k in range(30)]
-WISHES = [f"Where is {('sn 4', 'SN-4', '#sn4')[k % 3]}{k:03}? It is late." for k in range(30)]
-
-
-@pytest.mark.parametrize("name", ["order_no", "order id"])
-def test_numbers_that_the_tasks_hold_are_the_answers_and_no_ids(tmp_path: Path, name: str) -> None:
-    """A column that looks like an id by its name is to be extracted if most tasks hold its values."""
-    said, grader = init_columns(tmp_path, {"date": ORDERS[::-1], "message": WISHES, name: ORDERS})
-    assert f"columns: input from 'message', reference from '{name}'" in said
-    assert grader == "exact"
-    (tmp_path / "run.yaml").unlink()
-    said, _ = init_columns(tmp_path, {"message": WISHES, name: ORDERS[::-1], "label": MOODS})
-    assert f"columns: id from '{name}', input from 'message', reference from 'label'" in said
-    (tmp_path / "run.yaml").unlink()
-    said, _ = init_columns(tmp_path, {"message": WISHES, name: ORDERS, "tone": MOODS, "place": MOODS[::-1]})
-    assert f"columns: id from '{name}', input from 'message'\n" in said
-    assert "--reference (the likeliest first: tone, place, " in said
 
 
 @pytest.mark.parametrize(
@@ -346,9 +330,21 @@ def test_a_wrong_address_is_one_sentence(tmp_path: Path, url: str) -> None:
 
 
 def test_a_file_without_a_header_is_refused(tmp_path: Path) -> None:
-    """If the name of the answer's column is an answer itself, the first row is an item."""
-    guess, _ = init_columns(tmp_path, {REVIEWS[1]: REVIEWS[2:], "good": MOODS[2:]})
-    assert "the first row looks like an item and not like a header, because 'good' is an answer" in guess
+    """If no name tells the task, the first row may be an item, whose label is no name of a column."""
+    guess, grader = init_columns(tmp_path, {REVIEWS[1]: REVIEWS[2:], "A": MOODS[2:]})
+    assert "if the first row is an item, write a header above it, such as input,reference" in guess
+    assert not grader
+    named = ("--input", REVIEWS[1], "--reference", "bad")
+    (tmp_path / "data.csv").write_text(
+        "\n".join(map(",".join, zip(REVIEWS[1:], MOODS, strict=False))), encoding="utf-8"
+    )
+    result = reflact("init", tmp_path / "data.csv", "--out", tmp_path / "run.yaml", "--model", "m", *named)
+    assert_refused(result, "'bad' is an answer and no name of a column; if the first row is an item")
+
+
+def part(role: str, text: str) -> dict[str, Any]:
+    """Return a message whose content is in two parts."""
+    return {"role": role, "content": [{"type": "text", "text": text}, {"type": "text", "text": "Up."}]}
 
 
 SQUAD = [
@@ -392,6 +388,8 @@ def test_files_of_reading_comprehension_are_read_as_they_are(tmp_path: Path, for
             "normalized",
         ),
         ({"question": "Add {}.", "answer": "It is so.\n#### {}"}, "Add {}.", "{}", "numeric"),
+        ({"problem": "Add {}.", "solution": "#### {}\n"}, "Add {}.", "{}", "numeric"),
+        ({"Task text": "Add {}.", "gold": "So.\n#### {}"}, "Add {}.", "{}", "numeric"),
         (
             {"document": "A long text about {}.", "summary": "{} it is"},
             "A long text about {}.",
@@ -414,6 +412,156 @@ def test_rows_of_well_known_sets_are_read_as_they_are(
     dataset = load_dataset(path, None, 42, fields=loaded.data.fields)
     found = {str(item.input): item.reference for split in Split for item in dataset.items(split)}
     assert found[task.replace("{}", "7")] == answer.replace("{}", "7")
+
+
+PROGRAM = {"tests": "import math\nassert add{}(1) == 2\nassert add{}(2) == 3"}
+TRUE_ANSWERS = ["It is {}.", "{}", "{} it is"]
+
+
+@pytest.mark.parametrize(
+    ("row", "task", "answer", "grader"),
+    [
+        (
+            {
+                "task_id": "{}",
+                "text": "Write add{}.",
+                "code": "def add{}(x): ...",
+                "test_list": ["assert add{}(1) == 2", "assert add{}(2) == 3"],
+                "test_setup_code": "import math",
+                "challenge_test_list": [],
+            },
+            "Write add{}.\n\nassert add{}(1) == 2\nassert add{}(2) == 3",
+            PROGRAM,
+            "python",
+        ),
+        (
+            {
+                "prompt": "Write add{}.",
+                "code": "def add{}(x): ...",
+                "test_imports": ["import math"],
+                "test_list": ["assert add{}(1) == 2", "assert add{}(2) == 3"],
+            },
+            "Write add{}.\n\nassert add{}(1) == 2\nassert add{}(2) == 3",
+            PROGRAM,
+            "python",
+        ),
+        (
+            {
+                "task_id": "HumanEval/{}",
+                "prompt": "def add{}(x):",
+                "canonical_solution": "    return x + 1",
+                "test": "def check(f):\n    assert f(1) == 2",
+                "entry_point": "add{}",
+            },
+            "def add{}(x):",
+            {"tests": "def check(f):\n    assert f(1) == 2\ncheck(add{})"},
+            "python",
+        ),
+        (
+            {
+                "type": "Adversarial",
+                "category": "Law",
+                "question": "What is {}?",
+                "best_answer": TRUE_ANSWERS[0],
+                "correct_answers": TRUE_ANSWERS[1:] + TRUE_ANSWERS[:1],
+                "incorrect_answers": ["no"],
+                "source": "https://example.org",
+            },
+            "What is {}?",
+            TRUE_ANSWERS,
+            "normalized",
+        ),
+        (
+            {"question": "Who is {}?", "answer": {"value": "Ann {}", "aliases": ["Ann", "Ann {}"]}},
+            "Who is {}?",
+            ["Ann {}", "Ann"],
+            "normalized",
+        ),
+        (
+            {"messages": [part("user", "Count {}."), part("assistant", "n{}")]},
+            "Count {}.\nUp.",
+            "n{}\nUp.",
+            "normalized",
+        ),
+    ],
+)
+def test_rows_of_several_columns_become_a_task_and_its_answer(
+    tmp_path: Path, row: dict[str, Any], task: str, answer: Any, grader: str
+) -> None:
+    """The tests of MBPP and HumanEval, the true answers of two sets, and chats in parts need no change."""
+    path, config = tmp_path / "rows.jsonl", tmp_path / "run.yaml"
+    path.write_text("\n".join(json.dumps(row).replace("{}", str(k)) for k in range(12)), encoding="utf-8")
+    result = reflact("init", path, "--out", config, "--model", "m")
+    assert result.exit_code == 0, result.output
+    loaded = load_config(config)
+    assert loaded.environment.grader == grader
+    dataset = load_dataset(path, None, 42, fields=loaded.data.fields)
+    found = {str(item.input): item.reference for split in Split for item in dataset.items(split)}
+    assert found[task.replace("{}", "7")] == json.loads(json.dumps(answer).replace("{}", "7"))
+
+
+@pytest.mark.parametrize(
+    ("message", "words"),
+    [
+        ({"content": [{"type": "image_url", "image_url": {"url": "x"}}]}, "content of type image_url"),
+        ({"content": None, "tool_calls": [{"id": "1"}]}, "calls a tool"),
+        ({"content": None}, "content of type NoneType"),
+    ],
+)
+def test_chats_of_more_than_text_are_named(tmp_path: Path, message: dict[str, Any], words: str) -> None:
+    """An image or a call of a tool is told with its row, at `init` and when the data is read."""
+    path = tmp_path / "chat.jsonl"
+    good = {"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}]}
+    bad = {"messages": [{"role": "user", **message}, {"role": "assistant", "content": "y"}]}
+    path.write_text("\n".join(map(json.dumps, [good, bad])), encoding="utf-8")
+    assert_refused(reflact("init", path, "--out", tmp_path / "run.yaml", "--model", "m"), "row 2", words)
+    with pytest.raises(DataError, match=words):
+        load_dataset(path, None, 42)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        (
+            "evals.json",
+            {"evals": [{"id": 1, "prompt": "p", "expected_output": "o", "expectations": ["has x"]}]},
+        ),
+        ("named.json", {"cases": [{"name": "c", "prompt": "p", "assertions": [{"text": "has x"}]}]}),
+        ("rubric.json", [{"prompt": "p", "rubric": ["has x"]}]),
+        ("promptfoo.json", [{"input": "p", "__expected": "contains: x"}]),
+        ("several.json", [{"input": "p", "__expected1": "x", "__expected2": "not-icontains-any: x, y"}]),
+    ],
+)
+def test_tests_in_sentences_are_refused(tmp_path: Path, name: str, content: Any) -> None:
+    """Files that say what a good result is, and not what the right answer is, are not graded by something else."""
+    path = tmp_path / name
+    path.write_text(json.dumps(content), encoding="utf-8")
+    result = reflact("init", path, "--out", tmp_path / "run.yaml", "--model", "m")
+    assert_refused(result, "has sentences or assertions about an answer", "--reference")
+
+
+@pytest.mark.parametrize(
+    ("answers", "grader"),
+    [
+        (["00501", "12345"], "exact"),
+        (["1E2", "2E5"], "exact"),
+        (["3.1", "3.10"], "exact"),
+        (["1,000", "1000"], "numeric"),
+        (["20240115", "20240101"], "numeric"),
+        (["0.5", "-0.25"], "numeric"),
+        (["+", "-"], "normalized"),
+        ([") ] >", "} >"], "normalized"),
+        (["a", "A"], "exact"),
+        (["Yes.", "yes"], "exact"),
+        (["10²", "102"], "normalized"),
+    ],
+)
+def test_the_grader_tells_the_answers_of_the_data_apart(
+    tmp_path: Path, answers: list[str], grader: str
+) -> None:
+    """Codes, versions and labels that differ in their case alone are compared to the letter."""
+    guess, name = init_columns(tmp_path, {"question": REVIEWS, "answer": [answers[k % 2] for k in range(30)]})
+    assert name == grader, guess
 
 
 def test_fields_inside_of_objects_are_columns(tmp_path: Path) -> None:
@@ -439,7 +587,7 @@ def test_init_asks_for_the_column_that_it_cannot_guess(tmp_path: Path) -> None:
     path, config = tmp_path / "odd.jsonl", tmp_path / "run.yaml"
     path.write_text("".join(f'{{"foo": "x{k}", "bar": "y"}}\n' for k in range(6)), encoding="utf-8")
     result = reflact("init", path, "--out", config, "--model", "m")
-    assert_refused(result, "name it with --input, and", "(the columns are 'foo', 'bar')")
+    assert_refused(result, "name it with --input, which", "(the columns are 'foo', 'bar')")
     result = reflact("init", path, "--out", config, "--model", "m", "--input", "foo", "--reference", "bar")
     assert result.exit_code == 0, result.output
     assert load_config(config).data.fields.reference == "bar"

@@ -13,10 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from memory_pairs import CRITIC, make_pair
+from memory_pairs import make_pair
 from processes import Program
 from reflact import MemoryStore
-from reflact.memory.models import CardQuery
 from reflact.store.runs import open_store
 
 pytestmark = pytest.mark.slow
@@ -122,7 +121,7 @@ MEMORY_LOAD = """
                 acknowledge("promoted", pair.id)
 
     async def main(path, round, writers):
-        async with MemoryStore(path, max_active_cards=10**6) as memory:
+        async with MemoryStore(path, max_active_pairs=10**6) as memory:
             await fan_out(lambda w: writer(memory, f"{round}-{w}"), range(writers))
 
     anyio.run(main, Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]))
@@ -179,15 +178,12 @@ def assert_sound(path: Path) -> None:
     """The file, its index and what belongs together are whole."""
     assert column(path, "PRAGMA integrity_check") == {"ok"}
     assert column(path, "PRAGMA foreign_key_check") == set()
-    column(path, "INSERT INTO memory_units_fts (memory_units_fts) VALUES ('integrity-check')")
-    units = column(path, "SELECT number FROM memory_units")
-    assert column(path, "SELECT rowid FROM memory_units_fts") == units
-    halves = "SELECT unit FROM memory_cards GROUP BY unit HAVING count(*) = 2 AND count(DISTINCT kind) = 2"
-    assert column(path, halves) == units
-    assert column(path, "SELECT sum(units) FROM memory_active") in ({len(units)}, {None})
-    last = "(SELECT after FROM memory_history WHERE unit = number ORDER BY sequence DESC LIMIT 1)"
-    assert column(path, f"SELECT id FROM memory_units WHERE status <> {last}") == set()
-    unproven = "SELECT unit FROM memory_history WHERE after = 'promoted' AND test_number NOT IN "
+    column(path, "INSERT INTO memory_pairs_fts (memory_pairs_fts) VALUES ('integrity-check')")
+    numbers = column(path, "SELECT number FROM memory_pairs")
+    assert column(path, "SELECT rowid FROM memory_pairs_fts") == numbers
+    last = "(SELECT after FROM memory_history WHERE pair = number ORDER BY sequence DESC LIMIT 1)"
+    assert column(path, f"SELECT id FROM memory_pairs WHERE status <> {last}") == set()
+    unproven = "SELECT pair FROM memory_history WHERE after = 'promoted' AND test_number NOT IN "
     proven = "(SELECT number FROM memory_tests WHERE json_extract(evidence, '$.passed_test'))"
     assert column(path, unproven + proven) == set()
 
@@ -246,10 +242,10 @@ async def test_what_a_memory_acknowledged_survives_sigkill(tmp_path: Path, kills
         ).items():
             promised[kind] |= names
         assert_sound(path)
-        assert column(path, "SELECT id FROM memory_units") >= promised["pair"]
+        assert column(path, "SELECT id FROM memory_pairs") >= promised["pair"]
         assert column(path, "SELECT trace_id || '-' || step FROM trace_events") >= promised["event"]
         assert column(path, "SELECT CAST(number AS TEXT) FROM memory_tests") >= promised["test"]
-        assert column(path, "SELECT id FROM memory_units WHERE status = 'promoted'") >= promised["promoted"]
+        assert column(path, "SELECT id FROM memory_pairs WHERE status = 'promoted'") >= promised["promoted"]
     assert promised.keys() == {"pair", "event", "test", "promoted"}
     async with MemoryStore(path) as memory:
         stored = {pair.pair.id for pair in await memory.pairs()}
@@ -259,7 +255,7 @@ async def test_what_a_memory_acknowledged_survives_sigkill(tmp_path: Path, kills
         for trace_id in await memory.trace_ids():
             trace = await memory.trace(trace_id)
             assert [event.step for event in trace.events] == list(range(len(trace.events)))
-        assert len(await memory.find(CardQuery(text="report", scope=CRITIC))) > 0
+        assert len(await memory.find("report")) > 0
 
 
 async def test_processes_share_a_memory(tmp_path: Path) -> None:
@@ -269,4 +265,4 @@ async def test_processes_share_a_memory(tmp_path: Path) -> None:
     assert_sound(path)
     wanted = {make_pair(n, note=f"p{p}").id for n in range(PAIRS) for p in range(PROCESSES)}
     wanted |= {make_pair(n, note="shared").id for n in range(10)}
-    assert column(path, "SELECT id FROM memory_units") == wanted
+    assert column(path, "SELECT id FROM memory_pairs") == wanted

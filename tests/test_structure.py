@@ -46,13 +46,11 @@ THIRD_PARTY = {
     "sqlite_utils": ("store/", "memory/"),
     "genai_prices": ("llm/pricing.py",),
     "opentelemetry": ("integrations/opentelemetry.py",),
-    "mlflow": ("integrations/mlflow.py",),
     "starlette": ("reporting/html/serve.py",),
     "uvicorn": ("reporting/html/serve.py",),
     "pytest": ("integrations/pytest.py",),
     "inspect_ai": ("integrations/inspect_ai.py",),
     "ray": ("executors/ray.py",),
-    "reasoning_gym": ("integrations/reasoning_gym.py",),
 }
 """The folders or files that may load a library."""
 

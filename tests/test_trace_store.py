@@ -131,7 +131,7 @@ async def test_forgetting_takes_pairs_that_other_traces_gave_too(memory: MemoryS
     pair, kept = make_pair(1, trace="first"), make_pair(2, trace="first")
     for one in (pair, of_step(pair, "second", 4), kept):
         await memory.submit(one)
-    assert (await memory.forget("second")).unit_ids == (pair.id,)
+    assert (await memory.forget("second")).pair_ids == (pair.id,)
     assert [one.pair.id for one in await memory.pairs()] == [kept.id]
     assert (await reviewer(memory).take_snapshot()).learned.trace_ids == {"first"}
     assert (await memory.submit(pair)).is_new
@@ -153,7 +153,7 @@ async def test_origins_come_back_from_an_export(memory: MemoryStore, tmp_path: P
         assert {one.trace_id for one in (await other.pairs())[0].origins} == {"first", "second", "third"}
     async with MemoryStore(tmp_path / "anchored.db") as other:
         await other.add_anchors([of_step(make_pair(9), "second", 4)])
-        assert (await other.import_lines(lines)).n_units == 0
+        assert (await other.import_lines(lines)).n_pairs == 0
 
 
 def label_by(source: LabelSource = "program") -> Label:

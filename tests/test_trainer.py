@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,20 +15,22 @@ import toy_runs
 from reflact import Item, Trainer, __version__, events, read_run
 from reflact.config.training import TrainerConfig
 from reflact.data import plan_epoch
+from reflact.environments import Grader
 from reflact.errors import (
     ConfigError,
     DataError,
     ProviderDown,
     RunConflict,
 )
-from reflact.messages import CallReservation
+from reflact.messages import CallId, CallReservation, RenderedPrompt, ReplyModel
+from reflact.proposers import Rewrite, StepBudget, StepEvidence
 from reflact.records import RunSummary, Usage
 from reflact.stages.reply_models import AnalystReply
 from reflact.store.runs import open_store
 from reflact.testing import TOY_RULES, ScriptedLLM, ToyEnvironment, ToyTarget, append_reply, toy_optimizer
-from reflact.testing.llm import Script
+from reflact.testing.llm import Script, ScriptedAnswer
 from reflact.types import Skill, Split
-from toy_runs import WORLD, Actor, build_trainer, playing, run
+from toy_runs import LINES, WORLD, Actor, build_trainer, playing, run
 
 
 def settings(folder: Path, **sections: Mapping[str, Any]) -> dict[str, Any]:
@@ -108,6 +111,61 @@ async def test_without_a_gate_everything_is_accepted(tmp_path: Path) -> None:
     assert summary.final is not None
     assert summary.best.score == max(r.verdict.candidate_score or 0 for r in records)
     assert summary.best.number > 0
+
+
+def turning(prompt: RenderedPrompt, reply_type: type[ReplyModel], call_id: CallId) -> ScriptedAnswer:
+    """Add a line in the first step, and replace it by another one, and back, in each further one."""
+    if not issubclass(reply_type, AnalystReply):
+        return toy_optimizer()(prompt, reply_type, call_id)  # type: ignore[return-value]
+    reply = append_reply(reply_type, LINES["double"])
+    if call_id.step > 1:
+        old, new = (LINES["double"], "- A line.")[:: 1 if call_id.step % 2 == 0 else -1]
+        edits = reply["edits"]
+        assert isinstance(edits, list)
+        reply["edits"] = [{**dict(edit), "op": "replace", "target": old, "content": new} for edit in edits]
+    return reply
+
+
+class Turning:
+    """Proposes one of two documents after the other."""
+
+    identity = "turning/1"
+
+    async def propose(self, skill: Skill, evidence: StepEvidence, budget: StepBudget) -> Sequence[Rewrite]:
+        """Return the other document."""
+        line = LINES["double"]
+        return [Rewrite(document=f"- A line.\n\n{'' if line in skill.text else line}\n")]
+
+
+@pytest.mark.parametrize("proposer", [None, Turning()], ids=["edits", "documents"])
+@pytest.mark.parametrize("is_gated", [True, False], ids=["gate", "no gate"])
+async def test_a_document_that_comes_back(tmp_path: Path, is_gated: bool, proposer: Turning | None) -> None:
+    """Without a gate it is accepted with the score that it had, and is not measured again; a gate drops it."""
+    config = settings(
+        tmp_path,
+        gate={"enabled": is_gated, "policy": "strict"},
+        train={"num_epochs": 4, "batch_size": 8},
+        slow_update={"enabled": False},
+        meta_skill={"enabled": False},
+        test={"enabled": False},
+    )
+    actor = Actor()
+    await build_trainer(config, target=actor, script=turning, proposer=proposer).train()
+    records = (await read_run(tmp_path)).steps
+    actions = [record.verdict.action for record in records]
+    assert len(set(actor.asked)) == len(actor.asked), "no rollout is made twice"
+    if is_gated:
+        assert "force_accept" not in actions
+        assert actions.count("no_change") >= 1
+        return
+    assert actions == ["force_accept"] * 4
+    assert records[0].candidate_hash == records[2].candidate_hash != records[1].candidate_hash
+    scores = [record.verdict.candidate_score for record in records]
+    assert (scores[2], scores[3]) == (scores[0], scores[1])
+    assert scores[0] != scores[1]
+    assert [record.current.number for record in records] == [1, 2, 3, 4]
+    assert [record.best.number for record in records] == [1] * 4, "an equal score is not better"
+    assert [record.n_rollouts for record in records] == [12, 12, 8, 0], "later ones are of train items only"
 
 
 async def test_unmeasured_items_are_no_zeros(tmp_path: Path) -> None:
@@ -251,13 +309,20 @@ def pairs(first: int, count: int) -> list[tuple[str, str]]:
     return [(f"{names[n % 2]} {n}", TOY_RULES[names[n % 2]].answer(n)) for n in range(first, first + count)]
 
 
-def train_on_items(out: Path, train: list[Any] | None = None, **config: object) -> Trainer:
+def is_equal(item: Item, answer: str) -> bool:
+    """Grade to the letter."""
+    return answer == item.reference
+
+
+def train_on_items(
+    out: Path, train: list[Any] | None = None, grade: Grader = is_equal, **config: object
+) -> Trainer:
     """Return a trainer on lists, with stand-ins for both models."""
     return Trainer.from_items(
         train=train or pairs(10, 4),
         val=pairs(20, 4),
         test=[Item(id="t", input="double 40", reference="80")],
-        grade=lambda item, answer: answer == item.reference,
+        grade=grade,
         target=ToyTarget(),
         optimizer=ScriptedLLM(playing((AnalystReply, lambda kind, _: append_reply(kind, "Answer.")))),
         out_dir=out,
@@ -275,6 +340,43 @@ async def test_lists_and_a_function_are_enough(tmp_path: Path) -> None:
 def test_equal_pairs_have_equal_ids(tmp_path: Path) -> None:
     """The ids of pairs come from their content, so the run's identity does not change between starts."""
     assert train_on_items(tmp_path).run_id == train_on_items(tmp_path).run_id
+
+
+def give_points(points: float) -> Grader:
+    """Return a function that gives so many points for any answer."""
+
+    def grade(item: Item, answer: str) -> float:
+        return points
+
+    return grade
+
+
+async def test_a_corrected_function_does_not_find_the_scores_of_the_one_before(tmp_path: Path) -> None:
+    """Two functions of one name and place are told apart by their values, so a start with the second is refused."""
+    first = await train_on_items(tmp_path, grade=give_points(1), train__num_epochs=1).train()
+    again = await train_on_items(tmp_path, grade=give_points(1), train__num_epochs=1).train()
+    assert (first.status, again.run_id) == ("completed", first.run_id)
+    with pytest.raises(RunConflict, match=r"grader\.grader.*choose another out_dir"):
+        await train_on_items(tmp_path, grade=give_points(0), train__num_epochs=1).train()
+
+
+async def test_points_of_a_hundred_end_the_run_at_the_first_of_them(tmp_path: Path) -> None:
+    """The reason names what the function returned, before a step is paid."""
+    trainer = train_on_items(tmp_path, grade=give_points(100))
+    summary = await trainer.train()
+    assert (summary.status, summary.steps) == ("failed", 0)
+    assert "the grader returned 100 for item" in str(summary.reason)
+
+
+async def test_a_score_that_is_not_a_number_is_told_while_the_run_goes_on(tmp_path: Path) -> None:
+    """NaN is no fault of the whole function, so one item is unmeasured, with a warning that names it."""
+
+    def grade(item: Item, answer: str) -> float:
+        return math.nan if item.reference == "80" else 1.0
+
+    trainer = train_on_items(tmp_path, grade=grade, train__num_epochs=1)
+    warnings = [event.message async for event in trainer.stream() if isinstance(event, events.WarningIssued)]
+    assert len([text for text in warnings if "the grader returned NaN for item 't'" in text]) == 1
 
 
 async def test_a_pair_given_twice_is_refused(tmp_path: Path) -> None:

@@ -21,8 +21,7 @@ from reflact.calibration.worked_examples import (
     EXAMPLES_HEADER,
     MAX_PAIRS_TRIED,
     ExampleRenderer,
-    PairCache,
-    RankingIndex,
+    WordIndex,
     rank_pairs,
 )
 from reflact.config.critic import CriticSettings
@@ -238,7 +237,7 @@ def test_an_example_is_rendered_once_whatever_is_scored() -> None:
     def some() -> list[ContrastPair]:
         return [pair(Random(seed)) for seed in range(40)]
 
-    read, renderer = RankingIndex(), ExampleRenderer(60, count)
+    read, renderer = WordIndex(), ExampleRenderer(60, count)
     asked, counts = TransitionView(transition(Random(99))), list[int]()
     for _ in range(2):
         ranked = rank_pairs(some(), asked, purpose="Ship it.", index=read)
@@ -261,23 +260,17 @@ def test_pairs_with_one_id_and_other_words_are_told_apart() -> None:
     assert (render(one, 1), render(other.model_copy(), 1)) == (first, second)
 
 
-def test_the_pair_that_was_longest_not_shown_is_forgotten_first() -> None:
-    """Beyond its size a cache lets go of one pair, not of all; those that are ranked at once all stay."""
+def test_words_are_read_once() -> None:
+    """Pairs that were ranked are not read again until there are too many; equal pairs count once."""
     pairs = [pair(Random(seed)) for seed in range(6)]
-    kept: PairCache[int] = PairCache(4)
-    for number, one in enumerate(pairs[:4]):
-        kept.put(one, number)
-    assert kept.get(pairs[0]) == 0
-    kept.put(pairs[4], 4)
-    assert [kept.get(one) for one in pairs] == [0, None, 2, 3, 4, None]
-    reader = RankingIndex(2)
-    assert reader.list_unindexed(pairs) == tuple(pairs)
-    reads = reader([*pairs, *pairs])
-    assert [one.pair for one in reads] == pairs
-    assert reader.list_unindexed([*pairs, *pairs]) == ()
-    assert reader.list_unindexed(pairs[:1]) == ()
-    assert [one.id for one in reader(pairs[::-1])] == [one.id for one in pairs[::-1]]
-    assert all(one is other for one, other in zip(reader(pairs), reads, strict=True))
+    asked, index = TransitionView(transition(Random(99))), WordIndex(6)
+    assert index.list_unindexed(pairs) == tuple(pairs)
+    ranked = [*rank_pairs([*pairs, *pairs], asked, purpose="p", index=index)]
+    assert sorted(one.id for one in ranked) == sorted(one.id for one in pairs)
+    assert index.list_unindexed([*pairs, *pairs]) == ()
+    assert index.read_words(pairs[0]) is index.read_words(pairs[0].model_copy())
+    assert [*rank_pairs([*pairs, pair(Random(7))], asked, purpose="p", index=index)]
+    assert len(index.list_unindexed(pairs)) == 6
 
 
 def test_a_full_room_ends_the_search() -> None:

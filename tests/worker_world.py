@@ -115,7 +115,7 @@ class Farm:
 
 
 @asynccontextmanager
-async def open_farm(losses: int) -> AsyncIterator[Farm]:
+async def open_farm(losses: int = 0) -> AsyncIterator[Farm]:
     """Open the farm."""
     yield Farm(losses)
 

@@ -25,15 +25,18 @@ from typing import Any, NamedTuple, NoReturn, TypeVar
 from pydantic import Field, JsonValue, ValidationError
 
 from reflact.config.fields import (
+    DEFAULT_COLUMNS,
     FIELD_NAMES,
     FieldsConfig,
-    guess_column,
+    list_telling_columns,
+    read_result,
     unfold_articles,
     unfold_columns,
     unfold_row,
 )
 from reflact.config.loading import LARGE_RATIO
 from reflact.errors import DataError
+from reflact.jsonutil import build_object
 from reflact.types import FrozenModel, Item, Split, digest_json
 
 T = TypeVar("T")
@@ -43,10 +46,12 @@ Batch = tuple[str, ...]
 
 SPLIT_NAMES: dict[Split, tuple[str, ...]] = {
     Split.train: ("train",),
-    Split.val: ("val", "valid_seen", "selection"),
+    Split.val: ("val", "validation", "valid", "dev", "valid_seen", "selection"),
     Split.test: ("test", "valid_unseen"),
 }
 """The names of each split; the first one is its own, the others are aliases."""
+
+_SPLITS_BY_NAME = {name: split for split, names in SPLIT_NAMES.items() for name in names}
 
 SUFFIXES = (".json", ".jsonl", ".csv")
 """The endings of data files."""
@@ -106,7 +111,8 @@ def load_dataset(
 ) -> DataSet:
     """Read a data set; ``check_dataset`` checks that it is fit for a run.
 
-    A single file is split by ``ratio``, rounded by largest remainders, or by ``choose_shares``. Each ``task_type``
+    A single file is split by ``ratio``, rounded by largest remainders, or else by its column ``split``, such as
+    ``validation``, or by ``choose_shares``. Each ``task_type``
     is spread over the splits in the same proportion, within one or two items, but items with the same input stay in
     one split. The assignment depends on the items and the seed, not on the order of the rows. Within a split, items
     keep the file's order.
@@ -133,8 +139,11 @@ def load_dataset(
             parts = {split: tuple(row.item for row in rows) for split, rows in found.items()}
         elif path.is_file():
             rows = [*read_items(path, fields)]
+            items = [row.item for row in rows]
             shares = choose_shares(len(rows)) if ratio is None else _parse_ratio(ratio)
-            parts = _split_items([row.item for row in rows], shares, split_seed)
+            parts = (_read_splits(items) if ratio is None else None) or _split_items(
+                items, shares, split_seed
+            )
         else:
             raise DataError(
                 f"there is no data at {path}: give a folder with train, val and test, or one file"
@@ -287,6 +296,9 @@ def read_rows(path: Path) -> tuple[FileRow, ...]:
     if not isinstance(rows, list):
         entries = rows if isinstance(rows, dict) else {}
         lists = [value for value in entries.values() if isinstance(value, list) and value]
+        if len(lists) > 1 and entries.keys() <= _SPLITS_BY_NAME.keys():
+            pairs = ((name, row) for name, part in entries.items() for row in part)
+            lists = [[{"split": name, **row} if isinstance(row, dict) else row for name, row in pairs]]
         if len(lists) != 1:
             raise DataError(
                 f"{path}: expected a list of items, found {_type_name(rows)}" + _advise_on_entries(entries)
@@ -308,8 +320,9 @@ def build_item(row: Any, fields: FieldsConfig, where: str) -> Item:
 
     A field of the item is the column that ``fields`` names, or else the column of its own name. Without ``input``,
     a column ``question`` and, if there is one, its ``context`` are the input. Without ``reference``, a column
-    ``answers`` or ``answer`` is the reference. ``unfold_row`` says how chats are read. A row without an id gets a
-    digest of its input and reference. All other columns are metadata.
+    ``answers`` or ``answer`` is the reference; of an answer that ends in a line ``#### 42``, only the result.
+    ``unfold_row`` says how chats and rows of well-known sets are read. A row without an id gets a digest of its input
+    and reference. All other columns are metadata.
 
     Raises:
         DataError: A field is missing or wrong.
@@ -320,7 +333,7 @@ def build_item(row: Any, fields: FieldsConfig, where: str) -> Item:
             '{"input": ..., "reference": ...}'
         )
     if fields.input is None:
-        row = unfold_row(row)
+        row = unfold_row(row, where)
     row = unfold_columns(row, [name for name in fields.model_dump().values() if name is not None])
     if _has_lone_surrogate(row):
         raise DataError(f"{where}: half of a surrogate pair (\\ud800 to \\udfff) is not text; remove it")
@@ -330,6 +343,7 @@ def build_item(row: Any, fields: FieldsConfig, where: str) -> Item:
     if columns["input"] == "question" and fields.input is None and row.get("context") is not None:
         values["input"] = _join_context(row["context"], row["question"])
         used.add("context")
+    values["reference"] = read_result(values.get("reference"))
     for name in ("id", "task_type"):
         if isinstance(values.get(name), int) and not isinstance(values[name], bool):
             values[name] = str(values[name])
@@ -426,7 +440,7 @@ def _find_split(folder: Path, split: Split, *, optional: bool) -> Path | None:
     if not paths:
         if optional and split is Split.test:
             return None
-        wanted = " or ".join(f"{name}, {name}.json, {name}.jsonl, {name}.csv" for name in names)
+        wanted = f"{' or '.join(names)}, each a folder or with .json, .jsonl or .csv"
         spare = "; to train without one, set test.enabled: false" if split is Split.test else ""
         others = sorted(p for p in folder.iterdir() if p.suffix in SUFFIXES)
         if len(others) == 1:
@@ -452,6 +466,16 @@ def _parse_ratio(ratio: str) -> tuple[int, ...]:
     if not any(shares):
         raise DataError(f"the ratio {ratio!r} is not train:val:test in whole numbers, such as 2:1:7")
     return shares
+
+
+def _read_splits(items: Sequence[Item]) -> dict[Split, tuple[Item, ...]] | None:
+    """Return the splits that a column ``split`` names; None if it does not name that of each item, or lacks one."""
+    found = [_SPLITS_BY_NAME.get(str(item.metadata.get("split")).lower()) for item in items]
+    if None in found or not set(TRAINING_SPLITS) <= set(found):
+        return None
+    return {
+        split: tuple(item for item, own in zip(items, found, strict=True) if own is split) for split in Split
+    }
 
 
 def _split_items(items: Sequence[Item], shares: Sequence[int], seed: int) -> dict[Split, tuple[Item, ...]]:
@@ -488,8 +512,7 @@ def _find_columns(row: Mapping[str, Any], fields: FieldsConfig, where: str) -> d
             raise DataError(
                 f"{where}: there is no column {column!r}, which data.fields.{name} names; {meant}{_list_columns(row)}"
             )
-        known = {"input": ("question",), "reference": ("answers", "answer")}.get(name, ())
-        usual = next((usual for usual in (name, *known) if usual in row), None)
+        usual = next((usual for usual in DEFAULT_COLUMNS[name] if usual in row), None)
         if column is not None or usual is not None:
             columns[name] = column if column is not None else str(usual)
     free = [name for name in row if name not in columns.values() and name != "metadata"]
@@ -497,7 +520,7 @@ def _find_columns(row: Mapping[str, Any], fields: FieldsConfig, where: str) -> d
         near = next(iter(difflib.get_close_matches(name, free, n=1, cutoff=0.8)), None)
         if name in columns or (near is None and name != "input"):
             continue
-        mend = f"data.fields.{name}: {near or guess_column(name, free) or 'COLUMN'}"
+        mend = f"data.fields.{name}: {near or next(iter(list_telling_columns(name, free)), 'COLUMN')}"
         question = "" if near is None else f" did you mean {near!r}? Rename it, or"
         raise DataError(
             f"{where}: there is no column {name!r};{question} write {mend} ({_list_columns(row)})"
@@ -520,13 +543,15 @@ def _join_context(context: Any, question: Any) -> JsonValue:
 
 
 def _read_csv_rows(text: str, path: Path) -> Iterator[FileRow]:
-    first = re.sub('"[^"]*"', "", text.lstrip("\r\n")).partition("\n")[0]
-    delimiter = max(",;\t", key=first.count)
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
+    named = re.match(r'"?sep=(.)"?\r?\n', text)  # a line that spreadsheets write and read
+    body = text if named is None else text[named.end() :]
+    first = re.sub('"[^"]*"', "", body.lstrip("\r\n")).partition("\n")[0]
+    delimiter = max(",;\t", key=first.count) if named is None else named[1]
+    reader = csv.reader(io.StringIO(body, newline=""), delimiter=delimiter, strict=True)
     header: list[str] | None = None
     row = 0
     try:
-        for row, cells in enumerate(reader, start=1):
+        for row, cells in enumerate(reader, start=1 if named is None else 2):
             where = f"{path} row {row}"
             if not any(cells):
                 continue
@@ -553,7 +578,7 @@ def _read_csv_rows(text: str, path: Path) -> Iterator[FileRow]:
 
 def _parse(text: str, where: str) -> Any:
     try:
-        return json.loads(text, parse_constant=_refuse_constant)
+        return json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=build_object)
     except RecursionError:
         raise DataError(f"{where} is not readable JSON: it is nested too deeply") from None
     except ValueError as error:

@@ -7,6 +7,7 @@ pass it a long value as a whole.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import zip_longest
 from typing import Any, TypeVar
@@ -21,6 +22,15 @@ T = TypeVar("T")
 
 CHUNK_SIZE = 20_000
 """Approximate number of values and characters in a chunk."""
+
+
+def build_object(pairs: Sequence[tuple[str, JsonValue]]) -> dict[str, JsonValue]:
+    """Return an object of JSON; ValueError if it has a name twice, of which a reader sees only the last."""
+    result = dict(pairs)
+    if len(result) < len(pairs):
+        name = Counter(name for name, _ in pairs).most_common(1)[0][0]
+        raise ValueError(f"an object has the name {name[:100]!r} twice")
+    return result
 
 
 def measure_size(value: JsonValue, limit: int) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Generic, Literal, NamedTuple, Self, TypeVar
+from typing import ClassVar, Generic, Literal, Self, TypeVar
 from urllib.parse import quote
 
 from pydantic import Field, JsonValue
@@ -190,12 +190,3 @@ class AgentAnswer(FrozenModel):
             output_tokens=output_tokens,
         )
         return cls(text=text, usage=usage, truncated=truncated)
-
-
-class CallTime(NamedTuple):
-    """When a call ran, in seconds since 1970; ``ended`` is None if it has no stored reply."""
-
-    role: str
-    stage: str
-    started: float
-    ended: float | None

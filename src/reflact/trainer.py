@@ -68,7 +68,6 @@ from reflact.training.setup import (
     open_runtime,
     prepare_run,
     refuse_idle_keys,
-    track_with_mlflow,
 )
 from reflact.training.shutdown import GracefulStop, make_approver_stoppable
 from reflact.training.trouble import FailureLog
@@ -169,8 +168,9 @@ class Trainer:
             val: Items on which candidates are judged.
             test: Items that stay sealed until the run is complete; without any, the closing claim rests on ``val``.
             grade: A function of an item and an answer, async or not. It returns a ``Grade``, a ``Score``,
-                a number from 0 to 1, or a bool. Its name is part of the run's identity; pass a
-                ``DatasetEnvironment`` with a ``version`` to ``Trainer`` if its meaning changes.
+                a number from 0 to 1, or a bool; anything else ends the run. Its code and the plain values that it
+                uses are part of the run's identity, but not the code of installed packages. A function with an
+                attribute ``identity`` is known by that alone.
             target: The agent under training, or the name of a chat model.
             optimizer: The model that writes the skill, or its name.
             label: Your name for the run in log lines.
@@ -312,24 +312,23 @@ class Trainer:
         plan = await anyio.to_thread.run_sync(self._load_plan)
         stop = self._graceful_stop
         approve = None if self._approve is None else make_approver_stoppable(self._approve, stop)
-        async with track_with_mlflow(plan, on_event) as tracked:
-            emit = tracked if tracked is ignore_event else EventStepAssigner(tracked)
-            try:
-                async with open_runtime(plan, self._overrides, emit, graceful_stop=stop) as runtime:
-                    with runtime.tracing.run():
-                        run = Run(
-                            runtime,
-                            runtime.tracing.count_events(emit),
-                            approve,
-                            tests_optimizer=must_test_optimizer(plan, self._overrides),
-                        )
-                        summary = await _run(run, runtime.plan.environment, stop)
-                        runtime.tracing.record_outcome(summary)
-                    if self._config.report and summary.status != "cancelled":
-                        await _write_report(plan.run_id, database, runtime.folder, emit)
-            finally:
-                self._graceful_stop = GracefulStop(self._config.train.grace_seconds)
-            await tracked(events.RunFinished(run_id=plan.run_id, step=summary.steps, summary=summary))
+        emit = on_event if on_event is ignore_event else EventStepAssigner(on_event)
+        try:
+            async with open_runtime(plan, self._overrides, emit, graceful_stop=stop) as runtime:
+                with runtime.tracing.run():
+                    run = Run(
+                        runtime,
+                        runtime.tracing.count_events(emit),
+                        approve,
+                        tests_optimizer=must_test_optimizer(plan, self._overrides),
+                    )
+                    summary = await _run(run, runtime.plan.environment, stop)
+                    runtime.tracing.record_outcome(summary)
+                if self._config.report and summary.status != "cancelled":
+                    await _write_report(plan.run_id, database, runtime.folder, emit)
+        finally:
+            self._graceful_stop = GracefulStop(self._config.train.grace_seconds)
+        await on_event(events.RunFinished(run_id=plan.run_id, step=summary.steps, summary=summary))
         return summary
 
 
@@ -542,7 +541,7 @@ async def check_setup(config: TrainerConfig, overrides: Overrides | None = None)
         item=item,
         grade=grade,
         skill=skill,
-        target_calls=math.fsum(row.calls.expected for row in likely.rows if row.role == "target"),
+        target_calls=math.fsum(row.calls for row in likely.rows if row.role == "target"),
     )
 
 

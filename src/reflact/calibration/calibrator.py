@@ -6,6 +6,7 @@ with stored responses are not made again.
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Sequence
 from contextlib import AsyncExitStack, suppress
@@ -46,6 +47,8 @@ from reflact.types import FrozenModel
 if TYPE_CHECKING:
     from reflact.memory.store import MemoryStore
 
+LOGGER = logging.getLogger("reflact")
+
 FATAL_ERRORS = (BudgetSpent, AccessDenied, UnknownModel, RunFailed)
 """Errors after which no further call can succeed."""
 
@@ -64,7 +67,8 @@ class Calibrator:
 
     ``async with`` starts a task that processes submitted traces; leaving the block cancels the task.
     ``calibrate``, ``recheck`` and ``stream_pairs`` need no such block. Errors beside the agent are emitted as
-    events and never raised. The limits and the budget of its calls are those of ``llm``.
+    events and never raised. If the first trace fails, or the task stops, the logger ``reflact`` warns. The limits
+    and the budget of its calls are those of ``llm``.
 
     Args:
         llm: Writes mistakes and compares; scores as well if ``critic`` is None.
@@ -115,6 +119,7 @@ class Calibrator:
         self._queue: deque[Trace] = deque()
         self._on_event = on_event
         self._counts = TraceCounts()
+        self._is_quiet = False
         self._stopped = False
         self._is_working = False
         self._changed = anyio.Event()
@@ -286,10 +291,16 @@ class Calibrator:
             self._notify()
             try:
                 await self._process_trace(trace)
+                self._is_quiet = True  # it works, so events are enough for later failures
             except Exception as error:  # noqa: BLE001 - no error beside an agent may end the agent
                 self._add_counts(n_failed=1)
                 self._emit(TraceFailed(trace_id=trace.id, error=type(error).__name__, message=str(error)))
-                if isinstance(error, FATAL_ERRORS):
+                is_fatal = isinstance(error, FATAL_ERRORS)
+                if is_fatal or not self._is_quiet:
+                    self._is_quiet = True
+                    what = "stopped" if is_fatal else "has learned nothing so far"
+                    LOGGER.warning("the calibrator %s: trace %s failed: %r", what, trace.id, error)
+                if is_fatal:
                     self._close()
                     self._emit(CalibratorStopped(reason=str(error)))
             finally:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from pydantic import JsonValue
 
-from reflact.calibration.config import CalibratorSettings
+from reflact.calibration.config import CalibratorSettings, PairSettings
 from reflact.calibration.labeled_steps import LabeledStep
 from reflact.calibration.metrics import CriticMetrics, ScoredStep
 from reflact.calibration.mistakes import DroppedCandidate, GenerationResult
@@ -31,8 +31,10 @@ from reflact.calibration.splits import (
     split_by_rule,
 )
 from reflact.calibration.trace import Trace
+from reflact.data import shuffle
+from reflact.errors import DataError
 from reflact.jsonutil import parse_stored
-from reflact.memory.cards import MIN_TRACES, AnchorExclusions, count_tests
+from reflact.memory.cards import MIN_TRACES, AnchorExclusions, count_tests, describe_other_trace
 from reflact.memory.models import BatchTest, ContrastPair, Origin, PromotionEvidence, ScoreEvent
 from reflact.prompts import PromptBook
 from reflact.types import FrozenModel, digest_json
@@ -163,7 +165,7 @@ class CalibrationState:
     def pop_finished_test(self, round_pair_ids: Collection[str]) -> BatchTest | None:
         """Return the test of a round if it had ended before the calibration was stopped."""
         tests, self.finished_tests = self.finished_tests, self.finished_tests[1:]
-        if tests and (not round_pair_ids or not set(round_pair_ids).isdisjoint(tests[0].unit_ids)):
+        if tests and (not round_pair_ids or not set(round_pair_ids).isdisjoint(tests[0].pair_ids)):
             return tests[0]
         self.finished_tests = ()
         return None
@@ -196,6 +198,23 @@ async def open_calibration(
         snapshot.tests,
         report=report,
     )
+
+
+async def refuse_other_traces(traces: Sequence[Trace], snapshot: MemorySnapshot, store: MemoryStore) -> None:
+    """Raise DataError if one of the traces has the id of another run: among them, in the store, or in a pair."""
+    hashes = await store.content_hashes()
+    known: dict[str, Trace] = {}
+    for trace in traces:
+        is_stored = hashes.get(trace.id) in {None, *trace.recording.content_hashes}
+        stored = None if is_stored or trace.id in known else await store.trace(trace.id)
+        other = known.setdefault(trace.id, trace if stored is None else Trace.from_stored(stored))
+        steps = zip(trace.events, other.events, strict=False)  # a trace may have grown
+        has_other_steps = any(one.transition != two.transition for one, two in steps)
+        purposes = {other.purpose, snapshot.purposes.get(trace.id, trace.purpose)} - {trace.purpose}
+        if purposes or has_other_steps:
+            raise DataError(
+                describe_other_trace(trace.id, trace.purpose, min(purposes, default=trace.purpose))
+            )
 
 
 async def load_pairs(store: MemoryStore, pair_ids: Collection[str]) -> tuple[ContrastPair, ...]:
@@ -237,7 +256,6 @@ def _hash_traces(traces: Iterable[Trace]) -> str:
 
 
 NOTHING_TO_LEARN = "there is no trace to learn from, because all are held out; pass more traces"
-LARGER_MEMORY = "reject pairs that are not needed, or open it with a larger max_active_cards"
 
 
 def find_missing(
@@ -281,17 +299,14 @@ def _explain_no_events(split: HoldoutSplit, inputs: CalibrationInputs) -> str | 
     if any(select_events(events, settings) for events in free):
         return None
     n_events = sum(len(trace.events) for trace in split.training)
-    about = f"no pair can be made from the {n_events} steps of {_count_traces(split.training)} to learn from"
-    if not any(free):
-        return (
-            f"{about}: all of them are in traces of anchors, or show the state of an anchor; use other traces or "
-            "other anchors"
+    if any(free):
+        why = (
+            f"no score moves by contrast.min_delta {settings.min_delta:g}; record traces with more progress, or set a "
+            "smaller contrast.min_delta"
         )
-    still = "" if settings.include_no_change else ", and contrast.include_no_change is false"
-    return (
-        f"{about}: no score moves by contrast.min_delta {settings.min_delta:g}{still}; record "
-        "traces with more progress, or set a smaller contrast.min_delta"
-    )
+    else:
+        why = "all of them are in traces of anchors, or show the state of an anchor; use other traces or other anchors"
+    return f"no pair can be made from the {n_events} steps of {_count_traces(split.training)} to learn from: {why}"
 
 
 def list_free_events(trace: Trace, anchored: AnchorExclusions) -> list[ScoreEvent]:
@@ -303,24 +318,44 @@ def list_free_events(trace: Trace, anchored: AnchorExclusions) -> list[ScoreEven
     ]
 
 
+SCORED_STEPS_PER_PAIR = 3
+"""So many labelled steps are scored for each pair of a batch, since a critic is right about most steps."""
+
+
+def list_unscored_steps(
+    traces: Iterable[Trace], anchored: AnchorExclusions, settings: PairSettings
+) -> tuple[LabeledStep, ...]:
+    """Return labelled steps that no critic has scored and that can become pairs; by chance, as many as a batch needs."""
+    steps = [
+        LabeledStep(trace.recording, event.step, trace.purpose, event.transition, event.label)
+        for trace in sorted(traces, key=lambda trace: trace.id)
+        for event in list_free_events(trace, anchored)
+        if event.evaluation is None and event.label is not None
+        if event.label.source != "agreement" and event.label.progress_before is not None
+    ]
+    if settings.max_pairs is None:
+        return tuple(steps)
+    return shuffle(steps, settings.seed, "calibrate/unscored")[: SCORED_STEPS_PER_PAIR * settings.max_pairs]
+
+
 def _count_traces(traces: Sequence[Trace]) -> str:
     return "1 trace" if len(traces) == 1 else f"{len(traces)} traces"
 
 
 def explain_no_batch(calibration: CalibrationState) -> str:
     """Return in a sentence why there is nothing to test."""
-    n_pairs, n_blocked = len(calibration.pairs), calibration.n_quarantined + calibration.n_archived
+    n_pairs = len(calibration.pairs)
     if not calibration.split.training:
         return NOTHING_TO_LEARN
-    if not n_pairs and calibration.n_left_out:
-        return f"the memory is full, so {calibration.n_left_out} traces were left out: {LARGER_MEMORY}"
+    if calibration.n_quarantined == n_pairs > 0:
+        return f"the scan quarantined or rejected all {n_pairs} pairs; check them and release the sound ones"
+    is_blocked = calibration.n_quarantined + calibration.n_archived == n_pairs
+    if is_blocked and (calibration.n_left_out or calibration.n_archived):
+        return (
+            f"the memory is full, so {calibration.n_left_out} traces were left out and {calibration.n_archived} of "
+            f"{n_pairs} pairs were archived at once: reject pairs that are not needed, or open it with a larger "
+            "max_active_pairs"
+        )
     if not n_pairs:
         return f"none of {len(calibration.dropped)} candidates became a pair; the dropped candidates have the reasons"
-    if calibration.n_quarantined == n_pairs:
-        return f"the scan quarantined or rejected all {n_pairs} pairs; check them and release the sound ones"
-    if calibration.n_archived and n_blocked == n_pairs:
-        return (
-            f"the memory is full, so {calibration.n_archived} of {n_pairs} pairs were archived at once: "
-            f"{LARGER_MEMORY}"
-        )
     return "all pairs were tested before or wait for a review"

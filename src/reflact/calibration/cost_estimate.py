@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from reflact.calibration.checkpoint import CalibrationState, list_free_events
+from reflact.calibration.checkpoint import CalibrationState, list_free_events, list_unscored_steps
 from reflact.calibration.config import CalibratorSettings
 from reflact.calibration.curriculum import MAX_MEASURED_STEPS
 from reflact.calibration.labeled_steps import LabeledStep, list_labeled_steps, list_pair_steps
@@ -62,10 +62,8 @@ def estimate_cost(
     traces = {step.trace for step in steps}
     testable = find_missing_traces(traces, n_earlier_tests=calibration.n_earlier_tests) is None
     rounds = settings.curriculum.max_rounds if testable and _can_be_ordered(steps) else 1
-    free = [
-        list_free_events(trace, AnchorExclusions.from_anchors(anchors))
-        for trace in calibration.split.training
-    ]
+    excluded = AnchorExclusions.from_anchors(anchors)
+    free = [list_free_events(trace, excluded) for trace in calibration.split.training]
     chosen = [event for events in free for event in select_events(events, contrast)]
     candidates = rounds * len(chosen) * contrast.candidates_per_event
     unproven = made = candidates
@@ -81,6 +79,7 @@ def estimate_cost(
         len(steps) * (2 + rounds)  # before, after, and after each round
         + len(steps) * 2 * rounds * testable  # both sides of each test
         + len(anchored) * 2
+        + len(list_unscored_steps(calibration.split.training, excluded, contrast))  # before the first round
         + min(candidates, MAX_MEASURED_STEPS * (rounds - 1))  # which kinds the critic is weak on
         + (agreeing + elsewhere) * contrast.n_samples
     )

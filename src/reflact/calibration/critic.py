@@ -14,7 +14,7 @@ from pydantic import Field, JsonValue, field_validator
 from reflact.calibration.arguments import require_memory, require_model, require_type
 from reflact.calibration.guards import GuardCase, QuotableTexts, apply_guards, find_objection
 from reflact.calibration.transition_view import TokenCounter, TransitionView, estimate_tokens, show_transition
-from reflact.calibration.worked_examples import ExampleRenderer, RankingIndex, ShownExamples, rank_pairs
+from reflact.calibration.worked_examples import ExampleRenderer, ShownExamples, WordIndex, rank_pairs
 from reflact.concurrency import fan_out, run_in_thread
 from reflact.config.critic import CriticSettings
 from reflact.errors import ReplyError
@@ -106,7 +106,7 @@ class Critic:
         self._prompts = prompts or load_prompts()
         self._count_tokens = count_tokens
         self._pinned_pairs: tuple[ContrastPair, ...] | None = None
-        self._index = RankingIndex()
+        self._index = WordIndex()
         self._renderer = ExampleRenderer(settings.example_state_tokens, count_tokens)
         self._scores: ResultCache[StateScore] = ResultCache(settings.cache_size)
 

@@ -15,7 +15,7 @@ from reflact.calibration.metrics import CriticMetrics, compute_metrics
 from reflact.calibration.trace import Trace
 from reflact.calibration.trace_sources import REPLY_ACTION, last_messages, list_transitions
 from reflact.concurrency import fan_out
-from reflact.environments.graders import name_function
+from reflact.environments.graders import identify_function
 from reflact.errors import ConfigError, ContextOverflow, EnvironmentFailure, ReplyError
 from reflact.memory.models import Action, StateScore, Transition
 from reflact.records import CriticAccuracy, CriticDescription
@@ -70,11 +70,11 @@ class CriticGrader:
     Args:
         critic: A critic that cannot change under a run: ``await critic.pin()`` or ``critic.pin_to(pairs)``.
         pass_threshold: The least progress of an answer that counts as a success, above 0 and at most 10.
-        purpose: Says what an answer to an item is to achieve; a function that has a name.
+        purpose: Says what an answer to an item is to achieve.
         measurements: What the critic's scores are worth, for the summary (see ``measure_critic``).
 
     Raises:
-        ConfigError: The critic is not pinned, ``pass_threshold`` is off the scale, or the purpose has no name.
+        ConfigError: The critic is not pinned, or ``pass_threshold`` is off the scale.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class CriticGrader:
         self._critic = critic
         self._pass_threshold = pass_threshold
         self._purpose = purpose
-        self._purpose_name = name_function(purpose)
+        self._purpose_identity = identify_function(purpose)
         self.scored_by = describe_critic(critic, measurements)
         """The critic, as a run's summary names it."""
 
@@ -104,7 +104,7 @@ class CriticGrader:
             "critic": self.scored_by.identity,
             "passes_at": float(self._pass_threshold),
             "progress_before": BASE_PROGRESS,
-            "purpose": self._purpose_name,
+            "purpose": self._purpose_identity,
         }
 
     async def __call__(self, item: Item, answer: str) -> Grade:
@@ -203,12 +203,12 @@ class CriticAnnotator:
 
     Args:
         critic: A critic that cannot change under a run: ``await critic.pin()`` or ``critic.pin_to(pairs)``.
-        purpose: Says what an item asks for; a function that has a name.
-        state: Renders the state from the turns so far (see ``list_transitions``); a function that has a name.
+        purpose: Says what an item asks for.
+        state: Renders the state from the turns so far (see ``list_transitions``).
         measurements: What the critic's scores are worth, for the summary.
 
     Raises:
-        ConfigError: The critic is not pinned, or a function has no name.
+        ConfigError: The critic is not pinned.
     """
 
     def __init__(
@@ -224,9 +224,9 @@ class CriticAnnotator:
         self._state = state
         self.scored_by = describe_critic(critic, measurements)
         """The critic, as a run's summary names it."""
-        names = {"purpose": name_function(purpose), "state": name_function(state)}
-        self.identity = canonical_json({"notes": "critic", "critic": critic.identity, **names})
-        """The critic with its snapshot and the functions' names, as canonical JSON."""
+        functions = {"purpose": identify_function(purpose), "state": identify_function(state)}
+        self.identity = canonical_json({"notes": "critic", "critic": critic.identity, **functions})
+        """The critic with its snapshot and the functions with their code, as canonical JSON."""
 
     async def annotate(self, item: Item, rollout: Rollout) -> tuple[str, ...]:
         """Return a line on each reply; one that the critic gave no valid score of is named as such.

@@ -39,7 +39,7 @@ class MemorySnapshot(NamedTuple):
 
     ``known_pair_ids`` were tested, promoted or archived and are not made again. Other pairs are, so that a round
     which was cut off before its test is made again as it was. ``waiting_pairs`` may be tested and were not since
-    they last changed. ``learned`` is what any pair was made from.
+    they last changed. ``learned`` is what any pair was made from, and ``purposes`` are those of its traces, by id.
     """
 
     known_pair_ids: frozenset[str]
@@ -47,6 +47,7 @@ class MemorySnapshot(NamedTuple):
     promoted: tuple[ContrastPair, ...]
     waiting_pairs: tuple[StoredPair, ...]
     tests: tuple[BatchTest, ...]
+    purposes: Mapping[str, str]
 
     def list_testable_pairs(self, held_out: Iterable[Trace]) -> tuple[ContrastPair, ...]:
         """Return the waiting pairs that were made of none of these traces."""
@@ -71,7 +72,13 @@ class PromotionTester:
         """Return the present status of the critic's pairs."""
         stored, tests = await self._store.pairs(), await self._store.tests()
         ended = [test for test in tests if test.evidence is not None]
-        tested = {unit: test.at for test in ended for unit in test.unit_ids}
+        tested = {pair_id: test.at for test in ended for pair_id in test.pair_ids}
+        purposes = {
+            origin.trace_id: one.pair.purpose
+            for one in stored
+            if one.pair.construction != "other_purpose"
+            for origin in one.origins
+        }
         ours = [one for one in stored if is_visible_to(one.pair.scope, CRITIC_SCOPE)]
         return MemorySnapshot(
             known_pair_ids=frozenset(
@@ -81,7 +88,7 @@ class PromotionTester:
             ),
             learned=TrainingHistory(
                 frozenset(origin.trace_id for one in stored for origin in one.origins),
-                frozenset(one.pair.purpose for one in stored if one.pair.construction != "other_purpose"),
+                frozenset(purposes.values()),
             ),
             promoted=tuple(one.pair for one in ours if one.status == "promoted"),
             waiting_pairs=tuple(
@@ -90,12 +97,13 @@ class PromotionTester:
                 if one.status == "quarantined" and not one.needs_review and _has_changed_since(one, tested)
             ),
             tests=tests,
+            purposes=purposes,
         )
 
     async def score(
-        self, steps: Sequence[LabeledStep], pairs: Sequence[ContrastPair]
+        self, steps: Sequence[LabeledStep], pairs: Sequence[ContrastPair] | None
     ) -> tuple[ScoredStep | None, ...]:
-        """Score steps with exactly these pairs to choose worked examples from; None: no valid score."""
+        """Score steps; see ``labeled_steps.score_steps``."""
         return await score_steps(self.fail_fast_critic, steps, pairs, max_concurrent=self._max_concurrent)
 
     async def test(
@@ -116,7 +124,7 @@ class PromotionTester:
         without = [pair for pair in promoted if pair.id not in in_batch]
         traces = {step.trace for step in steps}
         ids = tuple(sorted(pair.id for pair in batch))
-        booked = [t for t in await self._store.tests() if t.evidence is not None or t.unit_ids != ids]
+        booked = [t for t in await self._store.tests() if t.evidence is not None or t.pair_ids != ids]
         missing = find_missing_traces(traces, n_earlier_tests=count_tests(booked, traces))
         if missing is not None:
             return missing
@@ -140,7 +148,7 @@ class PromotionTester:
         if isinstance(result, NotEnoughTraces):
             return result
         evidence = PromotionEvidence(
-            pair_ids=test.unit_ids,
+            pair_ids=test.pair_ids,
             passed_test=result.has_passed,
             n_earlier_tests=test.n_earlier_tests,
             effect=result.effect.value,
@@ -168,7 +176,7 @@ class PromotionTester:
         """
         wanted = (ids, tuple(sorted({trace.fingerprint for trace in traces})), name, use)
         for test in await self._store.tests():
-            found = (test.unit_ids, test.content_fingerprints, test.holdout_id, test.kind)
+            found = (test.pair_ids, test.content_fingerprints, test.holdout_id, test.kind)
             if found == wanted and test.evidence is None:
                 changed = [one.changed_at for one in await self._store.pairs(ids)]
                 return test if changed and max(changed) <= test.at else None
@@ -224,5 +232,5 @@ def group_by_test(
     batches: dict[int, list[ContrastPair]] = defaultdict(list)
     for test in reversed(tests):
         if test.kind == "promote" and test.evidence is not None and test.evidence.passed_test:
-            batches[test.number] += [by_id.pop(unit) for unit in test.unit_ids if unit in by_id]
+            batches[test.number] += [by_id.pop(pair_id) for pair_id in test.pair_ids if pair_id in by_id]
     return tuple(tuple(batches[number]) for number in sorted(batches) if batches[number])

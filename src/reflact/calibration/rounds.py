@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal
 
@@ -25,8 +26,10 @@ from reflact.calibration.checkpoint import (
     find_missing,
     hash_snapshot,
     list_free_events,
+    list_unscored_steps,
     load_pairs,
     open_calibration,
+    refuse_other_traces,
 )
 from reflact.calibration.config import CalibratorSettings
 from reflact.calibration.contrast import PairModels, generate_planned_pairs
@@ -79,7 +82,7 @@ from reflact.calibration.splits import CALLER_HOLDOUT_NAME
 from reflact.calibration.trace import Trace
 from reflact.concurrency import fan_out
 from reflact.memory.cards import AnchorExclusions
-from reflact.memory.models import ContrastPair, PromotionEvidence, Submission
+from reflact.memory.models import ContrastPair, Evaluation, PromotionEvidence, Submission
 from reflact.prompts import PromptBook
 from reflact.protocols import LLM
 
@@ -132,9 +135,25 @@ class RoundRunner:
         round_plan = plan_next_round((), self._settings.curriculum)
         assert round_plan is not None
         task = GenerationTask(trace.purpose, trace.id, round_plan, known_pair_ids)
+        (trace,) = await self._score_unscored_steps([trace], None)
         anchored = AnchorExclusions.from_anchors(await self._store.anchors())
         plan = await plan_jobs(list_free_events(trace, anchored), task, self._settings.contrast)
         return await self._generate_planned(plan, task, writer=writer, on_pair=on_pair)
+
+    async def _score_unscored_steps(
+        self, traces: Sequence[Trace], pairs: Sequence[ContrastPair] | None
+    ) -> tuple[Trace, ...]:
+        """Return traces with the critic's evaluation of labelled steps that have none: its real mistakes teach most."""
+        anchored = AnchorExclusions.from_anchors(await self._store.anchors())
+        steps = list_unscored_steps(traces, anchored, self._settings.contrast)
+        evaluations: dict[str, dict[int, Evaluation]] = defaultdict(dict)
+        for step, score in zip(steps, await self.tester.score(steps, pairs), strict=True):
+            if score is not None:
+                evaluations[step.trace_id][step.number] = score.evaluation
+        return tuple(
+            trace.add_evaluations(evaluations[trace.id]) if trace.id in evaluations else trace
+            for trace in traces
+        )
 
     async def _generate_planned(
         self,
@@ -241,12 +260,18 @@ class RoundRunner:
     async def open_calibration(
         self, traces: Sequence[Trace], heldout: Sequence[Trace] | None, anchors: Sequence[ContrastPair]
     ) -> tuple[CalibrationState, str | None]:
-        """Return the state of a calibration, and what is missing for a test; nothing is asked or stored."""
+        """Return the state of a calibration, and what is missing for a test; nothing is asked or stored.
+
+        Raises:
+            DataError: Two traces have one id, here or in the store.
+        """
         snapshot = await self.tester.take_snapshot()
         critic, llm = self.tester.critic.identity, self._llm.identity
         inputs = CalibrationInputs(traces, heldout, anchors, critic, llm, self._settings, self._prompts)
         identity = await to_thread.run_sync(lambda: inputs.identity)
-        await load_recordings([*traces, *(heldout or ())])
+        everything = [*traces, *(heldout or ())]
+        await load_recordings(everything)
+        await refuse_other_traces(everything, snapshot, self._store)
         calibration = await open_calibration(inputs, identity, snapshot=snapshot, store=self._store)
         return calibration, await to_thread.run_sync(find_missing, calibration, inputs, snapshot)
 
@@ -348,6 +373,9 @@ class RoundRunner:
             self._on_event(
                 RoundStarted(number=plan.number, n_traces=n_traces, usage=self._usage_ledger.usage)
             )
+            if plan.number == 1:
+                learned = await self._score_unscored_steps(calibration.split.training, calibration.promoted)
+                calibration.split = calibration.split._replace(training=learned)
             pairs = await self._run_round(calibration, plan, writer)
             if not await self._test_waiting_pairs(calibration, steps, pairs) or not history:
                 break

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import math
 import re
-import threading
 import unicodedata
-from collections import Counter, OrderedDict, defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Generic, NamedTuple, TypeVar
+from typing import NamedTuple
 
 from reflact.calibration.transition_view import (
     TokenCounter,
@@ -24,15 +23,14 @@ from reflact.calibration.transition_view import (
 from reflact.memory.models import ContrastPair, Direction, Evaluation
 from reflact.prompts import fence
 
-T = TypeVar("T")
-
 _WORD = re.compile(r"[\u0e00-\U0010ffff]|[^\W_\u0e00-\U0010ffff]+")
 _MAX_INDEXED_CHARS = 4000
 
 EXAMPLES_HEADER = "Other transitions. Each has an evaluation that is right and one that is wrong:"
 """The line above the worked examples."""
 
-_NO_NUMBER = 0
+MAX_KEPT_PAIRS = 8192
+"""Pairs whose words and texts are kept, several times what a memory holds by default; then all are read again."""
 
 MAX_PAIRS_TRIED = 32
 """Pairs in a row that may not fit before a room counts as full."""
@@ -45,76 +43,26 @@ class ShownExamples(NamedTuple):
     pairs: tuple[ContrastPair, ...]
 
 
-class PairCache(Generic[T]):
-    """The values of the ``size`` most recently used pairs, for several threads; equal pairs share a value."""
+class WordIndex:
+    """The words of pairs, each pair read once until there are too many; several threads may share it."""
 
-    def __init__(self, size: int) -> None:
-        self._size = size
-        self._lock = threading.Lock()
-        self._values: OrderedDict[str, tuple[ContrastPair, T]] = OrderedDict()
-
-    def get(self, pair: ContrastPair) -> T | None:
-        """Return the value of a pair, or None."""
-        known = self._values.get(pair.id)
-        if known is None or (known[0] is not pair and known[0] != pair):
-            return None
-        self.put(pair, known[1])
-        return known[1]
-
-    def put(self, pair: ContrastPair, value: T) -> None:
-        """Keep the value of a pair."""
-        with self._lock:
-            self._values[pair.id] = pair, value
-            self._values.move_to_end(pair.id)
-            while len(self._values) > self._size:
-                self._values.popitem(last=False)
-
-    def ensure_size(self, size: int) -> None:
-        """Keep at least so many from now on."""
-        self._size = max(self._size, size)
-
-
-class RankingEntry(NamedTuple):
-    """What ranking goes by."""
-
-    pair: ContrastPair
-    id: str
-    subject_hash: str
-    words: frozenset[str]
-
-
-class RankingIndex:
-    """Reads pairs for ranking, each once; keeps ``size`` of them, or as many as are read at a time if that is more."""
-
-    def __init__(self, size: int = 4096) -> None:
-        self._entries: PairCache[RankingEntry] = PairCache(size)
-        self._last_pairs: tuple[tuple[ContrastPair, ...], tuple[RankingEntry, ...]] = (), ()
-
-    def __call__(self, pairs: Sequence[ContrastPair]) -> tuple[RankingEntry, ...]:
-        """Return what ranking needs to know of pairs, each once."""
-        (last, reads), requested = self._last_pairs, tuple(pairs)
-        if requested != last:
-            self._entries.ensure_size(len(requested))
-            reads = tuple({pair.id: self._index_pair(pair) for pair in requested}.values())
-        self._last_pairs = (
-            requested,
-            reads,
-        )  # these very objects, which compare equal without a look into them
-        return reads
+    def __init__(self, max_pairs: int = MAX_KEPT_PAIRS) -> None:
+        self._max_pairs = max_pairs
+        self._words: dict[str, frozenset[str]] = {}
 
     def list_unindexed(self, pairs: Sequence[ContrastPair]) -> tuple[ContrastPair, ...]:
         """Return those that were not read yet, or are forgotten."""
-        if self._last_pairs[0] == tuple(pairs):
-            return ()
-        return tuple(pair for pair in pairs if self._entries.get(pair) is None)
+        return tuple(pair for pair in pairs if pair.id not in self._words)
 
-    def _index_pair(self, pair: ContrastPair) -> RankingEntry:
-        entry = self._entries.get(pair)
-        if entry is None:
+    def read_words(self, pair: ContrastPair) -> frozenset[str]:
+        """Return the words of a pair's purpose, action and change."""
+        words = self._words.get(pair.id)
+        if words is None:
             words = _word_set(pair.purpose, TransitionView(pair.transition))
-            entry = RankingEntry(pair, pair.id, pair.hashes.subject, words)
-            self._entries.put(pair, entry)
-        return entry
+            if len(self._words) >= self._max_pairs:
+                self._words = {}
+            self._words[pair.id] = words
+        return words
 
 
 def rank_pairs(
@@ -123,7 +71,7 @@ def rank_pairs(
     *,
     purpose: str,
     include_same: bool = False,
-    index: RankingIndex | None = None,
+    index: WordIndex | None = None,
 ) -> Iterator[ContrastPair]:
     """Yield pairs, each once, the best example first.
 
@@ -133,12 +81,12 @@ def rank_pairs(
 
     ``include_same`` keeps pairs of the same transition under the same purpose, which give the answer away.
     """
-    index = index or RankingIndex()
+    index = index or WordIndex()
     asked, own = _word_set(purpose, view), view.subject_hash(purpose)
     order = sorted(
-        (-_cosine_similarity(asked, one.words), one.id, one.pair)
-        for one in index(pairs)
-        if include_same or one.subject_hash != own
+        (-_cosine_similarity(asked, index.read_words(pair)), pair_id, pair)
+        for pair_id, pair in {pair.id: pair for pair in pairs}.items()
+        if include_same or pair.hashes.subject != own
     )
     return _balance_mistakes([pair for _, _, pair in order])
 
@@ -186,17 +134,18 @@ class ExampleRenderer:
     def __init__(self, max_tokens: int, count_tokens: TokenCounter = estimate_tokens) -> None:
         self._max_tokens = max_tokens
         self._count_tokens = count_tokens
-        self._texts: PairCache[dict[int, str]] = PairCache(4096)
+        self._texts: dict[tuple[str, str], str] = {}
 
     def render(self, pair: ContrastPair, number: int) -> str:
         """Return a pair as the example of a number, fenced."""
-        texts = self._texts.get(pair)
-        if texts is None:
-            texts = {_NO_NUMBER: self._format_example(pair)}
-            self._texts.put(pair, texts)
-        if number not in texts:
-            texts[number] = fence(f"example_{number}", texts[_NO_NUMBER])
-        return texts[number]
+        key = pair.id, pair.reason  # the id leaves the reason out
+        text = self._texts.get(key)
+        if text is None:
+            text = self._format_example(pair)
+            if len(self._texts) >= MAX_KEPT_PAIRS:
+                self._texts = {}
+            self._texts[key] = text
+        return fence(f"example_{number}", text)
 
     def show(self, pairs: Iterable[ContrastPair], *, max_tokens: int, max_pairs: int) -> ShownExamples:
         """Return as many of the pairs as fit, in their order; one that does not fit is passed over whole.

@@ -17,8 +17,8 @@ from reflact.cli.calibrate import calibrate
 from reflact.cli.common import discard_output, print_error
 from reflact.cli.init import init
 from reflact.cli.memory import memory_app
-from reflact.cli.runs import compare, export, print_diff, print_skill, report, runs, serve, show
-from reflact.cli.train import check, demo, evaluate, record, replay, train
+from reflact.cli.runs import compare, export, print_diff, runs, serve, show
+from reflact.cli.train import check, demo, evaluate, train
 from reflact.errors import CassetteError, ReflactError, StoreError, UsageError
 
 FULL = frozenset({ENOSPC, EDQUOT, EFBIG, EIO})
@@ -146,14 +146,10 @@ app.command("eval")(evaluate)
 app.command("demo")(demo)
 app.command("runs")(runs)
 app.command("show")(show)
-app.command("report")(report)
 app.command("serve")(serve)
-app.command("skill")(print_skill)
 app.command("diff")(print_diff)
 app.command("export")(export)
 app.command("compare")(compare)
 app.command("calibrate")(calibrate)
-app.command("record")(record)
-app.command("replay")(replay)
 app.command("import-skillopt")(import_skillopt)
 app.add_typer(memory_app)

@@ -96,7 +96,7 @@ async def load_traces(
 
     heldout = None if config.heldout is None else Trace.load_all(config.heldout)
     traces = await load_stored_traces(memory) if config.traces is None else Trace.load_all(config.traces)
-    print_incomplete_files((*traces, *(heldout or ())), err=True)
+    print_incomplete_files((*traces, *(heldout or ())), folders=[config.traces, config.heldout], err=True)
     if config.traces is not None:
         await _print_ignored_labels(traces, memory)
     return traces, heldout

@@ -1,4 +1,4 @@
-"""The command ``init``: a first configuration, guessed from the data."""
+"""The command ``init``: a first configuration, from the data and the names of its columns."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import typer
 
@@ -32,6 +32,16 @@ TEST_LINES = """
 test:
   enabled: false
 """
+SENTENCES = frozenset(
+    ["assertions", "criteria", "expectations", "expected_behavior", "expected_behaviors", "rubric", "rubrics"]
+)
+"""Columns of files of tests, such as an `evals.json`, whose lists say in sentences what a good result is."""
+
+ASSERTION = re.compile(r"(not-)?[a-z][a-z-]*(\([^)]*\))?:\s*\S")
+"""The beginning of an assertion of promptfoo, such as `contains: Bonjour`."""
+
+HEADER = "if the first row is an item, write a header above it, such as input,reference"
+
 STEPS_PER_EPOCH, MIN_BATCH, MAX_BATCH = 4, 4, 16
 """A small train split gives so many steps per epoch at least, if a batch then has so many items."""
 
@@ -148,8 +158,8 @@ def init(  # noqa: PLR0917 - one for each option of the command
 ) -> None:
     """Write a first configuration for your data.
 
-    The command reads DATA and guesses its columns and the grader. At a terminal it asks for the two models and
-    their address if you do not name the target with --model. Edit the file as you like.
+    The command knows columns by their names, and chooses the grader. At a terminal it asks for what it does not know:
+    a column, the two models and their address. Edit the file as you like.
     """
     from reflact.config.models import is_small_model
     from reflact.errors import ConfigError
@@ -180,11 +190,7 @@ def init(  # noqa: PLR0917 - one for each option of the command
     for line in (
         draft["sizes"],
         f"columns: {draft['used']}",
-        *(
-            [f"guessed by content: {draft['by_content']}; to change this, edit data.fields in {out}"]
-            if draft["by_content"]
-            else []
-        ),
+        *([f"{draft['rivals']} may be meant too; data.fields in {out} decides"] if draft["rivals"] else []),
         *(
             [f"the target does not see {draft['unseen']}; environment.template can name it"]
             if draft["unseen"]
@@ -256,7 +262,7 @@ def describe_data(data: Path, out: Path, columns: Mapping[str, str]) -> dict[str
     Raises:
         DataError: The data cannot be read, is not fit for a run, or has no column that could be the input.
     """
-    from reflact.config.fields import CHAT_COLUMNS, FIELD_NAMES, FieldsConfig, unfold_row
+    from reflact.config.fields import DEFAULT_COLUMNS, FieldsConfig, list_telling_columns, unfold_row
     from reflact.data import check_dataset, load_dataset, read_rows
     from reflact.environments.dataset import PLAIN_GRADERS, DatasetEnvironment, guess_grader
     from reflact.reporting.lines import escape_line
@@ -266,32 +272,35 @@ def describe_data(data: Path, out: Path, columns: Mapping[str, str]) -> dict[str
     if data.is_dir():
         files = (p for p in sorted(data.rglob("*")) if p.suffix in {".json", ".jsonl", ".csv"})
         sample = next((p for p in files if "train" in p.relative_to(data).parts[0]), data)
-    found = [row.value for row in read_rows(sample)] if sample.is_file() else []
-    rows = [row for row in found if isinstance(row, dict)]
-    unfolded = rows if "input" in columns else [unfold_row(row) for row in rows]
-    guess = guess_fields(unfolded, columns, str(sample))
-    if unfolded and (chat := CHAT_COLUMNS & (rows[0].keys() - unfolded[0].keys())):
-        guess = guess._replace(note=f", both out of {' and '.join(map(repr, sorted(chat, reverse=True)))}")
-    elif unfolded and "instruction" in rows[0].keys() - unfolded[0].keys():
-        guess = guess._replace(note=", out of 'instruction', 'input' and 'output'")
-    elif guess.usual.get("input") == "question" and "context" in unfolded[0]:
-        guess = guess._replace(note="; the input begins with 'context'")
-    fields, used = FieldsConfig.model_validate(guess.named), guess.describe()
+    found = [row for row in read_rows(sample) if isinstance(row.value, dict)] if sample.is_file() else []
+    rows = [row.value for row in found]
+    unfolded = rows if "input" in columns else [unfold_row(row.value, row.where) for row in found]
+    used = find_columns(unfolded, columns, str(sample))
+    first = unfolded[0] if unfolded else {}
+    default = {
+        field: next(filter(first.__contains__, names), None) for field, names in DEFAULT_COLUMNS.items()
+    }
+    named = {field: used[field] for field in default if field in used and used[field] != default[field]}
+    fields = FieldsConfig.model_validate(named)
     has_test = not data.is_dir() or any(
         (data / f"test{end}").exists() for end in ("", ".json", ".jsonl", ".csv")
     )
     dataset = load_dataset(data, None, 42, fields=fields, needs_test=has_test)
     check_dataset(dataset)
     items = [item for split in Split for item in dataset.items(split)]
-    others = ", ".join(f"{{{name}}}" for name in items[0].metadata)
-    references = [item.reference for item in items]
-    grader, why = guess_grader(references) or ("critic", "")
-    why = why or describe_missing_answer(unfolded, list(items[0].metadata), guess, out)
+    rest = list(items[0].metadata)
+    telling = [name for field in ("input", "reference") for name in list_telling_columns(field, rest)]
+    grader, why = guess_grader([item.reference for item in items]) or (
+        "critic",
+        "No column is plainly the right answer, so a critic grades."
+        + f" If one is, remove {out.name} and name it with --reference ({', '.join(rest)})." * bool(rest),
+    )
     if grader in PLAIN_GRADERS:
         DatasetEnvironment(dataset, grade=PLAIN_GRADERS[grader]())  # says which rows it cannot grade
     n_train, n_val, n_test = (len(dataset.items(split)) for split in Split)
-    named = guess.named
-    lines = [f"    {name}: {quote_yaml(named[name])}\n" for name in FIELD_NAMES if name in named]
+    lines = [f"    {field}: {quote_yaml(column)}\n" for field, column in named.items()]
+    origins = sorted(rows[0].keys() - first.keys()) if rows else []
+    words = [f"{field} from {column!r}" for field, column in sorted(used.items())]
     return {
         "data": escape_line(str(data)),
         "name": escape_line(shlex.quote(out.name)),
@@ -305,10 +314,10 @@ def describe_data(data: Path, out: Path, columns: Mapping[str, str]) -> dict[str
         "grader": grader,
         "why": escape_line(why),
         "extra": "  tables: tables  # folder of .csv tables\n" if grader == "sql" else "",
-        "columns": escape_line(others or "there are none"),
-        "unseen": ", ".join(map(repr, items[0].metadata)),
-        "used": used,
-        "by_content": " and ".join(guess.by_content),
+        "columns": escape_line(", ".join(f"{{{name}}}" for name in rest) or "there are none"),
+        "unseen": ", ".join(map(repr, rest)),
+        "used": ", ".join(words) + (f", out of {', '.join(map(repr, origins))}" if origins else ""),
+        "rivals": ", ".join(map(repr, telling)),
         "batch": str(choose_batch_size(n_train)),
     }
 
@@ -319,133 +328,81 @@ def choose_batch_size(n_train: int) -> int:
     return math.ceil(n_train / n_steps)
 
 
-def describe_missing_answer(
-    rows: Sequence[Mapping[str, Any]], others: Sequence[str], guess: GuessedFields, out: Path
-) -> str:
-    """Say that a critic grades, and how to name the column of the right answer if there is one.
+def find_columns(rows: Sequence[Mapping[str, Any]], chosen: Mapping[str, str], where: str) -> dict[str, str]:
+    """Return the columns of the fields of items by their names; at a terminal, a person is asked if they do not tell.
 
-    Args:
-        rows: The rows of the data file.
-        others: The columns that fill no field.
-        guess: The columns of the fields.
-        out: The configuration.
-    """
-    from reflact.config.fields import list_answer_columns
-
-    columns = [*others, *(guess.named[field] for field in ("task_type", "id") if field in guess.named)]
-    if not columns:
-        return "No column looks like the right answer, so a critic grades."
-    task = {**guess.usual, **guess.named}.get("input", "")
-    likely = list_answer_columns(rows, [name for name in columns if any(name in row for row in rows)], task)
-    listed = ", ".join(dict.fromkeys([*likely, *columns]))
-    return (
-        "No column is plainly the right answer, so a critic grades. If one is, remove "
-        f"{out.name} and name it with --reference (the likeliest first: {listed})."
-    )
-
-
-class GuessedFields(NamedTuple):
-    """The columns of the fields of items.
-
-    Attributes:
-        named: Those that need a line in ``data.fields``, by field.
-        usual: Those that need none, by field.
-        by_content: Fields whose columns have no telling name.
-        note: More about them, in words.
-    """
-
-    named: Mapping[str, str]
-    usual: Mapping[str, str]
-    by_content: Sequence[str]
-    note: str = ""
-
-    def describe(self) -> str:
-        """Return all fields with their columns, in words."""
-        columns = {**self.usual, **self.named}
-        words = (f"{field} from {column!r}" for field, column in sorted(columns.items()))
-        return ", ".join(words) + self.note
-
-
-def guess_fields(rows: Sequence[Mapping[str, Any]], chosen: Mapping[str, str], where: str) -> GuessedFields:
-    """Return the columns of the fields of items, by their names or else by their contents.
+    Empty columns count as absent.
 
     Raises:
-        DataError: No column could be the input, or the first row is no header.
+        DataError: No column or several could be the task, several could be the right answer, or there are tests instead.
     """
+    from reflact.config.fields import DEFAULT_COLUMNS, FIELD_NAMES, are_ids, is_labels, list_telling_columns
     from reflact.errors import DataError
     from reflact.jsonutil import flatten_fields
 
-    guess = _guess_from_columns(rows, chosen, lambda name: name)
-    if "input" not in {*guess.named, *guess.usual} and rows:
-        flat = [dict(flatten_fields(dict(row))) for row in rows]
-        guess = _guess_from_columns(flat, chosen, lambda name: name.rpartition(".")[2])
-    if "input" not in {*guess.named, *guess.usual} and rows:
-        listed = ", ".join(map(repr, rows[0])) or "none"
-        raise DataError(
-            f"{where}: no column looks like the task; name it with --input, and that of the right answer with "
-            f"--reference (the columns are {listed})"
-        )
-    column = guess.named.get("reference")
-    if "reference" in guess.by_content and any(row.get(str(column)) == column for row in rows):
-        raise DataError(
-            f"{where}: the first row looks like an item and not like a header, because {column!r} is an answer of other "
-            "rows too; write a header above it, such as input,reference"
-        )
-    return guess
+    if not list_telling_columns("input", list(list_filled_columns(rows))):
+        rows = [dict(flatten_fields(dict(row))) for row in rows]
+    filled = list_filled_columns(rows)
+    columns = dict(chosen)
+    for field in FIELD_NAMES:
+        if field in columns:
+            continue
+        free = [name for name in filled if name not in columns.values()]
+        telling = list_telling_columns(field, free)
+        if field == "id":
+            telling = [name for name in telling if are_ids([row.get(name) for row in rows])]
+        if field == "input":
+            telling = [name for name in telling if not is_labels(list(map(str, filled[name])))]
+        is_default = bool(telling) and telling[0] in DEFAULT_COLUMNS[field]
+        if field == "reference" and not is_default:
+            refuse_tests(filled, where)
+        if len(telling) == 1 or is_default or (telling and field in {"id", "task_type"}):
+            columns[field] = telling[0]
+        elif telling or (field == "input" and rows):
+            columns[field] = choose_column(field, telling, free, where)
+    answer = columns.get("reference")
+    if answer in filled.get(str(answer), ()):
+        raise DataError(f"{where}: {answer!r} is an answer and no name of a column; {HEADER}")
+    return columns
 
 
-def _guess_from_columns(
-    rows: Sequence[Mapping[str, Any]], chosen: Mapping[str, str], shorten: Callable[[str], str]
-) -> GuessedFields:
-    """Return the guess for columns whose names count as ``shorten`` gives them."""
-    from reflact.config.fields import (
-        FIELD_NAMES,
-        are_ids,
-        guess_column,
-        guess_task,
-        is_labels,
-        is_quoted,
-        list_answer_columns,
-        list_texts,
+def list_filled_columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    """Return the values of each column that at least half of the rows have."""
+    values: dict[str, list[Any]] = {}
+    for row in rows:
+        for name, value in row.items():
+            if value not in (None, "", [], {}) and name != "metadata":
+                values.setdefault(name, []).append(value)
+    return {name: filled for name, filled in values.items() if 2 * len(filled) >= len(rows)}
+
+
+def choose_column(field: str, telling: Sequence[str], columns: Sequence[str], where: str) -> str:
+    """Return the column that a person at a terminal names; else raise DataError with the columns to choose from."""
+    from reflact.errors import DataError
+
+    what = {"input": "the task", "reference": "the right answer"}[field]
+    listed = ", ".join(map(repr, telling or columns)) or "none"
+    if sys.stdin.isatty():
+        return str(typer.prompt(f"Column of {what} ({listed})"))
+    problem = f"several columns may be {what}" if telling else f"no column looks like {what}"
+    raise DataError(
+        f"{where}: {problem}; name it with --{field}, which data.fields.{field} keeps (the columns are {listed})"
+        + f"; {HEADER}" * (where.endswith(".csv") and not telling)
     )
 
-    known = {"input": ("input", "question"), "reference": ("reference", "answers", "answer")}
-    first, most = rows[0] if rows else {}, len(rows) * 0.9
-    columns = [name for name in first if sum(name in row for row in rows) >= most]
-    usual = {
-        field: own[0]
-        for field in FIELD_NAMES
-        if (own := [name for name in known.get(field, (field,)) if name in columns])
-    }
-    named, by_content = dict(chosen), list[str]()
-    for field in FIELD_NAMES:
-        if field in named or field in usual:
-            continue
-        free = [name for name in columns if name not in {*named.values(), *usual.values(), "metadata"}]
-        short = {shorten(name): name for name in free}
-        tasks = [name for name in short if field != "input" or not is_labels(list_texts(rows, short[name]))]
-        column = short.get(guess_column(field, tasks) or "")
-        if field == "id" and not are_ids([row.get(str(column)) for row in rows]):
-            column = None
-        if column is None and field in {"input", "reference"}:
-            task = named.get("input") or usual.get("input")
-            answer = short.get(guess_column("reference", list(short)) or "")
-            others = [name for name in free if name not in {answer, "context"}]
-            answers = list_answer_columns(rows, others, task) if field == "reference" and task else ()
-            column = (
-                guess_task(rows, others) if field == "input" else answers[0] if len(answers) == 1 else None
+
+def refuse_tests(columns: Mapping[str, Sequence[Any]], where: str) -> None:
+    """Raise DataError if a column has sentences or assertions about an answer in place of right answers."""
+    from reflact.errors import DataError
+
+    for name, values in columns.items():
+        if (name in SENTENCES and isinstance(values[0], list)) or (
+            name.startswith("__expected") and any(ASSERTION.match(str(value)) for value in values)
+        ):
+            raise DataError(
+                f"{where}: the column {name!r} has sentences or assertions about an answer, which no grader of reflact reads "
+                "yet; write right answers into a column and name it with --reference, or grade with a function of your own"
             )
-            by_content += [field] if column else []
-        if column:
-            named[field] = column
-    found, task = named.keys() | usual, named.get("input") or usual.get("input")
-    if task and "id" in named.keys() - chosen and "reference" not in found:
-        free = [name for name in columns if name not in {*named.values(), *usual.values()}]
-        likely = (list_texts(rows, name) for name in list_answer_columns(rows, free, task))
-        if not any(map(is_labels, likely)) and is_quoted(rows, named["id"], task):
-            named["reference"] = named.pop("id")
-            by_content.append("reference")
-    return GuessedFields(named, usual, by_content)
 
 
 def quote_yaml(text: str) -> str:

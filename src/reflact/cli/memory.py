@@ -1,9 +1,9 @@
-"""``reflact memory``: list, search, show, label, forget, export and import a memory's content."""
+"""``reflact memory``: list, show, label, forget, export and import a memory's content."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
@@ -14,11 +14,11 @@ from reflact.cli.memory_output import (
     format_json_line,
     open_existing,
     print_anchors,
-    print_cards,
     print_incomplete_files,
+    print_pairs,
     print_traces,
+    render_pair,
     render_trace,
-    render_unit,
     resolve_id,
 )
 
@@ -27,16 +27,13 @@ if TYPE_CHECKING:
 
     from reflact.calibration.trace import Trace
     from reflact.memory.export import ImportResult
-    from reflact.memory.models import ForgetResult, Label, MemoryCard
+    from reflact.memory.models import ForgetResult, Label, StoredPair
     from reflact.memory.store import MemoryStore
 
 T = TypeVar("T")
 
 MAX_CONCURRENT_TRACES = 8
 """Traces that are imported at a time; concurrent writes share a transaction."""
-
-NON_CARD_KINDS = ("trace", "anchor")
-"""Values of ``list --kind`` that are no kinds of cards."""
 
 StatusOption = Annotated[
     list[str] | None,
@@ -45,10 +42,6 @@ StatusOption = Annotated[
         help="Only this status: candidate, quarantined, promoted, rejected, archived. Repeatable.",
     ),
 ]
-KindOption = Annotated[
-    list[str] | None, typer.Option(metavar="KIND", help="Only this kind of card. Repeatable.")
-]
-LimitOption = Annotated[int, typer.Option(min=1, max=1000, metavar="N", help="Maximum number of cards.")]
 
 memory_app = typer.Typer(
     name="memory",
@@ -59,66 +52,44 @@ memory_app = typer.Typer(
 
 
 @memory_app.command("list")
-def list_stored(
+def list_stored(  # noqa: PLR0917 - what the command line offers
     store: StoreArgument,
+    words: Annotated[
+        str, typer.Argument(metavar="WORDS", help="Only pairs with all these words.", show_default=False)
+    ] = "",
     status: StatusOption = None,
-    kind: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="KIND",
-            help="Only this kind of card (repeatable), or `trace`, or `anchor`.",
-        ),
-    ] = None,
-    limit: LimitOption = 50,
+    kind: Annotated[str, typer.Option(metavar="KIND", help="`pair`, `trace` or `anchor`.")] = "pair",
+    limit: Annotated[int, typer.Option(min=1, max=1000, metavar="N", help="Maximum number of pairs.")] = 50,
     json: JsonLinesOption = False,
 ) -> None:
-    """List cards, traces or anchors.
+    """List pairs, traces or anchors.
 
-    The best cards come first. Without options, cards of all statuses and scopes are listed.
+    The most useful pairs come first. Words of one or two characters do not count.
     """
     import anyio
 
     from reflact.errors import UsageError
     from reflact.memory.store import MemoryStore
 
-    kinds = kind or []
-    if not set(NON_CARD_KINDS).isdisjoint(kinds) and (len(kinds) > 1 or status):
-        raise UsageError(f"--kind {kinds[0]} cannot be combined with other kinds or --status; list it alone")
-    if kinds == ["trace"]:
+    if kind not in {"pair", "trace", "anchor"}:
+        raise UsageError(f"--kind {kind} is unknown; choose pair, trace or anchor")
+    if kind != "pair" and (words or status):
+        raise UsageError(f"--kind {kind} cannot be combined with words or --status; list it alone")
+    if kind == "trace":
         print_traces(anyio.run(_read_all, store, MemoryStore.summaries), store, json=json)
-    elif kinds == ["anchor"]:
+    elif kind == "anchor":
         print_anchors(anyio.run(_read_all, store, MemoryStore.anchors), store, json=json)
     else:
-        print_cards(anyio.run(_find_cards, store, "", status, kind, limit), store, limit, json=json)
-
-
-@memory_app.command()
-def search(  # noqa: PLR0917 - what the command line offers
-    store: StoreArgument,
-    words: Annotated[str, typer.Argument(metavar="WORDS", help="The words to find; any text.")],
-    status: StatusOption = None,
-    kind: KindOption = None,
-    limit: LimitOption = 10,
-    json: JsonLinesOption = False,
-) -> None:
-    """Find cards by their words.
-
-    The best match comes first. Without options, cards of all statuses and scopes are searched.
-    """
-    import anyio
-
-    print_cards(anyio.run(_find_cards, store, words, status, kind, limit), store, limit, json=json)
+        print_pairs(anyio.run(_find_pairs, store, words, status, limit), store, limit, json=json)
 
 
 @memory_app.command()
 def show(
     store: StoreArgument,
-    name: Annotated[
-        str, typer.Argument(metavar="ID", help="The id of a card, pair or trace, or its prefix.")
-    ],
+    name: Annotated[str, typer.Argument(metavar="ID", help="The id of a pair or trace, or its prefix.")],
     json: JsonLinesOption = False,
 ) -> None:
-    """Show a card, a pair or a trace in full.
+    """Show a pair or a trace in full.
 
     A pair is shown with its history. A trace is shown step by step: the action, the change, the critic's
     evaluation and the label.
@@ -197,8 +168,8 @@ def forget(
         return
     if _removed_anything(result):
         typer.echo(
-            f"forgot trace {escape_line(result.trace_id)}: {result.n_events} events, {len(result.unit_ids)} units "
-            f"with {result.n_cards} cards, {result.n_anchors} anchors"
+            f"forgot trace {escape_line(result.trace_id)}: {result.n_events} events, {len(result.pair_ids)} pairs, "
+            f"{result.n_anchors} anchors"
         )
     if calls:
         typer.echo(f"removed {result.n_responses} cached replies to questions of calibrations")
@@ -226,7 +197,7 @@ def export_store(
 ) -> None:
     """Write a memory as JSON lines.
 
-    Tests and rejected or archived cards are left out. To copy everything, copy the file itself.
+    Tests and rejected or archived pairs are left out. To copy everything, copy the file itself.
     """
     import anyio
 
@@ -248,14 +219,14 @@ def import_store(
 ) -> None:
     """Import an export or traces.
 
-    Stored entries stay as they are. Each new card is scanned and quarantined, whatever its status was.
+    Stored entries stay as they are. Each new pair is scanned and quarantined, whatever its status was.
     """
     import anyio
 
     from reflact.errors import DataError
 
     traces, lines = _read_source(source)
-    print_incomplete_files(traces, err=json)
+    print_incomplete_files(traces, folders=[source if source.is_dir() else None], err=json)
     try:
         result = anyio.run(_import_memory, store, traces, lines)
     except DataError as error:
@@ -264,30 +235,26 @@ def import_store(
         typer.echo(format_json_line(result))
         return
     typer.echo(
-        f"new: {result.n_units} units, {result.n_traces} traces with {result.n_events} steps, "
-        f"{result.n_anchors} anchors; {result.n_blocked} of the units need review or were rejected"
+        f"new: {result.n_pairs} pairs, {result.n_traces} traces with {result.n_events} steps, "
+        f"{result.n_anchors} anchors; {result.n_blocked} of the pairs need review or were rejected"
     )
 
 
 # -------------------------------------------------------------------------------------------- reading
 
 
-async def _find_cards(
-    path: Path, text: str, status: list[str] | None, kind: list[str] | None, limit: int
-) -> tuple[MemoryCard, ...]:
-    from pydantic import ValidationError
+async def _find_pairs(path: Path, words: str, status: list[str] | None, limit: int) -> tuple[StoredPair, ...]:
+    from typing import cast, get_args
 
     from reflact.errors import UsageError
-    from reflact.memory.models import CardQuery
+    from reflact.memory.models import CardStatus
 
-    filters: dict[str, Any] = {"statuses": status or (), "kinds": kind or ()}
-    try:
-        query = CardQuery(text=text, all_scopes=True, limit=limit, **filters)
-    except ValidationError as error:
-        first = error.errors()[0]
-        raise UsageError(f"{first['loc'][0]}: {first['input']!r} is invalid: {first['msg']}") from None
+    known = get_args(CardStatus)
+    wrong = [name for name in status or () if name not in known]
+    if wrong:
+        raise UsageError(f"unknown status {wrong[0]!r}; choose from {', '.join(known)}")
     async with open_existing(path) as store:
-        return await store.find(query)
+        return await store.find(words, statuses=cast("list[CardStatus]", status or []), limit=limit)
 
 
 async def _read_all(path: Path, read: Callable[[MemoryStore], Awaitable[T]]) -> T:
@@ -299,20 +266,19 @@ async def _render_by_name(path: Path, name: str, json: bool) -> list[str]:
     from reflact.errors import UsageError
 
     async with open_existing(path) as store:
-        units, traces = await store.find_unit_ids(name), await store.find_trace_ids(name)
-        found = resolve_id(name, (*units, *traces), noun="unit or trace", store=path)
-        if found in units:
-            cards, history = await store.cards(found), await store.history(found)
-            return (
-                [*map(format_json_line, cards), *map(format_json_line, history)]
-                if json
-                else [*render_unit(cards, history)]
-            )
+        pairs, traces = await store.find_pair_ids(name), await store.find_trace_ids(name)
+        found = resolve_id(name, (*pairs, *traces), noun="pair or trace", store=path)
+        if found in pairs:
+            (stored,) = await store.pairs([found])
+            history = await store.history(found)
+            if json:
+                return [format_json_line(stored), *map(format_json_line, history)]
+            return [*render_pair(stored, history)]
         trace = await store.trace(found)
         summary = next((one for one in await store.summaries() if one.id == found), None)
     if trace is None or summary is None:
         raise UsageError(
-            f"{path} has units of trace {found}, but not the trace itself; name one of the units"
+            f"{path} has pairs of trace {found}, but not the trace itself; name one of the pairs"
         )
     return [format_json_line(trace)] if json else [*render_trace(trace, summary)]
 
@@ -350,7 +316,7 @@ async def _forget_trace(path: Path, trace: str, calls: bool) -> ForgetResult:
 
 def _removed_anything(result: ForgetResult) -> bool:
     """Whether something was removed besides cached replies."""
-    return result.trace_removed or bool(result.unit_ids) or result.n_anchors > 0
+    return result.trace_removed or bool(result.pair_ids) or result.n_anchors > 0
 
 
 async def _export_memory(path: Path, target: Path | None) -> None:
@@ -376,7 +342,7 @@ def _read_source(source: Path) -> tuple[tuple[Trace, ...], list[str]]:
     """Return the traces of a source, or the lines of an export."""
     import json
 
-    from reflact.calibration.trace import Trace
+    from reflact.calibration.trace import Trace, refuse_foreign_format
     from reflact.errors import UsageError
 
     if source.is_dir():
@@ -391,6 +357,8 @@ def _read_source(source: Path) -> tuple[tuple[Trace, ...], list[str]]:
         first = None
     if isinstance(first, dict) and "trace" in first and "type" not in first:
         return (Trace.load(source),), []
+    if not isinstance(first, dict) or "type" not in first:
+        refuse_foreign_format(source, "\n".join(lines).encode())
     return (), lines
 
 

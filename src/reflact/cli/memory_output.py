@@ -12,11 +12,12 @@ if TYPE_CHECKING:
     from reflact.calibration.trace import Trace
     from reflact.memory.models import (
         ContrastPair,
-        MemoryCard,
         ScoreEvent,
         StatusChange,
+        StoredPair,
         StoredTrace,
         TraceSummary,
+        Transition,
     )
     from reflact.memory.store import MemoryStore
     from reflact.types import FrozenModel
@@ -185,62 +186,66 @@ def print_anchors(anchors: Sequence[ContrastPair], store: Path, *, json: bool) -
     _print_table(anchors, names, rows, right_aligned={2, 3}, json=json, if_empty=hint)
 
 
-def print_cards(cards: Sequence[MemoryCard], store: Path, limit: int, *, json: bool) -> None:
-    """Print cards as a table, or as lines of JSON."""
+def print_pairs(pairs: Sequence[StoredPair], store: Path, limit: int, *, json: bool) -> None:
+    """Print pairs as a table, or as lines of JSON."""
     rows = (
         (
-            card.id[:12],
-            card.kind,
-            _describe_status(card),
-            f"{card.utility:.2f}",
-            shorten(card.strategy or card.content, MAX_CELL_CHARS),
+            stored.pair.id[:12],
+            stored.pair.mistake,
+            _describe_status(stored),
+            f"{stored.utility:.2f}",
+            shorten(stored.pair.reason, MAX_CELL_CHARS),
         )
-        for card in cards
+        for stored in pairs
     )
-    names = ("card", "kind", "status", "utility", "text")
-    hint = f"{store} has no matching cards"
-    _print_table(cards, names, rows, right_aligned={3}, json=json, if_empty=hint)
-    if not json and len(cards) == limit:
-        typer.echo(f"only the first {limit} cards; --limit shows more", err=True)
+    names = ("pair", "mistake", "status", "utility", "reason")
+    hint = f"{store} has no matching pairs"
+    _print_table(pairs, names, rows, right_aligned={3}, json=json, if_empty=hint)
+    if not json and len(pairs) == limit:
+        typer.echo(f"only the first {limit} pairs; --limit shows more", err=True)
 
 
-def _describe_status(card: MemoryCard) -> str:
-    return card.status if card.reason is None else f"{card.status} ({card.reason})"
+def _describe_status(stored: StoredPair) -> str:
+    return stored.status if stored.reason is None else f"{stored.status} ({stored.reason})"
 
 
-def render_unit(cards: Sequence[MemoryCard], history: Sequence[StatusChange]) -> Iterator[str]:
-    """Yield the lines of a unit with its history."""
+def render_pair(stored: StoredPair, history: Sequence[StatusChange]) -> Iterator[str]:
+    """Yield the lines of a pair: its facts, its transition, both evaluations in words, and its history."""
+    from reflact.memory.cards import build_cards
     from reflact.reporting.lines import escape_controls, escape_line
 
-    for card in cards:
-        yield f"{card.kind} {escape_line(card.id)}"
-        for field, value in _list_facts(card):
-            yield f"  {field}: {escape_line(value)}"
-        for text in filter(None, (card.content, card.pattern, card.strategy)):
-            yield "\n" + "\n".join(f"    {one}" for one in escape_controls(text).split("\n"))
-        yield ""
+    pair = stored.pair
+    yield f"pair {pair.id}"
+    for field, value in _list_facts(stored):
+        yield f"  {field}: {escape_line(value)}"
+    yield f"  action: {escape_line(_show_action(pair.transition))}"
+    yield from map(escape_line, _render_change(pair.transition))
+    for card in build_cards(pair):
+        yield f"{card.kind} ({escape_line(card.mistake)})"
+        for text in (card.content, card.strategy):
+            yield from (f"    {line}" for line in escape_controls(text).split("\n"))
     for change in history:
         reason = f" ({escape_line(change.reason)})" if change.reason else ""
         test = "" if change.test_number is None else f", test {change.test_number}"
-        yield f"{change.at:%Y-%m-%d %H:%M:%S} version {change.version}: {change.after}{reason}{test}"
+        yield f"{change.at:%Y-%m-%d %H:%M:%S} {change.after}{reason}{test}"
 
 
-def _list_facts(card: MemoryCard) -> list[tuple[str, str]]:
-    origin = card.provenance
+def _list_facts(stored: StoredPair) -> list[tuple[str, str]]:
+    origin = stored.pair.provenance
+    scope = stored.pair.scope
     facts = {
-        "pair": card.pair_id,
-        "status": _describe_status(card),
-        "trust, utility": f"{card.trust:.2f}, {card.utility:.2f}",
-        "version": str(card.version),
-        "roles": ", ".join(card.scope.roles),
-        "tools": ", ".join(card.scope.tools),
-        "task categories": ", ".join(card.scope.task_categories),
-        "user": card.scope.user,
+        "purpose": stored.pair.purpose,
+        "status": _describe_status(stored),
+        "utility": f"{stored.utility:.2f}",
+        "roles": ", ".join(scope.roles),
+        "tools": ", ".join(scope.tools),
+        "task categories": ", ".join(scope.task_categories),
+        "user": scope.user,
         "trace": origin.trace_id,
         "step": None if origin.step is None else str(origin.step),
         "prompt": origin.prompt,
         "model": origin.model,
-        "created by": card.created_by,
+        "created by": stored.created_by,
     }
     return [(name, value) for name, value in facts.items() if value]
 
@@ -261,10 +266,8 @@ def render_trace(trace: StoredTrace, summary: TraceSummary) -> Iterator[str]:
 
 
 def _render_event(event: ScoreEvent) -> Iterator[str]:
-    from reflact.calibration.transition_view import show_action, show_change, truncate_to_tokens
-
-    step, evaluation, label = event.transition, event.evaluation, event.label
-    yield f"step {event.step}: {' '.join(truncate_to_tokens(show_action(step.action), MAX_CHANGE_TOKENS).split())}"
+    evaluation, label = event.evaluation, event.label
+    yield f"step {event.step}: {_show_action(event.transition)}"
     if evaluation is not None:
         change = f"{evaluation.progress_before:g} to {evaluation.progress_after:g}"
         yield f"  critic: {change}, confidence {evaluation.confidence:g}"
@@ -272,15 +275,36 @@ def _render_event(event: ScoreEvent) -> Iterator[str]:
     if label is not None:
         before = "" if label.progress_before is None else f"{label.progress_before:g} to "
         yield f"  label: {before}{label.progress_after:g}, from {label.source}"
-    for text in truncate_to_tokens(
-        show_change(step.before, step.after, shorten=True), MAX_CHANGE_TOKENS
-    ).splitlines():
-        yield f"  | {text}"
+    yield from _render_change(event.transition)
 
 
-def print_incomplete_files(traces: Iterable[Trace], *, err: bool = False) -> None:
-    """Print which files of traces are incomplete, and how much of them was left out."""
+def _show_action(step: Transition) -> str:
+    from reflact.calibration.transition_view import show_action, truncate_to_tokens
+
+    return " ".join(truncate_to_tokens(show_action(step.action), MAX_CHANGE_TOKENS).split())
+
+
+def _render_change(step: Transition) -> Iterator[str]:
+    from reflact.calibration.transition_view import show_change, truncate_to_tokens
+
+    change = truncate_to_tokens(show_change(step.before, step.after, shorten=True), MAX_CHANGE_TOKENS)
+    yield from (f"  | {text}" for text in change.splitlines())
+
+
+def print_incomplete_files(
+    traces: Iterable[Trace], *, folders: Iterable[Path | None] = (), err: bool = False
+) -> None:
+    """Print which files of traces are incomplete, and how much of them was left out; name files that are no traces."""
     from reflact.reporting.lines import escape_line
+
+    for folder in folders:
+        others = [] if folder is None else sorted(map(str, folder.rglob("*.json")))
+        if others:
+            more = f" and {len(others) - 1} more" if len(others) > 1 else ""
+            typer.echo(
+                f"left out {escape_line(others[0])}{more}: a trace is a .jsonl file that reflact wrote",
+                err=err,
+            )
 
     for trace in traces:
         if trace.n_lost_bytes:

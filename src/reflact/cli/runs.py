@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from reflact.types import Split
 
 
-MAX_LISTED_IDS = 5
-"""The most ids of items that a message lists."""
+MAX_LISTED_IDS, MAX_LISTED_FILES = 5, 10
+"""The most ids of items, and names of files, that a message lists."""
 
 JsonLinesOption = Annotated[bool, typer.Option("--json", help="Print JSON lines instead of tables.")]
 
@@ -125,9 +125,15 @@ def show(  # noqa: PLR0917 - one for each option of the command
         typer.Option(metavar="val|test", help="Which items. Default: test if it was opened, otherwise val."),
     ] = None,
     costs: Annotated[bool, typer.Option("--costs", help="List calls, tokens and time of each step.")] = False,
+    skill: Annotated[
+        str | None,
+        typer.Option(
+            metavar="VERSION", help="Print a version of the skill: a number, or baseline, best or final."
+        ),
+    ] = None,
     as_json: JsonLinesOption = False,
 ) -> None:
-    """Show a run, one of its steps, or its items.
+    """Show a run, one of its steps, its items, or its skill.
 
     A run is shown with its steps and scores, a step with its edits, its verdict, its diff and the cost of its
     stages. Items are shown with the answers, scores and costs under the initial and the best skill.
@@ -145,6 +151,11 @@ def show(  # noqa: PLR0917 - one for each option of the command
     if conflict is not None:
         raise UsageError(conflict)
     run = _find_run(folder, run)
+    if skill is not None and (step is not None or named or costs):
+        raise UsageError("--skill prints a version alone; leave out all else but --run and --json")
+    if skill is not None:
+        _print_skill(folder, run, skill, as_json=as_json)
+        return
     console = Console()
     if named:
         chosen = None if split is None else Split(split)
@@ -337,33 +348,6 @@ def _print_diff(console: Console, diff: str) -> None:
         typer.echo(escape_controls(diff))
 
 
-def report(
-    folder: RunArgument,
-    out: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="The page. Default: report.html in the run's folder."),
-    ] = None,
-    run: RunOption = None,
-) -> None:
-    """Write a page on a run.
-
-    The page is one HTML file, which needs no network. It shows the scores, the edits with their reasons, the
-    items with the target's answers, the cost, the sealed test and the settings. The run may still be active.
-    """
-    import anyio
-
-    from reflact.reporting.html.run import read_report, render_run_page
-    from reflact.reporting.lines import escape_line
-    from reflact.store.artifacts import write_atomically
-
-    found = anyio.run(read_report, folder, _find_run(folder, run))
-    path = out or _find_exports(folder, found.history) / "report.html"
-    write_atomically(path, render_run_page(found))
-    typer.echo(f"wrote {escape_line(str(path))}")
-    if found.history.items_note is not None:
-        typer.echo(f"note: {escape_line(found.history.items_note)}")
-
-
 def serve(
     folder: Annotated[
         Path,
@@ -404,18 +388,8 @@ def serve(
         typer.echo("ended", err=True)
 
 
-def print_skill(
-    folder: RunArgument,
-    version: Annotated[
-        str, typer.Argument(metavar="VERSION", help="A number, or baseline, best or final.")
-    ] = "best",
-    run: RunOption = None,
-    as_json: JsonLinesOption = False,
-) -> None:
-    """Print a version of the skill.
-
-    A pipe or a file gets the exact text. At a terminal, control characters are printed as escapes.
-    """
+def _print_skill(folder: Path, run: str, version: str, *, as_json: bool) -> None:
+    """Print a version of the skill: exactly in a file or a pipe, with escaped controls at a terminal."""
     import sys
 
     import anyio
@@ -423,7 +397,7 @@ def print_skill(
     from reflact.reporting.lines import escape_controls
     from reflact.training.history import read_versions
 
-    (found,) = anyio.run(read_versions, folder, [version], _find_run(folder, run))
+    (found,) = anyio.run(read_versions, folder, [version], run)
     if not found.skill.text:
         typer.echo(f"note: v{found.version.number} is an empty document", err=True)
     if as_json:
@@ -496,7 +470,8 @@ def export(  # noqa: PLR0917 - one for each option of the command
     """Write a skill as a folder for agents.
 
     The folder has the name of the skill and follows the Agent Skills specification: SKILL.md begins with the skill's
-    name and description. If the initial skill has front matter or other files, they are copied unchanged.
+    name and description. If the initial skill has front matter or other files, they are copied unchanged. Hidden
+    files, caches and links stay behind, and the markers of protected regions are removed.
     """
     import anyio
 
@@ -516,6 +491,11 @@ def export(  # noqa: PLR0917 - one for each option of the command
     if len(package.files) > 1:
         others = len(package.files) - 1
         typer.echo(f"and {others} other file{'s' if others > 1 else ''} of the folder")
+    if package.left_out:
+        rest = len(package.left_out) - MAX_LISTED_FILES
+        more = f" and {rest} more" if rest > 0 else ""
+        listed = ", ".join(package.left_out[:MAX_LISTED_FILES])
+        typer.echo(escape_line(f"left out of the folder (hidden, caches or links): {listed}{more}"))
 
 
 def compare(

@@ -46,10 +46,6 @@ FITTING_SCORE = 0.5
 MAX_NAME_CHARS = 40
 """The most characters of a document's name in a table."""
 
-CassetteOption = Annotated[
-    Path, typer.Option(metavar="FILE", help="The file of the recording.", show_default=False)
-]
-
 
 def check(config: ConfigArgument, overrides: OverrideOption = None) -> None:
     """Test the models and grade one item.
@@ -321,6 +317,9 @@ def print_cost_estimate(config: TrainerConfig, command: str) -> None:
     console.print(build_estimate_table(estimate))
     for line in estimate.assumptions:
         typer.echo(line)
+    limits = config.budget.model_dump(exclude_none=True)
+    named = ", ".join(f"budget.{name} {limit:g}" for name, limit in limits.items())
+    typer.echo(f"the run stops before it exceeds {named}" if named else "no limit: set budget.max_usd")
     typer.echo(estimate_gate_power(plan).description)
     is_own = config.store is None and not config.fork and path.is_file()
     if is_own and (conflict := anyio.run(_find_conflict, path, plan)) is not None:
@@ -363,12 +362,34 @@ def train(  # noqa: PLR0917 - one for each option of the command
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the plan and its estimated cost; call no model.")
     ] = False,
+    record: Annotated[
+        Path | None,
+        typer.Option(
+            "--record", metavar="FILE", help="Record each response in this file.", show_default=False
+        ),
+    ] = None,
+    replay: Annotated[
+        Path | None,
+        typer.Option(
+            "--replay", metavar="FILE", help="Take all responses from this recording.", show_default=False
+        ),
+    ] = None,
 ) -> None:
     """Train a skill, or resume a stopped run.
 
-    If a run has stopped, the same command resumes it and repeats no finished call.
+    If a run has stopped, the same command resumes it and repeats no finished call. With --replay no network is
+    used; if the recording lacks a request, the run ends and reflact prints the difference.
     """
-    settings = load_trainer_config(config, [*(overrides or ()), *(["fork=true"] if fork else [])])
+    from reflact.errors import UsageError
+
+    changes = [*(overrides or ()), *(["fork=true"] if fork else [])]
+    if record is not None and replay is not None:
+        raise UsageError("--record and --replay exclude each other; leave one of them out")
+    if record is not None:
+        changes += _name_cassette(record, "record")
+    if replay is not None:
+        changes += _name_cassette(replay, "replay")
+    settings = load_trainer_config(config, changes)
     if dry_run:
         print_cost_estimate(settings, join_command(config, overrides, *(["--fork"] if fork else [])))
         return
@@ -376,40 +397,10 @@ def train(  # noqa: PLR0917 - one for each option of the command
     train_and_show(settings, show=mode, times=times, approve=create_approver() if review else None)
 
 
-def record(
-    config: ConfigArgument,
-    cassette: CassetteOption,
-    overrides: OverrideOption = None,
-    show: ShowOption = ShowMode.live,
-    times: TimesOption = False,
-) -> None:
-    """Train and record each response in a cassette."""
-    settings = _load_with_cassette(config, overrides, cassette, "record")
-    train_and_show(settings, show=show, times=times)
-
-
-def replay(  # noqa: PLR0917 - one for each option of the command
-    config: ConfigArgument,
-    cassette: CassetteOption,
-    overrides: OverrideOption = None,
-    show: ShowOption = ShowMode.live,
-    as_json: JsonOption = False,
-    times: TimesOption = False,
-) -> None:
-    """Train from a cassette, without network.
-
-    If the cassette lacks a request, the run ends and reflact prints the difference.
-    """
-    settings = _load_with_cassette(config, overrides, cassette, "replay")
-    train_and_show(settings, show=resolve_show_mode(show, as_json=as_json), times=times)
-
-
-def _load_with_cassette(
-    config: Path, overrides: Sequence[str] | None, cassette: Path, mode: str
-) -> TrainerConfig:
-    """Return a configuration that uses a cassette; a relative path counts from the current folder."""
+def _name_cassette(cassette: Path, mode: str) -> list[str]:
+    """Return the keys of a cassette; a relative path counts from the current folder."""
     path = json.dumps(str(cassette.expanduser().absolute()))
-    return load_trainer_config(config, [*(overrides or ()), f"replay.cassette={path}", f"replay.mode={mode}"])
+    return [f"replay.cassette={path}", f"replay.mode={mode}"]
 
 
 def demo(
@@ -452,7 +443,8 @@ def _replay_demo(folder: Path, out: Path, *, show: ShowMode, times: bool) -> Non
     from reflact.reporting.lines import escape_controls
 
     place = [f"out_dir={json.dumps(str(out))}"]
-    settings = _load_with_cassette(folder / "demo.yaml", place, folder / "cassette.jsonl", "replay")
+    cassette = _name_cassette(folder / "cassette.jsonl", "replay")
+    settings = load_trainer_config(folder / "demo.yaml", [*place, *cassette])
     train_and_show(settings, show=show, times=times)
     if show is not ShowMode.json:
         best = out / "best_skill.md"

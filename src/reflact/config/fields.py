@@ -1,19 +1,18 @@
-"""The fields of items: which columns of a data file fill them, as a configuration says or as the file lets one guess.
+"""The fields of items: which columns of a data file fill them, as a configuration or the names of the columns say.
 
-Columns are known by their names. If the names tell nothing, the contents may. Two known forms of rows, chats and
-reading comprehension (SQuAD), are read as rows of a task and its answer.
+Rows of well-known sets are read as rows of a task and its right answer.
 """
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from pydantic import JsonValue
 
 from reflact.config.models import ConfigSection, changeable_field
+from reflact.errors import DataError
 from reflact.jsonutil import flatten_fields
 
 FIELD_NAMES = ("id", "input", "reference", "task_type")
@@ -34,54 +33,50 @@ CHAT_FIELDS = frozenset({"input", "question", "reference", "answers", "answer"})
 """Columns that say what a row's task or answer is, so that its chat is something else."""
 
 
-def _list_words(text: str) -> tuple[str, ...]:
-    return tuple(text.split())
+DEFAULT_COLUMNS: Mapping[str, tuple[str, ...]] = {
+    "id": ("id",),
+    "input": ("input", "question"),
+    "reference": ("reference", "answers", "answer"),
+    "task_type": ("task_type",),
+}
+"""The columns that fill each field without a line in the configuration; the first one in a row counts."""
 
 
-LIKELY_COLUMNS: Mapping[str, tuple[str, ...]] = {
-    "id": _list_words("id uid uuid qid question_id item_id task_id key nr no number"),
+def _list_words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+TELLING_NAMES: Mapping[str, frozenset[str]] = {
+    "id": _list_words("uid uuid qid key nr no number"),
     "input": _list_words(
-        "input question prompt problem instruction query task text sentence request message content document article "
-        "passage review email tweet comment utterance body source q"
+        "sentence content document article passage review email tweet comment utterance body q"
     ),
     "reference": _list_words(
-        "reference references answers answer expected expected_output gold label target solution output completion "
-        "response ground_truth correct_answer result class sentiment intent decision verdict outcome queue department "
-        "summary translation a"
+        "expected_output target output completion response ground_truth result class sentiment intent decision verdict "
+        "outcome queue department summary translation highlights chosen ideal answerkey canonical_solution a"
     ),
-    "task_type": _list_words("task_type type category topic subject kind domain"),
+    "task_type": _list_words("type category topic subject kind domain"),
 }
-"""Usual names of the columns of each field, the likeliest first."""
+"""Names of columns that tell their field."""
 
 TELLING_WORDS: Mapping[str, frozenset[str]] = {
-    "input": frozenset(
-        _list_words("question prompt problem instruction query message request task text ticket")
+    "id": frozenset(),
+    "input": _list_words("input question prompt problem instruction query message request task text ticket"),
+    "reference": _list_words(
+        "reference references answer answers correct expected gold label solution truth"
     ),
-    "reference": frozenset(_list_words("answer answers correct expected gold label solution truth")),
+    "task_type": frozenset(),
 }
 """Words that tell a field also in a longer name, such as "right answer" or "customer_message"."""
 
-ID_WORDS = frozenset(_list_words("id uid nr no number"))
+ID_WORDS = _list_words("id uid nr no number")
 """Last words of a longer name that tell an id, such as "Ticket No."."""
 
-COUNTING_WORDS = frozenset(_list_words("id is nr no number count length type date url"))
+OTHER_WORDS = _list_words("id is nr no number count length type date url incorrect wrong rejected")
 """Words of a name that is no task and no answer, whatever its other words are."""
 
-OTHER_WORDS = (COUNTING_WORDS - {"is"}) | frozenset(
-    _list_words(
-        "source split dataset author language lang difficulty level model version note notes time timestamp"
-    )
-)
-"""The same, and words of names whose contents may look like answers."""
-
-LONG_TASK_CHARS, LONG_TASK_WORDS = 15, 3
-"""The mean length from which on the texts of a column may be tasks, in characters or in words."""
-
-VARIED_SHARE = 0.8
-"""The share of different texts from which on those of a column may be tasks."""
-
-SHORT_SHARE = 0.5
-"""The highest mean length of answers whose column has no telling name, as a share of the length of the tasks."""
+MAX_NAME_WORDS = 4
+"""A name of more words is probably a text, because the file has no header."""
 
 MAX_LABELS, LABEL_USES = 20, 5
 """Answers are labels if there are at most so many, each used so often on average."""
@@ -112,70 +107,26 @@ class FieldsConfig(ConfigSection):
     )
 
 
-def guess_column(name: str, columns: Sequence[str]) -> str | None:
-    """Return the column that probably fills a field of an item; None if none has a usual name."""
-    by_name = {"_".join(_split_name(column)): column for column in columns}
-    usual = next((by_name[likely] for likely in LIKELY_COLUMNS[name] if likely in by_name), None)
-    if usual is None and name == "id":
-        found = [column for short, column in by_name.items() if short.rpartition("_")[2] in ID_WORDS]
-        return found[0] if len(found) == 1 else None
-    if usual is not None or name not in TELLING_WORDS:
-        return usual
-    other = TELLING_WORDS["reference"] if name == "input" else TELLING_WORDS["input"] - {"text"}
-    found = [
-        column
-        for column, parts in ((column, set(_split_name(column))) for column in by_name.values())
-        if parts & TELLING_WORDS[name] and not parts & (other | COUNTING_WORDS)
-    ]
-    return found[0] if len(found) == 1 else None
+def list_telling_columns(field: str, columns: Sequence[str]) -> list[str]:
+    """Return the columns whose names tell a field of an item; the default one comes first."""
+    default = [name for name in DEFAULT_COLUMNS[field] if name in columns]
+    return [*default, *(name for name in columns if name not in default and _is_telling(field, name))]
 
 
-def guess_task(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> str | None:
-    """Return the only column of long texts that differ from row to row; None if there is none, or several."""
-    found = []
-    for column in columns:
-        texts = list_texts(rows, column)
-        is_long = _mean_length(texts) >= LONG_TASK_CHARS or (
-            _mean_length(text.split() for text in texts) >= LONG_TASK_WORDS
-        )
-        if is_long and len(set(texts)) >= VARIED_SHARE * len(rows):
-            found.append(column)
-    return found[0] if len(found) == 1 else None
-
-
-def list_answer_columns(
-    rows: Sequence[Mapping[str, Any]], columns: Sequence[str], task: str
-) -> tuple[str, ...]:
-    """Return those of the columns whose contents may answer the column of the tasks, labels first.
-
-    These are labels, or texts that are short beside the tasks. Numbers that never repeat may be ids and are no answers.
-    """
-    longest = SHORT_SHARE * _mean_length(list_texts(rows, task))
-    found = []
-    for column in columns:
-        texts = list_texts(rows, column)
-        is_number = all(re.fullmatch(r"[+-]?\d+", text) for text in texts) and len(set(texts)) == len(texts)
-        is_short = is_labels(texts) or _mean_length(texts) <= longest
-        if texts and is_short and not is_number and not OTHER_WORDS & {*_split_name(column)}:
-            found.append(column)
-    return tuple(sorted(found, key=lambda column: not is_labels(list_texts(rows, column))))
+def _is_telling(field: str, column: str) -> bool:
+    inner = re.split(r"\.(?=\S)", column)[-1]
+    words = re.findall(r"[^\W_]+", inner.lower())
+    if not 0 < len(words) <= MAX_NAME_WORDS:
+        return False
+    if "_".join(words) in TELLING_NAMES[field] or (field == "id" and words[-1] in ID_WORDS):
+        return True
+    other = TELLING_WORDS["reference" if field == "input" else "input"] - {"text"}
+    return bool(TELLING_WORDS[field].intersection(words)) and not (other | OTHER_WORDS).intersection(words)
 
 
 def is_labels(texts: Sequence[str]) -> bool:
     """Whether the texts are a few ones that repeat, such as the names of classes."""
     return 2 <= len(set(texts)) <= min(MAX_LABELS, len(texts) / LABEL_USES)
-
-
-def is_quoted(rows: Sequence[Mapping[str, Any]], column: str, task: str) -> bool:
-    """Whether most tasks hold the value of a column, apart from case and punctuation, so that it may be extracted."""
-
-    def flatten(row: Mapping[str, Any], name: str) -> str:
-        return re.sub(r"[\W_]+", "", str(row.get(name, "")).casefold())
-
-    found = sum(
-        len(value) > 2 and value in flatten(row, task) for row in rows if (value := flatten(row, column))
-    )
-    return 2 * found > len(rows)
 
 
 def are_ids(values: Sequence[Any]) -> bool:
@@ -184,73 +135,113 @@ def are_ids(values: Sequence[Any]) -> bool:
     return are_names and len(set(map(str, values))) == len(values)
 
 
-def _split_name(column: str) -> list[str]:
-    return re.findall(r"[^\W_]+", column.lower())
-
-
-def list_texts(rows: Sequence[Mapping[str, Any]], column: str) -> list[str]:
-    """Return the texts and numbers of a column; empty if it holds anything else."""
-    values = [value for row in rows if (value := row.get(column)) is not None]
-    if not all(isinstance(value, str | int | float) and not isinstance(value, bool) for value in values):
-        return []
-    return [str(value).strip() for value in values]
-
-
-def _mean_length(values: Sequence[str] | Iterator[list[str]]) -> float:
-    lengths = [len(value) for value in values]
-    return math.fsum(lengths) / len(lengths) if lengths else 0.0
-
-
 # ------------------------------------------------------------------------------------------- forms of rows
 
 
-def unfold_row(row: Mapping[str, Any]) -> Mapping[str, Any]:
+def unfold_row(row: Mapping[str, Any], where: str) -> Mapping[str, Any]:
     """Return a row in one of the known forms as a row of a task and its right answer; any other as it is.
 
     A row that holds only a chat as in files for fine-tuning: a list ``messages`` of texts with roles, ``conversations``
     with other names of the same, or the messages of a ``prompt`` and its ``completion``. The answer of its end is the
     ``reference``. The user's message is the ``input``; if there are several turns before the end, all of them are. System
-    messages become the column ``system``. A row whose ``answers`` are those of SQuAD, texts with their positions: the
-    texts are the ``answers``. A row of Alpaca, with ``instruction``, ``input`` and ``output``: the instruction, with the
-    input after it, is the ``input``, and the output is the ``reference``. A row of GSM8K, whose ``answer`` ends in a line
-    such as ``#### 42``: this result is the ``answer``.
+    messages become the column ``system``. Rows of Alpaca, SQuAD, TriviaQA, TruthfulQA, MBPP and HumanEval.
+
+    Raises:
+        DataError: A chat has something else than text; it begins with ``where``.
     """
     if all(isinstance(row.get(name), str) for name in ALPACA_COLUMNS):
         task = "\n\n".join(filter(None, (row["instruction"], row["input"])))
-        rest = {name: value for name, value in row.items() if name not in ALPACA_COLUMNS}
-        return {"input": task, "reference": row["output"], **rest}
-    if isinstance(answer := row.get("answer"), str) and (result := re.search(r"\n#### *(\S.*?)\s*$", answer)):
-        return {**row, "answer": result[1]}
-    if (answers := _list_squad_answers(row.get("answers"))) is not None:
-        return {**row, "answers": answers}
-    messages = _list_messages(row)
+        return _replace_columns(row, ALPACA_COLUMNS, task, row["output"])
+    name = "text" if "text" in row else "prompt"
+    if {"test_list", "code", name} <= row.keys():
+        shown = _join_lines(row["test_list"])
+        tests = _join_lines(row.get("test_setup_code"), row.get("test_imports"), shown)
+        return _replace_columns(row, (name, "code", "test_list"), f"{row[name]}\n\n{shown}", {"tests": tests})
+    if {"prompt", "test", "entry_point"} <= row.keys():
+        tests = f"{row['test']}\ncheck({row['entry_point']})"
+        return _replace_columns(
+            row, ("prompt", "test", "canonical_solution"), row["prompt"], {"tests": tests}
+        )
+    truthful = ("question", "best_answer", "correct_answers")
+    if all(name in row for name in truthful) and (texts := _list_texts(row["correct_answers"])):
+        return _replace_columns(
+            row, truthful, row["question"], [*dict.fromkeys([row["best_answer"], *texts])]
+        )
+    for name in ("answers", "answer"):
+        if (texts := _list_answer_texts(row.get(name))) is not None:
+            return {**row, name: texts}
+    return row if CHAT_FIELDS & row.keys() else _unfold_chat(row, where)
+
+
+def _unfold_chat(row: Mapping[str, Any], where: str) -> Mapping[str, Any]:
+    messages = _list_messages(row, where)
     system = [content for role, content in messages if role in SYSTEM_ROLES]
     turns = [(role, content) for role, content in messages if role not in SYSTEM_ROLES]
-    if CHAT_FIELDS & row.keys() or len(turns) < 2 or (turns[0][0], turns[-1][0]) != ("user", "assistant"):
+    if len(turns) < 2 or (turns[0][0], turns[-1][0]) != ("user", "assistant"):
         return row
     *before, (_, reference) = turns
     texts = [f"{role}: {content}" for role, content in before]
-    found = {"input": before[0][1] if len(before) == 1 else "\n\n".join(texts), "reference": reference}
-    if system:
-        found["system"] = "\n\n".join(system)
-    return {name: value for name, value in row.items() if name not in CHAT_COLUMNS} | found
+    task = before[0][1] if len(before) == 1 else "\n\n".join(texts)
+    row = {**row, "system": "\n\n".join(system)} if system else row
+    return _replace_columns(row, CHAT_COLUMNS, task, reference)
 
 
-def _list_messages(row: Mapping[str, Any]) -> list[tuple[str, str]]:
+def _replace_columns(
+    row: Mapping[str, Any], names: Collection[str], task: Any, reference: Any
+) -> Mapping[str, Any]:
+    rest = {name: value for name, value in row.items() if name not in names}
+    return {"input": task, "reference": reference, **rest}
+
+
+def _join_lines(*parts: Any) -> str:
+    lines = [line for part in parts for line in (part if isinstance(part, list) else [part])]
+    return "\n".join(str(line) for line in lines if line)
+
+
+def read_result(reference: JsonValue) -> JsonValue:
+    """Return the result of an answer that ends in a line such as ``#### 42``, as GSM8K's; others as they are."""
+    if not isinstance(reference, str):
+        return reference
+    result = re.match(r"####(?!#)\s*(\S.*)", reference.rstrip().rpartition("\n")[2])
+    return reference if result is None else result[1]
+
+
+def _list_messages(row: Mapping[str, Any], where: str) -> list[tuple[str, str]]:
     """Return the roles and the texts of a row's chat; empty if it has none."""
     parts = [row.get(name) for name in ("prompt", "completion")]
     if not all(isinstance(part, list) for part in parts):
         parts = [row.get("messages", row.get("conversations"))]
     messages = [message for part in parts if isinstance(part, list) for message in part]
-    if not all(isinstance(message, dict) for message in messages):
+    if not all(isinstance(message, dict) and {"role", "from"} & message.keys() for message in messages):
         return []
-    pairs = [
-        (message.get("role", message.get("from")), message.get("content", message.get("value")))
-        for message in messages
+    roles = [str(message.get("role", message.get("from"))) for message in messages]
+    return [
+        (OTHER_ROLES.get(role, role), _read_text(each, where))
+        for role, each in zip(roles, messages, strict=True)
     ]
-    if not all(isinstance(part, str) for pair in pairs for part in pair):
-        return []
-    return [(OTHER_ROLES.get(role, role), content) for role, content in pairs]
+
+
+def _read_text(message: Mapping[str, Any], where: str) -> str:
+    """Return the text of a message; parts of text become one.
+
+    Raises:
+        DataError: It has something else, such as an image or a call of a tool.
+    """
+    if message.get("tool_calls") or message.get("function_call"):
+        raise DataError(
+            f"{where}: a message of the chat calls a tool, and only text is supported; remove the row"
+        )
+    content = message.get("content", message.get("value"))
+    texts = []
+    for part in content if isinstance(content, list) else [content]:
+        kind = part.get("type") if isinstance(part, dict) else type(part).__name__
+        text = part.get("text") if isinstance(part, dict) and kind == "text" else part
+        if not isinstance(text, str):
+            raise DataError(
+                f"{where}: a message of the chat has content of type {kind}, and only text is supported; remove the row"
+            )
+        texts.append(text)
+    return "\n".join(texts)
 
 
 def unfold_articles(rows: Sequence[Any]) -> Sequence[Any]:
@@ -277,16 +268,18 @@ def unfold_columns(row: Mapping[str, Any], names: Sequence[str]) -> Mapping[str,
     return {name: value for name, value in row.items() if name not in inside} | dict(flatten_fields(inside))
 
 
-def _list_squad_answers(value: Any) -> list[str] | None:
-    """Return the texts of answers with positions, each once; None if the value is something else."""
+def _list_answer_texts(value: Any) -> list[str] | None:
+    """Return the texts of answers with positions or aliases, each once; None if the value is something else."""
     if isinstance(value, dict) and {"text", "answer_start"} <= value.keys():
-        texts = value["text"]
-    elif isinstance(value, list) and value and all(isinstance(one, dict) and "text" in one for one in value):
-        texts = [one["text"] for one in value]
-    else:
-        return None
-    return list(dict.fromkeys(texts)) if isinstance(texts, list) and all(map(_is_text, texts)) else None
+        return _list_texts(value["text"])
+    if isinstance(value, dict) and isinstance(value.get("aliases"), list) and "value" in value:
+        return _list_texts([value["value"], *value["aliases"]])
+    if isinstance(value, list) and value and all(isinstance(one, dict) and "text" in one for one in value):
+        return _list_texts([one["text"] for one in value])
+    return None
 
 
-def _is_text(value: object) -> bool:
-    return isinstance(value, str)
+def _list_texts(values: Any) -> list[str] | None:
+    """Return the texts of a list, each once; None if it is no list, or has anything else."""
+    is_plain = isinstance(values, list) and all(isinstance(value, str) for value in values)
+    return [*dict.fromkeys(values)] if is_plain else None

@@ -390,7 +390,7 @@ def _show_value(value: object) -> str:
 
 def _may_be_secret(path: Sequence[str]) -> bool:
     """Whether a wrong value may be a misplaced key or password, which no message repeats."""
-    return path[:1] == ["models"] or path == ["telemetry", "mlflow"]
+    return path[:1] == ["models"]
 
 
 def _describe_parse_error(error: Exception) -> str:

@@ -375,29 +375,13 @@ class ModelsConfig(ConfigSection):
 
 
 class TelemetryConfig(ConfigSection):
-    """The content of spans, and logging of the run to MLflow."""
+    """The content of spans."""
 
     content: bool = changeable_field(
         False,
         description="Include prompts and replies in spans of model calls, and error messages in failed spans; "
         "keys are removed.",
     )
-    mlflow: str | None = changeable_field(
-        None,
-        min_length=1,
-        description="MLflow's tracking address; null: no logging to MLflow. Needs the extra `mlflow`.",
-    )
-    experiment: str = changeable_field("reflact", min_length=1, description="MLflow's experiment.")
-
-    @field_validator("mlflow")
-    @classmethod
-    def _no_password(cls, value: str | None) -> str | None:
-        if value is not None and "@" in urlsplit(value).netloc:
-            raise ValueError(
-                "an address is stored with the run, so it must not contain a name or password: MLflow reads them "
-                "from MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD"
-            )
-        return value
 
 
 class ExecutorConfig(ConfigSection):
@@ -406,12 +390,12 @@ class ExecutorConfig(ConfigSection):
     name: str = changeable_field(
         "local",
         pattern=OBJECT_NAME,
-        description="`local`: in the event loop; `processes`: in worker processes; `ray`: on a Ray cluster. `module:name` "
+        description="`local`: in the event loop; `ray`: in workers of Ray, on this machine or a cluster. `module:name` "
         "imports a function that opens an executor. Any other name is an entry point of the group `reflact.executors`.",
     )
     options: dict[str, JsonValue] = changeable_field({}, description="Arguments of that function.")
     workers: int | None = changeable_field(
-        None, ge=1, description="Maximum of workers; null: one for each processor of this machine."
+        None, ge=1, description="Maximum of workers (`ray`); null: one for each processor of this machine."
     )
     address: str | None = changeable_field(
         None,

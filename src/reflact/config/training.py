@@ -53,7 +53,11 @@ class EnvironmentConfig(ConfigSection):
         "section `critic` describes.",
     )
     tolerance: float = option(0.0, ge=0, description="Absolute tolerance of the `numeric` grader.")
-    relative_tolerance: float = option(1e-6, ge=0, description="Relative tolerance of the `numeric` grader.")
+    relative_tolerance: float | None = option(
+        None,
+        ge=0,
+        description="Relative tolerance of the `numeric` grader; null: whole numbers must be equal, others within 1e-06.",
+    )
     threshold: float = option(1.0, gt=0, le=1, description="Minimum F1 of a solved item with `token_f1`.")
     tables: Path | None = changeable_field(None, description="Folder of .csv tables for the `sql` grader.")
     description: str = option(
@@ -543,7 +547,7 @@ class TrainerConfig(ConfigSection):
     replay: ReplayConfig = Field(
         default_factory=ReplayConfig, description="Recorded responses instead of a live endpoint."
     )
-    telemetry: TelemetryConfig = Field(default_factory=TelemetryConfig, description="Spans, metrics, MLflow.")
+    telemetry: TelemetryConfig = Field(default_factory=TelemetryConfig, description="Spans and metrics.")
 
     @model_validator(mode="after")
     def _check_combinations(self) -> TrainerConfig:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Awaitable, Mapping, Sequence
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 from pydantic import JsonValue
 
-from reflact.config.fields import guess_column, is_labels
+from reflact.config.fields import is_labels, list_telling_columns
 from reflact.config.training import TrainerConfig
 from reflact.data import MAX_SHOWN_ROWS, TRAINING_SPLITS, DataSet, check_dataset, has_made_id, load_dataset
 from reflact.environments.graders import (
@@ -39,6 +40,11 @@ INPUT_VARIABLE = "{input}"
 
 LONG_ANSWER_WORDS = 6
 """The mean length above which references are graded by the overlap of words."""
+
+FORGIVEN = "Case, spaces, quotes around it and punctuation at its end do not count."
+
+CODE = re.compile(r"[+-]?0\d.*|\d+E\d+", re.IGNORECASE)
+"""A text that is read as a number and looks like a code, such as 00501 or 1E2."""
 
 GRADERS: Mapping[str, type[CheckedGrader[Any]]] = {
     grader.name: grader
@@ -70,11 +76,11 @@ class DatasetEnvironment:
         template: The message to the target. ``{input}`` is the item's input, and ``{NAME}`` the metadata of that name,
             if the item has it. Text is inserted as it is, any other value as indented JSON with sorted keys.
         name: The environment's name; part of its identity.
-        version: Raise it if ``grade`` is your own function and its scores change, so that older scores are
-            not reused.
+        version: Raise it if the scores of your own ``grade`` change although its code does not, for example with
+            a new version of a package, so that older scores are not reused.
 
     Raises:
-        ConfigError: The template has no ``{input}``, or the grader has no name.
+        ConfigError: The template has no ``{input}``.
         DataError: The grader cannot use a reference; names the item.
     """
 
@@ -166,6 +172,12 @@ def _check_references(grade: CheckedGrader[Any], data: DataSet) -> None:
         except DataError as caught:
             wrong.append((item, caught))
     if not wrong:
+        joined = _find_joined_labels(grade, [item.reference for split in Split for item in data.items(split)])
+        if joined is not None:
+            raise DataError(
+                f"{grade.name} takes the references {joined[0]!r} and {joined[1]!r} for one: set environment.grader: exact, "
+                "or write them alike if they mean the same"
+            )
         return
     places = {item_id: number for number, item_id in enumerate(data.rows)}
     wrong.sort(key=lambda each: places.get(each[0].id, 0))
@@ -179,6 +191,22 @@ def _check_references(grade: CheckedGrader[Any], data: DataSet) -> None:
     dots = ", ..." if len(wrong) > MAX_SHOWN_ROWS + 1 else ""
     more = f"; {len(wrong) - 1} more cannot be graded: {others}{dots}" if others else ""
     raise DataError(f"{where}{said}; the item's input begins with {begin!r}{more}")
+
+
+def _find_joined_labels(grade: CheckedGrader[Any], references: Sequence[JsonValue]) -> tuple[str, str] | None:
+    """Return two labels that a grader of texts takes for one, although only one of them is an item's right answer."""
+    texts = [text.strip() for text in _list_answers(references) if isinstance(text, str)]
+    if not isinstance(grade, NormalizedGrader | TokenF1Grader) or not is_labels(texts):
+        return None
+    for one, other in combinations(sorted(set(texts)), 2):
+        if grade(Item(id="-", input="-", reference=one), other).score.soft == 1:
+            return one, other
+    return None
+
+
+def _list_answers(references: Sequence[JsonValue]) -> list[JsonValue]:
+    answers = [one for ref in references for one in (ref if isinstance(ref, list) else [ref])]
+    return [one for one in answers if one is not None and one != ""]
 
 
 def _show(value: JsonValue) -> str:
@@ -196,7 +224,7 @@ def _require_references(dataset: DataSet, path: Path) -> None:
     listed = f"; the other columns are {', '.join(columns)}" if columns else ""
     raise DataError(
         f"{path}: no item has a reference, so no answer can be graded; name the column of right answers: "
-        f"data.fields.reference: {guess_column('reference', columns) or 'COLUMN'}{listed}"
+        f"data.fields.reference: {next(iter(list_telling_columns('reference', columns)), 'COLUMN')}{listed}"
     )
 
 
@@ -252,9 +280,9 @@ def build_grader(config: TrainerConfig) -> Grader:
 
 def guess_grader(references: Sequence[JsonValue]) -> tuple[str, str] | None:
     """Return the name of a grader that fits the references, and the reason; None if there are none."""
-    answers = [one for ref in references for one in (ref if isinstance(ref, list) else [ref])]
-    answers = [one for one in answers if one is not None]
+    answers = _list_answers(references)
     texts = [str(one) for one in answers]
+    numbers = [None if isinstance(one, bool) else parse_number(str(one)) for one in answers]
     if not answers:
         return None
     if all(isinstance(one, dict) for one in answers):
@@ -262,17 +290,12 @@ def guess_grader(references: Sequence[JsonValue]) -> tuple[str, str] | None:
             guess = "python", "The references are tests or expected outputs of programs."
         else:
             guess = "json_fields", "The references are objects: an answer needs their fields and values."
-    elif all(type(one) is not bool and parse_number(str(one)) is not None for one in answers):
-        guess = "numeric", "The references are numbers: an answer must be that number and nothing else."
+    elif None not in numbers:
+        guess = _choose_for_numbers(answers, numbers)
     elif all(text.lstrip().lower().startswith(("select ", "with ")) for text in texts):
         guess = "sql", "The references are queries: an answer must return the same rows."
     elif is_labels(texts):
-        words = (
-            f"The references are {len(set(texts))} labels: an answer must be the right one and nothing else"
-        )
-        guess = "normalized", f"{words}; case, spaces and punctuation at both ends do not count."
-        if all(map(_is_capitals, texts)):
-            guess = "exact", f"{words}, to the letter, because they are in capitals."
+        guess = _choose_for_labels(texts)
     elif sum(len(text.split()) for text in texts) > LONG_ANSWER_WORDS * len(texts):
         guess = "token_f1", "The references are long: the score is the overlap of words."
     elif all(_is_capitals(text) for text in texts):
@@ -281,11 +304,32 @@ def guess_grader(references: Sequence[JsonValue]) -> tuple[str, str] | None:
             "The letters of the references are capitals, as in codes, so an answer must be equal to the letter.",
         )
     else:
-        words = "The references are short texts: case, spaces and punctuation at both ends do not count."
-        guess = "normalized", f"{words} If they do, choose exact."
+        guess = "normalized", f"The references are short texts. {FORGIVEN} If that counts, choose exact."
     lists = " A list holds several right answers: one of them is enough."
     has_choice = guess[0] != "python" and any(isinstance(ref, list) for ref in references)
     return guess[0], guess[1] + (lists if has_choice else "")
+
+
+def _choose_for_labels(texts: Sequence[str]) -> tuple[str, str]:
+    words = f"The references are {len(set(texts))} labels: an answer must be the right one and nothing else"
+    if all(map(_is_capitals, texts)):
+        return "exact", f"{words}, to the letter, because they are in capitals."
+    if (joined := _find_joined_labels(NormalizedGrader(), texts)) is not None:
+        return "exact", f"{words}, to the letter, because {joined[0]} and {joined[1]} are nearly equal."
+    return "normalized", f"{words}. {FORGIVEN}"
+
+
+def _choose_for_numbers(answers: Sequence[JsonValue], numbers: Sequence[float | None]) -> tuple[str, str]:
+    """Return `exact` if a text is a code, or if two are the same number (3.1 and 3.10); else `numeric`."""
+    first: dict[float | None, str] = {}
+    for answer, number in zip(answers, numbers, strict=True):
+        plain = str(answer).strip().lstrip("+").replace(",", "")
+        is_other = first.setdefault(number, plain) != plain
+        if isinstance(answer, str) and (is_other or CODE.fullmatch(plain)):
+            words = f"References such as {plain} may be codes, so an answer must be equal to the letter."
+            return "exact", f"{words} If they are numbers, choose numeric."
+    rounding = "" if all(isinstance(number, int) for number in numbers) else ", up to rounding,"
+    return "numeric", f"The references are numbers: an answer must be that number{rounding} and nothing else."
 
 
 def _is_capitals(text: str) -> bool:

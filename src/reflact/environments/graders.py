@@ -9,23 +9,35 @@ An environment also accepts any function ``(item, answer)``, plain or async, tha
 
 from __future__ import annotations
 
+import ast
+import dis
 import inspect
 import json
+import linecache
+import logging
 import math
+import os
 import re
+import sysconfig
 import unicodedata
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from decimal import Decimal
+from enum import Enum
+from fractions import Fraction
 from functools import partial
+from pathlib import Path
+from types import CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, NoReturn, Self, TypeAlias, TypeVar
 
 from pydantic import Field, JsonValue
 
 from reflact.concurrency import INLINE_LIMIT, run_in_thread
 from reflact.config.training import EnvironmentConfig
-from reflact.errors import ConfigError, DataError, EnvironmentFailure
-from reflact.types import FrozenModel, Grade, Item, Score
+from reflact.errors import DataError, EnvironmentFailure, InterfaceError
+from reflact.jsonutil import build_object
+from reflact.types import FrozenModel, Grade, Item, Score, digest_json
 
 if TYPE_CHECKING:
     from regex import Pattern
@@ -40,17 +52,23 @@ MAX_NUMBER_CHARS = 10_000
 MAX_JSON_CHARS = 500_000
 """Maximum length of an answer in JSON, in characters."""
 
+ROUNDING = 1e-6
+"""The relative tolerance between two numbers of which one has decimals, if none is set."""
+
+EXACT_FLOATS = 2**53
+"""Whole numbers below this are exact as floats, so that 7.0 in a table is the whole number 7."""
+
 SHOWN_CHARS = 300
 """Maximum length of ``quote_json``, in characters."""
 
 
 def normalize(text: str) -> str:
-    r"""Return a text as the ``normalized`` grader compares it.
+    r"""Return a text as the ``normalized`` grader compares it; nothing that may tell two right answers apart is lost.
 
-    In this order: Unicode NFKC, case folding, NFKC; runs of white space become one space; white space and
-    punctuation (Unicode category P, and the backtick) are stripped at both ends. Exceptions are
-    ``% # @ & / \``, and a dash or a leading full stop next to a letter or a digit, because they carry
-    meaning (``-5``, ``.5``, ``5%``, ``C#``).
+    Unicode NFKC and case folding; runs of white space become one space. Superscripts, subscripts, fractions, circled and
+    mathematical letters stay what they are (``10²`` is not ``102``). From both ends go white space and pairs of quotes,
+    asterisks or backticks. So does a pair of brackets around one word, and ``. , ; : ! ?`` at the end, but not after a
+    number the ``!`` of a factorial. A text of such signs alone stays as it is.
     """
     return _strip_edges(_fold_text(text))
 
@@ -58,33 +76,34 @@ def normalize(text: str) -> str:
 def tokenize(text: str) -> tuple[str, ...]:
     """Return the words of a text, as the ``token_f1`` grader counts them.
 
-    The text is split at white space and each word is normalized. ``a``, ``an`` and ``the`` are left out,
-    unless the text has no other words.
+    The text is folded as in ``normalize`` and split at white space. Quotes, brackets and punctuation at both ends of a word
+    are left out, but not a leading full stop (``.5``). ``a``, ``an``, ``the``, dashes and words of nothing else are
+    left out too, unless the text has no other words.
     """
     return tuple(_iter_words(text))
 
 
 def _iter_words(text: str) -> Iterator[str]:
-    articles, others = [], False
+    skipped, others = [], False
     for match in _WORD.finditer(_fold_text(text)):
-        word = _strip_edges(match[0])
-        if word in {"a", "an", "the"}:
+        word = match[0].lstrip(_OPENERS).rstrip(_CLOSERS)
+        if word in _NO_WORDS:
             if not others:
-                articles.append(word)
-        elif word:
-            others = True
+                skipped.append(word or match[0])
+        else:
+            others = others or any(map(str.isalnum, word))
             yield word
     if not others:
-        for word in articles:  # unlike `yield from`, a loop lets other threads run
+        for word in skipped:  # unlike `yield from`, a loop lets other threads run
             yield word
 
 
 def _fold_text(text: str) -> str:
-    """Return a text in NFKC and case-folded, each run of white space as one space."""
+    """Return a text composed and case-folded, each run of white space as one space."""
     pieces: list[str] = []
     is_gap = False
     for part in _split_text(text):
-        folded = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", part).casefold())
+        folded = _compose(_compose(part).casefold())
         words = folded.split()
         if words and pieces and (is_gap or folded[0].isspace()):
             pieces.append(" ")
@@ -107,25 +126,53 @@ def _split_text(text: str) -> Iterator[str]:
     yield text[start:]
 
 
+def _compose(text: str) -> str:
+    """Return a text in NFKC, apart from characters whose form is a difference, such as superscripts."""
+    if unicodedata.is_normalized("NFKC", text):
+        return text
+    return unicodedata.normalize("NFC", "".join(map(_decompose, text)))
+
+
+def _decompose(char: str) -> str:
+    form = unicodedata.decomposition(char).partition(" ")[0]
+    return char if form in _TELLING_FORMS else unicodedata.normalize("NFKD", char)
+
+
 def _strip_edges(text: str) -> str:
     start, end = 0, len(text)
-    while start < end and _is_edge(text[start], text[start + 1 : min(start + 2, end)], keeps_point=True):
-        start += 1
-    while start < end and _is_edge(text[end - 1], text[max(start, end - 2) : end - 1], keeps_point=False):
-        end -= 1
-    return text[start:end]
+    while start < end:
+        first, last = text[start], text[end - 1]
+        if first.isspace():
+            start += 1
+        elif last.isspace() or _is_mark(last, text[max(start, end - 3) : end - 1]):
+            end -= 1
+        elif end - start > 1 and (
+            _QUOTES.get(first) == last
+            or (first + last in {"()", "[]"} and text[start + 1 : end - 1].isalnum())
+        ):
+            start += 1
+            end -= 1
+        else:
+            break
+    return text[start:end] or text.strip()
 
 
-def _is_edge(char: str, neighbour: str, *, keeps_point: bool) -> bool:
-    if char == "`" or char.isspace():
-        return True
-    category = unicodedata.category(char)
-    if not category.startswith("P") or char in "%#@&/\\":
-        return False
-    carries_meaning = category == "Pd" or (keeps_point and char == ".")
-    return not (carries_meaning and neighbour.isalnum())
+def _is_mark(char: str, before: str) -> bool:
+    """Whether a sign at the end of a text is punctuation; ``!`` after a number, a bracket or one letter is a factorial."""
+    is_factorial = char == "!" and re.search(r"[\d)]$|(^|\W)\w$", before) is not None
+    return char in _MARKS and not is_factorial
 
 
+_TELLING_FORMS = frozenset({"<super>", "<sub>", "<fraction>", "<circle>", "<font>"})
+"""Unicode's forms of letters and digits that mean something else than the plain ones."""
+
+_MARKS = ".,;:!?\u2026\u3002\u3001\u061f\u060c\u061b\u0964"
+_QUOTES = dict(
+    zip("\"'`*\u201c\u2018\u00ab\u201e\u201d\u300c", "\"'`*\u201d\u2019\u00bb\u201c\u201d\u300d", strict=True)
+)
+_OPENERS = "([{\u00bf\u00a1_" + "".join(_QUOTES)
+_CLOSERS = ")]}_" + _MARKS + "".join(_QUOTES.values())
+_NO_WORDS = frozenset({"", "a", "an", "the", "-", "\u2013", "\u2014"})
 _WORD = re.compile("[^ ]+")
 _SEPARATE = re.compile("[\x00-\x7f\u3400-\u4dbf\u4e00-\u9fff]")
 """ASCII and Chinese characters; none of them joins the character before it."""
@@ -137,22 +184,28 @@ _NUMBER = re.compile(
 )
 
 
-def parse_number(text: str) -> float | None:
-    """Return a text as a number; None if it is anything else.
+def parse_number(text: str) -> int | float | None:
+    """Return a text as a number, a whole one exactly; None if it is anything else.
 
     White space at both ends is ignored. A number is decimal digits with, each optional: a sign (``+``,
     ``-`` or the minus sign U+2212), commas between groups of three digits before the decimal point, a
-    decimal point, an exponent, and a per cent sign, which divides by 100 (``12.5%`` is 0.125). Never a
-    number: ``1,5``, ``1.234,5``, ``$5``, ``5 km``, ``1/2``, ``0x10``, NaN, infinity, what overflows, and a text
-    of more than ``MAX_NUMBER_CHARS``.
+    decimal point, an exponent, and a per cent sign, which divides by 100 (``12.5%`` is 0.125). It is whole if it has
+    neither of the last two, and only zeros after the point. Never a number: ``1,5``, ``1.234,5``, ``$5``, ``5 km``,
+    ``1/2``, ``0x10``, NaN, infinity, what overflows, and a text of more than ``MAX_NUMBER_CHARS``.
     """
     bare = text.strip()
     match = None if len(bare) > MAX_NUMBER_CHARS else _NUMBER.fullmatch(bare.replace("\u2212", "-"))
     if match is None:
         return None
+    sign = -1 if match["sign"] == "-" else 1
     digits = match["digits"].replace(",", "")
-    value = float(f"{match['sign'] or ''}{digits}{match['exponent'] or ''}")
-    return to_finite(value / 100 if match["percent"] else value)
+    value = to_finite(float(f"{digits}{match['exponent'] or ''}"))
+    whole, _, rest = digits.partition(".")
+    if value is None:
+        return None
+    if match["percent"]:
+        return sign * value / 100
+    return sign * (value if match["exponent"] or rest.strip("0") else int(whole.lstrip("0") or 0))
 
 
 def to_finite(value: float) -> float | None:
@@ -172,15 +225,8 @@ def parse_strict_json(text: str) -> Any:
         RecursionError: It is nested too deeply.
     """
     return json.loads(
-        text, object_pairs_hook=_build_object, parse_constant=_refuse_number, parse_float=_parse_finite
+        text, object_pairs_hook=build_object, parse_constant=_refuse_number, parse_float=_parse_finite
     )
-
-
-def _build_object(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    result = dict(pairs)
-    if len(result) < len(pairs):
-        raise ValueError("an object has a name twice")
-    return result
 
 
 def _parse_finite(text: str) -> float:
@@ -342,7 +388,8 @@ class NormalizedGrader(ReferenceGrader[str]):
     """
 
     name = "normalized"
-    meaning = "An answer is right if it equals the reference, apart from case, punctuation and spaces."
+    meaning = "An answer is right if it equals the reference, apart from case, spaces, quotes around it and punctuation at its end."
+    version = 2
 
     def list_right_answers(self, item: Item) -> tuple[str, ...]:
         """Return the references after ``normalize``."""
@@ -351,7 +398,7 @@ class NormalizedGrader(ReferenceGrader[str]):
     def _read(self, reference: JsonValue) -> str:
         text = normalize(_text(reference))
         if not text:
-            raise ValueError(f"nothing of the reference {quote_json(reference)} is left without punctuation")
+            raise ValueError(f"the reference {quote_json(reference)} is empty")
         return text
 
     def _match(self, expected: str, answer: str) -> tuple[float, str]:
@@ -370,6 +417,7 @@ class TokenF1Grader(ReferenceGrader[Counter[str]]):
         "The score of an answer is the F1 of its words and those of the reference, so missing and needless "
         "words both cost."
     )
+    version = 2
     threshold: float = Field(default=1.0, gt=0, le=1)
 
     @classmethod
@@ -401,14 +449,17 @@ class TokenF1Grader(ReferenceGrader[Counter[str]]):
 class NumericGrader(ReferenceGrader[float]):
     """The same number within ``tolerance`` or within ``relative_tolerance`` times the reference.
 
-    The answer must be a number and nothing else, in the form that ``parse_number`` accepts. Numbers are compared
-    as double-precision floats. References are numbers, or text in the same form.
+    The answer must be a number and nothing else, in the form that ``parse_number`` accepts. Without
+    ``relative_tolerance``, whole numbers are compared exactly, and others within ``ROUNDING``, as double-precision
+    floats. References are numbers, or text in the same form.
     """
 
     name = "numeric"
-    meaning = "An answer is right if its number equals the reference's, within a tolerance."
+    meaning = (
+        "An answer is right if its number equals the reference's; a small tolerance is for decimals only."
+    )
     tolerance: float = Field(default=0.0, ge=0)
-    relative_tolerance: float = Field(default=1e-6, ge=0)
+    relative_tolerance: float | None = Field(default=None, ge=0)
 
     @classmethod
     def from_config(cls, config: EnvironmentConfig) -> Self:
@@ -417,14 +468,16 @@ class NumericGrader(ReferenceGrader[float]):
 
     def list_right_answers(self, item: Item) -> tuple[str, ...]:
         """Return the references as decimal numbers."""
-        return tuple(repr(value).removesuffix(".0") for value in self._list_accepted(item))
+        return tuple(map(repr, self._list_accepted(item)))
 
     def _read(self, reference: JsonValue) -> float:
         value: float | None = None
         if isinstance(reference, str):
             value = parse_number(reference)
         elif isinstance(reference, int | float) and not isinstance(reference, bool):
-            value = to_finite(reference)
+            value = None if to_finite(reference) is None else reference
+            if isinstance(value, float) and value.is_integer() and abs(value) < EXACT_FLOATS:
+                value = int(value)
         if value is None:
             raise ValueError(f"the reference {quote_json(reference)} is not a finite number")
         return value
@@ -433,8 +486,11 @@ class NumericGrader(ReferenceGrader[float]):
         value = parse_number(answer)
         if value is None:
             return 0.0, "the answer must be a single number and nothing else"
+        relative = self.relative_tolerance
+        if relative is None:
+            relative = 0.0 if isinstance(value, int) and isinstance(expected, int) else ROUNDING
         off = abs(value - expected)
-        allowed = max(self.tolerance, self.relative_tolerance * abs(expected))
+        allowed = max(self.tolerance, relative * abs(expected))
         return float(off <= allowed), f"it is off by {off:g} and {allowed:g} is allowed"
 
 
@@ -514,28 +570,174 @@ def _list_wrong_fields(expected: dict[str, JsonValue], answer: Any) -> list[str]
     ]
 
 
-# --------------------------------------------------------------------------------------------- applying
+# --------------------------------------------------------------------------------------------- identity
+
+LOGGER = logging.getLogger("reflact")
+
+INSTALLED = (
+    "<frozen ",
+    str(Path(__file__).resolve().parents[1]) + os.sep,
+    *(sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")),
+)
+"""Beginnings of the file names of code that changes only with a version, so that its name is enough."""
+
+CHANGING = frozenset(
+    ["add", "append", "clear", "discard", "extend", "insert", "pop", "remove", "setdefault", "update"]
+)
+"""Methods that change a list, a mapping or a set."""
 
 
 def identify_grader(grade: Grader) -> JsonValue:
-    """Return a grader's own ``identity``, or a function's qualified name; ConfigError if it has neither."""
+    """Return a grader's own ``identity``, or the name and the code of a function."""
     identity: JsonValue = getattr(grade, "identity", None)
-    return {"grader": name_function(grade)} if identity is None else identity
+    return {"grader": identify_function(grade)} if identity is None else identity
 
 
-def name_function(function: Callable[..., object]) -> str:
-    """Return the qualified name by which a function is known in identities.
+def identify_function(function: Callable[..., Any]) -> str:
+    """Return a function's qualified name, and a digest of what it computes.
 
-    Raises:
-        ConfigError: It has none, such as a ``functools.partial``.
+    The digest covers the function's source without comments and layout, its defaults, and the values and functions that it
+    takes from around it. A ``partial``, a method and an object with ``__call__`` count with their parts. Not covered are
+    the code of installed packages, objects that are no plain data, and what the function changes itself, such as a cache.
+    A function without source counts by its byte code, which differs between Python versions.
     """
-    name = getattr(function, "__qualname__", None)
-    if name is None:
-        raise ConfigError(
-            f"{function!r:.100} has no name that identifies its scores: pass a function or a method, or give a "
-            "grader an `identity`"
+    inner: Any = function
+    while isinstance(inner, partial):
+        inner = inner.func
+    name = _name(inner if hasattr(inner, "__qualname__") else type(inner))
+    described = _describe(function, {})
+    if not isinstance(described, str):
+        return f"{name}#{digest_json(described)[:16]}"
+    if not name.startswith("reflact."):
+        LOGGER.warning("the code of %s is not read, so no run notices if what it computes changes", name)
+    return name
+
+
+Known = dict[int, tuple[int, Any]]
+"""The values that were described before, and the number of each, by their ids."""
+
+
+def _describe(value: Any, known: Known) -> JsonValue:  # noqa: PLR0911 - one for each kind of value
+    """Return a value as JSON, which is equal for equal values in every process; a known one by its number."""
+    if value is None or isinstance(value, bool | int | float | str | bytes | Enum | Decimal | Fraction):
+        return repr(value)
+    if id(value) in known:
+        return ["again", known[id(value)][0]]
+    known[id(value)] = len(known), value
+    if isinstance(value, set | frozenset):
+        return [*sorted(repr(_describe(part, {})) for part in value)]
+    if isinstance(value, FunctionType) and not value.__code__.co_filename.startswith(INSTALLED):
+        return _describe_function(value, known)
+    if (parts := _list_parts(value)) is not None:
+        return [type(value).__name__, *(_describe(part, known) for part in parts)]
+    if isinstance(value, ModuleType) or isinstance(getattr(value, "__qualname__", None), str):
+        return _name(value)
+    methods = _list_methods(type(value))
+    if not methods:
+        return _name(type(value))
+    stored, _ = _find_changes([method for name, method in methods.items() if name != "__init__"])
+    state = {name: part for name, part in getattr(value, "__dict__", {}).items() if name not in stored}
+    return _describe([type(value), state], known)
+
+
+def _list_parts(value: Any) -> Sequence[Any] | None:  # noqa: PLR0911 - one for each kind of value
+    """Return the values that a value consists of; None if it is not known to consist of others."""
+    if isinstance(value, list | tuple):
+        return value
+    if isinstance(value, dict):
+        return [part for pair in value.items() for part in pair]
+    if isinstance(value, re.Pattern):
+        return [value.pattern, value.flags]
+    if isinstance(value, CodeType):
+        return [value.co_code, value.co_names, value.co_consts]
+    if isinstance(value, partial):
+        return [value.func, value.args, value.keywords]
+    if isinstance(value, MethodType):
+        return [value.__func__, value.__self__]
+    if isinstance(value, type):
+        methods = _list_methods(value)
+        return [_name(value), methods] if methods else None
+    wrapped = inspect.getattr_static(value, "__wrapped__", None)
+    return None if wrapped is None else [wrapped]
+
+
+def _name(value: Any) -> str:
+    name = getattr(value, "__qualname__", None) or value.__name__
+    return f"{getattr(value, '__module__', None) or 'builtins'}.{name}"
+
+
+def _list_methods(kind: type) -> dict[str, FunctionType]:
+    """Return the methods of a class and its bases that are no part of an installed package."""
+    members = {name: member for base in reversed(kind.__mro__) for name, member in vars(base).items()}
+    plain = {n: getattr(m, "__func__", None) or getattr(m, "fget", None) or m for n, m in members.items()}
+    return {
+        name: method
+        for name, method in plain.items()
+        if isinstance(method, FunctionType) and not method.__code__.co_filename.startswith(INSTALLED)
+    }
+
+
+def _describe_function(function: FunctionType, known: Known) -> JsonValue:
+    names = {name for code in _iter_codes(function.__code__) for name in code.co_names}
+    around = {name: value for name, value in function.__globals__.items() if name in names}
+    cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
+    around |= {name: cell.cell_contents for name, cell in cells.items() if cell != CellType()}
+    around |= {f"default {number}": value for number, value in enumerate(function.__defaults__ or ())}
+    around |= {f"default {name}": value for name, value in (function.__kwdefaults__ or {}).items()}
+    stored, changes_items = _find_changes([function])
+    used = {
+        name: value
+        for name, value in sorted(around.items())
+        if name not in stored and not (changes_items and isinstance(value, list | dict | set))
+    }
+    return _describe([_read_source(function) or function.__code__, used], known)
+
+
+def _find_changes(functions: Sequence[FunctionType]) -> tuple[frozenset[str], bool]:
+    """Return the names outside of functions to which they assign, and whether they change items of something."""
+    codes = [code for function in functions for code in _iter_codes(function.__code__)]
+    steps = [step for code in codes for step in dis.get_instructions(code)]
+    stored = (s.argval for s in steps if s.opname in {"STORE_GLOBAL", "STORE_DEREF", "STORE_ATTR"})
+    changes_items = any(s.argval in CHANGING or s.opname in {"STORE_SUBSCR", "DELETE_SUBSCR"} for s in steps)
+    return frozenset(stored), changes_items
+
+
+def _iter_codes(code: CodeType) -> Iterator[CodeType]:
+    yield code
+    for value in code.co_consts:
+        if isinstance(value, CodeType):
+            yield from _iter_codes(value)
+
+
+def _read_source(function: FunctionType) -> str | None:
+    """Return the source of a function without comments and layout; None if it is not that of its code."""
+    code = function.__code__
+    linecache.checkcache(code.co_filename)
+    try:
+        tree = ast.parse("".join(linecache.getlines(code.co_filename, function.__globals__)))
+        codes = _iter_codes(compile(tree, code.co_filename, "exec", dont_inherit=True))
+    except (SyntaxError, ValueError):
+        return None
+    if code not in codes:  # the file was edited after it was imported
+        return None
+    starts = [(p[0], p[2]) for p in code.co_positions() if None not in p and (p[0], p[2]) != (p[1], p[3])]
+    found = [
+        node
+        for node in ast.walk(tree)
+        if (
+            isinstance(node, ast.Lambda)
+            and (node.body.lineno, node.body.col_offset) == min(starts, default=None)
         )
-    return f"{function.__module__}.{name}"
+        or (
+            isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+            and node.name == code.co_name
+            and min(part.lineno for part in (node, *node.decorator_list)) == code.co_firstlineno
+        )
+    ]
+    return ast.unparse(found[0]) if len(found) == 1 else None
+
+
+# --------------------------------------------------------------------------------------------- applying
 
 
 def list_right_answers(grade: Grader, item: Item) -> tuple[str, ...]:
@@ -554,8 +756,11 @@ async def apply_grader(grade: Grader, item: Item, answer: str) -> Grade:
 
     A ``ReferenceGrader`` grades long answers on another thread. Your own function is called on the event loop.
 
+    What it returns may also be a number of another library, such as numpy's, ``Decimal`` or ``Fraction``.
+
     Raises:
-        EnvironmentFailure: It did not return a ``GraderOutput``; names the item.
+        EnvironmentFailure: It returned NaN: the item could not be graded.
+        InterfaceError: It returned anything else; names the item.
     """
     outcome: Awaitable[GraderOutput] | GraderOutput
     if isinstance(grade, ReferenceGrader):
@@ -570,12 +775,24 @@ async def apply_grader(grade: Grader, item: Item, answer: str) -> Grade:
         return outcome
     if isinstance(outcome, Score):
         return Grade(score=outcome, answer=answer)
-    if isinstance(outcome, bool | int | float) and 0 <= outcome <= 1:
-        return Grade(score=Score.of(outcome), answer=answer)
-    raise EnvironmentFailure(
-        f"the grader returned {outcome!r:.100} for item {item.id!r}: "
-        "return a Grade, a Score, True or False, or a number in 0..1"
-    )
+    value = _read_number(outcome)
+    if value is not None and math.isnan(value):
+        problem = ValueError("NaN is no score")  # as a cause, it is reported while the run goes on
+        raise EnvironmentFailure(f"the grader returned NaN for item {item.id!r}") from problem
+    if value is None or not -ROUNDING <= value <= 1 + ROUNDING:
+        raise InterfaceError(
+            f"the grader returned {outcome!r:.100} for item {item.id!r}; let it return a Grade, a Score, True or False, or "
+            "a number from 0 to 1 (divide points of 100 by 100)"
+        )
+    return Grade(score=Score.of(min(max(value, 0.0), 1.0)), answer=answer)
+
+
+def _read_number(value: object) -> float | None:
+    """Return a number as a float, also one of numpy or ``Decimal``; None if it is none."""
+    try:
+        return float(value) if hasattr(value, "__float__") else None
+    except (ArithmeticError, TypeError, ValueError):
+        return None
 
 
 def _references(item: Item) -> list[JsonValue]:

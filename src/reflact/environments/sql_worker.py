@@ -199,7 +199,7 @@ def _read_word(value: SQLValue) -> str:
 
 
 def _is_same(one: SQLValue, other: SQLValue) -> bool:
-    if isinstance(one, int | float) and isinstance(other, int | float):
+    if isinstance(one, int | float) and isinstance(other, int | float) and float in {type(one), type(other)}:
         return math.isclose(one, other, rel_tol=RELATIVE_TOLERANCE, abs_tol=1e-9)
     return one == other
 

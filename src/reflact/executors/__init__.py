@@ -1,4 +1,4 @@
-"""Where an environment's ``run`` takes place: in the event loop, in worker processes, or on a Ray cluster."""
+"""Where an environment's ``run`` takes place: in the event loop, or in workers of Ray."""
 
 from __future__ import annotations
 

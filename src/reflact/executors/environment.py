@@ -150,16 +150,10 @@ async def open_executor(config: TrainerConfig) -> AsyncIterator[Executor]:
         ConfigError: The cluster cannot be reached, or the name is that of no executor.
     """
     settings = config.executor
-    workers = settings.workers or os.cpu_count() or 1
-    if settings.name == "processes":
-        from reflact.executors.processes import open_processes
-
-        async with open_processes(workers, select_variables(config)) as pool:
-            yield pool
-        return
     if settings.name == "ray":
         from reflact.executors.ray import open_ray
 
+        workers = settings.workers or os.cpu_count() or 1
         hidden = os.environ.keys() - select_variables(config).keys()
         async with open_ray(workers, address=settings.address, hidden=hidden) as pool:
             yield pool

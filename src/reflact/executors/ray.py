@@ -16,8 +16,10 @@ import anyio
 from reflact.errors import ConfigError, RunFailed, WorkerLost
 from reflact.executors.jobs import EnvironmentReference, ExecutorJob, ExecutorResult
 from reflact.executors.pool import WorkerPool
-from reflact.executors.processes import HURRY_SECONDS
 from reflact.executors.worker import CLOSE_SECONDS, JobRunner
+
+HURRY_SECONDS = 0.3
+"""How long the workers of a failed or cancelled run may take to end."""
 
 JOBS_OF_A_WORKER = 1000
 """The most jobs that a worker runs at a time."""

@@ -1,23 +1,16 @@
-"""The side of a worker: runs jobs in one event loop. ``python -m reflact.executors.worker`` is a worker process.
+"""The side of a worker: runs jobs in one event loop.
 
 Its sessions ask the trainer's gateway, and so it needs no key of a provider.
 """
 
 from __future__ import annotations
 
-import asyncio
-import os
-import signal
-import time
 from collections.abc import Awaitable, Callable, Mapping
-from threading import Thread
-from typing import BinaryIO
 
 import anyio
 import httpx
 from pydantic import JsonValue
 
-from reflact.concurrency import open_task_group
 from reflact.config.models import ModelConfig
 from reflact.config.training import TrainerConfig
 from reflact.errors import ConfigError, ProviderDown, RunFailed
@@ -35,18 +28,10 @@ from reflact.llm.middleware import find_managed
 from reflact.messages import AgentAnswer, CallId
 from reflact.protocols import CatchExits, ConnectedTarget, Environment, Session
 from reflact.stages.rollout import run_environment, start_session
-from reflact.types import FrozenModel, Skill, Turn
+from reflact.types import Skill, Turn
 
 CLOSE_SECONDS = 10.0
 """How long the environment of a worker may take to close."""
-
-
-class WorkerMessage(FrozenModel):
-    """A line to a worker process: first the environment, then jobs, and the keys of cancelled ones."""
-
-    environment: EnvironmentReference | None = None
-    job: dict[str, JsonValue] | None = None
-    cancelled: str | None = None
 
 
 class JobRunner:
@@ -186,56 +171,3 @@ class WorkerTarget:
         raise ConfigError(
             "an agent that brings its model runs in the trainer's process: set executor.name to local"
         )
-
-
-async def serve(lines: asyncio.Queue[bytes], results: BinaryIO) -> None:
-    """Run the jobs of the lines and write their results, until an empty line."""
-    runner: JobRunner | None = None
-    scopes: dict[str, anyio.CancelScope] = {}
-
-    async def run(runner: JobRunner, job: ExecutorJob) -> None:
-        with anyio.CancelScope() as scopes[job.key]:
-            result = await runner.run(job)
-            results.write(result.model_dump_json().encode("utf-8") + b"\n")
-            results.flush()
-        del scopes[job.key]
-
-    async with open_task_group() as group:
-        while line := await lines.get():
-            message = WorkerMessage.model_validate_json(line)
-            if message.environment is not None:
-                runner = JobRunner(message.environment)
-            elif message.job is not None and runner is not None:
-                group.start_soon(run, runner, runner.read_job(message.job))
-            elif message.cancelled in scopes:
-                scopes[message.cancelled].cancel()
-        group.cancel_scope.cancel()
-    if runner is not None:
-        await runner.close()
-
-
-def main() -> None:
-    """Serve the trainer on standard input and output until it closes them."""
-    requests, output = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
-    with open(os.devnull, "rb") as nothing:  # noqa: PTH123 - a number is needed
-        os.dup2(nothing.fileno(), 0)
-    os.dup2(2, 1)  # what the environment prints is no result
-
-    async def work() -> None:
-        lines, loop = asyncio.Queue[bytes](), asyncio.get_running_loop()
-
-        def read() -> None:
-            for line in requests:
-                loop.call_soon_threadsafe(lines.put_nowait, line)
-            loop.call_soon_threadsafe(lines.put_nowait, b"")
-            time.sleep(CLOSE_SECONDS)
-            os.killpg(0, signal.SIGKILL)  # the trainer has gone, and this process hangs
-
-        Thread(target=read, daemon=True).start()
-        await serve(lines, output)
-
-    asyncio.run(work())
-
-
-if __name__ == "__main__":
-    main()

@@ -125,9 +125,13 @@ BACKENDS: Spellings = {
     "claude_chat": ("claude", "anthropic"),
     "copilot_chat": ("copilot", "copilot_cli", "github_copilot"),
     "codex_exec": ("codex", "openai"),
+    "claude_code_exec": (),
 }
-SHARED_BACKENDS = {"openai_compatible", "claude_chat", "copilot_chat", "codex_exec"}
+SHARED_BACKENDS = {"openai_compatible", "claude_chat", "copilot_chat", "codex_exec", "claude_code_exec"}
 """Common backends that serve both roles; any other one serves the target alone."""
+
+AGENT_PROFILES = {"codex_exec": "codex", "claude_code_exec": "claude-code"}
+"""Backends that are command-line agents, and the profiles of ``target.kind: command`` for them."""
 
 NON_AZURE_MODES = {"openai_compatible", "compat", "openai"}
 TOKEN_AUTH_MODES = {"azure_cli", "managed_identity", "azure_ad", "aad"}
@@ -151,7 +155,7 @@ UNSUPPORTED_KEYS = {
         "a role has one effort and one cap: models.optimizer.reasoning_effort and .max_tokens"
     ),
     r"(codex|claude_code|cursor|copilot)_.*|sandbox|resolved_qwen_thinking_modes": (
-        "command-line agents are no backends of this configuration"
+        "command-line agents take their settings from the profile in target.options, if there is one for them"
     ),
     r".*azure_openai_(auth_mode|ad_scope|managed_identity_client_id)": (
         "keys come from an environment variable or, in Python, from an async function"
@@ -452,7 +456,9 @@ def _convert_roles(conversion: _Conversion) -> None:
             f"models.{role}.reasoning_effort", conversion.text("reasoning_effort"), "reasoning_effort"
         )
         backend = _find_backend(conversion, role)
-        if backend in {"openai_chat", "azure_openai"}:
+        if role == "target" and backend in AGENT_PROFILES:
+            _convert_agent(conversion, AGENT_PROFILES[backend])
+        elif backend in {"openai_chat", "azure_openai"}:
             _convert_azure(conversion, role)
         elif backend == "qwen_chat":
             _convert_qwen(conversion, role)
@@ -464,8 +470,10 @@ def _convert_roles(conversion: _Conversion) -> None:
                 f"Set models.{role}.base_url: SkillOpt read the address from an environment variable."
             )
         else:
+            if backend in AGENT_PROFILES:  # an agent as the optimizer
+                _convert_azure(conversion, role)
             conversion.remarks.append(
-                f"The backend of the {role} has no counterpart; set models.{role} to an endpoint."
+                f"The backend of the {role} has no counterpart; models.{role} must name an endpoint and its model."
             )
     for name, default in (("base_url", "https://api.openai.com/v1"), ("api", "openai")):
         if f"models.target.{name}" in conversion.settings:  # the optimizer would inherit it
@@ -483,6 +491,22 @@ def _find_backend(conversion: _Conversion, role: str) -> str:
     own = str(conversion.resolve(f"{role}_backend", BACKENDS) or "openai_chat")
     common = str(conversion.resolve("backend", BACKENDS) or "openai_chat")
     return common if own == "openai_chat" and (role == "target" or common in SHARED_BACKENDS) else own
+
+
+def _convert_agent(conversion: _Conversion, profile: str) -> None:
+    """Convert a target that is a command-line agent; Claude's models are at no Azure endpoint."""
+    options: dict[str, JsonValue] = {"profile": profile}
+    seconds = conversion.settings.pop("models.target.timeout", None)
+    if isinstance(seconds, int | float) and seconds > 0:
+        options["limits"] = {"seconds": seconds}
+    conversion.set("target.kind", "command", "target_backend")
+    conversion.set("target.options", options, "target_backend")
+    if profile == "codex":
+        _convert_azure(conversion, "target")
+    conversion.remarks.append(
+        "The agent asks its model through reflact: check that models.target names an endpoint of this model, and name "
+        "its project folder in target.options.workspace."
+    )
 
 
 def _convert_azure(conversion: _Conversion, role: str) -> None:

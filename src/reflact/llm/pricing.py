@@ -167,53 +167,22 @@ UNCAPPED_REPLY_TOKENS = 1000
 """Assumed most tokens of a reply without a cap."""
 
 
-class EstimateRange(FrozenModel):
-    """An unknown number."""
-
-    low: float = 0.0
-    expected: float = 0.0
-    high: float = 0.0
-
-    def __add__(self, other: EstimateRange) -> EstimateRange:
-        return EstimateRange(
-            low=self.low + other.low, expected=self.expected + other.expected, high=self.high + other.high
-        )
-
-    def __mul__(self, other: EstimateRange) -> EstimateRange:
-        return EstimateRange(
-            low=self.low * other.low, expected=self.expected * other.expected, high=self.high * other.high
-        )
-
-
-def exact_range(value: float) -> EstimateRange:
-    """Return the range of a known number."""
-    return EstimateRange(low=value, expected=value, high=value)
-
-
 class EstimateRow(FrozenModel):
-    """Calls of one role for one purpose; ``usd`` is None if no price is known."""
+    """Likely calls of one role for one purpose; ``usd`` is None if no price is known."""
 
     role: str
     purpose: str
-    calls: EstimateRange
-    input_tokens: EstimateRange
-    output_tokens: EstimateRange
-    usd: EstimateRange | None = None
+    calls: float
+    input_tokens: float
+    output_tokens: float
+    usd: float | None = None
 
     def with_price(self, price: Callable[[Usage], float | None]) -> EstimateRow:
         """Return the row with money; ``price`` gives the dollars of one call of mean length."""
-        bounds = dict.fromkeys(("low", "expected", "high"), 0.0)
-        for bound in bounds:
-            calls, given, written = (
-                getattr(amount, bound) for amount in (self.calls, self.input_tokens, self.output_tokens)
-            )
-            if calls:
-                mean_input, mean_output = math.ceil(given / calls), math.ceil(written / calls)
-                usd = price(Usage(calls=1, input_tokens=mean_input, output_tokens=mean_output))
-                if usd is None:
-                    return self
-                bounds[bound] = usd * calls
-        return self.model_copy(update={"usd": EstimateRange(**bounds)})
+        given = math.ceil(self.input_tokens / self.calls)
+        written = math.ceil(self.output_tokens / self.calls)
+        usd = price(Usage(calls=1, input_tokens=given, output_tokens=written))
+        return self if usd is None else self.model_copy(update={"usd": usd * self.calls})
 
 
 class CostEstimate(FrozenModel):
@@ -223,35 +192,7 @@ class CostEstimate(FrozenModel):
     assumptions: tuple[str, ...]
 
     @property
-    def calls(self) -> EstimateRange:
-        """All calls."""
-        return sum((row.calls for row in self.rows), EstimateRange())
-
-    def tokens(self, role: str | None = None) -> EstimateRange:
-        """All tokens, of one role or of all."""
-        rows = [row for row in self.rows if role is None or row.role == role]
-        return sum((row.input_tokens + row.output_tokens for row in rows), EstimateRange())
-
-    @property
-    def usd(self) -> EstimateRange | None:
-        """All money in dollars; None if a row with possible calls has no price."""
-        if any(row.usd is None and row.calls.high for row in self.rows):
-            return None
-        return sum((row.usd for row in self.rows if row.usd is not None), EstimateRange())
-
-
-def estimate_tokens(
-    size: float, *, cap: int | None, usage: Usage | None = None
-) -> tuple[EstimateRange, EstimateRange]:
-    """Return the input and output tokens of one call with texts of ``size`` bytes.
-
-    ``cap`` is the most tokens of its reply (None: no cap), and ``usage`` that of earlier calls of its kind.
-    """
-    most = cap or UNCAPPED_REPLY_TOKENS
-    given, written = size / BYTES_PER_TOKEN + MESSAGE_TOKENS, most / 4
-    if usage is not None:
-        given, written = usage.input_tokens / usage.calls, usage.output_tokens / usage.calls
-    return (
-        EstimateRange(expected=given, high=max(given, 4 * size + 40 * MESSAGE_TOKENS)),
-        EstimateRange(expected=written, high=max(written, most)),
-    )
+    def usd(self) -> float | None:
+        """All money in dollars; None if a row has no price."""
+        known = [row.usd for row in self.rows if row.usd is not None]
+        return math.fsum(known) if len(known) == len(self.rows) else None

@@ -1,4 +1,4 @@
-"""The memory of a critic: contrast pairs, cards, traces, and the store that keeps them."""
+"""The memory of a critic: contrast pairs, traces, and the store that keeps them."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING
 from reflact.lazy import load_exports
 
 if TYPE_CHECKING:
-    from reflact.memory.cards import create_card
+    from reflact.memory.cards import build_cards
     from reflact.memory.models import (
         Action,
-        CardQuery,
         ContrastPair,
         Evaluation,
         Label,
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Action",
-    "CardQuery",
     "ContrastPair",
     "Evaluation",
     "Label",
@@ -36,16 +34,15 @@ __all__ = [
     "ScoreEvent",
     "StateScore",
     "Transition",
-    "create_card",
+    "build_cards",
 ]
 
 __getattr__ = load_exports(
     __name__,
     {
-        "memory.cards": ("create_card",),
+        "memory.cards": ("build_cards",),
         "memory.models": (
             "Action",
-            "CardQuery",
             "ContrastPair",
             "Evaluation",
             "Label",

@@ -1,21 +1,18 @@
-"""Rules of memory cards: content, statuses, visibility, ranks, and the evidence that promotes them.
+"""Rules of stored pairs: cards, statuses, visibility, and the evidence that promotes them.
 
 All functions are pure. The store and the calibration share them.
 """
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from datetime import datetime
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import MappingProxyType
-from typing import Any, Final, Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 from pydantic import JsonValue
 
 from reflact.errors import DataError
-from reflact.jsonutil import iter_json_chunks
 from reflact.memory.models import (
     BatchTest,
     CardKind,
@@ -25,7 +22,6 @@ from reflact.memory.models import (
     MemoryCard,
     Origin,
     PromotionEvidence,
-    Provenance,
     Scope,
     Transition,
 )
@@ -43,19 +39,22 @@ NEXT_STATUSES: Final[Mapping[CardStatus, frozenset[CardStatus]]] = MappingProxyT
 """The statuses that may follow each status."""
 
 ACTIVE_STATUSES: Final[tuple[CardStatus, ...]] = ("candidate", "quarantined", "promoted")
-"""The statuses of cards that count against the bound of a store."""
+"""The statuses of pairs that count against the bound of a store."""
+
+MAX_INDEXED_CHARS = 5_000
+"""Characters of each text of a pair that are searched."""
 
 PAIR_KINDS: Final[tuple[CardKind, CardKind]] = ("critic_calibration", "failure_pattern")
 """The kinds of a pair's cards: of the right evaluation, and of the wrong one."""
-
-HALF_LIFE_DAYS = 30.0
-"""A card's recency halves after so many days without a change."""
 
 TOTAL_ALPHA = 0.025
 """The one-sided error probability that all tests on one held-out trace share."""
 
 MIN_TRACES = 20
 """The least number of held-out traces of a test."""
+
+MAX_PURPOSE_CHARS = 80
+"""The most characters of a purpose in a message."""
 
 MAX_ACCURACY_FALL = 0.02
 """A batch whose pairwise accuracy falls by more is not promoted, whatever its error."""
@@ -64,7 +63,7 @@ MAX_ACCURACY_FALL = 0.02
 class ScanFinding(FrozenModel):
     """The result of a scan: the rule that matched, and its verdict.
 
-    A unit that a finding quarantines needs review until somebody releases it.
+    A pair that a finding quarantines needs review until somebody releases it.
     """
 
     rule: str
@@ -72,17 +71,7 @@ class ScanFinding(FrozenModel):
 
 
 Scanner = Callable[[Iterable[str]], ScanFinding | None]
-"""Scans all texts of a unit and returns the most severe finding, or None."""
-
-
-class RankedUnit(NamedTuple):
-    """The inputs of a unit's rank; ``relevance`` is at least 0, on any scale."""
-
-    id: str
-    relevance: float
-    trust: float
-    utility: float
-    changed_at: datetime
+"""Scans all texts of a pair and returns the most severe finding, or None."""
 
 
 def check_status_change(
@@ -91,7 +80,7 @@ def check_status_change(
     """Check that a status may follow another; DataError otherwise. A promotion needs evidence of a passed test."""
     if after not in NEXT_STATUSES[before]:
         raise DataError(
-            f"a card that is {before} cannot become {after}; it can become {_join_names(NEXT_STATUSES[before])}"
+            f"a pair that is {before} cannot become {after}; it can become {_join_names(NEXT_STATUSES[before])}"
         )
     if after == "promoted" and (evidence is None or not evidence.passed_test):
         raise DataError("a promotion needs the evidence of a passed test; test the batch")
@@ -147,96 +136,42 @@ def find_inconsistency(evidence: PromotionEvidence, kind: Literal["promote", "de
 
 
 def is_visible_to(scope: Scope, asker: Scope) -> bool:
-    """Whether an asker may see a card: each field of its scope is empty or shares a value with the asker's."""
+    """Whether an asker may see a pair: each field of its scope is empty or shares a value with the asker's."""
     named = ((getattr(scope, name), getattr(asker, name)) for name in ("roles", "tools", "task_categories"))
     shared = all(not ours or not set(ours).isdisjoint(theirs) for ours, theirs in named)
     return shared and scope.user in {None, asker.user}
 
 
-def rank_units(units: Sequence[RankedUnit], now: datetime | None = None) -> list[str]:
-    """Return ids, best first; ties are in the order of ids.
-
-    A rank is 0.5 relevance (relative to the most relevant unit), 0.3 measured utility, 0.1 trust and 0.1
-    recency. Recency halves every 30 days before ``now``; without ``now`` it does not count.
-    """
-    highest = max((unit.relevance for unit in units), default=0.0)
-
-    def rank(one: RankedUnit) -> float:
-        relevance = one.relevance / highest if highest > 0 else 0.0
-        recency = 0.0
-        if now is not None:
-            days = max(0.0, (now - one.changed_at).total_seconds() / 86_400)
-            recency = 0.5 ** (days / HALF_LIFE_DAYS)
-        parts = (0.5 * relevance, 0.3 * one.utility, 0.1 * one.trust, 0.1 * recency)
-        return round(math.fsum(parts), 9)
-
-    return [one.id for one in sorted(units, key=lambda one: (-rank(one), one.id))]
-
-
-def create_card(
-    kind: CardKind,
-    content: str,
-    *,
-    pattern: str = "",
-    strategy: str = "",
-    scope: Scope | None = None,
-    trust: float = 0.5,
-    provenance: Provenance | None = None,
-    created_by: str = "",
-) -> MemoryCard:
-    """Return a candidate card without a pair; its id is a hash of its content."""
-    return _add_id(
-        kind=kind,
-        content=content,
-        pattern=pattern,
-        strategy=strategy,
-        scope=Scope() if scope is None else scope,
-        trust=trust,
-        provenance=Provenance() if provenance is None else provenance,
-        created_by=created_by,
+def build_cards(pair: ContrastPair) -> tuple[MemoryCard, MemoryCard]:
+    """Return a pair in words: its right evaluation, and its wrong one with the reason."""
+    sides = (pair.right, pair.right.reasoning), (pair.wrong, pair.reason)
+    right, wrong = (
+        MemoryCard(
+            kind=kind,
+            pair_id=pair.id,
+            mistake=pair.mistake,
+            content=_format_evaluation(evaluation),
+            strategy=strategy,
+        )
+        for kind, (evaluation, strategy) in zip(PAIR_KINDS, sides, strict=True)
     )
+    return right, wrong
 
 
-def _add_id(**fields: Any) -> MemoryCard:
-    card = MemoryCard(id="", **fields)
-    return card.model_copy(update={"id": content_id(card)})
+def build_search_text(pair: ContrastPair) -> str:
+    """Return the words by which a pair is found: purpose, transition, evaluations, mistake and reason.
 
-
-def content_id(card: MemoryCard) -> str:
-    """Return the id of a card, 64 hexadecimal digits: a hash of its kind, texts, scope and pair."""
-    names = {"kind", "content", "pattern", "strategy", "scope", "pair_id"}
-    return digest_json(card.model_dump(mode="json", include=names))
-
-
-def build_cards(pair: ContrastPair, *, created_by: str = "") -> tuple[MemoryCard, MemoryCard]:
-    """Return the cards of a pair: the right evaluation, and the wrong one with its reason.
-
-    Both contain the transition. Their trust is the agreement of the judges, or 0.5 without judges.
+    The first ``MAX_INDEXED_CHARS`` of each text count.
     """
     step = pair.transition
-    transition_text = (
-        f"Purpose: {pair.purpose}\nBefore: {_format_state(step.before)}\n"
-        f"Action: {step.action.name} {_format_state(step.action.arguments)}\nAfter: {_format_state(step.after)}"
+    states = (step.before, step.action.arguments, step.after)
+    texts = (
+        *(pair.purpose, step.action.name, pair.mistake, pair.reason),
+        *map(_format_evaluation, (pair.right, pair.wrong)),
+        *(text for state in states for text in iter_texts(state)),
     )
-
-    def build(kind: CardKind, title: str, evaluation: Evaluation, strategy: str) -> MemoryCard:
-        return _add_id(
-            kind=kind,
-            content=f"{transition_text}\n{title}: {_format_evaluation(evaluation)}",
-            pattern=pair.mistake,
-            strategy=strategy,
-            scope=pair.scope,
-            trust=0.5 if pair.agreement is None else pair.agreement,
-            pair_id=pair.id,
-            provenance=pair.provenance,
-            created_by=created_by,
-        )
-
-    right, wrong = PAIR_KINDS
-    return (
-        build(right, "Right evaluation", pair.right, pair.right.reasoning),
-        build(wrong, f"Wrong evaluation ({pair.mistake})", pair.wrong, pair.reason),
-    )
+    joined = "\n".join(text[:MAX_INDEXED_CHARS] for text in texts).replace("\0", " ")
+    return joined.encode("utf-8", "replace").decode()
 
 
 def compute_subject_hash(purpose: str, transition: Transition) -> str:
@@ -304,6 +239,17 @@ def count_tests(tests: Iterable[BatchTest], traces: Iterable[TraceIdentity]) -> 
     return sum(not fingerprints.isdisjoint(test.fingerprints) for test in tests)
 
 
+def describe_other_trace(trace_id: str, purpose: str, other_purpose: str) -> str:
+    """Return what is wrong if two traces have one id: they are runs of two agents, or two runs of one."""
+    other = (
+        "other steps" if purpose == other_purpose else f"the purpose {other_purpose[:MAX_PURPOSE_CHARS]!r}"
+    )
+    return (
+        f"trace {trace_id} has the purpose {purpose[:MAX_PURPOSE_CHARS]!r}, and another trace of this id has {other}; "
+        "give each trace an id of its own, such as one that begins with the agent's name"
+    )
+
+
 def hash_purpose(purpose: str) -> str:
     """Return the content hash of a trace without steps, 64 hexadecimal digits."""
     return digest_json([purpose])
@@ -341,18 +287,6 @@ def iter_texts(value: JsonValue) -> Iterator[str]:
 def _format_evaluation(evaluation: Evaluation) -> str:
     quoted = "".join(f"\nEvidence: {quote}" for quote in evaluation.evidence)
     return f"{evaluation.progress_before:g} -> {evaluation.progress_after:g}\nReasoning: {evaluation.reasoning}{quoted}"
-
-
-def _format_state(value: JsonValue) -> str:
-    if value is None:
-        return ""
-    if isinstance(value, str):
-        return value
-    return "".join(iter_json_chunks(value, write=_dump_json, signs=(", ", ": ")))
-
-
-def _dump_json(value: JsonValue) -> str:
-    return json.dumps(value, sort_keys=True, ensure_ascii=False)
 
 
 def _join_names(names: Iterable[str]) -> str:

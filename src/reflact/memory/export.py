@@ -14,23 +14,23 @@ from pydantic import Field, TypeAdapter, ValidationError
 from reflact.errors import DataError
 from reflact.memory import lifecycle, rows
 from reflact.memory import trace_store as traces
-from reflact.memory.cards import ACTIVE_STATUSES, ScanFinding, Scanner, build_cards, content_id
-from reflact.memory.models import ContrastPair, MemoryCard, Origin, StoredTrace
-from reflact.memory.rows import Unit
+from reflact.memory.cards import ACTIVE_STATUSES, ScanFinding, Scanner
+from reflact.memory.models import ContrastPair, Origin, StoredTrace
+from reflact.memory.rows import list_pair_texts
 from reflact.store.database import Database, Tables
 from reflact.types import FrozenModel
 
 PAGE_SIZE = 200
-"""Units that an export reads at a time."""
+"""Pairs that an export reads at a time."""
 
 
 class ImportResult(FrozenModel):
-    """The numbers of new entries; ``n_blocked`` counts new units that need review or were rejected."""
+    """The numbers of new entries; ``n_blocked`` counts new pairs that need review or were rejected."""
 
     n_traces: int = 0
     n_events: int = 0
     n_anchors: int = 0
-    n_units: int = 0
+    n_pairs: int = 0
     n_blocked: int = 0
 
 
@@ -56,35 +56,16 @@ class AnchorLine(FrozenModel):
     origins: tuple[Origin, ...]
 
 
-class UnitLine(FrozenModel):
-    """A unit: its cards, and its pair if it has one."""
+class PairLine(FrozenModel):
+    """A pair, and the steps that it came from."""
 
-    type: Literal["unit"] = "unit"
-    cards: tuple[MemoryCard, ...] = Field(min_length=1, max_length=2)
-    pair: ContrastPair | None = None
+    type: Literal["pair"] = "pair"
+    id: str
+    pair: ContrastPair
     origins: tuple[Origin, ...]
 
-    @property
-    def unit(self) -> Unit:
-        """The unit to submit, without statuses and measurements of the exporting store."""
-        unmeasured = {"status": "candidate", "reason": None, "trust": 0.5, "utility": 0.5}
-        cards = tuple(card.model_copy(update=unmeasured) for card in self.cards)
-        return Unit(cards[0].id if self.pair is None else self.pair.id, cards, self.pair)
 
-    @property
-    def is_consistent(self) -> bool:
-        """Whether the cards belong to the pair, or the id of the single card matches its content."""
-        first = self.cards[0]
-        if self.pair is None:
-            is_single = len(self.cards) == 1 and first.pair_id is None
-            return is_single and (first.version > 1 or first.id == content_id(first))
-        fixed = {"id", "kind", "scope", "pair_id", "provenance"}
-        actual = [card.model_dump(include=fixed) for card in self.cards]
-        expected = [card.model_dump(include=fixed) for card in build_cards(self.pair)]
-        return actual == expected and len({card.version for card in self.cards}) == 1
-
-
-ExportLine = HeaderLine | TraceLine | AnchorLine | UnitLine
+ExportLine = HeaderLine | TraceLine | AnchorLine | PairLine
 ScannedLine = tuple[ExportLine, ScanFinding | None]
 
 LINE_ADAPTER: TypeAdapter[ExportLine] = TypeAdapter(Annotated[ExportLine, Field(discriminator="type")])
@@ -99,11 +80,11 @@ async def read_lines(database: Database) -> AsyncIterator[ExportLine]:
             yield TraceLine(trace=trace)
     for anchor in await database.read(_read_anchor_lines):
         yield anchor
-    sql = f"SELECT id FROM memory_units WHERE status IN {ACTIVE_STATUSES} ORDER BY number"  # noqa: S608 - constant
-    ids = [unit_id for (unit_id,) in await database.fetch_rows(sql)]
+    sql = f"SELECT id FROM memory_pairs WHERE status IN {ACTIVE_STATUSES} ORDER BY number"  # noqa: S608 - constant
+    ids = [pair_id for (pair_id,) in await database.fetch_rows(sql)]
     for start in range(0, len(ids), PAGE_SIZE):
-        for unit in await database.read(partial(_read_unit_lines, ids=ids[start : start + PAGE_SIZE])):
-            yield unit
+        for line in await database.read(partial(_read_pair_lines, ids=ids[start : start + PAGE_SIZE])):
+            yield line
 
 
 def _read_anchor_lines(tables: Tables) -> list[AnchorLine]:
@@ -112,12 +93,12 @@ def _read_anchor_lines(tables: Tables) -> list[AnchorLine]:
     return [AnchorLine(pair=pair, origins=origins[pair.id]) for pair in pairs]
 
 
-def _read_unit_lines(tables: Tables, ids: list[str]) -> list[UnitLine]:
+def _read_pair_lines(tables: Tables, ids: list[str]) -> list[PairLine]:
     origins = rows.read_origins(tables, ids)
     return [
-        UnitLine(cards=rows.read_cards(tables, row), pair=row.parse_pair(), origins=origins[row.id])
-        for unit_id in ids
-        for row in rows.select_rows(tables, "id = ?", (unit_id,))
+        PairLine(id=row.id, pair=row.parse_pair(), origins=origins[row.id])
+        for pair_id in ids
+        for row in rows.select_rows(tables, "id = ?", (pair_id,))
     ]
 
 
@@ -136,11 +117,17 @@ def import_parsed(
                 )
             case AnchorLine():
                 counts["n_anchors"] += rows.add_anchor(tables, line.pair, line.origins)
-            case UnitLine():
-                submission = lifecycle.submit_unit(
-                    tables, line.unit, finding, line.origins, max_active=max_active, now=now
+            case PairLine():
+                submission = lifecycle.submit_pair(
+                    tables,
+                    line.pair,
+                    finding,
+                    line.origins,
+                    created_by="",
+                    max_active=max_active,
+                    now=now,
                 )
-                counts["n_units"] += submission.is_new
+                counts["n_pairs"] += submission.is_new
                 counts["n_blocked"] += submission.is_new and finding is not None
             case HeaderLine():
                 pass
@@ -148,7 +135,7 @@ def import_parsed(
 
 
 def parse_and_scan(lines: Iterable[str], scan: Scanner) -> list[ScannedLine]:
-    """Return the lines of an export, each unit with the finding of its scan; DataError names a wrong line."""
+    """Return the lines of an export, each pair with the finding of its scan; DataError names a wrong line."""
     parsed: list[ScannedLine] = []
     for number, text in enumerate(lines, 1):
         if not text.strip():
@@ -164,12 +151,9 @@ def parse_and_scan(lines: Iterable[str], scan: Scanner) -> list[ScannedLine]:
             raise DataError(f"line {number} is not part of an exported memory: {reason}") from None
         if isinstance(line, HeaderLine) != (not parsed):
             raise DataError(f"line {number}: the first line, and no other, must be the header")
-        if isinstance(line, UnitLine) and not line.is_consistent:
-            raise DataError(
-                f"line {number}: the cards of unit {line.unit.id} do not match its id, its pair or each other; "
-                "export it again"
-            )
-        parsed.append((line, scan(line.unit.all_texts) if isinstance(line, UnitLine) else None))
+        if isinstance(line, PairLine) and line.id != line.pair.id:
+            raise DataError(f"line {number}: pair {line.id} does not match its id; export it again")
+        parsed.append((line, scan(list_pair_texts(line.pair)) if isinstance(line, PairLine) else None))
     if not parsed:
         raise DataError("this is no exported memory: all lines are empty")
     return parsed

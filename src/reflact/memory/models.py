@@ -1,4 +1,4 @@
-"""The values of calibration: transitions and their evaluations, contrast pairs, and memory cards."""
+"""The values of calibration: transitions and their evaluations, and contrast pairs."""
 
 from __future__ import annotations
 
@@ -159,23 +159,16 @@ class StateScore(FrozenModel):
 
 # ----------------------------------------------------------------------------------------------- cards
 
-CardKind = Literal[
-    "purpose_contract",
-    "user_preference",
-    "skill_card",
-    "episodic_case",
-    "failure_pattern",
-    "critic_calibration",
-    "tool_policy",
-]
+CardKind = Literal["critic_calibration", "failure_pattern"]
+"""The kinds of a pair's cards: of the right evaluation, and of the wrong one."""
 
 CardStatus = Literal["candidate", "quarantined", "promoted", "rejected", "archived"]
 
 
 class Scope(FrozenModel):
-    """Who may see a card; an empty field means everyone.
+    """Who may see a pair; an empty field means everyone.
 
-    A query finds a card only if it names a value of each field that is not empty.
+    A critic sees a pair only if it names a value of each field that is not empty.
     """
 
     roles: tuple[str, ...] = ()
@@ -192,7 +185,7 @@ class Origin(FrozenModel):
 
 
 class Provenance(FrozenModel):
-    """The source of a card; ``prompt`` is a prompt's name and version, such as ``contrast@1``."""
+    """The source of a pair; ``prompt`` is a prompt's name and version, such as ``contrast@1``."""
 
     trace_id: str | None = None
     step: int | None = None
@@ -224,7 +217,7 @@ class ContrastPair(FrozenModel):
         mistake: One of ``MISTAKE_KINDS``, or a user's own.
         n_judgements: The number of blind comparisons.
         agreement: The share of comparisons that found the right one; None without comparisons.
-        scope: Who may see the pair's cards.
+        scope: Who may see the pair.
     """
 
     purpose: str
@@ -269,28 +262,16 @@ class ContrastPair(FrozenModel):
 
 
 class MemoryCard(FrozenModel):
-    """A unit of learned knowledge for prompts.
+    """One evaluation of a contrast pair in words; ``pair_id`` names the pair, which holds the transition.
 
-    The two cards of a contrast pair have its id as ``pair_id``. They are stored, scanned, promoted and
-    archived together. ``utility`` is measured by tests; it is 0.5 before the first.
+    ``strategy`` says why: the right evaluation's reasoning, or the reason why the other one is wrong.
     """
 
-    id: str
     kind: CardKind
-    status: CardStatus = "candidate"
+    pair_id: str
+    mistake: str
     content: str
-    pattern: str = ""
-    strategy: str = ""
-    scope: Scope = Scope()
-    trust: Share = 0.5
-    utility: Share = 0.5
-    version: int = 1
-    pair_id: str | None = None
-    provenance: Provenance = Provenance()
-    created_by: str = ""
-    reason: str | None = None
-    created_at: datetime | None = None
-    changed_at: datetime | None = None
+    strategy: str
 
 
 class PromotionEvidence(ShortReprModel):
@@ -332,13 +313,13 @@ class PromotionEvidence(ShortReprModel):
 
 
 class Submission(FrozenModel):
-    """The result of a submission; a unit that was stored already is not new and stays as it is.
+    """The result of a submission; a pair that was stored already is not new and stays as it is.
 
-    ``reason`` is the rule that quarantined or rejected the unit, or None. ``anchor``: an anchor has the same
+    ``reason`` is the rule that quarantined or rejected the pair, or None. ``anchor``: an anchor has the same
     transition. ``anchor_trace``: an anchor came from the same trace, whose steps show each other's states.
     """
 
-    unit_id: str
+    pair_id: str
     is_new: bool
     status: CardStatus
     reason: str | None = None
@@ -353,8 +334,6 @@ class StoredPair(FrozenModel):
     pair: ContrastPair
     status: CardStatus
     reason: str | None = None
-    version: int = 1
-    trust: Share = 0.5
     utility: Share = 0.5
     created_by: str = ""
     created_at: datetime
@@ -367,35 +346,13 @@ class StoredPair(FrozenModel):
         return self.status == "quarantined" and self.reason is not None
 
 
-class CardQuery(FrozenModel):
-    """A query for cards.
-
-    Args:
-        text: Words that count for relevance; any text is valid. Without words, all cards match.
-        kinds, statuses: Kinds and statuses of cards; empty for all.
-        scope: Who asks. A card is found only if this shares a value with each of its fields that is not empty.
-        all_scopes: Ignore scopes: for lists that people read, never for a prompt.
-        now: The time from which recency is counted; without it recency does not count.
-        limit: The largest number of results, 1 to 1000.
-    """
-
-    text: str = ""
-    kinds: tuple[CardKind, ...] = ()
-    statuses: tuple[CardStatus, ...] = ("promoted",)
-    scope: Scope = Scope()
-    all_scopes: bool = False
-    now: datetime | None = None
-    limit: int = Field(default=10, ge=1, le=1000)
-
-
 class StatusChange(FrozenModel):
-    """One entry of a unit's history; ``test_number`` names the test that caused it."""
+    """One entry of a pair's history; ``test_number`` names the test that caused it."""
 
     before: CardStatus | None
     after: CardStatus
     reason: str | None
     test_number: int | None = None
-    version: int = 1
     at: datetime
 
 
@@ -407,14 +364,14 @@ class BatchTest(FrozenModel):
         holdout_id: The name of the held-out set.
         n_earlier_tests: Tests that were opened before it on any of its traces.
         evidence: The result; None while the test runs.
-        kind: Whether the test promotes the batch, or measures promoted units again.
+        kind: Whether the test promotes the batch, or measures promoted pairs again.
         content_fingerprints, name_fingerprints: Of the traces, sorted; see ``compute_fingerprint``.
     """
 
     number: int
     holdout_id: str
     n_earlier_tests: int
-    unit_ids: tuple[str, ...]
+    pair_ids: tuple[str, ...]
     evidence: PromotionEvidence | None = None
     kind: Literal["promote", "demote"] = "promote"
     content_fingerprints: tuple[str, ...] = ()
@@ -428,7 +385,7 @@ class BatchTest(FrozenModel):
 
 
 class ForgetResult(FrozenModel):
-    """What ``forget`` removed; the ids of units are hashes and reveal no content.
+    """What ``forget`` removed; the ids of pairs are hashes and reveal no content.
 
     ``n_responses`` counts the removed responses to questions of calibrations. ``n_responses_left`` counts
     those that stay in the file and may quote the trace. ``remains_in_wal`` says that another process was
@@ -438,8 +395,7 @@ class ForgetResult(FrozenModel):
     trace_id: str
     trace_removed: bool
     n_events: int
-    unit_ids: tuple[str, ...]
-    n_cards: int
+    pair_ids: tuple[str, ...]
     n_anchors: int
     n_responses: int = 0
     n_responses_left: int = 0

@@ -1,7 +1,4 @@
-"""Rows of units, their cards, origins and anchors. A unit is a pair with its two cards, or a single card.
-
-Status, scope and provenance are stored once per unit, so the cards of a pair always agree.
-"""
+"""Rows of pairs, their origins, histories and anchors."""
 
 from __future__ import annotations
 
@@ -15,15 +12,12 @@ from pydantic_core import to_jsonable_python
 
 from reflact.errors import DataError
 from reflact.jsonutil import iter_json_chunks, parse_stored
-from reflact.memory.cards import RankedUnit, build_cards, iter_texts, rank_units
+from reflact.memory.cards import iter_texts
 from reflact.memory.models import (
     Action,
-    CardKind,
-    CardQuery,
     CardStatus,
     ContrastPair,
     Evaluation,
-    MemoryCard,
     Origin,
     Provenance,
     Scope,
@@ -31,10 +25,12 @@ from reflact.memory.models import (
     StoredPair,
     Transition,
 )
-from reflact.memory.search import compute_relevances
 from reflact.store.database import Tables
 
 Value = TypeVar("Value", bound=BaseModel)
+
+MIN_WORD_CHARS = 3
+"""The index holds all parts of three characters, so shorter words find nothing."""
 
 
 def format_time(at: datetime) -> str:
@@ -92,7 +88,7 @@ def decode_value(kind: type[Value], text: str, what: str) -> Value:
 # --------------------------------------------------------------------------------- origins and anchors
 
 FROM_TRACE = "id IN (SELECT owner FROM memory_origins WHERE trace_id = ?1)"
-"""Units or anchors that came from a trace."""
+"""Pairs or anchors that came from a trace."""
 
 
 def add_origins(tables: Tables, owner: str, origins: Iterable[Origin]) -> None:
@@ -102,7 +98,7 @@ def add_origins(tables: Tables, owner: str, origins: Iterable[Origin]) -> None:
 
 
 def read_origins(tables: Tables, owners: Sequence[str]) -> Mapping[str, tuple[Origin, ...]]:
-    """Return the origins of each unit or anchor, sorted by trace and step."""
+    """Return the origins of each pair or anchor, sorted by trace and step."""
     found: dict[str, list[Origin]] = {owner: [] for owner in owners}
     for owner, trace_id, step in tables.execute(
         "SELECT owner, trace_id, step FROM memory_origins "
@@ -113,32 +109,30 @@ def read_origins(tables: Tables, owners: Sequence[str]) -> Mapping[str, tuple[Or
     return {owner: tuple(origins) for owner, origins in found.items()}
 
 
-def find_exclusion(tables: Tables, pair: ContrastPair | None, unit_origins: Iterable[Origin]) -> str | None:
-    """Return why calibration must not learn from a unit, or None if it may; see ``Submission``."""
-    if pair is None:
-        return None
+def find_exclusion(tables: Tables, pair: ContrastPair, origins: Iterable[Origin]) -> str | None:
+    """Return why calibration must not learn from a pair, or None if it may; see ``Submission``."""
     subject = pair.hashes.subject
     if tables.execute("SELECT 1 FROM memory_anchors WHERE subject = ?", (subject,)).fetchone():
         return "anchor"
     sql = f"SELECT 1 FROM memory_anchors WHERE {FROM_TRACE}"  # noqa: S608 - constant
-    shared = any(tables.execute(sql, (origin.trace_id,)).fetchone() for origin in unit_origins)
+    shared = any(tables.execute(sql, (origin.trace_id,)).fetchone() for origin in origins)
     return "anchor_trace" if shared else None
 
 
-def add_anchor(tables: Tables, pair: ContrastPair, unit_origins: Sequence[Origin]) -> bool:
+def add_anchor(tables: Tables, pair: ContrastPair, origins: Sequence[Origin]) -> bool:
     """Store an anchor that came from these steps, and return whether it is new."""
     is_new = not tables.execute("SELECT 1 FROM memory_anchors WHERE id = ?", (pair.id,)).fetchone()
-    if not is_new and set(unit_origins) <= set(read_origins(tables, [pair.id])[pair.id]):
+    if not is_new and set(origins) <= set(read_origins(tables, [pair.id])[pair.id]):
         return False
     subject = pair.hashes.subject
-    learned = tables.execute("SELECT id FROM memory_units WHERE subject = ?", (subject,)).fetchone()
+    learned = tables.execute("SELECT id FROM memory_pairs WHERE subject = ?", (subject,)).fetchone()
     if learned:
         raise DataError(
             f"anchor {pair.id} has the transition of stored pair {learned[0]}; calibration never learns from "
             "anchors, so choose another one"
         )
-    sql = f"SELECT id FROM memory_units WHERE pair IS NOT NULL AND {FROM_TRACE} ORDER BY id"  # noqa: S608 - constant
-    for origin in unit_origins:
+    sql = f"SELECT id FROM memory_pairs WHERE {FROM_TRACE} ORDER BY id"  # noqa: S608 - constant
+    for origin in origins:
         learned = tables.execute(sql, (origin.trace_id,)).fetchone()
         if learned:
             raise DataError(
@@ -147,7 +141,7 @@ def add_anchor(tables: Tables, pair: ContrastPair, unit_origins: Sequence[Origin
             )
     record = {"id": pair.id, "subject": subject, "pair": encode_value(pair)}
     tables.table("memory_anchors").insert(record, ignore=True)
-    add_origins(tables, pair.id, unit_origins)
+    add_origins(tables, pair.id, origins)
     return is_new
 
 
@@ -157,13 +151,7 @@ def read_anchors(tables: Tables) -> tuple[ContrastPair, ...]:
     return tuple(decode_value(ContrastPair, pair, f"anchor {pair_id}") for pair_id, pair in found)
 
 
-# ----------------------------------------------------------------------------------------------- units
-
-PAIR_UNIT = "pair"
-"""The kind of a unit that is a pair; its cards have two kinds."""
-
-TEXT_FIELDS = ("content", "pattern", "strategy")
-"""The fields of a card that are stored with it; all others are stored with its unit."""
+# ----------------------------------------------------------------------------------------------- pairs
 
 PAIR_FIELD_NAMES = frozenset(
     name
@@ -173,65 +161,23 @@ PAIR_FIELD_NAMES = frozenset(
 """The field names of a pair, which are not scanned."""
 
 
-class UnitRow(NamedTuple):
-    """A stored unit; the fields are columns of ``memory_units``."""
+class PairRow(NamedTuple):
+    """A stored pair; the fields are columns of ``memory_pairs``."""
 
     number: int
     id: str
-    kind: str
     status: CardStatus
     reason: str | None
     failed_test: int
-    version: int
-    trust: float
     utility: float
     created_by: str
     created_at: str
     changed_at: str
-    scope: str
-    provenance: str
-    pair: str | None
+    pair: str
 
-    def parse_pair(self) -> ContrastPair | None:
-        """Return the pair; None if the unit is a card."""
-        return None if self.pair is None else decode_value(ContrastPair, self.pair, f"pair {self.id}")
-
-    def parse_scope(self) -> Scope:
-        """Return the scope."""
-        return decode_value(Scope, self.scope, f"scope of unit {self.id}")
-
-
-class Unit(NamedTuple):
-    """A unit before it is stored: a pair with its two cards, or a card without a pair."""
-
-    id: str
-    cards: tuple[MemoryCard, ...]
-    pair: ContrastPair | None
-
-    @classmethod
-    def from_pair(cls, pair: ContrastPair, created_by: str) -> Unit:
-        """Return the unit of a pair."""
-        return cls(require_pair_id(pair), build_cards(pair, created_by=created_by), pair)
-
-    @property
-    def kind(self) -> str:
-        """The kind by which the bound counts it."""
-        return self.cards[0].kind if self.pair is None else PAIR_UNIT
-
-    @property
-    def card_texts(self) -> tuple[str, ...]:
-        """The texts of its cards."""
-        texts = (getattr(card, name) for card in self.cards for name in TEXT_FIELDS)
-        return tuple(text for text in texts if text)
-
-    @property
-    def all_texts(self) -> tuple[str, ...]:
-        """All texts to scan, each once: those of its pair, and edited texts of its cards."""
-        if self.pair is None:
-            return (*self.card_texts, *iter_texts(self.cards[0].scope.model_dump(mode="json")))
-        derived = Unit.from_pair(self.pair, "").card_texts
-        edited = (text for text in self.card_texts if text not in derived)
-        return (*edited, *list_pair_texts(self.pair))
+    def parse_pair(self) -> ContrastPair:
+        """Return the pair."""
+        return decode_value(ContrastPair, self.pair, f"pair {self.id}")
 
 
 def list_pair_texts(pair: ContrastPair) -> tuple[str, ...]:
@@ -240,87 +186,56 @@ def list_pair_texts(pair: ContrastPair) -> tuple[str, ...]:
     return tuple(text for text in texts if text not in PAIR_FIELD_NAMES)
 
 
-def encode_texts(card: MemoryCard) -> str:
-    """Return the texts of a card as stored text."""
-    return "".join(iter_json_chunks({name: getattr(card, name) for name in TEXT_FIELDS}))
+def select_rows(tables: Tables, where: str, parameters: Sequence[Any] = ()) -> list[PairRow]:
+    """Return the pairs that meet an SQL condition; it must be a constant of this package."""
+    sql = f"SELECT {', '.join(PairRow._fields)} FROM memory_pairs WHERE {where}"  # noqa: S608 - constant
+    return [PairRow(*row) for row in tables.execute(sql, parameters).fetchall()]
 
 
-def select_rows(tables: Tables, where: str, parameters: Sequence[Any] = ()) -> list[UnitRow]:
-    """Return the units that meet an SQL condition; it must be a constant of this package."""
-    sql = f"SELECT {', '.join(UnitRow._fields)} FROM memory_units WHERE {where}"  # noqa: S608 - constant
-    return [UnitRow(*row) for row in tables.execute(sql, parameters).fetchall()]
-
-
-def read_units(tables: Tables, ids: Iterable[str]) -> list[UnitRow]:
-    """Return units by their ids; DataError if one is not stored."""
+def read_rows(tables: Tables, ids: Iterable[str]) -> list[PairRow]:
+    """Return pairs by their ids; DataError if one is not stored."""
     rows = []
-    for unit_id in ids:
-        row = select_rows(tables, "id = ?", (unit_id,))
+    for pair_id in ids:
+        row = select_rows(tables, "id = ?", (pair_id,))
         if not row:
-            raise DataError(f"the memory has no unit {unit_id}; list its cards with `reflact memory list`")
+            raise DataError(f"the memory has no pair {pair_id}; list its pairs with `reflact memory list`")
         rows.extend(row)
     return rows
 
 
-def _get_shared_fields(row: UnitRow) -> dict[str, Any]:
-    """Return the fields that a unit shares with its cards and its pair."""
-    names = ("status", "reason", "version", "trust", "utility", "created_by", "created_at", "changed_at")
-    return {name: getattr(row, name) for name in names}
-
-
-def build_stored_pairs(tables: Tables, rows: Sequence[UnitRow]) -> tuple[StoredPair, ...]:
-    """Return the pairs of units, with their statuses and origins."""
+def build_stored_pairs(tables: Tables, rows: Sequence[PairRow]) -> tuple[StoredPair, ...]:
+    """Return pairs with their statuses and origins."""
     origins = read_origins(tables, [row.id for row in rows])
-    pairs = ((row, row.parse_pair()) for row in rows)
-    return tuple(
-        StoredPair(pair=pair, origins=origins[row.id], **_get_shared_fields(row))
-        for row, pair in pairs
-        if pair is not None and pair.hashes  # computed here, on the reader's thread
+    names = ("status", "reason", "utility", "created_by", "created_at", "changed_at")
+    pairs = []
+    for row in rows:
+        pair = row.parse_pair()
+        assert pair.hashes  # computed here, on the reader's thread
+        fields: dict[str, Any] = {name: getattr(row, name) for name in names}
+        pairs.append(StoredPair(pair=pair, origins=origins[row.id], **fields))
+    return tuple(pairs)
+
+
+def find_pairs(
+    tables: Tables, words: str, statuses: Sequence[CardStatus], limit: int
+) -> tuple[StoredPair, ...]:
+    """Return the pairs that hold all words of at least three characters; see ``MemoryStore.find``."""
+    parts = [word for word in words.replace("\0", " ").split() if len(word) >= MIN_WORD_CHARS]
+    query = tables.quote_fts(" ".join(parts).encode("utf-8", "replace").decode()) if parts else ""
+    where = (
+        "(?1 = '[]' OR status IN (SELECT value FROM json_each(?1))) AND "
+        "(?2 = '' OR number IN (SELECT rowid FROM memory_pairs_fts WHERE memory_pairs_fts MATCH ?2)) "
+        "ORDER BY utility DESC, changed_at DESC, id LIMIT ?3"
     )
+    found = select_rows(tables, where, (json.dumps(list(statuses)), query, limit))
+    return build_stored_pairs(tables, found)
 
 
-def read_cards(tables: Tables, row: UnitRow, kinds: Sequence[CardKind] = ()) -> tuple[MemoryCard, ...]:
-    """Return the cards of a unit, in the order of their kinds."""
-    found = tables.execute(
-        "SELECT id, kind, text FROM memory_cards WHERE unit = ? ORDER BY kind, id", (row.number,)
-    ).fetchall()
-    fields: dict[str, Any] = {
-        "scope": row.parse_scope(),
-        "provenance": decode_value(Provenance, row.provenance, f"provenance of unit {row.id}"),
-        "pair_id": None if row.pair is None else row.id,
-        **_get_shared_fields(row),
-    }
-
-    def read(card_id: str, kind: CardKind, text: str) -> MemoryCard:
-        return parse_stored(
-            lambda stored: MemoryCard(id=card_id, kind=kind, **fields, **json.loads(stored)),
-            text,
-            f"card {card_id}",
-        )
-
-    return tuple(read(*card) for card in found if not kinds or card[1] in kinds)
-
-
-def find_units(tables: Tables, query: CardQuery) -> list[UnitRow]:
-    """Return the units that match a query, best first."""
-    relevance = dict(compute_relevances(tables, query))
-    found = tables.execute(
-        "SELECT number, id, trust, utility, changed_at FROM memory_units "
-        "WHERE number IN (SELECT value FROM json_each(?))",
-        (json.dumps(list(relevance)),),
-    )
-    ranked = [
-        RankedUnit(unit_id, relevance[number], trust, utility, datetime.fromisoformat(changed))
-        for number, unit_id, trust, utility, changed in found
-    ]
-    return read_units(tables, rank_units(ranked, query.now)[: query.limit])
-
-
-def read_history(tables: Tables, unit_id: str) -> tuple[StatusChange, ...]:
-    """Return the status changes of a unit in their order."""
-    (row,) = read_units(tables, [unit_id])
+def read_history(tables: Tables, pair_id: str) -> tuple[StatusChange, ...]:
+    """Return the status changes of a pair in their order."""
+    (row,) = read_rows(tables, [pair_id])
     names = tuple(StatusChange.model_fields)
-    sql = f"SELECT {', '.join(names)} FROM memory_history WHERE unit = ? ORDER BY sequence"  # noqa: S608 - constant
+    sql = f"SELECT {', '.join(names)} FROM memory_history WHERE pair = ? ORDER BY sequence"  # noqa: S608 - constant
     return tuple(
         StatusChange.model_validate(dict(zip(names, change, strict=True)))
         for change in tables.execute(sql, (row.number,))

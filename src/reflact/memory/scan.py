@@ -225,7 +225,7 @@ _ACCOUNT_NUMBER = re.compile(r"\b[A-Z]{2}\d{2}(?: ?[A-Z0-9]{4}){3,7}(?: ?[A-Z0-9
 
 
 def scan_texts(texts: Iterable[str]) -> ScanFinding | None:
-    """Return the most severe finding in a unit's texts, the first of equal ones, or None."""
+    """Return the most severe finding in a pair's texts, the first of equal ones, or None."""
     found: ScanFinding | None = None
     for text in dict.fromkeys(texts):
         for finding in _list_findings(text):
@@ -248,7 +248,7 @@ class CachingScanner:
         self._clean_hashes: set[bytes] = set()
 
     def __call__(self, texts: Iterable[str]) -> ScanFinding | None:
-        """Return the most severe finding in a unit's texts, the first of equal ones, or None."""
+        """Return the most severe finding in a pair's texts, the first of equal ones, or None."""
         hashed = {_hash_text(text): text for text in texts}
         found = self._scan([text for key, text in hashed.items() if key not in self._clean_hashes])
         if found is None:

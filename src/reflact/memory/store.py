@@ -1,4 +1,4 @@
-"""The memory of a critic: one SQLite file of cards, pairs, tests and traces."""
+"""The memory of a critic: one SQLite file of contrast pairs, tests and traces."""
 
 from __future__ import annotations
 
@@ -14,31 +14,27 @@ from typing import Literal, Self
 import anyio.to_thread
 
 from reflact.concurrency import run_in_thread
-from reflact.errors import DataError
 from reflact.memory import batch_tests, export, lifecycle, rows
-from reflact.memory.cards import ScanFinding, Scanner, TraceIdentity, content_id, is_visible_to
+from reflact.memory.cards import ScanFinding, Scanner, TraceIdentity, is_visible_to
 from reflact.memory.export import ImportResult
 from reflact.memory.models import (
     BatchTest,
-    CardQuery,
     CardStatus,
     ContrastPair,
     ForgetResult,
-    MemoryCard,
     PromotionEvidence,
     Scope,
     StatusChange,
     StoredPair,
     Submission,
 )
-from reflact.memory.rows import Unit
 from reflact.memory.scan import CachingScanner
 from reflact.memory.trace_store import SQLiteTraceStore
 from reflact.store.database import LOCK_TIMEOUT_SECONDS, Database, Tables
 from reflact.store.schema import SCHEMA
 
-MAX_ACTIVE_CARDS = 2_000
-"""The default bound on active cards of each kind."""
+MAX_ACTIVE_PAIRS = 2_000
+"""The default bound on active pairs."""
 
 
 def utc_now() -> datetime:
@@ -47,16 +43,15 @@ def utc_now() -> datetime:
 
 
 class MemoryStore(SQLiteTraceStore):
-    """Memory cards and traces in a SQLite file, opened and closed by ``async with``, once.
+    """Contrast pairs and traces in a SQLite file, opened and closed by ``async with``, once.
 
     The file may be that of a run, and several processes may share it. The next read of each process sees what
-    another has promoted. A *unit* is stored, scanned, promoted and archived as one: a contrast pair with its
-    two cards, named by the pair's id, or a card without a pair, named by its own id.
+    another has promoted.
 
     Args:
         path: The file. It and its folder are created if they are missing.
-        max_active_cards: The bound on candidate, quarantined and promoted cards of each kind. Beyond it the
-            weakest are archived.
+        max_active_pairs: The bound on candidate, quarantined and promoted pairs. Beyond it the weakest are
+            archived.
         scan: Scans every text before it is stored; None: the rules of docs/memory.md.
         clock: Returns the time of a change, with its time zone.
         lock_timeout: Seconds to wait for another process's lock.
@@ -72,7 +67,7 @@ class MemoryStore(SQLiteTraceStore):
         self,
         path: Path | str,
         *,
-        max_active_cards: int = MAX_ACTIVE_CARDS,
+        max_active_pairs: int = MAX_ACTIVE_PAIRS,
         scan: Scanner | None = None,
         clock: Callable[[], datetime] = utc_now,
         lock_timeout: float = LOCK_TIMEOUT_SECONDS,
@@ -80,7 +75,7 @@ class MemoryStore(SQLiteTraceStore):
     ) -> None:
         super().__init__(Database(Path(path), SCHEMA, lock_timeout=lock_timeout, read_only=read_only))
         self._scan = CachingScanner() if scan is None else scan
-        self._max_active_cards = max_active_cards
+        self._max_active_pairs = max_active_pairs
         self._clock = clock
         self._promoted_cache = PromotedPairCache()
 
@@ -96,72 +91,44 @@ class MemoryStore(SQLiteTraceStore):
     # --------------------------------------------------------------------------------------- submissions
 
     async def submit(self, pair: ContrastPair, *, created_by: str = "") -> Submission:
-        """Scan a pair and store it with its two cards; it is on disk when this returns.
+        """Scan a pair and store it; it is on disk when this returns.
 
         A pair that is already stored stays as it is. The store only adds the step that this copy names.
         """
 
-        def build_and_scan() -> tuple[Unit, ScanFinding | None]:
-            return Unit.from_pair(pair, created_by), self._scan(rows.list_pair_texts(pair))
+        def scan() -> ScanFinding | None:
+            rows.require_pair_id(pair)
+            return self._scan(rows.list_pair_texts(pair))
 
-        return await self._submit(*await run_in_thread(build_and_scan, *pair.transition.payloads))
-
-    async def submit_card(self, card: MemoryCard) -> Submission:
-        """Scan and store a card without a pair, as ``create_card`` returns it.
-
-        Raises:
-            DataError: The card is no candidate, belongs to a pair, or its id does not match its content.
-        """
-        if card.pair_id is not None:
-            raise DataError(f"card {card.id} belongs to pair {card.pair_id}; submit the pair")
-        if card.status != "candidate":
-            raise DataError(f"card {card.id} is submitted as {card.status}; submit it as a candidate")
-        if card.id != content_id(card) or card.version != 1:
-            raise DataError(f"card {card.id}: its id does not match its content; use create_card")
-        unit = Unit(card.id, (card,), None)
-        texts = unit.all_texts
-        return await self._submit(unit, await run_in_thread(partial(self._scan, texts), *texts))
-
-    async def _submit(self, unit: Unit, finding: ScanFinding | None) -> Submission:
-        origins, bound = unit.cards[0].provenance.as_origins, self._max_active_cards
+        finding = await run_in_thread(scan, *pair.transition.payloads)
         return await self._database.write(
-            lambda tables: lifecycle.submit_unit(
-                tables, unit, finding, origins, max_active=bound, now=self._clock()
+            lambda tables: lifecycle.submit_pair(
+                tables,
+                pair,
+                finding,
+                pair.provenance.as_origins,
+                created_by=created_by,
+                max_active=self._max_active_pairs,
+                now=self._clock(),
             )
-        )
-
-    async def edit(
-        self,
-        card_id: str,
-        *,
-        content: str | None = None,
-        pattern: str | None = None,
-        strategy: str | None = None,
-    ) -> Submission:
-        """Change texts of a card. Its unit is scanned again, quarantined, and gets the next version.
-
-        Raises:
-            DataError: There is no such card, or its unit is neither quarantined nor promoted.
-        """
-        fields = {"content": content, "pattern": pattern, "strategy": strategy}
-        texts = {name: text for name, text in fields.items() if text is not None}
-        return await self._database.write(
-            lambda tables: lifecycle.edit_card(tables, card_id, texts, self._scan, now=self._clock())
         )
 
     # ----------------------------------------------------------------------------------------- reading
 
-    async def find(self, query: CardQuery) -> tuple[MemoryCard, ...]:
-        """Return the cards that match a query, best first; equal stores and queries give equal orders.
+    async def find(
+        self, words: str = "", *, statuses: Sequence[CardStatus] = (), limit: int = 50
+    ) -> tuple[StoredPair, ...]:
+        """Return pairs for people to read: the highest measured utility first, then the latest change.
 
-        The relevance is that of the unit, so the cards of a pair stay together.
+        Args:
+            words: A pair must hold all words of at least three characters, also as parts of others; any text is
+                valid.
+            statuses: Only pairs with one of these statuses; empty for all.
+            limit: The largest number of pairs.
         """
-
-        def find(tables: Tables) -> list[MemoryCard]:
-            units = rows.find_units(tables, query)
-            return [card for row in units for card in rows.read_cards(tables, row, query.kinds)]
-
-        return tuple((await self._database.read(find))[: query.limit])
+        return await self._database.read(
+            partial(rows.find_pairs, words=words, statuses=statuses, limit=limit)
+        )
 
     async def promoted_pairs(self, scope: Scope) -> tuple[ContrastPair, ...]:
         """Return all promoted pairs that a scope may see, in the order of their ids.
@@ -170,22 +137,10 @@ class MemoryStore(SQLiteTraceStore):
         """
         return await self._database.read(lambda tables: self._promoted_cache.get_visible(tables, scope))
 
-    async def cards(self, unit_id: str) -> tuple[MemoryCard, ...]:
-        """Return the cards of a unit; none if the unit is not stored."""
-
-        def read(tables: Tables) -> tuple[MemoryCard, ...]:
-            units = rows.select_rows(tables, "id = ?", (unit_id,))
-            return rows.read_cards(tables, units[0]) if units else ()
-
-        return await self._database.read(read)
-
-    async def find_unit_ids(self, name: str) -> tuple[str, ...]:
-        """Return up to ten ids of units whose id, or a card's id, starts with a text, sorted."""
-        sql = (
-            "SELECT id FROM memory_units WHERE substr(id, 1, length(?1)) = ?1 OR number IN "
-            "(SELECT unit FROM memory_cards WHERE substr(id, 1, length(?1)) = ?1) ORDER BY id LIMIT 10"
-        )
-        return tuple(unit_id for (unit_id,) in await self._database.fetch_rows(sql, (name,)))
+    async def find_pair_ids(self, name: str) -> tuple[str, ...]:
+        """Return up to ten ids of pairs that start with a text, sorted."""
+        sql = "SELECT id FROM memory_pairs WHERE substr(id, 1, length(?1)) = ?1 ORDER BY id LIMIT 10"
+        return tuple(pair_id for (pair_id,) in await self._database.fetch_rows(sql, (name,)))
 
     async def pairs(
         self, pair_ids: Sequence[str] | None = None, *, status: CardStatus | None = None
@@ -193,26 +148,26 @@ class MemoryStore(SQLiteTraceStore):
         """Return stored pairs in the order of their ids: all, or those of ``pair_ids`` and ``status``."""
         chosen = None if pair_ids is None else json.dumps(list(pair_ids))
         where = (
-            "pair IS NOT NULL AND (?1 IS NULL OR status = ?1) "
+            "(?1 IS NULL OR status = ?1) "
             "AND (?2 IS NULL OR id IN (SELECT value FROM json_each(?2))) ORDER BY id"
         )
         return await self._database.read(
             lambda tables: rows.build_stored_pairs(tables, rows.select_rows(tables, where, (status, chosen)))
         )
 
-    async def history(self, unit_id: str) -> tuple[StatusChange, ...]:
-        """Return all status changes of a unit in their order.
+    async def history(self, pair_id: str) -> tuple[StatusChange, ...]:
+        """Return all status changes of a pair in their order.
 
         Raises:
-            DataError: There is no such unit.
+            DataError: There is no such pair.
         """
-        return await self._database.read(partial(rows.read_history, unit_id=unit_id))
+        return await self._database.read(partial(rows.read_history, pair_id=pair_id))
 
     # ------------------------------------------------------------------------------------ status changes
 
     async def open_test(
         self,
-        unit_ids: Sequence[str],
+        pair_ids: Sequence[str],
         *,
         holdout_id: str,
         traces: Collection[TraceIdentity],
@@ -224,16 +179,16 @@ class MemoryStore(SQLiteTraceStore):
         against the error probability of its traces.
 
         Args:
-            unit_ids: The batch.
+            pair_ids: The batch.
             holdout_id: The name of the held-out set.
             traces: The held-out traces. Tests are counted by their content and their names.
-            kind: Whether the test promotes the batch, or measures promoted units again.
+            kind: Whether the test promotes the batch, or measures promoted pairs again.
 
         Raises:
-            DataError: A unit has the wrong status or needs review, or comes from one of the traces. Or the
+            DataError: A pair has the wrong status or needs review, or comes from one of the traces. Or the
                 batch or the traces are empty.
         """
-        batch, holdout = tuple(unit_ids), frozenset(traces)
+        batch, holdout = tuple(pair_ids), frozenset(traces)
         return await self._database.write(
             lambda tables: batch_tests.open_test(
                 tables, batch, holdout_id=holdout_id, traces=holdout, kind=kind, now=self._clock()
@@ -241,10 +196,10 @@ class MemoryStore(SQLiteTraceStore):
         )
 
     async def close_test(self, number: int, evidence: PromotionEvidence) -> None:
-        """Store the result of a test and change the units in one transaction.
+        """Store the result of a test and change the pairs in one transaction.
 
         If the test passed, a ``promote`` test promotes its batch and a ``demote`` test changes nothing. If a
-        ``demote`` test failed, its units go back to quarantine and need review. Units that changed since the
+        ``demote`` test failed, its pairs go back to quarantine and need review. Pairs that changed since the
         test was opened keep their status.
 
         Raises:
@@ -258,36 +213,34 @@ class MemoryStore(SQLiteTraceStore):
         """Return all tests in their order."""
         return await self._database.read(batch_tests.read_tests)
 
-    async def reject(self, unit_ids: Sequence[str], *, reason: str) -> None:
-        """Reject quarantined units, all or none."""
-        await self._change_status(unit_ids, "rejected", reason)
+    async def reject(self, pair_ids: Sequence[str], *, reason: str) -> None:
+        """Reject quarantined pairs, all or none."""
+        await self._change_status(pair_ids, "rejected", reason)
 
-    async def archive(self, unit_ids: Sequence[str], *, reason: str) -> None:
-        """Archive units, all or none."""
-        await self._change_status(unit_ids, "archived", reason)
+    async def archive(self, pair_ids: Sequence[str], *, reason: str) -> None:
+        """Archive pairs, all or none."""
+        await self._change_status(pair_ids, "archived", reason)
 
-    async def _change_status(self, unit_ids: Sequence[str], after: CardStatus, reason: str) -> None:
+    async def _change_status(self, pair_ids: Sequence[str], after: CardStatus, reason: str) -> None:
         def change(tables: Tables) -> None:
-            for row in rows.read_units(tables, unit_ids):
+            for row in rows.read_rows(tables, pair_ids):
                 lifecycle.change_status(tables, row, after, now=self._clock(), reason=reason)
 
         await self._database.write(change)
 
-    async def release(self, unit_id: str, *, reason: str) -> None:
-        """Allow tests of a unit that needed review.
+    async def release(self, pair_id: str, *, reason: str) -> None:
+        """Allow tests of a pair that needed review.
 
         Raises:
-            DataError: The unit does not need review.
+            DataError: The pair does not need review.
         """
         await self._database.write(
-            lambda tables: lifecycle.release_unit(tables, unit_id, reason=reason, now=self._clock())
+            lambda tables: lifecycle.release_pair(tables, pair_id, reason=reason, now=self._clock())
         )
 
     async def remaining_capacity(self) -> int:
         """Return how many pairs can be added before the bound archives one that has not failed a test."""
-        return await self._database.read(
-            lambda tables: lifecycle.count_free(tables, rows.PAIR_UNIT, self._max_active_cards)
-        )
+        return await self._database.read(lambda tables: lifecycle.count_free(tables, self._max_active_pairs))
 
     # ----------------------------------------------------------------- anchors, forgetting, export, import
 
@@ -308,9 +261,9 @@ class MemoryStore(SQLiteTraceStore):
         return await self._database.read(rows.read_anchors)
 
     async def forget(self, trace_id: str, *, calls: bool = False) -> ForgetResult:
-        """Remove a trace and everything that came from it: events, units, cards, history and anchors.
+        """Remove a trace and everything that came from it: events, pairs, history and anchors.
 
-        A unit that also came from another trace is removed too. Pairs of other traces are removed if they
+        A pair that also came from another trace is removed too. Pairs of other traces are removed if they
         use the purpose of this trace, and no other stored trace has that purpose. The evidence of tests
         stays, because tests must be counted; it contains only hashes and numbers.
 
@@ -330,7 +283,7 @@ class MemoryStore(SQLiteTraceStore):
     async def export_lines(self) -> AsyncIterator[str]:
         """Yield the memory as lines of ASCII JSON without line breaks; equal memories give equal lines.
 
-        Tests, histories, and rejected or archived units are not exported. Concurrent writes may be missing
+        Tests, histories, and rejected or archived pairs are not exported. Concurrent writes may be missing
         or included.
         """
         async for line in export.read_lines(self._database):
@@ -339,14 +292,14 @@ class MemoryStore(SQLiteTraceStore):
     async def import_lines(self, lines: Iterable[str]) -> ImportResult:
         """Import the lines of ``export_lines``, all or none; a second import changes nothing.
 
-        Each new unit is scanned and quarantined, whatever its status was. Units that are stored already only
+        Each new pair is scanned and quarantined, whatever its status was. Pairs that are stored already only
         get the new origins. Pairs that share a transition or a trace with an anchor are left out.
 
         Raises:
             DataError: A line is not part of an export, or an id does not match its content; names the line.
         """
         parsed = await anyio.to_thread.run_sync(export.parse_and_scan, lines, self._scan)
-        bound = self._max_active_cards
+        bound = self._max_active_pairs
         return await self._database.write(
             lambda tables: export.import_parsed(tables, parsed, max_active=bound, now=self._clock())
         )
@@ -354,7 +307,7 @@ class MemoryStore(SQLiteTraceStore):
 
 PROMOTED_IDS_QUERY = """
 SELECT coalesce(group_concat(id, ' '), '') FROM
-(SELECT id FROM memory_units WHERE status = 'promoted' ORDER BY id)
+(SELECT id FROM memory_pairs WHERE status = 'promoted' ORDER BY id)
 """
 """All ids in one text, which SQLite builds without the interpreter's lock."""
 
@@ -368,7 +321,7 @@ class PromotedPairCache:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._ids_text = ""
-        self._pairs: dict[str, ContrastPair | None] = {}
+        self._pairs: dict[str, ContrastPair] = {}
         self._last_result: tuple[Scope, tuple[ContrastPair, ...]] | None = None
 
     def get_visible(self, tables: Tables, scope: Scope) -> tuple[ContrastPair, ...]:
@@ -377,12 +330,12 @@ class PromotedPairCache:
             (ids_text,) = tables.execute(PROMOTED_IDS_QUERY).fetchone()
             if ids_text != self._ids_text:
                 ids = ids_text.split()
-                new = json.dumps([unit_id for unit_id in ids if unit_id not in self._pairs])
+                new = json.dumps([pair_id for pair_id in ids if pair_id not in self._pairs])
                 for row in rows.select_rows(tables, "id IN (SELECT value FROM json_each(?))", (new,)):
                     self._pairs[row.id] = row.parse_pair()
-                self._pairs = {unit_id: self._pairs[unit_id] for unit_id in ids}
+                self._pairs = {pair_id: self._pairs[pair_id] for pair_id in ids}
                 self._ids_text, self._last_result = ids_text, None
             if self._last_result is None or self._last_result[0] != scope:
-                pairs = (pair for pair in self._pairs.values() if pair is not None)
+                pairs = self._pairs.values()
                 self._last_result = scope, tuple(pair for pair in pairs if is_visible_to(pair.scope, scope))
             return self._last_result[1]

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 
 from reflact.errors import DataError
-from reflact.memory.cards import extend_content_hash, hash_purpose
+from reflact.memory.cards import describe_other_trace, extend_content_hash, hash_purpose
 from reflact.memory.models import (
     Label,
     ScoreEvent,
@@ -21,7 +22,7 @@ from reflact.types import canonical_json
 SUMMARIES_QUERY = """
 SELECT traces.id, purpose,
     (
-        SELECT count(DISTINCT owner) FROM memory_origins JOIN memory_units ON memory_units.id = owner
+        SELECT count(DISTINCT owner) FROM memory_origins JOIN memory_pairs ON memory_pairs.id = owner
         WHERE memory_origins.trace_id = traces.id AND pair IS NOT NULL
     ),
     count(step),
@@ -35,7 +36,7 @@ TESTABLE_QUERY = """
 SELECT rowid, id, purpose, content_hash, EXISTS (
     SELECT 1 FROM traces AS copy
     JOIN memory_origins ON memory_origins.trace_id = copy.id
-    JOIN memory_units ON memory_units.id = owner
+    JOIN memory_pairs ON memory_pairs.id = owner
     WHERE copy.content_hash = traces.content_hash AND pair IS NOT NULL
 )
 FROM traces WHERE n_labelled > 0 AND (?1 IS NULL OR rowid < ?1) ORDER BY rowid DESC LIMIT ?2
@@ -106,6 +107,10 @@ class SQLiteTraceStore:
             trace for (trace,) in await self._database.fetch_rows("SELECT id FROM traces ORDER BY id")
         )
 
+    async def content_hashes(self) -> Mapping[str, str]:
+        """Return the hash of each trace's content, by its id."""
+        return dict(await self._database.fetch_rows("SELECT id, content_hash FROM traces"))
+
     async def testable_traces(self, *, before: int | None, limit: int) -> tuple[TestableTrace, ...]:
         """Return traces with steps that a program or a person labelled, newest first.
 
@@ -133,7 +138,7 @@ class SQLiteTraceStore:
         )
 
     async def find_trace_ids(self, name: str) -> tuple[str, ...]:
-        """Return up to ten ids of traces, stored or named by units, that start with a text; an equal one first."""
+        """Return up to ten ids of traces, stored or named by pairs, that start with a text; an equal one first."""
         return tuple(trace for (trace,) in await self._database.fetch_rows(MATCHING_IDS_QUERY, (name,)))
 
     # -------------------------------------------------------------------------------------- calibrations
@@ -172,7 +177,7 @@ def open_trace(tables: Tables, trace_id: str, purpose: str) -> None:
             {"id": trace_id, "purpose": canonical_json(purpose), "content_hash": hash_purpose(purpose)}
         )
     elif known[0] != canonical_json(purpose):
-        raise DataError(f"trace {trace_id} is stored with another purpose; give each trace a unique id")
+        raise DataError(describe_other_trace(trace_id, purpose, json.loads(known[0])))
 
 
 def append_event(tables: Tables, trace_id: str, event: ScoreEvent) -> bool:

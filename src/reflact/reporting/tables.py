@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,7 +21,7 @@ from rich.table import Table
 from rich.text import Text
 
 from reflact.jsonutil import list_field_differences
-from reflact.llm.pricing import CostEstimate, EstimateRange
+from reflact.llm.pricing import CostEstimate
 from reflact.records import (
     CodeFailure,
     ComparisonCategory,
@@ -389,28 +390,23 @@ def build_cost_table(costs: Sequence[StageCost]) -> Table:
 
 
 def build_estimate_table(estimate: CostEstimate) -> Table:
-    """Return a table of the least, likely and most calls, with tokens and, if priced, US dollars."""
+    """Return a table of the likely calls and tokens and, if priced, US dollars."""
     priced = any(row.usd is not None for row in estimate.rows)
-    table = Table("role", "calls for", box=box.SIMPLE_HEAD, pad_edge=False, padding=0)
-    headings = ["calls\nat least", "calls\nlikely", "calls\nat most", "tokens\nlikely", "tokens\nat most"]
-    for heading in [*headings, *(["$\nlikely", "$\nat most"] if priced else [])]:
+    table = Table("role", "calls for", box=box.SIMPLE_HEAD, pad_edge=False)
+    for heading in ("calls", "tokens", *(("dollars",) if priced else ())):
         table.add_column(heading, justify="right", no_wrap=True)
 
-    def format_dollars(usd: float) -> str:
-        return f"{usd:.3f}" if usd < 99.9995 else format_count(round(usd))
-
-    def add_row(
-        role: str, purpose: str, calls: EstimateRange, tokens: EstimateRange, usd: EstimateRange | None
-    ) -> None:
-        counts = (calls.low, calls.expected, calls.high, tokens.expected, tokens.high)
-        prices = ("-", "-") if usd is None else (format_dollars(usd.expected), format_dollars(usd.high))
-        cells = (*(format_count(round(n)) for n in counts), *(prices if priced else ()))
-        table.add_row(role, purpose.replace("_", " "), *cells)
+    def add_row(role: str, purpose: str, calls: float, tokens: float, usd: float | None) -> None:
+        price = "-" if usd is None else format_usd(usd)
+        counts = (format_count(round(calls)), format_count(round(tokens)))
+        table.add_row(role, purpose.replace("_", " "), *counts, *((price,) if priced else ()))
 
     for row in estimate.rows:
         add_row(row.role, row.purpose, row.calls, row.input_tokens + row.output_tokens, row.usd)
+    calls = math.fsum(row.calls for row in estimate.rows)
+    tokens = math.fsum(row.input_tokens + row.output_tokens for row in estimate.rows)
     table.add_section()
-    add_row("all", "", estimate.calls, estimate.tokens(), estimate.usd)
+    add_row("all", "", calls, tokens, estimate.usd)
     return table
 
 

@@ -155,6 +155,8 @@ def count_new_rollouts(
     gate = 0 if verdict.candidate is None else verdict.candidate.n
     if verdict.ranked is not None:
         gate = sum(result.n for result in verdict.ranked.passes)
+    elif any(candidate in {record.candidate_hash, record.skill_before} for record in earlier):
+        gate = 0
     shared = sum(entry.n for entry in race if entry.skill_hash == candidate)
     trained = len({rollout.item_id for rollout in rollouts} - known)
     return trained + sum(entry.n for entry in race) + max(0, gate - shared)

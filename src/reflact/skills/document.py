@@ -105,6 +105,15 @@ def editable_text(text: str) -> str:
     return "".join(text[start:end] for start, end in _open_spans(text, hidden))
 
 
+def remove_markers(text: str) -> str:
+    """Return a document as plain Markdown: without the markers of guidance, notes and examples, and empty ones."""
+    for region in reversed(find_regions(text)):
+        if region.name in TAIL_ORDER:
+            inside = _read_region(text, region).replace("\n", detect_newline(text))
+            text = text[: region.start] + inside + text[region.end :] if inside else _cut_region(text, region)
+    return text
+
+
 def join_files(main: str, others: Sequence[tuple[str, str]]) -> str:
     """Return the document that joins a text and further files, each with its path.
 
@@ -348,10 +357,15 @@ def _try_examples(text: str, content: str) -> tuple[str, str | None]:
     if not content.strip() and region is None:
         return text, "the document has no examples"
     if not content.strip() and region is not None:
-        edited = text[: region.start].rstrip("\r\n") + text[region.end :]
-        return edited.lstrip("\r\n") if not text[: region.start].strip() else edited, None
+        return _cut_region(text, region), None
     edited = _write_region(text, "examples", content.strip("\r\n")).text
     return (text, UNCHANGED_REASON) if edited == text else (edited, None)
+
+
+def _cut_region(text: str, region: Region) -> str:
+    """Return a text without a region and the line breaks before it."""
+    head = text[: region.start].rstrip("\r\n")
+    return head + text[region.end :] if head.strip() else text[region.end :].lstrip("\r\n")
 
 
 def _splice(text: str, op: EditKind, target: str, content: str, protected: Sequence[Region]) -> _Splice | str:

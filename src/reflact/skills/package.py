@@ -39,12 +39,18 @@ MAX_FILES = 1000
 MAX_FOLDER_BYTES = 64 * 1024 * 1024
 """Bounds on the files of a folder; more is no skill but, for example, a whole repository."""
 
+CACHES = {"__pycache__", "node_modules", "venv", "Thumbs.db", "desktop.ini"}
+"""Names of files and folders that programs make beside a skill; an export leaves them behind, like hidden ones."""
+
 FRONT_MATTER_KEYS = {"name", "description", "license", "compatibility", "metadata", "allowed-tools"}
 
 _NAME = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 _FILE_NAME = re.compile(r"(?:\w[\w.-]*/)*\w[\w.-]*\.md", re.ASCII)
 _TAG = re.compile(r"</?[A-Za-z][^<>]*>")
 _FRONT_MATTER = re.compile(r"(\ufeff?---[ \t]*\r?\n)(.*?)(---[ \t]*)", re.DOTALL)
+_LATE_FRONT_MATTER = re.compile(
+    r"\ufeff?(?>(?:\s|<!--.*?-->|#[^\n]*\n)+)---[ \t]*\r?\n\s*(?:name|description)[ \t]*:", re.DOTALL
+)
 _REFUSED_CATEGORIES = {"Cc", "Cf", "Cs", "Zl", "Zp"}
 _JOINERS = "\u200c\u200d"
 
@@ -58,11 +64,15 @@ class PackageFile(FrozenModel):
 
 
 class SkillPackage(FrozenModel):
-    """A package that can be written: its checked name and description, its files and what to improve."""
+    """A package that can be written: its checked name and description, its files, and what to improve.
+
+    ``left_out`` are the files and folders beside the skill that no package has: hidden ones, caches and links.
+    """
 
     name: str
     description: str
     files: tuple[PackageFile, ...]
+    left_out: tuple[str, ...] = ()
     hints: tuple[str, ...] = ()
 
 
@@ -86,21 +96,24 @@ def load_skill(path: Path, files: Sequence[str] = ()) -> Skill:
         _check_files(files)
         if not (path / MAIN_FILE).exists() and (best := path / "best_skill.md").is_file():
             raise SkillError(f"{path} is the folder of a run and not of a skill; name its document: {best}")
+        _read_folder(path)  # says why the folder cannot be exported
         main = _read_text(_resolve_inside(path, MAIN_FILE))
         check_document(main)
         text = join_files(main, [(name, _read_text(_resolve_inside(path, name))) for name in files])
     check_document(text)
+    if path.is_dir() or path.name == MAIN_FILE:
+        _check_front_matter(path, text)
     return Skill(text=text)
 
 
 def build_package(
     skill: Skill,
     *,
-    name: str,
-    description: str | None,
+    name: str | None = None,
+    description: str | None = None,
+    defaults: tuple[str, str] = ("", ""),
     source: Path | None = None,
     files: Sequence[str] = (),
-    is_renamed: bool = False,
 ) -> SkillPackage:
     """Return the package of a skill document.
 
@@ -109,29 +122,40 @@ def build_package(
 
     Args:
         skill: The document.
-        name: The package's name, if the front matter has none or ``is_renamed``.
-        description: Replaces the description of the front matter; None: keep it.
+        name: Replaces the name of the front matter; None: keep it.
+        description: Replaces its description. Both together also replace front matter that cannot be read.
+        defaults: The name and the description if neither the front matter nor the caller has them.
         source: A folder whose other files belong to the skill.
         files: The further files that the document joins.
-        is_renamed: Whether ``name`` replaces the name in the front matter.
 
     Raises:
         SkillError: A name, a description or the front matter breaks the rules, or ``source`` cannot be read.
     """
-    known = read_front_matter(skill.text)
-    name = name if is_renamed else str(known.get("name", name))
-    description = str(known.get("description", "")) if description is None else " ".join(description.split())
-    check_name(name)
-    check_description(description)
     _check_files(files)
     text, further = split_files(skill.text) if files else (skill.text, ())
     if [path for path, _ in further] != [*files]:
         raise SkillError("the document does not join the files that skill_files names")
+    hints = list[str]()
+    try:
+        known = read_front_matter(text)
+    except SkillError as error:
+        if name is None or description is None:
+            raise SkillError(
+                f"{error}, or export it with --name and --description, which replace it"
+            ) from None
+        known, text = {}, text[_front_matter_end(text) :].lstrip("\r\n")
+        hints = ["the front matter cannot be read, so only the new name and description are in it"]
+    name = str(known.get("name", defaults[0])) if name is None else name
+    description = (
+        str(known.get("description", defaults[1])) if description is None else " ".join(description.split())
+    )
+    check_name(name)
+    check_description(description)
     for key, value in (("description", description), ("name", name)):
         if known.get(key) != value:
             text = _set_front_matter(text, key, value)
     trained = {MAIN_FILE: text, **dict(further)}
-    others = () if source is None else tuple(_list_files(source))
+    others, left_out = ([], []) if source is None else _read_folder(source)
     modes = {file.path: file.is_executable for file in others}
     return SkillPackage(
         name=name,
@@ -143,7 +167,8 @@ def build_package(
             ),
             *(file for file in others if file.path not in trained),
         ),
-        hints=tuple(_list_hints(text)),
+        left_out=tuple(left_out),
+        hints=(*hints, *_list_hints(text)),
     )
 
 
@@ -196,12 +221,14 @@ def read_front_matter(text: str) -> dict[str, object]:
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         mark = getattr(error, "problem_mark", None)
         where = "" if mark is None else f" in line {mark.line + 2}"
-        raise SkillError(f"the front matter of the skill is not valid YAML{where}; correct it") from None
+        raise SkillError(
+            f"the front matter of the skill is not valid YAML{where}; put the value between quotes"
+        ) from None
     if not isinstance(values, dict):
         raise SkillError("the front matter of the skill is no mapping of keys to values; correct it")
     for key in ("name", "description"):
         if key in values and not isinstance(values[key], str):
-            raise SkillError(f"{key} in the front matter of the skill is not text; quote it")
+            raise SkillError(f"{key} in the front matter of the skill is no text; put it between quotes")
     return values
 
 
@@ -236,31 +263,50 @@ def _check_files(files: Sequence[str]) -> None:
             )
 
 
-def _list_files(folder: Path) -> Iterator[PackageFile]:
+def _check_front_matter(path: Path, text: str) -> None:
+    try:
+        if _LATE_FRONT_MATTER.match(text) is not None:
+            raise SkillError("agents find front matter only in line 1; remove what stands before it")
+        read_front_matter(text)
+    except SkillError as error:
+        raise SkillError(f"{path}: {error}") from None
+
+
+def _read_folder(folder: Path) -> tuple[list[PackageFile], list[str]]:
+    """Return the files of a skill's folder, and the names of what no package has: hidden ones, caches and links.
+
+    Raises:
+        SkillError: The folder is gone or too large for a skill, or a file cannot be read.
+    """
     if not folder.is_dir():
         raise SkillError(
             f"the folder {folder}, whose other files belong to the skill, is gone; bring it back, or print the document "
-            "alone with `reflact skill`"
+            "alone with `reflact show RUN --skill best`"
         )
-    n_files = size = 0
+    files = list[PackageFile]()
+    left_out = list[str]()
+    size = 0
     for place, folders, names in os.walk(folder):
-        folders.sort()
-        for name in sorted((*names, *(one for one in folders if (Path(place) / one).is_symlink()))):
-            path = Path(place) / name
+        for name in sorted([*folders, *names]):
+            path = Path(place, name)
             relative = path.relative_to(folder).as_posix()
-            if path.is_symlink() or not path.is_file():
-                raise SkillError(f"{path} is a link or no regular file; a skill has plain files only")
-            n_files, size = n_files + 1, size + path.stat().st_size
-            if n_files > MAX_FILES or size > MAX_FOLDER_BYTES:
+            if name.startswith(".") or name in CACHES or path.is_symlink():
+                left_out.append(relative)
+            elif path.is_file():
+                try:
+                    size += path.stat().st_size
+                    content = path.read_bytes() if size <= MAX_FOLDER_BYTES else b""
+                    is_executable = bool(path.stat().st_mode & 0o100)
+                except OSError as error:
+                    raise SkillError(f"cannot read {path}: {error.strerror or error}") from None
+                files.append(PackageFile(path=relative, content=content, is_executable=is_executable))
+            if len(files) > MAX_FILES or size > MAX_FOLDER_BYTES:
                 raise SkillError(
                     f"{folder} has more than {MAX_FILES:,} files or {MAX_FOLDER_BYTES // 1024**2} MiB, so it is no "
                     "folder of a skill; move SKILL.md and its files to a folder of their own"
                 )
-            try:
-                content, mode = path.read_bytes(), path.stat().st_mode
-            except OSError as error:
-                raise SkillError(f"cannot read {path}: {error.strerror or error}") from None
-            yield PackageFile(path=relative, content=content, is_executable=bool(mode & 0o100))
+        folders[:] = sorted(name for name in folders if not name.startswith(".") and name not in CACHES)
+    return files, left_out
 
 
 # --------------------------------------------------------------------------------------------- writing

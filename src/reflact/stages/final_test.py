@@ -17,6 +17,9 @@ from reflact.records import Claim, Improvement, SkillScore, TaskTypeScore
 from reflact.stages.evaluate import GateMetric, build_measurement
 from reflact.types import Item, Rollout, Skill, Split
 
+OTHER_TASKS = "other"
+"""The task type of items that have none, if others have one."""
+
 
 def make_placebo(text: str, template: Skill) -> Skill:
     """Return a document about something else, cut or repeated to the length of ``template`` in characters."""
@@ -137,9 +140,11 @@ def _group_by_item(rollouts: Sequence[Rollout], metric: GateMetric) -> dict[str,
 def _score_task_types(
     skill: Skill, split: Split, rollouts: Sequence[Rollout], items: Sequence[Item]
 ) -> tuple[TaskTypeScore, ...]:
-    types = {item.id: item.task_type for item in items}
+    if not any(item.task_type for item in items):
+        return ()
+    types = {item.id: item.task_type or OTHER_TASKS for item in items}
     buckets = []
-    for task_type in sorted({name for name in types.values() if name is not None}):
+    for task_type in sorted({*types.values()}):
         found = [rollout for rollout in rollouts if types.get(rollout.item_id) == task_type]
         measured = build_measurement(skill.hash, split, found)
         if measured.hard is not None and measured.soft is not None:

@@ -30,7 +30,7 @@ SQLITE_REASONS: Mapping[int, str] = {
 
 RESTORE_ADVICE = {
     "data": "restore the items of the data",
-    "environment": "use the same environment and grader",
+    "environment": "use the same environment and grader, with the same code and values",
     "skill": "restore the initial skill document",
     "target": "pass the same target",
     "optimizer": "pass the same optimizer",

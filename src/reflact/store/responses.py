@@ -12,14 +12,13 @@ import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from datetime import datetime
 from typing import Any, TypeVar
 
 from pydantic import JsonValue, TypeAdapter, ValidationError
 
 from reflact.errors import StoreError
 from reflact.jsonutil import parse_stored
-from reflact.messages import CallReservation, CallTime, StoredResponse
+from reflact.messages import CallReservation, StoredResponse
 from reflact.records import FaultCount, FaultKind, Reuse, Spend, Usage
 from reflact.store.database import Database, Tables
 from reflact.types import Rollout, canonical_json
@@ -50,13 +49,6 @@ SETTLE_CALL = f"UPDATE calls SET state = 'settled', {', '.join(f'{name} = ?' for
 ROLLOUT_CALLS_QUERY = (
     f"SELECT call_id, {', '.join(USAGE_COLUMNS)} FROM calls WHERE call_id LIKE '%/rollout=%' ORDER BY id"  # noqa: S608
 )
-CALL_TIMES_QUERY = """
-    SELECT role, stage, calls.at, responses.at
-    FROM calls LEFT JOIN responses ON responses.key = calls.key AND responses.run_id = calls.run_id
-        AND calls.id = (SELECT max(id) FROM calls AS newer WHERE newer.run_id = calls.run_id AND newer.key = calls.key)
-    WHERE calls.run_id = ? ORDER BY calls.id
-"""
-"""A call that was sent again has several rows, and its reply belongs to the last one."""
 
 PAID, UNSETTLED = "usd IS NOT NULL", "worst_usd IS NOT NULL AND (state <> 'settled' OR uncounted > 0)"
 """Calls with a price, and those whose worst case may have been charged."""
@@ -173,17 +165,6 @@ class SQLiteResponseStore:
             used = Usage(**dict(zip(USAGE_COLUMNS, counts, strict=True)))
             usage[key] = usage[key] + used if key in usage else used
         return usage
-
-    async def call_times(self, run_id: str) -> tuple[CallTime, ...]:
-        """Return when the run's calls were reserved and answered, in the order of reservation."""
-        rows = await self._database.fetch_rows(CALL_TIMES_QUERY, (run_id,))
-
-        def parse(at: str | None) -> float | None:
-            return None if at is None else datetime.fromisoformat(at).timestamp()
-
-        return tuple(
-            CallTime(role, stage, parse(start) or 0.0, parse(end)) for role, stage, start, end in rows
-        )
 
     async def unmeasured(self, run_id: str) -> Mapping[str, str]:
         """Return the logged error of each rollout of a run that could not be measured, by its key."""

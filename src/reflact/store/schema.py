@@ -1,4 +1,4 @@
-"""The schema of the database: runs, stored responses, and the memory's cards, tests and traces."""
+"""The schema of the database: runs, stored responses, and the memory's pairs, tests and traces."""
 
 from __future__ import annotations
 
@@ -137,67 +137,27 @@ CREATE TABLE failures (
 """
 
 MEMORY_TABLES = f"""
-CREATE TABLE memory_units (
+CREATE TABLE memory_pairs (
     number INTEGER PRIMARY KEY,
     id TEXT NOT NULL UNIQUE,
-    kind TEXT NOT NULL,
     status TEXT NOT NULL
         CHECK (status IN ('candidate', 'quarantined', 'promoted', 'rejected', 'archived')),
     reason TEXT,
     failed_test INTEGER NOT NULL DEFAULT 0,
-    version INTEGER NOT NULL DEFAULT 1,
-    trust REAL NOT NULL,
     utility REAL NOT NULL DEFAULT 0.5,
     created_by TEXT NOT NULL,
     created_at TEXT NOT NULL,
     changed_at TEXT NOT NULL,
-    subject TEXT,
-    scope TEXT NOT NULL,
-    provenance TEXT NOT NULL,
-    pair TEXT,
-    tags TEXT NOT NULL,
+    subject TEXT NOT NULL,
+    pair TEXT NOT NULL,
     words TEXT NOT NULL
 );
 
-CREATE INDEX memory_units_by_status ON memory_units (status, id);
-CREATE INDEX memory_units_by_subject ON memory_units (subject) WHERE subject IS NOT NULL;
-CREATE INDEX memory_units_weakest ON memory_units (
-    kind, failed_test DESC, utility, status = 'promoted', trust, changed_at, number
+CREATE INDEX memory_pairs_by_status ON memory_pairs (status, id);
+CREATE INDEX memory_pairs_by_subject ON memory_pairs (subject);
+CREATE INDEX memory_pairs_weakest ON memory_pairs (
+    failed_test DESC, utility, status = 'promoted', changed_at, number
 ) WHERE status IN ('candidate', 'quarantined', 'promoted');
-
-CREATE TABLE memory_cards (
-    id TEXT PRIMARY KEY,
-    unit INTEGER NOT NULL REFERENCES memory_units (number) ON DELETE CASCADE,
-    kind TEXT NOT NULL,
-    text TEXT NOT NULL
-);
-
-CREATE INDEX memory_cards_by_unit ON memory_cards (unit);
-
-CREATE TABLE memory_active (
-    kind TEXT PRIMARY KEY,
-    units INTEGER NOT NULL
-);
-
-CREATE TRIGGER memory_units_added AFTER INSERT ON memory_units
-WHEN new.status IN ('candidate', 'quarantined', 'promoted')
-BEGIN
-    INSERT INTO memory_active (kind, units) VALUES (new.kind, 1)
-    ON CONFLICT (kind) DO UPDATE SET units = units + 1;
-END;
-
-CREATE TRIGGER memory_units_removed AFTER DELETE ON memory_units
-WHEN old.status IN ('candidate', 'quarantined', 'promoted')
-BEGIN
-    UPDATE memory_active SET units = units - 1 WHERE kind = old.kind;
-END;
-
-CREATE TRIGGER memory_units_moved AFTER UPDATE OF status ON memory_units
-WHEN old.status IN ('candidate', 'quarantined', 'promoted')
-    AND new.status NOT IN ('candidate', 'quarantined', 'promoted')
-BEGIN
-    UPDATE memory_active SET units = units - 1 WHERE kind = old.kind;
-END;
 
 CREATE TABLE memory_tests (
     number INTEGER PRIMARY KEY,
@@ -208,16 +168,15 @@ CREATE TABLE memory_tests (
 
 CREATE TABLE memory_history (
     sequence INTEGER PRIMARY KEY,
-    unit INTEGER NOT NULL REFERENCES memory_units (number) ON DELETE CASCADE,
+    pair INTEGER NOT NULL REFERENCES memory_pairs (number) ON DELETE CASCADE,
     before TEXT,
     after TEXT NOT NULL,
     reason TEXT,
     test_number INTEGER REFERENCES memory_tests (number),
-    version INTEGER NOT NULL,
     at TEXT NOT NULL
 );
 
-CREATE INDEX memory_history_by_unit ON memory_history (unit);
+CREATE INDEX memory_history_by_pair ON memory_history (pair);
 
 CREATE TABLE memory_anchors (
     id TEXT PRIMARY KEY,
@@ -263,7 +222,7 @@ CREATE TABLE calibrations (
 );
 
 CREATE INDEX calibrations_by_identity ON calibrations (identity, number);
-"""  # noqa: S608 - a constant
+"""
 
 SCHEMA = Migrations("reflact")
 
@@ -283,6 +242,4 @@ def create_tables(tables: Database) -> None:
     """Create all tables; from the first release on, each change is a migration of its own with the next number."""
     execute_script(tables, RUN_TABLES)
     execute_script(tables, MEMORY_TABLES)
-    tables.table("memory_units").enable_fts(
-        ["tags", "words"], tokenize="ascii tokenchars '_'", create_triggers=True
-    )
+    tables.table("memory_pairs").enable_fts(["words"], tokenize="trigram", create_triggers=True)

@@ -192,9 +192,7 @@ class CommandTarget:
         if self.skill_name is None:
             return skill.text
         try:
-            package = build_package(
-                skill, name=self.skill_name, description=self.skill_description, is_renamed=True
-            )
+            package = build_package(skill, name=self.skill_name, description=self.skill_description)
         except SkillError as error:
             raise ConfigError(f"skill_name, skill_description: {error}") from error
         return package.files[0].content.decode("utf-8")

@@ -7,20 +7,18 @@ of earlier calls of the same purpose is known.
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 
 from reflact.config.training import TrainerConfig
 from reflact.data import DataSet, count_steps_per_epoch, plan_epoch
-from reflact.gate.ranked_decision import MAX_PASSES
 from reflact.llm.pricing import (
     BYTES_PER_TOKEN,
+    MESSAGE_TOKENS,
+    UNCAPPED_REPLY_TOKENS,
     CostEstimate,
-    EstimateRange,
     EstimateRow,
-    estimate_tokens,
-    exact_range,
 )
 from reflact.records import Spend
 from reflact.search.race import plan_slices
@@ -32,9 +30,6 @@ CANDIDATES = 4
 
 ROLLOUTS_PER_CANDIDATE = 8
 """The rollouts that a candidate takes on average, those of its step on train items included."""
-
-REPEATED_ROLLOUTS = 40
-"""The most rollouts by which the repeats of a last decision may exceed ``train.max_rollouts``."""
 
 PREFLIGHT, PREFLIGHT_BYTES = "preflight", 70.0
 """The call that tests an optimizer with its own connection before the baseline, and its size."""
@@ -83,17 +78,16 @@ class RunCostEstimator:
         self._left = max(0, self._total - done)
 
     def estimate(self) -> RunCostEstimate:
-        """Return the low, expected and high counts by role and purpose."""
+        """Return the likely calls and tokens by role and purpose."""
         rollouts = self._count_rollouts()
-        calls = {("target", "rollout"): rollouts, **self._optimizer_calls()}
+        calls = {("target", "rollout"): rollouts, **self._count_optimizer_calls()}
         if self._config.uses_critic:
             calls["critic", "score"] = self._count_critic_calls(rollouts)
-        rows = tuple(
-            self._row(role, purpose, amount) for (role, purpose), amount in calls.items() if amount.high
-        )
+        rows = (self._build_row(role, purpose, amount) for (role, purpose), amount in calls.items() if amount)
         known = sorted(purpose for _, purpose in self._spent)
         assumptions: tuple[str, ...] = (
-            "likely: half of the rollouts fail, every step gives a candidate, no reply is re-asked",
+            "all planned steps are taken; a document that solves all validation items ends a run earlier",
+            "half of the rollouts fail, every step gives a candidate, no reply is re-asked",
             "a rollout is one call; in an environment with several turns it is one call per turn",
             f"mean consumption of earlier calls: {', '.join(known)}"
             if known
@@ -106,27 +100,19 @@ class RunCostEstimator:
             )
         if self._own_proposer:
             assumptions += ("calls and rollouts of your own proposer are unknown and left out",)
-        return RunCostEstimate(steps=self._left, rows=rows, assumptions=assumptions)
+        return RunCostEstimate(steps=self._left, rows=tuple(rows), assumptions=assumptions)
 
-    def _count_rollouts(self) -> EstimateRange:
-        most, n = self._config.train.max_rollouts, len(self._data.val)
+    def _count_rollouts(self) -> float:
+        most = self._config.train.max_rollouts
         if most is not None:
-            planned = EstimateRange(low=min(most, n), expected=most, high=most + n + REPEATED_ROLLOUTS)
-            return planned + self._final()
-        sizes = [sum(len(batch) for batch in step) for step in self._plan_steps()]
-        first_epoch = sum(
-            sizes[: max(0, self._per_epoch - self._done)]
-        )  # those of an unchanged skill are stored
-        rolled = EstimateRange(low=first_epoch, expected=sum(sizes), high=sum(sizes))
-        rolled += self._decision() * exact_range(self._left)
+            return most + self._count_final()
+        rolled = sum(len(batch) for step in self._plan_steps() for batch in step)
+        decided = self._left * self._count_decision()
         if not self._config.search.is_published:
-            rolled += self._race() * exact_range(self._left)
-            rolled = rolled.model_copy(
-                update={"low": 0}
-            )  # a document that solves all items ends the training
-        rolled += self._baseline() + self._final()
-        rolled += self._epoch_end() * exact_range(self._count_epoch_ends())
-        return rolled + self._decision(expected=0)
+            decided += self._left * CANDIDATES * plan_slices(len(self._data.val), math.inf)[0]
+        baseline = 0 if self._done else self._config.baseline_passes * len(self._data.val)
+        compared = self._count_epoch_ends() * self._count_epoch_end()
+        return rolled + decided + baseline + compared + self._count_final()
 
     def _plan_steps(self) -> list[tuple[tuple[str, ...], ...]]:
         train, ids = self._config.train, [item.id for item in self._data.train]
@@ -143,23 +129,11 @@ class RunCostEstimator:
         ]
         return steps[self._done :]
 
-    def _baseline(self) -> EstimateRange:
-        if self._done:
-            return EstimateRange()
-        return exact_range(self._config.baseline_passes * len(self._data.val))
-
-    def _decision(self, expected: float = 1.0) -> EstimateRange:
-        """Return the rollouts of one gate decision on both sides; those of the current skill are mostly stored."""
-        gate, n = self._config.gate, len(self._data.val)
-        if not gate.enabled or gate.policy == "strict":
-            return EstimateRange(expected=expected * n, high=4 * n)
-        most = 2 * n * (gate.max_trials or MAX_PASSES)
-        return EstimateRange(expected=expected * n * 1.5, high=most + n)
-
-    def _race(self) -> EstimateRange:
-        """Return the rollouts of a step's race before the gate's pass."""
-        slices = plan_slices(len(self._data.val), math.inf)
-        return EstimateRange(low=slices[0], expected=CANDIDATES * slices[0], high=2 * CANDIDATES * slices[-1])
+    def _count_decision(self) -> float:
+        """Return the rollouts of one gate decision; those of the current skill are mostly stored."""
+        gate = self._config.gate
+        repeats = 1.0 if not gate.enabled or gate.policy == "strict" else 1.5
+        return repeats * len(self._data.val)
 
     def _count_epoch_ends(self) -> int:
         """Return the number of remaining ends of epochs with a comparison."""
@@ -168,101 +142,64 @@ class RunCostEstimator:
         last, first = self._config.train.num_epochs, max(2, self._done // self._per_epoch + 1)
         return max(0, last - first + 1)
 
-    def _epoch_end(self) -> EstimateRange:
-        slow, n = self._config.slow_update, len(self._data.train)
-        samples = min(slow.samples, n)
-        most = n if slow.pair_policy != "mixed" else samples
-        rolled = EstimateRange(low=0, expected=samples, high=2 * most)
-        return rolled + self._decision() if slow.enabled and slow.gated else rolled
+    def _count_epoch_end(self) -> float:
+        """Return the rollouts of one end of an epoch with a comparison."""
+        slow = self._config.slow_update
+        samples = min(slow.samples, len(self._data.train))
+        return samples + self._count_decision() if slow.enabled and slow.gated else samples
 
-    def _final(self) -> EstimateRange:
-        n_val, n_test = len(self._data.val), len(self._data.test)
+    def _count_final(self) -> int:
         extra = int(self._config.test.placebo)
-        trials = self._config.gate.report_trials if self._config.reports_fresh_trials else 1
         if not self._config.test.enabled:
-            return EstimateRange(expected=n_val * extra, high=n_val * (3 + extra) * trials)
-        val = EstimateRange(high=n_val * 3 * trials)
-        return val + EstimateRange(low=n_test, expected=n_test * (2 + extra), high=n_test * (3 + extra))
+            return len(self._data.val) * extra
+        return len(self._data.test) * (2 + extra)
 
-    def _optimizer_calls(self) -> dict[tuple[str, str], EstimateRange]:
-        """Return the optimizer's calls by purpose; the high count includes re-asks."""
-        calls: defaultdict[str, EstimateRange] = defaultdict(EstimateRange)
-        appendix, slow = self._config.appendix, self._config.slow_update
+    def _count_optimizer_calls(self) -> dict[tuple[str, str], float]:
+        """Return the optimizer's calls by purpose."""
+        calls: Counter[str] = Counter()
         sources = self._config.search.sources
         if "rewrite" in sources:
-            likely = DOCUMENTS * self._left / len(sources)
-            calls["write_document"] = EstimateRange(expected=likely, high=2 * DOCUMENTS * self._left)
+            calls["write_document"] = round(DOCUMENTS * self._left / len(sources))
         steps = self._plan_steps() if "edits" in sources and not self._own_proposer else []
         for step in steps[:: len(sources)]:
-            failure, success = self._minibatches([len(batch) for batch in step])
-            calls["analyst_failure"] += failure
-            calls["analyst_success"] += success
-            if appendix.enabled:
-                calls["lapse_failure"] += failure
-                calls["lapse_success"] += success
-            for purpose, amount in self._decision_calls(failure, success).items():
-                calls[purpose] += amount
+            calls += self._count_step_calls([len(batch) for batch in step])
         ends = self._count_epoch_ends()
-        is_sure = slow.pair_policy == "mixed" and self._config.search.is_published
-        once = EstimateRange(low=ends * is_sure, expected=ends, high=ends)
-        if slow.enabled:
-            calls["slow_update"] = once
-        if self._config.meta_skill.enabled:
-            calls["meta_skill"] = once
-        if (
-            self._config.models.is_optimizer_separate
-            and self._config.replay.cassette is None
-            and not self._done
-        ):
-            calls[PREFLIGHT] = exact_range(1)
-        tries = EstimateRange(low=1, expected=1, high=1 + self._config.models.optimizer.reasks)
-        return {("optimizer", purpose): amount * tries for purpose, amount in calls.items()}
+        calls["slow_update"] = ends * self._config.slow_update.enabled
+        calls["meta_skill"] = ends * self._config.meta_skill.enabled
+        is_replayed = self._config.replay.cassette is not None
+        if self._config.models.is_optimizer_separate and not is_replayed and not self._done:
+            calls[PREFLIGHT] = 1
+        return {("optimizer", purpose): amount for purpose, amount in calls.items()}
 
-    def _minibatches(self, sizes: Sequence[int]) -> tuple[EstimateRange, EstimateRange]:
-        """Return the minibatches of failures and of successes in batches of these sizes."""
-        minibatch = self._config.reflect.minibatch_size
-        most = sum(math.ceil(size / minibatch) for size in sizes)
-        if self._config.reflect.failure_only:
-            return EstimateRange(expected=most, high=most), EstimateRange()
-        half = EstimateRange(expected=sum(math.ceil(size / 2 / minibatch) for size in sizes), high=most)
-        return half, half
-
-    def _decision_calls(self, failure: EstimateRange, success: EstimateRange) -> dict[str, EstimateRange]:
-        """Return the calls for merges, ranking, step size, rewrite and appendix of one step."""
+    def _count_step_calls(self, sizes: Sequence[int]) -> Counter[str]:
+        """Return the calls of one step of edits with batches of these sizes."""
         config = self._config
+        minibatch = config.reflect.minibatch_size
+        share = 1 if config.reflect.failure_only else 2
+        failure = sum(math.ceil(size / share / minibatch) for size in sizes)
+        success = 0 if config.reflect.failure_only else failure
+        calls = Counter(analyst_failure=failure, analyst_success=success)
+        if config.appendix.enabled:
+            calls += Counter(lapse_failure=failure, lapse_success=success)
         draft = "draft_" if config.update.mode == "full_rewrite" else ""
-        size, both = config.aggregate.merge_batch_size, float(success.high > 0)
-        merges = EstimateRange(
-            expected=_count_merges(failure.expected, size) + _count_merges(success.expected, size),
-            high=_count_merges(failure.high, size) + _count_merges(success.high, size),
-        )
-        once = EstimateRange(expected=1, high=1)
-        calls = {f"{draft}merge": merges, f"{draft}merge_final": EstimateRange(expected=both, high=both)}
-        if draft:
-            return calls
-        if config.select.lr_control != "none":
-            calls["ranking"] = EstimateRange(expected=failure.expected + success.expected > 1, high=1)
-        if config.select.lr_control == "autonomous":
-            calls["step_size"] = once
-        if config.update.mode == "rewrite":
-            calls["rewrite"] = once
-        if config.appendix.enabled and config.appendix.consolidate_threshold is not None:
-            calls["consolidate"] = EstimateRange(high=1)
+        reports = sum(math.ceil(size / minibatch) for size in sizes)
+        calls[f"{draft}merge"] = _count_merges(reports, config.aggregate.merge_batch_size)
+        calls[f"{draft}merge_final"] = int(success > 0)
+        if not draft:
+            calls["ranking"] = int(config.select.lr_control != "none" and failure + success > 1)
+            calls["step_size"] = int(config.select.lr_control == "autonomous")
+            calls["rewrite"] = int(config.update.mode == "rewrite")
         return calls
 
-    def _count_critic_calls(self, rollouts: EstimateRange) -> EstimateRange:
-        """Return the critic's calls: anchors, graded answers, and notes on failures it did not grade."""
+    def _count_critic_calls(self, rollouts: float) -> float:
+        """Return the critic's calls: anchors, graded answers, and notes on failures that it did not grade."""
         own, grades = self._config.critic, self._config.environment.grader == "critic"
-        anchors = own.max_anchors if own.memory is not None and not self._done else 0
-        scores = EstimateRange(expected=anchors, high=anchors)
+        scores: float = own.max_anchors if own.memory is not None and not self._done else 0
         if grades:
-            scores += rollouts.model_copy(update={"low": 0 if self._done else len(self._data.val)})
-            scores += exact_range(self._count_null_answers())
-        if own.annotate:
-            dealt = sum(len(batch) for step in self._plan_steps() for batch in step)
-            scores += EstimateRange(expected=0 if grades else dealt / 2, high=dealt)
-        tries = EstimateRange(low=1, expected=1, high=1 + self._config.models.critic.reasks)
-        return scores * tries * exact_range(own.n_samples)
+            scores += rollouts + self._count_null_answers()
+        elif own.annotate:
+            scores += sum(len(batch) for step in self._plan_steps() for batch in step) / 2
+        return scores * own.n_samples
 
     def _count_null_answers(self) -> int:
         """Return the null answers that a critic grades: the refusal, once for each item of the last split."""
@@ -270,11 +207,20 @@ class RunCostEstimator:
             return 0
         return len(self._data.test if self._config.test.enabled else self._data.val)
 
-    def _row(self, role: str, purpose: str, calls: EstimateRange) -> EstimateRow:
-        cap, usage = getattr(self._config.models, role).max_tokens, self._spent.get((role, purpose))
-        given, written = estimate_tokens(self._bytes(role, purpose), cap=cap, usage=usage)
+    def _build_row(self, role: str, purpose: str, calls: float) -> EstimateRow:
+        usage = self._spent.get((role, purpose))
+        if usage is not None:
+            given, written = usage.input_tokens / usage.calls, usage.output_tokens / usage.calls
+        else:
+            given = self._bytes(role, purpose) / BYTES_PER_TOKEN + MESSAGE_TOKENS
+            cap = getattr(self._config.models, role).max_tokens
+            written = (cap or UNCAPPED_REPLY_TOKENS) / 4
         return EstimateRow(
-            role=role, purpose=purpose, calls=calls, input_tokens=calls * given, output_tokens=calls * written
+            role=role,
+            purpose=purpose,
+            calls=calls,
+            input_tokens=calls * given,
+            output_tokens=calls * written,
         )
 
     def _bytes(self, role: str, purpose: str) -> float:
@@ -299,14 +245,15 @@ class RunCostEstimator:
         return own + self._skill + min(shown, most)
 
 
-def _count_merges(patches: float, size: int) -> float:
+def _count_merges(patches: int, size: int) -> int:
     """Return the merges of a tree over a number of patches; a group of one needs no merge."""
-    nodes, merges = math.ceil(patches), 0
+    nodes = patches
+    merges = 0
     while nodes > 1:
         groups = [min(size, nodes - start) for start in range(0, nodes, size)]
         merges += sum(group > 1 for group in groups)
         nodes = len(groups)
-    return float(merges)
+    return merges
 
 
 def _size(item: Item) -> int:

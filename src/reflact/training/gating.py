@@ -136,7 +136,8 @@ class GateKeeper:
         evaluated = await self._evaluate(candidate, current, state, step=step, part=part)
         verdict = evaluated.verdict
         if verdict.action == "unmeasured":
-            raise Unmeasured(f"{subject}: {verdict.reason}")
+            first = next((f" The first failure: {lost.error}" for lost in evaluated.unmeasured), "")
+            raise Unmeasured(f"{subject}: {verdict.reason}{first}")
         await log_unmeasured(evaluated.unmeasured, decision_log=self._decision_log, step=step)
         return await self._ask_approver(verdict, candidate, current, step=step, part=part)
 

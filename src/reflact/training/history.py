@@ -30,8 +30,8 @@ from reflact.records import (
     Usage,
 )
 from reflact.reporting.verdict import describe_examples
-from reflact.skills.document import diff_texts
-from reflact.skills.package import SkillPackage, build_package, read_front_matter, suggest_name
+from reflact.skills.document import diff_texts, remove_markers
+from reflact.skills.package import SkillPackage, build_package, suggest_name
 from reflact.stages.evaluate import GateMetric
 from reflact.stages.final_test import score_skill
 from reflact.training.items import ItemResult, read_items
@@ -300,17 +300,15 @@ async def read_package(
     async with open_run(path, run_id) as (store, row):
         settings, summary = dict(flatten_fields(row.config)), await store.summary(row.run_id)
     (found,) = await read_versions(path, [version], row.run_id)
-    if description is None and "description" not in read_front_matter(found.skill.text):
-        description = str(settings.get("environment.description") or "")
     files = settings.get("skill_files")
     default = suggest_name(Path(str(settings.get("out_dir") or path)).name) or "skill"
     package = build_package(
-        found.skill,
-        name=default if name is None else name,
+        Skill(text=remove_markers(found.skill.text)),
+        name=name,
         description=description,
+        defaults=(default, str(settings.get("environment.description") or "")),
         source=_find_skill_folder(settings.get("skill")),
         files=[str(each) for each in files] if isinstance(files, list) else (),
-        is_renamed=name is not None,
     )
     doubt = _describe_doubt(row, summary, found.version) if version == "best" else None
     hints = [] if doubt is None else [doubt]

@@ -121,7 +121,7 @@ def load_named_executor(config: TrainerConfig) -> AbstractAsyncContextManager[An
     try:
         found = _load("executor.name", name, "reflact.executors")
     except ConfigError as error:
-        raise ConfigError(f"{error}; reflact's own executors are local, processes and ray") from error
+        raise ConfigError(f"{error}; reflact's own executors are local and ray") from error
     try:
         with CatchExits():
             opening = found(**config.executor.options)

@@ -236,8 +236,6 @@ def check_config(config: TrainerConfig, overrides: Overrides) -> None:
         raise ConfigError("search.sources names a proposer, and one is passed in Python: choose one of them")
     if config.executor.name == "ray" and find_spec("ray") is None:
         raise ConfigError("executor.name: ray needs Ray: pip install 'reflact[ray]'")
-    if config.telemetry.mlflow is not None and find_spec("mlflow") is None:
-        raise ConfigError("telemetry.mlflow needs MLflow's client: pip install 'reflact[mlflow]'")
 
 
 def refuse_idle_keys(config: TrainerConfig, overrides: Overrides) -> None:
@@ -401,25 +399,6 @@ def _find_critic(collaborator: object) -> CriticDescription | None:
 
 async def ignore_event(event: Event) -> None:
     """Do nothing with an event."""
-
-
-@asynccontextmanager
-async def track_with_mlflow(plan: RunPlan, on_event: EventCallback) -> AsyncIterator[EventCallback]:
-    """Yield a callback that also reports to MLflow if the configuration names a server."""
-    config = plan.config
-    if config.telemetry.mlflow is None:
-        yield on_event
-        return
-    from reflact.integrations.mlflow import MlflowTracker, report_to_mlflow
-
-    async with report_to_mlflow(
-        on_event,
-        MlflowTracker(config.telemetry.mlflow, config.telemetry.experiment),
-        run_id=plan.run_id,
-        identity=plan.identity,
-        out_dir=config.out_dir.absolute(),
-    ) as emit:
-        yield emit
 
 
 @asynccontextmanager

@@ -177,12 +177,12 @@ class StepRunner:
         if proposed.merged is None or proposed.chosen is None:
             return None
         candidate = proposed.contenders[0].candidate
+        known = name_documents(state, earlier)
+        if not self.runtime.config.gate.enabled:  # an earlier document may come back, with its stored score
+            vetoed = {record.candidate_hash for record in earlier if record.verdict.veto is not None}
+            known = {document: name for document, name in known.items() if document in vetoed}
         verdict = decide_without_evaluation(
-            candidate,
-            current,
-            merged=proposed.merged,
-            chosen=proposed.chosen,
-            known=name_documents(state, earlier),
+            candidate, current, merged=proposed.merged, chosen=proposed.chosen, known=known
         )
         return None if verdict is None else JudgedStep(verdict=verdict, candidate=candidate)
 
@@ -230,7 +230,13 @@ class StepRunner:
         return JudgedStep(verdict=verdict, candidate=candidate)
 
     async def _name_forms(self, state: RunState, earlier: Sequence[StepRecord]) -> dict[str, str]:
-        """Return where each document that the run has measured is from, by the digest of its form."""
+        """Return where each document that is not judged again is from, by the digest of its form.
+
+        These are all that the run has measured; without a gate only the current one.
+        """
+        if not self.runtime.config.gate.enabled:
+            current = await self.runtime.store.skill(state.current.skill_hash)
+            return {digest_form(current.text): f"v{state.current.number}"}
         names = {entry.form: f"in step {record.step}" for record in earlier for entry in record.race}
         for version in state.kept:
             skill = await self.runtime.store.skill(version.skill_hash)

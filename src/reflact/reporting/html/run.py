@@ -14,7 +14,6 @@ from reflact.errors import UsageError
 from reflact.gate.intervals import wilson_interval
 from reflact.jsonutil import flatten_fields
 from reflact.records import IntervalEstimate, RunSummary, SkillScore, Spend, StepRecord, Usage
-from reflact.reporting.html.lanes import CallTimeline, bin_calls, build_call_lanes
 from reflact.reporting.html.page import (
     LiveBar,
     MarkStyle,
@@ -84,7 +83,7 @@ MAX_STEPS, MAX_POINTS, MAX_ROWS, MAX_NAME_CHARS = 1_000, 400, 60, 200
 
 
 class RunReport(FrozenModel):
-    """What the page of a run shows: its history with items, its initial and best document if any, and its calls.
+    """What the page of a run shows: its history with items, its initial and best document if any.
 
     ``config`` is its configuration, as it is stored at the start.
     """
@@ -93,7 +92,6 @@ class RunReport(FrozenModel):
     config: JsonValue = None
     baseline: VersionText | None = None
     best: VersionText | None = None
-    calls: CallTimeline = CallTimeline()
 
 
 async def read_report(path: Path | str, run_id: str | None = None) -> RunReport:
@@ -103,9 +101,8 @@ async def read_report(path: Path | str, run_id: str | None = None) -> RunReport:
     except UsageError as error:  # nothing is measured yet; another reason is raised again
         history = await read_run(path, run_id)
         history = history.model_copy(update={"items_note": str(error)})
-    async with open_run(path, history.run_id) as (store, row):
-        calls = bin_calls(await store.call_times(row.run_id))
-    report = RunReport(history=history, config=row.config, calls=calls)
+    async with open_run(path, history.run_id) as (_, row):
+        report = RunReport(history=history, config=row.config)
     if not history.versions:
         return report
     baseline, best = await read_versions(path, ("baseline", "best"), history.run_id)
@@ -131,7 +128,7 @@ def render_run_page(report: RunReport, *, live: LiveBar | None = None) -> str:
             build_changes_section(history, report.baseline, report.best),
             build_items_section(history.items, history.items_note),
             *([build_memory_section(history.epochs)] if history.epochs else []),
-            _build_cost_section(history, report.calls),
+            _build_cost_section(history),
             _build_settings_section(history, config),
         ),
         script=SCRIPT,
@@ -322,7 +319,7 @@ def _build_step_table(records: Sequence[StepRecord]) -> h.Node:
 # -------------------------------------------------------------------------------------- cost and time
 
 
-def _build_cost_section(history: RunHistory, calls: CallTimeline) -> PageSection:
+def _build_cost_section(history: RunHistory) -> PageSection:
     summary = history.summary
     parts = history.costs if summary is None else ()
     staged = [cost for cost in parts if cost.stage]
@@ -352,7 +349,6 @@ def _build_cost_section(history: RunHistory, calls: CallTimeline) -> PageSection
             else h.p[f"In total: {describe_cost(summary)}; {format_duration(summary.seconds)}."],
             _build_spend(spend),
             summary is not None and _build_faults(summary),
-            build_call_lanes(calls),
             bool(stages) and build_table("Time by stage", ("stage", "time", "share of all stages"), stages),
             bool(stages) and h.p(".note")["Stages may overlap."],
         ),

@@ -1,29 +1,23 @@
-"""What a memory of many cards costs: handing in, finding, opening; and how late an event loop gets meanwhile.
+"""What a memory of many pairs costs: submitting, finding, opening; and how late an event loop gets meanwhile.
 
-Pairs are generated (vocabulary, numbers, states of a few hundred characters), loaded, and half of them
-promoted, so that finding has to choose. Then, with all of them stored: single pairs are handed in, one after
-the other, each on disk when it is counted; the ten best are looked up for questions of common words, rare
-words and whole states; the file is closed and opened. Bounds are printed beside the figures; exit 1 beyond
-one.
+Pairs are generated (vocabulary, numbers, states of a few hundred characters), loaded, and half of them promoted. Then,
+with all of them stored: single pairs are submitted, one after the other, each on disk when it is counted; pairs are found
+by common and rare words; the promoted pairs are read as a critic reads them; the file is closed and opened. Bounds are
+printed beside the figures; exit 1 beyond one.
 
-With ``--purpose-agent PYTHON`` the same texts go to purpose-agent 3.0.1, installed for that interpreter
-(``pip install purpose-agent==3.0.1`` in an environment of its own). It writes its whole file at each of the
-two changes of each card, so it is measured at ``--older`` cards, by default far fewer.
-
-    python benchmarks/cards.py [--cards 100000] [--purpose-agent PYTHON] [--older 10000]
+    python benchmarks/memory.py [--pairs 10000]
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import random
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from typing import TypeVar
@@ -31,10 +25,9 @@ from typing import TypeVar
 import anyio
 
 from reflact.concurrency import fan_out
-from reflact.memory.cards import TraceIdentity, build_cards, compute_alpha
+from reflact.memory.cards import TraceIdentity, compute_alpha
 from reflact.memory.models import (
     Action,
-    CardQuery,
     ContrastPair,
     Evaluation,
     PromotionEvidence,
@@ -47,7 +40,6 @@ from reflact.memory.store import MemoryStore
 SEED = 8
 WORDS = 20_000
 TRIALS = 200
-OLDER_TRIALS = 5
 BATCH = 500
 TICK = 0.005
 T = TypeVar("T")
@@ -60,44 +52,7 @@ BOUNDS = {
     "open": 1.0,
     "loop lag p95": 0.020,
 }
-"""Seconds, at 100,000 cards."""
-
-OLDER = """
-import json, logging, sys, time
-from itertools import accumulate
-from pathlib import Path
-from typing import TypeVar
-from purpose_agent.memory import MemoryCard, MemoryKind, MemoryStore
-from purpose_agent.memory_ci import MemoryCI
-
-logging.disable(logging.CRITICAL)
-given = json.load(sys.stdin)
-store = MemoryStore()
-gate = MemoryCI(store)
-
-def submit(texts):
-    for text in texts:
-        gate.submit(MemoryCard(kind=MemoryKind.CRITIC_CALIBRATION, content=text))
-
-def seconds(call, arguments):
-    spent = []
-    for argument in arguments:
-        started = time.perf_counter()
-        call(argument)
-        spent.append(time.perf_counter() - started)
-    return spent
-
-submit(given["texts"])
-for card in store.get_all()[::2]:
-    gate.promote(card.id)
-store._path = Path(given["path"])
-submitted = seconds(submit, given["pairs"])
-store.retrieve(given["questions"][0], top_k=10)
-found = seconds(lambda text: store.retrieve(text, top_k=10), given["questions"])
-opened = seconds(lambda path: MemoryStore(path), [given["path"]])
-json.dump({"submit": submitted, "find": found, "open": opened}, sys.stdout)
-"""
-"""Loads without a file, since that would write it anew for every card, and measures with one."""
+"""Seconds, at 10,000 pairs."""
 
 
 class Texts:
@@ -154,7 +109,7 @@ async def timed(call: Callable[[T], Awaitable[object]], arguments: Sequence[T]) 
 async def load(path: Path, texts: Texts, pairs: int) -> None:
     """Store pairs in batches and promote every other batch on evidence."""
     held_out = [TraceIdentity(f"held out {n}", (f"held out {n}",)) for n in range(60)]
-    async with MemoryStore(path, max_active_cards=10**9) as memory:
+    async with MemoryStore(path, max_active_pairs=10**9) as memory:
         for start in range(0, pairs, BATCH):
             batch = [texts.pair(number) for number in range(start, min(start + BATCH, pairs))]
             await fan_out(memory.submit, batch)
@@ -166,7 +121,7 @@ async def load(path: Path, texts: Texts, pairs: int) -> None:
             await memory.close_test(
                 test.number,
                 PromotionEvidence(
-                    pair_ids=test.unit_ids,
+                    pair_ids=test.pair_ids,
                     passed_test=True,
                     n_traces=60,
                     n_transitions=120,
@@ -193,15 +148,14 @@ async def lag(late: list[float], done: anyio.Event) -> None:
 async def measure(path: Path, texts: Texts, stored: int) -> dict[str, float]:
     """Seconds of handing in, finding and opening, with everything stored."""
     started = time.perf_counter()
-    async with MemoryStore(path, max_active_cards=10**9) as memory:
+    async with MemoryStore(path, max_active_pairs=10**9) as memory:
         opened = time.perf_counter() - started
         fresh = [texts.pair(stored + number) for number in range(TRIALS)]
         done, late = anyio.Event(), list[float]()
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(lag, late, done)
             submitted = await timed(memory.submit, fresh)
-            queries = [CardQuery(text=text, scope=CRITIC, limit=10) for text in questions(texts)]
-            found = await timed(memory.find, queries)
+            found = await timed(partial(memory.find, limit=10), questions(texts))
             first, *later = await timed(memory.promoted_pairs, [CRITIC] * TRIALS)
             done.set()
     return {
@@ -228,32 +182,8 @@ def disk(folder: Path) -> list[float]:
 
 
 def questions(texts: Texts) -> list[str]:
-    """Return what is asked: phrases of common and rare words, and whole states."""
-    asked = [texts.phrase(6) if n % 3 else texts.rare() for n in range(TRIALS)]
-    return asked + [texts.phrase(200) for _ in range(TRIALS // 2)]
-
-
-def measure_older(python: str, texts: Texts, cards: int, folder: Path) -> dict[str, float]:
-    """The same for purpose-agent, in a process of its own interpreter."""
-
-    def both(number: int) -> list[str]:
-        return [card.content for card in build_cards(texts.pair(number))]
-
-    given = {
-        "path": str(folder / "older.json"),
-        "texts": [text for number in range(cards // 2) for text in both(number)],
-        "pairs": [both(10**6 + number) for number in range(OLDER_TRIALS)],
-        "questions": questions(texts)[:: TRIALS // OLDER_TRIALS],
-    }
-    process = subprocess.run(
-        [python, "-c", OLDER], input=json.dumps(given), capture_output=True, text=True, check=True
-    )
-    spent = json.loads(process.stdout)
-    return {
-        "submit p95": p95(spent["submit"]),
-        "find p95": p95(spent["find"]),
-        "open": spent["open"][0],
-    }
+    """Return what is looked for: a common word, or rare ones."""
+    return [texts.phrase(1) if n % 3 else texts.rare() for n in range(TRIALS)]
 
 
 def table(title: str, seconds: dict[str, float], bounds: dict[str, float]) -> bool:
@@ -267,25 +197,18 @@ def table(title: str, seconds: dict[str, float], bounds: dict[str, float]) -> bo
 
 def main() -> int:
     """Measure, print, compare with the bounds."""
-    parser = argparse.ArgumentParser(description="What a memory of many cards costs.")
-    parser.add_argument("--cards", type=int, default=100_000)
-    parser.add_argument("--purpose-agent", metavar="PYTHON", help="an interpreter that has purpose-agent")
-    parser.add_argument("--older", type=int, default=10_000, help="cards for purpose-agent")
+    parser = argparse.ArgumentParser(description="What a memory of many pairs costs.")
+    parser.add_argument("--pairs", type=int, default=10_000)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder, texts = Path(name), Texts()
         started = time.perf_counter()
-        anyio.run(load, folder / "memory.db", texts, options.cards // 2)
+        anyio.run(load, folder / "memory.db", texts, options.pairs)
         size = (folder / "memory.db").stat().st_size / 1e6
-        print(f"{options.cards} cards loaded in {time.perf_counter() - started:.0f} s, {size:.0f} MB")
-        figures = anyio.run(measure, folder / "memory.db", texts, options.cards // 2)
+        print(f"{options.pairs} pairs loaded in {time.perf_counter() - started:.0f} s, {size:.0f} MB")
+        figures = anyio.run(measure, folder / "memory.db", texts, options.pairs)
         figures["disk alone p95"] = p95(disk(folder))
-        kept = table(f"reflact, {options.cards} cards", figures, BOUNDS)
-        if options.purpose_agent is None:
-            print("\npurpose-agent: not measured; name an interpreter that has it with --purpose-agent")
-        else:
-            older = measure_older(options.purpose_agent, Texts(), options.older, folder)
-            table(f"purpose-agent 3.0.1, {options.older} cards", older, {})
+        kept = table(f"{options.pairs} pairs", figures, BOUNDS)
     print("\nwithin the bounds" if kept else "\nbeyond a bound")
     return 0 if kept else 1
 
