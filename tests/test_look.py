@@ -494,10 +494,10 @@ def test_settings_without_an_effect_are_no_difference(folder: Path, tmp_path: Pa
         anyio.run(build_trainer(build_settings(tmp_path / name, train={"num_epochs": n}, **idle)).train)
     found = anyio.run(compare_runs, [tmp_path / "a", tmp_path / "b"])
     assert [setting.key for setting in found.settings] == ["train.num_epochs"]
-    bodies = {"target": {"extra_body": {"top_k": 3}}}
+    bodies = {"optimizer": {"extra_body": {"top_k": 3}}}
     anyio.run(build_trainer(build_settings(tmp_path / "c", train={"num_epochs": 2}, models=bodies)).train)
     found = anyio.run(compare_runs, [tmp_path / "b", tmp_path / "c"])
-    assert [setting.key for setting in found.settings] == ["models.target.extra_body.top_k"]
+    assert [setting.key for setting in found.settings] == ["models.optimizer.extra_body.top_k"]
     keys = {setting.key for setting in anyio.run(compare_runs, [folder, tmp_path / "a"]).settings}
     assert {"slow_update.enabled", "slow_update.samples"} <= keys
     assert "critic.n_samples" not in keys
