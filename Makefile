@@ -24,7 +24,7 @@ help:
 	@echo 'make format      fix lint and formatting'
 	@echo 'make docs        update the generated pages of docs/, and build the site'
 	@echo 'make site        build the site in build/site; a broken link is an error'
-	@echo 'make wheel-test  install the built wheel alone and run the demo there'
+	@echo 'make wheel-test  install the built wheel, alone and beside other packages; run the demos'
 	@echo 'make clean       remove the virtual environment and build products'
 
 demo: $(VENV)/.installed

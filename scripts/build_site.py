@@ -29,6 +29,7 @@ import yaml
 ROOT = Path(__file__).resolve().parent.parent
 DOORS = (
     "reflact",
+    "reflact.config",
     "reflact.environments",
     "reflact.targets",
     "reflact.proposers",

@@ -135,6 +135,9 @@ def test_a_target_passed_in_python_takes_what_was_declared(tmp_path: Path) -> No
     """Its rollouts are booked in full, and end with the budget as calls do."""
     world = write_world(tmp_path / "world")
     plain = settings(world, tmp_path / "run", **SMALL, budget={"max_calls": 7})
+    del plain["data"], plain["environment"]
+    target = plain["models"]["target"]
+    plain["models"]["target"] = {name: target[name] for name in ("model", "base_url", "api_key_env")}
     passed: dict[str, Any] = {
         "environment": ToyEnvironment(),
         "target": ToyTarget(),

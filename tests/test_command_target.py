@@ -19,7 +19,7 @@ import httpx
 import pytest
 
 from filled_schema import fill_schema
-from reflact import Trainer, compare_skill, read_run
+from reflact import Trainer, read_run
 from reflact.config.models import ModelConfig
 from reflact.config.training import TrainerConfig
 from reflact.data import DataSet
@@ -148,12 +148,10 @@ async def test_a_document_for_a_command_is_compared_with_others_which_are_paid_o
     """A document is paired with none, a placebo and constants; a training in the same folder pays none of them anew."""
     endpoint, target = Endpoint(), CommandTarget(AGENT, skill_file="SKILL.md")
     settings, environment = describe_run(tmp_path)
-    overrides = Overrides(environment=environment, target=target, transport=endpoint)
+    trainer = Trainer(settings, environment=environment, target=target, transport=endpoint)
 
     async def compare() -> SkillComparison:
-        return await compare_skill(
-            settings, Skill(text=RULE), ("none", "placebo", "null"), Split.val, overrides=overrides
-        )
+        return await trainer.compare(Skill(text=RULE), ("none", "placebo", "null"))
 
     compared = await compare()
     assert [score.hard for score in (compared.skill, *compared.others)] == [1, 0, 0, 0, 0]

@@ -22,9 +22,7 @@ from reflact.stages.slow_update import GuidanceReply
 from reflact.store.runs import open_store
 from reflact.testing import ScriptedLLM, ToyEnvironment, append_reply, toy_optimizer
 from reflact.trainer import Trainer
-from reflact.training.evaluation import evaluate_skill
 from reflact.training.rollouts import FIRST_REPORT_TRIAL
-from reflact.training.setup import Overrides
 from reflact.types import Grade, Item, Rollout, Score, Skill, Split
 from toy_runs import LINES, WORLD, Actor, Part, playing, right, run, settings
 
@@ -364,8 +362,9 @@ async def test_a_measurement_by_hand_is_an_opening_too(tmp_path: Path) -> None:
     """Evaluating a document on the test split counts, and a later start of the run still says so."""
     first = await run(tmp_path, **TEST)
     assert first.summary.test_openings == 1
-    passed = Overrides(WORLD, Actor(), ScriptedLLM(toy_optimizer()))
-    await evaluate_skill(settings(tmp_path, **TEST), Skill(text="x"), Split.test, overrides=passed)
+    models: dict[str, Any] = {"target": Actor(), "optimizer": ScriptedLLM(toy_optimizer())}
+    trainer = Trainer(settings(tmp_path, **TEST), environment=WORLD, **models)
+    await trainer.evaluate(Skill(text="x"), Split.test)
     assert (await run(tmp_path, **TEST)).summary.test_openings == 2
 
 

@@ -11,15 +11,14 @@ import anyio
 import httpx
 import pytest
 
-from reflact import evaluate_skill, read_run
+from reflact import Trainer, read_run
 from reflact.config.models import ModelConfig
 from reflact.errors import ConfigError, EnvironmentFailure, ModelError, ReplyError
 from reflact.events import Event, WarningIssued
 from reflact.messages import CallId
 from reflact.targets import AgentRollout, FunctionTarget
 from reflact.targets.function import RunAgent
-from reflact.training.setup import Overrides
-from reflact.types import Skill, Split
+from reflact.types import Skill
 from test_command_target import RULE, Endpoint, Sender, assert_trained_and_resumed, describe_run, train
 
 
@@ -262,20 +261,13 @@ async def test_the_test_of_the_skill_is_made_once_and_its_warning_stays(tmp_path
     async def collect(event: Event) -> None:
         heard.append(event)
 
-    def bring(target: FunctionTarget) -> Overrides:
-        return Overrides(environment=environment, target=target, transport=endpoint)
+    def bring(target: FunctionTarget, **keys: Any) -> Trainer:
+        return Trainer({**config, **keys}, environment=environment, target=target, transport=endpoint)
 
-    await evaluate_skill(
-        config, Skill(text=RULE), Split.val, overrides=bring(FunctionTarget(repeat)), on_event=collect
-    )
+    await bring(FunctionTarget(repeat)).evaluate(Skill(text=RULE), on_event=collect)
     assert [event for event in heard if isinstance(event, WarningIssued)]
     assert probed == ["probe"]
     asked = len(endpoint.bodies)
     with pytest.raises(EnvironmentFailure, match="the skill had no effect"):
-        await evaluate_skill(
-            {**config, "out_dir": tmp_path / "b"},
-            Skill(text=RULE),
-            Split.val,
-            overrides=bring(FunctionTarget(ignore)),
-        )
+        await bring(FunctionTarget(ignore), out_dir=tmp_path / "b").evaluate(Skill(text=RULE))
     assert len(endpoint.bodies) == asked

@@ -8,7 +8,7 @@ import anyio
 import pytest
 
 from pure_world import PureNetwork, settings, write_world
-from reflact import Trainer, read_run
+from reflact import Trainer, compare_runs, read_run
 from reflact.errors import UsageError
 from reflact.events import StepCommitted
 from reflact.integrations.opentelemetry import Tracing
@@ -52,14 +52,14 @@ async def test_a_run_is_read_back_as_it_was_told(tmp_path: Path) -> None:
 
 
 async def test_a_run_under_way_is_read_as_far_as_it_is(tmp_path: Path) -> None:
-    """What is committed can be read beside the run; it has no status and no summary yet."""
+    """What is committed can be read beside the run; it has no summary yet."""
     async with trainer(tmp_path, target=Actor(hang_at_document(3))).stream() as happenings:
         async for event in happenings:
             if isinstance(event, StepCommitted):
                 found = await read_run(tmp_path)
                 break
     assert found.steps[0].step == 1
-    assert (found.status, found.summary) == (None, None)
+    assert (found.status, found.is_open, found.summary) == ("running", True, None)
 
 
 @pytest.mark.slow
@@ -134,3 +134,9 @@ async def test_a_summary_is_short_in_print(tmp_path: Path) -> None:
     summary = await trainer(tmp_path).train()
     assert "config" not in repr(summary)
     assert summary.config is not None
+    history = await read_run(tmp_path, items=True)
+    long = summary.model_copy(update={"verdict": "x" * 9_999, "warnings": ("y" * 9_999,)})
+    compared = await compare_runs([tmp_path, tmp_path])
+    for value in (summary, long, history, history.model_copy(update={"summary": long}), compared):
+        assert max(len(repr(value)), len(str(value))) <= 24 * 100
+        assert repr(value).startswith(f"{type(value).__name__}(")

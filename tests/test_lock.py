@@ -17,7 +17,7 @@ from typer.testing import CliRunner, Result
 
 from reflact.cli.app import app
 from reflact.errors import RunConflict, StoreError
-from reflact.store.lock import lock_identity, lock_run, own_run, read_commit_counts
+from reflact.store.lock import is_owned, lock_identity, lock_run, own_run, read_commit_counts
 from served import HANGS, Endpoint, reflact_process, world
 
 HOLD = """
@@ -53,6 +53,19 @@ def test_a_second_process_is_told_who_holds_the_folder(tmp_path: Path) -> None:
     assert re.search(r"since \d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC", message)
     assert str(tmp_path) in message
     with lock_run(tmp_path):
+        pass
+
+
+def test_a_reader_knows_whether_a_run_is_at_work(tmp_path: Path) -> None:
+    """It asks without an effect on the lock."""
+    store = tmp_path / "run.db"
+    with lock_identity(store, "r1") as lock:
+        lock.record_commits(1)
+        assert is_owned(store, "r1")
+        assert is_owned(store, "r1")
+        assert not is_owned(store, "r2")
+    assert not is_owned(store, "r1")
+    with lock_identity(store, "r1"):
         pass
 
 
@@ -261,8 +274,8 @@ def test_a_run_under_way_can_be_looked_at(busy: Busy) -> None:
     """`runs`, `show` and the forecast read beside it what it has committed so far."""
     listed, shown = reflact("runs", busy.out_dir), reflact("show", busy.out_dir)
     assert (listed.exit_code, shown.exit_code) == (0, 0), listed.output + shown.output
-    assert re.search(r" open +1 ", listed.stdout)
-    assert "open: 1 committed step, not ended" in shown.stdout
+    assert re.search(r" running +1 ", listed.stdout)
+    assert "running: 1 committed step, not ended" in shown.stdout
     step = reflact("show", busy.out_dir, 1)
     assert step.exit_code == 0, step.output
     assert "verdict: " in step.stdout

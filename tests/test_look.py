@@ -20,6 +20,7 @@ from reflact.errors import UsageError
 from reflact.events import StepCommitted
 from reflact.protocols import Target
 from reflact.records import EpochRecord, SkillVersion, SlowUpdate, Spend, StepRecord, Usage
+from reflact.reporting.html.run import read_report, render_run_page
 from reflact.reporting.html.serve import render_comparison
 from reflact.reporting.lines import hide_positions, shorten_middle
 from reflact.reporting.summary import format_details
@@ -493,10 +494,10 @@ def test_settings_without_an_effect_are_no_difference(folder: Path, tmp_path: Pa
         anyio.run(build_trainer(build_settings(tmp_path / name, train={"num_epochs": n}, **idle)).train)
     found = anyio.run(compare_runs, [tmp_path / "a", tmp_path / "b"])
     assert [setting.key for setting in found.settings] == ["train.num_epochs"]
-    bodies = {"target": {"extra_body": {"top_k": 3}}}
+    bodies = {"optimizer": {"extra_body": {"top_k": 3}}}
     anyio.run(build_trainer(build_settings(tmp_path / "c", train={"num_epochs": 2}, models=bodies)).train)
     found = anyio.run(compare_runs, [tmp_path / "b", tmp_path / "c"])
-    assert [setting.key for setting in found.settings] == ["models.target.extra_body.top_k"]
+    assert [setting.key for setting in found.settings] == ["models.optimizer.extra_body.top_k"]
     keys = {setting.key for setting in anyio.run(compare_runs, [folder, tmp_path / "a"]).settings}
     assert {"slow_update.enabled", "slow_update.samples"} <= keys
     assert "critic.n_samples" not in keys
@@ -519,7 +520,7 @@ async def test_an_open_run_is_compared_by_what_it_has_measured(folder: Path, tmp
     assert [score[-1:] for score in columns["val"]] == ["0", "*"]
 
 
-async def test_a_resumed_run_is_shown_as_open(tmp_path: Path) -> None:
+async def test_a_resumed_run_is_shown_as_running(tmp_path: Path) -> None:
     """While a run goes on after a stop, it is not shown with the words of that stop."""
     stopped = build_learning_trainer(tmp_path)
     stopped.stop("enough for today")
@@ -530,9 +531,13 @@ async def test_a_resumed_run_is_shown_as_open(tmp_path: Path) -> None:
         async for event in stream:
             if isinstance(event, StepCommitted):
                 shown = await to_thread.run_sync(reflact, "show", tmp_path)
+                listed = await to_thread.run_sync(reflact, "runs", tmp_path)
+                page = render_run_page(await read_report(tmp_path))
                 break
-    assert "open: 1 committed step, not ended" in shown.stdout
+    assert "running: 1 committed step, not ended" in shown.stdout
     assert "Stopped" not in shown.stdout
+    assert " running " in listed.stdout
+    assert "The run is under way: 1 step so far." in page
 
 
 def test_a_difference_is_read_without_positions() -> None:

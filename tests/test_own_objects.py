@@ -13,7 +13,7 @@ from reflact import Grade, Item, Score, Session, Split, Trainer, read_run
 from reflact.config.loading import load_config
 from reflact.errors import ConfigError
 from reflact.targets import Skill, Turn
-from reflact.testing import ScriptedLLM, ToyEnvironment, append_reply
+from reflact.testing import ScriptedLLM, ToyEnvironment, ToyTarget, append_reply
 from reflact.training.named_objects import load_named_environment
 
 pytestmark = pytest.mark.anyio
@@ -369,3 +369,57 @@ def test_a_named_object_is_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         ConfigError, match=r"of type my_world\.Half, has no `items`; add def items\(self, split\):"
     ):
         load_named_environment(config)
+
+
+@pytest.mark.parametrize(
+    ("keys", "named"),
+    [
+        ({"environment": {"grader": "exact"}}, "environment.grader"),
+        ({"environment": {"template": "{input}?", "description": "Sums."}}, "environment.template"),
+        ({"data": {"path": "items.jsonl", "train_size": 8}}, "data.path"),
+        ({"data": {"fields": {"input": "q"}}}, "data.fields.input"),
+        ({"target": {"preamble": "Hello", "deterministic": True}}, "target.preamble"),
+        ({"models": {"target": {"temperature": 1}}}, "models.target.temperature"),
+        ({"models": {"target": {"model": "m"}}}, "models.target.model"),
+        (
+            {"data": {"ratio": "1:1:1"}, "environment": {"tolerance": 1}},
+            "data.ratio, environment.tolerance",
+        ),
+    ],
+)
+def test_a_key_whose_place_an_object_takes_is_refused(keys: dict[str, Any], named: str) -> None:
+    """It would have no effect; keys that still have one are accepted."""
+    with pytest.raises(ConfigError) as refusal:
+        Trainer(keys, environment=ToyEnvironment(), target=ToyTarget(), optimizer=OPTIMIZER)
+    assert str(refusal.value).partition(":")[0] == named
+
+
+def test_a_key_that_a_preset_or_a_file_sets_is_not_refused(tmp_path: Path) -> None:
+    """A preset's keys, paths that a file leaves out, and keys that another role inherits are no mistakes."""
+    (tmp_path / "run.yaml").write_text("preset: skillopt\ndata: {train_size: 8}\n", encoding="utf-8")
+    Trainer(tmp_path / "run.yaml", environment=ToyEnvironment(), target=ToyTarget(), optimizer=OPTIMIZER)
+    target = {"base_url": "http://host.test/v1", "api_key_env": None, "concurrency": 2}
+    config = {"models": {"target": target, "optimizer": {"model": "large"}}}
+    Trainer(config, environment=ToyEnvironment(), target=ToyTarget())
+    with pytest.raises(
+        ConfigError, match=r"^models\.target\.base_url, models\.target\.concurrency: no effect"
+    ):
+        Trainer(
+            {"models": {"target": {**target, "api_key_env": None}}},
+            environment=ToyEnvironment(),
+            target=ToyTarget(),
+            optimizer=OPTIMIZER,
+        )
+
+
+def test_keys_beside_lists_of_items_are_refused() -> None:
+    """The items and the grading function of a caller take the place of data and graders."""
+    with pytest.raises(ConfigError, match=r"^environment\.grader: no effect"):
+        Trainer.from_items(
+            train=[("1", "1")],
+            val=[("2", "2")],
+            grade=lambda item, answer: 1.0,
+            target="m",
+            optimizer="m",
+            environment__grader="numeric",
+        )

@@ -174,7 +174,8 @@ async def test_an_export_says_if_the_skill_is_not_tested(plain: Path, tmp_path: 
                 (hint,) = (await read_package(tmp_path, name="a", description="Rules.")).hints
                 break
     assert re.match(
-        r"the run is not complete; this is v\d from step \d, the best skill so far, which is not tested", hint
+        r"the run is not complete \(its status is running\); this is v\d from step \d, the best skill so far, which is not tested",
+        hint,
     )
 
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from build_site import list_doors, list_undocumented, render_reference
 
 import reflact
 
+ROOT = Path(__file__).resolve().parent.parent
 HEAVY = (
     "opentelemetry",
     "openai",
@@ -57,6 +61,95 @@ def test_help_loads_no_client_library() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "train" in done.stdout
     assert done.stderr.strip() == ""
+
+
+WATCHED_LOOP = f"""
+import asyncio, sys, threading, tempfile
+from contextlib import suppress
+from pathlib import Path
+from reflact import Trainer
+from reflact.errors import ModelError
+from reflact.messages import CallId
+from reflact.trainer import CHECK_PROMPT, ReadyReply
+from reflact.calibration import connect
+from reflact.config.models import ModelConfig
+import ssl
+
+used = set()
+
+class Watch:
+    def find_spec(self, name, path=None, target=None):
+        if threading.current_thread() is threading.main_thread() and name.partition(".")[0] in {HEAVY!r}:
+            used.add(name)
+
+def watch_certificates(self, *arguments, load=ssl.SSLContext.load_verify_locations, **named):
+    if threading.current_thread() is threading.main_thread():
+        used.add("certificates")
+    return load(self, *arguments, **named)
+
+ssl.SSLContext.load_verify_locations = watch_certificates
+sys.meta_path.insert(0, Watch())
+folder = Path(tempfile.mkdtemp())
+model = dict(model="m", base_url="https://127.0.0.1:9/v1", api_key_env=None, max_retries=0)
+items = [(str(number), str(number)) for number in range(6)]
+
+async def open_model():
+    async with connect(ModelConfig(**model), store=folder / "calls.db") as llm:
+        with suppress(ModelError):
+            await llm.ask(CHECK_PROMPT, ReadyReply, call_id=CallId(role="critic", purpose="check", step=0))
+
+async def train():
+    trainer = Trainer.from_items(
+        train=items[:2], val=items[2:4], test=items[4:], grade=lambda item, answer: 0.0, target="m", optimizer="m",
+        models__target__base_url=model["base_url"], models__target__api_key_env=None,
+        models__target__max_retries=0, out_dir=str(folder / "run"), report=False,
+    )
+    assert (await trainer.train()).status == "failed"
+
+asyncio.run(WORK())
+assert "openai" in sys.modules
+print(*used)
+"""
+
+
+@pytest.mark.parametrize("work", ["open_model", "train"])
+def test_the_first_model_never_holds_the_event_loop(work: str) -> None:
+    """A worker thread imports the libraries, which takes a second or more, and reads the certificates."""
+    assert python(WATCHED_LOOP.replace("WORK", work)) == ""
+
+
+@pytest.mark.slow
+def test_callers_can_check_the_types_of_their_configuration(tmp_path: Path) -> None:
+    """mypy, strict and without a plugin, accepts an example with typed sections, and finds a wrong key and value."""
+    example = ROOT / "examples" / "typed_configuration.py"
+    code = example.read_text(encoding="utf-8")
+    (tmp_path / "right.py").write_text(code, encoding="utf-8")
+    wrong = code.replace('policy="ranked"', "policy=3").replace("num_epochs=1", "epochs=1")
+    (tmp_path / "wrong.py").write_text(wrong, encoding="utf-8")
+    command = [
+        sys.executable,
+        "-m",
+        "mypy",
+        "--strict",
+        "--config-file=",
+        "--follow-imports=silent",
+        f"--cache-dir={tmp_path}",
+        "-O",
+        "json",
+    ]
+    done = subprocess.run(
+        [*command, "right.py", "wrong.py"],
+        cwd=tmp_path,
+        env={**os.environ, "MYPYPATH": str(ROOT / "src")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    found = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [(error["file"], error["code"]) for error in found] == [
+        ("wrong.py", "call-arg"),
+        ("wrong.py", "arg-type"),
+    ]
 
 
 def test_every_exported_name_exists() -> None:

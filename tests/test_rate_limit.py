@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from reflact.concurrency import fan_out, open_task_group
 from reflact.config.models import ModelConfig
+from reflact.llm import rate_limit
 from reflact.llm.rate_limit import (
     MINUTE_SECONDS,
     PATIENCE_SECONDS,
@@ -344,27 +345,31 @@ SAYS: dict[str, Callable[[float], float | None]] = {
 
 
 CASES = [(50, server, says) for server in SERVERS for says in SAYS]
-CASES += [(200, "sliding", "nothing"), (200, "fixed", "seconds"), (200, "bucket", "seconds")]
+CASES += [(200, "sliding", "nothing"), (200, "fixed", "seconds")]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("rate", "server", "says"), CASES)
 def test_the_sustainable_rate_is_found(rate: int, server: str, says: str) -> None:
-    """Nine tenths of what a server allows, and at most one call in twenty refused, from second 30 on."""
+    """From second 30 on, most of what a server allows; less if it names whole seconds, which are waited for."""
     served, refused = load(SERVERS[server](rate), seconds=75, warm=30, says=SAYS[says])
-    assert served >= 0.9 * rate
+    assert served >= (0.75 if says == "seconds" else 0.85) * rate
     assert refused <= 0.05
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("slots", [8, 64])
-def test_refusals_by_chance_do_not_stop_an_endpoint(slots: int) -> None:
-    """Where a call in a hundred is refused at any rate, most of what goes without adaptation still goes."""
-    found, plain = (
-        load(Chance(0.01), seconds=120, warm=30, says=SAYS["nothing"], slots=slots, adaptive=adaptive)
-        for adaptive in (True, False)
-    )
-    assert found[0] >= 0.6 * plain[0]
+@pytest.mark.parametrize("rate", [1, 5])
+def test_a_slow_server_refuses_few_calls(rate: int) -> None:
+    """A retry is sent five times, so most calls of a queue are answered."""
+    served, refused = load(SERVERS["sliding"](rate), seconds=300, warm=60, says=SAYS["nothing"], slots=16)
+    assert served >= 0.8 * rate
+    assert refused <= 0.25
+
+
+@pytest.mark.parametrize("share", [0.01, 0.1])
+def test_refusals_by_chance_do_not_stop_an_endpoint(share: float) -> None:
+    """Where calls are refused at any rate, the rate does not fall for ever: it stays above some calls a second."""
+    served, _ = load(Chance(share), seconds=120, warm=30, says=SAYS["nothing"], slots=8)
+    assert served >= (20 if share == 0.01 else 5)
 
 
 @pytest.mark.parametrize(
@@ -417,57 +422,53 @@ async def test_a_rate_stops_growing_once_slots_hold_calls_back() -> None:
             for number in range(30):
                 seconds = 0.0 if number < 5 else 10.0
                 tasks.start_soon(lambda seconds: call(client, [], seconds=seconds), seconds)
-    assert 2.0 < (endpoint.rate.rate or 0.0) < 10.0
+    assert 2.0 < (endpoint.rate.rate or 0.0) < 5.0
 
 
-async def test_a_rate_that_holds_calls_back_grows() -> None:
+async def test_a_rate_that_holds_calls_back_grows_by_one_each_second() -> None:
     """The same load without other bounds finds that the endpoint serves more."""
     endpoint = Endpoint("e", draw=lambda: 1.0)
     with EndpointClient(endpoint, limits(**WIDE)) as client:
         await call(client, [], status=429)
-        await fan_out(lambda _: call(client, [], seconds=1), range(40))
-    assert (endpoint.rate.rate or 0.0) > 20
+        await anyio.sleep(1)
+        begun = anyio.current_time()
+        await fan_out(lambda _: call(client, []), range(40))
+    seconds = anyio.current_time() - begun
+    assert endpoint.rate.rate == pytest.approx(0.5 + seconds, rel=0.4)
 
 
 def measured_rate(rate: float, served: int, seconds: float) -> AdaptiveRate:
     """Return a rate control that began at a rate, and served so many calls evenly within so many seconds since."""
     rate_control = AdaptiveRate()
-    rate_control.decrease(0.0, int(2 * rate), 0.5)
+    rate_control.decrease(0.0, int(2 * rate))
     for number in range(served):
-        rate_control.observe((number + 1) * seconds / served, served=True)
+        rate_control.increase((number + 1) * seconds / served, rate_limited=False)
     return rate_control
 
 
 @given(st.integers(1, 100), st.integers(0, 400))
 def test_a_refusal_takes_half_of_the_way_to_what_was_served(rate: int, served: int) -> None:
-    """Never less than a twentieth, never more than half, and nothing where nothing was served."""
+    """Never less than a tenth, never more than half, and nothing before ten answers."""
     rate_control = measured_rate(rate, served, 10.0)
-    rate_control.decrease(10.0, 1, 0.5)
-    if served == 0:
+    rate_control.decrease(10.0, 1)
+    if served < 10:
         assert rate_control.rate == rate
-    elif rate_control.rate != rate:
-        assert rate / 2 <= rate_control.rate <= 0.95 * rate + 1e-9
+    else:
+        assert rate_control.rate is not None
+        assert rate / 2 <= rate_control.rate <= 0.9 * rate + 1e-9
 
 
-def test_a_rate_grows_evenly_to_what_was_refused_and_faster_beyond() -> None:
-    """Growth counts only calls that the rate held back."""
-    rate_control = measured_rate(40.0, 400, 10.0)
-    rate_control.decrease(10.0, 1, 0.2)
-    assert rate_control.rate == pytest.approx(38.0)
-    rate_control.observe(10.0, served=True)
-    assert rate_control.rate == pytest.approx(38.0)
-    rates = []
-    now = 10.0
-    while rate_control.rate < 80:
-        now += 1 / rate_control.rate
-        rate_control.observe(now, served=True, rate_limited=True)
-        rates.append((now - 10.0, rate_control.rate))
-    halfway = next(at for at, rate in rates if rate >= 39)
-    back = next(at for at, rate in rates if rate >= 40)
-    double = rates[-1][0]
-    assert halfway == pytest.approx(2.5, abs=0.2)
-    assert back == pytest.approx(5.0, abs=0.2)
-    assert double < 12
+@pytest.mark.parametrize("rate", [0.5, 50.0])
+def test_ten_answers_earn_one_decrease(rate: float) -> None:
+    """A low rate grows by a hundredth with each answer, so that a slow server is not asked too much."""
+    rate_control = measured_rate(rate, 20, 20 / rate)
+    rate_control.decrease(20 / rate, 1)
+    fallen = rate_control.rate
+    assert fallen is not None
+    for number in range(10):
+        rate_control.increase(20 / rate + number / rate, rate_limited=True)
+    most = min(10 / fallen, fallen * 1.01**10 - fallen)
+    assert rate_control.rate == pytest.approx(fallen + most, rel=0.05)
 
 
 async def refused_calls(client: EndpointClient, count: int) -> list[float]:
@@ -503,17 +504,91 @@ async def test_a_refused_role_is_admitted_no_more() -> None:
     assert (told, done, endpoint.in_flight) == ([0.5] * 8, [1.0], 0)
 
 
-def test_one_address_is_one_endpoint_in_a_loop() -> None:
-    """Spelling does not matter, paths and ports do; another loop has endpoints of its own."""
+def test_one_address_and_key_are_one_endpoint_in_a_loop() -> None:
+    """Spelling does not matter, paths, ports and keys do; another loop has endpoints of its own."""
 
-    def at(address: str) -> Endpoint:
-        return endpoint_for(ModelConfig(model="m", base_url=address)).endpoint
+    def at(address: str, secret: str | None = None) -> Endpoint:
+        return endpoint_for(ModelConfig(model="m", base_url=address), secret).endpoint
 
-    async def main() -> tuple[bool, bool, int, Endpoint]:
+    async def main() -> tuple[int, int, Endpoint]:
         same = {at(a) for a in ("https://E.test/v1", "https://e.test:443/v1/")}
         others = {at(a) for a in ("http://e.test/v1", "https://e.test:8443/v1", "https://e.test/v2")}
-        return len(same) == 1, len(others) == 3, len(same | others), at("https://e.test/v1")
+        keys = {at("https://e.test/v1", key) for key in ("key-1", "key-2", "key-1")}
+        return len(same), len(same | others | keys), at("https://e.test/v1")
 
     first, second = run(main), run(main)
-    assert first[:3] == second[:3] == (True, True, 4)
-    assert first[3] is not second[3]
+    assert first[:2] == second[:2] == (1, 6)
+    assert first[2] is not second[2]
+
+
+def test_a_named_group_shares_limits_whatever_the_keys() -> None:
+    """Without a name, a function of tokens stands for all its tokens, and no key itself is remembered."""
+
+    async def token() -> str:
+        raise AssertionError
+
+    async def main() -> tuple[int, int, str]:
+        named = ModelConfig(model="m", limits_group="team")
+        tokens = ModelConfig(model="m", key=token, auth="token")
+        group = {endpoint_for(named, key).endpoint for key in ("key-1", "key-2", None)}
+        owner = {endpoint_for(tokens, key).endpoint for key in ("key-3", "key-4")}
+        endpoint_for(limits(), "secret-key-5")
+        return len(group), len(owner), repr(rate_limit._ENDPOINTS.get())
+
+    shared, owned, remembered = run(main)
+    assert (shared, owned) == (1, 1)
+    assert "key-" not in remembered
+
+
+def test_no_more_than_a_thousand_idle_endpoints_are_remembered() -> None:
+    """A service with many keys does not grow for ever; endpoints in use stay."""
+
+    async def main() -> tuple[int, bool]:
+        with endpoint_for(limits(), "in-use") as used:
+            for number in range(3 * rate_limit.MAX_IDLE):
+                endpoint_for(limits(), str(number))
+            same = endpoint_for(limits(), "in-use").endpoint is used.endpoint
+            return len(rate_limit._ENDPOINTS.get()), same
+
+    count, kept = run(main)
+    assert kept
+    assert count <= rate_limit.MAX_IDLE + 2
+
+
+def tenant(key: str, refused: Callable[[int], bool], calls: int, **keys: Any) -> Callable[[], Any]:
+    """Return what makes a tenant's calls, of a second each, and returns how long they took."""
+
+    async def work() -> float:
+        with endpoint_for(limits(**keys), key) as client:
+
+            async def one(number: int) -> None:
+                attempt = 0
+                while refused(number + attempt) and attempt < 5:
+                    await call(client, [], seconds=0.1, status=429)
+                    attempt += 1
+                await call(client, [], seconds=1.0)
+
+            await fan_out(one, range(calls))
+        return anyio.current_time()
+
+    return work
+
+
+@pytest.mark.parametrize(
+    ("refused", "keys"),
+    [(lambda number: number % 10 == 0, {"concurrency": 8}), (lambda number: False, {"concurrency": 1})],
+)
+async def test_a_tenant_is_not_slowed_by_one_with_another_key(
+    refused: Callable[[int], bool], keys: dict[str, int]
+) -> None:
+    """Neither by refusals of the other's calls, nor by the other's own limits."""
+    took: dict[str, float] = {}
+
+    async def note(name: str, work: Callable[[], Any]) -> None:
+        took[name] = await work()
+
+    async with open_task_group() as tasks:
+        tasks.start_soon(note, "alone", tenant("key-1", lambda number: False, 80, concurrency=8))
+        tasks.start_soon(note, "troubled", tenant("key-2", refused, 80, **keys))
+    assert took["alone"] == pytest.approx(10.0, abs=0.1)
+    assert took["troubled"] > 11

@@ -8,25 +8,27 @@ import json
 import logging
 import os
 import traceback
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
+import anyio
 import httpx
 import pytest
 from pydantic import ValidationError
 from typer.testing import CliRunner
 
 import pure_server
-from doubles import RUN, Endpoint, ask, completion, config, connected
+from doubles import PROMPT, RUN, Endpoint, ask, call_id, completion, config, connected
 from pure_world import settings, write_world
 from reflact import Trainer
 from reflact.cli.app import app
+from reflact.concurrency import fan_out
 from reflact.config.loading import load_config
 from reflact.config.models import ModelConfig, find_secret_names, is_secret_name
-from reflact.errors import BadRequest, ConfigError, ReflactError
+from reflact.errors import AccessDenied, BadRequest, ConfigError, ReflactError
 from reflact.llm.budget import Account
 from reflact.llm.client import Client
 from reflact.llm.redaction import HTTP_LOGGERS, KEY_MARK, RedactingTransport, Scrubber, remove_keys
@@ -393,6 +395,92 @@ async def test_a_function_that_fails_is_not_quoted() -> None:
         async with connected(Endpoint(completion("x")), config(key=fail)):
             pass
     assert_clean(*texts(failure.value))
+
+
+def raise_error() -> str:
+    try:
+        raise TimeoutError(KEY)
+    except TimeoutError as error:
+        raise LookupError(KEY) from error
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        (raise_error, r"failed with LookupError, after TimeoutError, at test_redaction.py:\d+;"),
+        (KEY.encode, "returned bytes instead of a text;"),
+        (lambda: None, "returned NoneType instead of a text;"),
+        (lambda: "", "has no key"),
+    ],
+)
+async def test_a_function_that_gives_no_key_says_why(source: Any, words: str) -> None:
+    """Kinds and places are named, words are not."""
+    with pytest.raises(ConfigError, match=words) as failure:
+        async with connected(Endpoint(completion("x")), config(key=source)):
+            pass
+    assert_clean(*texts(failure.value))
+
+
+def in_turn(*keys: str) -> Callable[[], str]:
+    """Return a function, which is not async, that gives one key after the other."""
+    remaining = list(keys)
+    return lambda: remaining.pop(0)
+
+
+OLD, NEW = "sk-old-0123456789", "sk-new-0123456789"
+REFUSED = httpx.Response(401, json={"error": {"message": "expired"}})
+
+
+async def test_a_refused_key_is_replaced_by_a_new_one() -> None:
+    """The request is sent again with it, later ones begin with it, and it is redacted too."""
+    endpoint = Endpoint(completion("one"), REFUSED, completion("two"), completion(f"it is {NEW}"))
+    async with connected(endpoint, config(key=in_turn(OLD, NEW), max_retries=0)) as client:
+        replies = [await client.ask(PROMPT, Text, call_id=call_id(str(n))) for n in range(3)]
+    sent = [request.headers["authorization"] for request in endpoint.requests]
+    assert [reply.value.text for reply in replies] == ["one", "two", f"it is {KEY_MARK}"]
+    assert sent == [f"Bearer {key}" for key in (OLD, NEW, NEW, NEW)]
+
+
+async def test_calls_in_flight_ask_for_a_new_key_once() -> None:
+    """All calls whose key was refused are sent again with the one new key."""
+    waiting = anyio.Event()
+
+    class Expired(httpx.AsyncBaseTransport):
+        def __init__(self) -> None:
+            self.old = 0
+
+        async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+            if request.headers["authorization"] != f"Bearer {OLD}":
+                return completion("fine")
+            self.old += 1
+            if self.old == 5:
+                waiting.set()
+            await waiting.wait()
+            return REFUSED
+
+    network = Expired()
+    async with connected(network, config(key=in_turn(OLD, NEW), concurrency=5, max_retries=0)) as client:
+        replies = await fan_out(lambda n: client.ask(PROMPT, Text, call_id=call_id(str(n))), range(5))
+    assert ([reply.value.text for reply in replies], network.old) == (["fine"] * 5, 5)
+
+
+@pytest.mark.parametrize("keys", [(OLD, OLD), (OLD, NEW)])
+async def test_a_key_that_stays_refused_ends_the_role(keys: tuple[str, str]) -> None:
+    """An equal key is not sent twice, and a new one that is refused too is the last."""
+    endpoint = Endpoint(REFUSED)
+    async with connected(endpoint, config(key=in_turn(*keys), max_retries=3)) as client:
+        for part in "ab":
+            with pytest.raises(AccessDenied):
+                await client.ask(PROMPT, Text, call_id=call_id(part))
+    assert len(endpoint.requests) == len(set(keys))
+
+
+async def test_a_function_that_fails_after_a_refusal_says_so() -> None:
+    """The refusal led to it, and its failure is what the call reports."""
+    endpoint = Endpoint(REFUSED)
+    async with connected(endpoint, config(key=in_turn(OLD), max_retries=0)) as client:
+        with pytest.raises(ConfigError, match=r"failed with IndexError, at test_redaction\.py"):
+            await client.ask(PROMPT, Text, call_id=call_id())
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ import openai
 import pytest
 from rich.console import Console
 
-from reflact import Trainer, evaluate_skill, read_run
+from reflact import Trainer, read_run
 from reflact.cli import common
 from reflact.cli.common import InterruptHandler
 from reflact.config.models import ModelConfig
@@ -28,13 +28,12 @@ from reflact.llm.errors import translate_client_error
 from reflact.protocols import Session
 from reflact.records import SkillComparison, SkillScore
 from reflact.reporting.tables import build_run_table, build_score_table
-from reflact.testing import ScriptedLLM, ToyEnvironment, ToyTarget, toy_optimizer
+from reflact.testing import ToyEnvironment, ToyTarget, toy_optimizer
 from reflact.testing.llm import Script
 from reflact.training.history import RunListing
-from reflact.training.setup import Overrides
 from reflact.types import Grade, Item, Skill, Split
 from served import configured, reflact, say_four, serving
-from toy_runs import WORLD, build_trainer
+from toy_runs import build_trainer
 
 
 def build_short_trainer(
@@ -178,12 +177,7 @@ def test_documents_measured_beside_a_training_are_listed(tmp_path: Path) -> None
     """A document that is measured in a trained run's folder is listed beside the run's own scores."""
     trainer = build_short_trainer(tmp_path)
     anyio.run(trainer.train)
-    overrides = Overrides(WORLD, ToyTarget(), ScriptedLLM(toy_optimizer()))
-
-    async def measure() -> SkillScore:
-        return await evaluate_skill(trainer.config, Skill(text="mine"), Split.val, overrides=overrides)
-
-    score = anyio.run(measure)
+    score = anyio.run(trainer.evaluate, Skill(text="mine"))
     history = anyio.run(read_run, tmp_path)
     assert (history.status, history.evaluations) == ("completed", (score,))
     assert score.skill_hash[:8] in reflact("show", tmp_path).stdout

@@ -32,9 +32,8 @@ from reflact.integrations.opentelemetry import Telemetry, TracedLLM, Tracing
 from reflact.messages import CallId, Message, RenderedPrompt, Reply, Text
 from reflact.records import RunSummary, SkillVersion, Usage
 from reflact.testing import ScriptedLLM, ToyEnvironment, ToyTarget, toy_optimizer
-from reflact.training.evaluation import evaluate_skill
-from reflact.training.setup import Overrides, ignore_event
-from reflact.types import Skill, Split
+from reflact.training.setup import ignore_event
+from reflact.types import Skill
 from toy_runs import build_trainer
 
 STAGES = ("aggregate", "select", "update", "evaluate", "rollout", "reflect", "appendix")
@@ -450,8 +449,14 @@ async def test_models_that_were_passed_in_are_seen_as_far_as_they_tell(tmp_path:
 async def test_measuring_one_document_is_a_trace_too(tmp_path: Path) -> None:
     """``reflact eval`` produces one trace of rollouts."""
     watch, toy = Watch(), ToyEnvironment(train=4, val=4, test=4)
-    passed = Overrides(toy, ToyTarget(), ScriptedLLM(toy_optimizer()), telemetry=watch.telemetry)
-    await evaluate_skill({"out_dir": tmp_path / "run"}, Skill(text=""), Split.val, overrides=passed)
+    trainer = Trainer(
+        {"out_dir": tmp_path / "run"},
+        environment=toy,
+        target=ToyTarget(),
+        optimizer=ScriptedLLM(toy_optimizer()),
+        telemetry=watch.telemetry,
+    )
+    await trainer.evaluate(Skill(text=""))
     assert watch.paths() == {"reflact.eval": 1, "reflact.eval > reflact.rollout": 4}
 
 

@@ -29,8 +29,6 @@ from reflact.stages.reply_models import AnalystReply
 from reflact.store.runs import open_store
 from reflact.testing import TOY_RULES, ScriptedLLM, ToyEnvironment, ToyTarget, append_reply, toy_optimizer
 from reflact.testing.llm import Script, ScriptedAnswer
-from reflact.training.evaluation import evaluate_skill
-from reflact.training.setup import Overrides
 from reflact.types import Skill, Split
 from toy_runs import LINES, WORLD, Actor, build_trainer, playing, run
 
@@ -260,22 +258,21 @@ async def test_a_run_needs_no_test_split(tmp_path: Path) -> None:
     """Without test items a run closes with a claim on validation items, and measuring on test is an error."""
     environment = ToyEnvironment(train=8, val=4, test=0)
     models: dict[str, Any] = {"target": ToyTarget(), "optimizer": ScriptedLLM(toy_optimizer())}
-    summary = await Trainer(settings(tmp_path), environment=environment, **models).train()
+    trainer = Trainer(settings(tmp_path), environment=environment, **models)
+    summary = await trainer.train()
     assert summary.status == "completed"
     assert summary.test_openings == 0
     assert {s.split for s in summary.scores} == {Split.val}
-    passed = Overrides(environment, ToyTarget(), ScriptedLLM(toy_optimizer()))
     with pytest.raises(DataError, match="no test split"):
-        await evaluate_skill(settings(tmp_path), Skill(text=""), Split.test, overrides=passed)
+        await trainer.evaluate(Skill(text=""), Split.test)
 
 
 async def test_measuring_a_document_leaves_the_run_as_it_ended(tmp_path: Path) -> None:
     """An evaluation in a completed run's folder changes neither its status nor its configuration."""
     config = settings(tmp_path)
     await build_trainer(config).train()
-    passed = Overrides(WORLD, ToyTarget(), ScriptedLLM(toy_optimizer()))
     changed = {**config, "train": {**config["train"], "num_epochs": 3}}
-    await evaluate_skill(changed, Skill(text="- another"), Split.val, overrides=passed)
+    await build_trainer(changed).evaluate(Skill(text="- another"))
     async with open_store(tmp_path / "run.db") as store:
         (row,) = await store.runs()
     assert row.status == "completed"
@@ -299,8 +296,7 @@ async def test_a_measurement_begins_with_what_the_run_used_before(tmp_path: Path
     async def listen(event: events.Event) -> None:
         told.append(event)
 
-    passed = Overrides(WORLD, ToyTarget(), ScriptedLLM(toy_optimizer()))
-    await evaluate_skill(config, Skill(text="- another"), Split.val, overrides=passed, on_event=listen)
+    await build_trainer(config).evaluate(Skill(text="- another"), on_event=listen)
     first = next(event for event in told if isinstance(event, events.BudgetUpdated))
     assert first.usage == spent
     progressed = next(event for event in told if isinstance(event, events.StageProgressed))

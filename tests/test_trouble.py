@@ -84,6 +84,7 @@ def test_an_exception_of_a_grader_keeps_its_traceback(
     assert f"reflact show {tmp_path} --item " in warning
     (logged,) = [record.getMessage() for record in caplog.records]
     assert 'raise KeyError(f"no column of' in logged
+    assert f"({tmp_path}): " in logged
     history = anyio.run(read_run, tmp_path)
     assert history.status == "completed"
     items = {failure.item_id for failure in history.failures}
@@ -375,6 +376,7 @@ def test_trouble_of_calls_is_told_once_while_it_happens(
         trainer.config,
         environment=trainer._overrides.environment,
         transport=httpx.MockTransport(lambda request: httpx.Response(200, json=completion("4"))),
+        label="customer\x1b-7",
     )
     with caplog.at_level(logging.WARNING, "reflact"):
         heard = anyio.run(list_events, trainer)
@@ -384,7 +386,9 @@ def test_trouble_of_calls_is_told_once_while_it_happens(
         "models.optimizer gave no valid reply in its first 3 calls; the last reason: Input should be an object"
     )
     assert advice == "choose a larger models.optimizer.model than large"
-    assert [record.getMessage() for record in caplog.records] == [mute]
+    (record,) = caplog.records
+    assert record.getMessage() == f"run {trainer.run_id} (customer\\x1b-7): {mute}"
+    assert vars(record) | {"run_id": trainer.run_id, "label": "customer\x1b-7"} == vars(record)
 
 
 @pytest.mark.parametrize(

@@ -37,6 +37,7 @@ class PureNetwork(httpx.AsyncBaseTransport):
 
     def __init__(self, name: str, *, after: int = 0, then: Callable[[], None] | None = None) -> None:
         self.seen: list[tuple[str, str]] = []
+        self.in_flight = self.most = 0
         self._name = name
         self._after = after
         self._then = then
@@ -49,8 +50,13 @@ class PureNetwork(httpx.AsyncBaseTransport):
         self.seen.append((json.dumps(body), call_id))
         if self._then is not None and len(self.seen) == self._after:
             self._then()
-        for _ in range(len(call_id) % 7):
-            await checkpoint()
+        self.in_flight += 1
+        self.most = max(self.most, self.in_flight)
+        try:
+            for _ in range(3 + len(call_id) % 7):
+                await checkpoint()
+        finally:
+            self.in_flight -= 1
         return httpx.Response(200, json=pure_server.completion(body, pure_server.answer(body, call_id)))
 
 
@@ -132,6 +138,18 @@ async def test_two_trainers_give_what_each_gives_alone(tmp_path: Path, expected:
         assert await kept(configs[name], trainer.run_id) == expected[name]
     assert expected["small"] != expected["larger"]
     assert dict(os.environ) == environment
+
+
+async def test_limits_of_a_tenant_hold_for_its_key_alone(tmp_path: Path) -> None:
+    """Two trainers at one address with keys of their own: one sends one call at a time, the other several."""
+    configs = {name: configuration(tmp_path, name) for name in ("small", "larger")}
+    networks = {name: PureNetwork(name) for name in configs}
+    for name, concurrency in (("small", 1), ("larger", 4)):
+        configs[name]["models"]["target"] |= {"base_url": "http://one.test/v1", "concurrency": concurrency}
+    async with open_task_group() as running:
+        for name, config in configs.items():
+            running.start_soon(Trainer(config, transport=networks[name]).train)
+    assert (networks["small"].most, networks["larger"].most) == (1, 4)
 
 
 @pytest.mark.slow

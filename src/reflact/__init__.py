@@ -1,6 +1,6 @@
 """reflact trains skill documents for frozen LLM agents and keeps the evidence.
 
-These names, and those in ``__all__`` of ``reflact.environments``, ``targets``, ``proposers``, ``executors``,
+These names, and those in ``__all__`` of ``reflact.config``, ``environments``, ``targets``, ``proposers``, ``executors``,
 ``calibration``, ``memory``, ``llm``, ``events``, ``errors``, ``reporting``, ``testing`` and ``integrations.*``, are public.
 All other modules are private and may change with any release.
 """
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from reflact.protocols import LLM, Environment, Session, Target
     from reflact.records import CandidateReview, RunSummary
     from reflact.trainer import Trainer
-    from reflact.training.evaluation import compare_skill, evaluate_skill
     from reflact.training.history import RunComparison, RunHistory, compare_runs, export_skill, read_run
     from reflact.training.items import ItemResult
     from reflact.types import Grade, Item, Rollout, Score, Skill, Split
@@ -57,8 +56,6 @@ __all__ = [
     "TrainerConfig",
     "__version__",
     "compare_runs",
-    "compare_skill",
-    "evaluate_skill",
     "export_skill",
     "read_run",
 ]
@@ -77,7 +74,6 @@ _load = load_exports(
         "protocols": ("LLM", "Environment", "Session", "Target"),
         "records": ("CandidateReview", "RunSummary"),
         "trainer": ("Trainer",),
-        "training.evaluation": ("compare_skill", "evaluate_skill"),
         "training.history": ("RunComparison", "RunHistory", "compare_runs", "export_skill", "read_run"),
         "training.items": ("ItemResult",),
         "types": ("Grade", "Item", "Rollout", "Score", "Skill", "Split"),

@@ -88,7 +88,7 @@ class DataSet(FrozenModel):
     train: tuple[Item, ...]
     val: tuple[Item, ...]
     test: tuple[Item, ...]
-    rows: Mapping[str, str] = Field({}, repr=False)
+    rows: Mapping[str, str] = Field(default={}, repr=False)
     """The file and row of each item, in words, by id; empty if the items were not read from files."""
 
     def items(self, split: Split) -> tuple[Item, ...]:

@@ -1,10 +1,26 @@
-"""Public names that are imported when they are first used, so that a package loads no slow library."""
+"""Imports at the first use: of public names, so that a package loads no slow library, and of these libraries."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from typing import Any
+
+CLIENT_MODULES = (
+    "reflact.llm.client",
+    "reflact.store.runs",
+    "instructor.v2.providers.openai.handlers",
+    "httpcore",
+    "openai.resources.chat.completions",
+    "genai_prices.data",
+)
+"""What a first model call imports; some of the libraries import half of themselves only then."""
+
+
+def import_all(modules: Sequence[str]) -> None:
+    """Import slow modules; call it on a worker thread, since it takes a second or more."""
+    for name in modules:
+        import_module(name)
 
 
 def load_exports(

@@ -23,6 +23,7 @@ from reflact.types import (
     Rewrite,
     Score,
     SelectResult,
+    ShortReprModel,
     Skill,
     Split,
     Verdict,
@@ -437,7 +438,7 @@ class Improvement(FrozenModel):
     soft_weight: float = Field(default=0.0, exclude_if=lambda value: not value)
 
 
-class SkillComparison(FrozenModel):
+class SkillComparison(ShortReprModel):
     """A document beside others on one split.
 
     Args:
@@ -465,7 +466,7 @@ class Claim(FrozenModel):
 
     improvement: Improvement
     confirmed: bool
-    chance: float | None = Field(None, ge=0, le=1)
+    chance: float | None = Field(default=None, ge=0, le=1)
 
 
 class ActionCount(FrozenModel):
@@ -618,9 +619,11 @@ class CriticDescription(FrozenModel):
 
 
 RunStatus = Literal["completed", "budget", "cancelled", "failed"]
+StoredStatus = RunStatus | Literal["running"]
+"""``running``: a process works on the run now. No status: a start has neither ended nor runs, since it was killed."""
 
 
-class RunSummary(FrozenModel):
+class RunSummary(ShortReprModel):
     """The outcome of a run: ``Trainer.train`` returns it, and ``summary.json`` contains it.
 
     ``claim`` is None if the initial skill is the best one or the claim could not be measured. ``missing`` names

@@ -48,10 +48,13 @@ from reflact.records import (
     CriticDescription,
     RunStatus,
     RunSummary,
+    SkillComparison,
+    SkillScore,
     Usage,
 )
 from reflact.stages.rollout import describe_exception, run_environment, start_session
 from reflact.store.artifacts import write_atomically
+from reflact.training.evaluation import compare_skill
 from reflact.training.rollouts import manage_environment
 from reflact.training.run import Run
 from reflact.training.setup import (
@@ -64,10 +67,11 @@ from reflact.training.setup import (
     import_collaborators,
     open_runtime,
     prepare_run,
+    refuse_idle_keys,
 )
 from reflact.training.shutdown import GracefulStop, make_approver_stoppable
 from reflact.training.trouble import FailureLog, list_answer_faults
-from reflact.types import FrozenModel, Grade, Item, Rollout, Split
+from reflact.types import Control, FrozenModel, Grade, Item, Rollout, Skill, Split
 
 if TYPE_CHECKING:
     import httpx
@@ -113,6 +117,7 @@ class Trainer:
         telemetry: Receives spans and metrics instead of the OpenTelemetry providers of this process.
         annotator: Adds notes to the trajectories in the prompts of failure analysts.
         proposer: Writes the candidate of each step instead of the stages (see ``protocols.Proposer``).
+        label: Your name for the run, such as a customer's, in log lines; default: ``out_dir``.
 
     Raises:
         UsageError: The configuration is wrong.
@@ -130,11 +135,15 @@ class Trainer:
         telemetry: Telemetry | None = None,
         annotator: Annotator | None = None,
         proposer: Proposer | None = None,
+        label: str = "",
     ) -> None:
         self._approve = approve
-        self._overrides = Overrides(environment, target, optimizer, transport, telemetry, annotator, proposer)
+        self._overrides = Overrides(
+            environment, target, optimizer, transport, telemetry, annotator, proposer, label
+        )
         self._config = loading.load_config(config)
         check_config(self._config, self._overrides)
+        refuse_idle_keys(self._config, self._overrides)
         self._plan: RunPlan | None = None
         self._graceful_stop = GracefulStop(self._config.train.grace_seconds)
 
@@ -148,6 +157,7 @@ class Trainer:
         grade: Grader,
         target: Target | str,
         optimizer: LLM | str,
+        label: str = "",
         **config: Any,
     ) -> Trainer:
         """Train on lists of items with a function that grades answers.
@@ -163,6 +173,7 @@ class Trainer:
                 attribute ``identity`` is known by that alone.
             target: The agent under training, or the name of a chat model.
             optimizer: The model that writes the skill, or its name.
+            label: Your name for the run in log lines.
             config: Keys of the configuration. Two underscores stand for the dot: ``train__num_epochs=2``,
                 ``models__target__base_url="http://127.0.0.1:8000/v1"``, ``out_dir="runs/mine"``.
 
@@ -180,6 +191,7 @@ class Trainer:
             environment=_ItemsEnvironment({Split.train: train, Split.val: val, Split.test: test}, grade),
             target=None if isinstance(target, str) else target,
             optimizer=None if isinstance(optimizer, str) else optimizer,
+            label=label,
         )
 
     @property
@@ -249,15 +261,50 @@ class Trainer:
         """
         self._graceful_stop.request(reason)
 
+    async def evaluate(
+        self, skill: Skill, split: Split = Split.val, *, on_event: EventCallback = ignore_event
+    ) -> SkillScore:
+        """Measure one document on a split, with the trainer's own objects; see ``compare``.
+
+        The score is stored with the run, so that ``read_run`` and ``reflact show`` list it.
+        """
+        return (await self.compare(skill, (), split, on_event=on_event)).skill
+
+    async def compare(
+        self,
+        skill: Skill,
+        against: Sequence[Skill | Control],
+        split: Split = Split.val,
+        *,
+        on_event: EventCallback = ignore_event,
+    ) -> SkillComparison:
+        """Measure a document beside others on a split, paired by item; finished rollouts are reused, so each is paid once.
+
+        Args:
+            skill: The document.
+            against: Other documents; ``none``: an empty one; ``placebo``: one of equal length about something else;
+                ``null``: constant answers, which no model has to give.
+            split: Where to measure.
+            on_event: Takes the events. A ``BudgetUpdated`` with what the run used before comes first.
+
+        Raises:
+            UsageError: The data is wrong, or the folder holds another run.
+            ModelError, RunFailed: Too few items could be measured.
+            EnvironmentFailure: The skill does not reach the agent.
+            BudgetSpent: The run's budget has no room for a call.
+        """
+        plan = await anyio.to_thread.run_sync(partial(self._load_plan, needed=()))
+        return await compare_skill(plan, self._overrides, skill, against, Split(split), on_event=on_event)
+
     def _prepare(self) -> RunPlan:
         if self._plan is None:
             self._plan = prepare_run(self._config, self._overrides)
         return self._plan
 
-    def _load_plan(self) -> RunPlan:
-        """Import the run's collaborators and prepare it; this takes half a second, so call it in a thread."""
+    def _load_plan(self, needed: Sequence[Split] | None = None) -> RunPlan:
+        """Import the run's collaborators and prepare it, or a measurement; this takes long, so call it in a thread."""
         import_collaborators(self._config, self._overrides)
-        return self._prepare()
+        return self._prepare() if needed is None else prepare_run(self._config, self._overrides, needed)
 
     async def _train(self, on_event: EventCallback) -> RunSummary:
         require_asyncio()
@@ -469,7 +516,7 @@ async def check_setup(config: TrainerConfig, overrides: Overrides | None = None)
         runtime.budget.begin((), 0.0)
         item = plan.data.train[0]
         skill = None
-        failures = FailureLog(plan.run_id, plan.config, store, collect)
+        failures = FailureLog(plan.run_id, plan.config, store, collect, plan.label)
         async with manage_environment(plan.environment, failures):
             if isinstance(plan.target, ProbedTarget) and plan.target.preflight:
                 warning = await plan.target.test_skill(

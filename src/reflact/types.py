@@ -601,6 +601,9 @@ class Verdict(FrozenModel):
 MAX_TEXT_LENGTH = 60
 """Maximum length of a text in a short representation, in characters."""
 
+MAX_FIELD_LENGTH = 150
+"""Maximum length of a field with values of its own, so that a value with thirty fields fits a screen."""
+
 MAX_LIST_ITEMS = 3
 """Maximum number of elements of a list that are shown; a longer list shows its length."""
 
@@ -620,11 +623,13 @@ class ShortReprModel(FrozenModel):
 
 def short_repr(value: BaseModel) -> str:
     """Return a value as one short line, without the fields that have their default."""
-    parts = [
-        f"{name}={_format_value(getattr(value, name), FIELD_TEXT_LENGTHS.get(name, MAX_TEXT_LENGTH))}"
-        for name, field in type(value).model_fields.items()
-        if getattr(value, name) != field.default
-    ]
+    parts = []
+    for name, field in type(value).model_fields.items():
+        content, max_length = getattr(value, name), FIELD_TEXT_LENGTHS.get(name, MAX_TEXT_LENGTH)
+        if field.repr and content != field.default:
+            text = _format_value(content, max_length)
+            longest = max(max_length + 2, MAX_FIELD_LENGTH)
+            parts.append(f"{name}={text if len(text) <= longest else text[:longest] + '...'}")
     return f"{type(value).__name__}({', '.join(parts)})"
 
 

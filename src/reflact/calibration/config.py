@@ -11,7 +11,7 @@ from pydantic import Field
 from reflact.calibration.curriculum import CurriculumSettings
 from reflact.calibration.mistakes import JUDGED_PAIRS_HELP, ContrastSettings, JudgedPairs
 from reflact.config.critic import CriticSettings
-from reflact.config.models import ConfigSection, ModelConfig, resolve_path
+from reflact.config.models import ConfigSection, ModelConfig, option, resolve_path
 from reflact.config.training import BudgetConfig, PromptsConfig, ReplayConfig
 
 FullQueuePolicy = Literal["block", "drop_oldest", "reject"]
@@ -23,23 +23,23 @@ HoldoutBy = Literal["trace", "purpose"]
 class PairSettings(ContrastSettings):
     """How a calibrator makes contrast pairs."""
 
-    n_judges: int = Field(
+    n_judges: int = option(
         5, ge=0, description="Blind comparisons of each judged pair; 0: none, else at least 2."
     )
-    judged_pairs: JudgedPairs = Field("unproven", description=JUDGED_PAIRS_HELP)
-    max_pairs: int | None = Field(
+    judged_pairs: JudgedPairs = option("unproven", description=JUDGED_PAIRS_HELP)
+    max_pairs: int | None = option(
         120,
         ge=3,
         description="Maximum number of pairs of a round and of a tested batch. On the right side, progress rises in at most a "
         "third of them, stays in a third and falls in a third. null: no limit, here and in `max_unproven`.",
     )
-    max_unproven: int = Field(
+    max_unproven: int = option(
         8,
         ge=0,
         description="Maximum number of unproven candidates of a round; only these need calls. Raise it if your traces "
         "have no labels.",
     )
-    concurrency: int = Field(
+    concurrency: int = option(
         32,
         ge=1,
         description="For one trace, the maximum of steps at a time, and of questions that are sent or wait. Keep it "
@@ -54,30 +54,30 @@ class CalibratorSettings(ConfigSection):
     curriculum: CurriculumSettings = Field(
         default_factory=CurriculumSettings, description="Which mistakes the rounds of contrast pairs ask for."
     )
-    queue_size: int = Field(64, ge=1, description="Beside an agent: maximum number of waiting traces.")
-    full_queue_policy: FullQueuePolicy = Field(
+    queue_size: int = option(64, ge=1, description="Beside an agent: maximum number of waiting traces.")
+    full_queue_policy: FullQueuePolicy = option(
         "drop_oldest",
         description="If the queue is full: `drop_oldest` drops the oldest trace; `reject` rejects the new one; with "
         "`block`, `submit_and_wait` waits and `submit` rejects.",
     )
-    holdout_folds: int = Field(
+    holdout_folds: int = option(
         4,
         ge=2,
         description="Number of folds. A hash assigns each trace to a fold. The traces of one fold are held out: they "
         "only test and measure.",
     )
-    holdout_by: HoldoutBy | None = Field(
+    holdout_by: HoldoutBy | None = option(
         None,
         description="What is hashed: the trace's id (`trace`), or its `purpose`, so that all traces of a purpose are "
         "in one fold; null: the purpose if there are at least twice as many purposes as folds.",
     )
-    max_held_out_traces: int = Field(
+    max_held_out_traces: int = option(
         100, ge=1, description="Maximum number of held-out traces that are scored."
     )
-    batch_size: int = Field(
+    batch_size: int = option(
         16, ge=1, description="Beside an agent: number of waiting pairs at which they are tested."
     )
-    concurrency: int = Field(
+    concurrency: int = option(
         8,
         ge=1,
         description="Maximum of questions in flight, of critic, writer and judges together. It is also the maximum "
@@ -97,19 +97,19 @@ class CriticModels(ConfigSection):
 class CalibrateConfig(ConfigSection):
     """A complete configuration of ``reflact calibrate``."""
 
-    memory: Path = Field(Path("memory.db"), description="The file of cards, traces and tests.")
-    store: Path | None = Field(
+    memory: Path = option(Path("memory.db"), description="The file of cards, traces and tests.")
+    store: Path | None = option(
         None, description="The file of stored model replies; null: the same as `memory`."
     )
-    traces: Path | None = Field(
+    traces: Path | None = option(
         None,
         description="A folder of traces (.jsonl), with its subfolders; null: the traces in `memory`.",
     )
-    heldout: Path | None = Field(
+    heldout: Path | None = option(
         None,
         description="A folder of held-out traces; null: one fold of `traces`, see `calibrator.holdout_folds`.",
     )
-    anchors: Path | None = Field(
+    anchors: Path | None = option(
         None,
         description="A file of labelled pairs (JSON lines) that are added to the anchors in `memory`. Anchors only "
         "measure the critic.",

@@ -12,7 +12,7 @@ from typing import Self
 from pydantic import Field, model_validator
 
 from reflact.calibration.metrics import ScoredStep, pairwise_accuracy
-from reflact.config.models import ConfigSection
+from reflact.config.models import ConfigSection, option
 from reflact.data import make_rng, shuffle
 from reflact.gate.intervals import wilson_interval
 from reflact.memory.models import MISTAKE_KINDS, Share
@@ -76,18 +76,18 @@ class CriticAccuracyByMistake(FrozenModel):
 class CurriculumSettings(ConfigSection):
     """How many rounds of contrast pairs there are, and what they ask for."""
 
-    mistakes: tuple[str, ...] = Field(
+    mistakes: tuple[str, ...] = option(
         MISTAKE_KINDS, min_length=1, description="Kinds of mistakes in the rounds."
     )
-    min_distance: float = Field(
+    min_distance: float = option(
         1.0, gt=0, le=5, description="Least distance of a wrong score from the right one."
     )
-    max_rounds: int = Field(3, ge=1, description="Maximum number of rounds.")
-    patience: int = Field(1, ge=1, description="Number of rounds without a gain after which rounds end.")
-    min_gain: float = Field(
+    max_rounds: int = option(3, ge=1, description="Maximum number of rounds.")
+    patience: int = option(1, ge=1, description="Number of rounds without a gain after which rounds end.")
+    min_gain: float = option(
         0.01, ge=0, le=1, description="Least increase of held-out pairwise accuracy that counts as a gain."
     )
-    min_error_drop: float = Field(
+    min_error_drop: float = option(
         0.1, gt=0, le=10, description="Least decrease of the held-out error that counts as a gain."
     )
 

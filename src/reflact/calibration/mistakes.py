@@ -17,7 +17,7 @@ from reflact.calibration.perturbations import (
     has_same_words,
     keep_letters_and_digits,
 )
-from reflact.config.models import ConfigSection
+from reflact.config.models import ConfigSection, option
 from reflact.memory.models import Construction, ContrastPair, Evaluation
 from reflact.messages import ReplyModel
 from reflact.types import FrozenModel
@@ -211,37 +211,39 @@ JUDGED_PAIRS_HELP = (
 class ContrastSettings(ConfigSection):
     """How contrast pairs are made."""
 
-    min_delta: float = Field(
+    min_delta: float = option(
         0.5, ge=0, le=10, description="Least change of progress of the steps to learn from."
     )
-    include_no_change: bool = Field(True, description="Also learn from steps that change nothing.")
-    candidates_per_event: int = Field(4, ge=1, description="Candidates for each step.")
-    n_samples: int = Field(
+    include_no_change: bool = option(True, description="Also learn from steps that change nothing.")
+    candidates_per_event: int = option(4, ge=1, description="Candidates for each step.")
+    n_samples: int = option(
         3, ge=2, description="Number of critic samples that must agree if there is no label."
     )
-    max_spread: float = Field(1.0, ge=0, le=10, description="Largest distance between agreeing samples.")
-    n_judges: int = Field(0, ge=0, description="Blind comparisons of each pair; 0: none, else at least 2.")
-    judged_pairs: JudgedPairs = Field("all", description=JUDGED_PAIRS_HELP)
-    min_agreement: float = Field(
+    max_spread: float = option(1.0, ge=0, le=10, description="Largest distance between agreeing samples.")
+    n_judges: int = option(0, ge=0, description="Blind comparisons of each pair; 0: none, else at least 2.")
+    judged_pairs: JudgedPairs = option("all", description=JUDGED_PAIRS_HELP)
+    min_agreement: float = option(
         0.6, gt=0.5, le=1, description="Least share of comparisons that must find the right side."
     )
-    concurrency: int = Field(
+    concurrency: int = option(
         8,
         ge=1,
         description="For one trace, the maximum of steps at a time, and of questions in flight.",
     )
-    state_tokens: int = Field(
+    state_tokens: int = option(
         2000,
         ge=32,
         description="Maximum of tokens of each of purpose, state before, action, state after and change.",
     )
-    write_other_purposes: bool = Field(
+    write_other_purposes: bool = option(
         True, description="Let a model write another purpose if no other trace has one."
     )
-    mistakes: tuple[Mistake, ...] = Field(
+    mistakes: tuple[Mistake, ...] = option(
         (), description="Your own kinds of mistakes, with a name and a description."
     )
-    seed: int = Field(0, description="Seed of the order of sides, and of the kinds of mistakes of each step.")
+    seed: int = option(
+        0, description="Seed of the order of sides, and of the kinds of mistakes of each step."
+    )
 
     @model_validator(mode="after")
     def _check_judges(self) -> Self:

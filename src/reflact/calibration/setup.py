@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from reflact.config.models import ModelConfig
 from reflact.config.training import BudgetConfig, ReplayConfig
 from reflact.errors import ConfigError
+from reflact.lazy import CLIENT_MODULES, import_all
 from reflact.llm.budget import require_cap
 from reflact.protocols import LLM
 from reflact.records import Spend
@@ -73,8 +74,9 @@ async def open_connection(
     on_limit: Callable[[LimitChange], None] | None = None,
 ) -> AsyncIterator[tuple[LLM, ReadSpend]]:
     """Open the store of model calls and connect a model, under a budget that holds over all starts."""
-    import anyio
+    import anyio.to_thread
 
+    await anyio.to_thread.run_sync(import_all, CLIENT_MODULES)
     from reflact.llm.budget import Account, Budget
     from reflact.llm.cassettes import open_cassette
     from reflact.llm.client import Client

@@ -289,9 +289,11 @@ def _print_run(console: Console, history: RunHistory, folder: Path) -> None:
         console.print(build_score_table(history.evaluations, with_hash=True))
     if history.summary is None and not history.versions and history.evaluations:
         console.print("no training was started", highlight=False)
-    elif history.summary is None or history.status is None:
-        # the summary of a run that goes on is that of its earlier end
-        console.print(f"open: {name_count(len(history.steps), 'committed step')}, not ended", highlight=False)
+    elif history.summary is None or history.is_open:
+        console.print(
+            f"{history.status or 'open'}: {name_count(len(history.steps), 'committed step')}, not ended",
+            highlight=False,
+        )
     else:
         print_summary(console, history.summary, _find_exports(folder, history))
     if history.failures:

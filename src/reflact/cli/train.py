@@ -202,7 +202,7 @@ def evaluate(  # noqa: PLR0917 - one for each option of the command
     from reflact.reporting.tables import build_score_table
     from reflact.reporting.verdict import describe_gain
     from reflact.skills.package import load_skill
-    from reflact.training.evaluation import compare_skill
+    from reflact.trainer import Trainer
     from reflact.types import Control, Split
 
     settings = load_trainer_config(config, overrides)
@@ -225,9 +225,8 @@ def evaluate(  # noqa: PLR0917 - one for each option of the command
                 view.leave_out(event.usage)
             view.show_event(event)
 
-        compared = anyio.run(
-            partial(compare_skill, settings, document, others, Split(split or "val"), on_event=emit)
-        )
+        measure = partial(Trainer(settings).compare, document, others, Split(split or "val"), on_event=emit)
+        compared = anyio.run(measure)
     if show is ShowMode.json:
         typer.echo((compared if named else compared.skill).model_dump_json(ensure_ascii=True))
         return

@@ -4,36 +4,34 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pydantic import Field
-
-from reflact.config.models import ConfigSection, changeable_field
+from reflact.config.models import ConfigSection, changeable_field, option
 
 
 class CriticSettings(ConfigSection):
     """The prompt of a critic, and the bounds on its replies."""
 
-    n_samples: int = Field(
+    n_samples: int = option(
         1, ge=1, le=25, description="Number of evaluations of each step; their median is used."
     )
-    example_tokens: int = Field(
+    example_tokens: int = option(
         3000, ge=0, description="Maximum of tokens of all worked examples and their heading; 0: none."
     )
-    max_examples: int = Field(8, ge=0, le=100, description="Maximum number of worked examples.")
-    state_tokens: int = Field(
+    max_examples: int = option(8, ge=0, le=100, description="Maximum number of worked examples.")
+    state_tokens: int = option(
         2000,
         ge=32,
         description="Maximum of tokens of each part of the prompt: purpose, state before, action, state after and change. "
         "A longer part is cut, with a mark.",
     )
-    example_state_tokens: int = Field(300, ge=32, description="The same for each part of a worked example.")
-    max_jump: float = Field(
+    example_state_tokens: int = option(300, ge=32, description="The same for each part of a worked example.")
+    max_jump: float = option(
         4.0, ge=0, le=10, description="Largest change of progress whose confidence is not limited."
     )
-    max_jump_confidence: float = Field(0.5, ge=0, le=1, description="Maximum confidence of a larger change.")
-    max_unsupported_confidence: float = Field(
+    max_jump_confidence: float = option(0.5, ge=0, le=1, description="Maximum confidence of a larger change.")
+    max_unsupported_confidence: float = option(
         0.2, ge=0, le=1, description="Maximum confidence without evidence, or with quotes that do not occur."
     )
-    include_same_transition: bool = Field(
+    include_same_transition: bool = option(
         False, description="Show also pairs with the step and purpose that are being scored."
     )
     cache_size: int = changeable_field(1024, ge=0, description="Number of scores kept in memory.")
@@ -47,13 +45,13 @@ class CriticConfig(CriticSettings):
         description="File of the memory with the critic's worked examples: the pairs that are promoted when the run first "
         "starts. null: none. The path may change, but a run with a memory and one without are different runs.",
     )
-    pass_threshold: float = Field(
+    pass_threshold: float = option(
         8.0,
         gt=0,
         le=10,
         description="If the critic grades: the progress from which on an answer counts as solved.",
     )
-    annotate: bool = Field(
+    annotate: bool = option(
         False, description="Show failure analysts its scores of each reply of a failed trajectory."
     )
     max_anchors: int = changeable_field(

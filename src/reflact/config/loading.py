@@ -149,6 +149,19 @@ def list_idle_keys(config: TrainerConfig) -> frozenset[str]:
     return frozenset(key for key in keys if key.startswith(tuple(idle)) and not key.endswith(".enabled"))
 
 
+def list_set_keys(
+    section: ConfigSection, prefix: str = "", preset: Mapping[str, Any] | None = None
+) -> Iterator[str]:
+    """Yield the dotted keys that have a value which neither a default nor the preset gave them."""
+    usual = PRESETS[section.preset] if isinstance(section, TrainerConfig) else preset or {}
+    for name in section.model_fields_set:
+        value = getattr(section, name)
+        if isinstance(value, ConfigSection):
+            yield from list_set_keys(value, f"{prefix}{name}.", usual.get(name))
+        elif value is not None and value != usual.get(name):
+            yield f"{prefix}{name}"
+
+
 def list_config_keys(kind: type[ConfigSection] = TrainerConfig) -> Iterator[tuple[str, str, str, bool, str]]:
     """Yield (key, type, default, changeable, description) of every key, in order, for the reference page."""
     for key, field in _list_fields(kind):

@@ -20,7 +20,7 @@ from pydantic import (
     model_validator,
 )
 
-KeyProvider = Callable[[], Awaitable[str]]
+KeyProvider = Callable[[], Awaitable[str] | str]
 ModelOpener = Callable[[], object]
 CHANGEABLE: dict[str, JsonValue] = {"changeable": True}
 
@@ -73,7 +73,12 @@ def expand_home(path: Path) -> Path:
 
 def changeable_field(default: Any, **arguments: Any) -> Any:
     """Return a pydantic field that may differ between two starts of the same run."""
-    return Field(default, json_schema_extra=CHANGEABLE, **arguments)
+    return option(default, json_schema_extra=CHANGEABLE, **arguments)
+
+
+def option(default: Any, **arguments: Any) -> Any:
+    """Return a pydantic field with a default; type checkers would take one that ``Field`` has by position for none."""
+    return Field(default, **arguments)
 
 
 class ConfigSection(BaseModel):
@@ -110,7 +115,7 @@ class Price(ConfigSection):
     """The price of a model's tokens, in dollars per million."""
 
     input: float = Field(ge=0, description="Input tokens.")
-    cached_input: float | None = Field(
+    cached_input: float | None = option(
         None, ge=0, description="Cached input tokens; null: the same as `input`."
     )
     output: float = Field(ge=0, description="Output tokens.")
@@ -119,23 +124,23 @@ class Price(ConfigSection):
 class ModelConfig(ConfigSection):
     """The model of a role, its endpoint and its request settings."""
 
-    model: str = Field(
+    model: str = option(
         "",
         description="Model name of the endpoint; required unless the role is passed in Python. With `api: pydantic_ai` "
         "it has the form `provider:name`, such as `anthropic:claude-sonnet-4-5`.",
     )
-    base_url: str = Field(
+    base_url: str = option(
         "https://api.openai.com/v1",
         pattern=r"^https?://\S+$",
         description="Root of an OpenAI-compatible API.",
     )
-    api: Literal["openai", "azure", "pydantic_ai"] = Field(
+    api: Literal["openai", "azure", "pydantic_ai"] = option(
         "openai",
         description="The kind of API. `pydantic_ai` calls providers that are not OpenAI-compatible, through pydantic-ai; "
         "roles with the same `base_url` then share limits, and the key comes from the provider's own "
         "environment variable unless `api_key_env` names one.",
     )
-    api_version: str | None = Field(None, description="Azure's API version; used by `api: azure` only.")
+    api_version: str | None = option(None, description="Azure's API version; used by `api: azure` only.")
     api_key_env: str | None = changeable_field(
         "OPENAI_API_KEY",
         pattern=r"^[A-Za-z_][A-Za-z0-9_]*$",
@@ -152,14 +157,15 @@ class ModelConfig(ConfigSection):
         None,
         exclude=True,
         repr=False,
-        description="In Python only: an async function that returns the key; wins over `api_key_env`.",
+        description="In Python only: a function, async or not, that returns the key; wins over `api_key_env`. It is called "
+        "again if the endpoint refuses the key (401).",
     )
     auth: Literal["key", "token"] = changeable_field(
         "key",
         description="`token`: the function passed as `key` returns a bearer token, and is called again before the token "
         "expires; Azure then gets it as `Authorization: Bearer`.",
     )
-    mode: Literal["auto", "json_schema", "tools", "json_object_with_schema", "json"] = Field(
+    mode: Literal["auto", "json_schema", "tools", "json_object_with_schema", "json"] = option(
         "auto",
         description="How typed replies are requested; `auto` uses the first mode that the endpoint follows.",
     )
@@ -168,17 +174,17 @@ class ModelConfig(ConfigSection):
         description="Stream typed replies if somebody watches drafts. If an endpoint refuses to stream, "
         "reports no usage of streams, or breaks two of them, later requests are not streamed.",
     )
-    temperature: float | None = Field(None, ge=0, le=2, description="Sampling temperature; null omits it.")
-    top_p: float | None = Field(None, gt=0, le=1, description="Nucleus sampling; null omits it.")
-    seed: int | Literal["per_call"] | None = Field(
+    temperature: float | None = option(None, ge=0, le=2, description="Sampling temperature; null omits it.")
+    top_p: float | None = option(None, gt=0, le=1, description="Nucleus sampling; null omits it.")
+    seed: int | Literal["per_call"] | None = option(
         None, description="Sampling seed to send; `per_call` derives one from each call's id."
     )
-    max_tokens: int | None = Field(None, ge=1, description="Maximum of a reply's tokens; null omits it.")
-    max_tokens_key: Literal["max_tokens", "max_completion_tokens"] = Field(
+    max_tokens: int | None = option(None, ge=1, description="Maximum of a reply's tokens; null omits it.")
+    max_tokens_key: Literal["max_tokens", "max_completion_tokens"] = option(
         "max_tokens",
         description="The request field of that maximum; the other one is sent if the endpoint refuses this one.",
     )
-    reasoning_effort: str | None = Field(None, description="Sent as `reasoning_effort`; null omits it.")
+    reasoning_effort: str | None = option(None, description="Sent as `reasoning_effort`; null omits it.")
     extra_body: dict[str, JsonValue] = Field(
         default_factory=dict, description="Further fields of the request body, sent as they are."
     )
@@ -195,8 +201,8 @@ class ModelConfig(ConfigSection):
     concurrency: int = changeable_field(
         8,
         ge=1,
-        description="Maximum of requests at the same time. If roles have the same endpoint, the strictest value applies to "
-        "all of them together, here and in the next three keys.",
+        description="Maximum of requests at the same time. If roles have the same endpoint and key, the strictest value "
+        "applies to all of them together, here and in the next three keys.",
     )
     requests_per_minute: int | None = changeable_field(
         None, ge=1, description="Maximum of requests per minute, evenly spaced; null: no limit."
@@ -210,6 +216,12 @@ class ModelConfig(ConfigSection):
     adaptive: bool = changeable_field(
         True, description="Adapt the rate to the endpoint when it answers 429 or 503."
     )
+    limits_group: str | None = changeable_field(
+        None,
+        min_length=1,
+        description="Roles and trainers of one process with the same endpoint and group share these limits; null: those "
+        "with the same key do.",
+    )
     max_retries: int = changeable_field(
         5,
         ge=0,
@@ -218,8 +230,8 @@ class ModelConfig(ConfigSection):
     outage_seconds: float = changeable_field(
         600.0,
         gt=0,
-        description="The run ends as failed if all requests to the endpoint fail for so many seconds. If roles have the same "
-        "endpoint, the strictest value applies.",
+        description="The run ends as failed if all requests to the endpoint fail for so many seconds. If roles share "
+        "limits, the strictest value applies.",
     )
     price: Price | None = changeable_field(
         None,
@@ -229,7 +241,7 @@ class ModelConfig(ConfigSection):
     unpriced: bool = changeable_field(
         False, description="Count calls without a known price as free in `budget.max_usd`."
     )
-    reasks: int = Field(
+    reasks: int = option(
         2, ge=0, description="Maximum number of times that an invalid reply is sent back with the reason."
     )
 
@@ -312,7 +324,7 @@ def refuse_secrets(value: dict[str, JsonValue]) -> dict[str, JsonValue]:
     return value
 
 
-CONNECTION_KEYS = ("model", "base_url", "api", "api_version", "api_key_env", "key", "mode")
+CONNECTION_KEYS = ("model", "base_url", "api", "api_version", "api_key_env", "key", "auth", "mode")
 PRICING_KEYS = ("price", "unpriced")
 """Keys that roles with the same model and endpoint share."""
 LIMIT_KEYS = (
@@ -320,6 +332,7 @@ LIMIT_KEYS = (
     "requests_per_minute",
     "tokens_per_minute",
     "adaptive",
+    "limits_group",
     "outage_seconds",
 )
 """Keys that roles with the same endpoint share; the strictest value counts for all of them anyway."""

@@ -23,6 +23,7 @@ from reflact.config.models import (
     TelemetryConfig,
     changeable_field,
     is_small_model,
+    option,
     refuse_secrets,
 )
 from reflact.types import GatePolicy, Operation
@@ -37,7 +38,7 @@ Options = Annotated[dict[str, JsonValue], AfterValidator(refuse_secrets)]
 class EnvironmentConfig(ConfigSection):
     """The environment that runs and grades items."""
 
-    name: str = Field(
+    name: str = option(
         "dataset",
         pattern=OBJECT_NAME,
         description="`dataset` asks one question for each item. `module:name` imports an environment, or a class or "
@@ -46,36 +47,36 @@ class EnvironmentConfig(ConfigSection):
     options: Options = Field(default_factory=dict, description="Arguments of that class or function.")
     grader: Literal[
         "exact", "normalized", "token_f1", "numeric", "regex", "json_fields", "sql", "python", "critic"
-    ] = Field(
+    ] = option(
         "normalized",
         description="How an answer is compared with the item's reference; `critic` asks a model instead, which the "
         "section `critic` describes.",
     )
-    tolerance: float = Field(0.0, ge=0, description="Absolute tolerance of the `numeric` grader.")
-    relative_tolerance: float | None = Field(
+    tolerance: float = option(0.0, ge=0, description="Absolute tolerance of the `numeric` grader.")
+    relative_tolerance: float | None = option(
         None,
         ge=0,
         description="Relative tolerance of the `numeric` grader; null: whole numbers must be equal, others within 1e-06.",
     )
-    threshold: float = Field(1.0, gt=0, le=1, description="Minimum F1 of a solved item with `token_f1`.")
+    threshold: float = option(1.0, gt=0, le=1, description="Minimum F1 of a solved item with `token_f1`.")
     tables: Path | None = changeable_field(None, description="Folder of .csv tables for the `sql` grader.")
-    description: str = Field(
+    description: str = option(
         "",
         description="A description of the tasks and of a good answer, in plain text; the optimizer reads it.",
     )
-    time_limit: int = Field(
+    time_limit: int = option(
         5,
         ge=1,
         description="Seconds of processor time for an answer with the `python` grader; on the clock, an answer may take "
         "ten times as long.",
     )
-    memory_limit: int = Field(
+    memory_limit: int = option(
         1024, ge=64, description="Memory limit of an answer with the `python` grader, in MiB."
     )
     allow_unconfined: bool = changeable_field(
         False, description="Let the `python` grader run answers even if this system cannot confine them."
     )
-    template: str = Field(
+    template: str = option(
         "{input}",
         description="The message to the target; `{input}` is the item's input, and `{NAME}` another column of the data.",
         pattern=r"\{input\}",
@@ -110,7 +111,7 @@ class DataConfig(ConfigSection):
     path: Path | None = changeable_field(
         None, description="A folder with train/, val/ and test/, or one .csv, .json or .jsonl file to split."
     )
-    ratio: Annotated[str | None, BeforeValidator(normalize_ratio)] = Field(
+    ratio: Annotated[str | None, BeforeValidator(normalize_ratio)] = option(
         None,
         pattern=r"^[0-9]+:[0-9]+:[0-9]+$",
         description="train:val:test for a single file: `2:1:7`, `[2, 1, 7]` or `[0.2, 0.1, 0.7]`; the last number may be 0. "
@@ -119,8 +120,8 @@ class DataConfig(ConfigSection):
     fields: FieldsConfig = Field(
         default_factory=FieldsConfig, description="Which columns fill the fields of an item."
     )
-    split_seed: int = Field(42, description="Seed of the split of a single file.")
-    train_size: int | None = Field(
+    split_seed: int = option(42, description="Seed of the split of a single file.")
+    train_size: int | None = option(
         None, ge=1, description="Expected number of train items: no run starts with another; null: any."
     )
 
@@ -128,7 +129,7 @@ class DataConfig(ConfigSection):
 class TargetConfig(ConfigSection):
     """The target and its calls."""
 
-    kind: str = Field(
+    kind: str = option(
         "chat",
         pattern=OBJECT_NAME,
         description="`chat`: the skill is the system message, with one chat call for each turn. `module:name` imports a "
@@ -138,9 +139,9 @@ class TargetConfig(ConfigSection):
     options: Options = Field(
         default_factory=dict, description="Arguments of that class or function, or of `PydanticAITarget`."
     )
-    preamble: str = Field("", description="Text before the skill in the system message.")
-    postamble: str = Field("", description="Text after the skill in the system message.")
-    deterministic: bool | None = Field(
+    preamble: str = option("", description="Text before the skill in the system message.")
+    postamble: str = option("", description="Text after the skill in the system message.")
+    deterministic: bool | None = option(
         None,
         description="true: the gate assumes that repeats of a rollout get the same score; false: it assumes that they "
         "may not; null: it tests this.",
@@ -171,15 +172,15 @@ class TrainConfig(ConfigSection):
         description="Rollouts of train and validation items after which the training ends. The search plans with them. "
         "null: the training ends after `num_epochs`.",
     )
-    batch_size: int = Field(40, ge=1, description="Items in a batch.")
-    accumulation: int = Field(1, ge=1, description="Batches in a step; the edits of all are merged.")
-    success_threshold: float | None = Field(
+    batch_size: int = option(40, ge=1, description="Items in a batch.")
+    accumulation: int = option(1, ge=1, description="Batches in a step; the edits of all are merged.")
+    success_threshold: float | None = option(
         None,
         gt=0,
         le=1,
         description="Rollouts with a lower hard score count as failures; null: only those with 0.",
     )
-    reuse_rollouts: bool = Field(
+    reuse_rollouts: bool = option(
         True, description="Reuse a skill's finished rollouts in other steps and phases."
     )
     rollout_concurrency: int = changeable_field(32, ge=1, description="Maximum of rollouts in flight.")
@@ -214,19 +215,19 @@ class TrainConfig(ConfigSection):
 class ReflectConfig(ConfigSection):
     """Analysis of trajectories."""
 
-    minibatch_size: int = Field(8, ge=1, description="Trajectories in an analyst call.")
-    failure_only: bool = Field(False, description="Analyse only failures, not successes.")
+    minibatch_size: int = option(8, ge=1, description="Trajectories in an analyst call.")
+    failure_only: bool = option(False, description="Analyse only failures, not successes.")
     concurrency: int = changeable_field(16, ge=1, description="Maximum of analyst calls in flight.")
-    step_buffer: bool = Field(
+    step_buffer: bool = option(
         True,
         description="Show analysts the edits that earlier steps of the epoch tried; small optimizers may copy them.",
     )
-    memory: Literal["off", "run", "environment"] = Field(
+    memory: Literal["off", "run", "environment"] = option(
         "run",
         description="Show analysts rejected edits of earlier epochs (`run`), and of earlier runs of the same "
         "environment in the same store (`environment`), if they are relevant to their cases.",
     )
-    trajectory_tokens: int = Field(
+    trajectory_tokens: int = option(
         12000,
         ge=500,
         description="Maximum of estimated tokens for all trajectories of an analyst call; cuts are marked.",
@@ -239,22 +240,22 @@ class ReflectConfig(ConfigSection):
 class AggregateConfig(ConfigSection):
     """Merging of patches."""
 
-    merge_batch_size: int = Field(8, ge=2, description="Proposals (lists of edits) in a merge call.")
+    merge_batch_size: int = option(8, ge=2, description="Proposals (lists of edits) in a merge call.")
 
 
 class SelectConfig(ConfigSection):
     """The edit budget of a step, the counterpart of a learning rate."""
 
-    lr_control: Literal["fixed", "autonomous", "none"] = Field(
+    lr_control: Literal["fixed", "autonomous", "none"] = option(
         "fixed",
         description="Who sets the number of edits of a step: `fixed`: the scheduler; `autonomous`: the optimizer; "
         "`none`: all edits are applied.",
     )
-    scheduler: Literal["constant", "linear", "cosine"] = Field(
+    scheduler: Literal["constant", "linear", "cosine"] = option(
         "cosine", description="How the maximum number of edits falls from the first step to the last."
     )
-    max_edits: int = Field(4, ge=1, description="Maximum number of edits of the first step.")
-    min_edits: int | None = Field(
+    max_edits: int = option(4, ge=1, description="Maximum number of edits of the first step.")
+    min_edits: int | None = option(
         None, ge=0, description="The same of the last step; null: min(2, max_edits)."
     )
 
@@ -273,12 +274,12 @@ class SelectConfig(ConfigSection):
 class UpdateConfig(ConfigSection):
     """Updating of the document by the selected edits."""
 
-    mode: Literal["patch", "rewrite", "full_rewrite"] = Field(
+    mode: Literal["patch", "rewrite", "full_rewrite"] = option(
         "patch",
         description="`patch`: the chosen edits are applied in order; `rewrite`: one call rewrites the document according "
         "to the chosen suggestions; `full_rewrite`: each analyst writes a whole document, and merges combine them.",
     )
-    operations: tuple[Operation, ...] = Field(
+    operations: tuple[Operation, ...] = option(
         ("append", "insert_after", "replace", "delete"),
         min_length=1,
         description="Allowed kinds of edit; small optimizers do better with `append` alone.",
@@ -288,7 +289,7 @@ class UpdateConfig(ConfigSection):
 class SearchConfig(ConfigSection):
     """Where the candidates of a step come from."""
 
-    sources: tuple[str, ...] = Field(
+    sources: tuple[str, ...] = option(
         ALL_SOURCES,
         min_length=1,
         description="The allowed sources of candidates: `examples` puts worked examples from train items into the document; "
@@ -296,7 +297,7 @@ class SearchConfig(ConfigSection):
         "the published algorithm. `module:name` imports a proposer of your own; any other name is an entry point of the "
         "group `reflact.proposers`.",
     )
-    max_document_tokens: int = Field(
+    max_document_tokens: int = option(
         3000,
         ge=100,
         description="Worked examples are added as long as the document has at most this many estimated tokens.",
@@ -330,32 +331,32 @@ class SearchConfig(ConfigSection):
 class GateConfig(ConfigSection):
     """The decision about a candidate on the validation split."""
 
-    enabled: bool = Field(True, description="false: scores are recorded, and every candidate is accepted.")
-    policy: GatePolicy = Field(
+    enabled: bool = option(True, description="false: scores are recorded, and every candidate is accepted.")
+    policy: GatePolicy = option(
         "ranked",
         description="`ranked`: the next step begins with the version that has the best estimated score; `strict`: a "
         "candidate is accepted if its mean of one pass is greater, which may be chance.",
     )
-    worth: float = Field(
+    worth: float = option(
         0.00005,
         ge=0,
         description="A candidate gets a further pass if the expected gain for each rollout exceeds this number (`ranked`); "
         "1: a single pass.",
     )
-    metric: Literal["hard", "soft", "mixed"] = Field("hard", description="The score that is compared.")
-    mixed_weight: float = Field(0.5, ge=0, le=1, description="Weight of soft in `mixed`.")
-    coverage: float = Field(
+    metric: Literal["hard", "soft", "mixed"] = option("hard", description="The score that is compared.")
+    mixed_weight: float = option(0.5, ge=0, le=1, description="Weight of soft in `mixed`.")
+    coverage: float = option(
         0.9, gt=0, le=1, description="Share of items that must be measured under both skills."
     )
-    max_trials: int | None = Field(
+    max_trials: int | None = option(
         None,
         ge=1,
         description="Maximum of passes of each skill over the items; null: 4 (`ranked`).",
     )
-    no_regression: int | None = Field(
+    no_regression: int | None = option(
         None, ge=0, description="Maximum of items that may go from solved to failed; null: any number."
     )
-    report_trials: int = Field(
+    report_trials: int = option(
         4,
         ge=1,
         description="Number of new trials for the reported validation scores (noisy targets with `ranked`, without a test "
@@ -366,16 +367,16 @@ class GateConfig(ConfigSection):
 class SlowUpdateConfig(ConfigSection):
     """The guidance that is written at the end of each epoch, from the second one on."""
 
-    enabled: bool = Field(True, description="Write slow guidance into its region of the document.")
-    samples: int = Field(
+    enabled: bool = option(True, description="Write slow guidance into its region of the document.")
+    samples: int = option(
         20, ge=1, description="Number of train items for the comparison of two epochs' skills."
     )
-    pair_policy: Literal["mixed", "changed", "unchanged"] = Field(
+    pair_policy: Literal["mixed", "changed", "unchanged"] = option(
         "mixed",
         description="Items that the optimizer sees: all, those with a changed outcome, or those with the same "
         "outcome (the last two use further train items if needed).",
     )
-    gated: bool = Field(
+    gated: bool = option(
         True,
         description="true: the gate decides about guidance; false: it is written into the current skill without a "
         "measurement, and into the best skill only after one.",
@@ -385,19 +386,19 @@ class SlowUpdateConfig(ConfigSection):
 class MetaSkillConfig(ConfigSection):
     """The optimizer's memory of which edits help."""
 
-    enabled: bool = Field(True, description="Keep a memory from the end of the second epoch on.")
+    enabled: bool = option(True, description="Keep a memory from the end of the second epoch on.")
 
 
 class AppendixConfig(ConfigSection):
     """Skill-aware reflection: reminders of the document's rules that were not followed."""
 
-    enabled: bool = Field(
+    enabled: bool = option(
         False, description="Keep reminders of rules that the target did not follow in an appendix."
     )
-    source: Literal["both", "failure_only"] = Field(
+    source: Literal["both", "failure_only"] = option(
         "both", description="Whether successes may give reminders too."
     )
-    consolidate_threshold: int | None = Field(
+    consolidate_threshold: int | None = option(
         None, ge=1, description="Number of reminders above which one call shortens their list; null: never."
     )
 
@@ -480,7 +481,7 @@ class TrainerConfig(ConfigSection):
         description="Defaults to start from: `small` suits optimizers below about 3B parameters, `skillopt` follows "
         "SkillOpt.",
     )
-    seed: int = Field(42, description="Root of all randomness.")
+    seed: int = option(42, description="Root of all randomness.")
     out_dir: Path = changeable_field(Path("runs/default"), description="The run's folder.")
     store: Path | None = changeable_field(
         None,

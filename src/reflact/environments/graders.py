@@ -418,7 +418,7 @@ class TokenF1Grader(ReferenceGrader[Counter[str]]):
         "words both cost."
     )
     version = 2
-    threshold: float = Field(1.0, gt=0, le=1)
+    threshold: float = Field(default=1.0, gt=0, le=1)
 
     @classmethod
     def from_config(cls, config: EnvironmentConfig) -> Self:
@@ -458,8 +458,8 @@ class NumericGrader(ReferenceGrader[float]):
     meaning = (
         "An answer is right if its number equals the reference's; a small tolerance is for decimals only."
     )
-    tolerance: float = Field(0.0, ge=0)
-    relative_tolerance: float | None = Field(None, ge=0)
+    tolerance: float = Field(default=0.0, ge=0)
+    relative_tolerance: float | None = Field(default=None, ge=0)
 
     @classmethod
     def from_config(cls, config: EnvironmentConfig) -> Self:

@@ -95,9 +95,9 @@ class PythonGrader(CheckedGrader[ProgramCase]):
 
     name: ClassVar[str] = "python"
     meaning: ClassVar[str] = "An answer is a Python program; it is right if it passes the reference's tests."
-    seconds: int = Field(5, ge=1)
-    patience: int = Field(10, ge=1)
-    mebibytes: int = Field(1024, ge=64)
+    seconds: int = Field(default=5, ge=1)
+    patience: int = Field(default=10, ge=1)
+    mebibytes: int = Field(default=1024, ge=64)
     confined: bool = True
     _slots: anyio.CapacityLimiter = PrivateAttr(
         default_factory=lambda: anyio.CapacityLimiter(os.cpu_count() or 1)

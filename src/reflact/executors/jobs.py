@@ -29,7 +29,7 @@ class EnvironmentReference(FrozenModel):
 
     identity: str
     section: EnvironmentConfig | None = None
-    pickled: str | None = Field(None, repr=False)
+    pickled: str | None = Field(default=None, repr=False)
 
 
 class TargetReference(FrozenModel):

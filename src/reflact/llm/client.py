@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 from weakref import WeakValueDictionary
 
 import anyio
+import anyio.to_thread
 import httpx
 import openai
 from openai.types.chat import ChatCompletion
@@ -39,6 +40,7 @@ from reflact.llm.rate_limit import LimitChange, endpoint_for
 from reflact.llm.redaction import (
     KeySource,
     RedactingTransport,
+    RenewingTransport,
     build_header_hook,
     redact_logs,
     refuse_key_in,
@@ -206,12 +208,14 @@ class Client:
             self._answer = _open_answerer(config, self._role, self._secret)
         network = self._transport
         if network is None:
-            network = await self._stack.enter_async_context(PooledTransport())
-        endpoint = self._stack.enter_context(endpoint_for(config, on_limit=self._on_limit))
+            opened = await anyio.to_thread.run_sync(PooledTransport)  # it reads certificates
+            network = await self._stack.enter_async_context(opened)
+        endpoint = self._stack.enter_context(endpoint_for(config, self._secret, on_limit=self._on_limit))
         self._endpoint = endpoint
         layers: tuple[Callable[[httpx.AsyncBaseTransport], httpx.AsyncBaseTransport], ...] = (
             lambda inner: RetryTransport(inner, endpoint),
             StreamingTransport,
+            lambda inner: RenewingTransport(inner, keys),
             lambda inner: MeteredTransport(inner, config, account, endpoint),
             RedactingTransport,
             *(() if isinstance(network, ReplayTransport) else (AgentTransport,)),

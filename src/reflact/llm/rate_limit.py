@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import random
 from collections import OrderedDict, deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Hashable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from typing import NamedTuple, Self
@@ -17,26 +18,14 @@ from anyio.lowlevel import RunVar
 
 from reflact.config.models import ModelConfig
 
-DECREASE = 0.95
-"""The largest factor by which a refused rate is multiplied."""
+INCREASE, INCREASE_SHARE = 1.0, 0.01
+"""Calls a second that each second of answers adds to the rate; once it fell, an answer adds at most this share."""
 
-RECOVERY, SHORTEST, LONGEST = 25.0, 5.0, 60.0
-"""Seconds until the rate is back at the refused one, for each second of pause; lower and upper bound."""
+DECREASE, DECREASE_ANSWERS = 0.9, 10
+"""The largest factor of a refused rate, and the fewest answers between two decreases; they earn one decrease."""
 
-PROBE = 4.0
-"""How many times in a recovery the rate's excess over the refused rate grows by the factor e."""
-
-SPAN_SECONDS, SPAN_CALLS = 2.0, 8
-"""The served rate is measured over 2 seconds, or over the time of 8 calls if that is longer."""
-
-FAR_BELOW = 0.6
-"""Refusals below this share of the best rate served within ``LONGEST`` say little about the rate."""
-
-SELDOM, ENOUGH, LATEST_CALLS = 0.15, 5, 1000
-"""They say nothing if at least 5 of the latest 1,000 calls, and less than 15%, are refused."""
-
-TOLERANCE = 0.03
-"""Excess of the share of refusals over the usual share that is still tolerated."""
+SPAN_SECONDS, SPAN_CALLS = 1.0, 8
+"""The served rate is measured over a second, or over the time of 8 calls if that is longer."""
 
 SLACK_SECONDS = 0.02
 """A call that is late by less than this does not delay the next call."""
@@ -48,12 +37,10 @@ MINUTE_SECONDS, MARGIN = 60.0, 1.01
 class AdaptiveRate:
     """Spaces calls evenly, at a rate found by additive increase and multiplicative decrease.
 
-    There is no rate before the first refusal. The first refusal sets the rate to the larger of the recently
-    served rate and half the calls in flight per second. Each answer then adds one call a second, until a
-    refusal at least ``SPAN_SECONDS`` later. After that, a refusal moves the rate half of the way down to the
-    recently served rate, and at least by a twentieth. While calls wait for their turn the rate grows: linearly
-    up to the refused rate, and exponentially beyond it. If refusals continue far below the best rate served
-    within the last minute, the rate returns to that rate, and for a minute their share is tolerated.
+    There is no rate before the first refusal, which sets it to the larger of the recently served rate and half the
+    calls in flight per second. A later refusal moves it half of the way down to the recently served rate, and at
+    least by a tenth, if ``DECREASE_ANSWERS`` came since the last one. Answers to calls that had waited for their
+    turn raise it, so that refusals by chance do not lower it for ever.
 
     Source: Chiu and Jain, "Analysis of the Increase and Decrease Algorithms for Congestion Avoidance in
     Computer Networks", 1989.
@@ -61,17 +48,10 @@ class AdaptiveRate:
 
     def __init__(self) -> None:
         self.rate: float | None = None
-        self._refused = 0.0
-        self._slope = 0.0
-        self._recovery = SHORTEST
-        self._search_since: float | None = None
-        self._best, self._best_at = 0.0, -math.inf
-        self._below: deque[bool] = deque(maxlen=LATEST_CALLS)
-        self._by_chance = 0.0
-        self._tolerant_until = -math.inf
         self._last = -math.inf
-        self._recent: deque[tuple[float, bool]] = deque()
-        self._answers = 0
+        self._answers: deque[float] = deque()
+        self._since_decrease = 0
+        self._share = math.inf
 
     def delay(self, now: float, most: float | None) -> float:
         """Return the seconds until a call may start, at no more than ``most`` calls a second."""
@@ -81,64 +61,32 @@ class AdaptiveRate:
         """Start a call."""
         self._last = max(self._due(most), now - SLACK_SECONDS)
 
-    def observe(self, now: float, *, served: bool, rate_limited: bool = False) -> None:
-        """Count a served or refused call; an answer raises the rate if the call had waited for it."""
-        self._recent.append((now, served))
-        self._answers += served
+    def increase(self, now: float, *, rate_limited: bool) -> None:
+        """Count an answer; it raises the rate if its call had waited for it."""
+        self._answers.append(now)
+        self._since_decrease += 1
         self._measure_rate(now)
-        if self.rate is None or self.rate >= FAR_BELOW * self._best:
-            self._below.clear()
-        else:
-            self._below.append(served)
-        if self.rate is None or not served or not rate_limited:
-            return
-        if self._search_since is not None:
-            self.rate += 1.0
-        else:
-            excess = max(0.0, self.rate - self._refused)
-            self.rate += (self._slope + PROBE / self._recovery * excess) / self.rate
+        if self.rate is not None and rate_limited:
+            self.rate += min(INCREASE / self.rate, self._share * self.rate)
 
-    def decrease(self, now: float, in_flight: int, pause: float) -> None:
-        """Lower the rate after a refusal that costs a pause of ``pause`` seconds."""
+    def decrease(self, now: float, in_flight: int) -> None:
+        """Lower the rate after a refusal; the first one sets it."""
         recent_rate = self._measure_rate(now)
         if self.rate is None:
             self.rate = max(in_flight / 2, recent_rate)
-            self._search_since = now
+        elif self._since_decrease < DECREASE_ANSWERS:
             return
-        searching = self._search_since is not None and now - self._search_since < SPAN_SECONDS
-        if searching or not recent_rate or self._tolerates(now):
-            return
-        if self._tolerant_until > now or recent_rate >= self._best or now - self._best_at > LONGEST:
-            self._best, self._best_at, self._tolerant_until = recent_rate, now, -math.inf
-        self._search_since = None
-        if self._refuses_at_any_rate():
-            self._by_chance = 1 - sum(self._below) / len(self._below)
-            self._tolerant_until = now + LONGEST
-            self._refused, self.rate = self._best, DECREASE * self._best
         else:
-            self._recovery = min(LONGEST, max(SHORTEST, RECOVERY * pause))
-            self._refused, self.rate = self.rate, min(DECREASE * self.rate, (self.rate + recent_rate) / 2)
-        self._slope = (self._refused - self.rate) / self._recovery
-
-    def _refuses_at_any_rate(self) -> bool:
-        """Whether calls are refused for other reasons: seldom, and far below the best served rate."""
-        refused = len(self._below) - sum(self._below)
-        return refused >= ENOUGH and refused < SELDOM * len(self._below)
-
-    def _tolerates(self, now: float) -> bool:
-        """Whether the recent share of refusals is within the sampling error of the usual share."""
-        if now >= self._tolerant_until:
-            return False
-        error = math.sqrt(self._by_chance / len(self._recent))
-        share = 1 - self._answers / len(self._recent)
-        return share <= self._by_chance + TOLERANCE + 2 * error
+            self.rate = min(DECREASE * self.rate, (self.rate + recent_rate) / 2)
+            self._share = INCREASE_SHARE
+        self._since_decrease = 0
 
     def _measure_rate(self, now: float) -> float:
-        """Return the recently served rate in calls a second; forget calls before its span."""
+        """Return the recently served rate in calls a second; forget answers before its span."""
         span = SPAN_SECONDS if self.rate is None else max(SPAN_SECONDS, SPAN_CALLS / self.rate)
-        while self._recent and self._recent[0][0] <= now - span:
-            self._answers -= self._recent.popleft()[1]
-        return self._answers / span
+        while self._answers and self._answers[0] <= now - span:
+            self._answers.popleft()
+        return len(self._answers) / span
 
     def _due(self, most: float | None) -> float:
         slowest = min((rate for rate in (self.rate, most) if rate is not None), default=math.inf)
@@ -235,7 +183,7 @@ class RoleRefused(Exception):
 
 
 class Endpoint:
-    """One address in one event loop, with the queue of its calls, which are admitted in order.
+    """One address and key in one event loop, with the queue of its calls, which are admitted in order.
 
     Of the settings of all open clients the strictest counts: the smallest value of each limit, and an adaptive
     rate if any role enables it. After 429 or 503 no call is sent for ``Retry-After`` seconds, or else for
@@ -306,7 +254,7 @@ class Endpoint:
             self._back_off(slot, status, retry_after)
         elif status < 500:
             self._fruitless = 0
-            self.rate.observe(anyio.current_time(), served=True, rate_limited=slot.rate_limited)
+            self.rate.increase(anyio.current_time(), rate_limited=slot.rate_limited)
         self.wake_first()
 
     def is_out(self, *, served: bool) -> bool:
@@ -371,7 +319,6 @@ class Endpoint:
     def _back_off(self, slot: Slot, status: int, asked: float | None) -> None:
         now = anyio.current_time()
         named = asked if asked is not None and asked <= PATIENCE_SECONDS else 0.0
-        self.rate.observe(now, served=False)
         if slot.back_offs < self._back_offs:
             self._until = max(self._until, now + named)
             return
@@ -379,7 +326,7 @@ class Endpoint:
         self._back_offs += 1
         self._fruitless += 1
         if any(client.config.adaptive for client in self.clients):
-            self.rate.decrease(now, self.in_flight, self._until - now)
+            self.rate.decrease(now, self.in_flight)
         change = LimitChange(self.address, status, self._until - now, self.rate.rate)
         for on_limit in dict.fromkeys(client.on_limit for client in self.clients):
             if on_limit is not None:
@@ -504,20 +451,36 @@ def jitter(failures: int, draw: float) -> float:
     return draw * min(CAP_SECONDS, BASE_SECONDS * 2.0 ** min(failures, 10))
 
 
-_ENDPOINTS: RunVar[dict[str, Endpoint]] = RunVar("reflact_endpoints")
+MAX_IDLE = 1000
+"""The most endpoints without open clients whose rates are remembered."""
+
+_ENDPOINTS: RunVar[dict[tuple[str, object], Endpoint]] = RunVar("reflact_endpoints")
 
 
 def endpoint_for(
-    config: ModelConfig, *, on_limit: Callable[[LimitChange], None] | None = None
+    config: ModelConfig,
+    secret: str | None = None,
+    *,
+    on_limit: Callable[[LimitChange], None] | None = None,
 ) -> EndpointClient:
     """Return a client of the endpoint at a role's address; call and enter it in the event loop.
 
-    An event loop has one endpoint for each scheme, host, port and path. It lives as long as the loop, so a
-    later trainer starts at the rate that an earlier one found.
+    An event loop has one endpoint for each scheme, host, port and path, and each ``limits_group`` or else each key,
+    of which a digest is kept, or function of tokens. It is remembered, so a later trainer starts at the rate that an
+    earlier one found.
     """
     parts = urlsplit(config.base_url)
     port = parts.port or {"http": 80, "https": 443}.get(parts.scheme)
     address = f"{parts.scheme}://{parts.hostname}:{port}{parts.path.rstrip('/')}"
+    owner: object = config.limits_group
+    if owner is None and config.auth == "token" and config.key is not None:
+        owner = config.key if isinstance(config.key, Hashable) else id(config.key)
+    elif owner is None and secret is not None:
+        owner = hashlib.sha256(secret.encode()).digest()
     endpoints = _ENDPOINTS.get({})
     _ENDPOINTS.set(endpoints)
-    return EndpointClient(endpoints.setdefault(address, Endpoint(address)), config, on_limit=on_limit)
+    endpoint = endpoints.setdefault((address, owner), Endpoint(address))
+    idle = [each for each, known in endpoints.items() if not known.clients and known is not endpoint]
+    for each in idle[:-MAX_IDLE]:
+        del endpoints[each]
+    return EndpointClient(endpoint, config, on_limit=on_limit)

@@ -11,9 +11,12 @@ import json
 import logging
 import os
 import time
+import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 
+import anyio
 import httpx
 import regex
 
@@ -77,7 +80,25 @@ class KeySource:
         self._config = config
         self._role = role
         self._expiry: float | None = None
+        self._renewing = anyio.Lock()
         self.known: list[str] = []
+
+    async def renew(self, request: httpx.Request) -> bool:
+        """Put another key into a request whose key was refused; False if the function passed as `key` has no other."""
+        header = next((name for name in KEY_HEADERS if name in request.headers), None)
+        if self._config.key is None or header is None:
+            return False
+        refused = request.headers[header].removeprefix("Bearer ")
+        async with self._renewing:
+            if refused == self.known[-1]:
+                self._add(await resolve_key(self._config, self._role))
+        request.headers[header] = request.headers[header].replace(refused, self.known[-1])
+        return refused != self.known[-1]
+
+    def _add(self, key: str | None) -> None:
+        if key is not None and key not in self.known[-1:]:
+            self.known.append(key)
+            self._expiry = read_expiry(key)
 
     async def fetch(self) -> str | None:
         """Return the key that a request needs now; None for an endpoint without keys.
@@ -89,9 +110,7 @@ class KeySource:
         if self.known and not (is_token and time.time() + TOKEN_MARGIN > (self._expiry or 0)):
             return self.known[-1]
         key = await resolve_key(self._config, self._role)
-        if key is not None and key not in self.known[-1:]:
-            self.known.append(key)
-            self._expiry = read_expiry(key)
+        self._add(key)
         return key
 
 
@@ -106,15 +125,38 @@ def read_expiry(token: str) -> float | None:
 
 
 async def _call_provider(source: KeyProvider, role: str) -> str:
+    """Return the key that a function of the caller gives, async or not; its words may hold the key, its kinds do not."""
     try:
         with CatchExits():
-            return await source()
-    except Exception as error:  # noqa: BLE001 - foreign code, whose words may hold the key
-        kind = type(error).__name__
+            key = source()
+            key = await key if isinstance(key, Awaitable) else key
+        what = f"returned {type(key).__name__} instead of a text"
+        if isinstance(key, str):
+            return key
+    except Exception as error:  # noqa: BLE001 - foreign code
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        cause = error.__cause__ or error.__context__
+        after = "" if cause is None else f", after {type(cause).__name__}"
+        what = f"failed with {type(error).__name__}{after}, at {Path(frame.filename).name}:{frame.lineno}"
     raise ConfigError(
-        f"models.{role}: the function passed as `key` failed with {kind}; its words are not "
-        "repeated, since they may hold the key"
+        f"models.{role}: the function passed as `key` {what}; its words are not repeated, since they may hold the key"
     )
+
+
+class RenewingTransport(httpx.AsyncBaseTransport):
+    """Sends a request whose key was refused (401) once more, with another key if the caller's function gives one."""
+
+    def __init__(self, inner: httpx.AsyncBaseTransport, keys: KeySource) -> None:
+        self._inner = inner
+        self._keys = keys
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        """Send a request."""
+        response = await self._inner.handle_async_request(request)
+        if response.status_code != 401 or not await self._keys.renew(request):
+            return response
+        await response.aclose()
+        return await self._inner.handle_async_request(request)
 
 
 class RedactingTransport(httpx.AsyncBaseTransport):

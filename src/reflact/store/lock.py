@@ -12,6 +12,7 @@ import os
 import socket
 import stat
 import sys
+import time
 import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -38,6 +39,9 @@ else:
 
 
 MAX_LOCK_BYTES = 4096
+READER_SECONDS = 0.02
+"""A reader that asks whether a run is at work holds its lock for less."""
+
 OPEN_FLAGS = os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0)
 
 
@@ -143,6 +147,22 @@ def lock_identity(store: Path, run_id: str) -> Iterator[RunLock]:
             lock.remove_unused()
 
 
+def is_owned(store: Path, run_id: str) -> bool:
+    """Whether a process works on a run of a store; False if its lock file cannot be read."""
+    path = Path(os.path.realpath(store))
+    try:
+        file = os.open(path.parent / f"{path.name}-{run_id}.lock", OPEN_FLAGS & ~os.O_CREAT)
+    except OSError:
+        return False
+    try:
+        _lock(file)
+    except OSError:
+        return True
+    finally:
+        os.close(file)
+    return False
+
+
 def read_commit_counts(store: Path) -> Mapping[Path, tuple[str, int]]:
     """Return the runs of a store and the numbers of their commits, by the lock files that count them."""
     path = Path(os.path.realpath(store))
@@ -179,7 +199,11 @@ def _lock_file(folder: Path, name: str, subject: str, key: str) -> Iterator[RunL
         if not stat.S_ISREG(os.fstat(file).st_mode):
             raise StoreError(f"cannot lock {path}: it is no regular file; remove it or choose another {key}")
         try:
-            _lock(file)
+            try:
+                _lock(file)
+            except (BlockingIOError, PermissionError):
+                time.sleep(READER_SECONDS)
+                _lock(file)
         except (BlockingIOError, PermissionError):
             raise RunConflict(_describe_holder(subject, file, key)) from None
         except OSError as error:

@@ -32,10 +32,11 @@ from reflact.records import (
     StageCost,
     StageTime,
     StepRecord,
+    StoredStatus,
 )
 from reflact.store.database import LOCK_TIMEOUT_SECONDS, Database, Tables
 from reflact.store.errors import build_conflict, describe_changes
-from reflact.store.lock import Ownership, read_commit_counts
+from reflact.store.lock import Ownership, is_owned, read_commit_counts
 from reflact.store.responses import (
     JSON_ADAPTER,
     SQLiteDecisionLog,
@@ -72,13 +73,13 @@ CHECKED_ROWS = {
 
 
 class RunRow(FrozenModel):
-    """A run in a list of runs; ``status`` is None if it is running or was killed.
+    """A run in a list of runs; ``status`` is None if it was killed.
 
     ``steps`` counts committed steps, and ``config`` is the configuration of the latest start.
     """
 
     run_id: str
-    status: RunStatus | None
+    status: StoredStatus | None
     reason: str | None
     steps: int
     created: datetime
@@ -415,10 +416,13 @@ class SQLiteRunStore(SQLiteResponseStore):
         names = ("run_id", "status", "reason", "created", "config", "steps")
 
         def read(tables: Tables) -> tuple[RunRow, ...]:
-            found = (dict(zip(names, row, strict=True)) for row in tables.execute(sql))
-            return tuple(
-                RunRow(**{**row, "config": JSON_ADAPTER.validate_json(row["config"])}) for row in found
-            )
+            rows = []
+            for values in tables.execute(sql):
+                row = dict(zip(names, values, strict=True))
+                if row["status"] is None and is_owned(self._database.path, row["run_id"]):
+                    row["status"] = "running"
+                rows.append(RunRow(**{**row, "config": JSON_ADAPTER.validate_json(row["config"])}))
+            return tuple(rows)
 
         return await self._database.read(read)
 

@@ -1,13 +1,9 @@
-"""Measures documents outside a training: one document, or one beside others."""
+"""Measures documents outside a training, one beside others."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Sequence
 
-from reflact.config import loading
-from reflact.config.training import TrainerConfig
 from reflact.errors import DataError
 from reflact.protocols import EventCallback
 from reflact.records import EVALUATION_LABEL, SkillComparison, SkillScore
@@ -15,59 +11,20 @@ from reflact.stages.final_test import make_placebo, measure_improvement, score_s
 from reflact.training.gating import build_metric
 from reflact.training.rollouts import manage_environment
 from reflact.training.run import Run
-from reflact.training.setup import Overrides, ignore_event, open_runtime, prepare_run
+from reflact.training.setup import Overrides, RunPlan, open_runtime
 from reflact.types import Control, Rollout, Skill, Split
 
 
-async def evaluate_skill(
-    config: TrainerConfig | Mapping[str, Any] | Path | str,
-    skill: Skill,
-    split: Split,
-    *,
-    overrides: Overrides | None = None,
-    on_event: EventCallback = ignore_event,
-) -> SkillScore:
-    """Measure one document on a split under a configuration; finished rollouts are reused.
-
-    The score is stored with the run, so that ``read_run`` and ``reflact show`` list it.
-
-    Raises:
-        UsageError: The configuration or the data is wrong, or the folder holds another run.
-        ModelError, RunFailed: Too few items could be measured.
-        BudgetSpent: The run's budget has no room for a call.
-    """
-    compared = await compare_skill(config, skill, (), split, overrides=overrides, on_event=on_event)
-    return compared.skill
-
-
 async def compare_skill(
-    config: TrainerConfig | Mapping[str, Any] | Path | str,
+    plan: RunPlan,
+    overrides: Overrides,
     skill: Skill,
     against: Sequence[Skill | Control],
     split: Split,
     *,
-    overrides: Overrides | None = None,
-    on_event: EventCallback = ignore_event,
+    on_event: EventCallback,
 ) -> SkillComparison:
-    """Measure a document beside others on a split, paired by item; finished rollouts are reused, so each is paid once.
-
-    Args:
-        config: As for ``Trainer``.
-        skill: The document.
-        against: Other documents; ``none``: an empty one; ``placebo``: one of equal length about something else;
-            ``null``: constant answers, which no model has to give.
-        split: Where to measure.
-        overrides: Collaborators in place of configured ones.
-        on_event: Takes the events. A ``BudgetUpdated`` with what the run used before comes first.
-
-    Raises:
-        UsageError: The configuration or the data is wrong, or the folder holds another run.
-        ModelError, RunFailed: Too few items could be measured.
-        EnvironmentFailure: The skill does not reach the agent.
-        BudgetSpent: The run's budget has no room for a call.
-    """
-    overrides = overrides or Overrides()
-    plan = prepare_run(loading.load_config(config), overrides, needed=())
+    """Measure a document beside others on a split, paired by item; see ``Trainer.compare``."""
     items, metric = plan.data.items(split), build_metric(plan.config)
     if not items:
         raise DataError(

@@ -21,12 +21,12 @@ from reflact.records import (
     CodeFailure,
     EpochRecord,
     Improvement,
-    RunStatus,
     RunSummary,
     SkillScore,
     SkillVersion,
     StageCost,
     StepRecord,
+    StoredStatus,
     Usage,
 )
 from reflact.reporting.verdict import describe_examples
@@ -54,14 +54,14 @@ class RunHistory(ShortReprModel):
 
     Args:
         run_id: The run.
-        status: How its latest start ended; None if the run is under way or was killed before any start ended.
+        status: How its latest start ended, or ``running``; None if it was killed.
         reason: The reason if it did not complete.
         created: The time of its first start.
         summary: The summary of its latest end; None if there is none.
         steps: All committed steps, in order.
         epochs: The committed ends of epochs, in order.
         versions: All skill versions by number, each with its latest score.
-        evaluations: The scores of documents that were measured with ``evaluate_skill`` or ``reflact eval``.
+        evaluations: The scores of documents that were measured with ``Trainer.evaluate`` or ``reflact eval``.
         events: All durable events, in order.
         costs: What each stage of each step took so far, calls and time, over all starts.
         items: The items of one split with the target's answers, if they were asked for.
@@ -70,7 +70,7 @@ class RunHistory(ShortReprModel):
     """
 
     run_id: str
-    status: RunStatus | None
+    status: StoredStatus | None
     reason: str | None
     created: datetime
     summary: RunSummary | None
@@ -83,6 +83,11 @@ class RunHistory(ShortReprModel):
     items_note: str | None = None
     evaluations: tuple[SkillScore, ...] = ()
     failures: tuple[CodeFailure, ...] = ()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the latest start has not ended; the summary is then that of an earlier one."""
+        return self.status in {None, "running"}
 
 
 async def read_run(
@@ -159,7 +164,7 @@ class RunListing(FrozenModel):
 
     folder: str
     run_id: str
-    status: RunStatus | None
+    status: StoredStatus | None
     steps: int
     val: float | None
     test: float | None
@@ -391,7 +396,7 @@ class SettingDifference(FrozenModel):
     values: tuple[JsonValue, ...]
 
 
-class ComparedRun(FrozenModel):
+class ComparedRun(ShortReprModel):
     """A run in a comparison.
 
     ``val`` and ``test`` are the scores of its best skill at its end, or those that it has so far. ``unmeasured`` of a
@@ -400,7 +405,7 @@ class ComparedRun(FrozenModel):
 
     name: str
     run_id: str
-    status: RunStatus | None
+    status: StoredStatus | None
     steps: int
     val: SkillScore | None
     test: SkillScore | None
@@ -409,7 +414,7 @@ class ComparedRun(FrozenModel):
     best: VersionText
 
 
-class RunComparison(FrozenModel):
+class RunComparison(ShortReprModel):
     """Runs side by side.
 
     ``settings`` are those that differ and have an effect in one of the runs, and the prompts that differ.

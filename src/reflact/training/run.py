@@ -92,7 +92,7 @@ class Run:
         self.id = plan.run_id
         self.state: RunState | None = None
         self._critic: CriticDescription | None = None
-        self.failures = FailureLog(plan.run_id, plan.config, runtime.store, on_event)
+        self.failures = FailureLog(plan.run_id, plan.config, runtime.store, on_event, plan.label)
         self.scheduler = RolloutScheduler(runtime, on_event, self.failures)
         self._gate_keeper = GateKeeper(runtime, self.scheduler, approve)
         self._epoch_end = EpochFinalizer(runtime, self.scheduler, self._gate_keeper, self._timer)

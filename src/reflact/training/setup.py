@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,12 +14,13 @@ from typing import TYPE_CHECKING, cast
 from pydantic import JsonValue
 
 from reflact.concurrency import open_outbox
-from reflact.config.loading import config_identity
-from reflact.config.models import ModelConfig
+from reflact.config.loading import config_identity, list_set_keys
+from reflact.config.models import PRICING_KEYS, ModelConfig
 from reflact.config.training import TrainerConfig
 from reflact.data import TRAINING_SPLITS, DataSet, check_dataset, count_steps_per_epoch
 from reflact.errors import ConfigError
 from reflact.events import BudgetUpdated, Event, RateLimited
+from reflact.lazy import CLIENT_MODULES, import_all
 from reflact.llm.budget import Account, Budget, BudgetedEnvironment, require_caps, worst_rollout_cost
 from reflact.llm.middleware import CheckedEnvironment, compose, unwrap_environment
 from reflact.llm.pricing import usd_of
@@ -35,6 +35,7 @@ from reflact.protocols import (
     Environment,
     EventCallback,
     InstructedTarget,
+    ProbedTarget,
     Prompted,
     Proposer,
     RunStore,
@@ -91,6 +92,7 @@ class Overrides:
     telemetry: Telemetry | None = None
     annotator: Annotator | None = None
     proposer: Proposer | None = None
+    label: str = ""
 
     @property
     def objects(self) -> tuple[tuple[ObjectRole, object], ...]:
@@ -123,6 +125,7 @@ class RunPlan:
     annotator: Annotator | None = None
     proposer: Proposer | None = None
     target: Target | None = None
+    label: str = ""
 
     @property
     def steps_per_epoch(self) -> int:
@@ -235,15 +238,44 @@ def check_config(config: TrainerConfig, overrides: Overrides) -> None:
         raise ConfigError("executor.name: ray needs Ray: pip install 'reflact[ray]'")
 
 
+def refuse_idle_keys(config: TrainerConfig, overrides: Overrides) -> None:
+    """Refuse keys of the configuration that have no effect, because an object takes their place.
+
+    Raises:
+        ConfigError: There is such a key; names all of them.
+    """
+    idle = {
+        "environment": ("environment.", "data."),
+        "target": ("target.kind", "target.options", "target.preamble", "target.postamble"),
+    }
+    if not isinstance(overrides.target, ConnectedTarget | ProbedTarget):
+        idle["target"] += ("models.target.",)
+    used = {"environment.description", "data.train_size", *(f"models.target.{name}" for name in PRICING_KEYS)}
+    heirs = {*_list_roles(config)} - overrides.brought_roles - {"target"}
+    used |= {f"models.target.{name}" for role in heirs for name in _list_inherited(config, role)}
+    used_starts = tuple(f"{name}." for name in used)
+    keys = [key for key in list_set_keys(config) if not f"{key}.".startswith(used_starts)]
+    for role, value in overrides.objects:
+        if wrong := [key for key in keys if key.startswith(idle.get(role, ()))]:
+            raise ConfigError(
+                f"{', '.join(sorted(wrong))}: no effect, because the {role} is passed in Python, of type "
+                f"{type(value).__name__}; remove the key, or set it in that object"
+            )
+
+
+def _list_inherited(config: TrainerConfig, role: str) -> set[str]:
+    """Return the settings of a role's model that are those of the target's."""
+    own, target = getattr(config.models, role), config.models.target
+    names = own.model_fields_set & target.model_fields_set
+    return {name for name in names if getattr(own, name) == getattr(target, name)}
+
+
 def import_collaborators(config: TrainerConfig, overrides: Overrides) -> None:
     """Import the slow libraries that a run will use; call it on a worker thread."""
     names = ["reflact.integrations.opentelemetry", "reflact.store.lock", "reflact.store.runs"]
     if _sends_requests(config, overrides):
-        names += ["reflact.llm.client", "reflact.targets.chat"]
-        # these libraries import half of themselves at the first call
-        names += ["httpcore", "openai.resources.chat.completions", "genai_prices.data"]
-    for name in names:
-        import_module(name)
+        names += [*CLIENT_MODULES, "reflact.targets.chat"]
+    import_all(names)
 
 
 def _list_roles(config: TrainerConfig) -> tuple[str, ...]:
@@ -310,6 +342,7 @@ def prepare_run(
         overrides.annotator,
         overrides.proposer,
         overrides.target,
+        overrides.label,
     )
 
 
@@ -525,7 +558,7 @@ async def connect_models(
 def _open_account(plan: RunPlan, store: RunStore, post: Callable[[Event], None]) -> tuple[Account, RunWatch]:
     """Return the account of a run's calls, which posts each change of the budget, and what watches the calls."""
     limits = plan.config.budget
-    watch = RunWatch(plan.run_id, post, plan.config)
+    watch = RunWatch(plan.run_id, post, plan.config, plan.label)
 
     def post_usage(usage: Usage, worst: Usage, seconds: float) -> None:
         update = BudgetUpdated(run_id=plan.run_id, usage=usage, worst_case=worst, seconds=seconds)

@@ -9,6 +9,7 @@ import traceback
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 
@@ -48,6 +49,12 @@ MUTE_CALLS = 3
 """The calls of a role without a valid reply, and none with one, after which it counts as mute."""
 
 
+def log_line(run_id: str, label: str, level: int, message: str) -> None:
+    """Log a message of a run; the record has the attributes ``run_id`` and ``label``, and the line names both."""
+    line = escape_controls(f"run {run_id} ({label}): {message}")
+    LOGGER.log(level, "%s", line, extra={"run_id": run_id, "label": label})
+
+
 class RunWatch:
     """Finds trouble in the calls of one start of a run, and reports each kind once, with what to do.
 
@@ -57,12 +64,16 @@ class RunWatch:
         run_id: The run.
         post: Takes the warnings.
         config: The configuration of the run, so that no advice names what it has already.
+        label: The caller's name for the run, for log lines.
     """
 
-    def __init__(self, run_id: str, post: Callable[[events.Event], None], config: TrainerConfig) -> None:
+    def __init__(
+        self, run_id: str, post: Callable[[events.Event], None], config: TrainerConfig, label: str = ""
+    ) -> None:
         self._run_id = run_id
         self._post = post
         self._config = config
+        self._log = partial(log_line, run_id, label or str(config.out_dir))
         self._known: set[str] = set()
         self._attempts: dict[str, deque[FaultKind | None]] = {}
         self._calls: dict[str, int | None] = {}
@@ -132,7 +143,7 @@ class RunWatch:
     def _warn(self, subject: str, message: str) -> None:
         if subject not in self._known:
             self._known.add(subject)
-            LOGGER.warning("%s", escape_controls(message))
+            self._log(logging.WARNING, message)
             self._post(events.WarningIssued(run_id=self._run_id, message=message))
 
 
@@ -201,9 +212,17 @@ class FailureLog:
     ``train.raise_on_exception`` the first exception is raised.
     """
 
-    def __init__(self, run_id: str, config: TrainerConfig, store: RunStore, on_event: EventCallback) -> None:
+    def __init__(
+        self,
+        run_id: str,
+        config: TrainerConfig,
+        store: RunStore,
+        on_event: EventCallback,
+        label: str = "",
+    ) -> None:
         self._run_id = run_id
         self._config = config
+        self._log = partial(log_line, run_id, label or str(config.out_dir))
         self._store = store
         self._on_event = on_event
         self._keys: Sequence[str] | None = None
@@ -247,7 +266,7 @@ class FailureLog:
         place = find_place(error)
         is_new = place not in self._known
         self._known.add(place)
-        LOGGER.log(logging.ERROR if is_new else logging.DEBUG, "%s", escape_controls(f"{reason}\n{text}"))
+        self._log(logging.ERROR if is_new else logging.DEBUG, f"{reason}\n{text}")
         if is_new and item_id is not None:
             command = shlex.join(("reflact", "show", str(self._config.out_dir), "--item", item_id))
             message = f"{reason}; for the traceback: {command}"

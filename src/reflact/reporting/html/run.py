@@ -139,7 +139,7 @@ def render_run_page(report: RunReport, *, live: LiveBar | None = None) -> str:
 def _build_verdict(history: RunHistory) -> h.Element:
     summary = history.summary
     steps, run_id = name_count(len(history.steps), "step"), escape_line(history.run_id)
-    if summary is None:
+    if summary is None or history.is_open:
         note = f"Run {run_id}, started {history.created:%Y-%m-%d %H:%M} UTC"
         return h.div(".verdict")[
             h.p(".headline")[f"The run is under way: {steps} so far."],

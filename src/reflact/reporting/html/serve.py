@@ -202,7 +202,7 @@ def describe_progress(listing: RunListing) -> str:
 
 
 def _describe_list(runs: Sequence[ServedRun]) -> str:
-    open_runs = sum(run.listing.status is None for run in runs)
+    open_runs = sum(run.listing.status in {None, "running"} for run in runs)
     order = "; the newest first" if len(runs) > 1 else ""
     return f"{name_count(len(runs), 'run')}{f', {open_runs:,} not ended' if open_runs else ''}{order}."
 
