@@ -352,7 +352,6 @@ BAD: dict[str, tuple[str | None, str]] = {
     "no JSON": ("I give it a nine, since it is nearly done.", "Invalid JSON"),
     "cut off": (text()[:40], "cut off"),
     "a refusal": (None, "it was a refusal"),
-    "a fence": (f"```json\n{text()}\n```", "Invalid JSON"),
 }
 
 

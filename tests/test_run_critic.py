@@ -441,7 +441,5 @@ def test_the_calls_of_the_critic_are_foreseen(world: Path, part: tuple[dict[str,
         assert not (world.parent / "run").exists()
         assert reflact("train", path).exit_code == 0
     (row,) = (line.split() for line in shown.stdout.splitlines() if " critic " in line)
-    least, most = (int(row[n].replace(",", "")) for n in (2, 4))
     assert row[1] == "score"
-    assert 0 < len(model.scored) <= most
-    assert least <= len(model.scored)
+    assert 0 < len(model.scored) <= 1.5 * int(row[2].replace(",", ""))

@@ -90,7 +90,7 @@ async def test_a_model_that_never_gets_it_right() -> None:
     """When no attempt is valid the error holds the reason of each."""
     answers: list[JsonValue] = [{"value": -1}, '{"value": ', {"value": 1, "more": 2}]
     llm = ScriptedLLM(lambda prompt, reply_type, call_id: answers[call_id.attempt])
-    with pytest.raises(ReplyError, match="no valid Number in 3 attempts") as caught:
+    with pytest.raises(ReplyError, match="gave no valid reply in 3 attempts") as caught:
         await llm.ask(PROMPT, Number, call_id=SAMPLE)
     assert [reason.split(":")[0] for reason in caught.value.reasons] == ["value", "Invalid JSON", "more"]
 

@@ -13,7 +13,7 @@ from pydantic import JsonValue, ValidationError
 
 from reflact.errors import ReplyError
 from reflact.jsonutil import describe_problems
-from reflact.messages import CallId, RenderedPrompt, Reply, ReplyModel, Text
+from reflact.messages import NO_VALID_REPLY, CallId, RenderedPrompt, Reply, ReplyModel, Text
 from reflact.protocols import R
 from reflact.records import Usage
 from reflact.stages.reply_models import RuleReply
@@ -95,7 +95,7 @@ class ScriptedLLM:
             else:
                 return Reply(value=value, attempts=attempt + 1, usage=Usage(calls=attempt + 1))
         failure = ReplyError(
-            f"{call_id.label}: no valid {reply_type.__name__} in {len(reasons)} attempts; the last reason: "
+            f"{call_id.label} {NO_VALID_REPLY} {len(reasons)} attempts; the last reason: "
             f"{reasons[-1]}",
             reasons=tuple(reasons),
         )
