@@ -253,12 +253,11 @@ async def test_each_rollout_of_a_batch_is_stored_by_itself() -> None:
 
 @pytest.mark.slow
 async def test_each_worker_makes_batches_of_its_own(tmp_path: Path) -> None:
-    """An environment that computes batches can be sent to worker processes, and the scores are those in the loop."""
+    """An environment that computes batches can be sent to workers, and the scores are those in the loop."""
     scores = []
-    for name in ("local", "processes"):
-        trainer = build_trainer(
-            settings(tmp_path / name, executor={"name": name, "workers": 2}), environment=BatchedWorld()
-        )
+    for name in ("local", "worker_world:open_farm"):
+        folder = tmp_path / name.replace(":", "-")
+        trainer = build_trainer(settings(folder, executor={"name": name}), environment=BatchedWorld())
         summary = await trainer.train()
         assert summary.status == "completed"
         scores.append([score.model_dump() for score in summary.scores])

@@ -23,6 +23,7 @@ from hostile import Case, HostileNetwork, load_cases
 from pure_world import Ended, differences, left_by, settings, write_world
 from reflact import Trainer
 from reflact.errors import ReflactError
+from reflact.llm.retry import REQUEST_STATUSES
 from reflact.records import RunSummary
 from served import asked_of, serving
 from test_run_critic import criticised
@@ -153,7 +154,8 @@ class Campaign:
             self._resume(f"all-{SELDOM}", [(ROLES, SELDOM)], calm=False)
         else:
             trials = [*(((role,), 1) for role in ROLES), (ROLES, SELDOM)]
-            self._resume("all", trials, calm=self._case.refused != "ContextOverflow")
+            is_kept = self._case.refused == "ContextOverflow" or self._case.status in REQUEST_STATUSES
+            self._resume("all", trials, calm=not is_kept)
 
     def _resume(self, name: str, trials: list[tuple[Collection[str], int]], *, calm: bool) -> None:
         """Start a run in a folder with each kind of hostility after the other, and then with a mended provider."""

@@ -39,6 +39,9 @@ CUT_REASONS = frozenset({"model_length", "max_tokens", "max_output_tokens", "max
 THOUGHT_PARTS = ("thinking", "reasoning")
 """The types of parts of a content that are thoughts, whatever texts they have."""
 
+BROKEN_REASONS = frozenset({"error", "abort", "aborted", "insufficient_system_resource"})
+"""Words of vLLM, SGLang, DeepSeek and others for an answer that the server gave up."""
+
 EVENT_STARTS = ("data:", "event:", "id:", "retry:", ":")
 """A stream of events begins with one of these, whatever its content type."""
 
@@ -130,7 +133,7 @@ def read_completion(content_type: str, text: str) -> str:
         except (ValueError, RecursionError):
             raise AnswerFault(text, "malformed" if content_type == JSON else "unusable") from None
         completion = _validate(_Completion, document, text, "unusable")
-    if not completion.choices or completion.choices[0].finish_reason == "error":
+    if not completion.choices or completion.choices[0].finish_reason in BROKEN_REASONS:
         raise AnswerFault(text, "unusable")
     choice = completion.choices[0]
     message: dict[str, Any] = {

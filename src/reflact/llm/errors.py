@@ -43,6 +43,7 @@ from reflact.llm.retry import (
     DOUBTFUL,
     NO_API_STATUSES,
     REFUSED_KEY,
+    REQUEST_STATUSES,
     RETRIED_STATUSES,
     Redirect,
     is_oversized,
@@ -148,7 +149,7 @@ def _translate_status(
     kind: Callable[..., ModelError]
     kind, problem = _describe_refusal(error, config, role)
     if endpoint is not None and endpoint.refusal is None and status != 401:
-        if endpoint.is_answered:
+        if endpoint.is_answered and status in REQUEST_STATUSES:
             return RequestRefused(
                 f"{where} answers others and refuses this request ({status}): {text}", status=status
             )

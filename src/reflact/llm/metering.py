@@ -35,7 +35,7 @@ from reflact.llm.pricing import (
 )
 from reflact.llm.rate_limit import EndpointClient
 from reflact.llm.redaction import find_keys, remove_keys
-from reflact.llm.retry import read_retry_after
+from reflact.llm.retry import is_throttled, read_retry_after
 from reflact.llm.sse import EVENT_STREAM, JSON
 from reflact.llm.structured import remove_thoughts
 from reflact.messages import CallReservation, StoredResponse
@@ -182,11 +182,14 @@ def _read_answer(
 ) -> tuple[httpx.Response, FaultKind | None]:
     """Return a copy of an answer in UTF-8 without API keys, and its fault; a success is a completion in JSON.
 
+    A rate limit under another status gets the status 429.
+
     Raises:
         AnswerFault: It should be a chat completion and is none.
     """
     headers, text = select_headers(response), remove_keys(keys, decode_text(response.content))
-    fault = classify_status(response.status_code)
+    status = 429 if is_throttled(response.status_code, text) else response.status_code
+    fault = classify_status(status)
     if response.is_success:
         text = read_completion(headers["content-type"], text)
         text = remove_keys(keys, text)  # again, since the events of a stream may divide a key
@@ -200,7 +203,7 @@ def _read_answer(
             fault = "cut prompt"
         elif role == "target":
             fault = find_answer_fault(completion, asked_for)
-    return httpx.Response(response.status_code, headers=headers, content=text.encode("utf-8")), fault
+    return httpx.Response(status, headers=headers, content=text.encode("utf-8")), fault
 
 
 def is_prompt_cut(asked_for: Any, tokens: int) -> bool:

@@ -156,6 +156,9 @@ NO_API_STATUSES = frozenset({404, 405})
 DOUBTFUL = NO_API_STATUSES | {403}
 """Statuses that may refuse all calls of a role, or one prompt."""
 
+REQUEST_STATUSES = DOUBTFUL | {400, 406, 413, 415, 422, 451}
+"""Statuses that refuse one request, once others were answered."""
+
 QUOTA_STATUSES = frozenset({400, 403, 429})
 """Statuses with which endpoints report a spent quota; 402 says nothing else."""
 
@@ -170,6 +173,10 @@ RATE_WORDS = re.compile(
     r"retry|try again (in|after|later)|rate[ _-]?limit|per[ _-]?(second|min|hour|day)", re.IGNORECASE
 )
 """Words of answers that refuse one request because of its time."""
+
+THROTTLE_STATUSES = frozenset({400, 403})
+THROTTLE_WORDS = re.compile(r"throttl|too many requests|rate exceeded|rate[ _-]?limit", re.IGNORECASE)
+"""Statuses and words with which some endpoints, such as those of AWS, report a rate limit."""
 
 UNKNOWN_MODEL = frozenset({400, 404})
 """Statuses with which endpoints report an unknown model."""
@@ -193,6 +200,11 @@ def is_quota_spent(status: int, headers: Mapping[str, str], text: str) -> bool:
         return True
     spent = status in QUOTA_STATUSES and QUOTA_WORDS.search(text) is not None
     return spent and "retry-after" not in headers and not RATE_WORDS.search(text)
+
+
+def is_throttled(status: int, text: str) -> bool:
+    """Whether a refusal is one of a rate limit, although its status is another."""
+    return status in THROTTLE_STATUSES and bool(THROTTLE_WORDS.search(text)) and not QUOTA_WORDS.search(text)
 
 
 def refuses_role(response: httpx.Response, client: EndpointClient, *, last: bool) -> bool:

@@ -411,7 +411,7 @@ class RolloutRunner:
             failed = {
                 "error": replace_surrogates(reason),
                 "turns": _read_turns(session),
-                "refused": isinstance(error, RequestRefused | BadRequest),
+                "refused": isinstance(error, RequestRefused),
             }
             return blank.model_copy(update=failed)
         feedback = graded.feedback if self.feedback else None

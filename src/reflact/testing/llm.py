@@ -95,8 +95,7 @@ class ScriptedLLM:
             else:
                 return Reply(value=value, attempts=attempt + 1, usage=Usage(calls=attempt + 1))
         failure = ReplyError(
-            f"{call_id.label} {NO_VALID_REPLY} {len(reasons)} attempts; the last reason: "
-            f"{reasons[-1]}",
+            f"{call_id.label} {NO_VALID_REPLY} {len(reasons)} attempts; the last reason: {reasons[-1]}",
             reasons=tuple(reasons),
         )
         failure.usage = Usage(calls=len(reasons))
