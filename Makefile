@@ -45,7 +45,7 @@ bench: $(VENV)/.installed-dev
 	$(BIN)/python benchmarks/page.py
 	$(BIN)/python benchmarks/schedule.py
 
-check: PYTEST = --thorough --no-loadscope-reorder
+check: PYTEST = --thorough --no-loadscope-reorder $(REST)
 check: lint types wheel-test site test
 
 lint: $(VENV)/.installed-dev

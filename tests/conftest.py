@@ -33,6 +33,9 @@ settings.register_profile("thorough", max_examples=200, deadline=None, suppress_
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Let the thorough tests, and the numbers of random kills and hostile replies, be chosen."""
     parser.addoption("--thorough", action="store_true", help="run slow tests too, and more cases of others")
+    parser.addoption(
+        "--rest", action="store_true", help="leave out what runs in the same way without --thorough"
+    )
     parser.addoption("--kills", type=int, default=6, help="random kills of a run (tests/test_kills.py)")
     words = "one in so many hostile replies is played to whole runs (tests/test_hostile_runs.py)"
     parser.addoption("--hostile", type=int, default=3, help=words)
@@ -58,6 +61,10 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave slow tests out, unless they are asked for; then begin with their files, so that no worker ends alone."""
+    if config.getoption("--rest"):
+        same = {item for item in items if not _is_thorough(item)}
+        config.hook.pytest_deselected(items=[*same])
+        items[:] = [item for item in items if item not in same]
     if config.getoption("--thorough"):
         n_tests = Counter(item.path for item in items)
         n_slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
@@ -66,6 +73,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     slow = [item for item in items if item.get_closest_marker("slow")]
     config.hook.pytest_deselected(items=slow)
     items[:] = [item for item in items if item not in set(slow)]
+
+
+def _is_thorough(item: pytest.Item) -> bool:
+    """Whether a test runs only with --thorough, or tries more cases then."""
+    fixtures = set(getattr(item, "fixturenames", ()))
+    has_cases = hasattr(getattr(item, "obj", None), "hypothesis") or not fixtures.isdisjoint(
+        {"thorough", "kills"}
+    )
+    return has_cases or item.get_closest_marker("slow") is not None
 
 
 @pytest.fixture

@@ -390,9 +390,10 @@ def test_front_matter_that_cannot_be_read_is_found_before_anything_is_paid(
     assert not (tmp_path / "run.yaml").exists()
 
 
-@pytest.mark.parametrize("front", UNREADABLE.values(), ids=UNREADABLE)
-def test_a_name_and_a_description_replace_what_cannot_be_read(front: str) -> None:
+@pytest.mark.parametrize("kind", [kind for kind in UNREADABLE if kind != "no mapping"])
+def test_a_name_and_a_description_replace_what_cannot_be_read(kind: str) -> None:
     """A run that began with such front matter is exported with both options, which the error names."""
+    front = UNREADABLE[kind]
     skill = Skill(text=f"---\n{front.removeprefix(chr(0xFEFF)).rstrip()}\nlicense: MIT\n---\nbody\n")
     with pytest.raises(SkillError, match="--name and --description"):
         build_package(skill, defaults=("a", "b"))
@@ -402,6 +403,19 @@ def test_a_name_and_a_description_replace_what_cannot_be_read(front: str) -> Non
     assert read_front_matter(text) == values
     assert text.endswith("---\n\nbody\n")
     assert any("only the new name and description" in hint for hint in package.hints)
+
+
+def test_text_between_two_rules_is_no_front_matter() -> None:
+    """A document that begins with a rule keeps every line, below a front matter of its own."""
+    text = "---\n# Title after a rule\n\nBe brief.\n---\nMore.\n"
+    with pytest.raises(SkillError, match="--name and --description"):
+        build_package(Skill(text=text))
+    package = build_package(Skill(text=text), name="brief", description="Write less.")
+    assert package.files[0].content.decode().endswith(f"---\n\n\n{text}")
+    assert read_front_matter(package.files[0].content.decode()) == {
+        "name": "brief",
+        "description": "Write less.",
+    }
 
 
 def test_a_run_with_front_matter_that_cannot_be_read_is_exported(tmp_path: Path) -> None:

@@ -48,6 +48,7 @@ _NAME = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 _FILE_NAME = re.compile(r"(?:\w[\w.-]*/)*\w[\w.-]*\.md", re.ASCII)
 _TAG = re.compile(r"</?[A-Za-z][^<>]*>")
 _FRONT_MATTER = re.compile(r"(\ufeff?---[ \t]*\r?\n)(.*?)(---[ \t]*)", re.DOTALL)
+_OWN_KEY = re.compile(r"^(name|description)\s*:", re.MULTILINE)
 _LATE_FRONT_MATTER = re.compile(
     r"\ufeff?(?>(?:\s|<!--.*?-->|#[^\n]*\n)+)---[ \t]*\r?\n\s*(?:name|description)[ \t]*:", re.DOTALL
 )
@@ -143,8 +144,13 @@ def build_package(
             raise SkillError(
                 f"{error}, or export it with --name and --description, which replace it"
             ) from None
-        known, text = {}, text[_front_matter_end(text) :].lstrip("\r\n")
-        hints = ["the front matter cannot be read, so only the new name and description are in it"]
+        known = {}
+        end = _front_matter_end(text)
+        if _OWN_KEY.search(text[:end]) is None:  # text between two rules, which the target has read
+            text = f"\n{text}"
+        else:
+            text = text[end:].lstrip("\r\n")
+            hints = ["the front matter cannot be read, so only the new name and description are in it"]
     name = str(known.get("name", defaults[0])) if name is None else name
     description = (
         str(known.get("description", defaults[1])) if description is None else " ".join(description.split())
