@@ -187,6 +187,9 @@ def _parse_line(value: object, line_type: type[L], location: str) -> L:
         raise DataError(f"{location}, {describe_first_error(error)}; correct that line") from None
 
 
+TRACE_SUFFIXES = frozenset({".jsonl", ".ndjson"})
+"""The endings of traces' files, in small letters."""
+
 SAVE_BATCH_SIZE = 100
 """Events that are appended to a store in one transaction."""
 
@@ -337,7 +340,7 @@ class Trace:
 
     @classmethod
     def load_all(cls, folder: Path | str) -> tuple[Trace, ...]:
-        """Read the ``.jsonl`` files of a folder, to any depth, in the order of their paths.
+        """Read the ``.jsonl`` and ``.ndjson`` files of a folder, to any depth, in the order of their paths.
 
         Raises:
             DataError: It is no folder, holds none, holds one that is no trace, two of one name, or logs of another tool.
@@ -349,7 +352,8 @@ class Trace:
         for path in sorted(folder.rglob("*.json")):
             if path.is_file() and path.stat().st_size <= MAX_LOG_BYTES:
                 refuse_foreign_format(path, path.read_bytes())
-        traces = tuple(cls.load(path) for path in sorted(folder.rglob("*.jsonl")))
+        files = (path for path in sorted(folder.rglob("*")) if path.suffix.lower() in TRACE_SUFFIXES)
+        traces = tuple(cls.load(path) for path in files)
         if not traces:
             raise DataError(f"{folder} holds no trace, which is a .jsonl file that Trace(path=...) writes")
         names = Counter(trace.id for trace in traces)
