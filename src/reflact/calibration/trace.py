@@ -187,9 +187,6 @@ def _parse_line(value: object, line_type: type[L], location: str) -> L:
         raise DataError(f"{location}, {describe_first_error(error)}; correct that line") from None
 
 
-TRACE_SUFFIXES = frozenset({".jsonl", ".ndjson"})
-"""The endings of traces' files, in small letters."""
-
 SAVE_BATCH_SIZE = 100
 """Events that are appended to a store in one transaction."""
 
@@ -352,7 +349,7 @@ class Trace:
         for path in sorted(folder.rglob("*.json")):
             if path.is_file() and path.stat().st_size <= MAX_LOG_BYTES:
                 refuse_foreign_format(path, path.read_bytes())
-        files = (path for path in sorted(folder.rglob("*")) if path.suffix.lower() in TRACE_SUFFIXES)
+        files = (path for path in sorted(folder.rglob("*")) if path.suffix.lower() in {".jsonl", ".ndjson"})
         traces = tuple(cls.load(path) for path in files)
         if not traces:
             raise DataError(f"{folder} holds no trace, which is a .jsonl file that Trace(path=...) writes")

@@ -805,10 +805,10 @@ def _describe_failure(item: Item, error: Exception) -> EnvironmentFailure:
     frames = traceback.extract_tb(source.__traceback__)
     frame = next((one for one in reversed(frames) if not one.filename.startswith(INSTALLED)), None)
     where = "" if frame is None else f" ({frame.filename}:{frame.lineno})"
-    is_nested = "running event loop" in read_text(error)
-    advice = "; write it as `async def`, and await what you want to run" if is_nested else ""
     text = f"{type(source).__name__}: {read_text(source)}".rstrip(": ")
-    return EnvironmentFailure(f"the grading function failed on item {item.id}{where}: {text}{advice}")
+    if "running event loop" in text:
+        text += "; write it as `async def`, and await what you want to run"
+    return EnvironmentFailure(f"the grading function failed on item {item.id}{where}: {text}")
 
 
 def _read_number(value: object) -> float | None:
