@@ -15,6 +15,7 @@ from reflact.data import (
     DataSet,
     check_dataset,
     count_steps_per_epoch,
+    describe_near_copies,
     load_dataset,
     make_rng,
     plan_epoch,
@@ -302,6 +303,19 @@ def test_items_with_the_same_input_stay_together(tmp_path: Path) -> None:
     assert sum(_counts(dataset)) == 60
 
 
+def test_near_copies_stay_together_and_are_counted_if_they_do_not(tmp_path: Path) -> None:
+    """Inputs that differ in white space and case are one question; splits that are given are not changed."""
+    forms = ("Which Q{}?", " which  q{}?", "WHICH Q{}?\n")
+    rows: list[Row] = [{"question": forms[n // 20].format(n % 20), "answer": n} for n in range(60)]
+    dataset = load_dataset(_write(tmp_path / "all.jsonl", rows), None, 42)
+    assert describe_near_copies(dataset) is None
+    assert sum(_counts(dataset)) == 60
+    near = [{"id": "t", "input": "Q  Question 0 "}, {"id": "u", "input": "another"}]
+    warning = describe_near_copies(_set(_rows(1), _rows(1, "v"), near))
+    assert warning is not None
+    assert warning.startswith("1 of 2 test items")
+
+
 def test_a_test_split_may_be_absent(tmp_path: Path) -> None:
     """A folder without a test split loads only if none is needed, and the error says how to do without."""
     _write(tmp_path / "train.json", _rows(2))
@@ -442,6 +456,7 @@ def test_impossible_plans_are_errors() -> None:
     [
         '"a, b, or c";reference\nq;1\n',
         '\n\n"input, the task"\treference\nq\t1\n',
+        '"input, the task"|reference\nq|1\n',
     ],
 )
 def test_a_separator_inside_quotation_marks_separates_nothing(tmp_path: Path, text: str) -> None:

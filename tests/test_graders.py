@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 import re
@@ -94,7 +95,7 @@ def test_any_of_several_accepted_answers_will_do(grade: AnyGrader) -> None:
 
 
 UNFIT: tuple[tuple[AnyGrader, JsonValue], ...] = (
-    *((grade, reference) for grade in ALL for reference in (None, True, [], ["7", None], 1e999)),
+    *((grade, reference) for grade in ALL for reference in (None, [], ["7", None], 1e999)),
     (NormalizedGrader(), "  "),
     (TokenF1Grader(), " "),
     (NumericGrader(), "seven"),
@@ -102,7 +103,9 @@ UNFIT: tuple[tuple[AnyGrader, JsonValue], ...] = (
     (RegexGrader(), "(open"),
     (JsonFieldsGrader(), {}),
     (JsonFieldsGrader(), "{}"),
-    (ExactGrader(), 1.5),
+    (NumericGrader(), True),
+    (JsonFieldsGrader(), True),
+    (NormalizedGrader(), "\u200b"),
     (ExactGrader(), {"a": 1}),
 )
 
@@ -129,6 +132,19 @@ RIGHT: tuple[tuple[AnyGrader, JsonValue, str], ...] = (
     (NormalizedGrader(), "New York", '"new  york."'),
     (NormalizedGrader(), "-", "-"),
     (NormalizedGrader(), "B", "(b)."),
+    (NormalizedGrader(), "l\u2019heure d\u02bcété", "L'heure d\u2018été"),
+    (NormalizedGrader(), "co\u2010op\u2011ed", "co-op-ed"),
+    (NormalizedGrader(), "co\u00adop \u2764\ufe0f", "coop \u2764"),
+    (NormalizedGrader(), "Paris", "\ufeff \u200b'Paris\u200e'.\u2060"),
+    (NormalizedGrader(), True, "True"),
+    (NormalizedGrader(), [0.5, "n/a"], "0.5"),
+    (ExactGrader(), "\u200fParis\u200b", "\ufeff Paris \u2060"),
+    (ExactGrader(), False, "false"),
+    (ExactGrader(), 1.5, "1.5"),
+    (TokenF1Grader(), "it\u2019s a well\u2010made", "\ufeffit's \u200bwell-made\u200b"),
+    (TokenF1Grader(), True, "true"),
+    (NumericGrader(), "\ufeff7", "7\u200b"),
+    (RegexGrader(), 1.5, "1.5"),
     (NumericGrader(), 1_000_000, "1,000,000.9"),
     (NumericGrader(), 9_007_199_254_740_993, "9,007,199,254,740,993"),
     (NumericGrader(), 200250077.0, "200250077"),
@@ -150,6 +166,11 @@ WRONG: tuple[tuple[AnyGrader, JsonValue, str], ...] = (
     (ExactGrader(), "Paris", "paris"),
     (ExactGrader(), "Paris", "Paris."),
     (ExactGrader(), "a b", "a  b"),
+    (ExactGrader(), True, "True"),
+    (ExactGrader(), "\U0001f468\u200d\U0001f469", "\U0001f468\U0001f469"),
+    (NormalizedGrader(), "\U0001f468\u200d\U0001f469", "\U0001f468\U0001f469"),
+    (NormalizedGrader(), "5\u20137", "5-7"),
+    (RegexGrader(), 1.5, "1x5"),
     (NormalizedGrader(), "The Who", "who"),
     (NormalizedGrader(), "10²", "102"),
     (NormalizedGrader(), "H₂O", "H2O"),
@@ -240,7 +261,7 @@ def test_normalizing_twice_changes_nothing(text: str) -> None:
 def test_long_texts_are_normalized_in_parts(parts: list[str], separator: str) -> None:
     """Parts are cut where no character joins the one before, so a long text has the normal form of the whole."""
     text = "".join(part + separator + "x" for part in parts) * 400
-    plain = "".join("" if has_own_form(char) else char for char in text)
+    plain = "".join("" if has_own_form(char) or is_folded(char) else char for char in text)
     folded = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", plain).casefold())
     assert normalize("x" + plain + "x") == " ".join(f"x{folded}x".split())
     assert list(tokenize(plain)) == [word for part in folded.split() for word in tokenize(f"x {part}")[1:]]
@@ -250,6 +271,13 @@ def has_own_form(char: str) -> bool:
     """Whether a character is a super- or subscript, a fraction, circled, or of mathematics."""
     forms = ("<super>", "<sub>", "<fraction>", "<circle>", "<font>")
     return unicodedata.decomposition(char).startswith(forms)
+
+
+def is_folded(char: str) -> bool:
+    """Whether a character is, or holds, an apostrophe, a hyphen or a sign that is replaced or left out."""
+    return not set("\u2019\u02bc\u2018\u2010\u2011\u00ad\ufe0f").isdisjoint(
+        unicodedata.normalize("NFKC", char) + char
+    )
 
 
 def test_characters_whose_form_is_a_difference_stay() -> None:
@@ -476,6 +504,34 @@ async def test_own_functions_return_what_suits_them(outcome: GraderOutput, expec
 async def test_numbers_of_other_libraries_are_scores(outcome: Any, score: float) -> None:
     """What `float` takes is a number, such as `bool_` and `float32` of numpy; rounding beyond 1 does no harm."""
     assert (await apply_grader(_returning(outcome), _item(None), "a")).score == Score.of(score)
+
+
+def _stop(item: Item, answer: str) -> GraderOutput:
+    raise StopIteration
+
+
+async def _stop_async(item: Item, answer: str) -> GraderOutput:
+    raise StopIteration
+
+
+def _run_nested(item: Item, answer: str) -> GraderOutput:
+    waiting = asyncio.sleep(0)
+    try:
+        asyncio.run(waiting)
+    finally:
+        waiting.close()
+    return 1.0
+
+
+@pytest.mark.parametrize(
+    ("grade", "advice"), [(_stop, ""), (_stop_async, ""), (_run_nested, "async def")], ids=str
+)
+async def test_a_grading_function_that_fails_is_named_with_its_line(grade: Any, advice: str) -> None:
+    """An exception that Python turns into another one at an await still says whose it is, and where."""
+    name = re.escape(f"grading function failed on item {_item(None).id} ({__file__}:")
+    with pytest.raises(EnvironmentFailure, match=rf"{name}\d+\): .*{advice}") as caught:
+        await apply_grader(grade, _item(None), "a")
+    assert isinstance(caught.value.__cause__, RuntimeError | StopIteration)
 
 
 async def test_a_result_that_is_no_score_ends_the_run() -> None:

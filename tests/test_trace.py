@@ -288,6 +288,17 @@ def test_logs_of_other_tools_are_named(tmp_path: Path, name: str, entry: dict[st
     assert len(Trace.load_all(tmp_path)) == 1
 
 
+def test_all_endings_of_json_lines_are_read(tmp_path: Path) -> None:
+    """Other tools and systems write the ending in capitals or as `.ndjson`."""
+    for name in ("a.jsonl", "b.JSONL", "c.ndjson"):
+        recorded(tmp_path / name)
+        text = (tmp_path / name).read_text(encoding="utf-8")
+        header, rest = text.split("\n", 1)
+        named = json.dumps({**json.loads(header), "trace": name[0]})
+        (tmp_path / name).write_text(f"{named}\n{rest}", encoding="utf-8")
+    assert [trace.id for trace in Trace.load_all(tmp_path)] == ["a", "b", "c"]
+
+
 def test_files_of_no_known_format_are_named_and_left_out(tmp_path: Path) -> None:
     """A summary or a torn file beside traces refuses nothing, however deep it is."""
     recorded(tmp_path / "t.jsonl")

@@ -37,7 +37,7 @@ from reflact.config.fields import (
 from reflact.config.loading import LARGE_RATIO
 from reflact.errors import DataError
 from reflact.jsonutil import build_object
-from reflact.types import FrozenModel, Item, Split, digest_json
+from reflact.types import FrozenModel, Item, Split, canonical_json, digest_json
 
 T = TypeVar("T")
 
@@ -114,7 +114,7 @@ def load_dataset(
     A single file is split by ``ratio``, rounded by largest remainders, or else by its column ``split``, such as
     ``validation``, or by ``choose_shares``. Each ``task_type``
     is spread over the splits in the same proportion, within one or two items, but items with the same input stay in
-    one split. The assignment depends on the items and the seed, not on the order of the rows. Within a split, items
+    one split, also if white space and case differ. The assignment depends on the items and the seed, not on the order of the rows. Within a split, items
     keep the file's order.
 
     Args:
@@ -243,6 +243,24 @@ def check_dataset(
         )
 
 
+def _fold_input(item: Item) -> str:
+    """Return an item's input as text that is equal for inputs which differ only in white space and case."""
+    text = item.input if isinstance(item.input, str) else canonical_json(item.input)
+    return " ".join(text.split()).casefold()
+
+
+def describe_near_copies(dataset: DataSet) -> str | None:
+    """Return a warning about test items whose inputs are, but for white space and case, in another split too."""
+    others = {_fold_input(item) for split in TRAINING_SPLITS for item in dataset.items(split)}
+    n = sum(_fold_input(item) in others for item in dataset.test)
+    if not n:
+        return None
+    return (
+        f"{n} of {len(dataset.test)} test items have an input that is in train or val too, but for white space and case; "
+        "remove them, because they flatter the result of the test"
+    )
+
+
 def read_items(path: Path, fields: FieldsConfig) -> tuple[FileItem, ...]:
     """Return the items of a data file in its order.
 
@@ -278,7 +296,7 @@ def read_rows(path: Path) -> tuple[FileRow, ...]:
     if path.suffix not in SUFFIXES:
         raise DataError(
             f"{path}: the name of a data file must end in .csv, .json or .jsonl; rename or convert the file (a .csv file may "
-            "have tabs or semicolons between its cells)"
+            "have tabs, semicolons or | between its cells)"
         )
     try:
         with path.open(encoding="utf-8-sig", newline="" if path.suffix == ".csv" else None) as file:
@@ -486,7 +504,7 @@ def _split_items(items: Sequence[Item], shares: Sequence[int], seed: int) -> dic
     split_of = dict(zip(order, _deal_splits(len(items), shares), strict=True))
     first: dict[str, Split] = {}
     for n in order:
-        split_of[n] = first.setdefault(digest_json(items[n].input), split_of[n])
+        split_of[n] = first.setdefault(_fold_input(items[n]), split_of[n])
     return {split: tuple(item for n, item in enumerate(items) if split_of[n] is split) for split in Split}
 
 
@@ -546,7 +564,7 @@ def _read_csv_rows(text: str, path: Path) -> Iterator[FileRow]:
     named = re.match(r'"?sep=(.)"?\r?\n', text)  # a line that spreadsheets write and read
     body = text if named is None else text[named.end() :]
     first = re.sub('"[^"]*"', "", body.lstrip("\r\n")).partition("\n")[0]
-    delimiter = max(",;\t", key=first.count) if named is None else named[1]
+    delimiter = max(",;\t|", key=first.count) if named is None else named[1]
     reader = csv.reader(io.StringIO(body, newline=""), delimiter=delimiter, strict=True)
     header: list[str] | None = None
     row = 0

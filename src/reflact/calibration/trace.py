@@ -337,7 +337,7 @@ class Trace:
 
     @classmethod
     def load_all(cls, folder: Path | str) -> tuple[Trace, ...]:
-        """Read the ``.jsonl`` files of a folder, to any depth, in the order of their paths.
+        """Read the ``.jsonl`` and ``.ndjson`` files of a folder, to any depth, in the order of their paths.
 
         Raises:
             DataError: It is no folder, holds none, holds one that is no trace, two of one name, or logs of another tool.
@@ -349,7 +349,8 @@ class Trace:
         for path in sorted(folder.rglob("*.json")):
             if path.is_file() and path.stat().st_size <= MAX_LOG_BYTES:
                 refuse_foreign_format(path, path.read_bytes())
-        traces = tuple(cls.load(path) for path in sorted(folder.rglob("*.jsonl")))
+        files = (path for path in sorted(folder.rglob("*")) if path.suffix.lower() in {".jsonl", ".ndjson"})
+        traces = tuple(cls.load(path) for path in files)
         if not traces:
             raise DataError(f"{folder} holds no trace, which is a .jsonl file that Trace(path=...) writes")
         names = Counter(trace.id for trace in traces)

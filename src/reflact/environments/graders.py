@@ -19,6 +19,7 @@ import math
 import os
 import re
 import sysconfig
+import traceback
 import unicodedata
 from abc import ABC, abstractmethod
 from collections import Counter
@@ -37,6 +38,7 @@ from reflact.concurrency import INLINE_LIMIT, run_in_thread
 from reflact.config.training import EnvironmentConfig
 from reflact.errors import DataError, EnvironmentFailure, InterfaceError
 from reflact.jsonutil import build_object
+from reflact.protocols import read_text
 from reflact.types import FrozenModel, Grade, Item, Score, digest_json
 
 if TYPE_CHECKING:
@@ -65,8 +67,9 @@ SHOWN_CHARS = 300
 def normalize(text: str) -> str:
     r"""Return a text as the ``normalized`` grader compares it; nothing that may tell two right answers apart is lost.
 
-    Unicode NFKC and case folding; runs of white space become one space. Superscripts, subscripts, fractions, circled and
-    mathematical letters stay what they are (``10²`` is not ``102``). From both ends go white space and pairs of quotes,
+    Unicode NFKC and case folding; runs of white space become one space. Typographic apostrophes and hyphens become those of
+    ASCII; soft hyphens and variation selectors go. Superscripts, subscripts, fractions, circled and
+    mathematical letters stay what they are (``10²`` is not ``102``). From both ends go white space, invisible characters and pairs of quotes,
     asterisks or backticks. So does a pair of brackets around one word, and ``. , ; : ! ?`` at the end, but not after a
     number the ``!`` of a factorial. A text of such signs alone stays as it is.
     """
@@ -103,13 +106,14 @@ def _fold_text(text: str) -> str:
     pieces: list[str] = []
     is_gap = False
     for part in _split_text(text):
-        folded = _compose(_compose(part).casefold())
+        plain = _compose(part.translate(_PLAIN)).casefold().translate(_PLAIN)
+        folded = _compose(plain)
         words = folded.split()
         if words and pieces and (is_gap or folded[0].isspace()):
             pieces.append(" ")
         pieces.append(" ".join(words))
         is_gap = folded[-1:].isspace() or (is_gap and not words)
-    return "".join(pieces).strip()
+    return "".join(pieces).strip(_BLANK)
 
 
 def _split_text(text: str) -> Iterator[str]:
@@ -142,9 +146,9 @@ def _strip_edges(text: str) -> str:
     start, end = 0, len(text)
     while start < end:
         first, last = text[start], text[end - 1]
-        if first.isspace():
+        if first in _BLANK:
             start += 1
-        elif last.isspace() or _is_mark(last, text[max(start, end - 3) : end - 1]):
+        elif last in _BLANK or _is_mark(last, text[max(start, end - 3) : end - 1]):
             end -= 1
         elif end - start > 1 and (
             _QUOTES.get(first) == last
@@ -154,7 +158,7 @@ def _strip_edges(text: str) -> str:
             end -= 1
         else:
             break
-    return text[start:end] or text.strip()
+    return text[start:end] or text.strip(_BLANK)
 
 
 def _is_mark(char: str, before: str) -> bool:
@@ -163,15 +167,20 @@ def _is_mark(char: str, before: str) -> bool:
     return char in _MARKS and not is_factorial
 
 
+_PLAIN = str.maketrans("\u2019\u02bc\u2018\u2010\u2011", "'''--", "\u00ad\ufe0f")
+"""Apostrophes, single quotes and hyphens as in ASCII; soft hyphens and variation selectors go."""
+
+_INVISIBLE = "\u200b\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2060\u2066\u2067\u2068\u2069\ufeff"
+_BLANK = "".join(filter(str.isspace, map(chr, range(0x3001)))) + _INVISIBLE
+"""White space, and characters that leave no trace at the end of a text, such as the byte order mark."""
+
 _TELLING_FORMS = frozenset({"<super>", "<sub>", "<fraction>", "<circle>", "<font>"})
 """Unicode's forms of letters and digits that mean something else than the plain ones."""
 
 _MARKS = ".,;:!?\u2026\u3002\u3001\u061f\u060c\u061b\u0964"
-_QUOTES = dict(
-    zip("\"'`*\u201c\u2018\u00ab\u201e\u201d\u300c", "\"'`*\u201d\u2019\u00bb\u201c\u201d\u300d", strict=True)
-)
-_OPENERS = "([{\u00bf\u00a1_" + "".join(_QUOTES)
-_CLOSERS = ")]}_" + _MARKS + "".join(_QUOTES.values())
+_QUOTES = dict(zip("\"'`*\u201c\u00ab\u201e\u201d\u300c", "\"'`*\u201d\u00bb\u201c\u201d\u300d", strict=True))
+_OPENERS = _INVISIBLE + "([{\u00bf\u00a1_" + "".join(_QUOTES)
+_CLOSERS = _INVISIBLE + ")]}_" + _MARKS + "".join(_QUOTES.values())
 _NO_WORDS = frozenset({"", "a", "an", "the", "-", "\u2013", "\u2014"})
 _WORD = re.compile("[^ ]+")
 _SEPARATE = re.compile("[\x00-\x7f\u3400-\u4dbf\u4e00-\u9fff]")
@@ -187,13 +196,13 @@ _NUMBER = re.compile(
 def parse_number(text: str) -> int | float | None:
     """Return a text as a number, a whole one exactly; None if it is anything else.
 
-    White space at both ends is ignored. A number is decimal digits with, each optional: a sign (``+``,
+    White space and invisible characters at both ends are ignored. A number is decimal digits with, each optional: a sign (``+``,
     ``-`` or the minus sign U+2212), commas between groups of three digits before the decimal point, a
     decimal point, an exponent, and a per cent sign, which divides by 100 (``12.5%`` is 0.125). It is whole if it has
     neither of the last two, and only zeros after the point. Never a number: ``1,5``, ``1.234,5``, ``$5``, ``5 km``,
     ``1/2``, ``0x10``, NaN, infinity, what overflows, and a text of more than ``MAX_NUMBER_CHARS``.
     """
-    bare = text.strip()
+    bare = text.strip(_BLANK)
     match = None if len(bare) > MAX_NUMBER_CHARS else _NUMBER.fullmatch(bare.replace("\u2212", "-"))
     if match is None:
         return None
@@ -360,9 +369,9 @@ class ReferenceGrader(CheckedGrader[E]):
 
 
 class ExactGrader(ReferenceGrader[str]):
-    """The same text, character by character, except for white space at both ends.
+    """The same text, character by character, except for white space and invisible characters at both ends.
 
-    References are text or whole numbers.
+    References are text, numbers, true or false; the last three count as their JSON.
     """
 
     name = "exact"
@@ -375,16 +384,16 @@ class ExactGrader(ReferenceGrader[str]):
         return tuple(self._list_accepted(item))
 
     def _read(self, reference: JsonValue) -> str:
-        return _text(reference).strip()
+        return _text(reference).strip(_BLANK)
 
     def _match(self, expected: str, answer: str) -> tuple[float, str]:
-        return float(answer.strip() == expected), ""
+        return float(answer.strip(_BLANK) == expected), ""
 
 
 class NormalizedGrader(ReferenceGrader[str]):
     """The same text after ``normalize``. Articles count: ``The Who`` is not ``who``.
 
-    References are text or whole numbers that are not empty after ``normalize``.
+    References are text, numbers, true or false that are not empty after ``normalize``.
     """
 
     name = "normalized"
@@ -408,7 +417,7 @@ class NormalizedGrader(ReferenceGrader[str]):
 class TokenF1Grader(ReferenceGrader[Counter[str]]):
     """Overlap of words, as SQuAD measures it (Rajpurkar et al., 2016): F1 of the two bags of words.
 
-    Soft is F1; hard is 1 if F1 reaches ``threshold``. References are text or whole numbers with at
+    Soft is F1; hard is 1 if F1 reaches ``threshold``. References are text, numbers, true or false with at
     least one word.
     """
 
@@ -509,7 +518,7 @@ class RegexGrader(ReferenceGrader["Pattern[str]"]):
     def _read(self, reference: JsonValue) -> Pattern[str]:
         import regex
 
-        pattern = _text(reference)
+        pattern = reference if isinstance(reference, str) else regex.escape(_text(reference))
         try:
             return regex.compile(pattern)
         except (regex.error, OverflowError, RecursionError) as error:
@@ -759,7 +768,7 @@ async def apply_grader(grade: Grader, item: Item, answer: str) -> Grade:
     What it returns may also be a number of another library, such as numpy's, ``Decimal`` or ``Fraction``.
 
     Raises:
-        EnvironmentFailure: It returned NaN: the item could not be graded.
+        EnvironmentFailure: It returned NaN, or raised RuntimeError or StopIteration: the item could not be graded.
         InterfaceError: It returned anything else; names the item.
     """
     outcome: Awaitable[GraderOutput] | GraderOutput
@@ -768,9 +777,12 @@ async def apply_grader(grade: Grader, item: Item, answer: str) -> Grade:
             partial(grade, item, answer), answer, item.reference, inline_limit=grade.inline_limit
         )
     else:
-        outcome = grade(item, answer)
-    if inspect.isawaitable(outcome):
-        outcome = await outcome
+        try:
+            outcome = grade(item, answer)
+            if inspect.isawaitable(outcome):
+                outcome = await outcome
+        except (RuntimeError, StopIteration) as error:
+            raise _describe_failure(item, error) from error
     if isinstance(outcome, Grade):
         return outcome
     if isinstance(outcome, Score):
@@ -787,6 +799,18 @@ async def apply_grader(grade: Grader, item: Item, answer: str) -> Grade:
     return Grade(score=Score.of(min(max(value, 0.0), 1.0)), answer=answer)
 
 
+def _describe_failure(item: Item, error: Exception) -> EnvironmentFailure:
+    """Return the error about a grading function that failed, with the line of its own code."""
+    source = error.__cause__ if isinstance(error.__cause__, StopIteration) else error  # of a coroutine
+    frames = traceback.extract_tb(source.__traceback__)
+    frame = next((one for one in reversed(frames) if not one.filename.startswith(INSTALLED)), None)
+    where = "" if frame is None else f" ({frame.filename}:{frame.lineno})"
+    text = f"{type(source).__name__}: {read_text(source)}".rstrip(": ")
+    if "running event loop" in text:
+        text += "; write it as `async def`, and await what you want to run"
+    return EnvironmentFailure(f"the grading function failed on item {item.id}{where}: {text}")
+
+
 def _read_number(value: object) -> float | None:
     """Return a number as a float, also one of numpy or ``Decimal``; None if it is none."""
     try:
@@ -800,8 +824,10 @@ def _references(item: Item) -> list[JsonValue]:
 
 
 def _text(reference: JsonValue) -> str:
-    if isinstance(reference, str | int) and not isinstance(reference, bool):
-        return str(reference)
+    if isinstance(reference, str):
+        return reference
+    if isinstance(reference, int | float):
+        return json.dumps(reference, allow_nan=False)
     raise ValueError(
-        f"the reference {quote_json(reference)} is neither text nor a whole number; write it as text"
+        f"the reference {quote_json(reference)} is no text, number or truth value; write it as text"
     )

@@ -11,6 +11,7 @@ from pydantic import TypeAdapter
 from reflact import events
 from reflact.concurrency import finish_if_cancelled, run_beside
 from reflact.config.training import TrainerConfig
+from reflact.data import describe_near_copies
 from reflact.errors import RunFailed, Unmeasured
 from reflact.llm.pricing import BYTES_PER_TOKEN
 from reflact.messages import NO_VALID_REPLY, CallId, Message, RenderedPrompt, Text
@@ -218,6 +219,9 @@ class Run:
             )
         )
         await self._emit(estimate_gate_power(self._plan))
+        if (warning := describe_near_copies(data)) is not None:
+            self._warnings += (warning,)
+            await self._emit(events.WarningIssued(run_id=self.id, message=warning))
 
     async def _check_null_answers(self) -> None:
         """Warn if a constant answer has a high score on train items, before anything is paid."""
