@@ -524,7 +524,9 @@ def _run_nested(item: Item, answer: str) -> GraderOutput:
 
 
 @pytest.mark.parametrize(
-    ("grade", "advice"), [(_stop, ""), (_stop_async, ""), (_run_nested, "async def")], ids=str
+    ("grade", "advice"),
+    [(_stop, ""), (_stop_async, ""), (_run_nested, "async def")],
+    ids=["plain", "async", "nested loop"],
 )
 async def test_a_grading_function_that_fails_is_named_with_its_line(grade: Any, advice: str) -> None:
     """An exception that Python turns into another one at an await still says whose it is, and where."""
