@@ -373,3 +373,15 @@ async def test_a_prompt_that_its_server_cut_is_counted(
     async with connected(Endpoint(counted("fine", tokens)), store=store) as client:
         await client.ask(prompt, Text, call_id=call_id())
     assert [each.kind for each in await store.faults(RUN)] == (["cut prompt"] if is_cut else [])
+
+
+async def test_a_reply_of_another_model_is_counted() -> None:
+    """A gateway that falls back says so by the name of the model alone; the first name is that of the endpoint."""
+    answers = [
+        httpx.Response(200, json={**counted("fine").json(), "model": name}) for name in ("a", "b", "a")
+    ]
+    store = await opened()
+    async with connected(Endpoint(*answers), store=store) as client:
+        for number in range(3):
+            await client.ask(PROMPT, Text, call_id=call_id(f"c{number}"))
+    assert [(each.kind, each.count) for each in await store.faults(RUN)] == [("other model", 1)]

@@ -547,6 +547,7 @@ FaultKind = Literal[
     "cut prompt",
     "cut answer",
     "empty answer",
+    "other model",
 ]
 """How an attempt of a call can fail, or give an answer that is of little use; see ``reflact.llm.errors``."""
 

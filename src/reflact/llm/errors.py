@@ -5,9 +5,10 @@ in time; ``unreachable``: no connection; ``reset``: the connection ended before 
 ``truncated``: the answer broke off; ``malformed``: the answer should be JSON and is not; ``broken stream``: the
 stream has no end mark, contains anything but chunks of a chat completion, or reports an error; ``unusable``: the
 answer has a success status and is no chat completion; ``oversized``: the answer is larger than
-``max_response_bytes``. The answers of four kinds are used: ``overcounted`` reports more tokens than its request can
+``max_response_bytes``. The answers of five kinds are used: ``overcounted`` reports more tokens than its request can
 take; ``cut prompt``: by its count of tokens the server read a part of the prompt only; ``cut answer`` and ``empty
-answer``, of the target alone: it ended at the token limit, or has no text apart from thoughts.
+answer``, of the target alone: it ended at the token limit, or has no text apart from thoughts;
+``other model``: the reply names another model than the first reply of the role in this start.
 Statuses about the request itself (400, 401, 404 and similar) are no faults.
 """
 

@@ -90,6 +90,7 @@ class MeteredTransport(httpx.AsyncBaseTransport):
         self._responses = account.responses
         self._on_attempt = account.on_attempt
         self._client = client
+        self._models: dict[str, None] = {}
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """Send a request once and return its answer, read whole. Raise BudgetSpent if the budget has no room."""
@@ -112,7 +113,15 @@ class MeteredTransport(httpx.AsyncBaseTransport):
                 response = await send_whole(request, self._inner, self._config.timeout)
                 if not FORMAT_FIELDS.isdisjoint(asked_for):
                     response = accept_failed_sample(response)
-                read = partial(_read_answer, response, asked_for, find_keys(request), worst, call.role)
+                read = partial(
+                    _read_answer,
+                    response,
+                    asked_for,
+                    find_keys(request),
+                    worst,
+                    call.role,
+                    models=self._models,
+                )
                 large = len(response.content) > LARGE_BYTES
                 response, fault = await run_beside_loop(read) if large else read()
             except Exception as error:
@@ -178,11 +187,17 @@ def accept_failed_sample(response: httpx.Response) -> httpx.Response:
 
 
 def _read_answer(
-    response: httpx.Response, asked_for: Any, keys: Sequence[str], worst: Usage, role: str
+    response: httpx.Response,
+    asked_for: Any,
+    keys: Sequence[str],
+    worst: Usage,
+    role: str,
+    *,
+    models: dict[str, None],
 ) -> tuple[httpx.Response, FaultKind | None]:
     """Return a copy of an answer in UTF-8 without API keys, and its fault; a success is a completion in JSON.
 
-    A rate limit under another status gets the status 429.
+    A rate limit under another status gets the status 429. The model of the answer is added to ``models``.
 
     Raises:
         AnswerFault: It should be a chat completion and is none.
@@ -203,6 +218,9 @@ def _read_answer(
             fault = "cut prompt"
         elif role == "target":
             fault = find_answer_fault(completion, asked_for)
+        models.setdefault(completion["model"])
+        if fault is None and completion["model"] != next(iter(models)):
+            fault = "other model"
     return httpx.Response(status, headers=headers, content=text.encode("utf-8")), fault
 
 

@@ -118,7 +118,7 @@ class RunWatch:
                 f"from now on, and have no drafts. To do so from the start, set models.{role}.stream to false",
             )
         counts = {kind: count for (own, kind), count in self._faults.items() if own == role}
-        if fault == "cut prompt" or self._n_answers >= MIN_ANSWERS:
+        if fault in {"cut prompt", "other model"} or self._n_answers >= MIN_ANSWERS:
             for subject, message in describe_answer_faults(counts, self._n_answers, self._config):
                 self._warn(f"{subject} of {role}", message)
 
@@ -156,6 +156,12 @@ def describe_answer_faults(
             "prompts",
             f"prompts with more than eight characters for each token that its server counted: {n_prompts:,}. It probably "
             "cut off their beginning, with the instructions. Raise its context (num_ctx of Ollama), or shorten the texts",
+        )
+    if n_replies := counts.get("other model"):
+        yield (
+            "models",
+            f"replies that name another model than the first reply of their role: {n_replies:,}. The endpoint may route "
+            "calls or fall back, and then scores are those of several models",
         )
     n_cut, n_empty = counts.get("cut answer", 0), counts.get("empty answer", 0)
     if n_cut + n_empty > 0 and n_cut + n_empty >= FAULTY_SHARE * n_answers:
