@@ -377,11 +377,12 @@ async def test_a_prompt_that_its_server_cut_is_counted(
 
 async def test_a_reply_of_another_model_is_counted() -> None:
     """A gateway that falls back says so by the name of the model alone; the first name is that of the endpoint."""
+    names = ("", "a", "\ud800", "a", "")
     answers = [
-        httpx.Response(200, json={**counted("fine").json(), "model": name}) for name in ("a", "b", "a")
+        httpx.Response(200, content=json.dumps({**counted("fine").json(), "model": name})) for name in names
     ]
     store = await opened()
     async with connected(Endpoint(*answers), store=store) as client:
-        for number in range(3):
+        for number in range(5):
             await client.ask(PROMPT, Text, call_id=call_id(f"c{number}"))
     assert [(each.kind, each.count) for each in await store.faults(RUN)] == [("other model", 1)]

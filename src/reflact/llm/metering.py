@@ -218,9 +218,9 @@ def _read_answer(
             fault = "cut prompt"
         elif role == "target":
             fault = find_answer_fault(completion, asked_for)
-        models.setdefault(completion["model"])
-        if fault is None and completion["model"] != next(iter(models)):
-            fault = "other model"
+        if name := completion["model"]:
+            models.setdefault(name)
+            fault = fault or ("other model" if name != next(iter(models)) else None)
     return httpx.Response(status, headers=headers, content=text.encode("utf-8")), fault
 
 
