@@ -8,7 +8,7 @@ A run has versions of a document, each made from the current one by an edit. The
 its true accuracy is that on all items, not on the validation items. Every rollout is counted: a training batch of 40
 for each step, and what the gate asks for. A run ends when its budget is spent.
 
-``docs/gate.md`` describes the policies. Single decisions are in ``benchmarks/decisions.py``.
+``docs/gate.md`` describes the policies.
 The exit code is 1 where a stated bound is missed.
 """
 
@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 from itertools import product
 from statistics import NormalDist, fmean, quantiles, stdev
 
-from decisions import at_most
+from harness import at_most
 
 from reflact.gate.intervals import CLAIM_LEVEL, compute_chance, improvement_interval
 from reflact.gate.ranked_decision import (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from html import escape
@@ -24,6 +25,30 @@ def take_turns(cases: Mapping[K, Callable[[], Mapping[Any, Any]]], rounds: int) 
     return [
         {name: figure for case in cases.values() for name, figure in case().items()} for _ in range(rounds)
     ]
+
+
+def at_most(count: int, n: int) -> float:
+    """Return the one-sided 95% upper bound of a share, by Clopper and Pearson's method."""
+    low, high = count / n, 1.0
+    if count == n:
+        return 1.0
+    for _ in range(50):
+        middle = (low + high) / 2
+        terms = (
+            math.lgamma(n + 1)
+            - math.lgamma(k + 1)
+            - math.lgamma(n - k + 1)
+            + k * math.log(middle)
+            + (n - k) * math.log1p(-middle)
+            for k in range(count + 1)
+        )
+        low, high = (middle, high) if math.fsum(map(math.exp, terms)) > 0.05 else (low, middle)
+    return high
+
+
+def at_least(count: int, n: int) -> float:
+    """Return the one-sided 95% lower bound of a share."""
+    return 1 - at_most(n - count, n)
 
 
 def describe_machine() -> str:

@@ -29,7 +29,7 @@ from concurrent.futures import ProcessPoolExecutor
 from statistics import NormalDist, fmean, stdev
 from typing import NamedTuple
 
-from decisions import at_least, at_most
+from harness import at_least, at_most
 
 from reflact.calibration.metrics import ScoredStep
 from reflact.calibration.significance import (

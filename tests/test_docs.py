@@ -41,7 +41,6 @@ PROMISE = re.compile(r"^\| .* \|$", re.MULTILINE)
 FRONT_DOORS = {*list_doors()}
 README = ROOT / "README.md"
 COMING = ROOT / "docs" / "coming-from-skillopt.md"
-FEATURES = ROOT / "docs" / "features.md"
 OLDER_KEYS = (ROOT / "tests" / "skillopt_keys.txt").read_text(encoding="utf-8").split()
 QUOTED = re.compile(r"`([^`]+)`")
 KEY = re.compile(r"[a-z_]+(\.[a-z_]+)*")
@@ -458,22 +457,10 @@ def test_keys_in_sentences_exist() -> None:
     """A quoted word that begins like a section of the configuration is one of its keys."""
     sections = {key.partition(".")[0] for key in KNOWN if "." in key}
     unknown = []
-    for page in (COMING, FEATURES):
-        lines = read(page).splitlines()
-        for quoted in QUOTED.findall("\n".join(line for line in lines if not line.startswith("| `"))):
-            key = " ".join(quoted.split()).partition(":")[0]
-            if key.partition(".")[0] in sections and "." in key and KEY.fullmatch(key):
-                found = key in KNOWN or any(known.startswith(f"{key}.") for known in KNOWN)
-                unknown += [] if found else [f"{page.name}: {quoted}"]
+    lines = read(COMING).splitlines()
+    for quoted in QUOTED.findall("\n".join(line for line in lines if not line.startswith("| `"))):
+        key = " ".join(quoted.split()).partition(":")[0]
+        if key.partition(".")[0] in sections and "." in key and KEY.fullmatch(key):
+            found = key in KNOWN or any(known.startswith(f"{key}.") for known in KNOWN)
+            unknown += [] if found else [quoted]
     assert unknown == []
-
-
-def test_every_feature_has_a_key_and_a_test_or_a_reason() -> None:
-    """A feature that is here names existing keys and a test; one that is gone says why."""
-    wrong = [
-        feature
-        for feature, here, test in read_rows(FEATURES, "here")
-        if not (test.startswith("`tests/") or here.startswith("gone: "))
-        or not all(key in KNOWN or key.startswith(("reflact ", "--")) for key in QUOTED.findall(here))
-    ]
-    assert wrong == []
