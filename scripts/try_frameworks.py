@@ -1,4 +1,4 @@
-"""Train the agent of each recipe in docs/frameworks.md, as printed, in an environment of its own.
+"""Train the agent of each recipe in docs/train-your-agent.md, as printed, in an environment of its own.
 
 The script installs reflact and the newest allowed version of each framework from the package index, and plays the
 models.
@@ -23,7 +23,7 @@ sys.path.insert(0, str(ROOT / "tests"))
 from filled_schema import fill_schema  # noqa: E402
 from served import asked_of, completion, send, serving  # noqa: E402
 
-PAGE = ROOT / "docs" / "frameworks.md"
+PAGE = ROOT / "docs" / "train-your-agent.md"
 PACKAGES = {
     "openai-agents": ("openai-agents>=0.24,<0.25",),
     "langchain": ("langchain>=1.4,<2", "langgraph>=1.2,<2", "langchain-openai>=1.7,<2"),
@@ -78,7 +78,7 @@ def try_recipe(name: str, python: Path, folder: Path) -> str:
         RuntimeError: A command fails, or the second training asks a model.
     """
     page = PAGE.read_text(encoding="utf-8")
-    files = dict(re.findall(r"<!-- file: (\S+) -->\n```\w+\n(.*?)^```$", page, re.M | re.S))
+    files = dict(re.findall(r"<!-- shop: (\S+) -->\n```\w+\n(.*?)^```$", page, re.M | re.S))
     recipes = dict(re.findall(r"<!-- recipe: (\S+) -->\n```python\n(.*?)^```$", page, re.M | re.S))
     clerk, shown = Clerk(), ""
     with serving(clerk.answer) as url:

@@ -96,7 +96,7 @@ class Searching(DatasetEnvironment):
 
 
 class Farm:
-    """The executor of docs/executors.md, with workers that are lost at first."""
+    """The executor of docs/own-environment.md, with workers that are lost at first."""
 
     def __init__(self, losses: int = 0) -> None:
         self._losses = losses
