@@ -9,7 +9,6 @@ With --check it writes nothing, and exits with 1 if a page is not current.
 
 from __future__ import annotations
 
-import ast
 import inspect
 import re
 import sys
@@ -31,7 +30,6 @@ ROOT = Path(__file__).resolve().parent.parent
 REASONS = ROOT / "docs" / "dependencies.toml"
 NOTE = "<!-- Written by scripts/generate_docs.py; do not edit. -->"
 EVENT_TABLES = re.compile(r"(<!-- events: [^\n]* -->\n).*?(<!-- end -->)", re.DOTALL)
-INCLUDED = re.compile(r"(<!-- include: (\S+)#(\w+) -->\n```python\n).*?(```\n<!-- end -->)", re.DOTALL)
 
 
 def configuration() -> str:
@@ -234,24 +232,8 @@ def _words(literal: Any) -> str:
     return ", ".join(f"`{word}`" for word in get_args(literal))
 
 
-def readme() -> str:
-    """Return README.md with the definitions that it includes as they are now."""
-
-    def current(found: re.Match[str]) -> str:
-        return f"{found[1]}{_definition(ROOT / found[2], found[3])}{found[4]}"
-
-    return INCLUDED.sub(current, (ROOT / "README.md").read_text(encoding="utf-8"))
-
-
-def _definition(path: Path, name: str) -> str:
-    text = path.read_text(encoding="utf-8")
-    node = next(n for n in ast.parse(text).body if isinstance(n, ast.ClassDef) and n.name == name)
-    return "\n".join(text.splitlines()[node.lineno - 1 : node.end_lineno]) + "\n"
-
-
 def pages() -> Iterator[tuple[Path, str]]:
     """Yield each generated page with its text."""
-    yield ROOT / "README.md", readme()
     yield ROOT / "docs" / "events.md", event_page()
     yield ROOT / "docs" / "configuration.md", configuration()
     yield ROOT / "docs" / "calibration-keys.md", calibration_keys()

@@ -31,7 +31,6 @@ PAGES = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglo
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 RUNNABLE = re.compile(r"^```python runnable\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 FRAGMENT = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-INCLUDED = re.compile(r"<!-- include: (\S+)#(\w+) -->\n```python\n(.*?)```\n<!-- end -->", re.DOTALL)
 NAMED_TEST = re.compile(r"\b(tests/\w+\.py)(?:::(\w+))?")
 FENCED_PYTHON = re.compile(r"^```python.*?^```$", re.MULTILINE | re.DOTALL)
 IMPORT = re.compile(
@@ -198,7 +197,7 @@ def test_fragments_import_what_they_use() -> None:
     public = {name for door in doors for name in getattr(door, "__all__", ())}
     wrong = []
     for page in PAGES:
-        for block in FRAGMENT.findall(INCLUDED.sub("", read(page))):
+        for block in FRAGMENT.findall(read(page)):
             nodes = [*ast.walk(ast.parse(block))]
             used = {node.id for node in nodes if isinstance(node, ast.Name)}
             bound = {alias.name for node in nodes if isinstance(node, ast.ImportFrom) for alias in node.names}
@@ -284,15 +283,6 @@ def test_examples_run(example: Path, tmp_path: Path) -> None:
         assert first == "desk 0: 2 of 10 letters are filed; the critic says 9"
         assert last == "desk 90: 2 of 10 letters are filed; the critic says 2"
         assert learned.startswith("90 traces were taken, ")
-
-
-def test_the_readme_shows_a_short_environment_that_runs() -> None:
-    """The environment in README is the class of an example that the tests run, word for word."""
-    ((name, kind, code),) = INCLUDED.findall(read(ROOT / "README.md"))
-    assert ROOT / name in EXAMPLES
-    assert f"\n{code}\n\n" in read(ROOT / name), "run `make docs`"
-    assert code.startswith(f"class {kind}")
-    assert len([*filter(str.strip, code.splitlines())]) <= 22
 
 
 def test_environments_are_as_short_as_promised() -> None:
