@@ -48,7 +48,7 @@ HURRY = 20
 """How much faster time passes."""
 
 URL = "http://endpoint.test/v1"
-SHOWN = 150
+SHOWN = 60
 """The most characters of a message in the table."""
 
 
