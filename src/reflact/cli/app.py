@@ -7,7 +7,6 @@ Exit codes: 0 completed; 1 a run did not complete; 2 the input is wrong and no c
 from __future__ import annotations
 
 from errno import EDQUOT, EFBIG, EIO, ENOSPC
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -92,58 +91,6 @@ def main(
     """
 
 
-def import_skillopt(
-    source: Annotated[
-        Path,
-        typer.Argument(
-            metavar="FILE",
-            help="A configuration (.yaml, .yml, .json) or a skill document (.md, .txt).",
-            show_default=False,
-        ),
-    ],
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="OUT",
-            help="The new file. Default: NAME.reflact.yaml or NAME.reflact.md in the current folder.",
-            show_default=False,
-        ),
-    ] = None,
-) -> None:
-    """Convert a configuration or skill document of SkillOpt.
-
-    The command reads FILE and writes a new file. It lists each key without a counterpart, with the
-    reason. Keys in clear text are left out.
-    """
-    from reflact.integrations.skillopt import convert_config, read_config, read_document
-    from reflact.reporting.lines import escape_line
-    from reflact.store.artifacts import write_atomically
-
-    if source.is_dir():
-        raise UsageError(f"{source} is a folder; name its config.json or its best_skill.md")
-    is_config = source.suffix in {".yaml", ".yml", ".json"}
-    if not is_config and source.suffix not in {".md", ".txt"}:
-        raise UsageError(f"{source} ends neither in .yaml, .yml or .json nor in .md or .txt; rename the file")
-    target = out or Path(f"{source.stem}.reflact.{'yaml' if is_config else 'md'}")
-    if target.exists():
-        raise UsageError(f"{target} exists already; choose another file with --out")
-    if is_config and target.suffix not in {".yaml", ".yml"}:
-        raise UsageError(f"{target} does not end in .yaml; choose another file with --out")
-    if is_config:
-        converted = convert_config(read_config(source), source.stem)
-        text = converted.to_yaml(source.name)
-        secrets = {"left out, because keys in clear text are not copied": converted.omitted_secrets}
-        reasons = {**secrets, **converted.unsupported}
-        lines = [f"{', '.join(names)}: {reason}." for reason, names in reasons.items() if names]
-        notes = (*lines, *converted.remarks)
-    else:
-        text, notes = read_document(source)
-    write_atomically(target, text)
-    for note in dict.fromkeys(notes):
-        typer.echo(f"note: {escape_line(note)}")
-    typer.echo(f"wrote {target}")
-
-
 app.command("init")(init)
 app.command("check")(check)
 app.command("train")(train)
@@ -156,5 +103,4 @@ app.command("diff")(print_diff)
 app.command("export")(export)
 app.command("compare")(compare)
 app.command("calibrate")(calibrate)
-app.command("import-skillopt")(import_skillopt)
 app.add_typer(memory_app)
