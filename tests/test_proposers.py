@@ -15,6 +15,7 @@ from reflact.llm import CallId, Message, RenderedPrompt, ReplyModel, Text
 from reflact.proposers import NoReply, Rewrite, StepBudget, StepEvidence
 from reflact.testing import ScriptedLLM, ToyEnvironment, ToyTarget
 from reflact.testing.llm import ScriptedAnswer
+from reflact.training.cost_estimate import estimate_run
 from reflact.types import Skill
 from toy_runs import LINES, WORLD, build_trainer, settings
 
@@ -112,7 +113,7 @@ async def test_a_configuration_names_an_own_proposer(tmp_path: Path) -> None:
     trainer = build_trainer(config, script=naming)
     plan = trainer._prepare()
     assert plan.identity["proposer"] == "lines/1"
-    foreseen = plan.estimate_cost(done=0, skill=None, spent=())
+    foreseen = estimate_run(plan)
     assert {row.purpose for row in foreseen.rows} == {"rollout"}
     assert any("own proposer" in assumption for assumption in foreseen.assumptions)
     assert (await trainer.train()).accepts == 2

@@ -435,13 +435,13 @@ async def test_patience_ends_a_run_that_no_edit_helps(tmp_path: Path) -> None:
 ENDS = (events.BaselineMeasured, events.StepCommitted, events.EpochCommitted, events.PromotionJudged)
 
 
-async def test_a_score_ends_a_run_at_the_same_step_after_any_stop(tmp_path: Path) -> None:
-    """At `train.stop_at` the run completes with a reason, also if it was stopped after each of its commits."""
+async def test_patience_ends_a_run_at_the_same_step_after_any_stop(tmp_path: Path) -> None:
+    """The run completes with a reason, also if it was stopped after each of its commits."""
 
     async def train(folder: Path, *, stops: bool) -> RunSummary:
         config = toy_runs.settings(
             folder,
-            train={"num_epochs": 9, "batch_size": 2, "stop_at": 0.6},
+            train={"num_epochs": 9, "batch_size": 2, "patience": 3},
             slow_update={"enabled": True, "samples": 4},
             test={"enabled": True},
         )
@@ -456,7 +456,7 @@ async def test_a_score_ends_a_run_at_the_same_step_after_any_stop(tmp_path: Path
 
     whole = await train(tmp_path / "whole", stops=False)
     assert whole.status == "completed"
-    assert (whole.reason or "").startswith("train.stop_at is 0.6, and the best skill scores ")
+    assert (whole.reason or "").startswith("train.patience is 3, and the last 3 steps")
     assert 0 < whole.steps < 36
     assert whole.score("best", Split.test) is not None
     pieces = await train(tmp_path / "pieces", stops=True)

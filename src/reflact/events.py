@@ -208,7 +208,7 @@ class EpochCommitted(_Event):
 
 
 class TrainingStopped(_Event):
-    """`train.patience` or `train.stop_at` ended the training before its last planned step."""
+    """`train.patience` or the search ended the training before its last planned step."""
 
     kind: Literal["training_stopped"] = "training_stopped"
     reason: str

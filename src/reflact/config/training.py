@@ -180,20 +180,11 @@ class TrainConfig(ConfigSection):
         le=1,
         description="Rollouts with a lower hard score count as failures; null: only those with 0.",
     )
-    reuse_rollouts: bool = option(
-        True, description="Reuse a skill's finished rollouts in other steps and phases."
-    )
     rollout_concurrency: int = changeable_field(32, ge=1, description="Maximum of rollouts in flight.")
     patience: int | None = changeable_field(
         None,
         ge=1,
         description="Steps in a row without an accepted edit after which the training ends; null: all steps are taken.",
-    )
-    stop_at: float | None = changeable_field(
-        None,
-        gt=0,
-        le=1,
-        description="Validation score of the best skill, in the gate's metric, at which the training ends.",
     )
     raise_on_exception: bool = changeable_field(
         False,
@@ -218,10 +209,6 @@ class ReflectConfig(ConfigSection):
     minibatch_size: int = option(8, ge=1, description="Trajectories in an analyst call.")
     failure_only: bool = option(False, description="Analyse only failures, not successes.")
     concurrency: int = changeable_field(16, ge=1, description="Maximum of analyst calls in flight.")
-    step_buffer: bool = option(
-        True,
-        description="Show analysts the edits that earlier steps of the epoch tried; small optimizers may copy them.",
-    )
     memory: Literal["off", "run", "environment"] = option(
         "run",
         description="Show analysts rejected edits of earlier epochs (`run`), and of earlier runs of the same "
@@ -348,19 +335,8 @@ class GateConfig(ConfigSection):
     coverage: float = option(
         0.9, gt=0, le=1, description="Share of items that must be measured under both skills."
     )
-    max_trials: int | None = option(
-        None,
-        ge=1,
-        description="Maximum of passes of each skill over the items; null: 4 (`ranked`).",
-    )
     no_regression: int | None = option(
         None, ge=0, description="Maximum of items that may go from solved to failed; null: any number."
-    )
-    report_trials: int = option(
-        4,
-        ge=1,
-        description="Number of new trials for the reported validation scores (noisy targets with `ranked`, without a test "
-        "split).",
     )
 
 
@@ -476,10 +452,8 @@ class ReplayConfig(ConfigSection):
 class TrainerConfig(ConfigSection):
     """A complete configuration."""
 
-    preset: Literal["default", "small", "skillopt"] = changeable_field(
-        "default",
-        description="Defaults to start from: `small` suits optimizers below about 3B parameters, `skillopt` follows "
-        "SkillOpt.",
+    preset: Literal["default", "skillopt"] = changeable_field(
+        "default", description="Defaults to start from; `skillopt` follows SkillOpt."
     )
     seed: int = option(42, description="Root of all randomness.")
     out_dir: Path = changeable_field(Path("runs/default"), description="The run's folder.")

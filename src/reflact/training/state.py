@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import get_args
+from typing import TypeVar, get_args
 
 from reflact import events
 from reflact.config.training import TrainConfig
@@ -23,6 +23,8 @@ from reflact.records import (
 from reflact.types import Candidate, GateAction, Ranking, Skill, Verdict
 
 ACTIONS: tuple[GateAction, ...] = get_args(GateAction)
+Record = TypeVar("Record", StepRecord, EpochRecord, PromotionRecord)
+
 UNCHANGED: tuple[GateAction, ...] = ("no_change", "no_patches", "no_rewrite")
 
 
@@ -80,7 +82,7 @@ def find_current(state: RunState, verdict: Verdict | None) -> SkillVersion:
     return next(version for version in state.kept if version.skill_hash == verdict.ranked.chosen)
 
 
-def choose_best(state: RunState, record: CommitRecord) -> CommitRecord:
+def choose_best(state: RunState, record: Record) -> Record:
     """Return a record with the best version by belief, and measured scores; for the ranked gate.
 
     The current version is the best one if it is better than the initial one with a probability of at least 0.9;
@@ -226,22 +228,12 @@ def _build_step_committed(run_id: str, record: StepRecord) -> events.Event:
     )
 
 
-def find_stop_reason(
-    config: TrainConfig, state: RunState, steps: Sequence[StepRecord], epochs: Sequence[EpochRecord]
-) -> str | None:
-    """Return why no further step is taken, by ``train.patience`` or ``train.stop_at``; None if one is.
-
-    It depends on the committed steps and ends of epochs alone, so a resumed run stops at the same step. A later
-    comparison of the last with the best skill does not count.
-    """
-    since = next((n for n, record in enumerate(reversed(steps)) if record.verdict.accepted), len(steps))
-    if config.patience is not None and since >= config.patience:
-        return f"train.patience is {config.patience}, and the last {since} steps accepted no edit"
-    ends = [end.best for end in epochs if end.step == state.step]
-    best = [state.best, *(step.best for step in steps[-1:]), *ends][-1]
-    if config.stop_at is None or best.score is None or best.score < config.stop_at:
+def find_stop_reason(config: TrainConfig, records: Sequence[StepRecord]) -> str | None:
+    """Return why no further step is taken, by ``train.patience``; None if one is."""
+    since = next((n for n, record in enumerate(reversed(records)) if record.verdict.accepted), len(records))
+    if config.patience is None or since < config.patience:
         return None
-    return f"train.stop_at is {config.stop_at:g}, and the best skill scores {best.score:.3f} on the validation items"
+    return f"train.patience is {config.patience}, and the last {since} steps accepted no edit"
 
 
 def summarize_history(
