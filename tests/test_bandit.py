@@ -78,14 +78,6 @@ def test_each_source_is_tried_once_in_order(order: tuple[str, ...]) -> None:
 
 
 @cases(200)
-@given(histories, st.integers(0, 50), st.sets(st.sampled_from(SOURCES), max_size=2))
-def test_a_barred_source_is_never_chosen(records: list[StepRecord], seed: int, barred: set[str]) -> None:
-    """Neither to try it once nor for its gains, and the choice is one of the sources."""
-    choice = choose_source(SOURCES, records, seed=seed, step=len(records) + 1, barred=sorted(barred))
-    assert choice.name in set(SOURCES) - barred
-
-
-@cases(200)
 @given(histories, st.integers(0, 50))
 def test_the_same_records_give_the_same_choice(records: list[StepRecord], seed: int) -> None:
     """The choice is a pure function, so a resumed run repeats it."""
@@ -176,10 +168,3 @@ def test_a_single_source_goes_on_in_a_stall() -> None:
     records = make_history(*[("edits", None)] * 5)
     choice = choose_source(("edits",), records, seed=1, step=6)
     assert (choice.name, choice.is_stalled) == ("edits", True)
-
-
-def test_a_stalled_run_does_not_change_to_a_barred_source() -> None:
-    """With one source left, it goes on with that one."""
-    records = make_history(*((name, None) for name in SOURCES), ("examples", None))
-    choice = choose_source(SOURCES, records, seed=1, step=5, barred=("rewrite", "edits"))
-    assert (choice.name, choice.is_stalled) == ("examples", True)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from reflact.errors import QuotaSpent
-from reflact.llm.middleware import LLMMiddleware, unwrap_environment
-from reflact.messages import CallId, NoReply, RenderedPrompt, Reply
+from reflact.llm.middleware import unwrap_environment
+from reflact.messages import NoReply, RenderedPrompt
 from reflact.protocols import Answerable, MessageRenderer, R, StepEvidence
 from reflact.records import RunState, StepBufferEntry
 from reflact.search.examples import apply_examples, draw_first_sets, draw_variants, group_examples
@@ -118,8 +117,7 @@ class StepInput:
 class StepProposal(FrozenModel):
     """A step's candidates, and what led to them; a ``verdict`` says why there is none to judge.
 
-    ``merged`` and ``chosen`` are those of the stages; other sources have None. ``barred`` are sources that can give
-    nothing more.
+    ``merged`` and ``chosen`` are those of the stages; other sources have None.
     """
 
     rollouts: tuple[Rollout, ...] = ()
@@ -130,7 +128,6 @@ class StepProposal(FrozenModel):
     rewrites: tuple[Rewrite, ...] = ()
     fallbacks: tuple[Fallback, ...] = ()
     verdict: Verdict | None = None
-    barred: tuple[str, ...] = ()
 
 
 def list_sources(run: Run) -> tuple[str, ...]:
@@ -152,54 +149,9 @@ def list_sources(run: Run) -> tuple[str, ...]:
 
 
 async def propose(run: Run, work: StepInput) -> StepProposal:
-    """Return the candidates of a step's source.
-
-    If the optimizer's account has no credit left, the step has no candidate and the source is barred, so that the run goes
-    on with the sources that need no optimizer. That is logged before it is used.
-
-    Raises:
-        QuotaSpent: The account has no credit left, and no other source can go on; or the target's account has none.
-    """
+    """Return the candidates of a step's source."""
     sources = {"examples": propose_examples, "rewrite": propose_rewrites, "edits": propose_edits}
-    label = f"no_credit/{work.source}"
-    watch = CreditWatch(work.context.llm)
-    reason = await run.decision_log.get(work.step, label)
-    if reason is None:
-        work = replace(work, context=replace(work.context, llm=watch))
-        try:
-            return await sources.get(work.source, propose_own)(run, work)
-        except QuotaSpent as error:
-            if not watch.is_spent or "examples" not in list_sources(run):
-                raise
-            reason = str(error)
-            await run.decision_log.put(work.step, label, reason)
-    verdict = Verdict(action="no_patches", reason=f"The optimizer's account has no credit left: {reason}")
-    barred = tuple(source for source in list_sources(run) if source != "examples")
-    return StepProposal(verdict=verdict, barred=barred)
-
-
-class CreditWatch(LLMMiddleware):
-    """Passes calls on, and notes if the account has no credit left.
-
-    A step's rollouts raise the same error if the target's account has none, and then no source can go on.
-    """
-
-    is_spent = False
-
-    async def ask(
-        self,
-        prompt: RenderedPrompt,
-        reply_type: type[R],
-        *,
-        call_id: CallId,
-        check: Callable[[R], None] | None = None,
-    ) -> Reply[R]:
-        """Return the model's reply."""
-        try:
-            return await self.inner.ask(prompt, reply_type, call_id=call_id, check=check)
-        except QuotaSpent:
-            self.is_spent = True
-            raise
+    return await sources.get(work.source, propose_own)(run, work)
 
 
 async def propose_edits(run: Run, work: StepInput) -> StepProposal:

@@ -88,14 +88,15 @@ def choose_best(state: RunState, record: Record) -> Record:
     The current version is the best one if it is better than the initial one with a probability of at least 0.9;
     otherwise the initial one is. While the current version has no pass, the one it was made from stands for it.
     """
-    after, verdict = state.after([record]), record.verdict
-    ranking = after.ranking
+    later: RunState = state.after([record])
+    verdict = record.verdict
+    ranking = later.ranking
     if ranking is None or (state.deterministic and (verdict is None or verdict.deterministic)):
         return record
     posterior, best = Posterior(ranking), state.kept[0]
     measured = ranking.list_lineage(record.current.skill_hash)[-1]
     if posterior.find_probability(measured, best.skill_hash) >= BEST_ABOVE:
-        versions = (record.current, *after.kept)
+        versions = (record.current, *later.kept)
         best = next(version for version in versions if version.skill_hash == measured)
 
     update: dict[str, object] = {

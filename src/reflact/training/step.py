@@ -105,8 +105,7 @@ async def prepare_step(run: Run, state: RunState) -> StepInput:
     ids = tuple(item.id for batch in batches for item in batch)
     await run.emit(events.StepStarted(run_id=run.id, step=step, epoch=epoch, item_ids=ids))
 
-    barred = [name for record in run.records for name in record.barred]
-    source = choose_source(list_sources(run), run.records, seed=config.seed, step=step, barred=barred)
+    source = choose_source(list_sources(run), run.records, seed=config.seed, step=step)
     sizes = config.select
     max_edits = None
     if sizes.lr_control != "none":
@@ -338,7 +337,6 @@ def build_record(
         n_failures=sum(is_failure(r, threshold) for r in rollouts),
         reports=proposed.reports,
         rewrites=proposed.rewrites,
-        barred=proposed.barred,
         merged=proposed.merged or AggregateResult(patch=patch, fallbacks=proposed.fallbacks),
         chosen=proposed.chosen or SelectResult(patch=patch, pool_size=len(proposed.contenders)),
         edits=candidate.results,
