@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from statistics import fmean
 
 from reflact.config.training import TrainerConfig
-from reflact.data import plan_epoch
 from reflact.llm.pricing import (
     BYTES_PER_TOKEN,
     MESSAGE_TOKENS,
@@ -22,7 +21,7 @@ from reflact.llm.pricing import (
     EstimateRow,
     usd_of,
 )
-from reflact.records import Spend, Usage
+from reflact.records import Spend
 from reflact.search.race import plan_slices
 from reflact.search.rewrite import CASE_TOKENS, DOCUMENTS
 from reflact.training.plan import RunPlan
@@ -41,7 +40,7 @@ RANKED_PASSES = 1.5
 PREFLIGHT_BYTES = 70.0
 """The size of the call that tests the optimizer's connection."""
 
-OTHER_BYTES = 2000
+OTHER_BYTES = 2000.0
 """What a prompt shows beside its own text and the document, if it shows no trajectories."""
 
 
@@ -62,42 +61,103 @@ def estimate_run(
         skill: The current document; None: the initial one.
         spent: Consumption of earlier calls, in this run or a similar one.
     """
-    config = plan.config
-    steps = _plan_steps(plan)[done:]
-    rollouts = _count_rollouts(plan, steps, done)
-    calls = {("target", "rollout"): rollouts}
-    for purpose, amount in _count_optimizer_calls(plan, steps, done).items():
-        calls["optimizer", purpose] = amount
-    if config.uses_critic:
-        calls["critic", "score"] = _count_critic_calls(plan, steps, done, rollouts)
-
-    means = {(entry.role, entry.purpose): entry.usage for entry in spent if entry.usage.calls}
     document = len((plan.initial_skill.text if skill is None else skill).encode())
+    means = {(entry.role, entry.purpose): entry.usage for entry in spent if entry.usage.calls}
+    steps = max(0, plan.steps_per_epoch * plan.config.train.num_epochs - done)
     rows = []
-    for (role, purpose), amount in calls.items():
-        if amount:
-            usage = means.get((role, purpose))
-            row = _build_row(plan, role, purpose, amount, usage=usage, document=document)
-            price = partial(usd_of, config=getattr(config.models, role))
-            rows.append(row.with_price(price))
-    known = sorted(purpose for _, purpose in means)
-    return RunCostEstimate(steps=len(steps), rows=tuple(rows), assumptions=_list_assumptions(plan, known))
-
-
-def _plan_steps(plan: RunPlan) -> list[tuple[tuple[str, ...], ...]]:
-    """Return the batches of all planned steps, by the ids of their items."""
-    train = plan.config.train
-    ids = [item.id for item in plan.data.train]
-    steps: list[tuple[tuple[str, ...], ...]] = []
-    for epoch in range(1, train.num_epochs + 1):
-        steps += plan_epoch(
-            ids,
-            epoch=epoch,
-            seed=plan.config.seed,
-            batch_size=train.batch_size,
-            accumulation=train.accumulation,
+    for (role, purpose), calls in count_calls(plan, steps).items():
+        model = getattr(plan.config.models, role)
+        if (role, purpose) in means:
+            usage = means[role, purpose]
+            given = usage.input_tokens / usage.calls
+            written = usage.output_tokens / usage.calls
+        else:
+            given = _estimate_bytes(plan, role, purpose, document) / BYTES_PER_TOKEN + MESSAGE_TOKENS
+            written = (model.max_tokens or UNCAPPED_REPLY_TOKENS) / 4
+        row = EstimateRow(
+            role=role,
+            purpose=purpose,
+            calls=calls,
+            input_tokens=calls * given,
+            output_tokens=calls * written,
         )
-    return steps
+        rows.append(row.with_price(partial(usd_of, config=model)))
+    known = sorted(purpose for _, purpose in means)
+    return RunCostEstimate(steps=steps, rows=tuple(rows), assumptions=_list_assumptions(plan, known))
+
+
+def count_calls(plan: RunPlan, steps: int) -> dict[tuple[str, str], float]:
+    """Return the likely calls of a run's last steps, by role and purpose."""
+    config = plan.config
+    train = config.train
+    n_val = len(plan.data.val)
+    is_new = steps == plan.steps_per_epoch * train.num_epochs
+    sources = config.search.sources
+    has_ends = config.slow_update.enabled or config.meta_skill.enabled
+    # The first epoch has nothing to compare.
+    ends = min(train.num_epochs - 1, math.ceil(steps / plan.steps_per_epoch)) if has_ends else 0
+    is_ranked = config.gate.enabled and config.gate.policy == "ranked"
+    decision = (RANKED_PASSES if is_ranked else 1.0) * n_val
+
+    batch = min(train.batch_size, len(plan.data.train))
+    rolled = round(steps * len(plan.data.train) / plan.steps_per_epoch)
+    looks = 0.0 if config.search.is_published else CANDIDATES * plan_slices(n_val, math.inf)[0]
+    compared = min(config.slow_update.samples, len(plan.data.train))
+    if config.slow_update.enabled and config.slow_update.gated:
+        compared += round(decision)
+    placebo = int(config.test.placebo)
+    final = len(plan.data.test) * (2 + placebo) if config.test.enabled else n_val * placebo
+    rollouts = rolled + steps * (decision + looks) + ends * compared + final
+    rollouts += config.baseline_passes * n_val * is_new
+    if train.max_rollouts is not None:
+        rollouts = train.max_rollouts + final
+
+    calls: dict[tuple[str, str], float] = {("target", "rollout"): rollouts}
+    asked: Counter[str] = Counter()
+    if "rewrite" in sources:
+        asked["write_document"] = round(DOCUMENTS * steps / len(sources))
+    if "edits" in sources and plan.proposer is None:
+        for purpose, amount in _count_step_calls(config, batch).items():
+            asked[purpose] += math.ceil(steps / len(sources)) * amount
+    asked["slow_update"] = ends * config.slow_update.enabled
+    asked["meta_skill"] = ends * config.meta_skill.enabled
+    is_tested = config.models.is_optimizer_separate and config.replay.cassette is None
+    asked[PREFLIGHT] = int(is_tested and is_new)
+    calls |= {("optimizer", purpose): amount for purpose, amount in asked.items()}
+
+    critic = config.critic
+    scores = critic.max_anchors if critic.memory is not None and is_new else 0.0
+    if config.environment.grader == "critic":
+        # Of the null answers it grades the refusal, once for each item of the last split.
+        refusals = len(plan.data.test if config.test.enabled else plan.data.val)
+        scores += rollouts + refusals * config.test.null_answers
+    elif critic.annotate:
+        scores += rolled / 2
+    if config.uses_critic:
+        calls["critic", "score"] = scores * critic.n_samples
+    return {key: amount for key, amount in calls.items() if amount}
+
+
+def _count_step_calls(config: TrainerConfig, batch: int) -> Counter[str]:
+    """Return the calls of one step of edits with batches of a size, half of whose rollouts fail."""
+    n = config.train.accumulation
+    minibatch = config.reflect.minibatch_size
+    share = 1 if config.reflect.failure_only else 2
+    failure = n * math.ceil(batch / share / minibatch)
+    success = 0 if config.reflect.failure_only else failure
+    calls = Counter(analyst_failure=failure, analyst_success=success)
+    if config.appendix.enabled:
+        calls += Counter(lapse_failure=failure, lapse_success=success)
+    draft = "draft_" if config.update.mode == "full_rewrite" else ""
+    # A tree over so many reports has so many nodes.
+    reports = n * math.ceil(batch / minibatch)
+    calls[f"{draft}merge"] = math.ceil((reports - 1) / (config.aggregate.merge_batch_size - 1))
+    calls[f"{draft}merge_final"] = int(success > 0)
+    if not draft:
+        calls["ranking"] = int(config.select.lr_control != "none" and failure + success > 1)
+        calls["step_size"] = int(config.select.lr_control == "autonomous")
+        calls["rewrite"] = int(config.update.mode == "rewrite")
+    return calls
 
 
 def _list_assumptions(plan: RunPlan, known: Sequence[str]) -> tuple[str, ...]:
@@ -120,131 +180,6 @@ def _list_assumptions(plan: RunPlan, known: Sequence[str]) -> tuple[str, ...]:
     return tuple(assumptions)
 
 
-def _count_rollouts(plan: RunPlan, steps: Sequence[Sequence[Sequence[str]]], done: int) -> float:
-    config = plan.config
-    n = len(plan.data.val)
-    extra = int(config.test.placebo)
-    final = len(plan.data.test) * (2 + extra) if config.test.enabled else n * extra
-    if config.train.max_rollouts is not None:
-        return config.train.max_rollouts + final
-    rolled = sum(len(batch) for step in steps for batch in step)
-    decided = len(steps) * _count_decision(plan)
-    if not config.search.is_published:
-        decided += len(steps) * CANDIDATES * plan_slices(n, math.inf)[0]
-    baseline = 0 if done else config.baseline_passes * n
-    slow = config.slow_update
-    compared = float(min(slow.samples, len(plan.data.train)))
-    if slow.enabled and slow.gated:
-        compared += _count_decision(plan)
-    return rolled + decided + baseline + _count_epoch_ends(plan, done) * compared + final
-
-
-def _count_decision(plan: RunPlan) -> float:
-    """Return the rollouts of one gate decision; those of the current skill are mostly stored."""
-    gate = plan.config.gate
-    is_ranked = gate.enabled and gate.policy == "ranked"
-    return (RANKED_PASSES if is_ranked else 1.0) * len(plan.data.val)
-
-
-def _count_epoch_ends(plan: RunPlan, done: int) -> int:
-    """Return the number of remaining ends of epochs with a comparison; the first epoch has none."""
-    if not (plan.config.slow_update.enabled or plan.config.meta_skill.enabled):
-        return 0
-    first = max(2, done // plan.steps_per_epoch + 1)
-    return max(0, plan.config.train.num_epochs - first + 1)
-
-
-def _count_optimizer_calls(
-    plan: RunPlan, steps: Sequence[Sequence[Sequence[str]]], done: int
-) -> Mapping[str, float]:
-    """Return the optimizer's calls by purpose."""
-    config = plan.config
-    sources = config.search.sources
-    calls: Counter[str] = Counter()
-    if "rewrite" in sources:
-        calls["write_document"] = round(DOCUMENTS * len(steps) / len(sources))
-    if "edits" in sources and plan.proposer is None:
-        for step in steps[:: len(sources)]:
-            calls += _count_step_calls(config, [len(batch) for batch in step])
-    ends = _count_epoch_ends(plan, done)
-    calls["slow_update"] = ends * config.slow_update.enabled
-    calls["meta_skill"] = ends * config.meta_skill.enabled
-    is_replayed = config.replay.cassette is not None
-    calls[PREFLIGHT] = int(config.models.is_optimizer_separate and not is_replayed and not done)
-    return calls
-
-
-def _count_step_calls(config: TrainerConfig, sizes: Sequence[int]) -> Counter[str]:
-    """Return the calls of one step of edits with batches of these sizes."""
-    minibatch = config.reflect.minibatch_size
-    share = 1 if config.reflect.failure_only else 2
-    failure = sum(math.ceil(size / share / minibatch) for size in sizes)
-    success = 0 if config.reflect.failure_only else failure
-    calls = Counter(analyst_failure=failure, analyst_success=success)
-    if config.appendix.enabled:
-        calls += Counter(lapse_failure=failure, lapse_success=success)
-    draft = "draft_" if config.update.mode == "full_rewrite" else ""
-    reports = sum(math.ceil(size / minibatch) for size in sizes)
-    calls[f"{draft}merge"] = _count_merges(reports, config.aggregate.merge_batch_size)
-    calls[f"{draft}merge_final"] = int(success > 0)
-    if not draft:
-        calls["ranking"] = int(config.select.lr_control != "none" and failure + success > 1)
-        calls["step_size"] = int(config.select.lr_control == "autonomous")
-        calls["rewrite"] = int(config.update.mode == "rewrite")
-    return calls
-
-
-def _count_merges(patches: int, size: int) -> int:
-    """Return the merges of a tree over a number of patches; a group of one needs no merge."""
-    nodes = patches
-    merges = 0
-    while nodes > 1:
-        groups = [min(size, nodes - start) for start in range(0, nodes, size)]
-        merges += sum(group > 1 for group in groups)
-        nodes = len(groups)
-    return merges
-
-
-def _count_critic_calls(
-    plan: RunPlan, steps: Sequence[Sequence[Sequence[str]]], done: int, rollouts: float
-) -> float:
-    """Return the critic's calls: anchors, graded answers, and notes on failures that it did not grade.
-
-    Of the null answers it grades the refusal, once for each item of the last split.
-    """
-    config = plan.config
-    critic = config.critic
-    scores = 0.0
-    if critic.memory is not None and not done:
-        scores += critic.max_anchors
-    if config.environment.grader == "critic":
-        scores += rollouts
-        if config.test.null_answers:
-            scores += len(plan.data.test if config.test.enabled else plan.data.val)
-    elif critic.annotate:
-        scores += sum(len(batch) for step in steps for batch in step) / 2
-    return scores * critic.n_samples
-
-
-def _build_row(
-    plan: RunPlan, role: str, purpose: str, calls: float, *, usage: Usage | None, document: int
-) -> EstimateRow:
-    """Return the row of some calls, by the mean ``usage`` of earlier ones; ``document`` is its size in bytes."""
-    if usage is not None:
-        given = usage.input_tokens / usage.calls
-        written = usage.output_tokens / usage.calls
-    else:
-        given = _estimate_bytes(plan, role, purpose, document) / BYTES_PER_TOKEN + MESSAGE_TOKENS
-        written = (getattr(plan.config.models, role).max_tokens or UNCAPPED_REPLY_TOKENS) / 4
-    return EstimateRow(
-        role=role,
-        purpose=purpose,
-        calls=calls,
-        input_tokens=calls * given,
-        output_tokens=calls * written,
-    )
-
-
 def _estimate_bytes(plan: RunPlan, role: str, purpose: str, document: int) -> float:
     """Return the estimated bytes of a call's prompt."""
     sizes = {name: len(prompt.system + prompt.user) for name, prompt in plan.prompts.prompts.items()}
@@ -257,14 +192,13 @@ def _estimate_bytes(plan: RunPlan, role: str, purpose: str, document: int) -> fl
         return sizes["critic"] + 3 * item + examples * BYTES_PER_TOKEN
     if purpose == PREFLIGHT:
         return PREFLIGHT_BYTES
-    own = sizes.get(purpose, max(sizes.values(), default=0)) + document
     reflect = plan.config.reflect
-    size = fmean(map(_measure_item, plan.data.train))
+    shown = OTHER_BYTES
     if purpose.startswith(("analyst", "lapse")):
-        return own + min(size * reflect.minibatch_size, 3 * reflect.trajectory_tokens)
-    if purpose == "write_document":
-        return own + min(size * len(plan.data.train), 2 * CASE_TOKENS * BYTES_PER_TOKEN)
-    return own + min(OTHER_BYTES, 3 * reflect.trajectory_tokens)
+        shown = min(item * reflect.minibatch_size, BYTES_PER_TOKEN * reflect.trajectory_tokens)
+    elif purpose == "write_document":
+        shown = min(item * len(plan.data.train), 2 * CASE_TOKENS * BYTES_PER_TOKEN)
+    return sizes.get(purpose, max(sizes.values(), default=0)) + document + shown
 
 
 def _measure_item(item: Item) -> int:
