@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import itertools
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,6 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from reflact import events
 from reflact.errors import ProviderDown
 from reflact.protocols import Session
 from reflact.reporting.summary import print_summary
@@ -238,19 +236,6 @@ async def test_a_placebo_has_the_length_of_the_best(tmp_path: Path) -> None:
     assert [s.name for s in done.summary.scores if s.split is Split.test] == names
     assert [s.name for s in done.summary.scores if s.split is Split.val] == ["baseline", "best", "final"]
     assert {g.name for g in done.summary.improvements} == {"best", "final"}
-
-
-async def test_the_whole_size_of_the_final_test_is_known_before_its_first_rollout(tmp_path: Path) -> None:
-    """Progress counts all documents of the final test from the beginning, so an estimate is one of its end."""
-    config = settings(tmp_path, test={"enabled": True, "placebo": True})
-    trainer = Trainer(config, environment=WORLD, target=Actor(), optimizer=ScriptedLLM(toy_optimizer()))
-    async with trainer.stream() as stream:
-        shown = [event async for event in stream if isinstance(event, events.StageProgressed)]
-    shown = [event for event in shown if event.stage == "final_test"]
-    begun = [(event.note, event.total) for event in itertools.takewhile(lambda each: not each.done, shown)]
-    size = len(WORLD.items(Split.test))
-    assert begun == [("baseline", size), ("best", size), ("placebo", size)]
-    assert {event.note for event in shown} == {"baseline", "best", "placebo"}
 
 
 async def test_the_summary_counts_by_epoch_and_action(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from reflact.concurrency import run_both
 from reflact.messages import NoReply
-from reflact.records import EpochRecord, ItemComparison, RunState, SkillVersion, SlowUpdate
+from reflact.records import EpochRecord, RunState, SkillVersion, SlowUpdate
 from reflact.skills.document import read_guidance, replace_guidance, reserve_guidance_region
 from reflact.stages.execution_notes import carry_notes
 from reflact.stages.prompt_sections import show_buffer
@@ -25,16 +25,6 @@ from reflact.training.rollouts import make_progress_counter, make_runner
 from reflact.training.run import Run
 from reflact.training.state import choose_best, find_current, inherit_version, replaces_best
 from reflact.types import Fallback, FrozenModel, Item, Rollout, Skill
-
-
-class EpochMemory(FrozenModel):
-    """What the end of an epoch found beside the guidance: the compared items, and the optimizer's memory."""
-
-    comparisons: tuple[ItemComparison, ...] = ()
-    left_out: tuple[ItemComparison, ...] = ()
-    meta_skill: str | None = None
-    meta_skill_reasoning: str = ""
-    fallbacks: tuple[Fallback, ...] = ()
 
 
 class Guidance(FrozenModel):
@@ -75,28 +65,16 @@ async def finish_epoch(run: Run, state: RunState) -> EpochRecord:
     """
     epoch = state.step // run.plan.steps_per_epoch
     current = await run.find_skill(state.current.skill_hash)
+    record = EpochRecord(
+        epoch=epoch, step=state.step, last_hash=current.hash, current=state.current, best=state.best
+    )
     async with run.timer.stage("slow_update", step=state.step, name="epoch end"):
         if epoch == 1 or state.last_hash is None:
-            memory = EpochMemory()
             guidance = reserve_guidance(run, current, state)
         else:
             earlier = await run.find_skill(state.last_hash)
-            memory, guidance = await compare_epochs(run, earlier, current, state, epoch=epoch)
-    record = EpochRecord(
-        epoch=epoch,
-        step=state.step,
-        last_hash=current.hash,
-        comparisons=memory.comparisons,
-        left_out=memory.left_out,
-        meta_skill=memory.meta_skill,
-        meta_skill_reasoning=memory.meta_skill_reasoning,
-        fallbacks=memory.fallbacks,
-        slow_update=guidance.slow_update,
-        created_versions=guidance.created_versions,
-        current=guidance.current,
-        best=guidance.best,
-    )
-    return choose_best(state, record)
+            record, guidance = await compare_epochs(run, earlier, current, state, record)
+    return choose_best(state, record.model_copy(update=dict(guidance)))
 
 
 def reserve_guidance(run: Run, current: Skill, state: RunState) -> Guidance:
@@ -110,43 +88,39 @@ def reserve_guidance(run: Run, current: Skill, state: RunState) -> Guidance:
 
 
 async def compare_epochs(
-    run: Run, earlier: Skill, current: Skill, state: RunState, *, epoch: int
-) -> tuple[EpochMemory, Guidance]:
-    """Compare the skills of two epochs, and return the optimizer's memory and guidance."""
-    config = run.config
-    unchanged = Guidance(current=state.current, best=state.best)
-    compared, rollouts = await _compare_skills(run, earlier, current, epoch=epoch, step=state.step)
-    memory = EpochMemory(
-        comparisons=tuple(pair.comparison for pair in compared.chosen),
-        left_out=tuple(pair.comparison for pair in compared.left_out),
-    )
+    run: Run, earlier: Skill, current: Skill, state: RunState, record: EpochRecord
+) -> tuple[EpochRecord, Guidance]:
+    """Compare the skills of two epochs; return the record with the optimizer's memory, and its guidance."""
+    compared, rollouts = await _compare_skills(run, earlier, current, epoch=record.epoch, step=state.step)
+    guidance = Guidance(current=state.current, best=state.best)
+    if run.config.slow_update.enabled:
+        guidance = guidance.model_copy(update={"slow_update": SlowUpdate(action="unchanged")})
+    memory: MemoryReply | NoReply | None = None
+    fallbacks: tuple[Fallback, ...] = ()
     if not compared.chosen:
         reason = "no item has an outcome of the selected kind"
-        fallback = Fallback(label="comparison", reason=reason, replacement="nothing changes")
-        slow = SlowUpdate(action="unchanged") if config.slow_update.enabled else None
-        return (
-            memory.model_copy(update={"fallbacks": (fallback,)}),
-            unchanged.model_copy(update={"slow_update": slow}),
+        fallbacks = (Fallback(label="comparison", reason=reason, replacement="nothing changes"),)
+    else:
+        shown = show_comparison(compared.chosen, tokens=run.config.reflect.trajectory_tokens)
+        memory, reply = await _ask_optimizer(
+            run, earlier, current, state, shown=shown, rollouts=rollouts, epoch=record.epoch
         )
-    shown = show_comparison(compared.chosen, tokens=config.reflect.trajectory_tokens)
-    remembered, guided = await _ask_optimizer(
-        run, earlier, current, state, shown=shown, rollouts=rollouts, epoch=epoch
-    )
+        if isinstance(memory, NoReply):
+            fallbacks += (_build_fallback("meta_skill", memory, "the meta skill stays unchanged"),)
+        if isinstance(reply, NoReply):
+            fallbacks += (_build_fallback("slow_update", reply, "the guidance stays unchanged"),)
+            guidance = guidance.model_copy(update={"slow_update": SlowUpdate(action="no_reply")})
+        elif reply is not None:
+            guidance = await judge_guidance(run, reply, current, state, epoch=record.epoch)
 
-    fallbacks: list[Fallback] = []
-    if isinstance(remembered, NoReply):
-        fallbacks.append(_build_fallback("meta_skill", remembered, "the meta skill stays unchanged"))
-    elif remembered is not None:
-        update = {"meta_skill": remembered.memory, "meta_skill_reasoning": remembered.reasoning}
-        memory = memory.model_copy(update=update)
-
-    guidance = unchanged
-    if isinstance(guided, NoReply):
-        fallbacks.append(_build_fallback("slow_update", guided, "the guidance stays unchanged"))
-        guidance = unchanged.model_copy(update={"slow_update": SlowUpdate(action="no_reply")})
-    elif guided is not None:
-        guidance = await judge_guidance(run, guided, current, state, epoch=epoch)
-    return memory.model_copy(update={"fallbacks": tuple(fallbacks)}), guidance
+    update: dict[str, object] = {
+        "comparisons": tuple(pair.comparison for pair in compared.chosen),
+        "left_out": tuple(pair.comparison for pair in compared.left_out),
+        "fallbacks": fallbacks,
+    }
+    if isinstance(memory, MemoryReply):
+        update |= {"meta_skill": memory.memory, "meta_skill_reasoning": memory.reasoning}
+    return record.model_copy(update=update), guidance
 
 
 async def _compare_skills(

@@ -14,7 +14,6 @@ from reflact.training.gating import judge
 from reflact.training.preflight import UNMEASURABLE, grade_constant, list_constants
 from reflact.training.rollouts import (
     FIRST_REPORT_TRIAL,
-    announce_rollouts,
     require_trials,
     roll_out_trials,
 )
@@ -93,14 +92,7 @@ async def final_test(run: Run, state: RunState) -> None:
             splits.append(Split.test)
         last = splits[-1]
 
-        planned = _plan_rollouts(run, splits, documents, controls, state)
-        for (split, _), (name, _) in planned.items():
-            await announce_rollouts(run, split, _list_trials(run, split, state), step=state.step, note=name)
-        if run.plan.critic is not None:  # its calls take time
-            for answer in constants:
-                await announce_rollouts(run, last, (0,), step=state.step, note=answer.name)
-
-        calls = {key: roll_out for key, (_, roll_out) in planned.items()}
+        calls = _plan_rollouts(run, splits, documents, controls, state)
         async with start_ahead(calls, lazily=run.config.budget.is_limited) as take:
             for split in splits:
                 rollouts = await _measure_documents(run, split, documents, state, take)
@@ -142,18 +134,18 @@ def _plan_rollouts(
     documents: Mapping[str, Skill],
     controls: Mapping[str, Skill],
     state: RunState,
-) -> dict[DocumentKey, tuple[str, Callable[[], Awaitable[Trials]]]]:
-    """Return names of documents and the functions that roll these out, in order of importance.
+) -> dict[DocumentKey, Callable[[], Awaitable[Trials]]]:
+    """Return the functions that roll the documents out, in order of importance.
 
     Equal texts are measured once, under the first of their names.
     """
     wanted = [(split, *named) for split in splits for named in documents.items()]
     wanted += [(splits[-1], *named) for named in controls.items()]
-    planned: dict[DocumentKey, tuple[str, Callable[[], Awaitable[Trials]]]] = {}
+    planned: dict[DocumentKey, Callable[[], Awaitable[Trials]]] = {}
     for split, name, skill in wanted:
         trials = _list_trials(run, split, state)
         roll_out = partial(roll_out_trials, run, split, skill, trials, step=state.step, note=name)
-        planned.setdefault((split, skill.hash), (name, roll_out))
+        planned.setdefault((split, skill.hash), roll_out)
     return planned
 
 

@@ -76,20 +76,6 @@ async def roll_out_trials(
     return await fan_out(lambda trial: runner.roll_out(items, skill, coverage=None, trial=trial), trials)
 
 
-async def announce_rollouts(run: Run, split: Split, trials: Sequence[int], *, step: int, note: str) -> None:
-    """Report the size of a measurement of a whole split that begins later, so that its stage has its whole total."""
-    await run.on_event(
-        events.StageProgressed(
-            run_id=run.id,
-            step=step,
-            stage=choose_stage(split),
-            done=0,
-            total=len(trials) * len(run.plan.data.items(split)),
-            note=note,
-        )
-    )
-
-
 async def require_trials(run: Run, trials: Sequence[Sequence[Rollout]], *, step: int) -> None:
     """Check that enough items of each trial were measured, and log the others.
 
