@@ -37,7 +37,7 @@ def written(folder: Path, name: str, text: str) -> Path:
         ({"train": {"batch_size": 0}}, "train.batch_size: .*greater than or equal to 1 .got 0"),
         ({"select": {"max_edits": 0}}, r"select\.max_edits: .*greater than or equal to 1 .got 0"),
         ({"train": {"batch_size": "many"}}, "train.batch_size: .*integer.*'many'"),
-        ({"gate": {"mixed_weight": float("nan")}}, "gate.mixed_weight: .*finite"),
+        ({"gate": {"worth": float("nan")}}, "gate.worth: .*finite"),
         ({"data": {"ratio": "2:1"}}, "data.ratio: expected train:val:test"),
         ({"environment": {"template": "hello"}}, "template: expected a text with {input} in it"),
         (
@@ -337,7 +337,6 @@ def test_a_preset_is_a_start_that_settings_override() -> None:
         ("replay.cassette", "c.jsonl"),
         ("budget.max_usd", 0.5),
         ("models.target.price", {"input": 1, "output": 2}),
-        ("target.max_calls_per_rollout", 3),
     ],
 )
 def test_changeable_keys_do_not_make_another_run(key: str, value: object) -> None:

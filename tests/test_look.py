@@ -600,7 +600,7 @@ def test_other_items_are_not_paired(folder: Path, tmp_path: Path) -> None:
     lines = reflact("compare", folder, tmp_path, again).stdout.splitlines()
     (told,) = (line for line in lines if "no measured items in common" in line)
     assert told.startswith(f"{tmp_path} and {folder} have no measured items in common")
-    assert "(data.split_seed, data.ratio) or other ids (data.fields.id)" in told
+    assert "(data.ratio) or other ids (data.fields.id)" in told
 
 
 class LenientEnvironment(ToyEnvironment):

@@ -70,9 +70,7 @@ def test_every_key_of_skillopt_is_known() -> None:
         ("train.num_epochs", 2, "train.num_epochs", 2),
         ("train.accumulation", 3, "train.accumulation", 3),
         ("train.seed", 7, "seed", 7),
-        ("train.train_size", 400, "data.train_size", 400),
         ("env.split_ratio", "1:1:1", "data.ratio", "1:1:1"),
-        ("env.split_seed", 5, "data.split_seed", 5),
         ("env.skill_init", "s.md", "skill", Path("s.md")),
         ("env.workers", 24, "train.rollout_concurrency", 24),
         ("gradient.merge_batch_size", 4, "aggregate.merge_batch_size", 4),
@@ -100,7 +98,6 @@ def test_every_key_of_skillopt_is_known() -> None:
         ("optimizer.skill_update_mode", "skill_rewrite_minibatch", FULL, "full_rewrite"),
         ("evaluation.use_gate", False, "gate.enabled", False),
         ("evaluation.gate_metric", "mixed Mixed MIXED", "gate.metric", "mixed"),
-        ("evaluation.gate_mixed_weight", 0.0, "gate.mixed_weight", 0.0),
         ("evaluation.eval_test", False, "test.enabled", False),
         ("model.target", "small", "models.target.model", "small"),
         ("model.optimizer", "large", "models.optimizer.model", "large"),
@@ -301,7 +298,7 @@ def test_a_section_decides_over_a_flat_key_of_the_same_file(tmp_path: Path) -> N
 def test_what_the_preset_says_already_is_left_out() -> None:
     """The defaults of SkillOpt give an empty configuration: the preset restores them."""
     older = yaml.safe_load("""
-        train: {num_epochs: 4, batch_size: 40, accumulation: 1, seed: 42, train_size: 0}
+        train: {num_epochs: 4, batch_size: 40, accumulation: 1, seed: 42}
         gradient: {minibatch_size: 8, merge_batch_size: 8, failure_only: false}
         optimizer: {learning_rate: 4, min_learning_rate: 2, lr_scheduler: cosine, lr_control_mode: fixed,
             skill_update_mode: patch, use_slow_update: true, slow_update_samples: 20, use_meta_skill: true,
@@ -320,9 +317,8 @@ def test_the_floor_never_exceeds_the_budget() -> None:
     assert any("min_learning_rate" in remark for remark in done.remarks)
 
 
-def test_a_seed_of_zero_is_that_of_the_run() -> None:
-    """SkillOpt took 0 for the run's own seed; a number that is not finite counts as absent."""
-    assert convert({"train": {"seed": 7}, "env": {"split_seed": 0}})[1].data.split_seed == 7
+def test_a_seed_that_is_not_finite_counts_as_absent() -> None:
+    """A remark says so."""
     done, _ = convert({"train": {"seed": float("inf")}})
     assert done.remarks == ("train.seed is not a finite number; it counts as absent.",)
 

@@ -252,7 +252,7 @@ def use_all_items(config: TrainerConfig, data: Path) -> TrainerConfig:
 
     if not data.is_file():
         raise UsageError(f"--data needs one data file, and {data} is none")
-    changes = {"path": data.absolute(), "ratio": "0:1:0", "train_size": None}
+    changes = {"path": data.absolute(), "ratio": "0:1:0"}
     return config.model_copy(
         update={
             "data": config.data.model_copy(update=changes),

@@ -70,9 +70,6 @@ class EnvironmentConfig(ConfigSection):
         description="Seconds of processor time for an answer with the `python` grader; on the clock, an answer may take "
         "ten times as long.",
     )
-    memory_limit: int = option(
-        1024, ge=64, description="Memory limit of an answer with the `python` grader, in MiB."
-    )
     allow_unconfined: bool = changeable_field(
         False, description="Let the `python` grader run answers even if this system cannot confine them."
     )
@@ -120,10 +117,6 @@ class DataConfig(ConfigSection):
     fields: FieldsConfig = Field(
         default_factory=FieldsConfig, description="Which columns fill the fields of an item."
     )
-    split_seed: int = option(42, description="Seed of the split of a single file.")
-    train_size: int | None = option(
-        None, ge=1, description="Expected number of train items: no run starts with another; null: any."
-    )
 
 
 class TargetConfig(ConfigSection):
@@ -140,23 +133,10 @@ class TargetConfig(ConfigSection):
         default_factory=dict, description="Arguments of that class or function, or of `PydanticAITarget`."
     )
     preamble: str = option("", description="Text before the skill in the system message.")
-    postamble: str = option("", description="Text after the skill in the system message.")
     deterministic: bool | None = option(
         None,
         description="true: the gate assumes that repeats of a rollout get the same score; false: it assumes that they "
         "may not; null: it tests this.",
-    )
-    max_calls_per_rollout: int | None = changeable_field(
-        None,
-        ge=1,
-        description="Maximum of calls in a rollout of a target that you pass in Python; `budget.max_calls` needs it, "
-        "because reflact does not see such calls.",
-    )
-    max_tokens_per_rollout: int | None = changeable_field(
-        None,
-        ge=1,
-        description="Maximum of input and output tokens in such a rollout; `budget.max_tokens` and "
-        "`budget.max_usd` need it.",
     )
 
 
@@ -330,8 +310,9 @@ class GateConfig(ConfigSection):
         description="A candidate gets a further pass if the expected gain for each rollout exceeds this number (`ranked`); "
         "1: a single pass.",
     )
-    metric: Literal["hard", "soft", "mixed"] = option("hard", description="The score that is compared.")
-    mixed_weight: float = option(0.5, ge=0, le=1, description="Weight of soft in `mixed`.")
+    metric: Literal["hard", "soft", "mixed"] = option(
+        "hard", description="The score that is compared; `mixed` is the mean of hard and soft."
+    )
     coverage: float = option(
         0.9, gt=0, le=1, description="Share of items that must be measured under both skills."
     )

@@ -73,7 +73,6 @@ SAME_MEANING = {
     "merge_batch_size": "aggregate.merge_batch_size",
     "edit_budget": "select.max_edits",
     "use_gate": "gate.enabled",
-    "gate_mixed_weight": "gate.mixed_weight",
     "eval_test": "test.enabled",
     "use_slow_update": "slow_update.enabled",
     "slow_update_samples": "slow_update.samples",
@@ -84,10 +83,7 @@ SAME_MEANING = {
 }
 """Keys that mean the same here, by flat name."""
 
-NONE_IF_ZERO = {
-    "train_size": "data.train_size",
-    "skill_aware_consolidate_threshold": "appendix.consolidate_threshold",
-}
+NONE_IF_ZERO = {"skill_aware_consolidate_threshold": "appendix.consolidate_threshold"}
 
 UPDATE_MODES: Spellings = {
     "patch": ("edits",),
@@ -144,6 +140,8 @@ THINKING: Spellings = {
 
 UNSUPPORTED_KEYS = {
     r"steps_per_epoch|batches_per_epoch|samples_per_epoch": "it follows from the data and the batches",
+    r"split_seed|train_size": "a file is always split with the same seed; give a folder to choose the items",
+    r"gate_mixed_weight": "the mixed score is the mean of hard and soft",
     r"split_output_dir": "splits are not written out; the store keeps their fingerprint",
     r"limit|sel_env_num|test_env_num": "splits are used whole; shorten the data instead",
     r"max_turns|max_steps|max_tool_turns": "an environment knows its own bounds",
@@ -407,7 +405,7 @@ def convert_config(older: SkillOptConfig, name: str) -> ConvertedConfig:
 
 
 def _convert_data(conversion: _Conversion) -> None:
-    conversion.used |= {"split_mode", "split_seed", "split_dir", "data_path", "env"}
+    conversion.used |= {"split_mode", "split_dir", "data_path", "env"}
     split, raw = conversion.text("split_dir"), conversion.text("data_path")
     from_folder = conversion.text("split_mode").strip().lower() == "split_dir"
     path = split if from_folder or not raw else raw
@@ -416,8 +414,6 @@ def _convert_data(conversion: _Conversion) -> None:
         conversion.remarks.append(
             "data.path counts from the folder of the new file; check that it leads to the same place."
         )
-    seed = conversion.value("split_seed")
-    conversion.set("data.split_seed", conversion.value("seed") if seed == 0 else seed, "split_seed")
     environment = conversion.text("env")
     if environment == "searchqa":
         conversion.set("environment.grader", "token_f1", "env")

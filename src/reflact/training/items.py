@@ -127,9 +127,7 @@ def _make_key_finder(
         from reflact.targets.chat import identify_chat_target
 
         model = identify_model(config.models.target)
-        target = identify_chat_target(
-            model, preamble=config.target.preamble, postamble=config.target.postamble
-        )
+        target = identify_chat_target(model, preamble=config.target.preamble, postamble="")
 
     def find(item: Item, skill_hash: str, trial: int) -> str | None:
         return build_rollout_key(

@@ -13,7 +13,7 @@ from reflact.concurrency import open_outbox
 from reflact.config.models import ModelConfig
 from reflact.errors import ConfigError
 from reflact.events import BudgetUpdated, Event, RateLimited
-from reflact.llm.budget import Account, Budget, BudgetedEnvironment, worst_rollout_cost
+from reflact.llm.budget import Account, Budget, BudgetedEnvironment
 from reflact.llm.middleware import CheckedEnvironment
 from reflact.protocols import LLM, Approver, ConnectedTarget, EventCallback, RunStore, Target
 from reflact.records import Usage
@@ -163,8 +163,7 @@ async def connect_run(
             placing = place_environment(inner, config, target, named=overrides.environment is None)
             inner = await stack.enter_async_context(placing)
         inner = CheckedEnvironment(inner)
-        worst = worst_rollout_cost(config) if "target" in overrides.unseen_roles else None
-        traced = TracedEnvironment(BudgetedEnvironment(inner, account=account, worst=worst), tracing=tracing)
+        traced = TracedEnvironment(BudgetedEnvironment(inner, account), tracing)
 
         annotator = None
         if plan.annotator is not None:
@@ -180,7 +179,6 @@ async def connect_run(
             approve=None if approve is None else make_approver_stoppable(approve, stop),
             graceful_stop=stop,
             critic=critic,
-            control_environment=StoppableEnvironment(BudgetedEnvironment(inner, account=account), stop),
         )
 
 
@@ -237,8 +235,7 @@ async def _choose_exports(plan: RunPlan, store: SQLiteRunStore) -> Path:
 def _build_chat_target(plan: RunPlan, llm: LLM) -> Target:
     from reflact.targets.chat import ChatTarget
 
-    settings = plan.config.target
-    return ChatTarget(llm, preamble=settings.preamble, postamble=settings.postamble)
+    return ChatTarget(llm, preamble=plan.config.target.preamble)
 
 
 async def _connect_critic(plan: RunPlan, store: RunStore, llm: LLM) -> tuple[RunPlan, Critic]:

@@ -139,7 +139,7 @@ class RunPlan:
         """How the gate makes one number of a score."""
         gate = self.config.gate
         threshold = self.config.train.success_threshold
-        return GateMetric(metric=gate.metric, mixed_weight=gate.mixed_weight, threshold=threshold)
+        return GateMetric(metric=gate.metric, threshold=threshold)
 
 
 def check_config(config: TrainerConfig, overrides: Overrides) -> None:
@@ -172,11 +172,11 @@ def refuse_idle_keys(config: TrainerConfig, overrides: Overrides) -> None:
     """
     idle = {
         "environment": ("environment.", "data."),
-        "target": ("target.kind", "target.options", "target.preamble", "target.postamble"),
+        "target": ("target.kind", "target.options", "target.preamble"),
     }
     if not isinstance(overrides.target, ConnectedTarget | ProbedTarget):
         idle["target"] += ("models.target.",)
-    used = {"environment.description", "data.train_size", *(f"models.target.{name}" for name in PRICING_KEYS)}
+    used = {"environment.description", *(f"models.target.{name}" for name in PRICING_KEYS)}
     heirs = {*list_roles(config)} - overrides.brought_roles - {"target"}
     used |= {f"models.target.{name}" for role in heirs for name in _list_inherited(config, role)}
     used_starts = tuple(f"{name}." for name in used)
@@ -239,7 +239,7 @@ def prepare_run(
     environment = overrides.environment or build_environment(config, needed)
     with explain(f"`items` of {type(environment).__name__}"):
         data = read_dataset(environment)
-    check_dataset(data, config.data.train_size, needed)
+    check_dataset(data, needed)
     if not data.test:
         config = config.model_copy(update={"test": config.test.model_copy(update={"enabled": False})})
     own = environment.prompt_folder if isinstance(environment, Prompted) else None

@@ -100,7 +100,6 @@ async def roll_out_constant(
     runner = replace(
         make_runner(run, step, feedback=False, on_rollout=counter),
         target=ConstantTarget(answer.text),
-        environment=run.control_environment or run.plan.environment,
     )
     return await runner.roll_out(items, answer.document, coverage=run.config.gate.coverage)
 

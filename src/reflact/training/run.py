@@ -20,7 +20,6 @@ from reflact.protocols import (
     Approver,
     DecisionLog,
     Described,
-    Environment,
     EventCallback,
     RunStore,
     Target,
@@ -68,8 +67,7 @@ class Results:
 class Run:
     """One start of a run.
 
-    ``on_event`` receives all events. ``control_environment`` grades null answers, which cost no calls of the target; None:
-    that of the plan. ``documents`` are those that the next commit stores. ``records`` are the committed steps.
+    ``on_event`` receives all events. ``documents`` are those that the next commit stores. ``records`` are the committed steps.
     ``pinned_edits`` are rejected edits of other runs, ``rejected_edits`` those of the epochs before ``edits_until``.
     """
 
@@ -83,7 +81,6 @@ class Run:
     approve: Approver | None = None
     graceful_stop: GracefulStop = field(default_factory=GracefulStop)
     critic: Critic | None = None
-    control_environment: Environment | None = None
     exports: Path | None = None
     state: RunState | None = None
     records: list[StepRecord] = field(default_factory=list)
