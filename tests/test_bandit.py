@@ -30,7 +30,6 @@ def make_record(
     return StepRecord(
         step=step,
         epoch=1,
-        step_in_epoch=step,
         skill_before="h",
         item_ids=(),
         rollout=Measurement(skill_hash="h", split=Split.train, n=0),

@@ -59,7 +59,6 @@ def record(
     return StepRecord(
         step=step,
         epoch=1,
-        step_in_epoch=step,
         skill_before="h",
         item_ids=("a",),
         rollout=Measurement(skill_hash="h", split=Split.train, n=1),

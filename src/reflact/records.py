@@ -82,7 +82,6 @@ class StepRecord(FrozenModel):
 
     step: int
     epoch: int
-    step_in_epoch: int
     skill_before: str
     item_ids: tuple[str, ...]
     rollout: Measurement

@@ -91,30 +91,17 @@ class Run:
     results: Results = field(default_factory=Results)
 
     def __post_init__(self) -> None:
-        plan = self.plan
-        self.slots = Slots(plan.config.train.rollout_concurrency)
-        self.timer = StageTimer(plan.run_id, self.on_event, self.tracing, self.budget.current_stage)
-        self.failures = FailureLog(plan.run_id, plan.config, self.store, self.on_event, plan.label)
-
-    @property
-    def id(self) -> str:
-        """The run's identity."""
-        return self.plan.run_id
-
-    @property
-    def config(self) -> TrainerConfig:
-        """The run's configuration."""
-        return self.plan.config
+        self.id: str = self.plan.run_id
+        self.config: TrainerConfig = self.plan.config
+        self.decision_log: DecisionLog = self.store.decision_log(self.id)
+        self.slots = Slots(self.config.train.rollout_concurrency)
+        self.timer = StageTimer(self.id, self.on_event, self.tracing, self.budget.current_stage)
+        self.failures = FailureLog(self.id, self.config, self.store, self.on_event, self.plan.label)
 
     @property
     def folder(self) -> Path:
         """The folder of the run's exported files."""
         return self.exports or self.config.out_dir
-
-    @property
-    def decision_log(self) -> DecisionLog:
-        """The run's decision log."""
-        return self.store.decision_log(self.plan.run_id)
 
     async def emit(self, event: Event) -> None:
         """Store a durable event, and pass it on unless an earlier start did; live events are passed on."""

@@ -160,46 +160,41 @@ def build_commit_events(
     run_id: str, record: CommitRecord | None, state: RunState
 ) -> tuple[events.Event, ...]:
     """Return the durable events of a commit; without a record, of the first commit with its ``state``."""
-    match record:
-        case None:
-            return (events.SkillVersionCreated(run_id=run_id, version=state.current),)
-        case PromotionRecord():
-            return (
-                events.PromotionJudged(
-                    run_id=run_id, step=record.step, verdict=record.verdict, best=record.best
-                ),
-            )
-    returned = _build_return_events(run_id, record)
-    created = (
-        events.SkillVersionCreated(run_id=run_id, step=record.step, version=version)
-        for version in record.created_versions
-    )
-    if isinstance(record, StepRecord):
-        return (
-            *_build_step_events(run_id, record),
-            *returned,
-            *created,
-            _build_step_committed(run_id, record),
-        )
-    closed = events.EpochCommitted(
-        run_id=run_id,
-        step=record.step,
-        epoch=record.epoch,
-        slow_update=record.slow_update,
-        meta_skill=record.meta_skill,
-        fallbacks=record.fallbacks,
-        current=record.current,
-        best=record.best,
-    )
-    return (*returned, *created, closed)
-
-
-def _build_return_events(run_id: str, record: StepRecord | EpochRecord) -> Iterator[events.Event]:
+    if record is None:
+        return (events.SkillVersionCreated(run_id=run_id, version=state.current),)
+    step = record.step
     verdict = record.verdict
+    if isinstance(record, PromotionRecord):
+        return (events.PromotionJudged(run_id=run_id, step=step, verdict=record.verdict, best=record.best),)
+    built = list(_build_step_events(run_id, record)) if isinstance(record, StepRecord) else []
     if verdict is not None and verdict.action == "return" and verdict.ranked is not None:
-        yield events.VersionReturned(
-            run_id=run_id, step=record.step, skill_hash=verdict.ranked.chosen, reason=verdict.reason
+        chosen = verdict.ranked.chosen
+        built.append(
+            events.VersionReturned(run_id=run_id, step=step, skill_hash=chosen, reason=verdict.reason)
         )
+    for version in record.created_versions:
+        built.append(events.SkillVersionCreated(run_id=run_id, step=step, version=version))
+    if isinstance(record, StepRecord):
+        committed: events.Event = events.StepCommitted(
+            run_id=run_id,
+            step=step,
+            epoch=record.epoch,
+            action=record.verdict.action,
+            current=record.current,
+            best=record.best,
+        )
+    else:
+        committed = events.EpochCommitted(
+            run_id=run_id,
+            step=step,
+            epoch=record.epoch,
+            slow_update=record.slow_update,
+            meta_skill=record.meta_skill,
+            fallbacks=record.fallbacks,
+            current=record.current,
+            best=record.best,
+        )
+    return (*built, committed)
 
 
 def _build_step_events(run_id: str, record: StepRecord) -> Iterator[events.Event]:
@@ -216,17 +211,6 @@ def _build_step_events(run_id: str, record: StepRecord) -> Iterator[events.Event
         run_id=run_id, step=step, pool_size=chosen.pool_size, budget=chosen.budget, results=record.edits
     )
     yield events.CandidateJudged(run_id=run_id, step=step, verdict=record.verdict)
-
-
-def _build_step_committed(run_id: str, record: StepRecord) -> events.Event:
-    return events.StepCommitted(
-        run_id=run_id,
-        step=record.step,
-        epoch=record.epoch,
-        action=record.verdict.action,
-        current=record.current,
-        best=record.best,
-    )
 
 
 def find_stop_reason(config: TrainConfig, records: Sequence[StepRecord]) -> str | None:

@@ -328,7 +328,6 @@ def build_record(
     record = StepRecord(
         step=work.step,
         epoch=work.epoch,
-        step_in_epoch=locate_step(run.plan, work.step)[1] + 1,
         source=work.source,
         skill_before=skill.hash,
         item_ids=tuple(r.item_id for r in rollouts),
