@@ -120,20 +120,6 @@ async def test_a_configuration_names_an_own_proposer(tmp_path: Path) -> None:
     assert {step.source for step in (await read_run(tmp_path)).steps} == {name}
 
 
-async def test_a_named_proposer_stands_beside_other_sources(tmp_path: Path) -> None:
-    """It is one of the sources in the order in which they are named."""
-    name = f"{__name__}:LineProposer"
-    trainer = build_trainer(
-        configure(tmp_path, name, "examples"),
-        environment=ToyEnvironment(train=8, val=8, test=4),
-        script=naming,
-    )
-    summary = await trainer.train()
-    assert [step.source for step in (await read_run(tmp_path)).steps] == [name, "examples"]
-    assert summary.best is not None
-    assert summary.best.score == 1
-
-
 @pytest.mark.parametrize(
     ("name", "words"),
     [
@@ -154,25 +140,6 @@ def test_sources_that_cannot_be_are_refused(sources: list[str]) -> None:
     """None at all, one twice, and what is no name at all are errors of the configuration."""
     with pytest.raises(ConfigError, match=r"search\.sources"):
         load_config({"search": {"sources": sources}})
-
-
-class SilentProposer:
-    """Proposes nothing."""
-
-    identity = "silent"
-
-    async def propose(self, skill: Skill, evidence: StepEvidence, budget: StepBudget) -> Sequence[Rewrite]:
-        """Return no document."""
-        return ()
-
-
-async def test_an_own_proposer_may_propose_nothing(tmp_path: Path) -> None:
-    """A step without a document changes nothing and says so."""
-    trainer = build_trainer(
-        configure(tmp_path), environment=ToyEnvironment(), script=naming, proposer=SilentProposer()
-    )
-    summary = await trainer.train()
-    assert {action.action for action in summary.actions} == {"no_rewrite"}
 
 
 class FailingProposer:

@@ -105,11 +105,6 @@ def test_money_is_tokens_times_prices() -> None:
     assert foreseen.usd == pytest.approx((given + 2 * written) / 1e6, rel=0.01)
 
 
-def test_without_a_price_there_is_no_money() -> None:
-    """A model whose price nobody knows has none, and neither has the run."""
-    assert estimate_run(prepare_run(load_config(DEMO), Overrides())).usd is None
-
-
 def test_a_dry_run_calls_and_writes_nothing(tmp_path: Path) -> None:
     """``--dry-run`` prints the plan, the estimates and what the gate can resolve, and leaves no trace."""
     out = tmp_path / "run"

@@ -20,7 +20,7 @@ from reflact.proposers import Rewrite, StepBudget, StepEvidence
 from reflact.protocols import Session
 from reflact.records import StepRecord
 from reflact.search.rewrite import PURPOSE
-from reflact.skills.document import digest_form, find_regions, normalize_line
+from reflact.skills.document import find_regions, normalize_line
 from reflact.stages.reply_models import AnalystReply, RuleReply
 from reflact.store.runs import open_store
 from reflact.testing import ScriptedLLM, ToyEnvironment, append_reply, toy_optimizer
@@ -136,25 +136,6 @@ async def test_an_optimizer_that_never_replies_leaves_the_best_worked_examples(
     assert score.hard == 1
 
 
-async def test_an_optimizer_that_never_replies_costs_steps_and_no_run(tmp_path: Path) -> None:
-    """Sources that get no reply have a verdict that says so, and the next step asks another one."""
-    done = await run(
-        tmp_path,
-        environment=ToyEnvironment(train=12, val=12, test=4),
-        actor=Actor(learn_slowly),
-        script=mute,
-        search=ALL,
-        train={"batch_size": 6, "num_epochs": 3},
-    )
-    assert done.summary.status == "completed"
-    by_source = {record.source: record for record in done.records}
-    assert set(by_source) == {"examples", "rewrite", "edits"}
-    assert by_source["rewrite"].verdict.action == "no_rewrite"
-    assert by_source["edits"].race == by_source["rewrite"].race == ()
-    assert done.summary.best is not None
-    assert done.summary.best.examples
-
-
 async def test_without_right_answers_examples_are_rollouts_that_were_graded_right(tmp_path: Path) -> None:
     """The grader's verdict is enough: what the target answered rightly teaches it the rest."""
     world = QuietEnvironment(train=12, val=8, test=4)
@@ -265,27 +246,6 @@ def list_repeats(text: str) -> list[str]:
     return [form for form, count in forms.items() if count > 1]
 
 
-async def test_rules_that_are_there_cost_no_rollout_and_no_line(tmp_path: Path) -> None:
-    """An optimizer that repeats the document gets no document of its own measured."""
-    initial = document("double", "square")
-    done = await run(
-        tmp_path,
-        initial=initial,
-        environment=ToyEnvironment(train=8, val=8, test=4),
-        script=repeat_rules,
-        search={"sources": ["rewrite", "edits"]},
-        train={"batch_size": 4, "num_epochs": 2},
-        target=DETERMINISTIC,
-    )
-    assert {record.source for record in done.records} == {"rewrite", "edits"}
-    assert all(record.race == () for record in done.records)
-    assert {skill for skill, _ in done.actor.asked} == {initial}
-    assert len(done.actor.asked) == 8 + 8
-    assert {digest_form(text) for text in done.texts.values()} == {digest_form(initial)}
-    assert {text: list_repeats(text) for text in done.texts.values() if list_repeats(text)} == {}
-    assert done.current == initial
-
-
 async def test_no_document_of_a_run_says_a_rule_twice(tmp_path: Path) -> None:
     """Where new rules come with old ones, only the new ones are added."""
     usual = toy_optimizer(edits=4)
@@ -344,20 +304,6 @@ async def test_a_small_budget_tries_many_candidates(tmp_path: Path, seed: int) -
     assert done.summary.best is not None
     assert done.summary.best.score is not None
     assert done.summary.best.score > 0.3
-
-
-async def test_a_target_that_may_be_noisy_leaves_room_for_many_candidates(tmp_path: Path) -> None:
-    """Repeats of items that test for noise cost rollouts, and still at least 25 candidates are tried."""
-    done = await run(
-        tmp_path,
-        environment=ToyEnvironment(train=24, val=20, test=4, rules=6),
-        actor=Actor(learn_slowly),
-        script=write_anew,
-        search=ALL,
-        train={"batch_size": 8, "num_epochs": 20, "max_rollouts": 240},
-    )
-    assert count_candidates(done.records) >= 25
-    assert 20 + sum(record.n_rollouts for record in done.records) < 240 + 20
 
 
 async def test_the_rollouts_of_a_record_are_those_that_were_paid(tmp_path: Path) -> None:
@@ -779,10 +725,3 @@ async def test_the_documents_of_an_own_proposer_race(tmp_path: Path) -> None:
     assert [(entry.n, entry.judged) for entry in record.race] == [(6, False), (10, True), (6, False)]
     assert record.verdict.action == "accept_new_best"
     assert record.verdict.candidate_score == 1
-
-
-async def test_an_own_proposer_joins_the_sources_that_are_named(tmp_path: Path) -> None:
-    """Beside named sources it is tried after them, and competes with them from then on."""
-    records = await propose(tmp_path, {"sources": ["rewrite", "examples"]}, "Be brief.", "Be exact.")
-    assert [record.source for record in records[:3]] == ["rewrite", "examples", "proposer"]
-    assert [entry.label for entry in records[2].race] == ["rewrite 1", "rewrite 2"]

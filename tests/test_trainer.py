@@ -92,17 +92,6 @@ async def test_the_step_buffer_survives(tmp_path: Path) -> None:
     assert "no_change" in {r.verdict.action for r in records}
 
 
-async def test_a_finished_run_asks_nothing_again(tmp_path: Path) -> None:
-    """Starting a completed run again returns the same summary without a call."""
-    config = settings(tmp_path)
-    first = await build_trainer(config).train()
-    target, optimizer = Actor(), ScriptedLLM(toy_optimizer())
-    again = await Trainer(config, environment=WORLD, target=target, optimizer=optimizer).train()
-    assert (target.asked, optimizer.calls) == ([], [])
-    unlike = {"seconds", "stages", "step_costs", "reuse"}
-    assert again.model_dump(exclude=unlike) == first.model_dump(exclude=unlike)
-
-
 async def test_without_a_gate_everything_is_accepted(tmp_path: Path) -> None:
     """Where the gate is off candidates are measured and accepted, and the best is still the best measured."""
     summary = await build_trainer(settings(tmp_path, gate={"enabled": False})).train()
@@ -335,11 +324,6 @@ async def test_lists_and_a_function_are_enough(tmp_path: Path) -> None:
     summary = await train_on_items(tmp_path, train__num_epochs=2, train__batch_size=4).train()
     assert (summary.status, summary.version) == ("completed", __version__)
     assert (summary.steps, summary.reason) == (1, "the document solves all 4 validation items")
-
-
-def test_equal_pairs_have_equal_ids(tmp_path: Path) -> None:
-    """The ids of pairs come from their content, so the run's identity does not change between starts."""
-    assert train_on_items(tmp_path).run_id == train_on_items(tmp_path).run_id
 
 
 def give_points(points: float) -> Grader:
