@@ -92,6 +92,16 @@ async def test_an_own_proposer_takes_the_place_of_the_default_sources(tmp_path: 
     assert len({trainer.run_id, again.run_id, other.run_id, Trainer(config, **collaborators).run_id}) == 3
 
 
+class SilentProposer:
+    """Proposes nothing."""
+
+    identity = "silent"
+
+    async def propose(self, skill: Skill, evidence: StepEvidence, budget: StepBudget) -> Sequence[Rewrite]:
+        """Return no document."""
+        return ()
+
+
 async def test_an_own_proposer_joins_sources_that_are_set(tmp_path: Path) -> None:
     """Sources that the configuration names are tried first, and the proposer after them."""
     trainer = build_trainer(
