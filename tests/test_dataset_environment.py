@@ -209,8 +209,8 @@ def test_a_configuration_describes_an_environment(tmp_path: Path) -> None:
         (EnvironmentConfig(), NormalizedGrader()),
         (EnvironmentConfig(grader="token_f1", threshold=0.5), TokenF1Grader(threshold=0.5)),
         (
-            EnvironmentConfig(grader="numeric", tolerance=0.1, relative_tolerance=0.2),
-            NumericGrader(tolerance=0.1, relative_tolerance=0.2),
+            EnvironmentConfig(grader="numeric", tolerance=0.1),
+            NumericGrader(tolerance=0.1),
         ),
         (EnvironmentConfig(grader="regex"), RegexGrader()),
         (EnvironmentConfig(grader="json_fields"), JsonFieldsGrader()),

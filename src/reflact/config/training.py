@@ -5,9 +5,7 @@ Keys marked *changeable* may differ between two starts of a run. All others, and
 
 from __future__ import annotations
 
-import math
 import re
-from fractions import Fraction
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -52,12 +50,7 @@ class EnvironmentConfig(ConfigSection):
         description="How an answer is compared with the item's reference; `critic` asks a model instead, which the "
         "section `critic` describes.",
     )
-    tolerance: float = option(0.0, ge=0, description="Absolute tolerance of the `numeric` grader.")
-    relative_tolerance: float | None = option(
-        None,
-        ge=0,
-        description="Relative tolerance of the `numeric` grader; null: whole numbers must be equal, others within 1e-06.",
-    )
+    tolerance: float = option(0.0, ge=0, description="Tolerance of the `numeric` grader.")
     threshold: float = option(1.0, gt=0, le=1, description="Minimum F1 of a solved item with `token_f1`.")
     tables: Path | None = changeable_field(None, description="Folder of .csv tables for the `sql` grader.")
     description: str = option(
@@ -81,25 +74,13 @@ class EnvironmentConfig(ConfigSection):
 
 
 def normalize_ratio(value: object) -> object:
-    """Return a ratio as ``train:val:test`` in whole numbers; a value in no known form is returned as it is.
+    """Return a ratio as text; a value in no known form is returned as it is.
 
-    Known are ``2:1:7``, a list of three numbers, and shares such as ``0.2:0.1:0.7``. YAML reads an unquoted ``2:1:7``
-    as the number 7267, in base 60.
+    Known are ``2:1:7`` and a list of three numbers. YAML reads an unquoted ``2:1:7`` as the number 7267, in base 60.
     """
     if isinstance(value, int) and not isinstance(value, bool) and value >= 3600:
         return f"{value // 3600}:{value // 60 % 60}:{value % 60}"
-    parts = value.split(":") if isinstance(value, str) else value
-    if not isinstance(parts, list | tuple) or len(parts) != 3 or any(isinstance(p, bool) for p in parts):
-        return value
-    texts = [str(part).strip() for part in parts]
-    if not all(re.fullmatch(r"[0-9]+|[0-9]*\.[0-9]+|[0-9]+\.", text, re.ASCII) for text in texts):
-        return value
-    if all(text.isdecimal() for text in texts):
-        return ":".join(texts)
-    exact = [Fraction(text) for text in texts]
-    whole = [int(part * math.lcm(*(part.denominator for part in exact))) for part in exact]
-    common = math.gcd(*whole) or 1
-    return ":".join(str(part // common) for part in whole)
+    return ":".join(map(str, value)) if isinstance(value, list | tuple) else value
 
 
 class DataConfig(ConfigSection):
@@ -111,7 +92,7 @@ class DataConfig(ConfigSection):
     ratio: Annotated[str | None, BeforeValidator(normalize_ratio)] = option(
         None,
         pattern=r"^[0-9]+:[0-9]+:[0-9]+$",
-        description="train:val:test for a single file: `2:1:7`, `[2, 1, 7]` or `[0.2, 0.1, 0.7]`; the last number may be 0. "
+        description="train:val:test for a single file: `2:1:7` or `[2, 1, 7]`; the last number may be 0. "
         "null: `2:1:7` from 400 items on, and a larger share of validation items for a smaller file.",
     )
     fields: FieldsConfig = Field(
