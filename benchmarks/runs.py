@@ -106,7 +106,7 @@ def make_trainer(folder: Path, epochs: int, target: LongTarget, *, stop_at: int 
             "report": False,
             "seed": 1,
             "search": {"sources": ["edits"]},
-            "train": {"num_epochs": max(1, epochs), "batch_size": 100 // part, "reuse_rollouts": False},
+            "train": {"num_epochs": max(1, epochs), "batch_size": 100 // part},
             "reflect": {"minibatch_size": 25 // (5 if part > 1 else 1)},
         },
         environment=ToyEnvironment(train=400 // part, val=100 // part, test=100 // part, rules=6),

@@ -27,8 +27,9 @@ from reflact.protocols import Session
 from reflact.records import RunSummary
 from reflact.testing import InMemoryRunStore, ScriptedLLM, ToyEnvironment, ToyTarget, toy_optimizer
 from reflact.testing.llm import ScriptedAnswer
-from reflact.training.run import Run
-from reflact.training.setup import Overrides, connect_models, ignore_event, prepare_run
+from reflact.training.loop import store_summary, train_to_end
+from reflact.training.open_run import connect_run
+from reflact.training.plan import Overrides, prepare_run
 from reflact.types import Skill, Turn, digest_json
 
 LATENCY = 0.2
@@ -130,10 +131,10 @@ async def train(policy: str, test: int, noise: float, slots: tuple[int, int]) ->
             optimizer=ScriptedLLM(answer),
         )
         plan, store, start = prepare_run(config, overrides), InMemoryRunStore(), anyio.current_time()
-        async with connect_models(plan, overrides, store) as runtime:
-            run = Run(runtime, ignore_event)
-            await run.start_or_resume()
-            summary = await run.run_to_end()
+        async with connect_run(plan, store) as run:
+            await start(run)
+            await train_to_end(run)
+            summary = await store_summary(run, "completed", None)
         records = [r.model_dump_json() for r in await store.records(run.id)]
         return Outcome(anyio.current_time() - start, summary, rollouts, calls, digest_json([*records]))
 

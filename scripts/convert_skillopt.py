@@ -20,10 +20,8 @@ from reflact.errors import ConfigError
 
 KEYS = {
     "split_ratio": "data.ratio",
-    "split_seed": "data.split_seed",
     "split_dir": "data.path",
     "data_path": "data.path",
-    "train_size": "data.train_size",
     "num_epochs": "train.num_epochs",
     "batch_size": "train.batch_size",
     "accumulation": "train.accumulation",
@@ -46,7 +44,6 @@ KEYS = {
     "skill_update_mode": "update.mode",
     "use_gate": "gate.enabled",
     "gate_metric": "gate.metric",
-    "gate_mixed_weight": "gate.mixed_weight",
     "eval_test": "test.enabled",
     "use_slow_update": "slow_update.enabled",
     "slow_update_samples": "slow_update.samples",
@@ -82,7 +79,7 @@ VALUES = {
 }
 """The other spellings of values, in lower case."""
 
-ZERO_IS_ABSENT = {"data.train_size", "appendix.consolidate_threshold"}
+ZERO_IS_ABSENT = {"appendix.consolidate_threshold"}
 PROFILES = {"codex": "codex", "codex_exec": "codex", "claude_code_exec": "claude-code"}
 SECRET_NAME = re.compile(r"key|secret|token$|passw|credential", re.IGNORECASE)
 SECRET_VALUE = re.compile(r"\b(sk|ghp|hf)[-_]\w{12,}|://[^/\s]*@|[?&][^=\s]*(key|token|sig)[^=\s]*=")
@@ -107,8 +104,6 @@ def convert(keys: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """Return the settings that differ from ``preset: skillopt``, and a note for each key that is not converted."""
     settings: dict[str, Any] = {"preset": "skillopt"}
     notes: list[str] = []
-    if keys.get("split_seed") == 0:  # the run's seed
-        keys = {**keys, "split_seed": keys.get("seed")}
     for name, value in keys.items():
         if SECRET_NAME.search(name) or (isinstance(value, str) and SECRET_VALUE.search(value)):
             notes.append(f"{name!a} is left out, because it may be a secret")

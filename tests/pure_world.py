@@ -141,7 +141,7 @@ def settings(world: Path, out_dir: Path, *, url: str = URL, **sections: Any) -> 
         "reflect": {"minibatch_size": 1},
         "aggregate": {"merge_batch_size": 2},
         "select": {"max_edits": 2, "min_edits": 1},
-        "gate": {"max_trials": 4, "report_trials": 1},
+        "gate": {"policy": "ranked"},
         "slow_update": {"samples": 3, "gated": True},
         "meta_skill": {"enabled": True},
         "appendix": {"enabled": True, "consolidate_threshold": 1},

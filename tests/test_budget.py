@@ -27,7 +27,6 @@ from reflact.llm.budget import (
     describe_overrun,
     find_exceeded_limit,
     require_caps,
-    worst_rollout_cost,
 )
 from reflact.llm.pricing import BILLION
 from reflact.protocols import Session
@@ -384,8 +383,6 @@ def refusal_of(config: TrainerConfig, passed: Collection[str]) -> ConfigError | 
         (configured({"max_tokens": 1}, {"model": "own", "extra_body": {"max_completion_tokens": 5}}), ()),
         (configured({"max_usd": 1}, {**LOCAL, "unpriced": True}), ()),
         (configured({"max_usd": 1}, {**LOCAL, "price": {"input": 1, "output": 2}}), ()),
-        (configured({"max_calls": 1}, CAPPED, max_calls_per_rollout=2), ("target",)),
-        (configured({"max_usd": 1}, CAPPED, max_tokens_per_rollout=2), ("target",)),
         (configured({"max_seconds": 1}, {}), ("target", "optimizer")),
     ],
 )
@@ -409,17 +406,8 @@ def test_a_budget_that_can_hold_is_accepted(config: TrainerConfig, passed: Colle
         ),
         (configured({"max_usd": 1}, LOCAL), (), "budget.max_usd needs models.target.price: no list price"),
         (configured({"max_usd": 1}, CAPPED, LOCAL), (), "set models.optimizer.unpriced to true"),
-        (configured({"max_usd": 1}, CAPPED), ("target",), "needs target.max_tokens_per_rollout"),
-        (
-            configured({"max_calls": 1}, CAPPED, max_tokens_per_rollout=1),
-            ("target",),
-            "budget.max_calls needs target.max_calls_per_rollout",
-        ),
-        (
-            configured({"max_usd": 1}, LOCAL, max_tokens_per_rollout=1),
-            ("target",),
-            "budget.max_usd needs models.target.price",
-        ),
+        (configured({"max_usd": 1}, CAPPED), ("target",), "budget.max_usd is not possible with a target"),
+        (configured({"max_calls": 1}, CAPPED), ("target",), "budget.max_calls is not possible with a target"),
         (
             configured({"max_calls": 1}, CAPPED),
             ("optimizer",),
@@ -432,14 +420,6 @@ def test_a_budget_that_cannot_hold_names_the_key_that_is_missing(
 ) -> None:
     """Before any call."""
     assert words in str(refusal_of(config, passed))
-
-
-def test_declared_tokens_count_as_the_dearest_kind() -> None:
-    """Nobody knows how many of them are written; with no declaration there is nothing to count."""
-    price = {"input": 1, "cached_input": 0.5, "output": 9}
-    config = configured({}, {**LOCAL, "price": price}, max_tokens_per_rollout=1000, max_calls_per_rollout=3)
-    assert worst_rollout_cost(config) == Usage(calls=3, input_tokens=1000, usd=0.009)
-    assert worst_rollout_cost(configured({}, CAPPED)) is None
 
 
 class Swallowing(ToyEnvironment):
@@ -511,29 +491,3 @@ async def rolled(environment: Busy, store: InMemoryRunStore, budget: Budget, siz
             return type(error)
 
     return await fan_out(one, unseen.items(Split.train)[:size])
-
-
-async def test_unseen_rollouts_take_what_was_declared() -> None:
-    """So many at once as fit, each booked in full; the ledger says that nobody counted."""
-    store, environment = InMemoryRunStore(), Busy("train-001")
-    await store.open_run(RUN, {}, {})
-    budget = Budget(BudgetConfig(max_tokens=350))
-    outcomes = await rolled(environment, store, budget, 3)
-    assert [type(o) if isinstance(o, Grade) else o for o in outcomes] == [Grade, ValueError, Grade]
-    (spent,) = await store.spend(RUN)
-    assert spent.usage == Usage(calls=4, uncounted=4)
-    assert (spent.unsettled, spent.worst_case) == (1, Usage(calls=2, input_tokens=300))
-    again = Budget(BudgetConfig(max_tokens=350))
-    again.begin([spent], 0.0)
-    assert await rolled(environment, store, again, 1) == (BudgetSpent,)
-
-
-async def test_unseen_rollouts_wait_for_each_other_and_end_with_the_budget() -> None:
-    """Declared caps are never undercut, so those that do not fit are refused when the others are through."""
-    store, environment = InMemoryRunStore(), Busy()
-    await store.open_run(RUN, {}, {})
-    outcomes = await rolled(environment, store, Budget(BudgetConfig(max_calls=5)), 6)
-    assert sum(isinstance(outcome, Grade) for outcome in outcomes) == 2
-    assert outcomes.count(BudgetSpent) == 4
-    assert environment.most == 2
-    assert anyio.current_time() == 1

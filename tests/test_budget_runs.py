@@ -14,10 +14,9 @@ import virtual_time
 from pure_world import URL, PureNetwork, differences, left_by, rows, settings, write_world
 from reflact import Trainer
 from reflact.config.training import BudgetConfig
-from reflact.errors import ConfigError
 from reflact.llm.budget import RAISE_HINT
-from reflact.records import RunSummary, Usage
-from reflact.testing import InMemoryRunStore, ToyEnvironment, ToyTarget
+from reflact.records import RunSummary
+from reflact.testing import InMemoryRunStore
 from toll_world import NEED, WIDE, Provider, Story, planned, started, unbroken
 
 
@@ -129,25 +128,3 @@ def test_a_trainer_stops_at_its_budget_and_goes_on_with_more(tmp_path: Path) -> 
     assert train("again", max_tokens=3_000_000).status == "completed"
     assert differences(left_by(tmp_path / "again"), whole) == []
     assert len(set(network.samples)) == len(network.samples)
-
-
-def test_a_target_passed_in_python_takes_what_was_declared(tmp_path: Path) -> None:
-    """Its rollouts are booked in full, and end with the budget as calls do."""
-    world = write_world(tmp_path / "world")
-    plain = settings(world, tmp_path / "run", **SMALL, budget={"max_calls": 7})
-    del plain["data"], plain["environment"]
-    target = plain["models"]["target"]
-    plain["models"]["target"] = {name: target[name] for name in ("model", "base_url", "api_key_env")}
-    passed: dict[str, Any] = {
-        "environment": ToyEnvironment(),
-        "target": ToyTarget(),
-        "transport": PureNetwork(),
-    }
-    with pytest.raises(ConfigError, match=r"needs target\.max_calls_per_rollout"):
-        Trainer(plain, **passed)
-    plain["target"] = {"max_calls_per_rollout": 2}
-    summary = anyio.run(Trainer(plain, **passed).train)
-    assert summary.status == "budget"
-    assert summary.reason == f"budget.max_calls is 7: 6 are used, and the next call may use 2; {RAISE_HINT}"
-    (entry,) = summary.spend
-    assert entry.usage == Usage(calls=6, uncounted=6)

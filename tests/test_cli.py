@@ -63,7 +63,6 @@ def toy(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("train {run} --set nonsense", "--set takes section.key=value"),
         ("train {run} --set data.path=missing.jsonl", "missing.jsonl"),
         ("train {run} --set data.path=null", "data.path"),
-        ("train {run} --set data.train_size=7", "7"),
         ("train {run} --set skill=missing.md", "missing.md"),
         (f"train {{run}} --set skill={'n' * 300}.md", "n.md: File name too long"),
         (f"train {{run}} --set out_dir={{folder}}/{'n' * 300}", "run.db: File name too long"),

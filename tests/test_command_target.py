@@ -32,8 +32,8 @@ from reflact.targets import AgentRollout, CommandTarget, FunctionTarget
 from reflact.targets.agent_process import FOLDER_PREFIX, remove_stale_folders
 from reflact.targets.supervisor import SupervisorReport, SupervisorRequest, build_command
 from reflact.testing import ScriptedLLM
-from reflact.trainer import SetupCheck, check_setup
-from reflact.training.setup import Overrides
+from reflact.training.check import SetupCheck, check_setup
+from reflact.training.plan import Overrides
 from reflact.types import Grade, Item, Score, Skill, Split
 
 RULE = "Answer in capitals."

@@ -279,19 +279,6 @@ async def test_constants_are_not_graded_again_by_a_resumed_run(tmp_path: Path) -
     assert (second.summary.scores, second.summary.warnings) == (first.summary.scores, first.summary.warnings)
 
 
-async def test_constants_take_nothing_from_the_budget(tmp_path: Path) -> None:
-    """The declared cost of a rollout is that of a target's calls, and a constant makes none."""
-    spends = []
-    for null_answers in (True, False):
-        done = await run(
-            tmp_path / str(null_answers),
-            target={"max_calls_per_rollout": 3},
-            test={**ON["test"], "null_answers": null_answers},
-        )
-        spends.append(done.summary.spend)
-    assert spends[0] == spends[1] != ()
-
-
 @pytest.mark.slow
 def test_a_budget_that_ends_at_the_placebo_leaves_the_other_scores(tmp_path: Path) -> None:
     """What was measured is in the summary; with one more call the run completes as one that never stopped."""

@@ -357,40 +357,29 @@ def test_the_fingerprint_changes_with_any_item(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("splits", "train_size", "words"),
+    ("splits", "words"),
     [
-        ((_rows(1), [], _rows(3, "t")), None, r"the val split is empty \(train 1, val 0, test 3\)"),
-        ((_rows(2), _rows(1), _rows(1, "t")), None, r"the item id 'q0' is used 2 times \(in train, val\)"),
+        ((_rows(1), [], _rows(3, "t")), r"the val split is empty \(train 1, val 0, test 3\)"),
+        ((_rows(2), _rows(1), _rows(1, "t")), r"the item id 'q0' is used 2 times \(in train, val\)"),
         (
             ([*_rows(1), {"id": "q0", "input": 0}], _rows(1, "v"), _rows(1, "t")),
-            None,
             r"2 times \(in train\)",
         ),
         (
             (_rows(1), _rows(1, "v"), [{"id": "t", "input": "q question 0"}]),
-            None,
             "items 'q0' in train and 't' in test have the same input",
-        ),
-        (
-            (_rows(3), _rows(1, "v"), _rows(1, "t")),
-            4,
-            "data.train_size expects 4 train items, and the train split has 3: correct the number, or remove",
         ),
     ],
 )
-def test_unfit_data_is_refused(
-    splits: tuple[list[Row], list[Row], list[Row]], train_size: int | None, words: str
-) -> None:
+def test_unfit_data_is_refused(splits: tuple[list[Row], list[Row], list[Row]], words: str) -> None:
     """Before anything is spent, each kind of unfit data is named in one sentence."""
     with pytest.raises(DataError, match=words):
-        check_dataset(_set(*splits), train_size)
+        check_dataset(_set(*splits))
 
 
 def test_fit_data_passes() -> None:
-    """Equal inputs inside one split are allowed, and a right train size is none to complain of."""
-    check_dataset(
-        _set([*_rows(2), {"id": "again", "input": "q question 0"}], _rows(1, "v"), _rows(1, "t")), 3
-    )
+    """Equal inputs inside one split are allowed."""
+    check_dataset(_set([*_rows(2), {"id": "again", "input": "q question 0"}], _rows(1, "v"), _rows(1, "t")))
 
 
 def test_random_numbers_are_pinned() -> None:

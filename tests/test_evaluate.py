@@ -350,16 +350,12 @@ def times_asked(done: Any, split: Split, **sizes: int) -> Counter[str]:
     return Counter(text for text, message in done.actor.asked if message in inputs)
 
 
-async def test_rollouts_are_reused_across_phases_unless_they_are_not(tmp_path: Path) -> None:
-    """With ``reuse_rollouts: false`` the report measures a document again; the gate's own passes are stored."""
+async def test_rollouts_are_reused_across_phases(tmp_path: Path) -> None:
+    """The report uses the gate's own passes, and a second start measures nothing."""
     idle = playing((AnalystReply, lambda wanted, shown: append_reply(wanted, f"- nonsense {len(shown)}")))
-    apart_train = {"reuse_rollouts": False}
-    shared = await run(tmp_path / "a", script=idle, test={"enabled": True})
-    apart = await run(tmp_path / "b", script=idle, test={"enabled": True}, train=apart_train)
-    assert times_asked(shared, Split.val)[""] == 4
-    assert times_asked(apart, Split.val)[""] == 4 * (1 + 1)
-    assert times_asked(shared, Split.test)[""] == times_asked(apart, Split.test)[""] == 4
-    again = await run(tmp_path / "b", script=idle, test={"enabled": True}, train=apart_train)
+    done = await run(tmp_path, script=idle, test={"enabled": True})
+    assert times_asked(done, Split.val)[""] == times_asked(done, Split.test)[""] == 4
+    again = await run(tmp_path, script=idle, test={"enabled": True})
     assert again.actor.asked == []
 
 

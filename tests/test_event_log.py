@@ -19,8 +19,9 @@ from reflact.events import EVENT_ADAPTER, Event
 from reflact.protocols import CommitRecord
 from reflact.records import RunState
 from reflact.testing import InMemoryRunStore, ScriptedLLM, ToyEnvironment, ToyTarget, toy_optimizer
-from reflact.training import setup as wiring
-from reflact.training.run import Run
+from reflact.training import loop
+from reflact.training.open_run import connect_run
+from reflact.training.plan import Overrides, prepare_run
 from reflact.types import Skill
 
 ROOT = Path(__file__).parent.parent
@@ -68,25 +69,22 @@ async def start(store: InMemoryRunStore, folder: Path) -> list[Event]:
         "out_dir": folder,
         "search": {"sources": ["edits"]},
         "train": {"num_epochs": 2, "batch_size": 4},
-        "gate": {"max_trials": 1},
+        "gate": {"worth": 1},
         "select": {"max_edits": 1, "min_edits": 1},
         "slow_update": {"samples": 2},
         "appendix": {"enabled": True},
     }
     environment = ToyEnvironment(train=8, val=4, test=2)
-    passed = wiring.Overrides(environment, ToyTarget(), ScriptedLLM(toy_optimizer()))
+    passed = Overrides(environment, ToyTarget(), ScriptedLLM(toy_optimizer()))
     told: list[Event] = []
 
     async def listen(event: Event) -> None:
         told.append(event)
 
     try:
-        async with wiring.connect_models(
-            wiring.prepare_run(load_config(config), passed), passed, store
-        ) as house:
-            run = Run(house, listen)
-            await run.start_or_resume()
-            await run.run_to_end()
+        async with connect_run(prepare_run(load_config(config), passed), store, listen) as run:
+            await loop.start(run)
+            await loop.train_to_end(run)
     except Killed:
         pass
     return [event for event in told if event.durable]

@@ -15,8 +15,7 @@ from reflact.integrations.opentelemetry import Tracing
 from reflact.llm.budget import CurrentStage
 from reflact.protocols import Target
 from reflact.records import Usage, sum_step_costs
-from reflact.training.setup import ignore_event
-from reflact.training.timing import StageTimer
+from reflact.training.run import StageTimer, ignore_event
 from toy_runs import Actor, build_trainer, hang_at_document
 from virtual_time import run as run_on_virtual_time
 

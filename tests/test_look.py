@@ -105,7 +105,6 @@ def build_step(text: str = "") -> StepRecord:
     return StepRecord(
         step=2,
         epoch=1,
-        step_in_epoch=2,
         skill_before="a" * 64,
         item_ids=("a",),
         rollout=Measurement(skill_hash="a" * 64, split=Split.train, n=4, hard=0.5),
@@ -600,7 +599,7 @@ def test_other_items_are_not_paired(folder: Path, tmp_path: Path) -> None:
     lines = reflact("compare", folder, tmp_path, again).stdout.splitlines()
     (told,) = (line for line in lines if "no measured items in common" in line)
     assert told.startswith(f"{tmp_path} and {folder} have no measured items in common")
-    assert "(data.split_seed, data.ratio) or other ids (data.fields.id)" in told
+    assert "(data.ratio) or other ids (data.fields.id)" in told
 
 
 class LenientEnvironment(ToyEnvironment):

@@ -14,8 +14,8 @@ from reflact.errors import RunFailed
 from reflact.llm.middleware import EnvironmentMiddleware
 from reflact.protocols import Environment, Session
 from reflact.testing import ScriptedLLM, ToyTarget, toy_optimizer
-from reflact.trainer import check_setup
-from reflact.training.setup import Overrides
+from reflact.training.check import check_setup
+from reflact.training.plan import Overrides
 from reflact.types import Grade, Item
 from toy_runs import WORLD, build_trainer, settings
 

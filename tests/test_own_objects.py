@@ -376,7 +376,7 @@ def test_a_named_object_is_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     [
         ({"environment": {"grader": "exact"}}, "environment.grader"),
         ({"environment": {"template": "{input}?", "description": "Sums."}}, "environment.template"),
-        ({"data": {"path": "items.jsonl", "train_size": 8}}, "data.path"),
+        ({"data": {"path": "items.jsonl"}}, "data.path"),
         ({"data": {"fields": {"input": "q"}}}, "data.fields.input"),
         ({"target": {"preamble": "Hello", "deterministic": True}}, "target.preamble"),
         ({"models": {"target": {"temperature": 1}}}, "models.target.temperature"),
@@ -396,7 +396,7 @@ def test_a_key_whose_place_an_object_takes_is_refused(keys: dict[str, Any], name
 
 def test_a_key_that_a_preset_or_a_file_sets_is_not_refused(tmp_path: Path) -> None:
     """A preset's keys, paths that a file leaves out, and keys that another role inherits are no mistakes."""
-    (tmp_path / "run.yaml").write_text("preset: skillopt\ndata: {train_size: 8}\n", encoding="utf-8")
+    (tmp_path / "run.yaml").write_text("preset: skillopt\n", encoding="utf-8")
     Trainer(tmp_path / "run.yaml", environment=ToyEnvironment(), target=ToyTarget(), optimizer=OPTIMIZER)
     target = {"base_url": "http://host.test/v1", "api_key_env": None, "concurrency": 2}
     config = {"models": {"target": target, "optimizer": {"model": "large"}}}

@@ -15,6 +15,7 @@ from reflact.llm import CallId, Message, RenderedPrompt, ReplyModel, Text
 from reflact.proposers import NoReply, Rewrite, StepBudget, StepEvidence
 from reflact.testing import ScriptedLLM, ToyEnvironment, ToyTarget
 from reflact.testing.llm import ScriptedAnswer
+from reflact.training.cost_estimate import estimate_run
 from reflact.types import Skill
 from toy_runs import LINES, WORLD, build_trainer, settings
 
@@ -91,6 +92,16 @@ async def test_an_own_proposer_takes_the_place_of_the_default_sources(tmp_path: 
     assert len({trainer.run_id, again.run_id, other.run_id, Trainer(config, **collaborators).run_id}) == 3
 
 
+class SilentProposer:
+    """Proposes nothing."""
+
+    identity = "silent"
+
+    async def propose(self, skill: Skill, evidence: StepEvidence, budget: StepBudget) -> Sequence[Rewrite]:
+        """Return no document."""
+        return ()
+
+
 async def test_an_own_proposer_joins_sources_that_are_set(tmp_path: Path) -> None:
     """Sources that the configuration names are tried first, and the proposer after them."""
     trainer = build_trainer(
@@ -112,25 +123,11 @@ async def test_a_configuration_names_an_own_proposer(tmp_path: Path) -> None:
     trainer = build_trainer(config, script=naming)
     plan = trainer._prepare()
     assert plan.identity["proposer"] == "lines/1"
-    foreseen = plan.estimate_cost(done=0, skill=None, spent=())
+    foreseen = estimate_run(plan)
     assert {row.purpose for row in foreseen.rows} == {"rollout"}
     assert any("own proposer" in assumption for assumption in foreseen.assumptions)
     assert (await trainer.train()).accepts == 2
     assert {step.source for step in (await read_run(tmp_path)).steps} == {name}
-
-
-async def test_a_named_proposer_stands_beside_other_sources(tmp_path: Path) -> None:
-    """It is one of the sources in the order in which they are named."""
-    name = f"{__name__}:LineProposer"
-    trainer = build_trainer(
-        configure(tmp_path, name, "examples"),
-        environment=ToyEnvironment(train=8, val=8, test=4),
-        script=naming,
-    )
-    summary = await trainer.train()
-    assert [step.source for step in (await read_run(tmp_path)).steps] == [name, "examples"]
-    assert summary.best is not None
-    assert summary.best.score == 1
 
 
 @pytest.mark.parametrize(
@@ -153,25 +150,6 @@ def test_sources_that_cannot_be_are_refused(sources: list[str]) -> None:
     """None at all, one twice, and what is no name at all are errors of the configuration."""
     with pytest.raises(ConfigError, match=r"search\.sources"):
         load_config({"search": {"sources": sources}})
-
-
-class SilentProposer:
-    """Proposes nothing."""
-
-    identity = "silent"
-
-    async def propose(self, skill: Skill, evidence: StepEvidence, budget: StepBudget) -> Sequence[Rewrite]:
-        """Return no document."""
-        return ()
-
-
-async def test_an_own_proposer_may_propose_nothing(tmp_path: Path) -> None:
-    """A step without a document changes nothing and says so."""
-    trainer = build_trainer(
-        configure(tmp_path), environment=ToyEnvironment(), script=naming, proposer=SilentProposer()
-    )
-    summary = await trainer.train()
-    assert {action.action for action in summary.actions} == {"no_rewrite"}
 
 
 class FailingProposer:

@@ -70,7 +70,7 @@ from pathlib import Path
 from reflact import Trainer
 from reflact.errors import ModelError
 from reflact.messages import CallId
-from reflact.trainer import CHECK_PROMPT, ReadyReply
+from reflact.training.check import CHECK_PROMPT, ReadyReply
 from reflact.calibration import connect
 from reflact.config.models import ModelConfig
 import ssl

@@ -11,7 +11,7 @@ import pytest
 
 from reflact.config.loading import load_config
 from reflact.integrations.pytest import build_name
-from reflact.training.setup import Overrides, import_collaborators
+from reflact.training.plan import Overrides, import_collaborators
 from served import configured, say_four_and_append, serving
 
 pytest_plugins = ["pytester"]

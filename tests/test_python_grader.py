@@ -128,12 +128,12 @@ def test_a_configuration_names_the_grader(tmp_path: Path) -> None:
     """Its limits come from the configuration, its references are looked at before anything is asked."""
     rows = ",".join(f'{{"id": "{n}", "input": {n}, "reference": {{"stdout": "1"}}}}' for n in range(10))
     (tmp_path / "items.json").write_text(f"[{rows}]", encoding="utf-8")
-    settings = {"grader": "python", "time_limit": 3, "memory_limit": 512}
+    settings = {"grader": "python", "time_limit": 3}
     config = TrainerConfig.model_validate(
         {"data": {"path": tmp_path / "items.json"}, "environment": settings}
     )
     assert (
-        '"settings":{"confined":true,"mebibytes":512,"patience":10,"seconds":3}'
+        '"settings":{"confined":true,"mebibytes":1024,"patience":10,"seconds":3}'
         in build_environment(config).identity
     )
     (tmp_path / "items.json").write_text(f"[{rows}]".replace("stdout", "output"), encoding="utf-8")

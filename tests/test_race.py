@@ -160,21 +160,6 @@ def test_each_slice_holds_solved_and_failed_items_in_proportion(scores: list[flo
         assert known[order[0]] == 0
 
 
-def test_the_order_within_solved_and_within_failed_items_stays() -> None:
-    """Only the two kinds are mixed; a partial score is a failure, and an unmeasured item counts as solved."""
-    items = ("a", "b", "c", "d", "e", "f")
-    order = order_items(items, {"a": 1.0, "b": 1.0, "c": None, "d": 0.5, "e": 0.0})
-    assert [item for item in order if item in "de"] == ["d", "e"]
-    assert [item for item in order if item in "abcf"] == ["a", "b", "c", "f"]
-    assert order[0] == "d"
-
-
-@pytest.mark.parametrize("score", [0.0, 1.0, None])
-def test_items_of_one_kind_keep_their_order(score: float | None) -> None:
-    """Without a difference between items, the seeded order is the order of the race."""
-    assert order_items(ITEMS, dict.fromkeys(ITEMS, score)) == ITEMS
-
-
 @pytest.mark.parametrize(
     ("slices", "rollouts", "count"),
     [
@@ -221,22 +206,6 @@ def test_the_best_contender_comes_first_and_the_earlier_of_equals() -> None:
     contenders = {1: solve_first(10), 2: solve_first(11), 3: solve_first(11)}
     assert choose_survivors(contenders, solve_first(8), noisy, most=9) == [2, 3, 1]
     assert survive({3: solve_first(11), 2: solve_first(11)}, solve_first(8), most=1) == [2]
-
-
-def test_a_contender_that_the_leader_beats_is_dropped() -> None:
-    """Better than the current document is not enough beside one that is far better."""
-    assert survive({1: solve_first(5), 2: solve_first(20)}, solve_first(4)) == [2]
-
-
-def test_no_more_survive_than_may() -> None:
-    """The limit cuts the list after the best."""
-    contenders = {n: solve_first(10) for n in range(1, 6)}
-    assert survive(contenders, solve_first(8), most=3) == [1, 2, 3]
-
-
-def test_nobody_survives_if_all_are_worse() -> None:
-    """An empty list ends a race."""
-    assert survive({1: solve_first(2), 2: solve_first(0)}, solve_first(12)) == []
 
 
 def test_an_unmeasured_item_is_left_out_of_the_comparison() -> None:
@@ -313,43 +282,6 @@ async def test_losers_are_dropped_after_the_first_slice() -> None:
     assert better > 0.9
 
 
-async def test_about_half_of_equals_is_dropped_after_each_slice() -> None:
-    """Even if nothing tells them apart, few go on, and one at most to the gate."""
-    scores = {CURRENT: solve_first(3)} | {f"equal {n}": solve_first(5) for n in range(6)}
-    result, measure = await race(scores)
-    assert [measure.count_items(f"equal {n}") for n in range(6)] == [10, 10, 10, 6, 6, 6]
-    assert result.winner == 0
-    assert sum(entry.judged for entry in result.entries) == 1
-
-
-async def test_a_race_that_nobody_can_win_ends_after_the_first_slice() -> None:
-    """If all are worse, there is no winner, and the current document is measured no further either."""
-    result, measure = await race({CURRENT: solve_first(20), "bad": solve(), "poor": solve(0)})
-    assert result.winner is None
-    assert not any(entry.judged for entry in result.entries)
-    assert measure.count_items(CURRENT) == 6
-    assert [entry.n for entry in result.entries] == [6, 6]
-
-
-async def test_a_split_of_one_slice_is_measured_whole() -> None:
-    """Where a first look is all there is, the race still chooses."""
-    settings = make_settings(items=ITEMS[:5], slices=(5,))
-    result, measure = await race(
-        {CURRENT: solve_first(1), "a": solve_first(2), "b": solve_first(4)}, settings
-    )
-    assert result.winner == 1
-    assert measure.count_items("a") == measure.count_items("b") == 5
-
-
-async def test_the_current_document_is_measured_on_the_same_items_together_with_the_others() -> None:
-    """Each round asks for one slice, the same for all that are left, and each slice once."""
-    scores = {CURRENT: solve_first(3), "a": solve_first(5), "b": solve_first(6)}
-    _, measure = await race(scores)
-    assert [text for text, _ in measure.slices] == [CURRENT, "a", "b", CURRENT, "b"]
-    assert {items for _, items in measure.slices[:3]} == {ITEMS[:6]}
-    assert {items for _, items in measure.slices[3:]} == {ITEMS[6:10]}
-
-
 async def test_unmeasured_items_are_told_and_left_out_of_pairs() -> None:
     """A contender is compared on the items that both documents have, and lost rollouts are returned."""
     patchy = {item: score for item, score in solve_first(10).items() if item not in ITEMS[:3]}
@@ -358,13 +290,6 @@ async def test_unmeasured_items_are_told_and_left_out_of_pairs() -> None:
     assert (entry.n, entry.score, entry.current_score) == (7, 1.0, 0.0)
     assert result.winner == 0
     assert [rollout.item_id for rollout in result.unmeasured] == list(ITEMS[:3])
-
-
-async def test_a_contender_that_is_never_measured_has_no_score() -> None:
-    """No score is no zero: the entry says that nothing is known."""
-    result, _ = await race({CURRENT: solve_first(3), "lost": {}, "good": solve_first(9)})
-    assert (result.entries[0].n, result.entries[0].score, result.entries[0].p_better) == (0, None, None)
-    assert result.winner == 1
 
 
 async def test_noise_of_the_target_makes_a_race_slower_to_believe() -> None:

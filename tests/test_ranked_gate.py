@@ -614,12 +614,9 @@ async def test_a_candidate_that_was_set_aside_may_come_again(tmp_path: Path) -> 
     assert collect_rejected_edits([unproven[0]]) == ()
 
 
-@pytest.mark.parametrize("reuse", [True, False])
-async def test_passes_are_measured_once(tmp_path: Path, reuse: bool) -> None:
-    """No trial of a version is rolled out twice, also if other phases do not share rollouts."""
-    done = await run(
-        tmp_path, actor=Actor(flicker), train={"num_epochs": 3, "reuse_rollouts": reuse}, **NOISY
-    )
+async def test_passes_are_measured_once(tmp_path: Path) -> None:
+    """No trial of a version is rolled out twice."""
+    done = await run(tmp_path, actor=Actor(flicker), train={"num_epochs": 3}, **NOISY)
     assert done.state.ranking is not None
     trials = [(result.skill_hash, result.trial) for result in done.state.ranking.passes]
     assert len(trials) == len(set(trials))

@@ -59,7 +59,6 @@ def record(
     return StepRecord(
         step=step,
         epoch=1,
-        step_in_epoch=step,
         skill_before="h",
         item_ids=("a",),
         rollout=Measurement(skill_hash="h", split=Split.train, n=1),
@@ -306,16 +305,16 @@ async def test_a_vetoed_edit_is_a_card(tmp_path: Path) -> None:
     assert "the missing rule" in shown_edits(analysed(done, 3))
 
 
-async def test_step_buffer_and_memory_may_be_off(tmp_path: Path) -> None:
-    """Neither analysts nor the decision on the step size are told of attempts or rejected edits."""
+async def test_the_memory_may_be_off(tmp_path: Path) -> None:
+    """Neither analysts nor the decision on the step size are told of rejected edits of earlier epochs."""
     done = await run(
         tmp_path,
         script=playing(trying(TRIED, FAR)),
-        reflect={"memory": "off", "step_buffer": False},
+        reflect={"memory": "off"},
         select={"lr_control": "autonomous"},
         **TWO,
     )
-    assert not any(heading in shown_to(call) for call in done.calls for heading in (CARDS, ATTEMPTS))
+    assert not any(CARDS in shown_to(call) for call in done.calls)
 
 
 class Elsewhere(ToyEnvironment):

@@ -32,8 +32,9 @@ from reflact.records import CandidateReview, RunState, StepRecord
 from reflact.store.database import Database
 from reflact.store.runs import RECORD_TYPES, SQLiteDecisionLog, SQLiteRunStore
 from reflact.store.schema import SCHEMA
-from reflact.training import setup as wiring
-from reflact.training.run import Run
+from reflact.training.loop import start, store_summary, train_to_end
+from reflact.training.open_run import connect_run
+from reflact.training.plan import Overrides, prepare_run
 from reflact.types import Rollout, Skill
 
 Wrote = Callable[[str], None]
@@ -111,13 +112,13 @@ class WatchedDecisionLog(SQLiteDecisionLog):
 async def watched(config: Mapping[str, Any], wrote: Wrote) -> list[str]:
     """Train to the end over a watched store, and return the samples that were asked for."""
     network = PureNetwork(crowded)
-    plan = wiring.prepare_run(loading.load_config(config), wiring.Overrides(transport=network))
+    plan = prepare_run(loading.load_config(config), Overrides(transport=network))
     async with Database(plan.config.out_dir / "run.db", SCHEMA) as database:
         store = Watched(database, wrote)
-        async with wiring.connect_models(plan, wiring.Overrides(transport=network), store) as house:
-            run = Run(house, wiring.ignore_event, Approver())
-            await run.start_or_resume()
-            await run.run_to_end()
+        async with connect_run(plan, store, approve=Approver()) as run:
+            await start(run)
+            await train_to_end(run)
+            await store_summary(run, "completed", None)
     return network.samples
 
 

@@ -42,12 +42,6 @@ def test_the_document_stands_between_fences(reply: str, text: str) -> None:
     assert read_document(reply) == text
 
 
-def test_the_longest_text_between_fences_is_the_document() -> None:
-    """A short quotation before it is not taken for it."""
-    reply = "Instead of\n```\n- old\n```\nI write\n```markdown\n# Rules\n- a new rule\n```\n"
-    assert read_document(reply) == "# Rules\n- a new rule"
-
-
 @pytest.mark.parametrize(
     ("opening", "closing", "code"),
     [
@@ -63,17 +57,6 @@ def test_blocks_of_code_belong_to_the_document(opening: str, closing: str, code:
     """Blocks with fewer or other marks, or with the name of a language, do not end the document."""
     text = f"# Rules\n\n{code}\n\n- a rule after the code"
     assert read_document(f"Sure:\n{opening}\n{text}\n{closing}\nDone.") == text
-
-
-def test_a_block_of_code_is_not_the_document_of_a_reply_without_fences() -> None:
-    """If the reply is the document, all of it is, and not its example alone."""
-    text = "# Rules\n\n```sql\nSELECT 1\n```\n\n- a rule after the code"
-    assert read_document(text) == text
-
-
-def test_a_document_in_a_block_of_another_language_is_read_if_nothing_else_is_there() -> None:
-    """What a model calls its document does not matter, if it writes nothing beside it."""
-    assert read_document("```yaml\n# Rules\n- a rule\n```\n") == "# Rules\n- a rule"
 
 
 @pytest.mark.parametrize(
@@ -95,11 +78,6 @@ def test_an_empty_document_is_refused(reply: str) -> None:
     """Nothing, or protected regions alone, cannot take the place of a document."""
     with pytest.raises(ValueError, match="the document is empty; write it between two fences"):
         read_document(reply)
-
-
-def test_protected_regions_that_a_reply_repeats_are_left_out() -> None:
-    """The document keeps its own regions, so a copy of them is no part of the new text."""
-    assert read_document(f"```markdown\n# Rules\n\n{GUARD}\n```") == "# Rules"
 
 
 lines = st.text(alphabet=st.characters(codec="utf-8", exclude_categories=["C", "Z"]), max_size=8)
@@ -182,15 +160,6 @@ async def test_cases_show_what_is_right_and_never_a_validation_or_test_item(tmp_
         assert not any(str(item.input) in text for item in world.items(name) for text in texts)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("bad", ["```markdown\n```", ""])
-async def test_a_reply_without_a_document_is_asked_again(tmp_path: Path, bad: str) -> None:
-    """The next attempt counts, and no step is lost to an invalid reply."""
-    done = await rewrite(tmp_path, writing(bad, later=fenced(*list(LINES)[:4])))
-    assert done.actions == ["accept_new_best"]
-    assert {call.call_id.attempt for call in done.asked(PURPOSE)} == {0, 1}
-    assert done.records[0].merged.fallbacks == ()
-
-
 async def test_a_document_that_never_comes_is_one_document_less(tmp_path: Path) -> None:
     """The others race, and the record says why it is missing."""
     done = await rewrite(
@@ -268,11 +237,3 @@ async def test_cases_that_do_not_fit_the_context_are_shortened_once(tmp_path: Pa
     done = await rewrite(tmp_path, answer, actor=Actor(lambda *_: "word " * 200))
     assert max(lengths) > 2500 > min(lengths)
     assert all(rewrite.document is not None for rewrite in done.records[0].rewrites)
-
-
-async def test_a_stalled_run_asks_for_more_documents(tmp_path: Path) -> None:
-    """After three steps without a gain the next step asks for twice as many."""
-    replies = [f"```\nBe brief, as rule number {n} says.\n```" for n in range(2 * DOCUMENTS)]
-    done = await rewrite(tmp_path, writing(*replies), train={"batch_size": 8, "num_epochs": 4})
-    asked = [sum(call.call_id.step == step for call in done.asked(PURPOSE)) for step in range(1, 5)]
-    assert asked == [DOCUMENTS, DOCUMENTS, DOCUMENTS, 2 * DOCUMENTS]

@@ -14,8 +14,8 @@ from reflact.config.loading import load_config
 from reflact.messages import CallId, RenderedPrompt, ReplyModel
 from reflact.testing import ScriptedLLM, ToyEnvironment, append_reply, toy_optimizer
 from reflact.testing.llm import Script, ScriptedAnswer
-from reflact.training.cost_estimate import RunCostEstimate
-from reflact.training.setup import Overrides, prepare_run
+from reflact.training.cost_estimate import RunCostEstimate, estimate_run
+from reflact.training.plan import Overrides, prepare_run
 from served import reflact
 from toy_runs import Actor
 
@@ -50,7 +50,7 @@ async def measured(
     optimizer = ScriptedLLM(script)
     settings = {"out_dir": folder, **config}
     passed = Overrides(environment=environment, target=target, optimizer=optimizer)
-    foreseen = prepare_run(load_config(settings), passed).estimate_cost(done=0, skill=None, spent=())
+    foreseen = estimate_run(prepare_run(load_config(settings), passed))
     summary = await Trainer(settings, environment=environment, target=target, optimizer=optimizer).train()
     assert summary.status == "completed"
     asked = Counter(call.call_id.purpose for call in optimizer.calls)
@@ -98,18 +98,11 @@ PRICES = [f"models.{role}.price={{input: 1.0, output: 2.0}}" for role in ("targe
 
 def test_money_is_tokens_times_prices() -> None:
     """Every row has its money where prices are given, and the sum is theirs."""
-    foreseen = prepare_run(load_config(DEMO, overrides=PRICES), Overrides()).estimate_cost(
-        done=0, skill=None, spent=()
-    )
+    foreseen = estimate_run(prepare_run(load_config(DEMO, overrides=PRICES), Overrides()))
     assert foreseen.usd is not None
     given = sum(row.input_tokens for row in foreseen.rows)
     written = sum(row.output_tokens for row in foreseen.rows)
     assert foreseen.usd == pytest.approx((given + 2 * written) / 1e6, rel=0.01)
-
-
-def test_without_a_price_there_is_no_money() -> None:
-    """A model whose price nobody knows has none, and neither has the run."""
-    assert prepare_run(load_config(DEMO), Overrides()).estimate_cost(done=0, skill=None, spent=()).usd is None
 
 
 def test_a_dry_run_calls_and_writes_nothing(tmp_path: Path) -> None:

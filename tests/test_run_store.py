@@ -69,7 +69,6 @@ def record(step: int, reason: str = "greater") -> StepRecord:
     return StepRecord(
         step=step,
         epoch=1,
-        step_in_epoch=step,
         skill_before=FIRST.hash,
         item_ids=("a", "b"),
         rollout=Measurement(skill_hash=FIRST.hash, split=Split.train, n=2, hard=0.5, soft=0.1 + 0.2),

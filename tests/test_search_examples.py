@@ -75,11 +75,6 @@ def test_examples_are_rendered_in_one_form() -> None:
     )
 
 
-def test_no_example_renders_nothing() -> None:
-    """An empty set leaves no heading behind."""
-    assert render_examples(()) == ""
-
-
 @cases(300)
 @given(pools, st.integers(min_value=0, max_value=400))
 def test_the_examples_that_fit_are_rendered_within_the_bytes(
@@ -100,20 +95,6 @@ def test_all_examples_fit_in_just_as_many_bytes_as_they_render_to(pool: tuple[Wo
     assert len(fit_examples(pool, size - 1)) < len(pool)
 
 
-def test_an_example_that_is_too_long_is_passed_over() -> None:
-    """One long example does not keep the shorter ones after it out."""
-    short, long = make_pool(1)[0], WorkedExample(item_id="long", task="x" * 500, answer="y")
-    assert fit_examples([long, short], 100) == (short,)
-
-
-def test_bytes_are_counted_not_characters() -> None:
-    """A text of wide characters takes the room that it has in UTF-8."""
-    wide = WorkedExample(item_id="wide", task="字" * 10, answer="字")
-    room = len(render_examples([wide]).encode())
-    assert room > len(render_examples([wide]))
-    assert fit_examples([wide], room - 1) == ()
-
-
 # ------------------------------------------------------------------------------------------ choosing
 
 
@@ -130,11 +111,6 @@ def test_each_beginning_holds_about_as_many_of_each_group(groups: list[str], see
         counts = Counter(group_of[item] for item in list_ids(order[:size]))
         open_counts = [counts[group] for group in total if counts[group] < total[group]]
         assert max(counts.values(), default=0) - min(open_counts, default=AMPLE) <= 1
-
-
-def test_task_types_are_the_groups_where_they_are_known() -> None:
-    """Each item stands for its task type, and one without a type for those without."""
-    assert group_examples(make_pool(3), ["sum", None, "date"]) == ("sum", "", "date")
 
 
 def test_few_answers_are_groups_and_many_are_one_group() -> None:
@@ -191,17 +167,6 @@ def test_sets_are_distinct_fit_and_come_from_the_pool(size: int, seed: int, most
             assert len(render_examples(drawn).encode()) <= room
 
 
-def test_the_same_seed_draws_the_same_sets() -> None:
-    """Sets depend on the seed and the label alone."""
-    pool = make_pool(12)
-    assert draw_first(pool) == draw_first(pool)
-    assert draw_first(pool) != draw_first(pool, seed=8)
-    assert draw_first(pool) != draw_first(pool, label="examples/2")
-    current = pool[:6]
-    assert draw_next(current, pool, {"train-9"}) == draw_next(current, pool, {"train-9"})
-    assert draw_next(current, pool, {"train-9"}) != draw_next(current, pool, {"train-9"}, seed=8)
-
-
 def test_items_that_still_fail_come_into_a_variant_first() -> None:
     """Beside the present examples, and in place of some of them, items that fail stand before others."""
     pool, current = make_pool(20), make_pool(8)
@@ -211,13 +176,6 @@ def test_items_that_still_fail_come_into_a_variant_first() -> None:
     assert len(swapped) == len(current)
     assert len(set(list_ids(current)) & set(list_ids(swapped))) == 6
     assert {"train-15", "train-18"} <= set(list_ids(swapped))
-
-
-def test_a_variant_drops_half_of_the_examples() -> None:
-    """What costs nothing to leave out can be found by the race."""
-    pool, current = make_pool(20), make_pool(8)
-    drawn = draw_next(current, pool, set())
-    assert any(set(list_ids(each)) < set(list_ids(current)) and len(each) == 4 for each in drawn)
 
 
 @cases(200)
@@ -240,26 +198,10 @@ def test_shuffled_answers_keep_the_items_and_permute_the_answers(
     assert shuffled == shuffle_answers(pool, seed)
 
 
-@given(st.integers(2, 20), st.integers(0, 20))
-def test_no_example_keeps_its_answer(size: int, seed: int) -> None:
-    """Where all answers differ, each task has an answer of another one."""
-    pool = make_pool(size)
-    assert all(a.answer != b.answer for a, b in zip(pool, shuffle_answers(pool, seed), strict=True))
-
-
 # ------------------------------------------------------------------------------- the region of a document
 
 SECTION = f"{START}\n{HEADING}\n\nTask: double 0\nAnswer: 0\n{END}"
 WITH_EXAMPLES = f"# Rules\n\n- double: twice the number\n\n{SECTION}\n"
-
-
-def test_a_document_names_the_items_of_its_examples() -> None:
-    """The candidate holds the examples that its text shows."""
-    pool = make_pool(1)
-    candidate = apply_examples(Skill(text="# Rules\n\n- double: twice the number\n"), pool)
-    assert candidate.examples == pool
-    assert candidate.skill.text.rstrip() == WITH_EXAMPLES.rstrip()
-    assert [result.status for result in candidate.results] == ["applied"]
 
 
 @cases(300)
@@ -277,14 +219,6 @@ def test_examples_change_nothing_else_in_a_document(text: str, pool: tuple[Worke
 def list_regions(text: str, *, but: str) -> list[str]:
     """Return the protected regions of a document, without one of them."""
     return [text[region.start : region.end] for region in find_regions(text) if region.name != but]
-
-
-def test_examples_are_replaced_where_they_stand() -> None:
-    """New examples take the place of the old ones; the same ones change nothing."""
-    new = render_examples(make_pool(3)[1:])
-    text, reason = replace_examples(WITH_EXAMPLES, new)
-    assert (text, reason) == (WITH_EXAMPLES.replace(render_examples(make_pool(1)), new), None)
-    assert replace_examples(text, new) == (text, "the edit changes nothing")
 
 
 @pytest.mark.parametrize(
@@ -306,13 +240,6 @@ def test_examples_that_are_removed_leave_the_document_as_it_was(text: str) -> No
     assert reason is None
     assert removed.strip() == text.strip()
     assert replace_examples(removed, "") == (removed, "the document has no examples")
-
-
-def test_an_empty_set_of_examples_removes_the_section() -> None:
-    """A document without examples names none."""
-    candidate = apply_examples(Skill(text=WITH_EXAMPLES), ())
-    assert candidate.examples == ()
-    assert START not in candidate.skill.text
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 0, 2), (2, 0, 1)])
@@ -367,12 +294,6 @@ def test_a_rewrite_keeps_the_examples_byte_for_byte(newline: str) -> None:
     after = apply_edits(Skill(text=text), [Edit(op="rewrite", content="# Other\n\n- quite another rule")])
     assert SECTION.replace("\n", newline) in after.skill.text
     assert editable_text(after.skill.text).split() == ["#", "Other", "-", "quite", "another", "rule"]
-
-
-def test_examples_in_a_document_of_windows_line_breaks_have_them_too() -> None:
-    """No document mixes two kinds of line breaks because of its examples."""
-    text = apply_examples(Skill(text="- a rule of words\r\n"), make_pool(3)).skill.text
-    assert text.count("\r\n") == text.count("\n") > 8
 
 
 # --------------------------------------------------------------------- documents that say the same
@@ -480,11 +401,3 @@ def test_headings_code_and_rules_of_tables_may_repeat(op: Any) -> None:
     """What gives a document its form is no rule, so it stays however often it is there."""
     candidate = apply_edits(Skill(text="# Rules\n\n## Example\n"), [Edit(op=op, content=REPEATING)])
     assert REPEATING.strip() in candidate.skill.text
-
-
-def test_two_edits_of_one_step_do_not_add_a_line_twice() -> None:
-    """The second edit sees the document after the first one."""
-    edit = Edit(op="append", content="- negate: a minus before it")
-    candidate = apply_edits(Skill(text=RULES), [edit, edit])
-    assert [result.status for result in candidate.results] == ["applied", "rejected"]
-    assert candidate.skill.text.count("negate") == 1

@@ -44,7 +44,6 @@ def test_every_key_of_the_table_is_a_key_of_skillopt() -> None:
         ("skill_update_mode", ["minibatch_full_rewrite"], "update.mode", "full_rewrite"),
         ("gate_metric", ["mixed"], "gate.metric", "mixed"),
         ("use_gate", [False], "gate.enabled", False),
-        ("train_size", [0], "data.train_size", None),
         ("optimizer", ["large"], "models.optimizer.model", "large"),
         ("target_backend", ["codex_exec", "Codex"], "target.options", {"profile": "codex"}),
         ("azure_openai_api_version", ["v"], "models.target.api", "azure"),
@@ -76,11 +75,6 @@ def test_a_key_that_is_not_converted_is_listed(name: str, value: object) -> None
     assert settings == {"preset": "skillopt"}
     assert ascii(name) in note
     assert str(value) not in note.removeprefix(ascii(name)) or value == 1
-
-
-def test_a_split_seed_of_zero_is_the_seed_of_the_run() -> None:
-    """SkillOpt took 0 for the run's own seed."""
-    assert convert({"seed": 7, "split_seed": 0})[0]["data.split_seed"] == 7
 
 
 VALUES = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=9), st.just([1]))

@@ -20,7 +20,7 @@ from reflact.config.loading import load_config
 from reflact.config.training import TrainerConfig
 from reflact.data import load_dataset
 from reflact.errors import DataError
-from reflact.trainer import SetupCheck
+from reflact.training.check import SetupCheck
 from reflact.types import Grade, Item, Score, Split
 from served import asked_of, assert_refused, completion, configured, reflact, say_four, send, serving
 
@@ -280,7 +280,7 @@ def init_columns(folder: Path, columns: dict[str, list[str]]) -> tuple[str, str]
 
 
 @pytest.mark.parametrize(
-    ("models", "preset"),
+    ("models", "profile"),
     [
         (("qwen2.5-coder-1.5b",), "small"),
         (("tiny-360m",), "small"),
@@ -292,15 +292,13 @@ def init_columns(folder: Path, columns: dict[str, list[str]]) -> tuple[str, str]
         (("claude-sonnet-4[1m]",), "default"),
     ],
 )
-def test_a_small_optimizer_begins_from_settings_for_small_ones(
-    tmp_path: Path, models: tuple[str, ...], preset: str
-) -> None:
-    """The name of a model may have its number of parameters, and below three billion the preset is the small one."""
+def test_a_small_optimizer_gets_short_prompts(tmp_path: Path, models: tuple[str, ...], profile: str) -> None:
+    """The name of a model may have its number of parameters, and below three billion the profile is the small one."""
     path, data = tmp_path / "run.yaml", write_questions(tmp_path / "q.csv", 60)
     result = reflact("init", data, "--out", path, "--base-url", "http://127.0.0.1:1/v1", "--model", *models)
     config = load_config(path)
-    assert (config.preset, config.prompt_profile) == (preset, preset)
-    assert ("is small for an optimizer" in result.stdout) is (preset == "small")
+    assert config.prompt_profile == profile
+    assert ("is small for an optimizer" in result.stdout) is (profile == "small")
 
 
 @pytest.mark.parametrize(

@@ -25,8 +25,9 @@ from reflact.config.loading import load_config
 from reflact.errors import StoreError
 from reflact.store.runs import open_store
 from reflact.testing import ScriptedLLM, ToyTarget, toy_optimizer
-from reflact.training import setup as wiring
-from reflact.training.run import Run
+from reflact.training.loop import start, train_to_end
+from reflact.training.open_run import connect_run
+from reflact.training.plan import Overrides, prepare_run
 from served import HANGS, MAIN, Endpoint, reflact, reflact_process, world
 from toy_runs import WORLD, build_trainer
 
@@ -277,8 +278,8 @@ async def test_a_lock_that_outlasts_the_patience(tmp_path: Path) -> None:
     }
     target, optimizer = ToyTarget(), ScriptedLLM(toy_optimizer())
     environment = WORLD
-    passed = wiring.Overrides(environment, target, optimizer)
-    planned = wiring.prepare_run(load_config(config), passed)
+    passed = Overrides(environment, target, optimizer)
+    planned = prepare_run(load_config(config), passed)
     database = tmp_path / "run" / "run.db"
     with closing(sqlite3.connect(tmp_path / "other", isolation_level=None, check_same_thread=False)) as other:
 
@@ -291,11 +292,10 @@ async def test_a_lock_that_outlasts_the_patience(tmp_path: Path) -> None:
         async def impatient() -> None:
             async with (
                 open_store(database, lock_timeout=0.05) as store,
-                wiring.connect_models(planned, passed, store) as house,
+                connect_run(planned, store, lock) as run,
             ):
-                run = Run(house, lock)
-                await run.start_or_resume()
-                await run.run_to_end()
+                await start(run)
+                await train_to_end(run)
 
         with pytest.raises(StoreError, match=r"run\.db: another process kept it locked; end that process"):
             await impatient()

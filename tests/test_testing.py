@@ -115,7 +115,7 @@ def test_a_toy_world_is_fit_for_training(rules: int) -> None:
     """Splits have the sizes asked for, inputs do not repeat, every split needs every rule; there are 1 to 6."""
     environment: Environment = ToyEnvironment(train=12, val=7, test=6, rules=rules)
     splits = {split.value: tuple(environment.items(split)) for split in Split}
-    check_dataset(DataSet.model_validate(splits), train_size=12)
+    check_dataset(DataSet.model_validate(splits))
     assert [len(items) for items in splits.values()] == [12, 7, 6]
     for items in splits.values():
         assert {item.task_type for item in items} == set(list(TOY_RULES)[:rules])

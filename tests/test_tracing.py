@@ -32,7 +32,7 @@ from reflact.integrations.opentelemetry import Telemetry, TracedLLM, Tracing
 from reflact.messages import CallId, Message, RenderedPrompt, Reply, Text
 from reflact.records import RunSummary, SkillVersion, Usage
 from reflact.testing import ScriptedLLM, ToyEnvironment, ToyTarget, toy_optimizer
-from reflact.training.setup import ignore_event
+from reflact.training.run import ignore_event
 from reflact.types import Skill
 from toy_runs import build_trainer
 

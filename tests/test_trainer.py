@@ -92,17 +92,6 @@ async def test_the_step_buffer_survives(tmp_path: Path) -> None:
     assert "no_change" in {r.verdict.action for r in records}
 
 
-async def test_a_finished_run_asks_nothing_again(tmp_path: Path) -> None:
-    """Starting a completed run again returns the same summary without a call."""
-    config = settings(tmp_path)
-    first = await build_trainer(config).train()
-    target, optimizer = Actor(), ScriptedLLM(toy_optimizer())
-    again = await Trainer(config, environment=WORLD, target=target, optimizer=optimizer).train()
-    assert (target.asked, optimizer.calls) == ([], [])
-    unlike = {"seconds", "stages", "step_costs", "reuse"}
-    assert again.model_dump(exclude=unlike) == first.model_dump(exclude=unlike)
-
-
 async def test_without_a_gate_everything_is_accepted(tmp_path: Path) -> None:
     """Where the gate is off candidates are measured and accepted, and the best is still the best measured."""
     summary = await build_trainer(settings(tmp_path, gate={"enabled": False})).train()
@@ -337,11 +326,6 @@ async def test_lists_and_a_function_are_enough(tmp_path: Path) -> None:
     assert (summary.steps, summary.reason) == (1, "the document solves all 4 validation items")
 
 
-def test_equal_pairs_have_equal_ids(tmp_path: Path) -> None:
-    """The ids of pairs come from their content, so the run's identity does not change between starts."""
-    assert train_on_items(tmp_path).run_id == train_on_items(tmp_path).run_id
-
-
 def give_points(points: float) -> Grader:
     """Return a function that gives so many points for any answer."""
 
@@ -435,13 +419,13 @@ async def test_patience_ends_a_run_that_no_edit_helps(tmp_path: Path) -> None:
 ENDS = (events.BaselineMeasured, events.StepCommitted, events.EpochCommitted, events.PromotionJudged)
 
 
-async def test_a_score_ends_a_run_at_the_same_step_after_any_stop(tmp_path: Path) -> None:
-    """At `train.stop_at` the run completes with a reason, also if it was stopped after each of its commits."""
+async def test_patience_ends_a_run_at_the_same_step_after_any_stop(tmp_path: Path) -> None:
+    """The run completes with a reason, also if it was stopped after each of its commits."""
 
     async def train(folder: Path, *, stops: bool) -> RunSummary:
         config = toy_runs.settings(
             folder,
-            train={"num_epochs": 9, "batch_size": 2, "stop_at": 0.6},
+            train={"num_epochs": 9, "batch_size": 2, "patience": 3},
             slow_update={"enabled": True, "samples": 4},
             test={"enabled": True},
         )
@@ -456,7 +440,7 @@ async def test_a_score_ends_a_run_at_the_same_step_after_any_stop(tmp_path: Path
 
     whole = await train(tmp_path / "whole", stops=False)
     assert whole.status == "completed"
-    assert (whole.reason or "").startswith("train.stop_at is 0.6, and the best skill scores ")
+    assert (whole.reason or "").startswith("train.patience is 3, and the last 3 steps")
     assert 0 < whole.steps < 36
     assert whole.score("best", Split.test) is not None
     pieces = await train(tmp_path / "pieces", stops=True)

@@ -17,7 +17,6 @@ import pytest
 
 from reflact import Trainer, read_run
 from reflact.config.loading import load_config
-from reflact.errors import EnvironmentFailure
 from reflact.events import Event, ModelCallFinished, RunFinished, WarningIssued
 from reflact.messages import CUT_OFF, CallReservation
 from reflact.protocols import CatchExits, ExitRaised, Proposer, Session, StepBudget, StepEvidence
@@ -27,7 +26,6 @@ from reflact.training.trouble import (
     MAX_TRACEBACK_CHARS,
     RunWatch,
     advise_on_replies,
-    describe_answer_faults,
     format_exception,
 )
 from reflact.types import Item, Rewrite, Skill, Turn
@@ -99,15 +97,6 @@ def test_an_exception_of_a_grader_keeps_its_traceback(
     assert "\x1b" not in shown + logged
     line = reflact("show", tmp_path, "--item", item_id, "--json").stdout.splitlines()[-1]
     assert "Traceback" in json.loads(line)["traceback"]
-
-
-def test_an_exception_on_every_item_can_be_looked_at(tmp_path: Path) -> None:
-    """If nothing could be measured, `show` prints the traceback of a run that has no version yet."""
-    trainer = build_list_trainer(tmp_path, gate__coverage=1.0)
-    assert anyio.run(trainer.train).status == "failed"
-    assert " exceptions in your own code; the last one:" in reflact("show", tmp_path).stdout
-    item_id = anyio.run(read_run, tmp_path).failures[0].item_id
-    assert "KeyError" in reflact("show", tmp_path, "--item", str(item_id)).stdout
 
 
 def test_an_exception_is_raised_on_request(tmp_path: Path) -> None:
@@ -215,24 +204,6 @@ def test_an_exit_before_the_first_answer_fails_the_run(tmp_path: Path) -> None:
             assert summary.status == "failed"
             assert "the code raised SystemExit('over')" in str(summary.reason)
         assert anyio.run(read_run, tmp_path / name).status == "failed"
-
-
-@pytest.mark.parametrize("kind", [ValueError, EnvironmentFailure])
-def test_a_long_text_of_an_exception_is_cut(tmp_path: Path, kind: type[Exception]) -> None:
-    """An exception that quotes a whole page fills neither the database nor the messages."""
-
-    def grade(item: Item, answer: str) -> bool:
-        raise kind("x" * 1_000_000)
-
-    lists: Any = {name: [(f"{name[0]}{n}", "x") for n in range(4)] for name in ("train", "val")}
-    trainer = Trainer.from_items(
-        **lists, grade=grade, target=ToyTarget(), optimizer=ScriptedLLM(LEARNING), out_dir=tmp_path
-    )
-    summary = anyio.run(trainer.train)
-    assert summary.status == "failed"
-    assert str(summary.reason).endswith("... (1,000,000 characters)")
-    assert len(str(summary.reason)) < 3_000
-    assert (tmp_path / "run.db").stat().st_size < 1_000_000
 
 
 class Mute(Exception):
@@ -392,23 +363,17 @@ def test_trouble_of_calls_is_told_once_while_it_happens(
 
 
 @pytest.mark.parametrize(
-    ("optimizer", "profile", "reason", "advice"),
+    ("optimizer", "reason", "advice"),
     [
-        ({"max_tokens": 600}, "default", CUT_OFF, "set models.optimizer.max_tokens higher than 600"),
-        (
-            {"model": "tiny-1b"},
-            "default",
-            "",
-            "set preset: small, which suits models below about 3B parameters",
-        ),
-        ({"model": "tiny-1b"}, "small", "", "choose a larger models.optimizer.model than tiny-1b"),
-        ({}, "default", "", "choose a larger models.optimizer.model than tiny, the model of the target"),
+        ({"max_tokens": 600}, CUT_OFF, "set models.optimizer.max_tokens higher than 600"),
+        ({"model": "tiny-1b"}, "", "choose a larger models.optimizer.model than tiny-1b"),
+        ({}, "", "choose a larger models.optimizer.model than tiny, the model of the target"),
     ],
 )
-def test_a_reason_has_one_advice(optimizer: Any, profile: str, reason: str, advice: str) -> None:
+def test_a_reason_has_one_advice(optimizer: Any, reason: str, advice: str) -> None:
     """It names no setting in force, and no mode: `auto` has tried them."""
     models = {"target": {"model": "tiny", "api_key_env": None}, "optimizer": optimizer}
-    config = load_config({"models": models, "prompts": {"profile": profile}})
+    config = load_config({"models": models})
     assert advise_on_replies("optimizer", config, reason) == advice
 
 
@@ -476,25 +441,11 @@ def test_answers_that_are_cut_or_empty_are_told_once_with_their_share() -> None:
     assert watch_attempts("target", ["cut answer"] * 19) == []
 
 
-def test_answers_of_a_target_without_a_cap_were_cut_by_the_server() -> None:
-    """The advice is to set what is not set."""
-    ((_, words),) = describe_answer_faults({"cut answer": 1}, 1, load_config({}))
-    assert "at the server's limit" in words
-    assert words.endswith("set models.target.max_tokens")
-
-
 def test_prompts_that_a_server_cut_are_told_at_once() -> None:
     """The first one is enough, of any role."""
     (warning,) = watch_attempts("optimizer", ["cut prompt"] * 3)
     assert "for each token that its server counted: 1." in warning
     assert "num_ctx" in warning
-
-
-def test_the_end_of_streams_is_told_with_its_key() -> None:
-    """The second broken stream of a role is told, once."""
-    assert watch_attempts("optimizer", ["broken stream"]) == []
-    (warning,) = watch_attempts("optimizer", ["broken stream"] * 4)
-    assert "models.optimizer.stream" in warning
 
 
 def test_a_summary_tells_what_is_wrong_with_answers(tmp_path: Path) -> None:

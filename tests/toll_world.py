@@ -18,7 +18,6 @@ from doubles import completion, config
 from reflact.config.models import Price
 from reflact.config.training import BudgetConfig, TrainerConfig
 from reflact.errors import BudgetSpent, ProviderDown
-from reflact.events import Event
 from reflact.integrations.opentelemetry import Tracing
 from reflact.llm.budget import Account, Amount, Budget, BudgetedEnvironment, amount_of, find_exceeded_limit
 from reflact.llm.client import ResponseCache
@@ -31,7 +30,8 @@ from reflact.messages import CallId, RenderedPrompt, Reply
 from reflact.protocols import R, RunStore, Session
 from reflact.records import RunSummary, Usage
 from reflact.testing import InMemoryRunStore, ScriptedLLM, ToyEnvironment, ToyTarget, toy_optimizer
-from reflact.training import setup as wiring
+from reflact.training.loop import start, store_summary, train_to_end
+from reflact.training.plan import Overrides, RunPlan, prepare_run
 from reflact.training.run import Run
 from reflact.types import Skill, Turn
 
@@ -231,17 +231,17 @@ class _PaidSession:
         return await self._toy.reply(message)
 
 
-def planned(folder: Path) -> wiring.RunPlan:
+def planned(folder: Path) -> RunPlan:
     """Return the plan of all runs."""
     environment = ToyEnvironment(train=64, val=6, test=4, rules=3)
-    passed = wiring.Overrides(environment=environment, target=PaidTarget(), optimizer=PaidLLM())
-    return wiring.prepare_run(TrainerConfig.model_validate({"out_dir": folder / "run", **PLAIN}), passed)
+    passed = Overrides(environment=environment, target=PaidTarget(), optimizer=PaidLLM())
+    return prepare_run(TrainerConfig.model_validate({"out_dir": folder / "run", **PLAIN}), passed)
 
 
 @asynccontextmanager
 async def furnished(
-    plan: wiring.RunPlan, store: RunStore, network: Provider, limits: BudgetConfig
-) -> AsyncIterator[wiring.Runtime]:
+    plan: RunPlan, store: RunStore, network: Provider, limits: BudgetConfig
+) -> AsyncIterator[Run]:
     """Connect the toy world to a provider, through all that pays."""
     budget = Budget(limits)
     account = Account(plan.run_id, store, store.decision_log(plan.run_id), budget)
@@ -256,25 +256,21 @@ async def furnished(
         target, optimizer = PaidTarget(tills[0]), PaidLLM(tills[1])
         environment = BudgetedEnvironment(plan.environment, account)
         plan = replace(plan, environment=environment)
-        yield wiring.Runtime(plan, store, target, optimizer, budget, Tracing(plan.run_id))
+        yield Run(plan, store, target, optimizer, budget, Tracing(plan.run_id))
 
 
 async def started(
-    plan: wiring.RunPlan, store: InMemoryRunStore, network: Provider, limits: BudgetConfig
+    plan: RunPlan, store: InMemoryRunStore, network: Provider, limits: BudgetConfig
 ) -> RunSummary:
     """Start a run and return how it ended."""
     network.limits = limits
-    async with furnished(plan, store, network, limits) as house:
-        run = Run(house, _unheard)
-        await run.start_or_resume()
+    async with furnished(plan, store, network, limits) as run:
+        await start(run)
         try:
-            return await run.run_to_end()
+            await train_to_end(run)
         except BudgetSpent as error:
-            return await run.store_summary("budget", str(error))
-
-
-async def _unheard(event: Event) -> None:
-    """Take an event and tell nobody."""
+            return await store_summary(run, "budget", str(error))
+        return await store_summary(run, "completed", None)
 
 
 NEED = {"max_calls": 150.0, "max_tokens": 60_000.0, "max_usd": 0.25, "max_seconds": 60.0}
@@ -324,7 +320,7 @@ class Story:
         most: The most requests in flight at once.
     """
 
-    def __init__(self, plan: wiring.RunPlan, seed: int) -> None:
+    def __init__(self, plan: RunPlan, seed: int) -> None:
         self._plan = plan
         self._chance = random.Random(seed)
         self._network = Provider(random.Random(seed + 1), faults=0.1)
@@ -391,7 +387,7 @@ class Story:
         assert self._seconds <= self._limits.get("max_seconds", self._seconds) + 1e-6
 
 
-async def unbroken(plan: wiring.RunPlan) -> Left:
+async def unbroken(plan: RunPlan) -> Left:
     """Return what a run without limits and faults leaves."""
     store, network = InMemoryRunStore(), Provider(random.Random(0))
     summary = await started(plan, store, network, BudgetConfig())

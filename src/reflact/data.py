@@ -44,6 +44,9 @@ T = TypeVar("T")
 Batch = tuple[str, ...]
 """The ids of the items of a batch."""
 
+SPLIT_SEED = 42
+"""The seed of the split of a single file: another one would make other runs of the same data."""
+
 SPLIT_NAMES: dict[Split, tuple[str, ...]] = {
     Split.train: ("train",),
     Split.val: ("val", "validation", "valid", "dev", "valid_seen", "selection"),
@@ -104,7 +107,7 @@ class DataSet(FrozenModel):
 def load_dataset(
     path: Path,
     ratio: str | None,
-    split_seed: int,
+    split_seed: int = SPLIT_SEED,
     *,
     fields: FieldsConfig | None = None,
     needs_test: bool = True,
@@ -203,19 +206,15 @@ TRAINING_SPLITS = (Split.train, Split.val)
 """The splits that a training needs; a measurement needs only its own."""
 
 
-def check_dataset(
-    dataset: DataSet, train_size: int | None = None, needed: Sequence[Split] = TRAINING_SPLITS
-) -> None:
+def check_dataset(dataset: DataSet, needed: Sequence[Split] = TRAINING_SPLITS) -> None:
     """Check that a data set is fit for a run.
 
     Args:
         dataset: The data set.
-        train_size: Expected number of train items; None: any.
         needed: The splits that must have items.
 
     Raises:
-        DataError: A needed split is empty, an id is repeated, two splits have the same input, or the
-            train size differs.
+        DataError: A needed split is empty, an id is repeated, or two splits have the same input.
     """
     for split in needed:
         if not dataset.items(split):
@@ -236,11 +235,6 @@ def check_dataset(
                 f"items {other.id!r} in {other_split.value} and {item.id!r} in {split.value} have the same "
                 "input: keep it in one split only"
             )
-    if train_size is not None and train_size != len(dataset.train):
-        raise DataError(
-            f"data.train_size expects {train_size} train items, and the train split has {len(dataset.train)}: correct "
-            "the number, or remove the key to accept any"
-        )
 
 
 def _fold_input(item: Item) -> str:

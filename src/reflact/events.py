@@ -71,6 +71,12 @@ class _Event(FrozenModel):
         return None if self.durable else (type(self), *(getattr(self, name) for name in self.subject_fields))
 
 
+class _LiveEvent(_Event):
+    """Base of the events that report progress."""
+
+    durable: ClassVar[bool] = False
+
+
 class RunStarted(_Event):
     """The sizes of the plan, before any call."""
 
@@ -156,13 +162,12 @@ class EditsApplied(_Event):
     results: tuple[EditResult, ...]
 
 
-class TrialRequested(_Event):
+class TrialRequested(_LiveEvent):
     """Live: for a decision of ``part``, the gate requests rollouts of one skill on ``n`` items in a trial.
 
     Requests for a decision that is retried later are not part of the history.
     """
 
-    durable: ClassVar[bool] = False
     subject_fields: ClassVar[tuple[str, ...]] = ("part",)
     kind: Literal["trial_requested"] = "trial_requested"
     part: str
@@ -208,7 +213,7 @@ class EpochCommitted(_Event):
 
 
 class TrainingStopped(_Event):
-    """`train.patience` or `train.stop_at` ended the training before its last planned step."""
+    """`train.patience` or the search ended the training before its last planned step."""
 
     kind: Literal["training_stopped"] = "training_stopped"
     reason: str
@@ -244,10 +249,9 @@ class ImprovementMeasured(_Event):
     improvement: Improvement
 
 
-class StageProgressed(_Event):
+class StageProgressed(_LiveEvent):
     """Live: ``done`` of ``total`` rollouts of a stage are finished; ``from_store`` of these were found in the store."""
 
-    durable: ClassVar[bool] = False
     subject_fields: ClassVar[tuple[str, ...]] = ("stage", "note")
     kind: Literal["stage_progressed"] = "stage_progressed"
     stage: Stage
@@ -264,29 +268,26 @@ class SkillVersionCreated(_Event):
     version: SkillVersion
 
 
-class StageStarted(_Event):
+class StageStarted(_LiveEvent):
     """Live: a stage of a step begins."""
 
-    durable: ClassVar[bool] = False
     subject_fields: ClassVar[tuple[str, ...]] = ("stage",)
     kind: Literal["stage_started"] = "stage_started"
     stage: Stage
 
 
-class StageFinished(_Event):
+class StageFinished(_LiveEvent):
     """Live: a stage of a step has finished after ``seconds``."""
 
-    durable: ClassVar[bool] = False
     subject_fields: ClassVar[tuple[str, ...]] = ("stage",)
     kind: Literal["stage_finished"] = "stage_finished"
     stage: Stage
     seconds: float
 
 
-class _ModelEvent(_Event):
+class _ModelEvent(_LiveEvent):
     """Base: role, purpose and id of a call; all attempts of a call have the same ``call_id``."""
 
-    durable: ClassVar[bool] = False
     subject_fields: ClassVar[tuple[str, ...]] = ("role", "purpose")
     role: str
     purpose: str
@@ -328,13 +329,12 @@ class DraftDiscarded(_ModelEvent):
     reason: str
 
 
-class BudgetUpdated(_Event):
+class BudgetUpdated(_LiveEvent):
     """Live: the consumption of all starts of the run, without calls in flight, and the limits.
 
     ``worst_case`` is the most that interrupted and uncounted calls may have used beyond ``usage``. The limits count both.
     """
 
-    durable: ClassVar[bool] = False
     kind: Literal["budget_updated"] = "budget_updated"
     usage: Usage
     worst_case: Usage = Usage()
@@ -345,14 +345,13 @@ class BudgetUpdated(_Event):
     max_seconds: float | None = None
 
 
-class RateLimited(_Event):
+class RateLimited(_LiveEvent):
     """Live: an endpoint limits its rate; the client sends nothing there for ``seconds``.
 
     If ``status`` is None, the endpoint was unreachable and a call retries after these seconds. ``rate`` is
     the resulting limit in calls per second; None if none was found.
     """
 
-    durable: ClassVar[bool] = False
     subject_fields: ClassVar[tuple[str, ...]] = ("endpoint",)
     kind: Literal["rate_limited"] = "rate_limited"
     endpoint: str
@@ -361,28 +360,25 @@ class RateLimited(_Event):
     rate: float | None = None
 
 
-class StepRetried(_Event):
+class StepRetried(_LiveEvent):
     """Live: too few rollouts of a step could be measured, so the step is retried."""
 
-    durable: ClassVar[bool] = False
     subject_fields: ClassVar[tuple[str, ...]] = ("step", "reason")
     kind: Literal["step_retried"] = "step_retried"
     reason: str
 
 
-class WarningIssued(_Event):
+class WarningIssued(_LiveEvent):
     """Live: a warning that does not affect the result."""
 
-    durable: ClassVar[bool] = False
     subject_fields: ClassVar[tuple[str, ...]] = ("message",)
     kind: Literal["warning_issued"] = "warning_issued"
     message: str
 
 
-class RunFinished(_Event):
+class RunFinished(_LiveEvent):
     """Live: the run has ended; always the last event."""
 
-    durable: ClassVar[bool] = False
     kind: Literal["run_finished"] = "run_finished"
     summary: RunSummary
 

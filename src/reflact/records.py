@@ -77,13 +77,11 @@ class StepRecord(FrozenModel):
     no analyst named a pattern. ``rewrite_summary`` is what the call that rewrote the document says it changed.
     ``source`` made the candidates. ``rewrites`` are the documents that it wrote, ``race`` is what was measured of the
     candidates before the gate. ``n_rollouts`` and ``n_tokens`` are what the step cost: rollouts that no earlier step had,
-    and estimated tokens of the optimizer. ``barred`` are sources that can give nothing more, because the optimizer's
-    account has no credit left.
+    and estimated tokens of the optimizer.
     """
 
     step: int
     epoch: int
-    step_in_epoch: int
     skill_before: str
     item_ids: tuple[str, ...]
     rollout: Measurement
@@ -107,7 +105,6 @@ class StepRecord(FrozenModel):
     race: tuple[RaceEntry, ...] = Field(default=(), exclude_if=lambda race: not race)
     n_rollouts: int = 0
     n_tokens: int = 0
-    barred: tuple[str, ...] = Field(default=(), exclude_if=lambda barred: not barred)
 
     @property
     def patterns(self) -> tuple[FailurePattern, ...]:

@@ -2,76 +2,38 @@
 
 from __future__ import annotations
 
-import math
-import tempfile
 from collections.abc import Mapping, Sequence
-from contextlib import AsyncExitStack, suppress
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import anyio
-from pydantic import Field, JsonValue
+from pydantic import JsonValue
 
 from reflact import events
-from reflact.concurrency import Stream, finish_if_cancelled, require_asyncio
+from reflact.concurrency import Stream, require_asyncio
 from reflact.config import loading
-from reflact.config.models import ModelConfig, ModelsConfig
-from reflact.config.training import ReplayConfig, TrainerConfig
+from reflact.config.training import TrainerConfig
 from reflact.data import DataSet, make_id
-from reflact.errors import (
-    BudgetSpent,
-    DataError,
-    EnvironmentFailure,
-    ModelError,
-    QuotaSpent,
-    ReflactError,
-    ReplyError,
-    RunFailed,
-    StoreError,
-)
+from reflact.errors import DataError, RunFailed
 from reflact.llm.middleware import EnvironmentMiddleware
-from reflact.llm.pricing import usd_of
-from reflact.messages import CallId, Message, RenderedPrompt, ReplyModel
-from reflact.protocols import (
-    LLM,
-    Annotator,
-    Approver,
-    Environment,
-    EventCallback,
-    ProbedTarget,
-    Proposer,
-    Session,
-    Target,
-)
-from reflact.records import (
-    CriticDescription,
-    RunStatus,
-    RunSummary,
-    SkillComparison,
-    SkillScore,
-    Usage,
-)
-from reflact.stages.rollout import describe_exception, run_environment, start_session
+from reflact.protocols import LLM, Annotator, Approver, Environment, EventCallback, Proposer, Target
+from reflact.records import CriticDescription, RunSummary, SkillComparison, SkillScore
 from reflact.store.artifacts import write_atomically
 from reflact.training.evaluation import compare_skill
-from reflact.training.rollouts import manage_environment
-from reflact.training.run import Run
-from reflact.training.setup import (
+from reflact.training.loop import train
+from reflact.training.open_run import open_run
+from reflact.training.plan import (
     Overrides,
     RunPlan,
-    Runtime,
     check_config,
-    connect_models,
-    ignore_event,
     import_collaborators,
-    open_runtime,
     prepare_run,
     refuse_idle_keys,
 )
-from reflact.training.shutdown import GracefulStop, make_approver_stoppable
-from reflact.training.trouble import FailureLog, list_answer_faults
-from reflact.types import Control, FrozenModel, Grade, Item, Rollout, Skill, Split
+from reflact.training.run import Run, ignore_event
+from reflact.training.shutdown import GracefulStop
+from reflact.types import Control, Item, Skill, Split
 
 if TYPE_CHECKING:
     import httpx
@@ -79,26 +41,6 @@ if TYPE_CHECKING:
     from reflact.environments.dataset import DatasetEnvironment
     from reflact.environments.graders import Grader
     from reflact.integrations.opentelemetry import Telemetry
-
-LOCK_SECONDS = 0.4
-"""How long the end of a cancelled run waits for a database that another process has locked."""
-
-FINISH_SECONDS = 3.0
-"""How long it may take in total to store the summary; only a busy machine needs more than a fraction of a second."""
-
-CHECK_PROMPT = RenderedPrompt(
-    name="check",
-    version=1,
-    messages=(
-        Message(
-            role="user",
-            content='This is a test of the connection. Reply with this JSON object: {"word": "ready"}',
-        ),
-    ),
-)
-
-CHECK_RETRIES = 1
-"""Retries during a check, since a person waits for it."""
 
 Example = tuple[JsonValue, JsonValue]
 """An input and its right answer."""
@@ -294,7 +236,7 @@ class Trainer:
             BudgetSpent: The run's budget has no room for a call.
         """
         plan = await anyio.to_thread.run_sync(partial(self._load_plan, needed=()))
-        return await compare_skill(plan, self._overrides, skill, against, Split(split), on_event=on_event)
+        return await compare_skill(plan, skill, against, Split(split), on_event=on_event)
 
     def _prepare(self) -> RunPlan:
         if self._plan is None:
@@ -310,113 +252,34 @@ class Trainer:
         require_asyncio()
         database = (self._config.store or self._config.out_dir).absolute()
         plan = await anyio.to_thread.run_sync(self._load_plan)
-        stop = self._graceful_stop
-        approve = None if self._approve is None else make_approver_stoppable(self._approve, stop)
-        emit = on_event if on_event is ignore_event else EventStepAssigner(on_event)
+        opening = open_run(plan, on_event, approve=self._approve, graceful_stop=self._graceful_stop)
         try:
-            async with open_runtime(plan, self._overrides, emit, graceful_stop=stop) as runtime:
-                with runtime.tracing.run():
-                    run = Run(
-                        runtime,
-                        runtime.tracing.count_events(emit),
-                        approve,
-                        tests_optimizer=must_test_optimizer(plan, self._overrides),
-                    )
-                    summary = await _run(run, runtime.plan.environment, stop)
-                    runtime.tracing.record_outcome(summary)
+            async with opening as run:
+                with run.tracing.run():
+                    summary = await train(run)
+                    run.tracing.record_outcome(summary)
                 if self._config.report and summary.status != "cancelled":
-                    await _write_report(plan.run_id, database, runtime.folder, emit)
+                    await _write_report(run, database)
         finally:
             self._graceful_stop = GracefulStop(self._config.train.grace_seconds)
         await on_event(events.RunFinished(run_id=plan.run_id, step=summary.steps, summary=summary))
         return summary
 
 
-def must_test_optimizer(plan: RunPlan, overrides: Overrides) -> bool:
-    """Whether a run makes one small call to its optimizer before it pays for the baseline.
-
-    It does not if a recording or a transport of the caller answers, if the caller brings the optimizer, or if the
-    optimizer has the connection of the target, which the baseline tests.
-    """
-    config = plan.config
-    if overrides.transport is not None or config.replay.cassette is not None:
-        return False
-    return overrides.optimizer is None and (plan.target is not None or config.models.is_optimizer_separate)
-
-
-async def _run(run: Run, environment: Environment, graceful_stop: GracefulStop) -> RunSummary:
-    try:
-        await run.start_or_resume()
-        with graceful_stop.cancel_scope():
-            async with manage_environment(environment, run.failures):
-                summary = await run.run_to_end()
-        if not graceful_stop.was_stopped:
-            return summary
-        ended: tuple[RunStatus, str | None] = "cancelled", graceful_stop.reason
-    except (BudgetSpent, QuotaSpent) as error:
-        ended = "budget", str(error)
-    except (ModelError, EnvironmentFailure, RunFailed) as error:
-        ended = "failed", str(error)
-    except anyio.get_cancelled_exc_class():
-        await _try_to_store_summary(run, "cancelled", graceful_stop.reason or "cancelled by its caller")
-        raise
-    except StoreError as error:
-        await _try_to_store_summary(run, "failed", str(error))
-        raise
-    except Exception as error:  # whatever it is, the summary says so
-        reason = str(error) if isinstance(error, ReflactError) else f"{type(error).__name__} was raised"
-        with suppress(StoreError):
-            await _store_summary(run, "failed", reason)
-        raise
-    except BaseExceptionGroup:  # it holds a KeyboardInterrupt of code, and the event loop is about to end
-        await _try_to_store_summary(run, "cancelled", "KeyboardInterrupt was raised")
-        raise
-    return await _store_summary(run, *ended)
-
-
-async def _store_summary(run: Run, status: RunStatus, reason: str | None) -> RunSummary:
-    """Store how a run ended, also if it is cancelled meanwhile."""
-    return await finish_if_cancelled(partial(run.store_summary, status, reason), seconds=FINISH_SECONDS)
-
-
-async def _try_to_store_summary(run: Run, status: RunStatus, reason: str) -> None:
-    """Store how a run ended, unless the database is locked or cannot be written."""
-    with anyio.move_on_after(LOCK_SECONDS, shield=True) as scope, suppress(StoreError):
-        await run.record_time()
-        scope.deadline += FINISH_SECONDS - LOCK_SECONDS
-        await run.store_summary(status, reason)
-
-
-async def _write_report(run_id: str, database: Path, folder: Path, on_event: EventCallback) -> None:
+async def _write_report(run: Run, database: Path) -> None:
     """Write the page of a run into the folder of its files; a failure is a warning, since the store has all of it."""
 
     def render() -> str:
         from reflact.reporting.html.run import read_report, render_run_page
 
-        return render_run_page(anyio.run(read_report, database, run_id))
+        return render_run_page(anyio.run(read_report, database, run.id))
 
     try:
         page = await anyio.to_thread.run_sync(render, abandon_on_cancel=True)
-        write_atomically(folder / "report.html", page)
+        write_atomically(run.folder / "report.html", page)
     except Exception as error:  # noqa: BLE001 - whatever it is, the run is complete without its page
         reason = f"the page of the run could not be written: {type(error).__name__}: {error}"
-        await on_event(events.WarningIssued(run_id=run_id, message=reason))
-
-
-class EventStepAssigner:
-    """Passes events on; live events without a step get the step of the current stage."""
-
-    def __init__(self, on_event: EventCallback) -> None:
-        self._on_event = on_event
-        self._step = 0
-
-    async def __call__(self, event: events.Event) -> None:
-        """Pass one event on."""
-        if isinstance(event, events.StageStarted):
-            self._step = event.step
-        elif not (event.step or event.durable):
-            event = event.model_copy(update={"step": self._step})
-        await self._on_event(event)
+        await run.on_event(events.WarningIssued(run_id=run.id, message=reason))
 
 
 class _ItemsEnvironment(EnvironmentMiddleware):
@@ -445,165 +308,3 @@ def _build_item(item: Item | Example) -> Item:
     if not isinstance(item, (tuple, list)) or len(item) != 2:
         raise DataError(f"an item is an Item or a pair of an input and its right answer, not {item!r:.200}")
     return Item(id=make_id(*item), input=item[0], reference=item[1])
-
-
-class ReadyReply(ReplyModel):
-    """The reply of the optimizer."""
-
-    word: str = Field(min_length=1, description="The word ready.")
-
-
-class RoleCheck(FrozenModel):
-    """The answers of one role.
-
-    ``title`` is the model and where it is asked. ``seconds`` is the mean time of a call, with its retries. ``usage.usd`` is None if no price is known. ``mode`` is
-    the format of typed replies; None if the role gave none.
-    """
-
-    role: str
-    title: str
-    seconds: float
-    usage: Usage
-    mode: str | None = None
-
-
-class SetupCheck(FrozenModel):
-    """What a check of a configuration found; ``grade`` is that of the target's answer to ``item``.
-
-    ``skill`` says in words if the skill reaches an agent behind a gateway; None if that was not tested.
-    ``target_calls`` is the likely number of the target's calls in a run. ``warnings`` say if a prompt or an answer was
-    cut, or an answer was empty.
-    """
-
-    n_train: int
-    n_val: int
-    n_test: int
-    roles: tuple[RoleCheck, ...]
-    item: Item
-    grade: Grade
-    target_calls: float
-    skill: str | None = None
-    warnings: tuple[str, ...] = ()
-
-
-async def check_setup(config: TrainerConfig, overrides: Overrides | None = None) -> SetupCheck:
-    """Let the target answer one train item, and make one small call to each other role.
-
-    The calls have a temporary store: nothing is written to the run's folder. Recordings are ignored.
-
-    Raises:
-        UsageError: The configuration, the data, a prompt or a key is wrong.
-        ModelError: A role gave no usable reply.
-        EnvironmentFailure: The item could not be graded, or the skill does not reach the agent.
-        RunFailed: The environment could not be set up or closed.
-    """
-    from reflact.store.runs import open_store
-
-    overrides = overrides or Overrides()
-    models = _limit_retries(config.models)
-    plan = prepare_run(config.model_copy(update={"replay": ReplayConfig(), "models": models}), overrides)
-    finished = list[events.ModelCallFinished]()
-
-    async def collect(event: events.Event) -> None:
-        if isinstance(event, events.ModelCallFinished):
-            finished.append(event)
-
-    async with AsyncExitStack() as stack:
-        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="reflact-check-"))
-        store = await stack.enter_async_context(open_store(Path(folder) / "run.db"))
-        runtime = await stack.enter_async_context(connect_models(plan, overrides, store, collect))
-        await store.open_run(plan.run_id, plan.identity, plan.config.model_dump(mode="json"))
-        runtime.budget.begin((), 0.0)
-        item = plan.data.train[0]
-        skill = None
-        failures = FailureLog(plan.run_id, plan.config, store, collect, plan.label)
-        async with manage_environment(plan.environment, failures):
-            if isinstance(plan.target, ProbedTarget) and plan.target.preflight:
-                warning = await plan.target.test_skill(
-                    plan.environment, plan.data.train, plan.initial_skill, plan.config.models.target
-                )
-                skill = warning or "the agent's request has it, so it is in force"
-            grade = await _grade_item(item, runtime)
-        if "optimizer" not in overrides.brought_roles:
-            call_id = CallId(role="optimizer", purpose="check", step=0)
-            try:
-                await runtime.optimizer.ask(CHECK_PROMPT, ReadyReply, call_id=call_id)
-            except ReplyError as error:
-                raise _explain_mute_optimizer(error, plan.config.models.optimizer) from None
-        roles = [
-            await _describe_role(role, getattr(plan.config.models, role), finished, runtime)
-            for role in dict.fromkeys(event.role for event in finished)
-        ]
-        warnings = await list_answer_faults(store, plan.run_id, plan.config)
-    data, likely = plan.data, plan.estimate_cost(done=0, skill=None, spent=())
-    return SetupCheck(
-        n_train=len(data.train),
-        n_val=len(data.val),
-        n_test=len(data.test),
-        roles=tuple(roles),
-        item=item,
-        grade=grade,
-        skill=skill,
-        target_calls=math.fsum(row.calls for row in likely.rows if row.role == "target"),
-        warnings=warnings,
-    )
-
-
-def _explain_mute_optimizer(error: ReplyError, settings: ModelConfig) -> ReplyError:
-    """Return the error of a check whose optimizer gave no valid reply, in words of the configuration."""
-    return ReplyError(
-        f"models.optimizer: {settings.title} was asked for a reply in JSON of a given form, and none of its "
-        f"{len(error.reasons)} replies had it ({error.reasons[-1]}); name another model with models.optimizer.model, or "
-        "another way to ask with models.optimizer.mode",
-        reasons=error.reasons,
-    )
-
-
-async def _grade_item(item: Item, runtime: Runtime) -> Grade:
-    """Return the grade of the target's answer, after the annotator has seen it, if there is one."""
-    target, skill, plan = runtime.target, runtime.plan.initial_skill, runtime.plan
-    session: Session | None = None
-    try:
-        session = start_session(target, item, skill, rollout="check")
-        grade = await run_environment(plan.environment, item, session, seed=0)
-        if plan.annotator is not None:
-            rollout = Rollout(
-                key="check",
-                item_id=item.id,
-                skill_hash=skill.hash,
-                turns=session.turns,
-                answer=grade.answer,
-                score=grade.score,
-            )
-            await plan.annotator.annotate(item, rollout)
-    except ReflactError:
-        raise
-    except Exception as error:  # the caller's grader may raise anything
-        raise EnvironmentFailure(describe_exception(item, error, target, session)) from error
-    return grade
-
-
-async def _describe_role(
-    role: str, settings: ModelConfig, finished: list[events.ModelCallFinished], runtime: Runtime
-) -> RoleCheck:
-    calls = [event for event in finished if event.role == role]
-    usage = sum((event.usage for event in calls), Usage())
-    if usd_of(Usage(calls=1, input_tokens=1, output_tokens=1), settings) is None:
-        usage = usage.model_copy(update={"usd": None})
-    mode = await runtime.decision_log.get(0, f"mode/{role}") if settings.mode == "auto" else settings.mode
-    return RoleCheck(
-        role=role,
-        title=settings.title,
-        seconds=sum(event.seconds for event in calls) / len(calls),
-        usage=usage,
-        mode=None if role == "target" or mode is None else str(mode),
-    )
-
-
-def _limit_retries(models: ModelsConfig) -> ModelsConfig:
-    limited = {
-        role: settings.model_copy(update={"max_retries": min(CHECK_RETRIES, settings.max_retries)})
-        for role in ModelsConfig.model_fields
-        if isinstance(settings := getattr(models, role), ModelConfig)
-    }
-    return models.model_copy(update=limited)

@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from reflact.events import Event
     from reflact.protocols import Approver
     from reflact.records import CandidateReview, Spend
-    from reflact.trainer import RoleCheck, SetupCheck
-    from reflact.training.setup import RunPlan
+    from reflact.training.check import RoleCheck, SetupCheck
+    from reflact.training.plan import RunPlan
     from reflact.types import Grade, Item
 
 MAX_SHOWN_CHARS = 300
@@ -58,7 +58,7 @@ def check(config: ConfigArgument, overrides: OverrideOption = None) -> None:
 
     from reflact.errors import BudgetSpent, EnvironmentFailure, ModelError
     from reflact.reporting.lines import escape_line
-    from reflact.trainer import check_setup
+    from reflact.training.check import check_setup
 
     settings = load_trainer_config(config, overrides)
     try:
@@ -252,7 +252,7 @@ def use_all_items(config: TrainerConfig, data: Path) -> TrainerConfig:
 
     if not data.is_file():
         raise UsageError(f"--data needs one data file, and {data} is none")
-    changes = {"path": data.absolute(), "ratio": "0:1:0", "train_size": None}
+    changes = {"path": data.absolute(), "ratio": "0:1:0"}
     return config.model_copy(
         update={
             "data": config.data.model_copy(update=changes),
@@ -303,13 +303,14 @@ def print_cost_estimate(config: TrainerConfig, command: str) -> None:
 
     from reflact.reporting.lines import escape_line
     from reflact.reporting.tables import build_estimate_table
+    from reflact.training.cost_estimate import estimate_run
     from reflact.training.gating import estimate_gate_power
-    from reflact.training.setup import Overrides, prepare_run
+    from reflact.training.plan import Overrides, prepare_run
 
     plan = prepare_run(config, Overrides())
     path = config.store or config.out_dir / "run.db"
     done, text, spent = anyio.run(_read_progress, path, plan.run_id) if path.is_file() else (0, None, ())
-    estimate = plan.estimate_cost(done=done, skill=text, spent=spent)
+    estimate = estimate_run(plan, done=done, skill=text, spent=spent)
     console = Console()
     console.print(f"run {plan.run_id}: {estimate.steps} steps to take, {done} taken", highlight=False)
     data = plan.data

@@ -5,9 +5,7 @@ Keys marked *changeable* may differ between two starts of a run. All others, and
 
 from __future__ import annotations
 
-import math
 import re
-from fractions import Fraction
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -52,12 +50,7 @@ class EnvironmentConfig(ConfigSection):
         description="How an answer is compared with the item's reference; `critic` asks a model instead, which the "
         "section `critic` describes.",
     )
-    tolerance: float = option(0.0, ge=0, description="Absolute tolerance of the `numeric` grader.")
-    relative_tolerance: float | None = option(
-        None,
-        ge=0,
-        description="Relative tolerance of the `numeric` grader; null: whole numbers must be equal, others within 1e-06.",
-    )
+    tolerance: float = option(0.0, ge=0, description="Tolerance of the `numeric` grader.")
     threshold: float = option(1.0, gt=0, le=1, description="Minimum F1 of a solved item with `token_f1`.")
     tables: Path | None = changeable_field(None, description="Folder of .csv tables for the `sql` grader.")
     description: str = option(
@@ -70,9 +63,6 @@ class EnvironmentConfig(ConfigSection):
         description="Seconds of processor time for an answer with the `python` grader; on the clock, an answer may take "
         "ten times as long.",
     )
-    memory_limit: int = option(
-        1024, ge=64, description="Memory limit of an answer with the `python` grader, in MiB."
-    )
     allow_unconfined: bool = changeable_field(
         False, description="Let the `python` grader run answers even if this system cannot confine them."
     )
@@ -84,25 +74,13 @@ class EnvironmentConfig(ConfigSection):
 
 
 def normalize_ratio(value: object) -> object:
-    """Return a ratio as ``train:val:test`` in whole numbers; a value in no known form is returned as it is.
+    """Return a ratio as text; a value in no known form is returned as it is.
 
-    Known are ``2:1:7``, a list of three numbers, and shares such as ``0.2:0.1:0.7``. YAML reads an unquoted ``2:1:7``
-    as the number 7267, in base 60.
+    Known are ``2:1:7`` and a list of three numbers. YAML reads an unquoted ``2:1:7`` as the number 7267, in base 60.
     """
     if isinstance(value, int) and not isinstance(value, bool) and value >= 3600:
         return f"{value // 3600}:{value // 60 % 60}:{value % 60}"
-    parts = value.split(":") if isinstance(value, str) else value
-    if not isinstance(parts, list | tuple) or len(parts) != 3 or any(isinstance(p, bool) for p in parts):
-        return value
-    texts = [str(part).strip() for part in parts]
-    if not all(re.fullmatch(r"[0-9]+|[0-9]*\.[0-9]+|[0-9]+\.", text, re.ASCII) for text in texts):
-        return value
-    if all(text.isdecimal() for text in texts):
-        return ":".join(texts)
-    exact = [Fraction(text) for text in texts]
-    whole = [int(part * math.lcm(*(part.denominator for part in exact))) for part in exact]
-    common = math.gcd(*whole) or 1
-    return ":".join(str(part // common) for part in whole)
+    return ":".join(map(str, value)) if isinstance(value, list | tuple) else value
 
 
 class DataConfig(ConfigSection):
@@ -114,15 +92,11 @@ class DataConfig(ConfigSection):
     ratio: Annotated[str | None, BeforeValidator(normalize_ratio)] = option(
         None,
         pattern=r"^[0-9]+:[0-9]+:[0-9]+$",
-        description="train:val:test for a single file: `2:1:7`, `[2, 1, 7]` or `[0.2, 0.1, 0.7]`; the last number may be 0. "
+        description="train:val:test for a single file: `2:1:7` or `[2, 1, 7]`; the last number may be 0. "
         "null: `2:1:7` from 400 items on, and a larger share of validation items for a smaller file.",
     )
     fields: FieldsConfig = Field(
         default_factory=FieldsConfig, description="Which columns fill the fields of an item."
-    )
-    split_seed: int = option(42, description="Seed of the split of a single file.")
-    train_size: int | None = option(
-        None, ge=1, description="Expected number of train items: no run starts with another; null: any."
     )
 
 
@@ -140,23 +114,10 @@ class TargetConfig(ConfigSection):
         default_factory=dict, description="Arguments of that class or function, or of `PydanticAITarget`."
     )
     preamble: str = option("", description="Text before the skill in the system message.")
-    postamble: str = option("", description="Text after the skill in the system message.")
     deterministic: bool | None = option(
         None,
         description="true: the gate assumes that repeats of a rollout get the same score; false: it assumes that they "
         "may not; null: it tests this.",
-    )
-    max_calls_per_rollout: int | None = changeable_field(
-        None,
-        ge=1,
-        description="Maximum of calls in a rollout of a target that you pass in Python; `budget.max_calls` needs it, "
-        "because reflact does not see such calls.",
-    )
-    max_tokens_per_rollout: int | None = changeable_field(
-        None,
-        ge=1,
-        description="Maximum of input and output tokens in such a rollout; `budget.max_tokens` and "
-        "`budget.max_usd` need it.",
     )
 
 
@@ -180,20 +141,11 @@ class TrainConfig(ConfigSection):
         le=1,
         description="Rollouts with a lower hard score count as failures; null: only those with 0.",
     )
-    reuse_rollouts: bool = option(
-        True, description="Reuse a skill's finished rollouts in other steps and phases."
-    )
     rollout_concurrency: int = changeable_field(32, ge=1, description="Maximum of rollouts in flight.")
     patience: int | None = changeable_field(
         None,
         ge=1,
         description="Steps in a row without an accepted edit after which the training ends; null: all steps are taken.",
-    )
-    stop_at: float | None = changeable_field(
-        None,
-        gt=0,
-        le=1,
-        description="Validation score of the best skill, in the gate's metric, at which the training ends.",
     )
     raise_on_exception: bool = changeable_field(
         False,
@@ -218,10 +170,6 @@ class ReflectConfig(ConfigSection):
     minibatch_size: int = option(8, ge=1, description="Trajectories in an analyst call.")
     failure_only: bool = option(False, description="Analyse only failures, not successes.")
     concurrency: int = changeable_field(16, ge=1, description="Maximum of analyst calls in flight.")
-    step_buffer: bool = option(
-        True,
-        description="Show analysts the edits that earlier steps of the epoch tried; small optimizers may copy them.",
-    )
     memory: Literal["off", "run", "environment"] = option(
         "run",
         description="Show analysts rejected edits of earlier epochs (`run`), and of earlier runs of the same "
@@ -343,24 +291,14 @@ class GateConfig(ConfigSection):
         description="A candidate gets a further pass if the expected gain for each rollout exceeds this number (`ranked`); "
         "1: a single pass.",
     )
-    metric: Literal["hard", "soft", "mixed"] = option("hard", description="The score that is compared.")
-    mixed_weight: float = option(0.5, ge=0, le=1, description="Weight of soft in `mixed`.")
+    metric: Literal["hard", "soft", "mixed"] = option(
+        "hard", description="The score that is compared; `mixed` is the mean of hard and soft."
+    )
     coverage: float = option(
         0.9, gt=0, le=1, description="Share of items that must be measured under both skills."
     )
-    max_trials: int | None = option(
-        None,
-        ge=1,
-        description="Maximum of passes of each skill over the items; null: 4 (`ranked`).",
-    )
     no_regression: int | None = option(
         None, ge=0, description="Maximum of items that may go from solved to failed; null: any number."
-    )
-    report_trials: int = option(
-        4,
-        ge=1,
-        description="Number of new trials for the reported validation scores (noisy targets with `ranked`, without a test "
-        "split).",
     )
 
 
@@ -476,10 +414,8 @@ class ReplayConfig(ConfigSection):
 class TrainerConfig(ConfigSection):
     """A complete configuration."""
 
-    preset: Literal["default", "small", "skillopt"] = changeable_field(
-        "default",
-        description="Defaults to start from: `small` suits optimizers below about 3B parameters, `skillopt` follows "
-        "SkillOpt.",
+    preset: Literal["default", "skillopt"] = changeable_field(
+        "default", description="Defaults to start from; `skillopt` follows SkillOpt."
     )
     seed: int = option(42, description="Root of all randomness.")
     out_dir: Path = changeable_field(Path("runs/default"), description="The run's folder.")

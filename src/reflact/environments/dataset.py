@@ -240,11 +240,10 @@ def build_environment(config: TrainerConfig, needed: Sequence[Split] = TRAINING_
     dataset = load_dataset(
         config.data.path,
         config.data.ratio,
-        config.data.split_seed,
         fields=config.data.fields,
         needs_test=config.test.enabled,
     )
-    check_dataset(dataset, config.data.train_size, needed)
+    check_dataset(dataset, needed)
     if config.environment.grader != "critic":
         _require_references(dataset, config.data.path)
     return DatasetEnvironment(dataset, grade=build_grader(config), template=config.environment.template)

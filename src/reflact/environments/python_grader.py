@@ -119,7 +119,7 @@ class PythonGrader(CheckedGrader[ProgramCase]):
                 "Linux with Landlock on x86_64 or aarch64. Or set environment.allow_unconfined: true if the "
                 "code may read, change and delete everything that you can"
             )
-        return cls(seconds=config.time_limit, mebibytes=config.memory_limit, confined=confined)
+        return cls(seconds=config.time_limit, confined=confined)
 
     @property
     def identity(self) -> dict[str, JsonValue]:

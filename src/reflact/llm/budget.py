@@ -289,28 +289,17 @@ def require_caps(config: TrainerConfig, *, passed: Collection[str]) -> None:
 
     reflact does not see the calls of the ``passed`` roles, which are Python objects.
     """
-    limits, target = config.budget, config.target
+    limits = config.budget
     counted = _list_set(limits, "max_tokens", "max_usd", "max_calls")
     if counted and "optimizer" in passed:
         raise ConfigError(
             f"budget.{counted[0]} is not possible with an optimizer passed in Python, because its calls "
             "are not seen: configure models.optimizer instead, or set this limit to null"
         )
-    if "target" in passed:
-        for keys, name, cap in (
-            (("max_tokens", "max_usd"), "max_tokens_per_rollout", target.max_tokens_per_rollout),
-            (("max_calls",), "max_calls_per_rollout", target.max_calls_per_rollout),
-        ):
-            if cap is None and (limited := _list_set(limits, *keys)):
-                raise ConfigError(
-                    f"budget.{limited[0]} needs target.{name}: the calls of a target passed in Python are not "
-                    "seen, so set it to the most that one rollout takes"
-                )
-    if counted and "target" in passed and config.environment.grader == "critic":
+    if counted and "target" in passed:
         raise ConfigError(
-            f"budget.{counted[0]} is not possible if a critic grades a target passed in Python: only the "
-            "critic's calls of a rollout are seen; configure models.target instead, or set this limit to "
-            "null"
+            f"budget.{counted[0]} is not possible with a target passed in Python, because its calls are not seen: "
+            "use a target that sends its requests through the run, or limit train.max_rollouts or budget.max_seconds"
         )
     for role in ("target", "optimizer", *(["critic"] if config.uses_critic else [])):
         require_cap(limits, getattr(config.models, role), role=role, seen=role not in passed)
@@ -339,62 +328,18 @@ def _list_set(limits: BudgetConfig, *keys: str) -> list[str]:
 
 
 class BudgetedEnvironment(EnvironmentMiddleware):
-    """An environment that returns no result after the budget is spent, even if it caught the error.
+    """An environment that returns no result after the budget is spent, even if it caught the error."""
 
-    Args:
-        worst: The most that a rollout costs, if the target makes calls that reflact does not see.
-    """
-
-    def __init__(self, inner: Environment, account: Account, *, worst: Usage | None = None) -> None:
+    def __init__(self, inner: Environment, account: Account) -> None:
         super().__init__(inner)
         self._account = account
-        self._worst = worst
 
     async def run(self, item: Item, session: Session, *, seed: int) -> Grade:
-        """Run and judge an item, once its declared cost fits the budget.
+        """Run and judge an item.
 
         Raises:
-            BudgetSpent: It does not fit, or a call of this or another rollout was refused meanwhile.
+            BudgetSpent: A call of this or another rollout was refused meanwhile.
         """
-        budget, responses, worst = self._account.budget, self._account.responses, self._worst
-        if worst is None:
-            graded = await self.inner.run(item, session, seed=seed)
-            budget.check()
-            return graded
-        key = f"target/rollout/unseen/{item.fingerprint}/{seed}"
-        call = CallReservation(
-            key=key,
-            run_id=self._account.run_id,
-            call_id=key,
-            role="target",
-            purpose="rollout",
-            endpoint="unseen",
-            model="unseen",
-            worst_case=worst,
-        )
-        async with budget.reserve(worst) as reservation:
-            reservation.mark_sent()
-            await responses.reserve(budget.current_stage.book(call))
-            graded = await self.inner.run(item, session, seed=seed)
-            usage = Usage(calls=worst.calls, uncounted=worst.calls)
-            await responses.settle(call, usage)
-            reservation.settle(usage)
-            return graded
-
-
-def worst_rollout_cost(config: TrainerConfig) -> Usage | None:
-    """Return the declared cost of a rollout with unseen calls; None if none is declared.
-
-    All its tokens are priced as the most expensive kind.
-    """
-    target, model = config.target, config.models.target
-    if target.max_calls_per_rollout is None and target.max_tokens_per_rollout is None:
-        return None
-    tokens = target.max_tokens_per_rollout or 0
-    kinds = (
-        Usage(input_tokens=tokens),
-        Usage(input_tokens=tokens, cached_tokens=tokens),
-        Usage(output_tokens=tokens),
-    )
-    prices = [price for price in (usd_of(kind, model) for kind in kinds) if price is not None]
-    return Usage(calls=target.max_calls_per_rollout or 1, input_tokens=tokens, usd=max(prices, default=None))
+        graded = await self.inner.run(item, session, seed=seed)
+        self._account.budget.check()
+        return graded

@@ -41,7 +41,7 @@ class SourceChoice(FrozenModel):
 
 
 def choose_source(
-    sources: Sequence[str], records: Sequence[StepRecord], *, seed: int, step: int, barred: Sequence[str] = ()
+    sources: Sequence[str], records: Sequence[StepRecord], *, seed: int, step: int
 ) -> SourceChoice:
     """Return the source of the next step.
 
@@ -50,9 +50,8 @@ def choose_source(
         records: The committed steps.
         seed: The run's seed.
         step: The next step.
-        barred: Sources that cannot give a candidate any more, such as those that need an optimizer without credit.
     """
-    usable = [name for name in sources if name not in barred] or list(sources)
+    usable = list(sources)
     tried = {record.source for record in records}
     untried = [name for name in usable if name not in tried]
     stalled = is_stalled(records)

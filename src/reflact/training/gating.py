@@ -1,32 +1,29 @@
-"""Gated decisions of a run: settings from the run's state, the gate, and the approver."""
+"""Decisions on candidates: the race, the gate, and the approver."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 
-from reflact.config.training import TrainerConfig
-from reflact.data import USEFUL_SIZE, shuffle
+from reflact.data import USEFUL_SIZE
 from reflact.errors import Unmeasured
 from reflact.events import GatePowerEstimated
 from reflact.gate.greater_mean import GateSettings
 from reflact.gate.intervals import describe_claim
 from reflact.gate.ranked_decision import MAX_PASSES, start_ranking
-from reflact.protocols import Approver
-from reflact.records import CandidateReview, CommitRecord, DecisionPoint, RunState
+from reflact.records import CandidateReview, DecisionPoint, RunState
 from reflact.search.race import Contender, RaceResult, RaceSettings, order_items, plan_slices, run_race
 from reflact.skills.document import diff_texts
-from reflact.stages.evaluate import EvaluationResult, GateMetric, evaluate, force_accept
+from reflact.stages.evaluate import EvaluationResult, evaluate, force_accept
 from reflact.stages.ranked_evaluation import RankedEvaluator, RankSettings
 from reflact.stages.rollout import log_unmeasured
-from reflact.training.rollouts import RolloutScheduler
-from reflact.training.setup import RunPlan, Runtime
-from reflact.training.state import choose_best
-from reflact.types import HARD_VARIANCE, FrozenModel, Ranking, Rollout, Skill, Verdict
+from reflact.training.plan import RunPlan
+from reflact.training.rollouts import make_pass_reader, make_pass_runner
+from reflact.training.run import Run
+from reflact.types import HARD_VARIANCE, Ranking, Rollout, Skill, Verdict
 
 FEW_ITEMS = 20
 """A run with fewer validation items begins with a warning."""
-
 
 WORTH_OF_BUDGET = 0.25
 """The gain that all rollouts of a budget should bring together: the least worth of one is this part of it."""
@@ -35,190 +32,158 @@ CONFIRMED_VERSIONS = 2
 """Versions after which a run with a budget of rollouts stops to repeat items of a target that always agreed."""
 
 
-class CommitOutcome(FrozenModel):
-    """A record to commit, and its new documents."""
-
-    record: CommitRecord
-    skills: tuple[Skill, ...] = ()
-
-
-def add_beliefs(state: RunState, outcome: CommitOutcome) -> CommitOutcome:
-    """Return an outcome whose record names the version that the ranked gate believes best."""
-    return outcome.model_copy(update={"record": choose_best(state, outcome.record)})
+def rank_baseline(plan: RunPlan, passes: Sequence[Sequence[Rollout]]) -> Ranking | None:
+    """Return the ranking after the baseline's passes; None unless the gate ranks versions."""
+    gate = plan.config.gate
+    if not gate.enabled or gate.policy != "ranked":
+        return None
+    scores = [{r.item_id: plan.metric.score_rollout(r) for r in rollouts} for rollouts in passes]
+    return start_ranking(plan.initial_skill.hash, scores, is_hard=gate.metric == "hard")
 
 
-def build_metric(config: TrainerConfig) -> GateMetric:
-    """Return the metric of a configuration's gate."""
-    gate, threshold = config.gate, config.train.success_threshold
-    return GateMetric(metric=gate.metric, mixed_weight=gate.mixed_weight, threshold=threshold)
+async def race(
+    run: Run, contenders: Sequence[Contender], current: Skill, state: RunState, *, step: int, passes: float
+) -> RaceResult:
+    """Race a step's candidates; ``passes`` is how many passes the rest of the run's rollouts pays for.
+
+    The current document is measured on all items first: the order of the race may not depend on which rollouts an
+    interrupted start happened to leave in the store.
+    """
+    all_items = run.plan.gate_order
+    metric = run.plan.metric
+    run_pass = make_pass_runner(run, step=step, part="step")
+    order = await _order_race(run, current, await run_pass(current, 0, all_items), step=step)
+    variance = HARD_VARIANCE if state.ranking is None else state.ranking.variance
+    settings = RaceSettings(
+        item_ids=order,
+        slices=plan_slices(len(all_items), passes),
+        variance=0.0 if state.deterministic else variance,
+    )
+
+    async def measure(skill: Skill, item_ids: Sequence[str]) -> Sequence[Rollout]:
+        return await run_pass(skill, 0, item_ids)
+
+    result = await run_race(contenders, current, settings, measure=measure, score=metric.score_rollout)
+    judged = set[str]()  # the gate measures these again, so it logs what stays unmeasured
+    if result.winner is not None:
+        judged = {current.hash, contenders[result.winner].candidate.skill.hash}
+    others = [rollout for rollout in result.unmeasured if rollout.skill_hash not in judged]
+    await log_unmeasured(others, decision_log=run.decision_log, step=step)
+    return result
 
 
-class GateKeeper:
-    """Decides on candidates, for one start of a run; ``approve`` is asked about each that would be accepted."""
+async def _order_race(run: Run, current: Skill, known: Sequence[Rollout], *, step: int) -> tuple[str, ...]:
+    """Return the order of a race's items; if some are unmeasured now and tried again later, it is logged."""
+    label = f"race_order/{current.hash}"
+    logged = await run.decision_log.get(step, label)
+    if isinstance(logged, list):
+        return tuple(map(str, logged))
+    scores = {rollout.item_id: run.plan.metric.score_rollout(rollout) for rollout in known}
+    order = order_items(run.plan.gate_order, scores)
+    if None in scores.values():
+        await run.decision_log.put(step, label, list(order))
+    return order
 
-    def __init__(self, runtime: Runtime, scheduler: RolloutScheduler, approve: Approver | None) -> None:
-        config = runtime.plan.config
-        self._plan = runtime.plan
-        self._gate = config.gate
-        self._declared_deterministic = config.target.deterministic
-        self._order = shuffle((item.id for item in self._plan.data.val), config.seed, "gate")
-        self._store = runtime.store
-        self._decision_log = runtime.decision_log
-        self._scheduler = scheduler
-        self._approve = approve
-        self.metric = build_metric(config)
 
-    @property
-    def presumes_deterministic(self) -> bool:
-        """Whether the target counts as deterministic before any repeat."""
-        return self._declared_deterministic is not False
+async def judge(
+    run: Run, candidate: Skill, state: RunState, *, step: int, part: DecisionPoint, subject: str
+) -> Verdict:
+    """Return the gate's verdict on a candidate, which the approver may veto.
 
-    def start_ranking(self, initial: Skill, passes: Sequence[Sequence[Rollout]]) -> Ranking | None:
-        """Return the ranking after the baseline's passes; None unless the gate ranks versions."""
-        if not self._gate.enabled or self._gate.policy != "ranked":
-            return None
-        scores = [{r.item_id: self.metric.score_rollout(r) for r in rollouts} for rollouts in passes]
-        return start_ranking(initial.hash, scores, is_hard=self._gate.metric == "hard")
+    Raises:
+        Unmeasured: Too little could be measured; ``subject`` begins the message. Nothing is logged, so that a
+            retry can measure everything again.
+    """
+    current = await run.find_skill(state.current.skill_hash)
+    evaluated = await _evaluate(run, candidate, current, state, step=step, part=part)
+    verdict = evaluated.verdict
+    if verdict.action == "unmeasured":
+        first = next((f" The first failure: {lost.error}" for lost in evaluated.unmeasured), "")
+        raise Unmeasured(f"{subject}: {verdict.reason}{first}")
+    await log_unmeasured(evaluated.unmeasured, decision_log=run.decision_log, step=step)
+    return await _ask_approver(run, verdict, candidate, current, step=step, part=part)
 
-    async def race(
-        self, contenders: Sequence[Contender], current: Skill, state: RunState, *, step: int, passes: float
-    ) -> RaceResult:
-        """Race a step's candidates; ``passes`` is how many passes the rest of the run's rollouts pays for.
 
-        The current document is measured on all items first: the order of the race may not depend on which rollouts an
-        interrupted start happened to leave in the store.
-        """
-        run_pass = self._scheduler.make_pass_runner(step=step, part="step")
-        known = await run_pass(current, 0, self._order)
-        order = await self._order_race(current, known, step=step)
-        variance = HARD_VARIANCE if state.ranking is None else state.ranking.variance
-        settings = RaceSettings(
-            item_ids=order,
-            slices=plan_slices(len(self._order), passes),
-            variance=0.0 if state.deterministic else variance,
+async def _evaluate(
+    run: Run, candidate: Skill, current: Skill, state: RunState, *, step: int, part: DecisionPoint
+) -> EvaluationResult:
+    gate = run.config.gate
+    metric = run.plan.metric
+    settings = _build_settings(run.plan, state)
+    run_pass = make_pass_runner(run, step=step, part=part)
+    if not gate.enabled:
+        return await force_accept(candidate, current, settings=settings, metric=metric, run_pass=run_pass)
+    if state.ranking is None or state.deterministic:
+        best = await run.find_skill(state.best.skill_hash)
+        evaluated = await evaluate(
+            candidate, current, best, settings=settings, metric=metric, run_pass=run_pass
         )
+        if evaluated is not None:
+            return evaluated
+    assert state.ranking is not None, "only the ranked policy repeats items"
+    ranked = RankSettings(
+        item_ids=run.plan.gate_order,
+        kept=tuple(version.skill_hash for version in state.kept),
+        worth=find_worth(run.plan),
+        max_passes=MAX_PASSES,
+        coverage=gate.coverage,
+        no_regression=gate.no_regression,
+    )
+    evaluator = RankedEvaluator(ranked, metric, run_pass=run_pass, read_pass=make_pass_reader(run))
+    return await evaluator.evaluate(candidate, current, state.ranking, measures_current=state.deterministic)
 
-        async def measure(skill: Skill, item_ids: Sequence[str]) -> Sequence[Rollout]:
-            return await run_pass(skill, 0, item_ids)
 
-        result = await run_race(
-            contenders, current, settings, measure=measure, score=self.metric.score_rollout
+def find_worth(plan: RunPlan) -> float:
+    """Return the least gain for each rollout of a further pass; a small budget finds more with other candidates."""
+    worth = plan.config.gate.worth
+    planned = plan.config.train.max_rollouts
+    return worth if planned is None else max(worth, WORTH_OF_BUDGET / planned)
+
+
+def _build_settings(plan: RunPlan, state: RunState) -> GateSettings:
+    gate = plan.config.gate
+    is_limited = plan.config.train.max_rollouts is not None
+    confirms = gate.policy == "ranked" and plan.config.target.deterministic is not True
+    return GateSettings(
+        item_ids=plan.gate_order,
+        coverage=gate.coverage,
+        no_regression=gate.no_regression,
+        confirms=confirms and not (is_limited and len(state.kept) > CONFIRMED_VERSIONS),
+    )
+
+
+async def _ask_approver(
+    run: Run, verdict: Verdict, candidate: Skill, current: Skill, *, step: int, part: DecisionPoint
+) -> Verdict:
+    """Return the verdict after the approver, whose answer is logged before it is used."""
+    if run.approve is None or not verdict.accepted:
+        return verdict
+    label = f"approval/{part}/{candidate.hash}"
+    answer = await run.decision_log.get(step, label)
+    if answer is None:
+        review = CandidateReview(
+            step=step,
+            part=part,
+            current=current,
+            candidate=candidate,
+            diff=diff_texts(current.text, candidate.text),
+            verdict=verdict,
         )
-        judged = (
-            set() if result.winner is None else {current.hash, contenders[result.winner].candidate.skill.hash}
-        )
-        others = [rollout for rollout in result.unmeasured if rollout.skill_hash not in judged]
-        await log_unmeasured(others, decision_log=self._decision_log, step=step)
-        return result
-
-    async def _order_race(self, current: Skill, known: Sequence[Rollout], *, step: int) -> tuple[str, ...]:
-        """Return the order of a race's items; if some are unmeasured now and tried again later, it is logged."""
-        label = f"race_order/{current.hash}"
-        logged = await self._decision_log.get(step, label)
-        if isinstance(logged, list):
-            return tuple(map(str, logged))
-        scores = {rollout.item_id: self.metric.score_rollout(rollout) for rollout in known}
-        order = order_items(self._order, scores)
-        if None in scores.values():
-            await self._decision_log.put(step, label, list(order))
-        return order
-
-    async def judge(
-        self, candidate: Skill, state: RunState, *, step: int, part: DecisionPoint, subject: str
-    ) -> Verdict:
-        """Return the verdict on a candidate.
-
-        Raises:
-            Unmeasured: Too little could be measured; ``subject`` begins the message. Nothing is logged, so that a
-                retry can measure everything again.
-        """
-        current = await self._store.skill(state.current.skill_hash)
-        evaluated = await self._evaluate(candidate, current, state, step=step, part=part)
-        verdict = evaluated.verdict
-        if verdict.action == "unmeasured":
-            first = next((f" The first failure: {lost.error}" for lost in evaluated.unmeasured), "")
-            raise Unmeasured(f"{subject}: {verdict.reason}{first}")
-        await log_unmeasured(evaluated.unmeasured, decision_log=self._decision_log, step=step)
-        return await self._ask_approver(verdict, candidate, current, step=step, part=part)
-
-    async def _evaluate(
-        self, candidate: Skill, current: Skill, state: RunState, *, step: int, part: DecisionPoint
-    ) -> EvaluationResult:
-        settings = self._build_settings(state)
-        run_pass = self._scheduler.make_pass_runner(step=step, part=part)
-        if not self._gate.enabled:
-            return await force_accept(
-                candidate, current, settings=settings, metric=self.metric, run_pass=run_pass
-            )
-        if state.ranking is None or state.deterministic:
-            best = await self._store.skill(state.best.skill_hash)
-            evaluated = await evaluate(
-                candidate, current, best, settings=settings, metric=self.metric, run_pass=run_pass
-            )
-            if evaluated is not None:
-                return evaluated
-        assert state.ranking is not None, "only the ranked policy repeats items"
-        ranked = RankSettings(
-            item_ids=self._order,
-            kept=tuple(version.skill_hash for version in state.kept),
-            worth=self._find_worth(),
-            max_passes=self._gate.max_trials or MAX_PASSES,
-            coverage=self._gate.coverage,
-            no_regression=self._gate.no_regression,
-        )
-        evaluator = RankedEvaluator(
-            ranked, self.metric, run_pass=run_pass, read_pass=self._scheduler.read_pass
-        )
-        return await evaluator.evaluate(
-            candidate, current, state.ranking, measures_current=state.deterministic
-        )
-
-    def _find_worth(self) -> float:
-        """Return the least gain for each rollout of a further pass; a small budget finds more with other candidates."""
-        planned = self._plan.config.train.max_rollouts
-        return self._gate.worth if planned is None else max(self._gate.worth, WORTH_OF_BUDGET / planned)
-
-    def _build_settings(self, state: RunState) -> GateSettings:
-        gate, is_limited = self._gate, self._plan.config.train.max_rollouts is not None
-        confirms = gate.policy == "ranked" and self._declared_deterministic is not True
-        return GateSettings(
-            item_ids=self._order,
-            coverage=gate.coverage,
-            no_regression=gate.no_regression,
-            confirms=confirms and not (is_limited and len(state.kept) > CONFIRMED_VERSIONS),
-        )
-
-    async def _ask_approver(
-        self, verdict: Verdict, candidate: Skill, current: Skill, *, step: int, part: DecisionPoint
-    ) -> Verdict:
-        if self._approve is None or not verdict.accepted:
-            return verdict
-        label = f"approval/{part}/{candidate.hash}"
-        answer = await self._decision_log.get(step, label)
-        if answer is None:
-            review = CandidateReview(
-                step=step,
-                part=part,
-                current=current,
-                candidate=candidate,
-                diff=diff_texts(current.text, candidate.text),
-                verdict=verdict,
-            )
-            reply = await self._approve(review)
-            answer = reply if isinstance(reply, bool) else str(reply)
-            await self._decision_log.put(step, label, answer)
-        if answer is True:
-            return verdict
-        veto = answer if isinstance(answer, str) and answer else "no reason was given"
-        ranked = verdict.ranked
-        return verdict.model_copy(
-            update={
-                "action": "reject",
-                "reason": f"{verdict.reason} Vetoed: {veto}",
-                "ranked": None if ranked is None else ranked.model_copy(update={"chosen": current.hash}),
-                "veto": veto,
-            }
-        )
+        reply = await run.approve(review)
+        answer = reply if isinstance(reply, bool) else str(reply)
+        await run.decision_log.put(step, label, answer)
+    if answer is True:
+        return verdict
+    veto = answer if isinstance(answer, str) and answer else "no reason was given"
+    ranked = verdict.ranked
+    return verdict.model_copy(
+        update={
+            "action": "reject",
+            "reason": f"{verdict.reason} Vetoed: {veto}",
+            "ranked": None if ranked is None else ranked.model_copy(update={"chosen": current.hash}),
+            "veto": veto,
+        }
+    )
 
 
 def describe_few_items(n: int) -> str:
@@ -248,7 +213,7 @@ def estimate_gate_power(plan: RunPlan) -> GatePowerEstimated:
             f"The gate measures a candidate on {items}, again if it is close, and goes on with the skill "
             f"that is most probably best. {claim}"
         )
-        trials = gate.max_trials or MAX_PASSES
+        trials = MAX_PASSES
     if n < FEW_ITEMS:
         words = f"{describe_few_items(n)} {words}"
     return GatePowerEstimated(run_id=plan.run_id, description=words, trials=trials, rollouts=2 * n * trials)

@@ -13,14 +13,11 @@ from reflact.errors import UsageError
 from reflact.jsonutil import parse_stored
 from reflact.records import ComparisonCategory, SkillVersion, Usage
 from reflact.stages.rollout import build_rollout_key
-from reflact.training.rollouts import FIRST_REPORT_TRIAL, GATE_PHASE
+from reflact.training.rollouts import FIRST_REPORT_TRIAL
 from reflact.types import FrozenModel, Item, Rollout, Split
 
 if TYPE_CHECKING:
     from reflact.store.runs import RunRow, SQLiteRunStore
-
-PHASES = (None, GATE_PHASE, "final")
-"""The phases of a document's rollouts on a split; the last one counts if there are several."""
 
 
 class DocumentResult(FrozenModel):
@@ -99,7 +96,7 @@ async def read_items(
 
     def find_result(item: Item, skill_hash: str) -> DocumentResult:
         found = by_item.get((item.id, skill_hash), ())
-        return _choose_rollouts(found, usage, errors, lambda t, p: find_key(item, skill_hash, t, p))
+        return _choose_rollouts(found, usage, errors, lambda trial: find_key(item, skill_hash, trial))
 
     results = tuple(
         _compare(
@@ -114,13 +111,13 @@ async def read_items(
     return results
 
 
-def _ignore_key(item: Item, skill_hash: str, trial: int, phase: str | None) -> str | None:
+def _ignore_key(item: Item, skill_hash: str, trial: int) -> str | None:
     return None
 
 
 def _make_key_finder(
     config: TrainerConfig, identity: Mapping[str, JsonValue]
-) -> Callable[[Item, str, int, str | None], str | None]:
+) -> Callable[[Item, str, int], str | None]:
     """Return a function for the key of a rollout of this run; it returns None if a critic grades."""
     target = identity.get("target")
     if config.environment.grader == "critic":
@@ -130,11 +127,9 @@ def _make_key_finder(
         from reflact.targets.chat import identify_chat_target
 
         model = identify_model(config.models.target)
-        target = identify_chat_target(
-            model, preamble=config.target.preamble, postamble=config.target.postamble
-        )
+        target = identify_chat_target(model, preamble=config.target.preamble, postamble="")
 
-    def find(item: Item, skill_hash: str, trial: int, phase: str | None) -> str | None:
+    def find(item: Item, skill_hash: str, trial: int) -> str | None:
         return build_rollout_key(
             item,
             skill_hash,
@@ -142,7 +137,7 @@ def _make_key_finder(
             environment=str(identity["environment"]),
             feedback=False,
             trial=trial,
-            phase=phase,
+            phase=None,
         )
 
     return find
@@ -152,18 +147,14 @@ def _choose_rollouts(
     rollouts: Iterable[Rollout],
     usage: Mapping[str, Usage],
     errors: Mapping[str, str],
-    find_key: Callable[[int, str | None], str | None],
+    find_key: Callable[[int], str | None],
 ) -> DocumentResult:
     """Return the trials that the reported score covers: fresh ones if there are any, otherwise the first."""
-    chosen: dict[int, Rollout] = {}
-    for phase in PHASES:
-        for rollout in rollouts:
-            if find_key(rollout.trial, phase) in {None, rollout.key}:
-                chosen[rollout.trial] = rollout
+    chosen = {r.trial: r for r in rollouts if find_key(r.trial) in {None, r.key}}
     trials = sorted(trial for trial in chosen if trial >= FIRST_REPORT_TRIAL) or [0]
     found = tuple(chosen[trial] for trial in trials if trial in chosen)
     spent = [usage[rollout.key] for rollout in found if rollout.key in usage]
-    keys = (find_key(trial, phase) for trial in trials for phase in PHASES)
+    keys = map(find_key, trials)
     return DocumentResult(
         rollouts=found,
         usage=sum(spent[1:], spent[0]) if spent else None,

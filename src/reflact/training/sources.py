@@ -1,25 +1,27 @@
-"""The sources of candidates in a run: what each makes of a step, and what it may spend."""
+"""The sources of candidates: what each makes of a step, and what it may spend."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from reflact.errors import QuotaSpent
-from reflact.llm.middleware import LLMMiddleware, unwrap_environment
-from reflact.messages import CallId, NoReply, RenderedPrompt, Reply
-from reflact.protocols import Answerable, MessageRenderer, Proposer, R, StepEvidence
-from reflact.search.examples import (
-    apply_examples,
-    draw_first_sets,
-    draw_variants,
-    group_examples,
-)
+from reflact.llm.middleware import unwrap_environment
+from reflact.messages import NoReply, RenderedPrompt
+from reflact.protocols import Answerable, MessageRenderer, R, StepEvidence
+from reflact.records import RunState, StepBufferEntry
+from reflact.search.examples import apply_examples, draw_first_sets, draw_variants, group_examples
 from reflact.search.race import Contender
 from reflact.search.rewrite import DOCUMENTS, RewriteInput, write_documents
-from reflact.skills.document import apply_edits, check_region_text
-from reflact.skills.rejected_edits import select_relevant_edits
+from reflact.skills.document import (
+    UNCHANGED_REASON,
+    apply_edits,
+    check_region_text,
+    digest_form,
+    editable_text,
+)
+from reflact.skills.rejected_edits import RejectedEdit, select_relevant_edits
 from reflact.stages.aggregate import aggregate
+from reflact.stages.context import StageContext
 from reflact.stages.execution_notes import LapseTriage
 from reflact.stages.prompt_sections import (
     BYTES_PER_TOKEN,
@@ -39,30 +41,21 @@ from reflact.stages.reflect import (
     list_edit_kinds,
     roll_out_and_reflect,
 )
-from reflact.stages.rollout import log_unmeasured
+from reflact.stages.rollout import RolloutRunner, log_unmeasured
 from reflact.stages.select import choose_step_size, select
 from reflact.stages.update import update
-from reflact.training.proposals import (
-    StepInput,
-    StepProposal,
-    apply_document,
-    build_cases,
-    build_proposal,
-    limit_batches,
-    make_contender,
-    make_train_runner,
-    roll_out_items,
-)
-from reflact.training.rollouts import RolloutScheduler
-from reflact.training.setup import Runtime
-from reflact.training.timing import StageTimer
+from reflact.training.rollouts import make_progress_counter, make_runner
+from reflact.training.run import Run
 from reflact.types import (
     AggregateResult,
     AnalystReport,
+    Candidate,
     Case,
     Edit,
     Fallback,
+    FrozenModel,
     Item,
+    Rewrite,
     Rollout,
     SelectResult,
     Skill,
@@ -70,125 +63,6 @@ from reflact.types import (
     WorkedExample,
     is_failure,
 )
-
-
-@dataclass(frozen=True)
-class EditsSource:
-    """The published algorithm: the stages reflect, aggregate, select and update make one candidate."""
-
-    runtime: Runtime
-    scheduler: RolloutScheduler
-    timer: StageTimer
-
-    async def propose(self, work: StepInput) -> StepProposal:
-        """Return the candidate of the stages."""
-        context, skill, step = work.context, work.skill, work.step
-        async with self.timer.stage("rollout", "reflect", step=step):
-            rollouts, reports = await self._roll_out_and_reflect(work)
-        notes = show_meta(work.meta_skill)
-        async with self.timer.stage("aggregate", step=step):
-            merged = await aggregate(
-                reports,
-                skill,
-                context=context,
-                config=self.runtime.config.aggregate,
-                operations=list_edit_kinds(self.runtime.config.update),
-                notes=notes,
-            )
-        async with self.timer.stage("select", step=step):
-            chosen = await self._select(work, merged, notes=notes, rollouts=rollouts)
-        async with self.timer.stage("update", step=step):
-            candidate = await update(skill, chosen, context=context, attempts=show_buffer(work.attempts))
-        contender = make_contender("edits", candidate)
-        return StepProposal(
-            rollouts=rollouts, contenders=(contender,), reports=reports, merged=merged, chosen=chosen
-        )
-
-    async def _roll_out_and_reflect(
-        self, work: StepInput
-    ) -> tuple[tuple[Rollout, ...], tuple[AnalystReport, ...]]:
-        config, context = self.runtime.config, work.context
-        analyst = Analyst(
-            context=context,
-            skill=work.skill,
-            config=config.update,
-            max_edits=config.select.max_edits if work.max_edits is None else work.max_edits,
-            tokens=config.reflect.trajectory_tokens,
-            notes=self._make_notes(work),
-        )
-        analyse = analyst.report
-        if config.appendix.enabled:
-            analyse = LapseTriage(
-                context=context,
-                skill=work.skill,
-                analyse=analyse,
-                successes=config.appendix.source == "both",
-                tokens=config.reflect.trajectory_tokens,
-            ).report
-        annotator = self.runtime.plan.annotator
-
-        async def annotate_and_analyse(batch: Minibatch) -> AnalystReport:
-            if annotator is not None:
-                words = f"the annotator failed in step {work.step}"
-                async with self.scheduler.failures.explain(words, step=work.step):
-                    batch = await annotate_failures(batch, annotator, context)
-            return await analyse(batch)
-
-        batches = limit_batches(work, len(work.items))
-        return await roll_out_and_reflect(
-            batches,
-            work.skill,
-            runner=make_train_runner(self.scheduler, work, n=sum(map(len, batches))),
-            analyse=annotate_and_analyse,
-            config=config.reflect,
-            seed=config.seed,
-            threshold=config.train.success_threshold,
-        )
-
-    def _make_notes(self, work: StepInput) -> Callable[[Minibatch], str]:
-        """Return a function that builds an analyst's notes: attempts, rejected edits and the meta skill."""
-        tokens, cards = self.runtime.config.reflect.trajectory_tokens, work.rejected_edits
-        attempts, meta = show_buffer(work.attempts), show_meta(work.meta_skill)
-
-        def notes(batch: Minibatch) -> str:
-            memory = show_memory(select_relevant_edits(cards, batch.show_cases(tokens))) if cards else ""
-            return join_sections(attempts, memory, meta)
-
-        return notes
-
-    async def _select(
-        self, work: StepInput, merged: AggregateResult, *, notes: str, rollouts: Sequence[Rollout]
-    ) -> SelectResult:
-        attempts = show_buffer(work.attempts)
-        most, decision = work.max_edits, None
-        fallbacks: tuple[Fallback, ...] = ()
-        if self.runtime.config.update.mode == "full_rewrite":
-            return SelectResult(patch=merged.patch, pool_size=len(merged.patch.edits))
-        if self.runtime.config.select.lr_control == "autonomous" and merged.patch.edits:
-            assert most is not None
-            size = await choose_step_size(
-                merged,
-                work.skill,
-                context=work.context,
-                notes=join_sections(attempts, notes),
-                figures=self._show_figures(work, rollouts),
-                default=most,
-            )
-            if isinstance(size, Fallback):
-                fallbacks = (size,)
-            else:
-                most, decision = size.count, size
-        chosen = await select(
-            merged, work.skill, context=work.context, budget=most, attempts=attempts, notes=notes
-        )
-        return chosen.model_copy(update={"decision": decision, "fallbacks": fallbacks + chosen.fallbacks})
-
-    def _show_figures(self, work: StepInput, rollouts: Sequence[Rollout]) -> str:
-        threshold = self.runtime.config.train.success_threshold
-        ids = {rollout.item_id for rollout in rollouts}
-        items = [item for item in work.items if item.id in ids]
-        return show_figures(rollouts, items, [r.item_id for r in rollouts if is_failure(r, threshold)])
-
 
 CANDIDATES = 6
 """Sets of examples that a step compares."""
@@ -200,62 +74,261 @@ TRANSCRIPT_BYTES = 1_500
 """The most bytes of an agent's transcript as an example."""
 
 
-@dataclass(frozen=True)
-class ExamplesSource:
-    """Puts worked examples from train items into the document; no model is asked.
+@dataclass(frozen=True, kw_only=True)
+class StepInput:
+    """What a step begins with: its source, its batches, the current document, and what the run knows.
+
+    ``rejected_edits`` are the changes of other runs and earlier epochs that did not help. ``max_edits`` is the edit budget.
+    ``max_items`` is how many items the budget lets the step roll out; None: all of its batches.
+    """
+
+    source: str
+    is_stalled: bool
+    epoch: int
+    context: StageContext
+    state: RunState
+    skill: Skill
+    batches: tuple[tuple[Item, ...], ...]
+    rejected_edits: tuple[RejectedEdit, ...]
+    max_edits: int | None
+    max_items: int | None
+
+    @property
+    def step(self) -> int:
+        """The step."""
+        return self.context.step
+
+    @property
+    def items(self) -> tuple[Item, ...]:
+        """The items of all batches, in order."""
+        return tuple(item for batch in self.batches for item in batch)
+
+    @property
+    def attempts(self) -> tuple[StepBufferEntry, ...]:
+        """The earlier steps of the epoch."""
+        return self.state.step_buffer if self.state.epoch == self.epoch else ()
+
+    @property
+    def examples(self) -> tuple[WorkedExample, ...]:
+        """The worked examples in the document."""
+        return self.state.current.examples
+
+
+class StepProposal(FrozenModel):
+    """A step's candidates, and what led to them; a ``verdict`` says why there is none to judge.
+
+    ``merged`` and ``chosen`` are those of the stages; other sources have None.
+    """
+
+    rollouts: tuple[Rollout, ...] = ()
+    contenders: tuple[Contender, ...] = ()
+    reports: tuple[AnalystReport, ...] = ()
+    merged: AggregateResult | None = None
+    chosen: SelectResult | None = None
+    rewrites: tuple[Rewrite, ...] = ()
+    fallbacks: tuple[Fallback, ...] = ()
+    verdict: Verdict | None = None
+
+
+def list_sources(run: Run) -> tuple[str, ...]:
+    """Return the sources of a run, in the order in which they are tried.
+
+    A proposer that is passed in Python takes the place of the default ones, and joins those that are named. A document of
+    several files is not rewritten.
+    """
+    search = run.config.search
+    named: tuple[str, ...] = ()
+    if "sources" in search.model_fields_set or run.plan.proposer is None:
+        named = search.sources
+    if run.plan.proposer is not None:
+        own = search.own or "proposer"
+        named = named if own in named else (*named, own)
+    if run.config.skill_files:
+        named = tuple(name for name in named if name != "rewrite")
+    return named
+
+
+async def propose(run: Run, work: StepInput) -> StepProposal:
+    """Return the candidates of a step's source."""
+    sources = {"examples": propose_examples, "rewrite": propose_rewrites, "edits": propose_edits}
+    return await sources.get(work.source, propose_own)(run, work)
+
+
+async def propose_edits(run: Run, work: StepInput) -> StepProposal:
+    """Return the candidate of the published algorithm: reflect, aggregate, select, update."""
+    context = work.context
+    skill = work.skill
+    notes = show_meta(work.state.meta_skill)
+    async with run.timer.stage("rollout", "reflect", step=work.step):
+        rollouts, reports = await _roll_out_and_reflect(run, work)
+    async with run.timer.stage("aggregate", step=work.step):
+        operations = list_edit_kinds(run.config.update)
+        merged = await aggregate(
+            reports, skill, context=context, config=run.config.aggregate, operations=operations, notes=notes
+        )
+    async with run.timer.stage("select", step=work.step):
+        chosen = await _select(run, work, merged, rollouts)
+    async with run.timer.stage("update", step=work.step):
+        candidate = await update(skill, chosen, context=context, attempts=show_buffer(work.attempts))
+    return StepProposal(
+        rollouts=rollouts,
+        contenders=(make_contender("edits", candidate),),
+        reports=reports,
+        merged=merged,
+        chosen=chosen,
+    )
+
+
+async def _roll_out_and_reflect(
+    run: Run, work: StepInput
+) -> tuple[tuple[Rollout, ...], tuple[AnalystReport, ...]]:
+    config = run.config
+    tokens = config.reflect.trajectory_tokens
+    attempts = show_buffer(work.attempts)
+    meta = show_meta(work.state.meta_skill)
+
+    def make_notes(batch: Minibatch) -> str:
+        memory = ""
+        if work.rejected_edits:
+            memory = show_memory(select_relevant_edits(work.rejected_edits, batch.show_cases(tokens)))
+        return join_sections(attempts, memory, meta)
+
+    analyse = Analyst(
+        context=work.context,
+        skill=work.skill,
+        config=config.update,
+        max_edits=config.select.max_edits if work.max_edits is None else work.max_edits,
+        tokens=tokens,
+        notes=make_notes,
+    ).report
+    if config.appendix.enabled:
+        analyse = LapseTriage(
+            context=work.context,
+            skill=work.skill,
+            analyse=analyse,
+            successes=config.appendix.source == "both",
+            tokens=tokens,
+        ).report
+
+    async def annotate_and_analyse(batch: Minibatch) -> AnalystReport:
+        return await analyse(await _annotate(run, work, batch))
+
+    batches = limit_batches(work, len(work.items))
+    return await roll_out_and_reflect(
+        batches,
+        work.skill,
+        runner=make_train_runner(run, work, n=sum(map(len, batches))),
+        analyse=annotate_and_analyse,
+        config=config.reflect,
+        seed=config.seed,
+        threshold=config.train.success_threshold,
+    )
+
+
+async def _annotate(run: Run, work: StepInput, batch: Minibatch) -> Minibatch:
+    """Return a minibatch with the notes of the run's annotator, if there is one."""
+    annotator = run.plan.annotator
+    if annotator is None:
+        return batch
+    async with run.failures.explain(f"the annotator failed in step {work.step}", step=work.step):
+        return await annotate_failures(batch, annotator, work.context)
+
+
+async def _select(
+    run: Run, work: StepInput, merged: AggregateResult, rollouts: Sequence[Rollout]
+) -> SelectResult:
+    """Return the edits to apply, after the step size that the optimizer chose if it is asked for one."""
+    if run.config.update.mode == "full_rewrite":
+        return SelectResult(patch=merged.patch, pool_size=len(merged.patch.edits))
+    notes = show_meta(work.state.meta_skill)
+    attempts = show_buffer(work.attempts)
+    budget = work.max_edits
+    decision = None
+    fallbacks: tuple[Fallback, ...] = ()
+    if run.config.select.lr_control == "autonomous" and merged.patch.edits:
+        assert budget is not None
+        size = await choose_step_size(
+            merged,
+            work.skill,
+            context=work.context,
+            notes=join_sections(attempts, notes),
+            figures=_show_figures(run, work, rollouts),
+            default=budget,
+        )
+        if isinstance(size, Fallback):
+            fallbacks = (size,)
+        else:
+            budget = size.count
+            decision = size
+    chosen = await select(
+        merged, work.skill, context=work.context, budget=budget, attempts=attempts, notes=notes
+    )
+    return chosen.model_copy(update={"decision": decision, "fallbacks": fallbacks + chosen.fallbacks})
+
+
+def _show_figures(run: Run, work: StepInput, rollouts: Sequence[Rollout]) -> str:
+    threshold = run.config.train.success_threshold
+    ids = {rollout.item_id for rollout in rollouts}
+    items = [item for item in work.items if item.id in ids]
+    return show_figures(rollouts, items, [r.item_id for r in rollouts if is_failure(r, threshold)])
+
+
+async def propose_examples(run: Run, work: StepInput) -> StepProposal:
+    """Return documents with several sets of worked examples from train items; no model is asked.
 
     If the environment gives no right answers, or the target works in several turns, the examples are rollouts of the step
     that were graded right.
     """
+    known = find_right_answers(run)
+    rollouts: tuple[Rollout, ...] = ()
+    if work.examples or not known:
+        rollouts = await roll_out_items(run, work, most=CASES if known else len(work.items))
+    await log_unmeasured(rollouts, decision_log=run.decision_log, step=work.step)
+    pool = _collect_examples(run, work, known, rollouts)
+    if not pool:
+        reason = "No train item has a right answer that can be written down, and no rollout was graded right."
+        return StepProposal(rollouts=rollouts, verdict=Verdict(action="no_patches", reason=reason))
+    threshold = run.config.train.success_threshold
+    sets = _draw_sets(run, work, pool, {r.item_id for r in rollouts if is_failure(r, threshold)})
+    if not sets:
+        most = run.config.search.max_document_tokens
+        reason = f"The document has no room for another set of worked examples; search.max_document_tokens is {most}."
+        return StepProposal(rollouts=rollouts, verdict=Verdict(action="no_patches", reason=reason))
+    contenders = []
+    for examples in sets:
+        label = "1 example" if len(examples) == 1 else f"{len(examples)} examples"
+        contenders.append(make_contender(label, apply_examples(work.skill, examples)))
+    return StepProposal(rollouts=rollouts, contenders=tuple(contenders))
 
-    runtime: Runtime
-    scheduler: RolloutScheduler
-    timer: StageTimer
 
-    async def propose(self, work: StepInput) -> StepProposal:
-        """Return documents with several sets of examples."""
-        train = self.runtime.plan.data.train
-        known = find_right_answers(self.runtime, train)
-        rollouts: tuple[Rollout, ...] = ()
-        if work.examples or not known:
-            rollouts = await roll_out_items(
-                work, self.scheduler, self.timer, most=CASES if known else len(work.items)
-            )
-        await log_unmeasured(rollouts, decision_log=work.context.decision_log, step=work.step)
-        threshold = self.runtime.config.train.success_threshold
-        right = [r for r in rollouts if r.score is not None and not is_failure(r, threshold)]
-        messages = {item.id: render_message(self.runtime, item) for item in train}
-        pool = {example.item_id: example for example in work.examples if example.item_id in messages}
-        for rollout in right if not known or any(len(r.turns) > 2 for r in rollouts) else ():
-            pool[rollout.item_id] = _read_example(rollout, messages[rollout.item_id])
-        pool = {example.item_id: example for example in known} | pool
-        safe = [example for example in pool.values() if _is_safe(example)]
-        if not safe:
-            reason = (
-                "No train item has a right answer that can be written down, and no rollout was graded right."
-            )
-            return StepProposal(rollouts=rollouts, verdict=Verdict(action="no_patches", reason=reason))
-        sets = self._draw(work, safe, {r.item_id for r in rollouts if is_failure(r, threshold)})
-        if not sets:
-            most = self.runtime.config.search.max_document_tokens
-            reason = f"The document has no room for another set of worked examples; search.max_document_tokens is {most}."
-            return StepProposal(rollouts=rollouts, verdict=Verdict(action="no_patches", reason=reason))
-        return StepProposal(rollouts=rollouts, contenders=tuple(_name_set(work.skill, each) for each in sets))
+def _collect_examples(
+    run: Run, work: StepInput, known: Sequence[WorkedExample], rollouts: Sequence[Rollout]
+) -> list[WorkedExample]:
+    """Return what can be an example: known right answers, and then those of the document and of right rollouts."""
+    threshold = run.config.train.success_threshold
+    right = [r for r in rollouts if r.score is not None and not is_failure(r, threshold)]
+    messages = {item.id: render_message(run, item) for item in run.plan.data.train}
+    pool = {example.item_id: example for example in known}
+    pool |= {example.item_id: example for example in work.examples if example.item_id in messages}
+    if not known or any(len(rollout.turns) > 2 for rollout in rollouts):
+        pool |= {rollout.item_id: _read_example(rollout, messages[rollout.item_id]) for rollout in right}
+    return [example for example in pool.values() if _is_safe(example)]
 
-    def _draw(
-        self, work: StepInput, pool: Sequence[WorkedExample], failed: set[str]
-    ) -> tuple[tuple[WorkedExample, ...], ...]:
-        kinds = {item.id: item.task_type for item in self.runtime.plan.data.train}
-        groups = group_examples(pool, [kinds.get(example.item_id) for example in pool])
-        config = self.runtime.config
-        room = config.search.max_document_tokens * BYTES_PER_TOKEN - count_other_bytes(work.skill)
-        seed, label = config.seed, f"examples/{work.step}"
-        most = CANDIDATES * (1 + work.is_stalled)
-        if not work.examples:
-            return draw_first_sets(pool, groups, seed=seed, label=label, most=most, max_bytes=room)
-        return draw_variants(
-            work.examples, pool, groups, failed, seed=seed, label=label, most=most, max_bytes=room
-        )
+
+def _draw_sets(
+    run: Run, work: StepInput, pool: Sequence[WorkedExample], failed: set[str]
+) -> tuple[tuple[WorkedExample, ...], ...]:
+    kinds = {item.id: item.task_type for item in run.plan.data.train}
+    groups = group_examples(pool, [kinds.get(example.item_id) for example in pool])
+    room = run.config.search.max_document_tokens * BYTES_PER_TOKEN - count_other_bytes(work.skill)
+    seed = run.config.seed
+    label = f"examples/{work.step}"
+    most = CANDIDATES * (1 + work.is_stalled)
+    if not work.examples:
+        return draw_first_sets(pool, groups, seed=seed, label=label, most=most, max_bytes=room)
+    return draw_variants(
+        work.examples, pool, groups, failed, seed=seed, label=label, most=most, max_bytes=room
+    )
 
 
 def count_other_bytes(skill: Skill) -> int:
@@ -263,12 +336,6 @@ def count_other_bytes(skill: Skill) -> int:
     placeholder = "x"
     marked = apply_edits(skill, [Edit(op="examples", content=placeholder)]).skill.text
     return len(marked.encode()) - len(placeholder)
-
-
-def _name_set(skill: Skill, examples: tuple[WorkedExample, ...]) -> Contender:
-    count = len(examples)
-    label = "1 example" if count == 1 else f"{count} examples"
-    return make_contender(label, apply_examples(skill, examples))
 
 
 def _is_safe(example: WorkedExample) -> bool:
@@ -290,125 +357,98 @@ def _read_example(rollout: Rollout, message: str) -> WorkedExample:
     )
 
 
-def find_right_answers(runtime: Runtime, items: Sequence[Item]) -> tuple[WorkedExample, ...]:
-    """Return the items whose right answer the environment can write down, with it."""
-    environment = unwrap_environment(runtime.plan.environment)
+def find_right_answers(run: Run) -> tuple[WorkedExample, ...]:
+    """Return the train items whose right answer the environment can write down, with it."""
+    environment = unwrap_environment(run.plan.environment)
     if not isinstance(environment, Answerable):
         return ()
     examples = []
-    for item in items:
+    for item in run.plan.data.train:
         answers = environment.list_right_answers(item)
         if answers:
             # A grader may list answers in the form in which it compares them; the reference is as somebody wrote it.
             own = item.reference if isinstance(item.reference, str | int | float) else answers[0]
-            task = render_message(runtime, item)
-            examples.append(WorkedExample(item_id=item.id, task=task, answer=str(own)))
+            examples.append(WorkedExample(item_id=item.id, task=render_message(run, item), answer=str(own)))
     return tuple(examples)
 
 
-def render_message(runtime: Runtime, item: Item) -> str:
+def render_message(run: Run, item: Item) -> str:
     """Return an item's task as the target sees it."""
-    environment = unwrap_environment(runtime.plan.environment)
-    return (
-        environment.render_message(item)
-        if isinstance(environment, MessageRenderer)
-        else show_json(item.input)
+    environment = unwrap_environment(run.plan.environment)
+    if isinstance(environment, MessageRenderer):
+        return environment.render_message(item)
+    return show_json(item.input)
+
+
+async def propose_rewrites(run: Run, work: StepInput) -> StepProposal:
+    """Return whole documents that the optimizer writes, several at a time."""
+    rollouts = await roll_out_items(run, work, most=CASES)
+    cases = build_cases(work.items, rollouts, run.config.train.success_threshold)
+    shown = {case.item.id for case in cases} | {example.item_id for example in work.examples}
+    material = RewriteInput(
+        cases=cases,
+        answers=tuple(answer for answer in find_right_answers(run) if answer.item_id not in shown),
+        notes=join_sections(show_buffer(work.attempts), show_meta(work.state.meta_skill)),
+    )
+    async with run.timer.stage("update", step=work.step):
+        n = DOCUMENTS * (1 + work.is_stalled)
+        rewrites = await write_documents(
+            work.skill, material, context=work.context, n=n, seed=run.config.seed
+        )
+    await log_unmeasured(rollouts, decision_log=run.decision_log, step=work.step)
+    return build_proposal(work.skill, rollouts, rewrites, cases=max(1, len(cases)))
+
+
+async def propose_own(run: Run, work: StepInput) -> StepProposal:
+    """Return the documents of the caller's proposer, which sees the finished rollouts of the step."""
+    proposer = run.plan.proposer
+    assert proposer is not None
+    step = work.step
+    rollouts = await roll_out_items(run, work, most=len(work.items))
+    async with run.timer.stage("update", step=step):
+        evidence = await _collect_evidence(run, work, rollouts)
+        budget = StepAllowance(run, work)
+        async with run.failures.explain(f"the proposer failed in step {step}", step=step):
+            rewrites = tuple(await proposer.propose(work.skill, evidence, budget))
+        await log_unmeasured(rollouts, decision_log=run.decision_log, step=step)
+    return build_proposal(work.skill, rollouts, rewrites, cases=max(1, len(evidence.cases)))
+
+
+async def _collect_evidence(run: Run, work: StepInput, rollouts: Sequence[Rollout]) -> StepEvidence:
+    """Return the cases in the order of the rollouts, and what the run knows; failures have the annotator's notes."""
+    config = run.config
+    cases = build_cases(work.items, rollouts, config.train.success_threshold)
+    failed = [case for case in cases if case.failed]
+    batch = Minibatch(
+        source="failure",
+        index=0,
+        items=tuple(case.item for case in failed),
+        rollouts=tuple(case.rollout for case in failed),
+    )
+    noted = {rollout.key: rollout for rollout in (await _annotate(run, work, batch)).rollouts}
+    shown = tuple(
+        case.model_copy(update={"rollout": noted.get(case.rollout.key, case.rollout)})
+        for case in cases
+        if case.failed or not config.reflect.failure_only
+    )
+    ordered = sorted(shown, key=lambda case: not case.failed)
+    text = show_step_cases(ordered, (), tokens=config.reflect.trajectory_tokens * len(shown))
+    return StepEvidence(
+        step=work.step,
+        cases=shown,
+        attempts=work.attempts,
+        rejected_edits=select_relevant_edits(work.rejected_edits, text),
+        meta_skill=work.state.meta_skill,
+        task=work.context.task,
     )
 
 
 @dataclass(frozen=True)
-class RewriteSource:
-    """Asks the optimizer for whole documents, several at a time."""
-
-    runtime: Runtime
-    scheduler: RolloutScheduler
-    timer: StageTimer
-
-    async def propose(self, work: StepInput) -> StepProposal:
-        """Return the documents that were written."""
-        rollouts = await roll_out_items(work, self.scheduler, self.timer, most=CASES)
-        cases = build_cases(work.items, rollouts, self.runtime.config.train.success_threshold)
-        shown = {case.item.id for case in cases} | {example.item_id for example in work.examples}
-        answers = find_right_answers(self.runtime, self.runtime.plan.data.train)
-        notes = join_sections(show_buffer(work.attempts), show_meta(work.meta_skill))
-        material = RewriteInput(
-            cases=cases, answers=tuple(e for e in answers if e.item_id not in shown), notes=notes
-        )
-        async with self.timer.stage("update", step=work.step):
-            rewrites = await write_documents(
-                work.skill,
-                material,
-                context=work.context,
-                n=DOCUMENTS * (1 + work.is_stalled),
-                seed=self.runtime.config.seed,
-            )
-        await log_unmeasured(rollouts, decision_log=work.context.decision_log, step=work.step)
-        return build_proposal(work.skill, rollouts, rewrites, cases=max(1, len(cases)))
-
-
-@dataclass(frozen=True)
-class ProposerSource:
-    """Asks a proposer of the caller, which sees the finished rollouts of the step."""
-
-    runtime: Runtime
-    scheduler: RolloutScheduler
-    timer: StageTimer
-    proposer: Proposer
-
-    async def propose(self, work: StepInput) -> StepProposal:
-        """Return the documents of the proposer."""
-        step = work.step
-        rollouts = await roll_out_items(work, self.scheduler, self.timer, most=len(work.items))
-        async with self.timer.stage("update", step=step):
-            evidence = await self._collect_evidence(work, rollouts)
-            budget = StepAllowance(work, self.scheduler)
-            async with self.scheduler.failures.explain(f"the proposer failed in step {step}", step=step):
-                rewrites = tuple(await self.proposer.propose(work.skill, evidence, budget))
-            await log_unmeasured(rollouts, decision_log=work.context.decision_log, step=step)
-        return build_proposal(work.skill, rollouts, rewrites, cases=max(1, len(evidence.cases)))
-
-    async def _collect_evidence(self, work: StepInput, rollouts: Sequence[Rollout]) -> StepEvidence:
-        config = self.runtime.config
-        cases = build_cases(work.items, rollouts, config.train.success_threshold)
-        failed = await self._annotate(work, [case for case in cases if case.failed])
-        solved = [case for case in cases if not case.failed and not config.reflect.failure_only]
-        order = {case.rollout.key: n for n, case in enumerate(cases)}
-        text = show_step_cases(
-            [*failed, *solved], (), tokens=config.reflect.trajectory_tokens * len([*failed, *solved])
-        )
-        return StepEvidence(
-            step=work.step,
-            cases=tuple(sorted((*failed, *solved), key=lambda case: order[case.rollout.key])),
-            attempts=work.attempts,
-            rejected_edits=select_relevant_edits(work.rejected_edits, text),
-            meta_skill=work.meta_skill,
-            task=work.context.task,
-        )
-
-    async def _annotate(self, work: StepInput, failed: Sequence[Case]) -> tuple[Case, ...]:
-        annotator = self.runtime.plan.annotator
-        if annotator is None:
-            return tuple(failed)
-        batch = Minibatch(
-            source="failure",
-            index=0,
-            items=tuple(case.item for case in failed),
-            rollouts=tuple(case.rollout for case in failed),
-        )
-        async with self.scheduler.failures.explain(
-            f"the annotator failed in step {work.step}", step=work.step
-        ):
-            batch = await annotate_failures(batch, annotator, work.context)
-        pairs = zip(batch.items, batch.rollouts, strict=True)
-        return tuple(Case(item=item, rollout=rollout, failed=True) for item, rollout in pairs)
-
-
-@dataclass(frozen=True)
 class StepAllowance:
-    """Implements ``protocols.StepBudget`` with the collaborators of a step."""
+    """Implements ``protocols.StepBudget`` for one step of a run."""
 
+    run: Run
     work: StepInput
-    scheduler: RolloutScheduler
 
     @property
     def max_edits(self) -> int | None:
@@ -433,96 +473,89 @@ class StepAllowance:
     async def roll_out(self, documents: Sequence[str]) -> tuple[tuple[Rollout, ...], ...]:
         """Roll documents out on the step's items, with the protected regions of the current document."""
         skills = [apply_document(self.work.skill, document).skill for document in documents]
-        runner = make_train_runner(self.scheduler, self.work, n=len(documents) * len(self.work.items))
+        runner = make_train_runner(self.run, self.work, n=len(documents) * len(self.work.items))
         rolled = await runner.roll_out_batches(self.work.batches, skills)
         for rollouts in rolled:
-            await log_unmeasured(rollouts, decision_log=self.work.context.decision_log, step=self.work.step)
+            await log_unmeasured(rollouts, decision_log=self.run.decision_log, step=self.work.step)
         return rolled
 
 
-def name_own_proposer(runtime: Runtime) -> str | None:
-    """Return the source name of the caller's proposer; None without one."""
-    proposer = runtime.plan.proposer
-    return None if proposer is None else runtime.config.search.own or "proposer"
-
-
-def list_sources(runtime: Runtime) -> tuple[str, ...]:
-    """Return the sources of a run, in the order in which they are tried.
-
-    A proposer that is passed in Python takes the place of the default ones, and joins those that are named. A document of
-    several files is not rewritten.
-    """
-    search = runtime.config.search
-    named = search.sources if "sources" in search.model_fields_set or runtime.plan.proposer is None else ()
-    own = name_own_proposer(runtime)
-    if own is not None and own not in named:
-        named = (*named, own)
-    if runtime.config.skill_files:
-        named = tuple(name for name in named if name != "rewrite")
-    return named
-
-
-def open_source(
-    name: str, runtime: Runtime, scheduler: RolloutScheduler, timer: StageTimer
-) -> ExamplesSource | RewriteSource | EditsSource | ProposerSource:
-    """Return the source with a name."""
-    if name == "examples":
-        return ExamplesSource(runtime, scheduler, timer)
-    if name == "rewrite":
-        return RewriteSource(runtime, scheduler, timer)
-    if name == "edits":
-        return EditsSource(runtime, scheduler, timer)
-    assert runtime.plan.proposer is not None
-    return ProposerSource(runtime, scheduler, timer, runtime.plan.proposer)
-
-
-class CreditWatch(LLMMiddleware):
-    """Passes calls on, and notes if the account has no credit left.
-
-    A step's rollouts raise the same error if the target's account has none, and then no source can go on.
-    """
-
-    is_spent = False
-
-    async def ask(
-        self,
-        prompt: RenderedPrompt,
-        reply_type: type[R],
-        *,
-        call_id: CallId,
-        check: Callable[[R], None] | None = None,
-    ) -> Reply[R]:
-        """Return the model's reply."""
-        try:
-            return await self.inner.ask(prompt, reply_type, call_id=call_id, check=check)
-        except QuotaSpent:
-            self.is_spent = True
-            raise
-
-
-async def propose(
-    name: str, work: StepInput, runtime: Runtime, scheduler: RolloutScheduler, timer: StageTimer
+def build_proposal(
+    skill: Skill, rollouts: tuple[Rollout, ...], rewrites: tuple[Rewrite, ...], *, cases: int
 ) -> StepProposal:
-    """Return the candidates of a source.
+    """Return written documents as candidates; ``cases`` are behind each of them."""
+    contenders: list[Contender] = []
+    missing: list[Rewrite] = []
+    refused: list[Rewrite] = []
+    for rewrite in rewrites:
+        if rewrite.document is None:
+            missing += [rewrite] if rewrite.reason is not None else []
+            continue
+        candidate = apply_document(skill, rewrite.document, cases)
+        reason = candidate.results[0].reason
+        if reason in {None, UNCHANGED_REASON}:
+            contenders.append(make_contender(f"rewrite {rewrite.number + 1}", candidate))
+        else:
+            refused.append(rewrite.model_copy(update={"reason": reason}))
+    fallbacks = tuple(
+        Fallback(label=f"document/{r.number}", reason=str(r.reason), replacement="one document less")
+        for r in (*missing, *refused)
+    )
+    verdict = None
+    if not contenders:
+        reason = fallbacks[0].reason if fallbacks else "no reason was given"
+        verdict = Verdict(action="no_rewrite", reason=f"No document was written: {reason}")
+    return StepProposal(
+        rollouts=rollouts,
+        contenders=tuple(contenders),
+        rewrites=rewrites,
+        fallbacks=fallbacks,
+        verdict=verdict,
+    )
 
-    If the optimizer's account has no credit left, the step has no candidate and the source is barred, so that the run goes
-    on with the sources that need no optimizer. That is logged before it is used.
 
-    Raises:
-        QuotaSpent: The account has no credit left, and no other source can go on; or the target's account has none.
-    """
-    log, label = runtime.decision_log, f"no_credit/{name}"
-    watch = CreditWatch(work.context.llm)
-    work = replace(work, context=replace(work.context, llm=watch))
-    reason = await log.get(work.step, label)
-    if reason is None:
-        try:
-            return await open_source(name, runtime, scheduler, timer).propose(work)
-        except QuotaSpent as error:
-            if not watch.is_spent or "examples" not in list_sources(runtime):
-                raise
-            reason = str(error)
-            await log.put(work.step, label, reason)
-    verdict = Verdict(action="no_patches", reason=f"The optimizer's account has no credit left: {reason}")
-    barred = tuple(source for source in list_sources(runtime) if source != "examples")
-    return StepProposal(verdict=verdict, barred=barred)
+def make_contender(label: str, candidate: Candidate) -> Contender:
+    """Return a candidate with its name in a race."""
+    return Contender(label=label, candidate=candidate, form=digest_form(candidate.skill.text))
+
+
+def apply_document(skill: Skill, document: str, cases: int = 1) -> Candidate:
+    """Return the skill with a new text; protected regions that the text repeats are left out of it."""
+    return apply_edits(skill, [Edit(op="rewrite", content=editable_text(document), support_count=cases)])
+
+
+def build_cases(
+    items: Sequence[Item], rollouts: Sequence[Rollout], threshold: float | None
+) -> tuple[Case, ...]:
+    """Return the measured rollouts with their items, in their order."""
+    by_id = {item.id: item for item in items}
+    return tuple(
+        Case(item=by_id[rollout.item_id], rollout=rollout, failed=is_failure(rollout, threshold))
+        for rollout in rollouts
+        if rollout.score is not None
+    )
+
+
+def limit_batches(work: StepInput, most: int) -> tuple[tuple[Item, ...], ...]:
+    """Return the batches with at most ``most`` items, those first that are no worked examples of the document."""
+    allowed = most if work.max_items is None else min(most, work.max_items)
+    if len(work.items) <= allowed:
+        return work.batches
+    used = {example.item_id for example in work.examples}
+    chosen = sorted(dict.fromkeys(work.items), key=lambda item: item.id in used)[:allowed]
+    return (tuple(chosen),)
+
+
+async def roll_out_items(run: Run, work: StepInput, *, most: int) -> tuple[Rollout, ...]:
+    """Roll the current document out on at most ``most`` items of the step."""
+    batches = limit_batches(work, most)
+    async with run.timer.stage("rollout", step=work.step):
+        runner = make_train_runner(run, work, n=sum(map(len, batches)))
+        (rollouts,) = await runner.roll_out_batches(batches, [work.skill])
+    return rollouts
+
+
+def make_train_runner(run: Run, work: StepInput, n: int) -> RolloutRunner:
+    """Return the runner of a step's items, which counts the progress of ``n`` rollouts."""
+    counter = make_progress_counter(run, "rollout", work.step, n)
+    return make_runner(run, work.step, feedback=True, on_rollout=counter)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import get_args
+from typing import TypeVar, get_args
 
 from reflact import events
 from reflact.config.training import TrainConfig
@@ -23,6 +23,8 @@ from reflact.records import (
 from reflact.types import Candidate, GateAction, Ranking, Skill, Verdict
 
 ACTIONS: tuple[GateAction, ...] = get_args(GateAction)
+Record = TypeVar("Record", StepRecord, EpochRecord, PromotionRecord)
+
 UNCHANGED: tuple[GateAction, ...] = ("no_change", "no_patches", "no_rewrite")
 
 
@@ -80,20 +82,21 @@ def find_current(state: RunState, verdict: Verdict | None) -> SkillVersion:
     return next(version for version in state.kept if version.skill_hash == verdict.ranked.chosen)
 
 
-def choose_best(state: RunState, record: CommitRecord) -> CommitRecord:
+def choose_best(state: RunState, record: Record) -> Record:
     """Return a record with the best version by belief, and measured scores; for the ranked gate.
 
     The current version is the best one if it is better than the initial one with a probability of at least 0.9;
     otherwise the initial one is. While the current version has no pass, the one it was made from stands for it.
     """
-    after, verdict = state.after([record]), record.verdict
-    ranking = after.ranking
+    later: RunState = state.after([record])
+    verdict = record.verdict
+    ranking = later.ranking
     if ranking is None or (state.deterministic and (verdict is None or verdict.deterministic)):
         return record
     posterior, best = Posterior(ranking), state.kept[0]
     measured = ranking.list_lineage(record.current.skill_hash)[-1]
     if posterior.find_probability(measured, best.skill_hash) >= BEST_ABOVE:
-        versions = (record.current, *after.kept)
+        versions = (record.current, *later.kept)
         best = next(version for version in versions if version.skill_hash == measured)
 
     update: dict[str, object] = {
@@ -157,46 +160,41 @@ def build_commit_events(
     run_id: str, record: CommitRecord | None, state: RunState
 ) -> tuple[events.Event, ...]:
     """Return the durable events of a commit; without a record, of the first commit with its ``state``."""
-    match record:
-        case None:
-            return (events.SkillVersionCreated(run_id=run_id, version=state.current),)
-        case PromotionRecord():
-            return (
-                events.PromotionJudged(
-                    run_id=run_id, step=record.step, verdict=record.verdict, best=record.best
-                ),
-            )
-    returned = _build_return_events(run_id, record)
-    created = (
-        events.SkillVersionCreated(run_id=run_id, step=record.step, version=version)
-        for version in record.created_versions
-    )
-    if isinstance(record, StepRecord):
-        return (
-            *_build_step_events(run_id, record),
-            *returned,
-            *created,
-            _build_step_committed(run_id, record),
-        )
-    closed = events.EpochCommitted(
-        run_id=run_id,
-        step=record.step,
-        epoch=record.epoch,
-        slow_update=record.slow_update,
-        meta_skill=record.meta_skill,
-        fallbacks=record.fallbacks,
-        current=record.current,
-        best=record.best,
-    )
-    return (*returned, *created, closed)
-
-
-def _build_return_events(run_id: str, record: StepRecord | EpochRecord) -> Iterator[events.Event]:
+    if record is None:
+        return (events.SkillVersionCreated(run_id=run_id, version=state.current),)
+    step = record.step
     verdict = record.verdict
+    if isinstance(record, PromotionRecord):
+        return (events.PromotionJudged(run_id=run_id, step=step, verdict=record.verdict, best=record.best),)
+    built = list(_build_step_events(run_id, record)) if isinstance(record, StepRecord) else []
     if verdict is not None and verdict.action == "return" and verdict.ranked is not None:
-        yield events.VersionReturned(
-            run_id=run_id, step=record.step, skill_hash=verdict.ranked.chosen, reason=verdict.reason
+        chosen = verdict.ranked.chosen
+        built.append(
+            events.VersionReturned(run_id=run_id, step=step, skill_hash=chosen, reason=verdict.reason)
         )
+    for version in record.created_versions:
+        built.append(events.SkillVersionCreated(run_id=run_id, step=step, version=version))
+    if isinstance(record, StepRecord):
+        committed: events.Event = events.StepCommitted(
+            run_id=run_id,
+            step=step,
+            epoch=record.epoch,
+            action=record.verdict.action,
+            current=record.current,
+            best=record.best,
+        )
+    else:
+        committed = events.EpochCommitted(
+            run_id=run_id,
+            step=step,
+            epoch=record.epoch,
+            slow_update=record.slow_update,
+            meta_skill=record.meta_skill,
+            fallbacks=record.fallbacks,
+            current=record.current,
+            best=record.best,
+        )
+    return (*built, committed)
 
 
 def _build_step_events(run_id: str, record: StepRecord) -> Iterator[events.Event]:
@@ -215,33 +213,12 @@ def _build_step_events(run_id: str, record: StepRecord) -> Iterator[events.Event
     yield events.CandidateJudged(run_id=run_id, step=step, verdict=record.verdict)
 
 
-def _build_step_committed(run_id: str, record: StepRecord) -> events.Event:
-    return events.StepCommitted(
-        run_id=run_id,
-        step=record.step,
-        epoch=record.epoch,
-        action=record.verdict.action,
-        current=record.current,
-        best=record.best,
-    )
-
-
-def find_stop_reason(
-    config: TrainConfig, state: RunState, steps: Sequence[StepRecord], epochs: Sequence[EpochRecord]
-) -> str | None:
-    """Return why no further step is taken, by ``train.patience`` or ``train.stop_at``; None if one is.
-
-    It depends on the committed steps and ends of epochs alone, so a resumed run stops at the same step. A later
-    comparison of the last with the best skill does not count.
-    """
-    since = next((n for n, record in enumerate(reversed(steps)) if record.verdict.accepted), len(steps))
-    if config.patience is not None and since >= config.patience:
-        return f"train.patience is {config.patience}, and the last {since} steps accepted no edit"
-    ends = [end.best for end in epochs if end.step == state.step]
-    best = [state.best, *(step.best for step in steps[-1:]), *ends][-1]
-    if config.stop_at is None or best.score is None or best.score < config.stop_at:
+def find_stop_reason(config: TrainConfig, records: Sequence[StepRecord]) -> str | None:
+    """Return why no further step is taken, by ``train.patience``; None if one is."""
+    since = next((n for n, record in enumerate(reversed(records)) if record.verdict.accepted), len(records))
+    if config.patience is None or since < config.patience:
         return None
-    return f"train.stop_at is {config.stop_at:g}, and the best skill scores {best.score:.3f} on the validation items"
+    return f"train.patience is {config.patience}, and the last {since} steps accepted no edit"
 
 
 def summarize_history(

@@ -14,16 +14,15 @@ from pathlib import Path
 from types import TracebackType
 
 from reflact import events
-from reflact.config.models import SECRET_NAME, is_small_model
+from reflact.config.models import SECRET_NAME
 from reflact.config.training import TrainerConfig
 from reflact.errors import ConfigError, EnvironmentFailure, ReflactError, RunFailed
 from reflact.jsonutil import replace_surrogates
-from reflact.messages import CUT_OFF, MAX_BROKEN_STREAMS, NO_VALID_REPLY, CallReservation
+from reflact.messages import CUT_OFF, NO_VALID_REPLY, CallReservation
 from reflact.protocols import CatchExits, EventCallback, RunStore, read_text
 from reflact.records import CodeFailure, FaultKind, Usage
 from reflact.reporting.lines import escape_controls, list_items, shorten_reason
 from reflact.stages.rollout import RolloutJob
-from reflact.training.cost_estimate import PREFLIGHT
 from reflact.types import AnalystReport
 
 LOGGER = logging.getLogger("reflact")
@@ -44,6 +43,9 @@ LAST_ATTEMPTS, MIN_ATTEMPTS = 20, 10
 
 MIN_ANSWERS, FAULTY_SHARE = 20, 0.1
 """A tenth of the target's answers that are cut or empty is reported, and after 20 answers while the run goes on."""
+
+PREFLIGHT = "preflight"
+"""The purpose of the call that tests an optimizer with its own connection before the baseline."""
 
 MUTE_CALLS = 3
 """The calls of a role without a valid reply, and none with one, after which it counts as mute."""
@@ -111,12 +113,6 @@ class RunWatch:
         if fault is None:
             return
         self._faults[role, fault] += 1
-        if fault == "broken stream" and self._faults[role, fault] == MAX_BROKEN_STREAMS:
-            self._warn(
-                f"streams {role}",
-                f"{MAX_BROKEN_STREAMS} streams of models.{role} broke off, so its replies are asked for without streams "
-                f"from now on, and have no drafts. To do so from the start, set models.{role}.stream to false",
-            )
         counts = {kind: count for (own, kind), count in self._faults.items() if own == role}
         if fault in {"cut prompt", "other model"} or self._n_answers >= MIN_ANSWERS:
             for subject, message in describe_answer_faults(counts, self._n_answers, self._config):
@@ -186,8 +182,6 @@ def advise_on_replies(role: str, config: TrainerConfig, reason: str = "") -> str
     model, key = getattr(config.models, role), f"models.{role}"
     if CUT_OFF in reason and model.max_tokens is not None:
         return f"set {key}.max_tokens higher than {model.max_tokens:,}"
-    if role == "optimizer" and config.prompt_profile != "small" and is_small_model(model.model):
-        return "set preset: small, which suits models below about 3B parameters"
     own = role == "optimizer" and not config.models.is_optimizer_separate
     return f"choose a larger {key}.model than {model.model}{', the model of the target' if own else ''}"
 

@@ -1,0 +1,212 @@
+"""Checks a configuration: the target answers one train item, and each other role gives one small reply."""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+from pydantic import Field
+
+from reflact import events
+from reflact.config.models import ModelConfig, ModelsConfig
+from reflact.config.training import ReplayConfig, TrainerConfig
+from reflact.errors import EnvironmentFailure, ReflactError, ReplyError
+from reflact.llm.pricing import usd_of
+from reflact.messages import CallId, Message, RenderedPrompt, ReplyModel
+from reflact.protocols import ProbedTarget, Session
+from reflact.records import Usage
+from reflact.stages.rollout import describe_exception, run_environment, start_session
+from reflact.training.cost_estimate import estimate_run
+from reflact.training.open_run import connect_run
+from reflact.training.plan import Overrides, prepare_run
+from reflact.training.rollouts import manage_environment
+from reflact.training.run import Run
+from reflact.training.trouble import list_answer_faults
+from reflact.types import FrozenModel, Grade, Item, Rollout
+
+CHECK_PROMPT = RenderedPrompt(
+    name="check",
+    version=1,
+    messages=(
+        Message(
+            role="user",
+            content='This is a test of the connection. Reply with this JSON object: {"word": "ready"}',
+        ),
+    ),
+)
+
+CHECK_RETRIES = 1
+"""Retries during a check, since a person waits for it."""
+
+
+class ReadyReply(ReplyModel):
+    """The reply of the optimizer."""
+
+    word: str = Field(min_length=1, description="The word ready.")
+
+
+class RoleCheck(FrozenModel):
+    """The answers of one role.
+
+    ``title`` is the model and where it is asked. ``seconds`` is the mean time of a call, with its retries. ``usage.usd`` is None if no price is known. ``mode`` is
+    the format of typed replies; None if the role gave none.
+    """
+
+    role: str
+    title: str
+    seconds: float
+    usage: Usage
+    mode: str | None = None
+
+
+class SetupCheck(FrozenModel):
+    """What a check of a configuration found; ``grade`` is that of the target's answer to ``item``.
+
+    ``skill`` says in words if the skill reaches an agent behind a gateway; None if that was not tested.
+    ``target_calls`` is the likely number of the target's calls in a run. ``warnings`` say if a prompt or an answer was
+    cut, or an answer was empty.
+    """
+
+    n_train: int
+    n_val: int
+    n_test: int
+    roles: tuple[RoleCheck, ...]
+    item: Item
+    grade: Grade
+    target_calls: float
+    skill: str | None = None
+    warnings: tuple[str, ...] = ()
+
+
+async def check_setup(config: TrainerConfig, overrides: Overrides | None = None) -> SetupCheck:
+    """Let the target answer one train item, and make one small call to each other role.
+
+    The calls have a temporary store: nothing is written to the run's folder. Recordings are ignored.
+
+    Raises:
+        UsageError: The configuration, the data, a prompt or a key is wrong.
+        ModelError: A role gave no usable reply.
+        EnvironmentFailure: The item could not be graded, or the skill does not reach the agent.
+        RunFailed: The environment could not be set up or closed.
+    """
+    from reflact.store.runs import open_store
+
+    models = _limit_retries(config.models)
+    config = config.model_copy(update={"replay": ReplayConfig(), "models": models})
+    plan = prepare_run(config, overrides or Overrides())
+    finished: list[events.ModelCallFinished] = []
+
+    async def collect(event: events.Event) -> None:
+        if isinstance(event, events.ModelCallFinished):
+            finished.append(event)
+
+    async with AsyncExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="reflact-check-"))
+        store = await stack.enter_async_context(open_store(Path(folder) / "run.db"))
+        run = await stack.enter_async_context(connect_run(plan, store, collect))
+        await store.open_run(plan.run_id, plan.identity, plan.config.model_dump(mode="json"))
+        run.budget.begin((), 0.0)
+        item = plan.data.train[0]
+        async with manage_environment(run.plan.environment, run.failures):
+            skill = await _test_skill(run)
+            grade = await _grade_item(item, run)
+        if plan.overrides.optimizer is None:
+            await _ask_optimizer(run)
+        roles = [
+            await _describe_role(role, finished, run) for role in dict.fromkeys(e.role for e in finished)
+        ]
+        warnings = await list_answer_faults(store, plan.run_id, plan.config)
+    return SetupCheck(
+        n_train=len(plan.data.train),
+        n_val=len(plan.data.val),
+        n_test=len(plan.data.test),
+        roles=tuple(roles),
+        item=item,
+        grade=grade,
+        skill=skill,
+        target_calls=math.fsum(row.calls for row in estimate_run(plan).rows if row.role == "target"),
+        warnings=warnings,
+    )
+
+
+async def _test_skill(run: Run) -> str | None:
+    """Return in words if the skill reaches an agent; None if that was not tested."""
+    plan = run.plan
+    if not (isinstance(plan.target, ProbedTarget) and plan.target.preflight):
+        return None
+    settings = plan.config.models.target
+    warning = await plan.target.test_skill(plan.environment, plan.data.train, plan.initial_skill, settings)
+    return warning or "the agent's request has it, so it is in force"
+
+
+async def _ask_optimizer(run: Run) -> None:
+    """Let the optimizer give one reply; raises if it gives none that is valid."""
+    call_id = CallId(role="optimizer", purpose="check", step=0)
+    try:
+        await run.optimizer.ask(CHECK_PROMPT, ReadyReply, call_id=call_id)
+    except ReplyError as error:
+        raise _explain_mute_optimizer(error, run.config.models.optimizer) from None
+
+
+def _explain_mute_optimizer(error: ReplyError, settings: ModelConfig) -> ReplyError:
+    """Return the error of a check whose optimizer gave no valid reply, in words of the configuration."""
+    return ReplyError(
+        f"models.optimizer: {settings.title} was asked for a reply in JSON of a given form, and none of its "
+        f"{len(error.reasons)} replies had it ({error.reasons[-1]}); name another model with models.optimizer.model, or "
+        "another way to ask with models.optimizer.mode",
+        reasons=error.reasons,
+    )
+
+
+async def _grade_item(item: Item, run: Run) -> Grade:
+    """Return the grade of the target's answer, after the annotator has seen it, if there is one."""
+    plan = run.plan
+    skill = plan.initial_skill
+    session: Session | None = None
+    try:
+        session = start_session(run.target, item, skill, rollout="check")
+        grade = await run_environment(plan.environment, item, session, seed=0)
+        if plan.annotator is not None:
+            rollout = Rollout(
+                key="check",
+                item_id=item.id,
+                skill_hash=skill.hash,
+                turns=session.turns,
+                answer=grade.answer,
+                score=grade.score,
+            )
+            await plan.annotator.annotate(item, rollout)
+    except ReflactError:
+        raise
+    except Exception as error:  # the caller's grader may raise anything
+        raise EnvironmentFailure(describe_exception(item, error, run.target, session)) from error
+    return grade
+
+
+async def _describe_role(role: str, finished: list[events.ModelCallFinished], run: Run) -> RoleCheck:
+    settings: ModelConfig = getattr(run.config.models, role)
+    calls = [event for event in finished if event.role == role]
+    usage = sum((event.usage for event in calls), Usage())
+    if usd_of(Usage(calls=1, input_tokens=1, output_tokens=1), settings) is None:
+        usage = usage.model_copy(update={"usd": None})
+    mode: object = settings.mode
+    if settings.mode == "auto":
+        mode = await run.decision_log.get(0, f"mode/{role}")
+    return RoleCheck(
+        role=role,
+        title=settings.title,
+        seconds=sum(event.seconds for event in calls) / len(calls),
+        usage=usage,
+        mode=None if role == "target" or mode is None else str(mode),
+    )
+
+
+def _limit_retries(models: ModelsConfig) -> ModelsConfig:
+    limited = {
+        role: settings.model_copy(update={"max_retries": min(CHECK_RETRIES, settings.max_retries)})
+        for role in ModelsConfig.model_fields
+        if isinstance(settings := getattr(models, role), ModelConfig)
+    }
+    return models.model_copy(update=limited)

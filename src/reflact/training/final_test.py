@@ -1,0 +1,242 @@
+"""The end of a run: comparison of the last skill with the best one, final measurements, and their controls."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
+
+from reflact import events
+from reflact.concurrency import start_ahead
+from reflact.records import PromotionRecord, RunState, SkillScore, SkillVersion
+from reflact.search.examples import apply_examples, shuffle_answers
+from reflact.stages.final_test import judge_claim, make_placebo, measure_improvement, score_skill
+from reflact.training.gating import judge
+from reflact.training.preflight import UNMEASURABLE, grade_constant, list_constants
+from reflact.training.rollouts import (
+    FIRST_REPORT_TRIAL,
+    require_trials,
+    roll_out_trials,
+)
+from reflact.training.run import Run
+from reflact.training.state import choose_best, find_current, replaces_best
+from reflact.types import Rollout, Skill, Split
+
+SCORE_ORDER = (
+    "baseline",
+    "placebo",
+    "shuffled",
+    "null_empty",
+    "null_refusal",
+    "null_frequent",
+    "best",
+    "final",
+)
+"""The names of final scores, in the order of reports."""
+
+REPORT_TRIALS = 4
+"""New trials for the validation scores of a noisy target without a test split: fewer decide on few gains."""
+
+DocumentKey = tuple[Split, str]
+"""A split, and the hash of the document that is rolled out on it."""
+
+Trials = tuple[tuple[Rollout, ...], ...]
+
+
+def find_promotion_rival(state: RunState) -> SkillVersion | None:
+    """Return the version with which the last skill is compared; None if they are the same document.
+
+    It is the best one. If beliefs choose that, only a last skill without a pass is compared, with the one it was made from.
+    """
+    rival = state.best
+    if state.ranking is not None and not state.deterministic:
+        measured = state.ranking.list_lineage(state.current.skill_hash)[-1]
+        rival = next(version for version in state.kept if version.skill_hash == measured)
+    return None if rival.skill_hash == state.current.skill_hash else rival
+
+
+async def judge_promotion(run: Run, state: RunState) -> PromotionRecord:
+    """Compare the last skill with the best one, and return the record.
+
+    Raises:
+        Unmeasured: Too little could be measured to decide.
+    """
+    rival = find_promotion_rival(state)
+    assert rival is not None
+    before = state.model_copy(update={"current": rival})
+    last = await run.find_skill(state.current.skill_hash)
+    subject = "the last skill could not be compared with the best"
+    async with run.timer.stage("evaluate", step=state.step, name="promotion"):
+        verdict = await judge(run, last, before, step=state.step, part="promotion", subject=subject)
+    current = state.current.model_copy(update={"score": verdict.candidate_score, "inherited": False})
+    if verdict.ranked is not None and not verdict.accepted:
+        current = find_current(before, verdict)
+    best = current if replaces_best(verdict, state.best) else state.best
+    record = PromotionRecord(step=state.step, verdict=verdict, current=current, best=best)
+    return choose_best(state, record)
+
+
+async def final_test(run: Run, state: RunState) -> None:
+    """Measure baseline, best and last skill on the validation and the test split, then controls on the last one.
+
+    A failed measurement is named in ``missing`` and does not affect the others. Documents are rolled out together, or one
+    after another if a budget may end between them.
+    """
+    async with run.timer.stage("final_test", step=state.step, name="final test"):
+        documents, controls = await _choose_documents(run, state)
+        constants = list_constants(run) if run.config.test.null_answers else ()
+        splits = [Split.val]
+        if run.config.test.enabled:
+            shown = [f"{name} {skill.hash}" for name, skill in (documents | controls).items()]
+            shown += [answer.name for answer in constants]
+            await open_test_split(run, f"step {state.step}: {', '.join(shown)}")
+            splits.append(Split.test)
+        last = splits[-1]
+
+        calls = _plan_rollouts(run, splits, documents, controls, state)
+        async with start_ahead(calls, lazily=run.config.budget.is_limited) as take:
+            for split in splits:
+                rollouts = await _measure_documents(run, split, documents, state, take)
+                for name in [name for name in ("best", "final") if name in rollouts]:
+                    await _measure_improvement(run, name, split, rollouts, state)
+            _judge_claim(run, last, rollouts, state)
+            for answer in constants:
+                items = run.plan.data.items(last)
+                try:
+                    score = await grade_constant(run, answer, last, items, step=state.step)
+                except UNMEASURABLE as error:
+                    run.results.missing.append(f"{answer.name} on {last.value}: {error}")
+                    continue
+                await _add_score(run, score, state)
+            await _measure_documents(run, last, controls, state, take)
+
+
+async def _choose_documents(run: Run, state: RunState) -> tuple[dict[str, Skill], dict[str, Skill]]:
+    """Return the documents by name, and those that are controls, if there is a gain to doubt.
+
+    They are a placebo, and the best document with the answers of its worked examples shuffled.
+    """
+    initial = run.plan.initial_skill
+    best = await run.find_skill(state.best.skill_hash)
+    last = await run.find_skill(state.current.skill_hash)
+    documents = {"baseline": initial, "best": best, "final": last}
+    if not run.config.test.placebo or best.hash == initial.hash:
+        return documents, {}
+    controls = {"placebo": make_placebo(run.plan.prompts.prompts["placebo"].system, best)}
+    shuffled = shuffle_answers(state.best.examples, run.config.seed)
+    if shuffled:
+        controls["shuffled"] = apply_examples(best, shuffled).skill
+    return documents, controls
+
+
+def _plan_rollouts(
+    run: Run,
+    splits: Sequence[Split],
+    documents: Mapping[str, Skill],
+    controls: Mapping[str, Skill],
+    state: RunState,
+) -> dict[DocumentKey, Callable[[], Awaitable[Trials]]]:
+    """Return the functions that roll the documents out, in order of importance.
+
+    Equal texts are measured once, under the first of their names.
+    """
+    wanted = [(split, *named) for split in splits for named in documents.items()]
+    wanted += [(splits[-1], *named) for named in controls.items()]
+    planned: dict[DocumentKey, Callable[[], Awaitable[Trials]]] = {}
+    for split, name, skill in wanted:
+        trials = _list_trials(run, split, state)
+        roll_out = partial(roll_out_trials, run, split, skill, trials, step=state.step, note=name)
+        planned.setdefault((split, skill.hash), roll_out)
+    return planned
+
+
+async def _measure_documents(
+    run: Run,
+    split: Split,
+    documents: Mapping[str, Skill],
+    state: RunState,
+    take: Callable[[DocumentKey], Awaitable[Trials]],
+) -> dict[str, tuple[Rollout, ...]]:
+    """Measure documents on a split, and return the rollouts of those that could be measured."""
+    rollouts: dict[str, tuple[Rollout, ...]] = {}
+    items = run.plan.data.items(split)
+    for name, skill in documents.items():
+        try:
+            trials = await take((split, skill.hash))
+            await require_trials(run, trials, step=state.step)
+        except UNMEASURABLE as error:
+            run.results.missing.append(f"{name} on {split.value}: {error}")
+            continue
+        rollouts[name] = tuple(rollout for trial in trials for rollout in trial)
+        for rollout in rollouts[name]:
+            if rollout.score is None:
+                run.results.unmeasured.setdefault(rollout.item_id, rollout.error)
+        score = score_skill(name, skill, split, rollouts[name], items, metric=run.plan.metric)
+        is_selected = _is_selected(run, name, skill, split, state)
+        await _add_score(run, score.model_copy(update={"selected_on": is_selected}), state)
+    return rollouts
+
+
+async def _measure_improvement(
+    run: Run, name: str, split: Split, rollouts: Mapping[str, tuple[Rollout, ...]], state: RunState
+) -> None:
+    baseline = rollouts.get("baseline", ())
+    gain = measure_improvement(name, split, baseline, rollouts[name], metric=run.plan.metric)
+    if gain is None:
+        run.results.missing.append(
+            f"improvement of {name} on {split.value}: the baseline has no score on its items"
+        )
+        return
+    run.results.improvements.append(gain)
+    await run.emit(events.ImprovementMeasured(run_id=run.id, step=state.step, improvement=gain))
+
+
+def _judge_claim(
+    run: Run, split: Split, rollouts: Mapping[str, tuple[Rollout, ...]], state: RunState
+) -> None:
+    if state.best.skill_hash == run.plan.initial_skill.hash:
+        return
+    run.results.claim = judge_claim(
+        split,
+        rollouts.get("baseline", ()),
+        rollouts.get("best", ()),
+        metric=run.plan.metric,
+        on_these_items=split is Split.val and not state.deterministic,
+    )
+
+
+async def _add_score(run: Run, score: SkillScore, state: RunState) -> None:
+    """Add a score in the order of reports, and emit it."""
+    splits = list(Split)
+    run.results.scores.append(score)
+    run.results.scores.sort(key=lambda s: (splits.index(s.split), SCORE_ORDER.index(s.name)))
+    await run.emit(events.FinalScoreMeasured(run_id=run.id, step=state.step, score=score))
+
+
+def _list_trials(run: Run, split: Split, state: RunState) -> tuple[int, ...]:
+    """Return the trials of a reported score: fresh ones for a noisy target that has no test split."""
+    if split is Split.val and run.config.reports_fresh_trials and not state.deterministic:
+        return tuple(range(FIRST_REPORT_TRIAL, FIRST_REPORT_TRIAL + REPORT_TRIALS))
+    return (0,)
+
+
+def _is_selected(run: Run, name: str, skill: Skill, split: Split, state: RunState) -> bool:
+    """Whether the reported trials also selected the document."""
+    if split is not Split.val or skill.hash == run.plan.initial_skill.hash:
+        return False
+    if not run.config.gate.enabled:
+        return name == "best"
+    is_fresh = FIRST_REPORT_TRIAL in _list_trials(run, split, state)
+    return not is_fresh and name in {"best", "final"}
+
+
+async def open_test_split(run: Run, reason: str) -> None:
+    """Count an opening of the sealed test split; the same reason counts once."""
+    log = run.decision_log
+    reasons: list[str] = []
+    while (logged := await log.get(0, f"test_opening/{len(reasons) + 1}")) is not None:
+        reasons.append(str(logged))
+    if reason not in reasons:
+        reasons.append(reason)
+        await log.put(0, f"test_opening/{len(reasons)}", reason)
+    run.results.test_openings = len(reasons)
+    await run.emit(events.TestSplitOpened(run_id=run.id, count=reasons.index(reason) + 1))

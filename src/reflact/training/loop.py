@@ -1,0 +1,396 @@
+"""The training loop: what comes next, its commit, and the end of a run."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from functools import partial
+from importlib import metadata
+
+import anyio
+from pydantic import TypeAdapter
+
+from reflact import events
+from reflact.concurrency import finish_if_cancelled, run_beside
+from reflact.config.training import TrainerConfig
+from reflact.errors import (
+    BudgetSpent,
+    EnvironmentFailure,
+    ModelError,
+    QuotaSpent,
+    ReflactError,
+    RunFailed,
+    StoreError,
+    Unmeasured,
+)
+from reflact.llm.pricing import BYTES_PER_TOKEN
+from reflact.messages import NO_VALID_REPLY
+from reflact.records import (
+    CommitRecord,
+    CriticDescription,
+    RunState,
+    RunStatus,
+    RunSummary,
+    StepRecord,
+    sum_step_costs,
+)
+from reflact.reporting.lines import name_count
+from reflact.reporting.verdict import NO_REPORTS, describe_verdict
+from reflact.skills.rejected_edits import RejectedEdit, collect_rejected_edits, deduplicate_edits
+from reflact.stages.evaluate import build_measurement
+from reflact.store import artifacts
+from reflact.training.epoch_end import finish_epoch, is_epoch_end_due
+from reflact.training.final_test import final_test, find_promotion_rival, judge_promotion
+from reflact.training.gating import estimate_gate_power, rank_baseline
+from reflact.training.preflight import check_run
+from reflact.training.rollouts import manage_environment, require_trials, roll_out_trials
+from reflact.training.run import Run
+from reflact.training.state import (
+    build_commit_events,
+    build_first_state,
+    find_stop_reason,
+    find_unmeasured,
+    summarize_history,
+    version_hashes,
+)
+from reflact.training.step import find_search_end, train_step
+from reflact.training.trouble import (
+    advise_on_replies,
+    describe_refused,
+    describe_unmeasured,
+    list_answer_faults,
+)
+from reflact.types import Split
+
+TIME_RECORD_SECONDS = 1.0
+"""Active time is stored this far in advance; after a kill it is too long by at most this."""
+
+LOCK_SECONDS = 0.4
+"""How long the end of a cancelled run waits for a database that another process has locked."""
+
+FINISH_SECONDS = 3.0
+"""How long it may take in total to store the summary; only a busy machine needs more than a fraction of a second."""
+
+REJECTED_EDITS_ADAPTER: TypeAdapter[tuple[RejectedEdit, ...]] = TypeAdapter(tuple[RejectedEdit, ...])
+
+ENDS = (Exception, BaseExceptionGroup, asyncio.CancelledError)
+"""All that can end a run whose summary is stored; a KeyboardInterrupt of code arrives in a group."""
+
+Task = Callable[[Run, RunState], Awaitable[CommitRecord]]
+"""What a run does between two commits: a step, the end of an epoch, or the comparison of the last skill with the best."""
+
+
+async def train(run: Run) -> RunSummary:
+    """Run to the end, or from where an earlier start stopped, and return the summary, also of a run that failed.
+
+    Raises:
+        StoreError: The database is locked or cannot be written.
+        Exception: Any other error that is no end of a run; its summary is stored all the same.
+    """
+    try:
+        await start(run)
+        with run.graceful_stop.cancel_scope():
+            async with manage_environment(run.plan.environment, run.failures):
+                await train_to_end(run)
+    except ENDS as error:
+        return await finish(run, error)
+    return await finish(run, None)
+
+
+async def start(run: Run, *, resume: bool = True) -> None:
+    """Start the run in its store, or read its last committed state."""
+    config = run.config.model_dump(mode="json")
+    run.state = await run.store.open_run(run.id, run.plan.identity, config, resume=resume)
+    await run.store.store_items(run.plan.data)
+    seconds = await run.store.add_seconds(run.id, 0.0)
+    run.budget.begin(await run.store.spend(run.id), seconds)
+
+
+async def train_to_end(run: Run) -> None:
+    """Train within the run's time, which is stored as it passes; ``run.results`` has what was measured.
+
+    Raises:
+        BudgetSpent: The budget has no room for a call, or its time is over.
+    """
+    with anyio.CancelScope(deadline=run.budget.deadline) as time:
+        await run_beside(partial(run_loop, run), partial(keep_time, run))
+    if time.cancelled_caught:
+        raise run.budget.out_of_time()
+
+
+async def run_loop(run: Run) -> None:
+    """Do what comes next until nothing is left, commit each record, and measure the result."""
+    await announce_run(run)
+    await check_run(run)
+    state = run.state or await measure_baseline(run)
+    await restore(run, state)
+    while (task := await choose_next(run, state)) is not None:
+        record = await retry_once(run, state, task)
+        state = await commit(run, record, state.after([record]))
+    await final_test(run, state)
+
+
+async def announce_run(run: Run) -> None:
+    """Emit the sizes of the plan, and what the gate does with them."""
+    data = run.plan.data
+    await run.emit(
+        events.RunStarted(
+            run_id=run.id,
+            steps_per_epoch=run.plan.steps_per_epoch,
+            n_train=len(data.train),
+            n_val=len(data.val),
+            n_test=len(data.test),
+        )
+    )
+    await run.emit(estimate_gate_power(run.plan))
+
+
+async def choose_next(run: Run, state: RunState) -> Task | None:
+    """Return what comes next; None if the training is over.
+
+    Raises:
+        RunFailed: No analyst ever gave a valid reply.
+    """
+    if is_epoch_end_due(run, state):
+        return finish_epoch
+    if state.step < run.plan.total_steps and run.results.stop_reason is None:
+        reason = find_stop_reason(run.config.train, run.records)
+        reason = reason or find_search_end(run.plan, state, run.records)
+        if reason is None:
+            return train_step
+        run.results.stop_reason = reason
+        await run.emit(events.TrainingStopped(run_id=run.id, step=state.step, reason=reason))
+    require_reports(run.records, run.config)
+    done = await run.store.promotions(run.id)
+    is_compared = bool(done) and done[-1].step == state.step
+    return None if is_compared or find_promotion_rival(state) is None else judge_promotion
+
+
+async def measure_baseline(run: Run) -> RunState:
+    """Measure the initial skill, twice if beliefs decide from the start, and commit the first state."""
+    plan = run.plan
+    initial = plan.initial_skill
+    trials = range(run.config.baseline_passes)
+    async with run.timer.stage("evaluate", step=0, name="baseline"):
+        passes = await roll_out_trials(run, Split.val, initial, trials, step=0)
+        await require_trials(run, passes, step=0)
+    measured = build_measurement(initial.hash, Split.val, passes[0])
+    score = plan.metric.score_measurement(measured)
+    if score is None:
+        raise RunFailed(
+            "the initial skill has no score on the validation split, so nothing can be compared with it; start again "
+            "to measure it anew"
+        )
+    await run.emit(events.BaselineMeasured(run_id=run.id, score=score, n=measured.n, trials=len(trials)))
+    run.add_document(initial)
+    is_deterministic = run.config.target.deterministic is not False
+    ranking = rank_baseline(plan, passes)
+    return await commit(
+        run, None, build_first_state(initial, score, deterministic=is_deterministic, ranking=ranking)
+    )
+
+
+async def retry_once(run: Run, state: RunState, task: Task) -> CommitRecord:
+    """Return the record of a task; do it a second time if too few of its rollouts could be measured."""
+    try:
+        return await task(run, state)
+    except Unmeasured as error:
+        step = state.step + (task is train_step)
+        await run.on_event(events.StepRetried(run_id=run.id, step=step, reason=str(error)))
+    run.documents.clear()
+    return await task(run, state)
+
+
+async def commit(run: Run, record: CommitRecord | None, state: RunState) -> RunState:
+    """Store a record, its documents and the state after it in one transaction, emit its events, and return the state."""
+    await finish_if_cancelled(partial(_save, run, record, state))
+    for event in build_commit_events(run.id, record, state):
+        await run.emit(event)
+    await run.graceful_stop.stop_after_commit()
+    return state
+
+
+async def _save(run: Run, record: CommitRecord | None, state: RunState) -> None:
+    documents = dict(run.documents)
+    await run.store.commit(run.id, record, state, tuple(documents.values()))
+    run.documents.clear()
+    run.state = state
+    if record is None:
+        return
+    if isinstance(record, StepRecord):
+        run.records.append(record)
+    for version in record.created_versions:
+        artifacts.export_version(run.folder, version.number, documents[version.skill_hash])
+    artifacts.export_best(run.folder, await run.store.skill(record.best.skill_hash))
+
+
+async def restore(run: Run, state: RunState) -> None:
+    """Read the history of earlier starts, export its versions, and emit the events of its last commit again."""
+    run.records = list(await run.store.records(run.id))
+    epochs = await run.store.epochs(run.id)
+    promotions = await run.store.promotions(run.id)
+    hashes = version_hashes(run.plan.initial_skill, run.records, epochs)
+    artifacts.remove_versions(run.folder, beyond=hashes)
+    for number, skill_hash in hashes.items():
+        artifacts.export_version(run.folder, number, await run.store.skill(skill_hash))
+    artifacts.export_best(run.folder, await run.store.skill(state.best.skill_hash))
+    last: list[CommitRecord | None] = [*run.records[-1:]] or [None]
+    last += [end for end in epochs[-1:] if end.step == state.step]
+    last += [promotion for promotion in promotions[-1:] if promotion.step == state.step]
+    for record in last:
+        for event in build_commit_events(run.id, record, state):
+            await run.emit(event)
+    run.pinned_edits = await _load_pinned_edits(run)
+
+
+async def _load_pinned_edits(run: Run) -> tuple[RejectedEdit, ...]:
+    """Return the rejected edits of other runs as of the first start of this run."""
+    if run.config.reflect.memory != "environment":
+        return ()
+    stored = await run.decision_log.get(0, "pinned_cards")
+    if stored is None:
+        environment = str(run.plan.identity["environment"])
+        others = await run.store.records_of_other_runs(environment, exclude=run.id)
+        edits: list[RejectedEdit] = []
+        for run_id, steps in others.items():
+            edits += collect_rejected_edits(steps, run_id=run_id)
+        stored = REJECTED_EDITS_ADAPTER.dump_python(deduplicate_edits(edits), mode="json")
+        await run.decision_log.put(0, "pinned_cards", stored)
+    return REJECTED_EDITS_ADAPTER.validate_python(stored)
+
+
+def require_reports(records: Sequence[StepRecord], config: TrainerConfig) -> None:
+    """Check that at least one analyst gave a valid reply, if any was asked and no source gave a candidate.
+
+    Raises:
+        RunFailed: None did, so the run could not learn anything.
+    """
+    reasons = [report.no_reply_reason for record in records for report in record.reports]
+    is_measured = any(record.race for record in records)
+    if not reasons or None in reasons or is_measured:
+        return
+    reason = str(reasons[0])
+    advice = ""
+    if NO_VALID_REPLY in reason:
+        advice = f". To mend it, {advise_on_replies('optimizer', config, reason)}"
+    raise RunFailed(
+        f"{NO_REPORTS} in {name_count(len(records), 'step')}, so nothing could be learned; the first reason: "
+        f"{reason}{advice}"
+    )
+
+
+async def keep_time(run: Run) -> None:
+    """Store the active time as it passes."""
+    while True:
+        await record_time(run, ahead=TIME_RECORD_SECONDS)
+        await anyio.sleep(TIME_RECORD_SECONDS)
+
+
+async def record_time(run: Run, *, ahead: float = 0.0) -> None:
+    """Store the active time so far, and so many seconds in advance."""
+    await run.store.add_seconds(run.id, *run.timer.read_and_reset(ahead=ahead))
+
+
+async def finish(run: Run, error: BaseException | None) -> RunSummary:
+    """Store and return how the run ended; raise an error that is no end of a run, once its summary is stored.
+
+    Raises:
+        BaseException: ``error``, if it is a cancellation or nothing that a run foresees.
+    """
+    stop = run.graceful_stop
+    status: RunStatus = "failed"
+    reason: str | None = str(error)
+    is_foreseen = True
+    match error:
+        case None if stop.was_stopped:
+            status = "cancelled"
+            reason = stop.reason
+        case None:
+            status = "completed"
+            reason = run.results.stop_reason
+        case BudgetSpent() | QuotaSpent():
+            status = "budget"
+        case ModelError() | EnvironmentFailure() | RunFailed():
+            pass
+        case ReflactError():
+            is_foreseen = False
+        case BaseExceptionGroup():  # it holds a KeyboardInterrupt of code, and the event loop is about to end
+            status = "cancelled"
+            reason = "KeyboardInterrupt was raised"
+            is_foreseen = False
+        case Exception():
+            reason = f"{type(error).__name__} was raised"
+            is_foreseen = False
+        case _:
+            status = "cancelled"
+            reason = stop.reason or "cancelled by its caller"
+            is_foreseen = False
+    if error is None or is_foreseen:
+        storing = partial(store_summary, run, status, reason)
+        return await finish_if_cancelled(storing, seconds=FINISH_SECONDS)
+    with anyio.move_on_after(LOCK_SECONDS, shield=True) as scope, suppress(StoreError):
+        await record_time(run)
+        scope.deadline += FINISH_SECONDS - LOCK_SECONDS
+        await store_summary(run, status, reason)
+    raise error
+
+
+async def store_summary(run: Run, status: RunStatus, reason: str | None) -> RunSummary:
+    """Store and return the summary of this start of the run."""
+    seconds = await run.store.add_seconds(run.id, *run.timer.read_and_reset())
+    records = await run.store.records(run.id)
+    summary = RunSummary(
+        version=metadata.version("reflact"),
+        run_id=run.id,
+        status=status,
+        reason=reason,
+        scores=tuple(run.results.scores),
+        improvements=tuple(run.results.improvements),
+        claim=run.results.claim,
+        missing=tuple(run.results.missing),
+        warnings=await _list_warnings(run, records),
+        spend=await run.store.spend(run.id),
+        stages=await run.store.stage_times(run.id),
+        step_costs=sum_step_costs(await run.store.stage_costs(run.id)),
+        faults=await run.store.faults(run.id),
+        reuse=run.store.reuse,
+        test_openings=run.results.test_openings,
+        seconds=seconds,
+        config=run.config.model_dump(mode="json"),
+        critic=_describe_critic(run, run.plan.critic),
+        annotated_by=_describe_critic(run, run.plan.notes_critic),
+    )
+    summary = summarize_history(summary, records, await run.store.epochs(run.id), run.state)
+    summary = summary.model_copy(update={"added_tokens": await _count_added_tokens(run, summary)})
+    summary = summary.model_copy(update={"verdict": describe_verdict(summary)})
+    await run.store.finish(run.id, status, reason, summary.model_dump_json())
+    artifacts.export_summary(run.folder, summary)
+    return summary
+
+
+async def _list_warnings(run: Run, records: Sequence[StepRecord]) -> tuple[str, ...]:
+    lost = dict.fromkeys(find_unmeasured(records)) | run.results.unmeasured
+    losses = (
+        describe_unmeasured(lost),
+        describe_refused([report for record in records for report in record.reports]),
+    )
+    faults = await list_answer_faults(run.store, run.id, run.config)
+    return (*run.results.warnings, *(loss for loss in losses if loss is not None), *faults)
+
+
+def _describe_critic(run: Run, used: CriticDescription | None) -> CriticDescription | None:
+    """Return a critic with its accuracy, if it is the one that this start measured."""
+    measured = run.results.critic
+    if measured is None or used is None or used.identity != measured.identity:
+        return used
+    return measured
+
+
+async def _count_added_tokens(run: Run, summary: RunSummary) -> int:
+    """Return about how many tokens the best document adds to each call."""
+    if summary.best is None:
+        return 0
+    best = await run.store.skill(summary.best.skill_hash)
+    more = len(best.text.encode()) - len(run.plan.initial_skill.text.encode())
+    return round(more / BYTES_PER_TOKEN)

@@ -1,0 +1,328 @@
+"""What is known of a run before anything is opened or sent: its configuration, data, prompts and identity."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from importlib.util import find_spec
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, cast
+
+from pydantic import JsonValue
+
+from reflact.config.loading import config_identity, list_set_keys
+from reflact.config.models import PRICING_KEYS
+from reflact.config.training import TrainerConfig
+from reflact.data import TRAINING_SPLITS, DataSet, check_dataset, count_steps_per_epoch, shuffle
+from reflact.errors import ConfigError
+from reflact.lazy import CLIENT_MODULES, import_all
+from reflact.llm.budget import require_caps
+from reflact.prompts import PromptBook, list_used_prompts, load_run_prompts
+from reflact.protocols import (
+    LLM,
+    Annotator,
+    ConnectedTarget,
+    CriticBacked,
+    Environment,
+    InstructedTarget,
+    ProbedTarget,
+    Prompted,
+    Proposer,
+    Target,
+)
+from reflact.records import CriticDescription
+from reflact.skills.document import check_document
+from reflact.skills.package import load_skill
+from reflact.stages.evaluate import GateMetric
+from reflact.training.named_objects import (
+    PROTOCOLS,
+    ObjectRole,
+    check_object,
+    check_texts,
+    explain_exceptions,
+    load_named_environment,
+    load_named_proposer,
+    load_named_target,
+    read_dataset,
+)
+from reflact.types import Skill, Split, digest_json
+
+if TYPE_CHECKING:
+    import httpx
+
+    from reflact.integrations.opentelemetry import Telemetry
+    from reflact.protocols import RequestSender
+
+
+ROLES = ("target", "optimizer")
+"""The roles of every run."""
+
+ROLLOUTS_PER_STEP = 6
+"""The fewest rollouts that a step usually takes."""
+
+
+@dataclass(frozen=True)
+class Overrides:
+    """Collaborators that the caller brings instead of having them built."""
+
+    environment: Environment | None = None
+    target: Target | None = None
+    optimizer: LLM | None = None
+    transport: httpx.AsyncBaseTransport | None = None
+    telemetry: Telemetry | None = None
+    annotator: Annotator | None = None
+    proposer: Proposer | None = None
+    label: str = ""
+
+    @property
+    def objects(self) -> tuple[tuple[ObjectRole, object], ...]:
+        """The targets, environments and so on that the caller brings, with their roles."""
+        return tuple((role, value) for role in PROTOCOLS if (value := getattr(self, role)) is not None)
+
+    @property
+    def brought_roles(self) -> frozenset[str]:
+        """The roles that the caller brings."""
+        return frozenset(role for role in ROLES if getattr(self, role) is not None)
+
+    @property
+    def unseen_roles(self) -> frozenset[str]:
+        """The roles whose calls are not seen."""
+        return self.brought_roles - ({"target"} if isinstance(self.target, ConnectedTarget) else set())
+
+
+@dataclass(frozen=True)
+class RunPlan:
+    """All of a run that is known before anything is opened or sent."""
+
+    config: TrainerConfig
+    environment: Environment
+    data: DataSet
+    prompts: PromptBook
+    initial_skill: Skill
+    identity: Mapping[str, JsonValue]
+    run_id: str
+    critic: CriticDescription | None = None
+    annotator: Annotator | None = None
+    proposer: Proposer | None = None
+    target: Target | None = None
+    label: str = ""
+    overrides: Overrides = Overrides()
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """The steps of an epoch."""
+        train = self.config.train
+        return count_steps_per_epoch(len(self.data.train), train.batch_size, train.accumulation)
+
+    @property
+    def total_steps(self) -> int:
+        """The steps of the run; with a budget of rollouts it usually ends before."""
+        train = self.config.train
+        planned = self.steps_per_epoch * train.num_epochs
+        if train.max_rollouts is None:
+            return planned
+        return max(planned, train.max_rollouts // ROLLOUTS_PER_STEP)
+
+    @property
+    def notes_critic(self) -> CriticDescription | None:
+        """The critic whose opinion failure analysts are shown, where there is one."""
+        return find_critic(self.annotator)
+
+    @cached_property
+    def gate_order(self) -> tuple[str, ...]:
+        """The validation items in the order in which the gate measures them."""
+        return tuple(shuffle((item.id for item in self.data.val), self.config.seed, "gate"))
+
+    @cached_property
+    def metric(self) -> GateMetric:
+        """How the gate makes one number of a score."""
+        gate = self.config.gate
+        threshold = self.config.train.success_threshold
+        return GateMetric(metric=gate.metric, threshold=threshold)
+
+
+def check_config(config: TrainerConfig, overrides: Overrides) -> None:
+    """Refuse a configuration that cannot work with what the caller passes; reads no data.
+
+    Raises:
+        ConfigError: A model, a cap or a package is missing, an object lacks a method, or two settings contradict each
+            other.
+    """
+    for each, value in overrides.objects:
+        check_object(each, value)
+    named = {"target"} if config.target.kind != "chat" else set()
+    for role in ROLES:
+        if role not in overrides.brought_roles | named and not getattr(config.models, role).model:
+            raise ConfigError(f"models.{role}.model is required: name the model that plays this role")
+    _require_critic(config, overrides)
+    if overrides.brought_roles >= named:
+        require_caps(_add_agent_model(config, overrides), passed=overrides.unseen_roles)
+    if overrides.proposer is not None and config.search.own is not None:
+        raise ConfigError("search.sources names a proposer, and one is passed in Python: choose one of them")
+    if config.executor.name == "ray" and find_spec("ray") is None:
+        raise ConfigError("executor.name: ray needs Ray: pip install 'reflact[ray]'")
+
+
+def refuse_idle_keys(config: TrainerConfig, overrides: Overrides) -> None:
+    """Refuse keys of the configuration that have no effect, because an object takes their place.
+
+    Raises:
+        ConfigError: There is such a key; names all of them.
+    """
+    idle = {
+        "environment": ("environment.", "data."),
+        "target": ("target.kind", "target.options", "target.preamble"),
+    }
+    if not isinstance(overrides.target, ConnectedTarget | ProbedTarget):
+        idle["target"] += ("models.target.",)
+    used = {"environment.description", *(f"models.target.{name}" for name in PRICING_KEYS)}
+    heirs = {*list_roles(config)} - overrides.brought_roles - {"target"}
+    used |= {f"models.target.{name}" for role in heirs for name in _list_inherited(config, role)}
+    used_starts = tuple(f"{name}." for name in used)
+    keys = [key for key in list_set_keys(config) if not f"{key}.".startswith(used_starts)]
+    for role, value in overrides.objects:
+        if wrong := [key for key in keys if key.startswith(idle.get(role, ()))]:
+            raise ConfigError(
+                f"{', '.join(sorted(wrong))}: no effect, because the {role} is passed in Python, of type "
+                f"{type(value).__name__}; remove the key, or set it in that object"
+            )
+
+
+def _list_inherited(config: TrainerConfig, role: str) -> set[str]:
+    """Return the settings of a role's model that are those of the target's."""
+    own, target = getattr(config.models, role), config.models.target
+    names = own.model_fields_set & target.model_fields_set
+    return {name for name in names if getattr(own, name) == getattr(target, name)}
+
+
+def import_collaborators(config: TrainerConfig, overrides: Overrides) -> None:
+    """Import the slow libraries that a run will use; call it on a worker thread."""
+    names = ["reflact.integrations.opentelemetry", "reflact.store.lock", "reflact.store.runs"]
+    if sends_requests(config, overrides):
+        names += [*CLIENT_MODULES, "reflact.targets.chat"]
+    import_all(names)
+
+
+def list_roles(config: TrainerConfig) -> tuple[str, ...]:
+    """Return the roles of a run."""
+    return (*ROLES, "critic") if config.uses_critic else ROLES
+
+
+def sends_requests(config: TrainerConfig, overrides: Overrides) -> bool:
+    """Whether any model of the run is asked over HTTP."""
+    return config.uses_critic or len(overrides.unseen_roles) < len(ROLES)
+
+
+def prepare_run(
+    config: TrainerConfig, overrides: Overrides, needed: Sequence[Split] = TRAINING_SPLITS
+) -> RunPlan:
+    """Read and check all that a run on the needed splits takes, without opening or sending anything.
+
+    Raises:
+        UsageError: Something is missing, malformed or contradictory.
+    """
+    from reflact.environments.dataset import build_environment
+
+    given = overrides
+    overrides = replace(
+        overrides,
+        target=overrides.target or load_named_target(config),
+        environment=overrides.environment or load_named_environment(config),
+    )
+    check_config(config, overrides)
+    overrides = replace(overrides, proposer=overrides.proposer or load_named_proposer(config))
+    explain = partial(explain_exceptions, pass_on=config.train.raise_on_exception)
+    for each, value in overrides.objects:
+        with explain(f"the {each}, of type {type(value).__name__},"):
+            check_texts(each, value)
+    environment = overrides.environment or build_environment(config, needed)
+    with explain(f"`items` of {type(environment).__name__}"):
+        data = read_dataset(environment)
+    check_dataset(data, needed)
+    if not data.test:
+        config = config.model_copy(update={"test": config.test.model_copy(update={"enabled": False})})
+    own = environment.prompt_folder if isinstance(environment, Prompted) else None
+    prompts = load_run_prompts(config, own)
+    initial = load_initial_skill(config, overrides.target)
+    identity: dict[str, JsonValue] = {
+        **config_identity(config),
+        **prompts.identity(list_used_prompts(config)),
+        "data": data.fingerprint,
+        "environment": environment.identity,
+        "skill": initial.hash,
+    }
+    for name in ("target", "optimizer", "annotator", "proposer"):
+        if (collaborator := getattr(overrides, name)) is not None:
+            identity[name] = collaborator.identity
+    if isinstance(overrides.target, ConnectedTarget):
+        identity["target"] = _identify_connected(overrides.target, _add_agent_model(config, overrides))
+    if config.uses_critic:
+        identity["critic.memory"] = config.critic.memory is not None
+    return RunPlan(
+        config=_add_agent_model(config, overrides),
+        environment=environment,
+        data=data,
+        prompts=prompts,
+        initial_skill=initial,
+        identity=identity,
+        run_id=f"r{digest_json(identity)[:12]}",
+        critic=find_critic(environment),
+        annotator=overrides.annotator,
+        proposer=overrides.proposer,
+        target=overrides.target,
+        label=overrides.label,
+        overrides=replace(given, target=overrides.target),
+    )
+
+
+def load_initial_skill(config: TrainerConfig, target: Target | None) -> Skill:
+    """Return the document that ``skill`` names, or else the target's own instructions.
+
+    Raises:
+        SkillError: It cannot be read, or is malformed.
+    """
+    if config.skill is not None:
+        return load_skill(config.skill, config.skill_files)
+    if not isinstance(target, InstructedTarget):
+        return Skill(text="")
+    check_document(target.instructions)
+    return Skill(text=target.instructions)
+
+
+def _identify_connected(target: ConnectedTarget, config: TrainerConfig) -> str:
+    """Return the identity that a target has in the run, and so in the keys of its rollouts."""
+    from reflact.llm.client import identify_model
+
+    sender = SimpleNamespace(identity=identify_model(config.models.target))
+    return target.connect(cast("RequestSender", sender), config.models.target).identity
+
+
+def _add_agent_model(config: TrainerConfig, overrides: Overrides) -> TrainerConfig:
+    """Return the configuration with the model of an agent that brings its own."""
+    if not isinstance(overrides.target, ConnectedTarget):
+        return config
+    models = config.models.model_copy(
+        update={"target": overrides.target.describe_model(config.models.target)}
+    )
+    return config.model_copy(update={"models": models})
+
+
+def _require_critic(config: TrainerConfig, overrides: Overrides) -> None:
+    if not config.uses_critic:
+        return
+    reason = "critic.annotate" if config.critic.annotate else "environment.grader: critic"
+    if not config.models.critic.model:
+        raise ConfigError(f"models.critic.model is required for {reason}: name the model that scores")
+    if config.environment.grader == "critic" and overrides.environment is not None:
+        raise ConfigError(
+            "environment.grader: critic grades the environment of the configuration, and another one is "
+            "passed in Python: give that one a CriticGrader"
+        )
+    if config.critic.annotate and overrides.annotator is not None:
+        raise ConfigError("critic.annotate is on, and an annotator is passed in Python: choose one of them")
+
+
+def find_critic(collaborator: object) -> CriticDescription | None:
+    """Return the critic that a collaborator asks, where there is one."""
+    return collaborator.scored_by if isinstance(collaborator, CriticBacked) else None
