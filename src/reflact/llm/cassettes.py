@@ -23,9 +23,8 @@ import httpx
 from pydantic import Field, JsonValue, ValidationError
 
 from reflact.errors import CassetteError, CassetteMiss
-from reflact.llm.bodies import AnswerFault, BodyStream, select_headers
 from reflact.llm.cache_keys import drop_stream_fields
-from reflact.llm.completions import AgentTransport, read_completion
+from reflact.llm.completions import AgentTransport, AnswerFault, read_completion, select_headers
 from reflact.llm.connection_pool import PooledTransport
 from reflact.llm.redaction import RedactingTransport
 from reflact.types import FrozenModel, canonical_json, digest_json
@@ -286,15 +285,25 @@ def _is_final(answered: Interaction) -> bool:
 
 
 def _decode_pieces(pieces: list[bytes]) -> tuple[str, ...]:
-    """Return the text of an answer in its pieces, decoded as ``bodies.decode_text`` does."""
+    """Return the text of an answer in its pieces, decoded as ``completions.decode_text`` does."""
     decoder = codecs.getincrementaldecoder(json.detect_encoding(b"".join(pieces)))("replace")
     texts = [*map(decoder.decode, pieces), decoder.decode(b"", final=True)]
     return tuple(text for text in texts if text)
 
 
+class _Body(httpx.AsyncByteStream):
+    """A body that keeps its division into pieces."""
+
+    def __init__(self, pieces: tuple[str, ...]) -> None:
+        self._pieces = pieces
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        for piece in self._pieces:
+            yield piece.encode("utf-8")
+
+
 def _build_response(answered: Interaction, headers: dict[str, str]) -> httpx.Response:
-    pieces = [chunk.encode("utf-8") for chunk in answered.chunks]
-    return httpx.Response(answered.status, headers=headers, stream=BodyStream(pieces))
+    return httpx.Response(answered.status, headers=headers, stream=_Body(answered.chunks))
 
 
 def _format_body(body: JsonValue) -> str:

@@ -15,7 +15,6 @@ from typing import Any
 from pydantic import JsonValue
 
 from reflact.config.models import ModelConfig, Price
-from reflact.llm.sse import parse_chunk
 from reflact.records import Usage
 from reflact.types import FrozenModel
 
@@ -40,14 +39,6 @@ def usd_of(usage: Usage, config: ModelConfig, *, at: datetime | None = None) -> 
         _price_by_list(usage, config, at) if config.price is None else _price_by_config(usage, config.price)
     )
     return None if exact is None else math.ceil(exact * BILLION) / BILLION
-
-
-def read_usage(text: str) -> Usage:
-    """Return the tokens of one answer, a chat completion in JSON; uncounted zeros if it reports none."""
-    match parse_chunk(text):
-        case {"usage": counts}:
-            return read_counts(counts)
-    return Usage(calls=1, uncounted=1)
 
 
 def read_counts(counts: Any) -> Usage:

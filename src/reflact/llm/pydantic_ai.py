@@ -6,6 +6,7 @@ the answer's text. So every mode, cap and repeated reply works as with other end
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
@@ -27,7 +28,7 @@ from pydantic_ai.tools import ToolDefinition
 
 from reflact.config.models import ModelConfig
 from reflact.errors import ConfigError
-from reflact.llm.bodies import AnswerFault
+from reflact.llm.completions import AnswerFault
 from reflact.messages import AgentAnswer
 
 SETTINGS = ("temperature", "top_p", "max_tokens", "seed")
@@ -52,13 +53,14 @@ class PydanticAIModel:
         except (UserError, ImportError, ValueError) as error:
             raise ConfigError(f"models.{role}.model: {config.model} cannot be opened: {error}") from None
 
-    async def answer(self, body: Mapping[str, Any]) -> AgentAnswer:
-        """Answer one request, a chat completion's body.
+    async def answer(self, content: bytes) -> AgentAnswer:
+        """Answer one request, a chat completion's body in JSON.
 
         Raises:
             ConnectionError: The provider cannot be reached.
             AnswerFault: Its answer cannot be read.
         """
+        body = json.loads(content)
         settings = cast("ModelSettings", {name: body[name] for name in SETTINGS if name in body})
         parameters = _write_parameters(self._model, body.get("response_format"))
         try:

@@ -7,7 +7,7 @@ import math
 import random
 from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Callable, Hashable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import NamedTuple, Self
 from urllib.parse import urlsplit
@@ -18,14 +18,14 @@ from anyio.lowlevel import RunVar
 
 from reflact.config.models import ModelConfig
 
-INCREASE, INCREASE_SHARE = 1.0, 0.01
-"""Calls a second that each second of answers adds to the rate; once it fell, an answer adds at most this share."""
+INCREASE = 1.0
+"""Calls a second that each second of answers adds to the rate."""
 
-DECREASE, DECREASE_ANSWERS = 0.9, 10
-"""The largest factor of a refused rate, and the fewest answers between two decreases; they earn one decrease."""
+INCREASE_SHARE = 0.02
+"""Once the rate fell, an answer adds at most this share of it, so that a slow server refuses few calls."""
 
-SPAN_SECONDS, SPAN_CALLS = 1.0, 8
-"""The served rate is measured over a second, or over the time of 8 calls if that is longer."""
+DECREASE = 0.85
+"""The factor of the rate at each back-off. TCP's half would leave a quarter of a steady limit unused."""
 
 SLACK_SECONDS = 0.02
 """A call that is late by less than this does not delay the next call."""
@@ -37,10 +37,8 @@ MINUTE_SECONDS, MARGIN = 60.0, 1.01
 class AdaptiveRate:
     """Spaces calls evenly, at a rate found by additive increase and multiplicative decrease.
 
-    There is no rate before the first refusal, which sets it to the larger of the recently served rate and half the
-    calls in flight per second. A later refusal moves it half of the way down to the recently served rate, and at
-    least by a tenth, if ``DECREASE_ANSWERS`` came since the last one. Answers to calls that had waited for their
-    turn raise it, so that refusals by chance do not lower it for ever.
+    There is no rate before the first refusal. It sets the rate to the answers of the last second, or to half the calls
+    in flight if those are more. Answers to calls that had waited for their turn raise it, and each back-off lowers it.
 
     Source: Chiu and Jain, "Analysis of the Increase and Decrease Algorithms for Congestion Avoidance in
     Computer Networks", 1989.
@@ -48,10 +46,9 @@ class AdaptiveRate:
 
     def __init__(self) -> None:
         self.rate: float | None = None
+        self._has_fallen = False
         self._last = -math.inf
         self._answers: deque[float] = deque()
-        self._since_decrease = 0
-        self._share = math.inf
 
     def delay(self, now: float, most: float | None) -> float:
         """Return the seconds until a call may start, at no more than ``most`` calls a second."""
@@ -63,30 +60,22 @@ class AdaptiveRate:
 
     def increase(self, now: float, *, rate_limited: bool) -> None:
         """Count an answer; it raises the rate if its call had waited for it."""
-        self._answers.append(now)
-        self._since_decrease += 1
-        self._measure_rate(now)
-        if self.rate is not None and rate_limited:
-            self.rate += min(INCREASE / self.rate, self._share * self.rate)
+        if self.rate is None:
+            self._answers.append(now)
+            while self._answers[0] <= now - 1:
+                self._answers.popleft()
+        elif rate_limited:
+            most = INCREASE_SHARE * self.rate if self._has_fallen else math.inf
+            self.rate += min(INCREASE / self.rate, most)
 
     def decrease(self, now: float, in_flight: int) -> None:
-        """Lower the rate after a refusal; the first one sets it."""
-        recent_rate = self._measure_rate(now)
+        """Lower the rate at a back-off; the first one sets it."""
         if self.rate is None:
-            self.rate = max(in_flight / 2, recent_rate)
-        elif self._since_decrease < DECREASE_ANSWERS:
+            served = sum(at > now - 1 for at in self._answers)
+            self.rate = max(in_flight / 2, served)
             return
-        else:
-            self.rate = min(DECREASE * self.rate, (self.rate + recent_rate) / 2)
-            self._share = INCREASE_SHARE
-        self._since_decrease = 0
-
-    def _measure_rate(self, now: float) -> float:
-        """Return the recently served rate in calls a second; forget answers before its span."""
-        span = SPAN_SECONDS if self.rate is None else max(SPAN_SECONDS, SPAN_CALLS / self.rate)
-        while self._answers and self._answers[0] <= now - span:
-            self._answers.popleft()
-        return len(self._answers) / span
+        self.rate *= DECREASE
+        self._has_fallen = True
 
     def _due(self, most: float | None) -> float:
         slowest = min((rate for rate in (self.rate, most) if rate is not None), default=math.inf)
@@ -170,8 +159,8 @@ class LimitChange(NamedTuple):
 FIRST_REFUSALS, LATER_REFUSALS = 4, 10
 """Refused requests in a row that end a role: the first ones, of which three may try formats, and after an answer."""
 
-Outcome = httpx.Response | httpx.TransportError
-"""An answer that was read whole, or a failed transfer."""
+Outcome = httpx.Response | Exception
+"""An answer that was read whole, or a failed attempt."""
 
 
 class RoleRefused(Exception):
@@ -185,8 +174,7 @@ class RoleRefused(Exception):
 class Endpoint:
     """One address and key in one event loop, with the queue of its calls, which are admitted in order.
 
-    Of the settings of all open clients the strictest counts: the smallest value of each limit, and an adaptive
-    rate if any role enables it. After 429 or 503 no call is sent for ``Retry-After`` seconds, or else for
+    Of the settings of all open clients the smallest value of each limit counts. After 429 or 503 no call is sent for ``Retry-After`` seconds, or else for
     0..min(cap, base * 2**n) seconds, drawn uniformly, after n fruitless back-offs. Refusals of calls that were
     sent before a back-off belong to that back-off.
 
@@ -215,17 +203,8 @@ class Endpoint:
         self._failing_since: float | None = None
         self._failed_at = -math.inf
 
-    @asynccontextmanager
-    async def admit(self, client: EndpointClient, tokens: int) -> AsyncIterator[Slot]:
-        """Occupy a slot while the block runs; see ``EndpointClient.admit``."""
-        slot = await self._enter(client, tokens)
-        try:
-            yield slot
-        finally:
-            self.in_flight -= 1
-            self.wake_first()
-
-    async def _enter(self, client: EndpointClient, tokens: int) -> Slot:
+    async def enter(self, client: EndpointClient, tokens: int) -> Slot:
+        """Wait for a slot and occupy it until ``leave``; see ``EndpointClient.admit``."""
         waiting = _Waiter(client)
         self._queue[waiting] = None
         try:
@@ -242,6 +221,11 @@ class Endpoint:
             del self._queue[waiting]
             self._rated = self._rated and bool(self._queue)
             self.wake_first()
+
+    def leave(self) -> None:
+        """Free a slot."""
+        self.in_flight -= 1
+        self.wake_first()
 
     def observe(self, slot: Slot, status: int | None, retry_after: float | None, tokens: int | None) -> None:
         """Apply the result of a call; see ``Slot.observe``."""
@@ -301,11 +285,9 @@ class Endpoint:
         return max(self._until - now, turn, self._minute.delay(now, tokens, tokens_most))
 
     def _admit(self, tokens: int) -> Slot:
-        now, most, tokens_most = (
-            anyio.current_time(),
-            self._find_max_rate(),
-            self._find_strictest("tokens_per_minute"),
-        )
+        now = anyio.current_time()
+        most = self._find_max_rate()
+        tokens_most = self._find_strictest("tokens_per_minute")
         self.in_flight += 1
         self.rate.take(now, most)
         return Slot(
@@ -325,8 +307,7 @@ class Endpoint:
         self._until = max(self._until, now + (named or jitter(self._fruitless, self.draw())))
         self._back_offs += 1
         self._fruitless += 1
-        if any(client.config.adaptive for client in self.clients):
-            self.rate.decrease(now, self.in_flight)
+        self.rate.decrease(now, self.in_flight)
         change = LimitChange(self.address, status, self._until - now, self.rate.rate)
         for on_limit in dict.fromkeys(client.on_limit for client in self.clients):
             if on_limit is not None:
@@ -380,7 +361,8 @@ class EndpointClient:
         self.endpoint.clients.remove(self)
         self.endpoint.wake_first()
 
-    def admit(self, tokens: int) -> AbstractAsyncContextManager[Slot]:
+    @asynccontextmanager
+    async def admit(self, tokens: int) -> AsyncIterator[Slot]:
         """Wait for a slot and occupy it while the block runs.
 
         Args:
@@ -389,7 +371,11 @@ class EndpointClient:
         Raises:
             RoleRefused: The endpoint refuses this role.
         """
-        return self.endpoint.admit(self, tokens)
+        slot = await self.endpoint.enter(self, tokens)
+        try:
+            yield slot
+        finally:
+            self.endpoint.leave()
 
     def report_unreached(self, seconds: float) -> None:
         """Report that the endpoint could not be reached and that a retry follows after ``seconds``."""
