@@ -24,7 +24,7 @@ INCREASE = 1.0
 INCREASE_SHARE = 0.02
 """Once the rate fell, an answer adds at most this share of it, so that a slow server refuses few calls."""
 
-DECREASE = 0.85
+DECREASE = 0.9
 """The factor of the rate at each back-off. TCP's half would leave a quarter of a steady limit unused."""
 
 SLACK_SECONDS = 0.02
@@ -37,8 +37,8 @@ MINUTE_SECONDS, MARGIN = 60.0, 1.01
 class AdaptiveRate:
     """Spaces calls evenly, at a rate found by additive increase and multiplicative decrease.
 
-    There is no rate before the first refusal. It sets the rate to the answers of the last second, or to half the calls
-    in flight if those are more. Answers to calls that had waited for their turn raise it, and each back-off lowers it.
+    There is no rate before the first refusal. It sets the rate to the answers of the last second and half the calls in
+    flight, which are served too. Answers to calls that had waited for their turn raise it, and each back-off lowers it.
 
     Source: Chiu and Jain, "Analysis of the Increase and Decrease Algorithms for Congestion Avoidance in
     Computer Networks", 1989.
@@ -72,7 +72,7 @@ class AdaptiveRate:
         """Lower the rate at a back-off; the first one sets it."""
         if self.rate is None:
             served = sum(at > now - 1 for at in self._answers)
-            self.rate = max(in_flight / 2, served)
+            self.rate = served + in_flight / 2
             return
         self.rate *= DECREASE
         self._has_fallen = True
