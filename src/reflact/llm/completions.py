@@ -1,8 +1,7 @@
 """Answers of endpoints, read as chat completions: whole ones, and streams of events that may be cut anywhere.
 
 A completion has only the fields that reflact uses, each of its type. So no later code meets a value that it does not
-expect. The openai client would be slow with streams, and would lose their usage. The answers of agents and of
-pydantic-ai's models, which no endpoint gives, are written as completions.
+expect. The answers of agents and of pydantic-ai's models, which no endpoint gives, are written as completions.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ MOST_VALUES = 500_000
 """About the most values of a JSON text, since small ones take far more memory than text."""
 
 FINISH_REASONS = frozenset({"stop", "length", "tool_calls", "content_filter", "function_call"})
-"""The reasons that the openai client knows; any other word for the end of an answer becomes ``stop``."""
+"""The reasons that openai's type of a completion knows; any other word for the end of an answer becomes ``stop``."""
 
 CUT_REASONS = frozenset({"model_length", "max_tokens", "max_output_tokens", "max_length", "token_limit"})
 """Words of Mistral, Anthropic, Gemini and others for ``length``, in lower case."""
