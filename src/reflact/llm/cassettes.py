@@ -1,8 +1,9 @@
 """Cassettes: recorded HTTP requests and answers, replayed by content.
 
-A cassette is a file of JSON lines, one per answered request. Hosts, keys and other headers are never written.
-An answer is found by method, path, body and call, independent of order. A request without a recorded answer is
-an error and is not sent. A recording serves streamed and plain requests alike.
+A cassette is a file of JSON lines, one per answered request. Hosts, keys and other headers are
+never written. An answer is found by method, path, body and call, independent of order. A request
+without a recorded answer is an error and is not sent. A recording serves streamed and plain
+requests alike.
 """
 
 from __future__ import annotations
@@ -184,7 +185,8 @@ class ReplayTransport(httpx.AsyncBaseTransport):
         """Return the recorded answer.
 
         Raises:
-            CassetteMiss: The cassette has no answer; shows the nearest recorded request and the difference.
+            CassetteMiss: The cassette has no answer; shows the nearest recorded request and the
+                difference.
         """
         asked = Interaction(
             call_id=request.extensions.get("reflact_call_id", ""),
@@ -273,7 +275,7 @@ class RecordTransport(ReplayTransport):
 
 
 def _is_final(answered: Interaction) -> bool:
-    """Whether an answer is one that the client uses; requests without a call id are not those of a client."""
+    """Whether an answer is one that the client uses; other requests have no call id."""
     if answered.status not in RECORDED:
         return False
     if answered.status < 300 and answered.call_id:
@@ -312,5 +314,5 @@ def _format_body(body: JsonValue) -> str:
 
 
 def _split_clauses(text: str) -> list[str]:
-    """Return the lines of a text, split into clauses so that a difference in a long line is visible."""
+    """Return the lines of a text, split into clauses to show differences in long lines."""
     return [clause for line in text.splitlines() for clause in CLAUSE_END.split(line)]

@@ -1,11 +1,12 @@
 """The model of a role: typed calls that are stored, retried, limited and charged.
 
-Read a call from top to bottom: ``ask`` -> ``_complete`` (stored or new) -> ``_send`` (until it succeeds) -> ``_try`` (with
-a stream or without) -> ``_attempt`` (once, paid for) -> ``_exchange`` (the wire). What is known of a call is one argument,
-``Call``. Only what lies under every client is below, as HTTP transports: redaction, recording, the network.
+Read a call from top to bottom: ``ask`` -> ``_complete`` (stored or new) -> ``_send`` (until it
+succeeds) -> ``_try`` (with a stream or without) -> ``_attempt`` (once, paid for) -> ``_exchange``
+(the wire). What is known of a call is one argument, ``Call``. Only what lies under every client is
+below, as HTTP transports: redaction, recording, the network.
 
-If a reply is invalid (malformed, refused, truncated, or not fitting the data), the client sends it back with the reason
-and asks again. The conversation then contains all earlier attempts.
+If a reply is invalid (malformed, refused, truncated, or not fitting the data), the client sends it
+back with the reason and asks again. The conversation then contains all earlier attempts.
 """
 
 from __future__ import annotations
@@ -125,7 +126,8 @@ from reflact.types import canonical_json
 R = TypeVar("R", bound=ReplyModel)
 
 AGENT_PATH = "/agent"
-"""The path of an agent's requests below ``base_url``, in keys and recordings; nothing is sent there."""
+"""The path of an agent's requests below ``base_url``, in keys and recordings; nothing is sent
+there."""
 
 STREAMED = {"stream": True, "stream_options": {"include_usage": True}}
 
@@ -135,13 +137,15 @@ UNSTREAMABLE_STATUSES = FORMAT_REFUSALS | {500}
 STREAM_WORDS = re.compile(r"\bstream", re.IGNORECASE)
 
 HELD_OPEN_SECONDS = 1.0
-"""How long the usage and the end of a stream are waited for after the reason why its answer ended."""
+"""How long the usage and the end of a stream are waited for after the reason why its answer
+ended."""
 
 ERROR_BYTES = 2**14
 """The most bytes that are read of the answer with an error status."""
 
 SPARE_BYTES, TOKEN_BYTES, UNCAPPED_TOKENS = 4 * 2**20, 512, 16_384
-"""An answer may have 4 MiB and 512 bytes for each token of its cap; without a cap, for each of 16,384 tokens."""
+"""An answer may have 4 MiB and 512 bytes for each token of its cap; without a cap, for each of
+16,384 tokens."""
 
 LARGE_BYTES = 2**20
 """A body of more bytes is read on a worker thread, so that the event loop does not wait for it."""
@@ -167,16 +171,17 @@ FAILED_SAMPLES = ("json_validate_failed", "tool_use_failed")
 """Codes with which a provider refuses what its own model wrote, and not the request."""
 
 MIN_PROMPT, PROMPT_RATIO = 16_000, 8
-"""A prompt of so many characters was cut by its server if that counts less than one token for eight of them."""
+"""A prompt of so many characters was cut by its server if that counts less than one token for eight
+of them."""
 
 
 @dataclass
 class Call:
     """What is known of a call while it is made.
 
-    ``drafts`` takes the answers while they arrive; None if no stream is wanted. ``answerer`` answers in place of the
-    network. ``sent`` is True if an answer came from the endpoint rather than the store. ``keys`` are those of the
-    responses.
+    ``drafts`` takes the answers while they arrive; None if no stream is wanted. ``answerer``
+    answers in place of the network. ``sent`` is True if an answer came from the endpoint rather
+    than the store. ``keys`` are those of the responses.
     """
 
     id: CallId
@@ -220,8 +225,8 @@ class Client:
         account: Where calls are stored and charged.
         transport: Replaces the network.
         on_event: Takes an event for each call and its drafts.
-        on_limit: Called at each back-off, and at each retry after a failed connection; must neither wait nor
-            raise.
+        on_limit: Called at each back-off, and at each retry after a failed connection; must neither
+            wait nor raise.
 
     Raises:
         ConfigError: On entering: the role's key is missing or invalid, or the settings contain it.
@@ -257,7 +262,7 @@ class Client:
 
     @property
     def identity(self) -> str:
-        """Endpoint, model and settings that influence replies, as canonical JSON without credentials."""
+        """Endpoint, model and settings that influence replies, as JSON without credentials."""
         return identify_model(self._config)
 
     async def __aenter__(self) -> Self:
@@ -318,8 +323,9 @@ class Client:
     ) -> Stream[Draft[R]]:
         """Ask as ``ask`` does, and iterate over drafts; the last one carries the reply.
 
-        The first iteration sends the request. Leaving ``async with`` or the loop cancels the call. There is
-        only one draft if the reply is stored or plain text, or if the endpoint does not stream.
+        The first iteration sends the request. Leaving ``async with`` or the loop cancels the call.
+        There is only one draft if the reply is stored or plain text, or if the endpoint does not
+        stream.
         """
         return Stream(partial(self._follow, call_id, _Question(prompt, reply_type, check)))
 
@@ -461,9 +467,10 @@ class Client:
             return self._mode
 
     async def _try_modes(self, call: Call, question: _Question[R]) -> Mode:
-        """Return the first mode whose format the endpoint follows, or else the last one that it answers at all.
+        """Return the first mode that the endpoint follows, or else the last one that it answers.
 
-        An answer without any format is sent back once, as in each call, since the next one may have it.
+        An answer without any format is sent back once, as in each call, since the next one may have
+        it.
         """
         first: ProviderError | RequestRefused | None = None
         answered: Mode | None = None
@@ -497,9 +504,9 @@ class Client:
     ) -> ChatCompletion:
         """Return the stored or new response to a request; equal requests wait for each other.
 
-        Every request has a content key, and is paid once. Each attempt of a call has its own stored response, including
-        replies that failed validation. A process that is killed and restarted sends only the missing requests.
-        ``reply`` is the reply type, empty for an agent's request.
+        Every request has a content key, and is paid once. Each attempt of a call has its own stored
+        response, including replies that failed validation. A process that is killed and restarted
+        sends only the missing requests. ``reply`` is the reply type, empty for an agent's request.
         """
         url = self._urls[path]
         key = build_cache_key(
@@ -518,8 +525,8 @@ class Client:
     async def _send(self, call: Call, request: _Request) -> str:
         """Send a request until it succeeds; raise the error of an outcome that no retry can mend.
 
-        If the endpoint refuses the cap by its name, the request is sent again with the other name, and so are all later
-        ones.
+        If the endpoint refuses the cap by its name, the request is sent again with the other name,
+        and so are all later ones.
         """
         retries = 0
         while True:
@@ -546,12 +553,12 @@ class Client:
                 raise translate_outcome(outcome, self._config, self._role, self._keys.known, self._limits)
 
     def _plan_retry(self, outcome: Outcome, retries: int) -> float | None:
-        """Return the seconds until a retry; None if the outcome is final, in which case it may refuse the role.
+        """Return the seconds until a retry; None if the outcome is final, for its role perhaps.
 
-        After 429 and 503 a retry waits for the endpoint's back-off (``reflact.llm.rate_limit``). Otherwise the delay
-        before retry n is drawn uniformly from 0..min(cap, base * 2**n) seconds (full jitter: Brooker, "Exponential
-        Backoff And Jitter", 2015), and is at least the server's ``Retry-After``. One above ``PATIENCE_SECONDS`` ends the
-        retries, and so does an outage.
+        After 429 and 503 a retry waits for the endpoint's back-off (``reflact.llm.rate_limit``).
+        Otherwise the delay before retry n is drawn uniformly from 0..min(cap, base * 2**n) seconds
+        (full jitter: Brooker, "Exponential Backoff And Jitter", 2015), and is at least the server's
+        ``Retry-After``. One above ``PATIENCE_SECONDS`` ends the retries, and so does an outage.
         """
         limits = self._limits
         passing = is_passing(outcome)
@@ -586,10 +593,10 @@ class Client:
         return True
 
     async def _try(self, call: Call, request: _Request, body: Mapping[str, Any]) -> httpx.Response:
-        """Make an attempt, with a stream if drafts are watched; another one at once if the endpoint cannot stream.
+        """Make an attempt, with a stream if drafts are watched and the endpoint can stream.
 
-        No stream is asked for any more after a refusal, the second broken stream, or one that reports no usage, since
-        such answers are charged at their worst case.
+        No stream is asked for any more after a refusal, the second broken stream, or one that
+        reports no usage, since such answers are charged at their worst case.
         """
         if call.drafts is None or not self._streams:
             return await self._renew(call, request, body)
@@ -611,7 +618,7 @@ class Client:
         return await self._renew(call, request, body)
 
     async def _renew(self, call: Call, request: _Request, body: Mapping[str, Any]) -> httpx.Response:
-        """Make an attempt; another one if the key is refused and the caller's function gives another."""
+        """Make an attempt; another one if the key is refused and there is a new one."""
         key = await self._keys.fetch()
         response = await self._attempt(call, request, body, key)
         if response.status_code == 401 and key is not None:
@@ -627,9 +634,10 @@ class Client:
     ) -> httpx.Response:
         """Make one attempt, store its answer, and record its cost.
 
-        It waits for the budget first, so that calls that wait for it occupy no slot of the endpoint. An error status is
-        free. A time-out, a broken connection or answer, a cancellation, or an answer without usage counts at the worst
-        case, since the provider may charge for it. Failed attempts are counted by kind.
+        It waits for the budget first, so that calls that wait for it occupy no slot of the
+        endpoint. An error status is free. A time-out, a broken connection or answer, a
+        cancellation, or an answer without usage counts at the worst case, since the provider may
+        charge for it. Failed attempts are counted by kind.
         """
         config, budget, responses = self._config, self._account.budget, self._account.responses
         at = datetime.now(UTC)
@@ -700,7 +708,7 @@ class Client:
         return httpx.Request("POST", request.url, headers=headers, json=body, extensions=extensions)
 
     async def _reserve(self, entry: CallReservation) -> None:
-        """Store the reservation; release it if the caller is cancelled before the request is sent."""
+        """Store the reservation; release it if the caller is cancelled meanwhile."""
         try:
             await self._account.responses.reserve(entry)
         except anyio.get_cancelled_exc_class():
@@ -721,7 +729,8 @@ class Client:
     async def _exchange(self, call: Call, request: httpx.Request) -> httpx.Response:
         """Send a request once and return its whole answer, which drafts follow as it arrives.
 
-        The body of an error is cut after ``ERROR_BYTES``, and where it broke off or cannot be decoded.
+        The body of an error is cut after ``ERROR_BYTES``, and where it broke off or cannot be
+        decoded.
 
         Raises:
             AnswerFault: The answer began, and broke off or cannot be decoded.
@@ -774,8 +783,8 @@ class Client:
     ) -> _Answer:
         """Return an answer in UTF-8 without API keys, its usage and its fault.
 
-        A rate limit under another status gets the status 429. A sample of the model that its provider refuses is an
-        answer, an invalid one.
+        A rate limit under another status gets the status 429. A sample of the model that its
+        provider refuses is an answer, an invalid one.
 
         Raises:
             AnswerFault: It should be a chat completion and is none.
@@ -827,7 +836,7 @@ def find_failed_sample(status: int, text: str) -> str | None:
 
 
 def is_prompt_cut(asked_for: Any, tokens: int) -> bool:
-    """Whether a server counted far fewer tokens than the messages of a request have; content in parts has none."""
+    """Whether a server counted far fewer tokens than the texts of a request have."""
     messages = asked_for.get("messages")
     texts = [m.get("content") for m in messages if isinstance(m, dict)] if isinstance(messages, list) else []
     size = sum(len(text) for text in texts if isinstance(text, str))
@@ -835,7 +844,7 @@ def is_prompt_cut(asked_for: Any, tokens: int) -> bool:
 
 
 def find_answer_fault(completion: Any, asked_for: Any) -> FaultKind | None:
-    """Return what is wrong with an answer of the target: it was cut, or has neither text nor a function asked for."""
+    """Return the fault of a target's answer that was cut, or has no text and no function call."""
     (choice,) = completion["choices"]
     message = choice["message"]
     if choice["finish_reason"] == "length":
@@ -855,7 +864,7 @@ def build_url(config: ModelConfig, path: str) -> httpx.URL:
 
 
 def identify_model(config: ModelConfig) -> str:
-    """Return endpoint, model and settings that influence replies, as canonical JSON without credentials."""
+    """Return endpoint, model and settings that influence replies, as JSON without credentials."""
     address = urlsplit(config.base_url)
     endpoint = f"{address.scheme}://{address.hostname}:{address.port}{address.path}"
     names = ("model", "api", "api_version", "mode", "reasks")
@@ -864,7 +873,7 @@ def identify_model(config: ModelConfig) -> str:
 
 
 def build_settings(config: ModelConfig, call_id: CallId | None) -> dict[str, JsonValue]:
-    """Return the fields of a request that a role's settings determine; a seed per call needs the call."""
+    """Return the fields of a request that the settings determine; a seed may need the call."""
     seed: JsonValue = config.seed
     if seed == "per_call" and call_id is not None:
         seed = derive_seed(call_id.label)

@@ -1,7 +1,8 @@
-"""Answers of endpoints, read as chat completions: whole ones, and streams of events that may be cut anywhere.
+"""Answers of endpoints, whole or as streams of events, read as chat completions.
 
-A completion has only the fields that reflact uses, each of its type. So no later code meets a value that it does not
-expect. The answers of agents and of pydantic-ai's models, which no endpoint gives, are written as completions.
+A completion has only the fields that reflact uses, each of its type. So no later code meets a value
+that it does not expect. The answers of agents and of pydantic-ai's models, which no endpoint gives,
+are written as completions.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ MOST_VALUES = 500_000
 """About the most values of a JSON text, since small ones take far more memory than text."""
 
 FINISH_REASONS = frozenset({"stop", "length", "tool_calls", "content_filter", "function_call"})
-"""The reasons that openai's type of a completion knows; any other word for the end of an answer becomes ``stop``."""
+"""The reasons that openai's type of a completion knows; any other word for the end of an answer
+becomes ``stop``."""
 
 CUT_REASONS = frozenset({"model_length", "max_tokens", "max_output_tokens", "max_length", "token_limit"})
 """Words of Mistral, Anthropic, Gemini and others for ``length``, in lower case."""
@@ -81,7 +83,7 @@ def select_headers(response: httpx.Response) -> dict[str, str]:
 
 
 def decode_text(body: bytes) -> str:
-    """Return a body as text: UTF-8, UTF-16 or UTF-32 as its bytes show, whatever its headers say."""
+    """Return a body as text: UTF-8, UTF-16 or UTF-32, as its bytes show."""
     return body.decode(json.detect_encoding(body), "replace").removeprefix("\ufeff")
 
 
@@ -130,7 +132,7 @@ def parse_chunk(data: str) -> JsonValue:
 
 
 def read_delta(chunk: Any) -> str:
-    """Return the text that a chunk adds to the reply: arguments of the first function, or content."""
+    """Return the text that a chunk adds: arguments of the first function, or content."""
     match chunk:
         case {
             "choices": [{"delta": {"tool_calls": [{"function": {"arguments": str(text)}, **call}, *_]}}, *_]
@@ -274,7 +276,7 @@ def _is_stream(content_type: str, text: str) -> bool:
 
 
 def _read_chunks(text: str) -> Iterator[_Chunk]:
-    """Yield the chunks of a stream, which ends at its end mark, or after the reason why the answer ended."""
+    """Yield the chunks of a stream, up to its end mark or the reason why the answer ended."""
     is_finished = False
     for data in read_events(text):
         if data.strip() == END_MARK:
@@ -296,8 +298,8 @@ def _validate(model: type[M], value: object, text: str, fault: FaultKind) -> M:
 def _join_chunks(chunks: Iterable[_Chunk]) -> _Completion:
     """Return the first choice of a stream, with the last usage.
 
-    An answer without a finish reason was cut off, so its reason is ``length``. A stream without an answer has no
-    choice.
+    An answer without a finish reason was cut off, so its reason is ``length``. A stream without an
+    answer has no choice.
     """
     texts: dict[str, list[str]] = {"content": [], "refusal": []}
     calls: dict[int, _Call] = {}

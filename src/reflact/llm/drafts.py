@@ -26,10 +26,12 @@ MIN_GROWTH = 48
 """Characters by which a text grows at least between two drafts."""
 
 TEXT_GROWTH, CLOSED_GROWTH = 8, 64
-"""A reply grows by 1/8 of its length between two drafts, or by 1/64 if an object or a list has closed."""
+"""A reply grows by 1/8 of its length between two drafts, or by 1/64 if an object or a list has
+closed."""
 
 DRAFT_BYTES = 2**22
-"""The most bytes of an answer that are read for drafts, since each draft is a copy of the text so far."""
+"""The most bytes of an answer that are read for drafts, since each draft is a copy of the text so
+far."""
 
 WORD_CHARACTERS = f"{string.ascii_letters}{string.digits}+-."
 """Characters of a number or a word, which may continue."""
@@ -43,7 +45,7 @@ NEXT_ELEMENT, NEXT_MEMBER = ",0", ',"\\u0000reflact":0'
 
 
 class DraftStream(Generic[R]):
-    """The drafts of one call: takes its answers while they arrive, and passes drafts to the subscribers.
+    """The drafts of one call, made of its answers while they arrive.
 
     Args:
         fields: The call, as fields of its events.
@@ -51,7 +53,8 @@ class DraftStream(Generic[R]):
         on_draft: Takes the drafts of the caller.
 
     Attributes:
-        is_finished: Whether the present answer has told why it ended, so that nothing of it is missing.
+        is_finished: Whether the present answer has told why it ended, so that nothing of it is
+            missing.
     """
 
     def __init__(
@@ -95,14 +98,14 @@ class DraftStream(Generic[R]):
         raise failure
 
     def begin(self, keys: Sequence[str]) -> None:
-        """Start reading an answer, without API keys; a second one within an attempt replaces one that broke off."""
+        """Start reading an answer, without keys; a second one replaces one that broke off."""
         if self._begun:
             self.reset("the answer broke off, and is asked for again")
         self._begun = True
         self._scrubber = Scrubber(keys)
 
     def feed(self, piece: bytes) -> None:
-        """Take the next piece of the answer's body; those of an answer beyond ``DRAFT_BYTES`` give no drafts."""
+        """Take the next piece of an answer's body; beyond ``DRAFT_BYTES`` there are no drafts."""
         self._taken += len(piece)
         if self._put is None or self._taken > DRAFT_BYTES:
             return
@@ -150,10 +153,10 @@ class DraftStream(Generic[R]):
 
 
 def read_partial(text: str, reply_type: type[ReplyModel]) -> JsonValue:
-    """Return the visible part of an unfinished reply; None if it is no object or does not fit the type.
+    """Return the visible part of an unfinished reply; None if it does not fit the type.
 
-    Texts are visible as far as they are written, lists up to the last closed element, other values once they
-    are complete. All elements are valid. Members may be missing and texts too short.
+    Texts are visible as far as they are written, lists up to the last closed element, other values
+    once they are complete. All elements are valid. Members may be missing and texts too short.
     """
     try:
         value: JsonValue = from_json(text, allow_inf_nan=False)
@@ -182,7 +185,7 @@ def _read_open(text: str) -> JsonValue:
 
 
 def _drop_last(value: JsonValue) -> JsonValue:
-    """Return a value without the last element of the list at its end, and without the added suffix."""
+    """Return a value without the last element of its last list, and without the suffix."""
     match value:
         case dict() if value:
             name, last = value.popitem()

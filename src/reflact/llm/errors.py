@@ -1,15 +1,16 @@
-"""Failures of model calls: their kinds, which may pass, which refuse a whole role, and reflact's errors for them.
+"""Failures of model calls: their kinds, what each means for its role, and reflact's errors.
 
-Kinds of faults: ``408``, ``409``, ``429``, ``5xx``: a later attempt may succeed; ``timeout``: no whole answer
-in time; ``unreachable``: no connection; ``reset``: the connection ended before the answer began;
-``truncated``: the answer broke off; ``malformed``: the answer should be JSON and is not; ``broken stream``: the
-stream has no end mark, contains anything but chunks of a chat completion, or reports an error; ``unusable``: the
-answer has a success status and is no chat completion; ``oversized``: the answer is larger than
-``max_response_bytes``. The answers of five kinds are used: ``overcounted`` reports more tokens than its request can
-take; ``cut prompt``: by its count of tokens the server read a part of the prompt only; ``cut answer`` and ``empty
-answer``, of the target alone: it ended at the token limit, or has no text apart from thoughts;
-``other model``: the reply names another model than the first reply of the role in this start.
-Statuses about the request itself (400, 401, 404 and similar) are no faults.
+Kinds of faults: ``408``, ``409``, ``429``, ``5xx``: a later attempt may succeed; ``timeout``: no
+whole answer in time; ``unreachable``: no connection; ``reset``: the connection ended before the
+answer began; ``truncated``: the answer broke off; ``malformed``: the answer should be JSON and is
+not; ``broken stream``: the stream has no end mark, contains anything but chunks of a chat
+completion, or reports an error; ``unusable``: the answer has a success status and is no chat
+completion; ``oversized``: the answer is larger than its bound. The answers of five
+kinds are used: ``overcounted`` reports more tokens than its request can take; ``cut prompt``: by
+its count of tokens the server read a part of the prompt only; ``cut answer`` and ``empty answer``,
+of the target alone: it ended at the token limit, or has no text apart from thoughts; ``other
+model``: the reply names another model than the first reply of the role in this start. Statuses
+about the request itself (400, 401, 404 and similar) are no faults.
 """
 
 from __future__ import annotations
@@ -132,9 +133,10 @@ def classify_status(status: int) -> FaultKind | None:
 
 
 def read_retry_after(headers: Mapping[str, str]) -> float | None:
-    """Return the seconds of a ``Retry-After`` header, a number or an HTTP date; None if it is neither.
+    """Return the seconds of a ``Retry-After`` header: a number, an HTTP date, or None.
 
-    A date counts from the ``Date`` of the same answer, if it has one: this machine's clock may be wrong.
+    A date counts from the ``Date`` of the same answer, if it has one: this machine's clock may be
+    wrong.
     """
     value = headers.get("retry-after")
     if value is None:
@@ -163,10 +165,11 @@ def is_passing(outcome: Outcome) -> bool:
 
 
 def refuses_role(outcome: Outcome, client: EndpointClient, *, last: bool) -> bool:
-    """Whether an outcome, counted here, stands for all calls of a role; ``last``: no retry of its call follows.
+    """Whether an outcome, which is counted, stands for all calls of its role.
 
-    A refused key, a redirect and an untrusted certificate always do, a spent quota and an address that never answered
-    after the retries of a call, and what may refuse one prompt after some in a row.
+    A refused key, a redirect and an untrusted certificate always do, a spent quota and an address
+    that never answered after the retries of a call, and what may refuse one prompt after some in a
+    row.
     """
     if not isinstance(outcome, httpx.Response):
         unreached = isinstance(outcome, CONNECT_FAILURES) and not client.endpoint.answered
@@ -180,7 +183,7 @@ def refuses_role(outcome: Outcome, client: EndpointClient, *, last: bool) -> boo
 
 
 def is_quota_spent(status: int, headers: Mapping[str, str], text: str) -> bool:
-    """Whether an answer reports that an account has no quota or credit left, rather than a rate limit."""
+    """Whether an answer reports that an account has no quota or credit left."""
     if status == 402:
         return True
     spent = status in QUOTA_STATUSES and QUOTA_WORDS.search(text) is not None
@@ -198,7 +201,7 @@ def is_unknown_model(status: int, text: str) -> bool:
 
 
 def is_oversized(failure: BaseException) -> bool:
-    """Whether an answer was larger than its bound; another one would be charged too, and hardly smaller."""
+    """Whether an answer was larger than its bound, as the next one would be too."""
     return isinstance(failure, AnswerFault) and failure.fault == "oversized"
 
 
@@ -222,8 +225,9 @@ def translate_outcome(
 ) -> ReflactError:
     """Return reflact's error for a refusal or a failure, without the API keys.
 
-    The message says what happened, at which endpoint, and what to do. An error of reflact that passed through foreign
-    code is returned unchanged. ``endpoint`` knows whether other calls were answered.
+    The message says what happened, at which endpoint, and what to do. An error of reflact that
+    passed through foreign code is returned unchanged. ``endpoint`` knows whether other calls were
+    answered.
     """
     if isinstance(outcome, httpx.Response):
         if outcome.has_redirect_location:
@@ -240,7 +244,7 @@ def translate_outcome(
 def _translate_failure(
     causes: Sequence[BaseException], config: ModelConfig, role: str, keys: Sequence[str]
 ) -> ModelError:
-    """Return reflact's error for a call that got no usable answer; ``causes`` begin with the failure."""
+    """Return the error of a call without a usable answer; ``causes`` begin with the failure."""
     where, cause = f"models.{role}: {config.title}", causes[-1]
     is_foreign = config.api == "pydantic_ai"
     if isinstance(causes[0], httpx.TimeoutException):
@@ -312,7 +316,7 @@ def _translate_refusal(
 def _describe_refusal(
     refusal: httpx.Response, config: ModelConfig, role: str
 ) -> tuple[type[ProviderError], str]:
-    """Return the error of a refused role, and what happened and what to do, as the rest of a sentence."""
+    """Return the error of a refusal, and the rest of the sentence that says what to do."""
     status, is_foreign = refusal.status_code, config.api == "pydantic_ai"
     if status in REFUSED_KEY:
         source = f"set {config.api_key_env} to a valid key"
@@ -335,7 +339,7 @@ def _describe_refusal(
 
 
 def _describe_redirect(redirect: httpx.Response, config: ModelConfig, role: str) -> str:
-    """Return to which address an answer redirects, and the setting to change, without credentials and query."""
+    """Return where an answer redirects, without credentials, and the setting to change."""
     location = redirect.headers["location"].partition("?")[0]
     advice = f"check models.{role}.base_url"
     try:

@@ -1,7 +1,8 @@
 """Models of providers that are not OpenAI-compatible, through pydantic-ai.
 
-The client writes its requests as chat completions. This module passes them on as pydantic-ai's messages, and returns
-the answer's text. So every mode, cap and repeated reply works as with other endpoints.
+The client writes its requests as chat completions. This module passes them on as pydantic-ai's
+messages, and returns the answer's text. So every mode, cap and repeated reply works as with other
+endpoints.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ class PydanticAIModel:
     """Answers requests of the client by a model of pydantic-ai.
 
     Args:
-        config: The role's settings; ``model`` is ``provider:name``, unless ``open_model`` returns the model.
+        config: The role's settings; ``model`` is ``provider:name``, unless ``open_model`` returns
+            the model.
         role: The role, for messages.
         key: The provider's key; None leaves it to the provider's environment variable.
 
@@ -108,7 +110,7 @@ def _write_messages(messages: Sequence[Mapping[str, str]]) -> list[ModelMessage]
 
 
 def _write_parameters(model: Model, wanted: Mapping[str, Any] | None) -> ModelRequestParameters:
-    """Return how a typed reply is asked for: by the provider's schema, or else by a tool that must be called."""
+    """Return how to ask for a typed reply: by a schema, or else by a tool that must be called."""
     if wanted is None:
         return ModelRequestParameters()
     named = wanted["json_schema"]

@@ -22,10 +22,12 @@ INCREASE = 1.0
 """Calls a second that each second of answers adds to the rate."""
 
 INCREASE_SHARE = 0.02
-"""Once the rate fell, an answer adds at most this share of it, so that a slow server refuses few calls."""
+"""Once the rate fell, an answer adds at most this share of it, so that a slow server refuses few
+calls."""
 
 DECREASE = 0.87
-"""The factor of the rate at each back-off; found by simulation. With half, as in TCP, a quarter of a limit is unused."""
+"""The factor of the rate at each back-off; found by simulation. With half, as in TCP, a quarter of
+a limit is unused."""
 
 SLACK_SECONDS = 0.02
 """A call that is late by less than this does not delay the next call."""
@@ -37,11 +39,12 @@ MINUTE_SECONDS, MARGIN = 60.0, 1.01
 class AdaptiveRate:
     """Spaces calls evenly, at a rate found by additive increase and multiplicative decrease.
 
-    There is no rate before the first refusal. It sets the rate to the answers of the last second and half the calls in
-    flight, which are served too. Answers to calls that had waited for their turn raise it, and each back-off lowers it.
+    There is no rate before the first refusal. It sets the rate to the answers of the last second
+    and half the calls in flight, which are served too. Answers to calls that had waited for their
+    turn raise it, and each back-off lowers it.
 
-    Source: Chiu and Jain, "Analysis of the Increase and Decrease Algorithms for Congestion Avoidance in
-    Computer Networks", 1989.
+    Source: Chiu and Jain, "Analysis of the Increase and Decrease Algorithms for Congestion
+    Avoidance in Computer Networks", 1989.
     """
 
     def __init__(self) -> None:
@@ -146,8 +149,8 @@ SOON = 1e-6
 class LimitChange(NamedTuple):
     """A back-off of an endpoint, or a retry after a failed connection.
 
-    ``status`` is None if the endpoint could not be reached. ``seconds`` is the pause, and ``rate`` the rate
-    after it in calls a second; None if no rate is known.
+    ``status`` is None if the endpoint could not be reached. ``seconds`` is the pause, and ``rate``
+    the rate after it in calls a second; None if no rate is known.
     """
 
     endpoint: str
@@ -157,7 +160,8 @@ class LimitChange(NamedTuple):
 
 
 FIRST_REFUSALS, LATER_REFUSALS = 4, 10
-"""Refused requests in a row that end a role: the first ones, of which three may try formats, and after an answer."""
+"""Refused requests in a row that end a role: the first ones, of which three may try formats, and
+after an answer."""
 
 Outcome = httpx.Response | Exception
 """An answer that was read whole, or a failed attempt."""
@@ -172,11 +176,12 @@ class RoleRefused(Exception):
 
 
 class Endpoint:
-    """One address and key in one event loop, with the queue of its calls, which are admitted in order.
+    """One address and key in one event loop, with the queue of its calls.
 
-    Of the settings of all open clients the smallest value of each limit counts. After 429 or 503 no call is sent for ``Retry-After`` seconds, or else for
-    0..min(cap, base * 2**n) seconds, drawn uniformly, after n fruitless back-offs. Refusals of calls that were
-    sent before a back-off belong to that back-off.
+    Of the settings of all open clients the smallest value of each limit counts. After 429 or 503 no
+    call is sent for ``Retry-After`` seconds, or else for 0..min(cap, base * 2**n) seconds, drawn
+    uniformly, after n fruitless back-offs. Refusals of calls that were sent before a back-off
+    belong to that back-off.
 
     Attributes:
         draw: Returns a number in 0..1.
@@ -242,7 +247,7 @@ class Endpoint:
         self.wake_first()
 
     def is_out(self, *, served: bool) -> bool:
-        """Count the outcome of an attempt; return whether all attempts of ``outage_seconds`` have failed.
+        """Count an attempt; return whether all attempts of ``outage_seconds`` have failed.
 
         An outage begins anew if no attempt failed for so long, since nothing was tried then.
         """
@@ -273,7 +278,7 @@ class Endpoint:
             first.wake.set()
 
     def _delay(self, tokens: int) -> float:
-        """Return the seconds that the first call in the queue has to wait; infinite if a slot must become free."""
+        """Return the seconds that the first call has to wait; infinite without a free slot."""
         if self.in_flight >= (self._find_strictest("concurrency") or 0):
             self._rated = False
             return math.inf
@@ -325,11 +330,11 @@ class Endpoint:
 
 
 class EndpointClient:
-    """One role's client of an endpoint. It is a context manager; its settings count while it is entered.
+    """One role's client of an endpoint; its settings count while it is entered.
 
     Args:
-        on_limit: Called at each back-off of the endpoint, once if several clients share it, and at each retry
-            of the role after a failed connection; must neither block nor raise.
+        on_limit: Called at each back-off of the endpoint, once if several clients share it, and at
+            each retry of the role after a failed connection; must neither block nor raise.
     """
 
     def __init__(
@@ -348,7 +353,7 @@ class EndpointClient:
 
     @property
     def is_answered(self) -> bool:
-        """Whether a call of this model was answered with this key, in an earlier start of the run too."""
+        """Whether a call of this model and key was answered, in an earlier start too."""
         return self._access in self.endpoint.answered_roles
 
     def __enter__(self) -> Self:
@@ -366,7 +371,8 @@ class EndpointClient:
         """Wait for a slot and occupy it while the block runs.
 
         Args:
-            tokens: The most tokens of the call, input and output; at most the limit of a minute counts.
+            tokens: The most tokens of the call, input and output; at most the limit of a minute
+                counts.
 
         Raises:
             RoleRefused: The endpoint refuses this role.
@@ -378,12 +384,12 @@ class EndpointClient:
             self.endpoint.leave()
 
     def report_unreached(self, seconds: float) -> None:
-        """Report that the endpoint could not be reached and that a retry follows after ``seconds``."""
+        """Report that the endpoint was not reached; a retry follows after ``seconds``."""
         if self.on_limit is not None:
             self.on_limit(LimitChange(self.endpoint.address, None, seconds, None))
 
     def observe_answer(self) -> None:
-        """Note that a call was answered, by which all refusals before it concern their requests alone."""
+        """Note that a call was answered, so that earlier refusals concern their requests alone."""
         self.note_access()
         self._refusals = 0
 
@@ -392,11 +398,11 @@ class EndpointClient:
         self.endpoint.answered_roles.add(self._access)
 
     def observe_refusal(self) -> bool:
-        """Return whether a refusal (403, 404, 405, or 400 with words for an unknown model) concerns the whole role.
+        """Return whether a refusal that may be of one request concerns the whole role.
 
-        It does if the first ``FIRST_REFUSALS`` calls of the role are refused in a row, or ``LATER_REFUSALS`` after an
-        answer. Until then it concerns one request, as any refusal does once a call was answered. A wrong key (401)
-        and a spent quota always concern the role.
+        It does if the first ``FIRST_REFUSALS`` calls of the role are refused in a row, or
+        ``LATER_REFUSALS`` after an answer. Until then it concerns one request, as any refusal does
+        once a call was answered. A wrong key (401) and a spent quota always concern the role.
         """
         self._refusals += 1
         return self._refusals >= (LATER_REFUSALS if self.is_answered else FIRST_REFUSALS)
@@ -420,8 +426,8 @@ class Slot:
     def observe(self, status: int | None, retry_after: float | None, tokens: int | None) -> None:
         """Report the result of the call once, before the slot ends.
 
-        ``status`` is None after a failed transfer, and ``retry_after`` is in seconds. ``tokens`` are those of
-        input and output; None keeps the estimate.
+        ``status`` is None after a failed transfer, and ``retry_after`` is in seconds. ``tokens``
+        are those of input and output; None keeps the estimate.
         """
         self.endpoint.observe(self, status, retry_after, tokens)
 
@@ -451,9 +457,9 @@ def endpoint_for(
 ) -> EndpointClient:
     """Return a client of the endpoint at a role's address; call and enter it in the event loop.
 
-    An event loop has one endpoint for each scheme, host, port and path, and each ``limits_group`` or else each key,
-    of which a digest is kept, or function of tokens. It is remembered, so a later trainer starts at the rate that an
-    earlier one found.
+    An event loop has one endpoint for each scheme, host, port and path, and each ``limits_group``
+    or else each key, of which a digest is kept, or function of tokens. It is remembered, so a later
+    trainer starts at the rate that an earlier one found.
     """
     parts = urlsplit(config.base_url)
     port = parts.port or {"http": 80, "https": 443}.get(parts.scheme)

@@ -1,7 +1,7 @@
 """Redaction of API keys: keys leave with requests only, and are removed from answers and logs.
 
-Some servers send a key back in headers, error messages or answers. This module removes it on arrival, in every
-JSON spelling, so that no other code can store, record, log or show it.
+Some servers send a key back in headers, error messages or answers. This module removes it on
+arrival, in every JSON spelling, so that no other code can store, record, log or show it.
 """
 
 from __future__ import annotations
@@ -52,7 +52,8 @@ GZIP_START = b"\x1f"
 """The first byte of each member of a gzip body; any other text after a member is ignored."""
 
 TOKEN_MARGIN = 600.0
-"""Seconds before its expiry at which a token is fetched again: a request may be retried for some time."""
+"""Seconds before its expiry at which a token is fetched again: a request may be retried for some
+time."""
 
 HTTP_LOGGERS = ("connection", "http11", "http2", "proxy", "socks")
 """Loggers of httpcore, which log raw answers at their lowest level."""
@@ -85,7 +86,7 @@ async def resolve_key(config: ModelConfig, role: str) -> str | None:
 
 
 class KeySource:
-    """The key of a role; a token is fetched again before it expires. ``known`` are all keys so far."""
+    """The key of a role, fetched again before it expires; ``known`` are all keys so far."""
 
     def __init__(self, config: ModelConfig, role: str) -> None:
         self._config = config
@@ -95,7 +96,7 @@ class KeySource:
         self.known: list[str] = []
 
     async def renew(self, refused: str) -> str | None:
-        """Return another key than a refused one; None if the function passed as `key` has no other."""
+        """Return another key than a refused one; None if the caller's function has no other."""
         if self._config.key is None:
             return None
         async with self._renewing:
@@ -133,7 +134,7 @@ def read_expiry(token: str) -> float | None:
 
 
 async def _call_provider(source: KeyProvider, role: str) -> str:
-    """Return the key that a function of the caller gives, async or not; its words may hold the key, its kinds do not."""
+    """Return the key of the caller's function, async or not; no error quotes its words."""
     try:
         with CatchExits():
             key = source()
@@ -193,8 +194,8 @@ async def read_pieces(response: httpx.Response, most: int) -> AsyncIterator[byte
     """Yield the decoded pieces of a body as they arrive.
 
     Raises:
-        AnswerFault: The body has more than ``most`` bytes before or after decoding, which its header may say before any
-            arrives, or it cannot be decoded.
+        AnswerFault: The body has more than ``most`` bytes before or after decoding, which its
+            header may say before any arrives, or it cannot be decoded.
     """
     announced = response.headers.get("content-length", "")
     if announced.isdecimal() and int(announced) > most:
@@ -247,7 +248,7 @@ class _Decoder:
 
 
 class Scrubber:
-    """Removes keys from a text in pieces; ``delayed`` is the end of the last piece, if it may begin a key."""
+    """Removes keys from a text in pieces; ``delayed`` is an end that may begin a key."""
 
     def __init__(self, keys: Sequence[str]) -> None:
         self._keys = [regex.compile(build_key_pattern(key).encode()) for key in keys]
@@ -286,7 +287,7 @@ def find_keys(request: httpx.Request) -> tuple[str, ...]:
 
 
 def is_key(text: str) -> bool:
-    """Whether a text is a real key rather than a placeholder, which answers may contain as a word."""
+    """Whether a text is a key rather than a placeholder, which may be a word of an answer."""
     return len(text) >= MIN_KEY_CHARACTERS and any(character.isdigit() for character in text)
 
 
@@ -312,7 +313,7 @@ def refuse_key_in(config: ModelConfig, role: str, key: str) -> None:
 
 @contextmanager
 def redact_logs(keys: Sequence[str]) -> Iterator[None]:
-    """Remove keys from the records of the HTTP loggers while the block runs; the sequence may grow meanwhile."""
+    """Remove keys, which may grow in number, from the records of the HTTP loggers."""
 
     def redact(record: logging.LogRecord) -> bool:
         message = record.getMessage()
