@@ -44,10 +44,8 @@ from reflact import Trainer
 from reflact.concurrency import open_task_group
 from reflact.config.models import ModelConfig
 from reflact.llm.budget import Account
-from reflact.llm.metering import RESERVATION, MeteredTransport
-from reflact.llm.rate_limit import endpoint_for
-from reflact.llm.retry import RetryTransport
-from reflact.messages import CallReservation
+from reflact.llm.client import Client
+from reflact.messages import CallId
 from reflact.records import FaultCount, RunSummary
 from reflact.testing import InMemoryRunStore
 
@@ -327,7 +325,7 @@ async def measure(size: Size, folder: Path) -> Chaos:
 
 
 async def streamed(url: str, size: Size) -> tuple[list[str], tuple[FaultCount, ...]]:
-    """Return the texts of streamed calls, by way of a role's transports, and the faults that were counted."""
+    """Return the texts of streamed calls, by way of a role's client, and the faults that were counted."""
     config = ModelConfig(
         model=MODEL,
         base_url=f"{url}/v1",
@@ -336,36 +334,21 @@ async def streamed(url: str, size: Size) -> tuple[list[str], tuple[FaultCount, .
         max_retries=RETRIES,
     )
     store, texts = InMemoryRunStore(), [""] * size.streams
-    async with httpx.AsyncHTTPTransport() as network:
-        with endpoint_for(config) as endpoint:
-            account = Account("streams", store, store.decision_log("streams"))
-            paying = MeteredTransport(network, config, account, endpoint)
-            retrying = RetryTransport(paying, endpoint)
-            client = httpx.AsyncClient(transport=retrying, timeout=config.timeout)
+    account = Account("streams", store, store.decision_log("streams"))
+    async with (
+        httpx.AsyncHTTPTransport() as network,
+        Client(config, "target", account, transport=network) as client,
+    ):
 
-            def reserve(n: int) -> CallReservation:
-                return CallReservation(
-                    key=f"{n}",
-                    run_id="streams",
-                    call_id=f"target/stream/{n}",
-                    role="target",
-                    purpose="stream",
-                    endpoint=url,
-                    model=MODEL,
-                )
+        async def ask(n: int) -> None:
+            body = {"messages": [{"role": "user", "content": f"Question {n}"}], "stream": True}
+            call_id = CallId(role="target", purpose="stream", part=str(n))
+            answer = json.loads(await client.forward(body, call_id=call_id))
+            texts[n] = answer["choices"][0]["message"]["content"]
 
-            async def ask(n: int) -> None:
-                messages = [{"role": "user", "content": f"Question {n}"}]
-                response = await client.post(
-                    f"{url}/v1/chat/completions",
-                    json={"model": MODEL, "messages": messages, "stream": True},
-                    extensions={RESERVATION: reserve(n)},
-                )
-                texts[n] = response.json()["choices"][0]["message"]["content"]
-
-            async with open_task_group() as tasks:
-                for n in range(size.streams):
-                    tasks.start_soon(ask, n)
+        async with open_task_group() as tasks:
+            for n in range(size.streams):
+                tasks.start_soon(ask, n)
     return texts, await store.faults("streams")
 
 

@@ -22,9 +22,9 @@ from reflact.concurrency import fan_out
 from reflact.config.training import BudgetConfig
 from reflact.errors import ReflactError
 from reflact.events import Event
-from reflact.llm.bodies import DEFAULT_MAX_BYTES
 from reflact.llm.budget import Account, Budget
 from reflact.llm.client import Client
+from reflact.llm.redaction import DEFAULT_MAX_BYTES
 from reflact.messages import ReplyModel, Text
 
 MEBIBYTE = 2**20

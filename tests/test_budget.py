@@ -381,7 +381,7 @@ def refusal_of(config: TrainerConfig, passed: Collection[str]) -> ConfigError | 
         (configured({"max_tokens": 1, "max_usd": 1}, CAPPED), ()),
         (configured({"max_tokens": 1}, LOCAL), ()),
         (configured({"max_tokens": 1}, {"model": "own", "extra_body": {"max_completion_tokens": 5}}), ()),
-        (configured({"max_usd": 1}, {**LOCAL, "unpriced": True}), ()),
+        (configured({"max_usd": 1}, {**LOCAL, "price": {"input": 0, "output": 0}}), ()),
         (configured({"max_usd": 1}, {**LOCAL, "price": {"input": 1, "output": 2}}), ()),
         (configured({"max_seconds": 1}, {}), ("target", "optimizer")),
     ],
@@ -405,7 +405,11 @@ def test_a_budget_that_can_hold_is_accepted(config: TrainerConfig, passed: Colle
             "budget.max_usd needs models.optimizer.max_tokens",
         ),
         (configured({"max_usd": 1}, LOCAL), (), "budget.max_usd needs models.target.price: no list price"),
-        (configured({"max_usd": 1}, CAPPED, LOCAL), (), "set models.optimizer.unpriced to true"),
+        (
+            configured({"max_usd": 1}, CAPPED, LOCAL),
+            (),
+            "budget.max_usd needs models.optimizer.price: no list price",
+        ),
         (configured({"max_usd": 1}, CAPPED), ("target",), "budget.max_usd is not possible with a target"),
         (configured({"max_calls": 1}, CAPPED), ("target",), "budget.max_calls is not possible with a target"),
         (

@@ -22,7 +22,7 @@ from reflact.config.models import ModelConfig
 from reflact.errors import CassetteError, CassetteMiss, ConfigError
 from reflact.llm.cassettes import open_cassette, read_cassette
 from reflact.llm.client import Client
-from reflact.llm.sse import JSON
+from reflact.llm.completions import JSON
 from reflact.messages import Message, RenderedPrompt, ReplyModel, Text
 from reflact.testing import InMemoryRunStore
 
@@ -170,7 +170,7 @@ async def test_lines_are_whole_as_soon_as_their_answers_are_used(tmp_path: Path)
 
 async def test_garbled_answers_are_not_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the client repeats does not become permanent: the recording has the answer that was used."""
-    monkeypatch.setattr("reflact.llm.retry.jitter", lambda *_: 0.0)
+    monkeypatch.setattr("reflact.llm.client.jitter", lambda *_: 0.0)
     garbled = (
         b"<html>busy</html>",
         b'{"choices": [',

@@ -401,16 +401,3 @@ async def test_fan_outs_share_slots() -> None:
             tasks.start_soon(lambda start=start: fan_out(work, range(start, start + 10), limit=places))
     assert most == 3
     assert begun == list(range(20))
-
-
-async def test_a_fan_out_has_no_more_tasks_than_calls_at_work() -> None:
-    """The inputs of a large fan-out wait without a task of their own, so they take no memory."""
-    before, most = len(asyncio.all_tasks()), 0
-
-    async def work(_: int) -> None:
-        nonlocal most
-        most = max(most, len(asyncio.all_tasks()) - before)
-        await anyio.lowlevel.checkpoint()
-
-    await fan_out(work, range(100), limit=4)
-    assert most == 4

@@ -53,7 +53,7 @@ def written(folder: Path, name: str, text: str) -> Path:
         ({"budget": {"max_token": 1}}, "unknown key budget.max_token; did you mean max_tokens?"),
         (
             {"models": {"target": {"max_completion_tokens": 1}}},
-            "unknown key models.target.max_completion_tokens; did you mean max_tokens_key: max_completion_tokens?",
+            "unknown key models.target.max_completion_tokens; did you mean max_tokens?",
         ),
         ({"models": {"target": {"price": {"input": 1, "ouput": 2}}}}, "price.ouput; did you mean output?"),
         ({"models": {"target": {"price": {"input": 1}}}}, "models.target.price.output is required"),
@@ -278,7 +278,6 @@ def test_the_optimizer_takes_the_limits_of_the_targets_endpoint(base_url: str | 
         "concurrency": 40,
         "requests_per_minute": 500,
         "tokens_per_minute": 9000,
-        "adaptive": False,
     }
     own = {} if base_url is None else {"base_url": base_url}
     target = {"model": "m", "base_url": "http://host/v1", **limits}

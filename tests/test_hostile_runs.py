@@ -23,7 +23,7 @@ from hostile import Case, HostileNetwork, load_cases
 from pure_world import Ended, differences, left_by, settings, write_world
 from reflact import Trainer
 from reflact.errors import ReflactError
-from reflact.llm.retry import REQUEST_STATUSES
+from reflact.llm.errors import REQUEST_STATUSES
 from reflact.records import RunSummary
 from served import asked_of, serving
 from test_run_critic import criticised

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from types import FrameType
 from typing import Any
 
@@ -14,14 +15,13 @@ import pytest
 
 from doubles import PROMPT, RUN, Endpoint, ask, call_id, completion, config, connected, opened, watched
 from reflact.concurrency import fan_out, open_task_group
-from reflact.config.models import ModelConfig, Price
+from reflact.config.models import Price
 from reflact.config.training import BudgetConfig
 from reflact.errors import BudgetSpent, CassetteMiss, ModelError, ProviderDown
 from reflact.llm.budget import Account, Budget
+from reflact.llm.client import LARGE_BYTES, Client
 from reflact.llm.completions import read_completion
-from reflact.llm.metering import LARGE_BYTES, RESERVATION, MeteredTransport
 from reflact.llm.pricing import OVERHEAD_TOKENS, usd_of
-from reflact.llm.rate_limit import endpoint_for
 from reflact.messages import CallReservation, Message, RenderedPrompt, StoredResponse, Text
 from reflact.records import Usage
 from reflact.testing import InMemoryRunStore
@@ -143,21 +143,21 @@ async def test_what_is_stored_costs_nothing() -> None:
             await client.ask(PROMPT, Text, call_id=call_id("next"))
 
 
-def paying(inner: httpx.AsyncBaseTransport, store: InMemoryRunStore, held: Budget, model: ModelConfig) -> Any:
-    """Return a transport of its own endpoint, and a function that sends a call through it."""
-    client = endpoint_for(model)
-    transport = MeteredTransport(inner, model, Account(RUN, store, store.decision_log(RUN), held), client)
+Send = Callable[[str], Awaitable[str]]
 
-    async def send(key: str) -> httpx.Response:
-        intent = CallReservation(
-            key=key, run_id=RUN, call_id=key, role="target", purpose="rollout", endpoint="e", model="m"
-        )
-        request = httpx.Request(
-            "POST", "http://endpoint.test/v1", json={"max_tokens": 50}, extensions={RESERVATION: intent}
-        )
-        return await transport.handle_async_request(request)
 
-    return client, send
+@asynccontextmanager
+async def paying(
+    network: httpx.AsyncBaseTransport, store: InMemoryRunStore, held: Budget, **settings: Any
+) -> AsyncIterator[Send]:
+    """Connect a client of its own, and yield a function that makes one call."""
+    account = Account(RUN, store, store.decision_log(RUN), held)
+    async with Client(config(**settings), "target", account, transport=network) as client:
+
+        async def send(key: str) -> str:
+            return await client.forward({"messages": [], "max_tokens": 50}, call_id=call_id(key))
+
+        yield send
 
 
 class Slow(httpx.AsyncBaseTransport):
@@ -198,9 +198,9 @@ async def test_the_time_for_one_attempt_counts_to_the_last_byte() -> None:
     """A body that trickles in is cut off like an answer that never comes, and its connection is closed."""
     store = await opened()
     for network in (Slow(11), Slow(1, 5, 5)):
-        client, send = paying(network, store, budget(), config(timeout=10))
-        with client, pytest.raises(httpx.ReadTimeout, match="no whole answer in 10 seconds"):
-            await send("k")
+        async with paying(network, store, budget(), timeout=10, max_retries=0) as send:
+            with pytest.raises(ProviderDown, match="within 10 seconds"):
+                await send(str(network))
     assert network.closed == 1
     assert (await taken(store))[1] == 2
 
@@ -229,16 +229,15 @@ async def test_a_call_that_was_never_sent_returns_what_it_held() -> None:
     store = await opened()
     network = Slow(5)
     held = budget(max_calls=2)
-    client, send = paying(network, store, held, config(concurrency=1))
 
-    async def impatient() -> None:
+    async def leave_early(send: Send) -> None:
         with anyio.move_on_after(1):
             await send("impatient")
 
-    with client:
+    async with paying(network, store, held, concurrency=1) as send:
         async with open_task_group() as tasks:
             tasks.start_soon(send, "first")
-            tasks.start_soon(impatient)
+            tasks.start_soon(leave_early, send)
         await send("second")
         with pytest.raises(BudgetSpent):
             await send("third")
@@ -253,25 +252,26 @@ async def test_who_waits_for_a_budget_holds_no_place_at_the_endpoint() -> None:
     """Another run that shares the endpoint is not held up by it."""
     store = await opened()
     ended: list[tuple[str, float]] = []
-    model = config(concurrency=2)
-    client, poor = paying(Slow(10), store, budget(max_calls=1), model)
-    other, rich = paying(Slow(1), store, budget(), model)
 
-    async def call(send: Any, key: str) -> None:
+    async def call(send: Send, key: str) -> None:
         try:
             await send(key)
         except BudgetSpent:
             key = f"{key} refused"
         ended.append((key, anyio.current_time()))
 
-    with client, other:
-        await fan_out(lambda given: call(*given), ((poor, "a"), (poor, "b"), (rich, "c"), (rich, "d")))
+    async with (
+        paying(Slow(10), store, budget(max_calls=1), concurrency=2) as poor,
+        paying(Slow(1), store, budget(), concurrency=2) as rich,
+    ):
+        calls = ((poor, "a"), (poor, "b"), (rich, "c"), (rich, "d"))
+        await fan_out(lambda given: call(*given), calls)
     assert ended == [("c", 1), ("d", 2), ("a", 10), ("b refused", 10)]
 
 
 async def test_an_answer_that_came_is_kept_and_settled_whoever_leaves() -> None:
     """Cancelled while it is stored, it is stored all the same, and costs what it says."""
-    store = await opened()
+    store = await watched()
     scope, held = anyio.CancelScope(), budget(max_calls=2, max_tokens=500)
 
     class Cancelling(InMemoryRunStore):
@@ -282,10 +282,10 @@ async def test_an_answer_that_came_is_kept_and_settled_whoever_leaves() -> None:
 
     slow = Cancelling()
     await slow.open_run(RUN, {}, {})
-    client, send = paying(Slow(1), slow, held, config())
-    with client, scope:
-        await send("k")
-    assert await store.find_response("k") is not None
+    async with paying(Slow(1), slow, held) as send:
+        with scope:
+            await send("k")
+    assert len(store.replies) == 1
     async with held.reserve(Usage(calls=1, output_tokens=500 - 107)):
         pass
 
@@ -302,9 +302,9 @@ async def test_a_call_whose_caller_leaves_before_it_is_sent_costs_nothing() -> N
 
     left = Leaving()
     await left.open_run(RUN, {}, {})
-    client, send = paying(Slow(1), left, held, config())
-    with client, scope:
-        await send("k")
+    async with paying(Slow(1), left, held) as send:
+        with scope:
+            await send("k")
     assert scope.cancelled_caught
     assert await left.spend(RUN) == ()
     async with held.reserve(Usage(calls=1)):

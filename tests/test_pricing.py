@@ -137,13 +137,12 @@ def test_the_cap_is_the_body_s_own(body: Any, cap: int | None) -> None:
 
 def test_a_price_goes_with_its_model() -> None:
     """The optimizer takes the target's price where it is the same model at the same address."""
-    target = {"model": "m", "price": {"input": 1, "output": 2}, "unpriced": True}
+    target = {"model": "m", "price": {"input": 1, "output": 2}}
 
-    def optimizer(own: dict[str, Any]) -> tuple[Price | None, bool]:
-        both = ModelsConfig.model_validate({"target": target, "optimizer": own})
-        return both.optimizer.price, both.optimizer.unpriced
+    def optimizer(own: dict[str, Any]) -> Price | None:
+        return ModelsConfig.model_validate({"target": target, "optimizer": own}).optimizer.price
 
-    assert optimizer({}) == (Price(input=1, output=2), True)
-    assert optimizer({"model": "m", "temperature": 1}) == (Price(input=1, output=2), True)
-    assert optimizer({"model": "other"}) == (None, False)
-    assert optimizer({"base_url": "http://elsewhere.test"}) == (None, False)
+    assert optimizer({}) == Price(input=1, output=2)
+    assert optimizer({"model": "m", "temperature": 1}) == Price(input=1, output=2)
+    assert optimizer({"model": "other"}) is None
+    assert optimizer({"base_url": "http://elsewhere.test"}) is None

@@ -438,7 +438,7 @@ async def test_a_refused_key_is_replaced_by_a_new_one() -> None:
         replies = [await client.ask(PROMPT, Text, call_id=call_id(str(n))) for n in range(3)]
     sent = [request.headers["authorization"] for request in endpoint.requests]
     assert [reply.value.text for reply in replies] == ["one", "two", f"it is {KEY_MARK}"]
-    assert sent == [f"Bearer {key}" for key in (OLD, NEW, NEW, NEW)]
+    assert sent == [f"Bearer {key}" for key in (OLD, OLD, NEW, NEW)]
 
 
 async def test_calls_in_flight_ask_for_a_new_key_once() -> None:

@@ -15,16 +15,15 @@ from typing import Any
 
 import anyio
 import httpx
-import openai
 import pytest
 from rich.console import Console
 
+from doubles import Endpoint, ask, config
 from reflact import Trainer, read_run
 from reflact.cli import common
 from reflact.cli.common import InterruptHandler
-from reflact.config.models import ModelConfig
-from reflact.errors import DataError, RunConflict, RunFailed
-from reflact.llm.errors import translate_client_error
+from reflact.errors import DataError, ModelError, RunConflict, RunFailed
+from reflact.messages import Text
 from reflact.protocols import Session
 from reflact.records import SkillComparison, SkillScore
 from reflact.reporting.tables import build_run_table, build_score_table
@@ -329,17 +328,14 @@ def test_a_signal_after_the_event_loop_has_closed_is_harmless(monkeypatch: pytes
 
 
 @pytest.mark.parametrize(("path", "advice"), [("", "/v1"), ("/v1", None)])
-def test_an_address_without_its_version_is_mended_in_the_message(path: str, advice: str | None) -> None:
+async def test_an_address_without_its_version_is_mended_in_the_message(path: str, advice: str | None) -> None:
     """A 404 of an address without `/v1` names the address with it; any other says which key to check."""
-    config = ModelConfig(model="m", base_url=f"http://127.0.0.1:8080{path}")
-    response = httpx.Response(404, text="Not Found", request=httpx.Request("POST", config.base_url))
-    error = translate_client_error(
-        openai.NotFoundError("x", response=response, body=None), config, "target", None
-    )
-    words = "check models.target.base_url"
+    words = "check models.optimizer.base_url"
     if advice is not None:
-        words = "set models.target.base_url to http://127.0.0.1:8080/v1: Not Found"
-    assert f"has no chat completions at this address (404); {words}" in str(error)
+        words = "set models.optimizer.base_url to http://127.0.0.1:8080/v1: Not Found"
+    endpoint = Endpoint(httpx.Response(404, text="Not Found"))
+    with pytest.raises(ModelError, match=re.escape(f"at this address (404); {words}")):
+        await ask(Text, endpoint, config(base_url=f"http://127.0.0.1:8080{path}"))
 
 
 def test_examples_show_the_result_of_a_run_that_measured_nothing(tmp_path: Path) -> None:

@@ -12,20 +12,15 @@ from typing import Any, NamedTuple
 
 import anyio
 import httpx
-from pydantic import JsonValue
 
 from doubles import completion, config
 from reflact.config.models import Price
 from reflact.config.training import BudgetConfig, TrainerConfig
-from reflact.errors import BudgetSpent, ProviderDown
+from reflact.errors import BudgetSpent
 from reflact.integrations.opentelemetry import Tracing
 from reflact.llm.budget import Account, Amount, Budget, BudgetedEnvironment, amount_of, find_exceeded_limit
-from reflact.llm.client import ResponseCache
-from reflact.llm.drafts import RequestContext
-from reflact.llm.metering import RESERVATION, MeteredTransport
+from reflact.llm.client import Client
 from reflact.llm.pricing import BILLION, read_cap, usd_of
-from reflact.llm.rate_limit import endpoint_for
-from reflact.llm.retry import RetryTransport
 from reflact.messages import CallId, RenderedPrompt, Reply
 from reflact.protocols import R, RunStore, Session
 from reflact.records import RunSummary, Usage
@@ -41,7 +36,6 @@ MODEL = config(
     concurrency=WIDE,
     max_retries=40,
     timeout=20,
-    adaptive=False,
     price=Price(input=3, cached_input=0.3, output=15),
 )
 PLAIN: dict[str, Any] = {
@@ -140,45 +134,10 @@ class Provider(httpx.AsyncBaseTransport):
         return completion("fine", tokens=(usage.input_tokens, usage.cached_tokens, usage.output_tokens))
 
 
-class Till:
-    """One role's way to the provider: every attempt of a call is paid there.
-
-    Args:
-        role: The role.
-        effects: The stored answers.
-        network: The outermost transport.
-    """
-
-    def __init__(self, role: str, effects: ResponseCache, network: httpx.AsyncBaseTransport) -> None:
-        self._role = role
-        self._effects = effects
-        self._network = network
-
-    async def pay(self, text: str, call_id: CallId, reply: str) -> None:
-        """Make a call whose answer is not looked at."""
-        context = RequestContext()
-        body: dict[str, JsonValue] = {"model": self._role, "messages": text, "max_tokens": MODEL.max_tokens}
-
-        async def send() -> str:
-            extensions = {RESERVATION: context.reservation}
-            url = f"{MODEL.base_url}/chat/completions"
-            try:
-                response = await self._network.handle_async_request(
-                    httpx.Request("POST", url, json=body, extensions=extensions)
-                )
-            except httpx.TransportError as error:
-                raise ProviderDown(str(error)) from error
-            if not response.is_success:
-                raise ProviderDown(f"status {response.status_code}", status=response.status_code)
-            return response.text
-
-        await self._effects.get_or_send("/chat/completions", body, call_id, reply, context, send=send)
-
-
 class PaidLLM:
     """The scripted optimizer, each of whose answers is paid for first."""
 
-    def __init__(self, till: Till | None = None) -> None:
+    def __init__(self, till: Client | None = None) -> None:
         self._till = till
         self._script = ScriptedLLM(toy_optimizer())
 
@@ -194,14 +153,15 @@ class PaidLLM:
         call_id: CallId,
         check: Callable[[R], None] | None = None,
     ) -> Reply[R]:
-        await self._till.pay("".join(m.content for m in prompt.messages), call_id, reply_type.__name__)
+        assert self._till is not None
+        await self._till.forward({"messages": "".join(m.content for m in prompt.messages)}, call_id=call_id)
         return await self._script.ask(prompt, reply_type, call_id=call_id, check=check)
 
 
 class PaidTarget:
     """The toy target, each of whose answers is paid for first."""
 
-    def __init__(self, till: Till | None = None) -> None:
+    def __init__(self, till: Client | None = None) -> None:
         self._till = till
         self._toy = ToyTarget()
 
@@ -216,7 +176,7 @@ class PaidTarget:
 
 
 class _PaidSession:
-    def __init__(self, toy: Session, skill: Skill, till: Till, call_id: CallId) -> None:
+    def __init__(self, toy: Session, skill: Skill, till: Client, call_id: CallId) -> None:
         self._toy = toy
         self._skill = skill
         self._till = till
@@ -227,7 +187,7 @@ class _PaidSession:
         return self._toy.turns
 
     async def reply(self, message: str) -> str:
-        await self._till.pay(self._skill.text + message, self._sample, "Text")
+        await self._till.forward({"messages": self._skill.text + message}, call_id=self._sample)
         return await self._toy.reply(message)
 
 
@@ -246,13 +206,10 @@ async def furnished(
     budget = Budget(limits)
     account = Account(plan.run_id, store, store.decision_log(plan.run_id), budget)
     async with AsyncExitStack() as stack:
-        tills = []
-        for role in ("target", "optimizer"):
-            client = stack.enter_context(endpoint_for(MODEL))
-            paying = MeteredTransport(network, MODEL, account, client)
-            retrying = RetryTransport(paying, client)
-            effects = ResponseCache(role, MODEL.model, account, endpoint="toll", root="/v1")
-            tills.append(Till(role, effects, retrying))
+        tills = [
+            await stack.enter_async_context(Client(MODEL, role, account, transport=network))
+            for role in ("target", "optimizer")
+        ]
         target, optimizer = PaidTarget(tills[0]), PaidLLM(tills[1])
         environment = BudgetedEnvironment(plan.environment, account)
         plan = replace(plan, environment=environment)

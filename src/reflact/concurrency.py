@@ -17,14 +17,12 @@ from collections.abc import (
     Sequence,
 )
 from contextlib import asynccontextmanager, nullcontext, suppress
-from heapq import heapify, heappop, heappush
-from itertools import count
 from typing import Any, Generic, NamedTuple, Self, TypeAlias, TypeVar
 
 import anyio
 from anyio import CapacityLimiter, TaskHandle, to_thread
 from anyio.abc import TaskGroup
-from anyio.lowlevel import RunVar, checkpoint
+from anyio.lowlevel import RunVar
 from pydantic import JsonValue
 
 from reflact.errors import UsageError
@@ -37,49 +35,8 @@ K = TypeVar("K", bound=Hashable)
 W = TypeVar("W")
 
 
-class Slots:
-    """Slots for calls of several fan-outs. A free one goes to the fan-out that began first."""
-
-    def __init__(self, size: int) -> None:
-        self.size = size
-        self._free = size
-        self._numbers = count()
-        self._waiting: list[tuple[int, int, anyio.Event]] = []
-
-    def begin(self) -> int:
-        """Return the turn of a new fan-out."""
-        return next(self._numbers)
-
-    @asynccontextmanager
-    async def occupy(self, turn: int) -> AsyncIterator[None]:
-        """Occupy a slot while the block runs, once one is free for the turn."""
-        free = None
-        if self._free:
-            self._free -= 1
-        else:
-            free = anyio.Event()
-            heappush(self._waiting, (turn, next(self._numbers), free))
-        try:
-            if free is not None:
-                await free.wait()
-            yield
-        finally:
-            self._leave(free)
-
-    def is_wanted(self, turn: int) -> bool:
-        """Whether a call of a fan-out that began before this turn waits for a slot."""
-        return bool(self._waiting) and self._waiting[0][0] < turn
-
-    def _leave(self, free: anyio.Event | None) -> None:
-        """Give a slot to the next call; one that was cancelled while it waited has none."""
-        if free is not None and not free.is_set():
-            self._waiting = [entry for entry in self._waiting if entry[2] is not free]
-            heapify(self._waiting)
-        elif self._waiting:
-            heappop(self._waiting)[2].set()
-        else:
-            self._free += 1
-
+Slots: TypeAlias = CapacityLimiter
+"""Slots for calls of several fan-outs. A free one goes to the call that asked first."""
 
 Limit: TypeAlias = int | Slots | None
 """How many calls of a fan-out run at a time."""
@@ -166,14 +123,10 @@ async def fan_out(
     take their turns in the order of the inputs. The first error cancels the other calls and is raised without an
     exception group.
     """
-    results: dict[int, U] = {}
-
-    async def one(index: int) -> None:
-        results[index] = await call(inputs[index])
-
+    limited = _limit_calls(call, limit)
     async with open_task_group() as tasks:
-        _start_calls(tasks, one, range(len(inputs)), limit)
-    return tuple(results[index] for index in range(len(inputs)))
+        handles = [tasks.start_soon(limited, value) for value in inputs]
+    return tuple(handle.return_value for handle in handles)
 
 
 async def fan_out_then(
@@ -197,19 +150,20 @@ async def fan_out_then(
     finished: list[dict[int, U]] = [{} for _ in lanes]
     results: list[list[U]] = [[] for _ in lanes]
     further: list[list[TaskHandle[W]]] = [[] for _ in lanes]
+    first = _limit_calls(call, limit)
     second = _limit_calls(then, then_limit)
 
-    async def one(place: tuple[int, int]) -> None:
-        lane, index = place
-        finished[lane][index] = await call(lanes[lane][index])
+    async def one(lane: int, index: int) -> None:
+        finished[lane][index] = await first(lanes[lane][index])
         while len(results[lane]) in finished[lane]:
             results[lane].append(finished[lane].pop(len(results[lane])))
             for value in ready(lane, tuple(results[lane])):
                 further[lane].append(tasks.start_soon(second, value))
 
     async with open_task_group() as tasks:
-        places = [(lane, index) for lane, inputs in enumerate(lanes) for index in range(len(inputs))]
-        _start_calls(tasks, one, places, limit)
+        for lane, inputs in enumerate(lanes):
+            for index in range(len(inputs)):
+                tasks.start_soon(one, lane, index)
     return (
         tuple(tuple(lane) for lane in results),
         tuple(tuple(handle.return_value for handle in lane) for lane in further),
@@ -300,39 +254,11 @@ async def finish_if_cancelled(work: Callable[[], Awaitable[T]], *, seconds: floa
     return results[0]
 
 
-def _start_calls(
-    tasks: TaskGroup, call: Callable[[T], Coroutine[Any, Any, None]], inputs: Sequence[T], limit: Limit
-) -> None:
-    """Apply an async function to all inputs, in tasks that are no more than the calls that run at a time."""
-    if limit is None:
-        for value in inputs:
-            tasks.start_soon(call, value)
-        return
-    slots, waiting = Slots(limit) if isinstance(limit, int) else limit, iter(inputs)
-    turn = slots.begin()
-
-    async def work() -> None:
-        over = False
-        while not over:
-            async with slots.occupy(turn):
-                over = True
-                for value in waiting:
-                    await call(value)
-                    await checkpoint()  # many calls may end without waiting for anything
-                    if slots.is_wanted(turn):
-                        over = False
-                        break
-
-    for _ in range(min(len(inputs), slots.size)):
-        tasks.start_soon(work)
-
-
 def _limit_calls(call: Callable[[T], Awaitable[U]], limit: Limit) -> Callable[[T], Coroutine[Any, Any, U]]:
-    slots = Slots(limit) if isinstance(limit, int) else limit
-    turn = 0 if slots is None else slots.begin()
+    slots = CapacityLimiter(limit) if isinstance(limit, int) else limit
 
     async def one(value: T) -> U:
-        async with nullcontext() if slots is None else slots.occupy(turn):
+        async with nullcontext() if slots is None else slots:
             return await call(value)
 
     return one

@@ -169,21 +169,11 @@ class ModelConfig(ConfigSection):
         "auto",
         description="How typed replies are requested; `auto` uses the first mode that the endpoint follows.",
     )
-    stream: bool = changeable_field(
-        True,
-        description="Stream typed replies if somebody watches drafts. If an endpoint refuses to stream, "
-        "reports no usage of streams, or breaks two of them, later requests are not streamed.",
-    )
     temperature: float | None = option(None, ge=0, le=2, description="Sampling temperature; null omits it.")
-    top_p: float | None = option(None, gt=0, le=1, description="Nucleus sampling; null omits it.")
     seed: int | Literal["per_call"] | None = option(
         None, description="Sampling seed to send; `per_call` derives one from each call's id."
     )
     max_tokens: int | None = option(None, ge=1, description="Maximum of a reply's tokens; null omits it.")
-    max_tokens_key: Literal["max_tokens", "max_completion_tokens"] = option(
-        "max_tokens",
-        description="The request field of that maximum; the other one is sent if the endpoint refuses this one.",
-    )
     reasoning_effort: str | None = option(None, description="Sent as `reasoning_effort`; null omits it.")
     extra_body: dict[str, JsonValue] = Field(
         default_factory=dict, description="Further fields of the request body, sent as they are."
@@ -192,12 +182,6 @@ class ModelConfig(ConfigSection):
         None, pattern=r"^[A-Za-z0-9-]+$", description="Header for the call id, for tracing at a proxy."
     )
     timeout: float = changeable_field(120.0, gt=0, description="Seconds for one request.")
-    max_response_bytes: int | None = changeable_field(
-        None,
-        ge=1,
-        description="Maximum size of a response in bytes, compressed or not; null: 4 MiB plus 512 bytes for each token "
-        "of `max_tokens`, or 12 MiB without `max_tokens`.",
-    )
     concurrency: int = changeable_field(
         8,
         ge=1,
@@ -212,9 +196,6 @@ class ModelConfig(ConfigSection):
         ge=1,
         description="Maximum of tokens per minute, estimated before a request and corrected afterwards; null: no "
         "limit.",
-    )
-    adaptive: bool = changeable_field(
-        True, description="Adapt the rate to the endpoint when it answers 429 or 503."
     )
     limits_group: str | None = changeable_field(
         None,
@@ -237,9 +218,6 @@ class ModelConfig(ConfigSection):
         None,
         description="`input`, `output` and, if it differs, `cached_input`, in dollars per million tokens; "
         "null: the known list price of this model at this `base_url`.",
-    )
-    unpriced: bool = changeable_field(
-        False, description="Count calls without a known price as free in `budget.max_usd`."
     )
     reasks: int = option(
         2, ge=0, description="Maximum number of times that an invalid reply is sent back with the reason."
@@ -325,13 +303,12 @@ def refuse_secrets(value: dict[str, JsonValue]) -> dict[str, JsonValue]:
 
 
 CONNECTION_KEYS = ("model", "base_url", "api", "api_version", "api_key_env", "key", "auth", "mode")
-PRICING_KEYS = ("price", "unpriced")
+PRICING_KEYS = ("price",)
 """Keys that roles with the same model and endpoint share."""
 LIMIT_KEYS = (
     "concurrency",
     "requests_per_minute",
     "tokens_per_minute",
-    "adaptive",
     "limits_group",
     "outage_seconds",
 )

@@ -58,7 +58,7 @@ def _describe_model(config: ModelConfig | None) -> Attributes:
 
 
 def _describe_settings(config: ModelConfig | None) -> Attributes:
-    names = ("temperature", "top_p", "max_tokens", "seed")
+    names = ("temperature", "max_tokens", "seed")
     values = {f"gen_ai.request.{name}": getattr(config, name, None) for name in names}
     return {name: value for name, value in values.items() if isinstance(value, int | float)}
 

@@ -311,15 +311,15 @@ def require_cap(limits: BudgetConfig, model: ModelConfig, *, role: str, seen: bo
     ``seen`` is False if the calls do not go through reflact's client.
     """
     limited = _list_set(limits, "max_tokens", "max_usd")
-    cap = read_cap({model.max_tokens_key: model.max_tokens, **model.extra_body})
+    cap = read_cap({"max_tokens": model.max_tokens, **model.extra_body})
     if limited and seen and cap is None:
         raise ConfigError(
             f"budget.{limited[0]} needs models.{role}.max_tokens, the maximum length of a reply: set it"
         )
-    if limits.max_usd is not None and not model.unpriced and usd_of(Usage(calls=1), model) is None:
+    if limits.max_usd is not None and usd_of(Usage(calls=1), model) is None:
         raise ConfigError(
             f"budget.max_usd needs models.{role}.price: no list price is known of {model.title}; give "
-            f"one, or set models.{role}.unpriced to true, so that its calls cost nothing"
+            "one, in which 0 is the price of calls that cost nothing"
         )
 
 

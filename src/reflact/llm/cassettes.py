@@ -1,8 +1,9 @@
 """Cassettes: recorded HTTP requests and answers, replayed by content.
 
-A cassette is a file of JSON lines, one per answered request. Hosts, keys and other headers are never written.
-An answer is found by method, path, body and call, independent of order. A request without a recorded answer is
-an error and is not sent. A recording serves streamed and plain requests alike.
+A cassette is a file of JSON lines, one per answered request. Hosts, keys and other headers are
+never written. An answer is found by method, path, body and call, independent of order. A request
+without a recorded answer is an error and is not sent. A recording serves streamed and plain
+requests alike.
 """
 
 from __future__ import annotations
@@ -23,9 +24,8 @@ import httpx
 from pydantic import Field, JsonValue, ValidationError
 
 from reflact.errors import CassetteError, CassetteMiss
-from reflact.llm.bodies import AnswerFault, BodyStream, select_headers
 from reflact.llm.cache_keys import drop_stream_fields
-from reflact.llm.completions import AgentTransport, read_completion
+from reflact.llm.completions import AgentTransport, AnswerFault, read_completion, select_headers
 from reflact.llm.connection_pool import PooledTransport
 from reflact.llm.redaction import RedactingTransport
 from reflact.types import FrozenModel, canonical_json, digest_json
@@ -185,7 +185,8 @@ class ReplayTransport(httpx.AsyncBaseTransport):
         """Return the recorded answer.
 
         Raises:
-            CassetteMiss: The cassette has no answer; shows the nearest recorded request and the difference.
+            CassetteMiss: The cassette has no answer; shows the nearest recorded request and the
+                difference.
         """
         asked = Interaction(
             call_id=request.extensions.get("reflact_call_id", ""),
@@ -274,7 +275,7 @@ class RecordTransport(ReplayTransport):
 
 
 def _is_final(answered: Interaction) -> bool:
-    """Whether an answer is one that the client uses; requests without a call id are not those of a client."""
+    """Whether an answer is one that the client uses; other requests have no call id."""
     if answered.status not in RECORDED:
         return False
     if answered.status < 300 and answered.call_id:
@@ -286,15 +287,25 @@ def _is_final(answered: Interaction) -> bool:
 
 
 def _decode_pieces(pieces: list[bytes]) -> tuple[str, ...]:
-    """Return the text of an answer in its pieces, decoded as ``bodies.decode_text`` does."""
+    """Return the text of an answer in its pieces, decoded as ``completions.decode_text`` does."""
     decoder = codecs.getincrementaldecoder(json.detect_encoding(b"".join(pieces)))("replace")
     texts = [*map(decoder.decode, pieces), decoder.decode(b"", final=True)]
     return tuple(text for text in texts if text)
 
 
+class _Body(httpx.AsyncByteStream):
+    """A body that keeps its division into pieces."""
+
+    def __init__(self, pieces: tuple[str, ...]) -> None:
+        self._pieces = pieces
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        for piece in self._pieces:
+            yield piece.encode("utf-8")
+
+
 def _build_response(answered: Interaction, headers: dict[str, str]) -> httpx.Response:
-    pieces = [chunk.encode("utf-8") for chunk in answered.chunks]
-    return httpx.Response(answered.status, headers=headers, stream=BodyStream(pieces))
+    return httpx.Response(answered.status, headers=headers, stream=_Body(answered.chunks))
 
 
 def _format_body(body: JsonValue) -> str:
@@ -303,5 +314,5 @@ def _format_body(body: JsonValue) -> str:
 
 
 def _split_clauses(text: str) -> list[str]:
-    """Return the lines of a text, split into clauses so that a difference in a long line is visible."""
+    """Return the lines of a text, split into clauses to show differences in long lines."""
     return [clause for line in text.splitlines() for clause in CLAUSE_END.split(line)]

@@ -1,28 +1,29 @@
-"""Chat completions as providers write them, whole or as a stream of events, read as one JSON text.
+"""Answers of endpoints, whole or as streams of events, read as chat completions.
 
-The result has only the fields that reflact uses, each of its type. So no later code meets a value that it does not
-expect. The openai client would be slow with streams, and would lose their usage. The answers of agents and of
-pydantic-ai's models, which no endpoint gives, are written as completions.
+A completion has only the fields that reflact uses, each of its type. So no later code meets a value
+that it does not expect. The answers of agents and of pydantic-ai's models, which no endpoint gives,
+are written as completions.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+import re
+import string
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from typing import Annotated, Any, TypeVar
+from urllib.parse import quote
 
 import httpx
-from pydantic import BaseModel, BeforeValidator, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, Field, JsonValue, ValidationError
 
-from reflact.jsonutil import replace_surrogates
-from reflact.llm.bodies import AnswerFault
-from reflact.llm.drafts import CONTEXT
 from reflact.llm.pricing import read_counts, write_counts
-from reflact.llm.sse import END_MARK, EVENT_STREAM, JSON, parse_chunk, read_events
 from reflact.messages import AgentAnswer
-from reflact.records import FaultKind
+from reflact.records import FaultKind, Usage
 
 M = TypeVar("M", bound=BaseModel)
+
+JSON, EVENT_STREAM, END_MARK = "application/json", "text/event-stream", "[DONE]"
 
 COMPLETIONS_PATH = "/chat/completions"
 """Where chat completions are asked for, below the root of an API."""
@@ -31,7 +32,8 @@ MOST_VALUES = 500_000
 """About the most values of a JSON text, since small ones take far more memory than text."""
 
 FINISH_REASONS = frozenset({"stop", "length", "tool_calls", "content_filter", "function_call"})
-"""The reasons that the openai client knows; any other word for the end of an answer becomes ``stop``."""
+"""The reasons that openai's type of a completion knows; any other word for the end of an answer
+becomes ``stop``."""
 
 CUT_REASONS = frozenset({"model_length", "max_tokens", "max_output_tokens", "max_length", "token_limit"})
 """Words of Mistral, Anthropic, Gemini and others for ``length``, in lower case."""
@@ -44,6 +46,109 @@ BROKEN_REASONS = frozenset({"error", "abort", "aborted", "insufficient_system_re
 
 EVENT_STARTS = ("data:", "event:", "id:", "retry:", ":")
 """A stream of events begins with one of these, whatever its content type."""
+
+
+PIECE_CHARACTERS = 2**16
+"""How much of a whole text is read at once, since each of its lines takes memory."""
+
+LINES = re.compile(r"\r\n|\n|\r")
+
+QUOTED_CHARACTERS = 1000
+"""The most characters of an answer that an error keeps."""
+
+ANSWERER = "reflact_answerer"
+"""The extension of a request that holds the function which answers it in place of the network."""
+
+Answerer = Callable[[bytes], Awaitable[AgentAnswer]]
+
+
+class AnswerFault(httpx.RemoteProtocolError):
+    """An answer began and cannot be used; the message is a part of it, or says why."""
+
+    def __init__(self, message: str, fault: FaultKind = "malformed") -> None:
+        super().__init__(message[:QUOTED_CHARACTERS])
+        self.fault: FaultKind = fault
+
+
+def select_headers(response: httpx.Response) -> dict[str, str]:
+    """Return the headers that other layers need, in ASCII; the content type has no parameters."""
+    headers = response.headers
+    content_type = headers.get("content-type", JSON).partition(";")[0].strip().lower()
+    names = ("retry-after", "date", "location")
+    selected = {name: headers[name] for name in names if name in headers}
+    return {
+        name: quote(value, safe=f"{string.punctuation} ")
+        for name, value in {"content-type": content_type, **selected}.items()
+    }
+
+
+def decode_text(body: bytes) -> str:
+    """Return a body as text: UTF-8, UTF-16 or UTF-32, as its bytes show."""
+    return body.decode(json.detect_encoding(body), "replace").removeprefix("\ufeff")
+
+
+class EventReader:
+    """Reads a stream of events from pieces that may be cut anywhere."""
+
+    def __init__(self) -> None:
+        self._line: list[str] = []
+        self._data: list[str] = []
+        self._returned = False
+
+    def feed(self, piece: str) -> Iterator[str]:
+        """Take a piece and yield the data of the events that end in it."""
+        if not piece:
+            return
+        text = piece.removeprefix("\n") if self._returned else piece
+        self._returned = piece.endswith("\r")
+        *ends, rest = LINES.split(text)
+        for end in ends:
+            line = "".join([*self._line, end])
+            self._line.clear()
+            if line.startswith("data:"):
+                self._data.append(line.removeprefix("data:").removeprefix(" "))
+            elif not line and self._data:
+                yield "\n".join(self._data)
+                self._data.clear()
+        if rest:
+            self._line.append(rest)
+
+
+def read_events(text: str) -> Iterator[str]:
+    """Yield the data of all events of a stream, including a last event without a line end."""
+    reader = EventReader()
+    for at in range(0, len(text), PIECE_CHARACTERS):
+        yield from reader.feed(text[at : at + PIECE_CHARACTERS])
+    yield from reader.feed("\n\n")
+
+
+def parse_chunk(data: str) -> JsonValue:
+    """Return the JSON value of an event; None if it is no JSON."""
+    try:
+        value: JsonValue = json.loads(data)
+    except (ValueError, RecursionError):
+        return None
+    return value
+
+
+def read_delta(chunk: Any) -> str:
+    """Return the text that a chunk adds: arguments of the first function, or content."""
+    match chunk:
+        case {
+            "choices": [{"delta": {"tool_calls": [{"function": {"arguments": str(text)}, **call}, *_]}}, *_]
+        }:
+            return "" if call.get("index") else text
+        case {"choices": [{"delta": {"content": str(text)}}, *_]}:
+            return text
+    return ""
+
+
+def is_last_chunk(chunk: Any) -> bool:
+    """Whether a chunk says why the answer ended; only its usage and the end mark can follow."""
+    match chunk:
+        case {"choices": [{"finish_reason": str(reason)}, *_]}:
+            return reason != ""
+    return False
 
 
 def _join_parts(value: Any) -> Any:
@@ -117,8 +222,8 @@ class _Chunk(BaseModel):
     usage: Any = None
 
 
-def read_completion(content_type: str, text: str) -> str:
-    """Return the body of a successful answer as a chat completion, in JSON.
+def read_completion(content_type: str, text: str) -> dict[str, Any]:
+    """Return the body of a successful answer as a chat completion with one choice.
 
     Raises:
         AnswerFault: It is no chat completion, or a stream that is not whole.
@@ -135,30 +240,32 @@ def read_completion(content_type: str, text: str) -> str:
         completion = _validate(_Completion, document, text, "unusable")
     if not completion.choices or completion.choices[0].finish_reason in BROKEN_REASONS:
         raise AnswerFault(text, "unusable")
+
     choice = completion.choices[0]
-    message: dict[str, Any] = {
-        "role": "assistant",
-        "content": choice.message.content,
-        "refusal": choice.message.refusal or None,
-    }
+    finish = choice.finish_reason if choice.finish_reason in FINISH_REASONS else "stop"
+    if choice.finish_reason.lower() in CUT_REASONS:
+        finish = "length"
+    message: dict[str, Any] = {"content": choice.message.content, "refusal": choice.message.refusal or None}
     if choice.message.tool_calls:
         message["tool_calls"] = [
             {"id": call.id, "type": "function", "function": call.function.model_dump()}
             for call in choice.message.tool_calls
         ]
-    counts = read_counts(completion.usage)
-    finish = choice.finish_reason if choice.finish_reason in FINISH_REASONS else "stop"
-    if choice.finish_reason.lower() in CUT_REASONS:
-        finish = "length"
+    return write_completion(message, read_counts(completion.usage), finish=finish, model=completion.model)
+
+
+def write_completion(
+    message: Mapping[str, Any], usage: Usage, *, finish: str = "stop", model: str = ""
+) -> dict[str, Any]:
+    """Return a chat completion; one whose tokens were not counted has no usage."""
     body = {
         "id": "",
         "object": "chat.completion",
         "created": 0,
-        "model": completion.model,
-        "choices": [{"index": 0, "finish_reason": finish, "message": message}],
-        **({} if counts.uncounted else {"usage": write_counts(counts)}),
+        "model": model,
+        "choices": [{"index": 0, "finish_reason": finish, "message": {"role": "assistant", **message}}],
     }
-    return replace_surrogates(json.dumps(body, ensure_ascii=False))
+    return body if usage.uncounted else {**body, "usage": write_counts(usage)}
 
 
 def _is_stream(content_type: str, text: str) -> bool:
@@ -169,7 +276,7 @@ def _is_stream(content_type: str, text: str) -> bool:
 
 
 def _read_chunks(text: str) -> Iterator[_Chunk]:
-    """Yield the chunks of a stream, which ends at its end mark, or after the reason why the answer ended."""
+    """Yield the chunks of a stream, up to its end mark or the reason why the answer ended."""
     is_finished = False
     for data in read_events(text):
         if data.strip() == END_MARK:
@@ -191,8 +298,8 @@ def _validate(model: type[M], value: object, text: str, fault: FaultKind) -> M:
 def _join_chunks(chunks: Iterable[_Chunk]) -> _Completion:
     """Return the first choice of a stream, with the last usage.
 
-    An answer without a finish reason was cut off, so its reason is ``length``. A stream without an answer has no
-    choice.
+    An answer without a finish reason was cut off, so its reason is ``length``. A stream without an
+    answer has no choice.
     """
     texts: dict[str, list[str]] = {"content": [], "refusal": []}
     calls: dict[int, _Call] = {}
@@ -227,25 +334,27 @@ def _join_chunks(chunks: Iterable[_Chunk]) -> _Completion:
 
 
 class AgentTransport(httpx.AsyncBaseTransport):
-    """Lets the answerer of a call answer its request, and sends any other one through ``inner``."""
+    """Lets a request's own answerer answer it, and sends any other one through ``inner``."""
 
     def __init__(self, inner: httpx.AsyncBaseTransport) -> None:
         self._inner = inner
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """Return the answer as a chat completion, or the refusal of its provider."""
-        context = CONTEXT.get()
-        if context is None or context.answer is None:
+        answerer: Answerer | None = request.extensions.get(ANSWERER)
+        if answerer is None:
             return await self._inner.handle_async_request(request)
         try:
-            answer = await context.answer(request.content)
+            answer = await answerer(request.content)
         except ConnectionError as error:
             raise httpx.ReadError(str(error)) from error
         except Exception as error:
             if (refusal := _read_refusal(error)) is None:
                 raise
             return refusal
-        return httpx.Response(200, json=_write_completion(answer))
+        finish = "length" if answer.truncated else "stop"
+        message = {"content": answer.text}
+        return httpx.Response(200, json=write_completion(message, answer.usage, finish=finish))
 
     async def aclose(self) -> None:
         """Close the other network."""
@@ -265,10 +374,3 @@ def _read_refusal(error: Exception) -> httpx.Response | None:
         headers={} if asked is None else {"retry-after": str(asked)},
         json={"error": {"message": str(error) if body is None else str(body)}},
     )
-
-
-def _write_completion(answer: AgentAnswer) -> dict[str, object]:
-    message = {"role": "assistant", "content": answer.text}
-    reason = "length" if answer.truncated else "stop"
-    counts = {} if answer.usage.uncounted else {"usage": write_counts(answer.usage)}
-    return {"choices": [{"index": 0, "finish_reason": reason, "message": message}], **counts}

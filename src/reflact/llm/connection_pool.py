@@ -19,7 +19,8 @@ from reflact.errors import ConfigError
 from reflact.llm.cache_keys import strip_credentials
 
 KEEP_ALIVE_SECONDS = 5.0
-"""How long a connection may be idle before it is closed, as in httpx; servers close theirs at some time too."""
+"""How long a connection may be idle before it is closed, as in httpx; servers close theirs at some
+time too."""
 
 MAX_CLOSED = 16
 """The most idle pools that the end of one call closes, which takes one to two milliseconds."""
@@ -28,14 +29,16 @@ MAX_CLOSED = 16
 class PooledTransport(httpx.AsyncBaseTransport):
     """Sends each request in flight through a pool of its own, so that a pool has one connection.
 
-    A pool of httpcore scans all its connections for each call. With 500 calls in flight, pools of 16 connections take
-    1.7 times the processor time of pools of one. Pools that a burst of calls has left idle are closed by later calls.
+    A pool of httpcore scans all its connections for each call. With 500 calls in flight, pools of
+    16 connections take 1.7 times the processor time of pools of one. Pools that a burst of calls
+    has left idle are closed by later calls.
 
-    Network connections go through the proxies that ``HTTP_PROXY``, ``HTTPS_PROXY`` and ``ALL_PROXY`` name, but for the
-    hosts of ``NO_PROXY`` and this machine.
+    Network connections go through the proxies that ``HTTP_PROXY``, ``HTTPS_PROXY`` and
+    ``ALL_PROXY`` name, but for the hosts of ``NO_PROXY`` and this machine.
 
     Args:
-        pool: Opens a pool; None opens pools of network connections that share one store of certificates.
+        pool: Opens a pool; None opens pools of network connections that share one store of
+            certificates.
         keep_alive: Seconds after which an idle pool may be closed.
 
     Raises:
@@ -80,7 +83,7 @@ class PooledTransport(httpx.AsyncBaseTransport):
     async def _free(
         self, pool: httpx.AsyncBaseTransport, idle: deque[tuple[httpx.AsyncBaseTransport, float]]
     ) -> None:
-        """Make a pool idle, and close some that have been idle for long; the first is so for the longest time."""
+        """Make a pool idle, and close some that have been idle for the longest time."""
         now = time.monotonic()
         expired: list[httpx.AsyncBaseTransport] = []
         while idle and len(expired) < MAX_CLOSED and now - idle[0][1] >= self._keep_alive:
@@ -122,7 +125,7 @@ def _make_opener() -> Callable[[str | None], httpx.AsyncBaseTransport]:
 
 
 def load_certificates() -> ssl.SSLContext:
-    """Return the trusted certificates: those that ``SSL_CERT_FILE`` or ``SSL_CERT_DIR`` names, or certifi's.
+    """Return the certificates that ``SSL_CERT_FILE`` or ``SSL_CERT_DIR`` names, or certifi's.
 
     Raises:
         ConfigError: The variable names no certificates.

@@ -1,31 +1,24 @@
-"""Streamed requests, and drafts: partial replies while the model still writes."""
+"""Drafts: partial replies while the model still writes."""
 
 from __future__ import annotations
 
 import codecs
-import json
 import re
 import string
 from collections.abc import Awaitable, Callable, Sequence
-from contextvars import ContextVar
-from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
-import httpx
 from pydantic import JsonValue, ValidationError
 from pydantic_core import from_json, to_json
 
 from reflact.concurrency import open_outbox
 from reflact.errors import ReflactError
 from reflact.events import DraftDiscarded, DraftUpdated
-from reflact.llm.bodies import AnswerFault
-from reflact.llm.pricing import read_usage
+from reflact.llm.completions import EventReader, is_last_chunk, parse_chunk, read_delta
 from reflact.llm.redaction import Scrubber
-from reflact.llm.sse import EventReader, is_last_chunk, parse_chunk, read_delta
-from reflact.llm.structured import FORMAT_REFUSALS, remove_thoughts
-from reflact.messages import MAX_BROKEN_STREAMS, AgentAnswer, CallReservation, Draft, Reply, ReplyModel
+from reflact.llm.structured import remove_thoughts
+from reflact.messages import Draft, Reply, ReplyModel
 from reflact.protocols import EventCallback
-from reflact.records import Usage
 
 R = TypeVar("R", bound=ReplyModel)
 
@@ -33,10 +26,12 @@ MIN_GROWTH = 48
 """Characters by which a text grows at least between two drafts."""
 
 TEXT_GROWTH, CLOSED_GROWTH = 8, 64
-"""A reply grows by 1/8 of its length between two drafts, or by 1/64 if an object or a list has closed."""
+"""A reply grows by 1/8 of its length between two drafts, or by 1/64 if an object or a list has
+closed."""
 
 DRAFT_BYTES = 2**22
-"""The most bytes of an answer that are read for drafts, since each draft is a copy of the text so far."""
+"""The most bytes of an answer that are read for drafts, since each draft is a copy of the text so
+far."""
 
 WORD_CHARACTERS = f"{string.ascii_letters}{string.digits}+-."
 """Characters of a number or a word, which may continue."""
@@ -50,7 +45,7 @@ NEXT_ELEMENT, NEXT_MEMBER = ",0", ',"\\u0000reflact":0'
 
 
 class DraftStream(Generic[R]):
-    """The drafts of one call: takes its answers while they arrive, and passes drafts to the subscribers.
+    """The drafts of one call, made of its answers while they arrive.
 
     Args:
         fields: The call, as fields of its events.
@@ -58,7 +53,8 @@ class DraftStream(Generic[R]):
         on_draft: Takes the drafts of the caller.
 
     Attributes:
-        is_finished: Whether the present answer has told why it ended, so that nothing of it is missing.
+        is_finished: Whether the present answer has told why it ended, so that nothing of it is
+            missing.
     """
 
     def __init__(
@@ -102,14 +98,14 @@ class DraftStream(Generic[R]):
         raise failure
 
     def begin(self, keys: Sequence[str]) -> None:
-        """Start reading an answer, without API keys; a second one within an attempt replaces one that broke off."""
+        """Start reading an answer, without keys; a second one replaces one that broke off."""
         if self._begun:
             self.reset("the answer broke off, and is asked for again")
         self._begun = True
         self._scrubber = Scrubber(keys)
 
     def feed(self, piece: bytes) -> None:
-        """Take the next piece of the answer's body; those of an answer beyond ``DRAFT_BYTES`` give no drafts."""
+        """Take the next piece of an answer's body; beyond ``DRAFT_BYTES`` there are no drafts."""
         self._taken += len(piece)
         if self._put is None or self._taken > DRAFT_BYTES:
             return
@@ -157,10 +153,10 @@ class DraftStream(Generic[R]):
 
 
 def read_partial(text: str, reply_type: type[ReplyModel]) -> JsonValue:
-    """Return the visible part of an unfinished reply; None if it is no object or does not fit the type.
+    """Return the visible part of an unfinished reply; None if it does not fit the type.
 
-    Texts are visible as far as they are written, lists up to the last closed element, other values once they
-    are complete. All elements are valid. Members may be missing and texts too short.
+    Texts are visible as far as they are written, lists up to the last closed element, other values
+    once they are complete. All elements are valid. Members may be missing and texts too short.
     """
     try:
         value: JsonValue = from_json(text, allow_inf_nan=False)
@@ -189,7 +185,7 @@ def _read_open(text: str) -> JsonValue:
 
 
 def _drop_last(value: JsonValue) -> JsonValue:
-    """Return a value without the last element of the list at its end, and without the added suffix."""
+    """Return a value without the last element of its last list, and without the suffix."""
     match value:
         case dict() if value:
             name, last = value.popitem()
@@ -216,78 +212,3 @@ def extends(value: JsonValue, before: JsonValue) -> bool:
         case str(), str():
             return value.startswith(before)
     return value == before
-
-
-UNSTREAMABLE_STATUSES = FORMAT_REFUSALS | {500}
-"""Statuses with which endpoints refuse to stream, or refuse the options of the stream."""
-
-STREAM_WORDS = re.compile(r"\bstream", re.IGNORECASE)
-
-
-@dataclass
-class RequestContext:
-    """State of a call that the transports share with the client.
-
-    ``drafts`` takes the answers while they arrive; None if no stream is wanted. ``sent`` is True if any answer
-    came from the endpoint rather than the store. ``keys`` are those of the requests, and ``reservation`` is that of
-    the latest one. ``answer`` takes the body of a request in place of the network.
-    """
-
-    drafts: DraftStream[Any] | None = None
-    attempts: int = 0
-    usage: Usage = field(default_factory=Usage)
-    sent: bool = False
-    keys: list[str] = field(default_factory=list)
-    reservation: CallReservation | None = None
-    answer: Callable[[bytes], Awaitable[AgentAnswer]] | None = None
-
-
-CONTEXT: ContextVar[RequestContext | None] = ContextVar("reflact_request", default=None)
-"""The call of the current task."""
-
-
-class StreamingTransport(httpx.AsyncBaseTransport):
-    """Asks for a stream if the call's drafts have subscribers.
-
-    This transport stops streaming if the endpoint refuses to stream, or after its second broken stream. It then
-    repeats the request without a stream. It also stops if the endpoint reports no usage for streams, because such
-    answers are charged at their worst case.
-    """
-
-    def __init__(self, inner: httpx.AsyncBaseTransport) -> None:
-        self._inner = inner
-        self._streams = True
-        self._n_broken = 0
-
-    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        """Return the whole answer to a request."""
-        context = CONTEXT.get()
-        if context is None or context.drafts is None or not self._streams:
-            return await self._inner.handle_async_request(request)
-        try:
-            response = await self._inner.handle_async_request(await _ask_for_stream(request))
-        except AnswerFault as fault:
-            if fault.fault != "broken stream":
-                raise
-            context.drafts.reset("the stream broke off, and the answer is asked for again")
-            self._n_broken += 1
-            self._streams = self._n_broken < MAX_BROKEN_STREAMS
-            if self._streams and fault.__cause__ is not None:  # the connection broke, which a retry may mend
-                raise
-            return await self._inner.handle_async_request(request)
-        await response.aread()
-        if response.status_code in UNSTREAMABLE_STATUSES and STREAM_WORDS.search(response.text):
-            self._streams = False
-            return await self._inner.handle_async_request(request)
-        if response.is_success and read_usage(response.text).uncounted:
-            self._streams = False
-        return response
-
-
-async def _ask_for_stream(request: httpx.Request) -> httpx.Request:
-    body = json.loads(await request.aread()) | {"stream": True, "stream_options": {"include_usage": True}}
-    headers = httpx.Headers(request.headers)
-    headers.pop("content-length", None)
-    return httpx.Request(
-        request.method, request.url, headers=headers, json=body, extensions=request.extensions
-    )

@@ -1,26 +1,29 @@
-"""Errors of model calls: kinds of faults of single attempts, and reflact's errors for failed calls.
+"""Failures of model calls: their kinds, what each means for its role, and reflact's errors.
 
-Kinds of faults: ``408``, ``409``, ``429``, ``5xx``: a later attempt may succeed; ``timeout``: no whole answer
-in time; ``unreachable``: no connection; ``reset``: the connection ended before the answer began;
-``truncated``: the answer broke off; ``malformed``: the answer should be JSON and is not; ``broken stream``: the
-stream has no end mark, contains anything but chunks of a chat completion, or reports an error; ``unusable``: the
-answer has a success status and is no chat completion; ``oversized``: the answer is larger than
-``max_response_bytes``. The answers of five kinds are used: ``overcounted`` reports more tokens than its request can
-take; ``cut prompt``: by its count of tokens the server read a part of the prompt only; ``cut answer`` and ``empty
-answer``, of the target alone: it ended at the token limit, or has no text apart from thoughts;
-``other model``: the reply names another model than the first reply of the role in this start.
-Statuses about the request itself (400, 401, 404 and similar) are no faults.
+Kinds of faults: ``408``, ``409``, ``429``, ``5xx``: a later attempt may succeed; ``timeout``: no
+whole answer in time; ``unreachable``: no connection; ``reset``: the connection ended before the
+answer began; ``truncated``: the answer broke off; ``malformed``: the answer should be JSON and is
+not; ``broken stream``: the stream has no end mark, contains anything but chunks of a chat
+completion, or reports an error; ``unusable``: the answer has a success status and is no chat
+completion; ``oversized``: the answer is larger than its bound. The answers of five
+kinds are used: ``overcounted`` reports more tokens than its request can take; ``cut prompt``: by
+its count of tokens the server read a part of the prompt only; ``cut answer`` and ``empty answer``,
+of the target alone: it ended at the token limit, or has no text apart from thoughts; ``other
+model``: the reply names another model than the first reply of the role in this start. Statuses
+about the request itself (400, 401, 404 and similar) are no faults.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+import ssl
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
 from functools import partial
 from urllib.parse import urljoin, urlsplit
 
 import httpx
-import openai
 
 from reflact.config.models import ModelConfig
 from reflact.errors import (
@@ -35,24 +38,65 @@ from reflact.errors import (
     RequestRefused,
     UnknownModel,
 )
-from reflact.llm.bodies import AnswerFault
 from reflact.llm.cache_keys import strip_credentials
-from reflact.llm.completions import COMPLETIONS_PATH
-from reflact.llm.rate_limit import EndpointClient
+from reflact.llm.completions import COMPLETIONS_PATH, AnswerFault
+from reflact.llm.rate_limit import EndpointClient, Outcome
 from reflact.llm.redaction import remove_keys
-from reflact.llm.retry import (
-    DOUBTFUL,
-    NO_API_STATUSES,
-    REFUSED_KEY,
-    REQUEST_STATUSES,
-    RETRIED_STATUSES,
-    Redirect,
-    is_oversized,
-    is_quota_spent,
-    is_unknown_model,
-    is_untrusted_certificate,
-)
 from reflact.records import FaultKind
+
+RETRIED_STATUSES = frozenset({408, 409, 424, 429, *range(500, 600)} - {501, 505})
+"""Statuses after which a later attempt may succeed."""
+
+RETRIED_FAILURES = (httpx.TimeoutException, httpx.NetworkError, httpx.RemoteProtocolError, httpx.ProxyError)
+"""Failures of the transfer after which a later attempt may succeed."""
+
+CONNECT_FAILURES = (httpx.ConnectError, httpx.ConnectTimeout)
+"""Failures to connect."""
+
+REFUSED_KEY = frozenset({401, 403})
+
+NO_API_STATUSES = frozenset({404, 405})
+"""Statuses of an address that has no such API."""
+
+DOUBTFUL = NO_API_STATUSES | {403}
+"""Statuses that may refuse all calls of a role, or one prompt."""
+
+REQUEST_STATUSES = DOUBTFUL | {400, 406, 413, 415, 422, 451}
+"""Statuses that refuse one request, once others were answered."""
+
+QUOTA_STATUSES = frozenset({400, 403, 429})
+"""Statuses with which endpoints report a spent quota; 402 says nothing else."""
+
+QUOTA_WORDS = re.compile(
+    r"insufficient[ _](quota|balance|credit|fund)|exceeded your (current|monthly) quota|credit balance"
+    r"|(out of|no more|run out of) (credit|quota|fund)|billing|(spend|spending|usage) limit",
+    re.IGNORECASE,
+)
+"""Words for a spent quota of OpenAI, Anthropic, DeepSeek, Mistral, OpenRouter and others."""
+
+RATE_WORDS = re.compile(
+    r"retry|try again (in|after|later)|rate[ _-]?limit|per[ _-]?(second|min|hour|day)", re.IGNORECASE
+)
+"""Words of answers that refuse one request because of its time."""
+
+THROTTLE_STATUSES = frozenset({400, 403})
+THROTTLE_WORDS = re.compile(r"throttl|too many requests|rate exceeded|rate[ _-]?limit", re.IGNORECASE)
+"""Statuses and words with which some endpoints, such as those of AWS, report a rate limit."""
+
+UNKNOWN_MODEL = frozenset({400, 404})
+"""Statuses with which endpoints report an unknown model."""
+
+MODEL_WORDS = re.compile(
+    r"model_not_found|deploymentnotfound|model:|(no such|unknown|invalid|not a valid) (model|deployment)"
+    r"|\b(model|deployment)s?\b.{0,120}?(not exist|not found|not available|no access|have access)",
+    re.IGNORECASE | re.DOTALL,
+)
+"""Words for an unknown model of OpenAI, Azure, vLLM, Ollama, Anthropic, Mistral and others."""
+
+FORMAT_WORDS = re.compile(
+    r"response_format|json_schema|json_object|\btools?\b|tool_choice|\bformat\b|\bstream", re.IGNORECASE
+)
+"""Words of answers that refuse the form of a request and not the model."""
 
 OVERFLOW_WORDS = re.compile(
     "context_length_exceeded|maximum context length|context window|exceed_context_size"
@@ -68,38 +112,147 @@ VERSION_PATH = re.compile(r"/v\d")
 """The version that is a part of the path of most OpenAI-compatible APIs."""
 
 
-def translate_client_error(
-    error: Exception, config: ModelConfig, role: str, key: str | None, endpoint: EndpointClient | None = None
-) -> ReflactError:
-    """Return reflact's error for an error of the client library, without the API key.
+def classify_failure(failure: Exception) -> FaultKind | None:
+    """Return the kind of a failed transfer; None if neither the endpoint nor the network failed."""
+    match failure:
+        case AnswerFault():
+            return failure.fault
+        case httpx.ConnectError() | httpx.ProxyError():
+            return "unreachable"
+        case httpx.TimeoutException():
+            return "timeout"
+        case httpx.NetworkError() | httpx.RemoteProtocolError():
+            return "reset"
+    return None
 
-    The message says what happened, at which endpoint, and what to do. An error of reflact that passed
-    through the client library is returned unchanged. ``endpoint`` knows whether other calls were answered.
+
+def classify_status(status: int) -> FaultKind | None:
+    """Return the kind of an error status; None for a success or a status about the request."""
+    kinds: dict[int, FaultKind] = {408: "408", 409: "409", 429: "429"}
+    return kinds.get(status, "5xx" if status in RETRIED_STATUSES else None)
+
+
+def read_retry_after(headers: Mapping[str, str]) -> float | None:
+    """Return the seconds of a ``Retry-After`` header: a number, an HTTP date, or None.
+
+    A date counts from the ``Date`` of the same answer, if it has one: this machine's clock may be
+    wrong.
     """
-    causes = _list_causes(error)
+    value = headers.get("retry-after")
+    if value is None:
+        return None
+    try:
+        return max(0.0, float(value))
+    except ValueError:
+        pass
+    moment, now = _parse_date(value), _parse_date(headers.get("date", "")) or datetime.now(UTC)
+    return None if moment is None else max(0.0, (moment - now).total_seconds())
+
+
+def _parse_date(text: str) -> datetime | None:
+    try:
+        moment = parsedate_to_datetime(text)
+        return (moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)).astimezone(UTC)
+    except (ValueError, OverflowError):
+        return None
+
+
+def is_passing(outcome: Outcome) -> bool:
+    """Whether a later attempt may succeed."""
+    if isinstance(outcome, httpx.Response):
+        return outcome.status_code in RETRIED_STATUSES
+    return isinstance(outcome, RETRIED_FAILURES) and not is_oversized(outcome)
+
+
+def refuses_role(outcome: Outcome, client: EndpointClient, *, last: bool) -> bool:
+    """Whether an outcome, which is counted, stands for all calls of its role.
+
+    A refused key, a redirect and an untrusted certificate always do, a spent quota and an address
+    that never answered after the retries of a call, and what may refuse one prompt after some in a
+    row.
+    """
+    if not isinstance(outcome, httpx.Response):
+        unreached = isinstance(outcome, CONNECT_FAILURES) and not client.endpoint.answered
+        return is_untrusted_certificate(outcome) or (last and unreached)
+    status = outcome.status_code
+    if status == 401 or outcome.has_redirect_location:
+        return True
+    if last and is_quota_spent(status, outcome.headers, outcome.text):
+        return True
+    return (status in DOUBTFUL or is_unknown_model(status, outcome.text)) and client.observe_refusal()
+
+
+def is_quota_spent(status: int, headers: Mapping[str, str], text: str) -> bool:
+    """Whether an answer reports that an account has no quota or credit left."""
+    if status == 402:
+        return True
+    spent = status in QUOTA_STATUSES and QUOTA_WORDS.search(text) is not None
+    return spent and "retry-after" not in headers and not RATE_WORDS.search(text)
+
+
+def is_throttled(status: int, text: str) -> bool:
+    """Whether a refusal is one of a rate limit, although its status is another."""
+    return status in THROTTLE_STATUSES and bool(THROTTLE_WORDS.search(text)) and not QUOTA_WORDS.search(text)
+
+
+def is_unknown_model(status: int, text: str) -> bool:
+    """Whether an answer reports an unknown model."""
+    return status in UNKNOWN_MODEL and not FORMAT_WORDS.search(text) and bool(MODEL_WORDS.search(text))
+
+
+def is_oversized(failure: BaseException) -> bool:
+    """Whether an answer was larger than its bound, as the next one would be too."""
+    return isinstance(failure, AnswerFault) and failure.fault == "oversized"
+
+
+def is_untrusted_certificate(failure: BaseException) -> bool:
+    """Whether a connection failed because of an untrusted certificate."""
+    causes = list_causes(failure, with_context=True)
+    return any(isinstance(cause, ssl.SSLCertVerificationError) for cause in causes)
+
+
+def list_causes(error: BaseException | None, *, with_context: bool = False) -> list[BaseException]:
+    """Return an error and the chain of its causes, which foreign code may have closed to a ring."""
+    causes: list[BaseException] = []
+    while error is not None and error not in causes:
+        causes.append(error)
+        error = error.__cause__ or (error.__context__ if with_context else None)
+    return causes
+
+
+def translate_outcome(
+    outcome: Outcome, config: ModelConfig, role: str, keys: Sequence[str], endpoint: EndpointClient
+) -> ReflactError:
+    """Return reflact's error for a refusal or a failure, without the API keys.
+
+    The message says what happened, at which endpoint, and what to do. An error of reflact that
+    passed through foreign code is returned unchanged. ``endpoint`` knows whether other calls were
+    answered.
+    """
+    if isinstance(outcome, httpx.Response):
+        if outcome.has_redirect_location:
+            problem = _describe_redirect(outcome, config, role)
+            return BadRequest(f"models.{role}: {config.title} {problem}", status=outcome.status_code)
+        error = _translate_refusal(outcome, config, role, keys, endpoint)
+        error.answer = outcome.text
+        return error
+    causes = list_causes(outcome)
     own = next((cause for cause in causes if isinstance(cause, ReflactError)), None)
-    if own is not None:
-        return own
-    keys, where = [key] if key else [], f"models.{role}: {config.title}"
-    if isinstance(error, openai.APIStatusError):
-        text = remove_keys(keys, " ".join(error.response.text.split()))
-        return _translate_status(error, config, role, text[:300], endpoint)
-    if isinstance(error, openai.APITimeoutError):
-        return ProviderDown(f"{where} did not answer within {config.timeout:g} seconds, after all retries")
-    return _translate_failure(error, config, role, keys)
+    return _translate_failure(causes, config, role, keys) if own is None else own
 
 
-def _translate_failure(error: Exception, config: ModelConfig, role: str, keys: list[str]) -> ModelError:
-    """Return reflact's error for a call that got no usable answer."""
-    causes, where = _list_causes(error), f"models.{role}: {config.title}"
+def _translate_failure(
+    causes: Sequence[BaseException], config: ModelConfig, role: str, keys: Sequence[str]
+) -> ModelError:
+    """Return the error of a call without a usable answer; ``causes`` begin with the failure."""
+    where, cause = f"models.{role}: {config.title}", causes[-1]
     is_foreign = config.api == "pydantic_ai"
-    cause = causes[-1]
-    if isinstance(cause, Redirect):
-        return BadRequest(f"{where} {_describe_redirect(cause, config, role)}", status=cause.status)
+    if isinstance(causes[0], httpx.TimeoutException):
+        return ProviderDown(f"{where} did not answer within {config.timeout:g} seconds, after all retries")
     if is_oversized(cause):
         return ProviderDown(
-            f"{where} gave an answer {cause}; it was not read further. Lower models.{role}.max_tokens, or raise "
-            f"models.{role}.max_response_bytes",
+            f"{where} gave an answer {cause}; it was not read further. Set models.{role}.max_tokens to the most "
+            "tokens that a reply needs, or use another model",
             status=200,
         )
     if any(isinstance(each, AnswerFault) for each in causes):
@@ -121,7 +274,7 @@ def _translate_failure(error: Exception, config: ModelConfig, role: str, keys: l
         "the network, and the address if your code sets one" if is_foreign else f"models.{role}.base_url"
     )
     problem = f"cannot be reached, after all retries; check {address}"
-    if is_untrusted_certificate(error):
+    if is_untrusted_certificate(causes[0]):
         problem = (
             f"shows a certificate that is not trusted here; check {address}, or name "
             "the file of its authority in SSL_CERT_FILE"
@@ -129,18 +282,19 @@ def _translate_failure(error: Exception, config: ModelConfig, role: str, keys: l
     return ProviderDown(f"{where} {problem}: {reason}")
 
 
-def _translate_status(
-    error: openai.APIStatusError, config: ModelConfig, role: str, text: str, endpoint: EndpointClient | None
+def _translate_refusal(
+    refusal: httpx.Response, config: ModelConfig, role: str, keys: Sequence[str], endpoint: EndpointClient
 ) -> ModelError:
-    status, where = error.status_code, f"models.{role}: {config.title}"
-    if status in {400, 413, 422} and OVERFLOW_WORDS.search(error.response.text):
+    status, where = refusal.status_code, f"models.{role}: {config.title}"
+    text = remove_keys(keys, " ".join(refusal.text.split()))[:300]
+    if status in {400, 413, 422} and OVERFLOW_WORDS.search(refusal.text):
         limit = "" if config.max_tokens is None else f" of {config.max_tokens:,}"
         texts = "lower reflect.trajectory_tokens" if role == "optimizer" else "shorten the texts"
         return ContextOverflow(
             f"{where} has too small a context for this request; the prompt and models.{role}.max_tokens{limit} must "
             f"fit into it together, so set it lower or {texts}: {text}"
         )
-    if is_quota_spent(status, error.response.headers, error.response.text):
+    if is_quota_spent(status, refusal.headers, refusal.text):
         return QuotaSpent(
             f"{where} has no quota or credit left ({status}); add some, and run the same command again: {text}",
             status=status,
@@ -148,8 +302,8 @@ def _translate_status(
     if status in RETRIED_STATUSES:
         return ProviderDown(f"{where} answered {status}, after all retries: {text}", status=status)
     kind: Callable[..., ModelError]
-    kind, problem = _describe_refusal(error, config, role)
-    if endpoint is not None and endpoint.refusal is None and status != 401:
+    kind, problem = _describe_refusal(refusal, config, role)
+    if endpoint.refusal is None and status != 401:
         if endpoint.is_answered and status in REQUEST_STATUSES:
             return RequestRefused(
                 f"{where} answers others and refuses this request ({status}): {text}", status=status
@@ -160,10 +314,10 @@ def _translate_status(
 
 
 def _describe_refusal(
-    error: openai.APIStatusError, config: ModelConfig, role: str
+    refusal: httpx.Response, config: ModelConfig, role: str
 ) -> tuple[type[ProviderError], str]:
-    """Return the error of a refused role, and what happened and what to do, as the rest of a sentence."""
-    status, is_foreign = error.status_code, config.api == "pydantic_ai"
+    """Return the error of a refusal, and the rest of the sentence that says what to do."""
+    status, is_foreign = refusal.status_code, config.api == "pydantic_ai"
     if status in REFUSED_KEY:
         source = f"set {config.api_key_env} to a valid key"
         if config.key is not None:
@@ -173,7 +327,7 @@ def _describe_refusal(
         elif config.api_key_env is None:
             source = "name the environment variable that holds one in api_key_env"
         return AccessDenied, f"refused the key ({status}); {source}"
-    if is_unknown_model(status, error.response.text):
+    if is_unknown_model(status, refusal.text):
         place = f"models.{role}.model" if config.open_model is None else "the model in your code"
         return UnknownModel, f"does not know this model ({status}); set {place} to one that it serves"
     if status not in NO_API_STATUSES or is_foreign:
@@ -184,9 +338,10 @@ def _describe_refusal(
     return BadRequest, f"has no chat completions at this address ({status}); {words}"
 
 
-def _describe_redirect(redirect: Redirect, config: ModelConfig, role: str) -> str:
-    """Return to which address an answer redirects, and the setting to change, without credentials and query."""
-    location, advice = str(redirect).partition("?")[0], f"check models.{role}.base_url"
+def _describe_redirect(redirect: httpx.Response, config: ModelConfig, role: str) -> str:
+    """Return where an answer redirects, without credentials, and the setting to change."""
+    location = redirect.headers["location"].partition("?")[0]
+    advice = f"check models.{role}.base_url"
     try:
         address = urljoin(config.base_url, location)
         if urlsplit(address).scheme in {"http", "https"} and urlsplit(address).hostname:
@@ -201,31 +356,6 @@ def _describe_redirect(redirect: Redirect, config: ModelConfig, role: str) -> st
     ):
         advice = f"if that is right, set models.{role}.base_url to {root}"
     return (
-        f"redirects requests to {location[:SHOWN_LOCATION]} ({redirect.status}), and no redirect is followed, so that "
+        f"redirects requests to {location[:SHOWN_LOCATION]} ({redirect.status_code}), and no redirect is followed, so that "
         f"no other host gets them; {advice}"
     )
-
-
-def _list_causes(error: BaseException) -> list[BaseException]:
-    """Return an error and the chain of its causes; ``__context__`` does not count."""
-    return [error, *(_list_causes(error.__cause__) if error.__cause__ is not None else ())]
-
-
-def classify_failure(failure: Exception) -> FaultKind | None:
-    """Return the kind of a failed transfer; None if neither the endpoint nor the network failed."""
-    match failure:
-        case AnswerFault():
-            return failure.fault
-        case httpx.ConnectError() | httpx.ProxyError():
-            return "unreachable"
-        case httpx.TimeoutException():
-            return "timeout"
-        case httpx.NetworkError() | httpx.RemoteProtocolError():
-            return "reset"
-    return None
-
-
-def classify_status(status: int) -> FaultKind | None:
-    """Return the kind of an error status; None for a success or a status about the request."""
-    kinds: dict[int, FaultKind] = {408: "408", 409: "409", 429: "429"}
-    return kinds.get(status, "5xx" if status in RETRIED_STATUSES else None)

@@ -15,7 +15,6 @@ from typing import Any
 from pydantic import JsonValue
 
 from reflact.config.models import ModelConfig, Price
-from reflact.llm.sse import parse_chunk
 from reflact.records import Usage
 from reflact.types import FrozenModel
 
@@ -34,7 +33,8 @@ OVERHEAD_TOKENS = 256
 def usd_of(usage: Usage, config: ModelConfig, *, at: datetime | None = None) -> float | None:
     """Return the cost of one call in dollars; None if no price is known.
 
-    Do not pass sums of calls. A price may depend on the length of the call, and on its time ``at`` (None: now).
+    Do not pass sums of calls. A price may depend on the length of the call, and on its time ``at``
+    (None: now).
     """
     exact = (
         _price_by_list(usage, config, at) if config.price is None else _price_by_config(usage, config.price)
@@ -42,16 +42,8 @@ def usd_of(usage: Usage, config: ModelConfig, *, at: datetime | None = None) -> 
     return None if exact is None else math.ceil(exact * BILLION) / BILLION
 
 
-def read_usage(text: str) -> Usage:
-    """Return the tokens of one answer, a chat completion in JSON; uncounted zeros if it reports none."""
-    match parse_chunk(text):
-        case {"usage": counts}:
-            return read_counts(counts)
-    return Usage(calls=1, uncounted=1)
-
-
 def read_counts(counts: Any) -> Usage:
-    """Return the tokens that the provider counted for one answer; uncounted zeros if they are no counts."""
+    """Return the tokens that a provider counted for one answer; uncounted zeros without them."""
     names = counts if isinstance(counts, dict) else {}
     n_input, n_output = _read_count(names.get("prompt_tokens")), _read_count(names.get("completion_tokens"))
     if n_input is None or n_output is None:
@@ -64,7 +56,7 @@ def read_counts(counts: Any) -> Usage:
 
 
 def bound_usage(usage: Usage, worst: Usage) -> Usage:
-    """Return a usage without counts that its request cannot have; they become those of the worst case.
+    """Return a usage whose impossible counts are those of the worst case.
 
     A provider that ignores caps is believed up to a million tokens above the worst case.
     """
@@ -89,15 +81,15 @@ def write_counts(usage: Usage) -> dict[str, JsonValue]:
 
 
 def _read_count(value: Any) -> int | None:
-    """Return a token count; None for a value that cannot be one (negative, no integer, 2**53 or more)."""
+    """Return a token count; None for a negative value, no integer, or 2**53 and more."""
     return value if type(value) is int and 0 <= value < 2**53 else None
 
 
 def worst_case(size: int, cap: int | None, config: ModelConfig, *, at: datetime | None = None) -> Usage:
     """Return the most that one call can cost, which the budget reserves before the call.
 
-    A body of ``size`` bytes has at most as many tokens. ``cap`` is the most tokens of the answer; None reserves
-    no tokens for it.
+    A body of ``size`` bytes has at most as many tokens. ``cap`` is the most tokens of the answer;
+    None reserves no tokens for it.
     """
     most = Usage(calls=1, input_tokens=size + OVERHEAD_TOKENS, output_tokens=cap or 0)
     cached = most.model_copy(update={"cached_tokens": most.input_tokens})

@@ -1,11 +1,13 @@
 """Models of providers that are not OpenAI-compatible, through pydantic-ai.
 
-The client writes its requests as chat completions. This module passes them on as pydantic-ai's messages, and returns
-the answer's text. So every mode, cap and repeated reply works as with other endpoints.
+The client writes its requests as chat completions. This module passes them on as pydantic-ai's
+messages, and returns the answer's text. So every mode, cap and repeated reply works as with other
+endpoints.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
@@ -27,7 +29,7 @@ from pydantic_ai.tools import ToolDefinition
 
 from reflact.config.models import ModelConfig
 from reflact.errors import ConfigError
-from reflact.llm.bodies import AnswerFault
+from reflact.llm.completions import AnswerFault
 from reflact.messages import AgentAnswer
 
 SETTINGS = ("temperature", "top_p", "max_tokens", "seed")
@@ -38,7 +40,8 @@ class PydanticAIModel:
     """Answers requests of the client by a model of pydantic-ai.
 
     Args:
-        config: The role's settings; ``model`` is ``provider:name``, unless ``open_model`` returns the model.
+        config: The role's settings; ``model`` is ``provider:name``, unless ``open_model`` returns
+            the model.
         role: The role, for messages.
         key: The provider's key; None leaves it to the provider's environment variable.
 
@@ -52,13 +55,14 @@ class PydanticAIModel:
         except (UserError, ImportError, ValueError) as error:
             raise ConfigError(f"models.{role}.model: {config.model} cannot be opened: {error}") from None
 
-    async def answer(self, body: Mapping[str, Any]) -> AgentAnswer:
-        """Answer one request, a chat completion's body.
+    async def answer(self, content: bytes) -> AgentAnswer:
+        """Answer one request, a chat completion's body in JSON.
 
         Raises:
             ConnectionError: The provider cannot be reached.
             AnswerFault: Its answer cannot be read.
         """
+        body = json.loads(content)
         settings = cast("ModelSettings", {name: body[name] for name in SETTINGS if name in body})
         parameters = _write_parameters(self._model, body.get("response_format"))
         try:
@@ -106,7 +110,7 @@ def _write_messages(messages: Sequence[Mapping[str, str]]) -> list[ModelMessage]
 
 
 def _write_parameters(model: Model, wanted: Mapping[str, Any] | None) -> ModelRequestParameters:
-    """Return how a typed reply is asked for: by the provider's schema, or else by a tool that must be called."""
+    """Return how to ask for a typed reply: by a schema, or else by a tool that must be called."""
     if wanted is None:
         return ModelRequestParameters()
     named = wanted["json_schema"]

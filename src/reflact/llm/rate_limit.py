@@ -7,7 +7,7 @@ import math
 import random
 from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Callable, Hashable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import NamedTuple, Self
 from urllib.parse import urlsplit
@@ -18,14 +18,16 @@ from anyio.lowlevel import RunVar
 
 from reflact.config.models import ModelConfig
 
-INCREASE, INCREASE_SHARE = 1.0, 0.01
-"""Calls a second that each second of answers adds to the rate; once it fell, an answer adds at most this share."""
+INCREASE = 1.0
+"""Calls a second that each second of answers adds to the rate."""
 
-DECREASE, DECREASE_ANSWERS = 0.9, 10
-"""The largest factor of a refused rate, and the fewest answers between two decreases; they earn one decrease."""
+INCREASE_SHARE = 0.02
+"""Once the rate fell, an answer adds at most this share of it, so that a slow server refuses few
+calls."""
 
-SPAN_SECONDS, SPAN_CALLS = 1.0, 8
-"""The served rate is measured over a second, or over the time of 8 calls if that is longer."""
+DECREASE = 0.87
+"""The factor of the rate at each back-off; found by simulation. With half, as in TCP, a quarter of
+a limit is unused."""
 
 SLACK_SECONDS = 0.02
 """A call that is late by less than this does not delay the next call."""
@@ -37,21 +39,19 @@ MINUTE_SECONDS, MARGIN = 60.0, 1.01
 class AdaptiveRate:
     """Spaces calls evenly, at a rate found by additive increase and multiplicative decrease.
 
-    There is no rate before the first refusal, which sets it to the larger of the recently served rate and half the
-    calls in flight per second. A later refusal moves it half of the way down to the recently served rate, and at
-    least by a tenth, if ``DECREASE_ANSWERS`` came since the last one. Answers to calls that had waited for their
-    turn raise it, so that refusals by chance do not lower it for ever.
+    There is no rate before the first refusal. It sets the rate to the answers of the last second
+    and half the calls in flight, which are served too. Answers to calls that had waited for their
+    turn raise it, and each back-off lowers it.
 
-    Source: Chiu and Jain, "Analysis of the Increase and Decrease Algorithms for Congestion Avoidance in
-    Computer Networks", 1989.
+    Source: Chiu and Jain, "Analysis of the Increase and Decrease Algorithms for Congestion
+    Avoidance in Computer Networks", 1989.
     """
 
     def __init__(self) -> None:
         self.rate: float | None = None
+        self._has_fallen = False
         self._last = -math.inf
         self._answers: deque[float] = deque()
-        self._since_decrease = 0
-        self._share = math.inf
 
     def delay(self, now: float, most: float | None) -> float:
         """Return the seconds until a call may start, at no more than ``most`` calls a second."""
@@ -63,30 +63,22 @@ class AdaptiveRate:
 
     def increase(self, now: float, *, rate_limited: bool) -> None:
         """Count an answer; it raises the rate if its call had waited for it."""
-        self._answers.append(now)
-        self._since_decrease += 1
-        self._measure_rate(now)
-        if self.rate is not None and rate_limited:
-            self.rate += min(INCREASE / self.rate, self._share * self.rate)
+        if self.rate is None:
+            self._answers.append(now)
+            while self._answers[0] <= now - 1:
+                self._answers.popleft()
+        elif rate_limited:
+            most = INCREASE_SHARE * self.rate if self._has_fallen else math.inf
+            self.rate += min(INCREASE / self.rate, most)
 
     def decrease(self, now: float, in_flight: int) -> None:
-        """Lower the rate after a refusal; the first one sets it."""
-        recent_rate = self._measure_rate(now)
+        """Lower the rate at a back-off; the first one sets it."""
         if self.rate is None:
-            self.rate = max(in_flight / 2, recent_rate)
-        elif self._since_decrease < DECREASE_ANSWERS:
+            served = sum(at > now - 1 for at in self._answers)
+            self.rate = served + in_flight / 2
             return
-        else:
-            self.rate = min(DECREASE * self.rate, (self.rate + recent_rate) / 2)
-            self._share = INCREASE_SHARE
-        self._since_decrease = 0
-
-    def _measure_rate(self, now: float) -> float:
-        """Return the recently served rate in calls a second; forget answers before its span."""
-        span = SPAN_SECONDS if self.rate is None else max(SPAN_SECONDS, SPAN_CALLS / self.rate)
-        while self._answers and self._answers[0] <= now - span:
-            self._answers.popleft()
-        return len(self._answers) / span
+        self.rate *= DECREASE
+        self._has_fallen = True
 
     def _due(self, most: float | None) -> float:
         slowest = min((rate for rate in (self.rate, most) if rate is not None), default=math.inf)
@@ -157,8 +149,8 @@ SOON = 1e-6
 class LimitChange(NamedTuple):
     """A back-off of an endpoint, or a retry after a failed connection.
 
-    ``status`` is None if the endpoint could not be reached. ``seconds`` is the pause, and ``rate`` the rate
-    after it in calls a second; None if no rate is known.
+    ``status`` is None if the endpoint could not be reached. ``seconds`` is the pause, and ``rate``
+    the rate after it in calls a second; None if no rate is known.
     """
 
     endpoint: str
@@ -168,10 +160,11 @@ class LimitChange(NamedTuple):
 
 
 FIRST_REFUSALS, LATER_REFUSALS = 4, 10
-"""Refused requests in a row that end a role: the first ones, of which three may try formats, and after an answer."""
+"""Refused requests in a row that end a role: the first ones, of which three may try formats, and
+after an answer."""
 
-Outcome = httpx.Response | httpx.TransportError
-"""An answer that was read whole, or a failed transfer."""
+Outcome = httpx.Response | Exception
+"""An answer that was read whole, or a failed attempt."""
 
 
 class RoleRefused(Exception):
@@ -183,12 +176,12 @@ class RoleRefused(Exception):
 
 
 class Endpoint:
-    """One address and key in one event loop, with the queue of its calls, which are admitted in order.
+    """One address and key in one event loop, with the queue of its calls.
 
-    Of the settings of all open clients the strictest counts: the smallest value of each limit, and an adaptive
-    rate if any role enables it. After 429 or 503 no call is sent for ``Retry-After`` seconds, or else for
-    0..min(cap, base * 2**n) seconds, drawn uniformly, after n fruitless back-offs. Refusals of calls that were
-    sent before a back-off belong to that back-off.
+    Of the settings of all open clients the smallest value of each limit counts. After 429 or 503 no
+    call is sent for ``Retry-After`` seconds, or else for 0..min(cap, base * 2**n) seconds, drawn
+    uniformly, after n fruitless back-offs. Refusals of calls that were sent before a back-off
+    belong to that back-off.
 
     Attributes:
         draw: Returns a number in 0..1.
@@ -215,17 +208,8 @@ class Endpoint:
         self._failing_since: float | None = None
         self._failed_at = -math.inf
 
-    @asynccontextmanager
-    async def admit(self, client: EndpointClient, tokens: int) -> AsyncIterator[Slot]:
-        """Occupy a slot while the block runs; see ``EndpointClient.admit``."""
-        slot = await self._enter(client, tokens)
-        try:
-            yield slot
-        finally:
-            self.in_flight -= 1
-            self.wake_first()
-
-    async def _enter(self, client: EndpointClient, tokens: int) -> Slot:
+    async def enter(self, client: EndpointClient, tokens: int) -> Slot:
+        """Wait for a slot and occupy it until ``leave``; see ``EndpointClient.admit``."""
         waiting = _Waiter(client)
         self._queue[waiting] = None
         try:
@@ -243,6 +227,11 @@ class Endpoint:
             self._rated = self._rated and bool(self._queue)
             self.wake_first()
 
+    def leave(self) -> None:
+        """Free a slot."""
+        self.in_flight -= 1
+        self.wake_first()
+
     def observe(self, slot: Slot, status: int | None, retry_after: float | None, tokens: int | None) -> None:
         """Apply the result of a call; see ``Slot.observe``."""
         if tokens is not None:
@@ -258,7 +247,7 @@ class Endpoint:
         self.wake_first()
 
     def is_out(self, *, served: bool) -> bool:
-        """Count the outcome of an attempt; return whether all attempts of ``outage_seconds`` have failed.
+        """Count an attempt; return whether all attempts of ``outage_seconds`` have failed.
 
         An outage begins anew if no attempt failed for so long, since nothing was tried then.
         """
@@ -289,7 +278,7 @@ class Endpoint:
             first.wake.set()
 
     def _delay(self, tokens: int) -> float:
-        """Return the seconds that the first call in the queue has to wait; infinite if a slot must become free."""
+        """Return the seconds that the first call has to wait; infinite without a free slot."""
         if self.in_flight >= (self._find_strictest("concurrency") or 0):
             self._rated = False
             return math.inf
@@ -301,11 +290,9 @@ class Endpoint:
         return max(self._until - now, turn, self._minute.delay(now, tokens, tokens_most))
 
     def _admit(self, tokens: int) -> Slot:
-        now, most, tokens_most = (
-            anyio.current_time(),
-            self._find_max_rate(),
-            self._find_strictest("tokens_per_minute"),
-        )
+        now = anyio.current_time()
+        most = self._find_max_rate()
+        tokens_most = self._find_strictest("tokens_per_minute")
         self.in_flight += 1
         self.rate.take(now, most)
         return Slot(
@@ -325,8 +312,7 @@ class Endpoint:
         self._until = max(self._until, now + (named or jitter(self._fruitless, self.draw())))
         self._back_offs += 1
         self._fruitless += 1
-        if any(client.config.adaptive for client in self.clients):
-            self.rate.decrease(now, self.in_flight)
+        self.rate.decrease(now, self.in_flight)
         change = LimitChange(self.address, status, self._until - now, self.rate.rate)
         for on_limit in dict.fromkeys(client.on_limit for client in self.clients):
             if on_limit is not None:
@@ -344,11 +330,11 @@ class Endpoint:
 
 
 class EndpointClient:
-    """One role's client of an endpoint. It is a context manager; its settings count while it is entered.
+    """One role's client of an endpoint; its settings count while it is entered.
 
     Args:
-        on_limit: Called at each back-off of the endpoint, once if several clients share it, and at each retry
-            of the role after a failed connection; must neither block nor raise.
+        on_limit: Called at each back-off of the endpoint, once if several clients share it, and at
+            each retry of the role after a failed connection; must neither block nor raise.
     """
 
     def __init__(
@@ -367,7 +353,7 @@ class EndpointClient:
 
     @property
     def is_answered(self) -> bool:
-        """Whether a call of this model was answered with this key, in an earlier start of the run too."""
+        """Whether a call of this model and key was answered, in an earlier start too."""
         return self._access in self.endpoint.answered_roles
 
     def __enter__(self) -> Self:
@@ -380,24 +366,30 @@ class EndpointClient:
         self.endpoint.clients.remove(self)
         self.endpoint.wake_first()
 
-    def admit(self, tokens: int) -> AbstractAsyncContextManager[Slot]:
+    @asynccontextmanager
+    async def admit(self, tokens: int) -> AsyncIterator[Slot]:
         """Wait for a slot and occupy it while the block runs.
 
         Args:
-            tokens: The most tokens of the call, input and output; at most the limit of a minute counts.
+            tokens: The most tokens of the call, input and output; at most the limit of a minute
+                counts.
 
         Raises:
             RoleRefused: The endpoint refuses this role.
         """
-        return self.endpoint.admit(self, tokens)
+        slot = await self.endpoint.enter(self, tokens)
+        try:
+            yield slot
+        finally:
+            self.endpoint.leave()
 
     def report_unreached(self, seconds: float) -> None:
-        """Report that the endpoint could not be reached and that a retry follows after ``seconds``."""
+        """Report that the endpoint was not reached; a retry follows after ``seconds``."""
         if self.on_limit is not None:
             self.on_limit(LimitChange(self.endpoint.address, None, seconds, None))
 
     def observe_answer(self) -> None:
-        """Note that a call was answered, by which all refusals before it concern their requests alone."""
+        """Note that a call was answered, so that earlier refusals concern their requests alone."""
         self.note_access()
         self._refusals = 0
 
@@ -406,11 +398,11 @@ class EndpointClient:
         self.endpoint.answered_roles.add(self._access)
 
     def observe_refusal(self) -> bool:
-        """Return whether a refusal (403, 404, 405, or 400 with words for an unknown model) concerns the whole role.
+        """Return whether a refusal that may be of one request concerns the whole role.
 
-        It does if the first ``FIRST_REFUSALS`` calls of the role are refused in a row, or ``LATER_REFUSALS`` after an
-        answer. Until then it concerns one request, as any refusal does once a call was answered. A wrong key (401)
-        and a spent quota always concern the role.
+        It does if the first ``FIRST_REFUSALS`` calls of the role are refused in a row, or
+        ``LATER_REFUSALS`` after an answer. Until then it concerns one request, as any refusal does
+        once a call was answered. A wrong key (401) and a spent quota always concern the role.
         """
         self._refusals += 1
         return self._refusals >= (LATER_REFUSALS if self.is_answered else FIRST_REFUSALS)
@@ -434,8 +426,8 @@ class Slot:
     def observe(self, status: int | None, retry_after: float | None, tokens: int | None) -> None:
         """Report the result of the call once, before the slot ends.
 
-        ``status`` is None after a failed transfer, and ``retry_after`` is in seconds. ``tokens`` are those of
-        input and output; None keeps the estimate.
+        ``status`` is None after a failed transfer, and ``retry_after`` is in seconds. ``tokens``
+        are those of input and output; None keeps the estimate.
         """
         self.endpoint.observe(self, status, retry_after, tokens)
 
@@ -465,9 +457,9 @@ def endpoint_for(
 ) -> EndpointClient:
     """Return a client of the endpoint at a role's address; call and enter it in the event loop.
 
-    An event loop has one endpoint for each scheme, host, port and path, and each ``limits_group`` or else each key,
-    of which a digest is kept, or function of tokens. It is remembered, so a later trainer starts at the rate that an
-    earlier one found.
+    An event loop has one endpoint for each scheme, host, port and path, and each ``limits_group``
+    or else each key, of which a digest is kept, or function of tokens. It is remembered, so a later
+    trainer starts at the rate that an earlier one found.
     """
     parts = urlsplit(config.base_url)
     port = parts.port or {"http": 80, "https": 443}.get(parts.scheme)

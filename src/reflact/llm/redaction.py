@@ -1,7 +1,7 @@
 """Redaction of API keys: keys leave with requests only, and are removed from answers and logs.
 
-Some servers send a key back in headers, error messages or answers. This module removes it on arrival, in every
-JSON spelling, so that no other code can store, record, log or show it.
+Some servers send a key back in headers, error messages or answers. This module removes it on
+arrival, in every JSON spelling, so that no other code can store, record, log or show it.
 """
 
 from __future__ import annotations
@@ -12,9 +12,11 @@ import logging
 import os
 import time
 import traceback
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+import zlib
+from collections.abc import AsyncIterator, Awaitable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import NoReturn
 
 import anyio
 import httpx
@@ -22,8 +24,7 @@ import regex
 
 from reflact.config.models import KeyProvider, ModelConfig
 from reflact.errors import ConfigError
-from reflact.llm.bodies import DEFAULT_MAX_BYTES, MAX_BYTES, read_pieces
-from reflact.llm.cache_keys import strip_to_endpoint
+from reflact.llm.completions import AnswerFault
 from reflact.protocols import CatchExits
 
 KEY_MARK = "[key]"
@@ -32,16 +33,27 @@ KEY_MARK = "[key]"
 KEY_HEADERS = ("authorization", "api-key")
 """Headers that carry keys."""
 
-STANDARD_HEADERS = frozenset(
-    ["host", "connection", "accept", "accept-encoding", "content-type", "content-length", "user-agent"]
-)
-"""Headers of every request."""
-
 MIN_KEY_CHARACTERS = 12
 """A text with fewer characters, or without a digit, is a placeholder and no key."""
 
+MAX_BYTES = "reflact_max_bytes"
+"""The extension of a request that holds the most bytes of its answer."""
+
+DEFAULT_MAX_BYTES = 12 * 2**20
+"""The bound of a request that states none."""
+
+DECODED_BYTES = 2**16
+"""The most bytes that are decoded at once."""
+
+CODINGS = frozenset({"gzip", "x-gzip", "deflate"})
+DETECTS_FORMAT = zlib.MAX_WBITS | 32
+
+GZIP_START = b"\x1f"
+"""The first byte of each member of a gzip body; any other text after a member is ignored."""
+
 TOKEN_MARGIN = 600.0
-"""Seconds before its expiry at which a token is fetched again: a request may be retried for some time."""
+"""Seconds before its expiry at which a token is fetched again: a request may be retried for some
+time."""
 
 HTTP_LOGGERS = ("connection", "http11", "http2", "proxy", "socks")
 """Loggers of httpcore, which log raw answers at their lowest level."""
@@ -74,7 +86,7 @@ async def resolve_key(config: ModelConfig, role: str) -> str | None:
 
 
 class KeySource:
-    """The key of a role; a token is fetched again before it expires. ``known`` are all keys so far."""
+    """The key of a role, fetched again before it expires; ``known`` are all keys so far."""
 
     def __init__(self, config: ModelConfig, role: str) -> None:
         self._config = config
@@ -83,17 +95,14 @@ class KeySource:
         self._renewing = anyio.Lock()
         self.known: list[str] = []
 
-    async def renew(self, request: httpx.Request) -> bool:
-        """Put another key into a request whose key was refused; False if the function passed as `key` has no other."""
-        header = next((name for name in KEY_HEADERS if name in request.headers), None)
-        if self._config.key is None or header is None:
-            return False
-        refused = request.headers[header].removeprefix("Bearer ")
+    async def renew(self, refused: str) -> str | None:
+        """Return another key than a refused one; None if the caller's function has no other."""
+        if self._config.key is None:
+            return None
         async with self._renewing:
             if refused == self.known[-1]:
                 self._add(await resolve_key(self._config, self._role))
-        request.headers[header] = request.headers[header].replace(refused, self.known[-1])
-        return refused != self.known[-1]
+        return None if refused == self.known[-1] else self.known[-1]
 
     def _add(self, key: str | None) -> None:
         if key is not None and key not in self.known[-1:]:
@@ -125,7 +134,7 @@ def read_expiry(token: str) -> float | None:
 
 
 async def _call_provider(source: KeyProvider, role: str) -> str:
-    """Return the key that a function of the caller gives, async or not; its words may hold the key, its kinds do not."""
+    """Return the key of the caller's function, async or not; no error quotes its words."""
     try:
         with CatchExits():
             key = source()
@@ -141,22 +150,6 @@ async def _call_provider(source: KeyProvider, role: str) -> str:
     raise ConfigError(
         f"models.{role}: the function passed as `key` {what}; its words are not repeated, since they may hold the key"
     )
-
-
-class RenewingTransport(httpx.AsyncBaseTransport):
-    """Sends a request whose key was refused (401) once more, with another key if the caller's function gives one."""
-
-    def __init__(self, inner: httpx.AsyncBaseTransport, keys: KeySource) -> None:
-        self._inner = inner
-        self._keys = keys
-
-    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        """Send a request."""
-        response = await self._inner.handle_async_request(request)
-        if response.status_code != 401 or not await self._keys.renew(request):
-            return response
-        await response.aclose()
-        return await self._inner.handle_async_request(request)
 
 
 class RedactingTransport(httpx.AsyncBaseTransport):
@@ -197,8 +190,65 @@ class _ScrubbedStream(httpx.AsyncByteStream):
         await self._response.aclose()
 
 
+async def read_pieces(response: httpx.Response, most: int) -> AsyncIterator[bytes]:
+    """Yield the decoded pieces of a body as they arrive.
+
+    Raises:
+        AnswerFault: The body has more than ``most`` bytes before or after decoding, which its
+            header may say before any arrives, or it cannot be decoded.
+    """
+    announced = response.headers.get("content-length", "")
+    if announced.isdecimal() and int(announced) > most:
+        raise _build_oversized(most)
+    decoder = _Decoder(response.headers.get("content-encoding", "identity").strip().lower())
+    assert isinstance(response.stream, httpx.AsyncByteStream)
+    received = decoded = 0
+    async for raw in response.stream:
+        received += len(raw)
+        for piece in decoder.decode(raw):
+            decoded += len(piece)
+            if max(received, decoded) > most:
+                raise _build_oversized(most)
+            yield piece
+    if received:
+        decoder.end()
+
+
+def _build_oversized(most: int) -> AnswerFault:
+    return AnswerFault(f"with more than {most:,} bytes", "oversized")
+
+
+class _Decoder:
+    def __init__(self, coding: str) -> None:
+        self._zlib = zlib.decompressobj(DETECTS_FORMAT) if coding in CODINGS else None
+        if self._zlib is None and coding not in {"", "identity"}:
+            self._fail(f"the content encoding {coding[:40]!r}, which was not asked for")
+
+    def decode(self, raw: bytes) -> Iterator[bytes]:
+        if self._zlib is None:
+            yield raw
+            return
+        while raw:
+            if self._zlib.eof:
+                if not raw.startswith(GZIP_START):
+                    return
+                self._zlib = zlib.decompressobj(DETECTS_FORMAT)
+            try:
+                yield self._zlib.decompress(raw, DECODED_BYTES)
+            except zlib.error as error:
+                self._fail(f"a body that cannot be decoded: {error}")
+            raw = self._zlib.unconsumed_tail or self._zlib.unused_data
+
+    def end(self) -> None:
+        if self._zlib is not None and not self._zlib.eof:
+            raise AnswerFault("the compressed body broke off", "truncated")
+
+    def _fail(self, reason: str) -> NoReturn:
+        raise AnswerFault(reason) from None
+
+
 class Scrubber:
-    """Removes keys from a text in pieces; ``delayed`` is the end of the last piece, if it may begin a key."""
+    """Removes keys from a text in pieces; ``delayed`` is an end that may begin a key."""
 
     def __init__(self, keys: Sequence[str]) -> None:
         self._keys = [regex.compile(build_key_pattern(key).encode()) for key in keys]
@@ -237,7 +287,7 @@ def find_keys(request: httpx.Request) -> tuple[str, ...]:
 
 
 def is_key(text: str) -> bool:
-    """Whether a text is a real key rather than a placeholder, which answers may contain as a word."""
+    """Whether a text is a key rather than a placeholder, which may be a word of an answer."""
     return len(text) >= MIN_KEY_CHARACTERS and any(character.isdigit() for character in text)
 
 
@@ -261,26 +311,9 @@ def refuse_key_in(config: ModelConfig, role: str, key: str) -> None:
         )
 
 
-def build_header_hook(config: ModelConfig, keys: KeySource) -> Callable[[httpx.Request], Awaitable[None]]:
-    """Return a hook that limits a request's headers to standard ones, and to the key for the configured host.
-
-    The openai client adds values of variables such as AZURE_OPENAI_AD_TOKEN or OPENAI_CUSTOM_HEADERS.
-    """
-    own_endpoint = strip_to_endpoint(config.base_url)
-    is_bare = config.api == "azure" and config.auth == "key"
-
-    async def check(request: httpx.Request) -> None:
-        headers = {name: value for name, value in request.headers.items() if name in STANDARD_HEADERS}
-        if strip_to_endpoint(str(request.url)) == own_endpoint and (key := await keys.fetch()) is not None:
-            headers |= {"api-key": key} if is_bare else {"authorization": f"Bearer {key}"}
-        request.headers = httpx.Headers({**headers, "accept-encoding": "gzip"})
-
-    return check
-
-
 @contextmanager
 def redact_logs(keys: Sequence[str]) -> Iterator[None]:
-    """Remove keys from the records of the HTTP loggers while the block runs; the sequence may grow meanwhile."""
+    """Remove keys, which may grow in number, from the records of the HTTP loggers."""
 
     def redact(record: logging.LogRecord) -> bool:
         message = record.getMessage()

@@ -1,7 +1,7 @@
-"""Typed replies through instructor's handlers, which write each mode's format, validate, and send back.
+"""Typed replies: instructor's handlers write each mode's format, validate and send back.
 
-``AsyncInstructor.create`` never sends back a truncated reply or a refusal, quotes validation errors without a
-limit, logs each failure, and reports the usage of the last attempt only.
+``AsyncInstructor.create`` never sends back a truncated reply or a refusal, quotes validation errors
+without a limit, logs each failure, and reports the usage of the last attempt only.
 """
 
 from __future__ import annotations
@@ -50,7 +50,8 @@ UNKNOWN_FIELD = re.compile("(un|not )(supported|recogni[sz]ed|known|expected|per
 """Words of endpoints that do not know a field of a request."""
 
 NAMES = "think|seed:think|THINK"
-"""The names of thoughts: of DeepSeek, Qwen and many others, of Seed, and of Magistral in brackets."""
+"""The names of thoughts: of DeepSeek, Qwen and many others, of Seed, and of Magistral in
+brackets."""
 
 OPENING = re.compile(rf"[<\[](?:{NAMES})[>\]]")
 CLOSING = re.compile(rf"(?<![`'\"])[<\[]/(?:{NAMES})[>\]]|[<\[]/(?:{NAMES})[>\]](?![`'\"])")
@@ -85,7 +86,7 @@ class NoFormat(InvalidReply):
 
 
 class Conversation(Generic[R]):
-    """One call; ``body`` holds the next request's format and messages, which grow with each reply sent back.
+    """One call; ``body`` is the next request's, and grows with each reply sent back.
 
     Args:
         mode: Format of the reply; None for plain text.
@@ -138,7 +139,7 @@ class Conversation(Generic[R]):
         return cast("R", self._type.model_construct(parsed.model_fields_set, **parsed.__dict__))
 
     def _read(self, completion: ChatCompletion) -> BaseModel:
-        """Return the validated value of the first reading that is JSON; the answer then has no other text.
+        """Return the value of the first reading that is JSON, which is then the answer's text.
 
         Some servers write a function's arguments as text, or a text as a function's arguments.
         """
@@ -167,7 +168,7 @@ class Conversation(Generic[R]):
         raise kind(describe_problems(failure))
 
     def find_missing_format(self, completion: ChatCompletion) -> NoFormat | None:
-        """Return what is missing if an answer has nothing of the format; None if it has, valid or not."""
+        """Return what is missing if an answer has nothing of the format; else None."""
         try:
             self.parse(completion)
         except NoFormat as missing:
@@ -193,9 +194,10 @@ class Conversation(Generic[R]):
 def remove_thoughts(text: str) -> str:
     """Return an answer without the thoughts before it; it is empty if there are thoughts alone.
 
-    Thoughts begin the text and end at the first closing mark that is not quoted. The opening mark may be missing, since
-    many servers put it into the prompt; then a closing mark in code, or after an opening one, belongs to the answer.
-    Of the channels of harmony, the last final one is the answer.
+    Thoughts begin the text and end at the first closing mark that is not quoted. The opening mark
+    may be missing, since many servers put it into the prompt; then a closing mark in code, or after
+    an opening one, belongs to the answer. Of the channels of harmony, the last final one is the
+    answer.
     """
     if CHANNEL.match(text):
         _, *finals = FINAL_CHANNEL.split(text)
@@ -213,10 +215,11 @@ def remove_thoughts(text: str) -> str:
 
 
 def list_readings(text: str) -> Iterator[str]:
-    """Yield the texts that may be the JSON of a reply: all of it, its answer, and the answer's last code block.
+    """Yield what may be a reply's JSON: all of it, its answer, and the last code block.
 
-    Only a whole block counts, with no JSON after it and no mark of thoughts beside it, since it could be a draft. Each
-    is also read with escapes in place of raw line breaks and tabs in strings, as some local servers need.
+    Only a whole block counts, with no JSON after it and no mark of thoughts beside it, since it
+    could be a draft. Each is also read with escapes in place of raw line breaks and tabs in
+    strings, as some local servers need.
     """
     yield text
     yield escape_line_breaks(text)
@@ -269,10 +272,11 @@ def bind(reply_type: type[ReplyModel], mode: Mode) -> type[BaseModel]:
 
 
 def build_schema(reply_type: type[ReplyModel]) -> Body:
-    """Return a reply type's JSON schema with inlined definitions, no titles, and every field required.
+    """Return a reply type's schema with inlined definitions, no titles, all fields required.
 
-    Fields keep the order of the class, since constrained samplers write them in that order. The schema omits
-    a ``maxLength`` above ``MAX_LENGTH_BOUND``, which some local servers cannot express; validation checks it.
+    Fields keep the order of the class, since constrained samplers write them in that order. The
+    schema omits a ``maxLength`` above ``MAX_LENGTH_BOUND``, which some local servers cannot
+    express; validation checks it.
     """
     schema = reply_type.model_json_schema()
     plain: Body = _simplify(schema, schema.pop("$defs", {}))
@@ -302,7 +306,7 @@ def _simplify(node: Any, definitions: Body) -> Any:
 
 
 def refuses_format(error: ProviderError | RequestRefused) -> bool:
-    """Whether an endpoint refuses the format of a request; some fail with 500 and name the unknown field."""
+    """Whether an endpoint refuses a request's format; some name the field in a 500."""
     if isinstance(error, UnknownModel) or error.status is None:
         return False
     named = any(field in error.answer for field in ("response_format", "tool_choice"))
@@ -310,7 +314,7 @@ def refuses_format(error: ProviderError | RequestRefused) -> bool:
 
 
 def find_refused_cap(refusal: str, body: Mapping[str, Any]) -> str | None:
-    """Return the name of a request's cap if an endpoint refuses it because of its name; else None."""
+    """Return the name of a request's cap if an endpoint does not know it; else None."""
     sent = [name for name in CAP_NAMES if name in body]
     is_named = len(sent) == 1 and re.search(rf"\b{sent[0]}\b", refusal)
     return sent[0] if is_named and UNKNOWN_FIELD.search(refusal) else None

@@ -199,7 +199,7 @@ class PydanticAITarget(Generic[D, Out]):
         """Return the same target with its requests going through a run, under the settings of ``models.target``."""
         connected = copy.copy(self)
         connected._sender = sender
-        chosen = {name: getattr(config, name) for name in ("temperature", "top_p", "max_tokens")}
+        chosen = {name: getattr(config, name) for name in ("temperature", "max_tokens")}
         connected._settings = cast("ModelSettings", {k: v for k, v in chosen.items() if v is not None})
         connected._identity = connected._describe()
         return connected
