@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic import JsonValue, TypeAdapter, ValidationError
+from sqlite_utils.db import NotFoundError
 
 from reflact.data import DataSet
 from reflact.errors import RunConflict, StoreError
@@ -36,7 +37,7 @@ from reflact.records import (
 )
 from reflact.store.database import LOCK_TIMEOUT_SECONDS, Database, Tables
 from reflact.store.errors import build_conflict, describe_changes
-from reflact.store.lock import Ownership, is_owned, read_commit_counts
+from reflact.store.lock import Ownership, is_owned
 from reflact.store.responses import (
     JSON_ADAPTER,
     SQLiteDecisionLog,
@@ -60,16 +61,7 @@ RECORD_TYPES: dict[str, type[StepRecord] | type[EpochRecord] | type[PromotionRec
 MAX_FAILURES = 1_000
 """The most exceptions of the caller's code that are stored of a run."""
 
-COMMIT_COLUMNS = "number, kind, step, record, state, checksum"
-COMMITS = f"SELECT {COMMIT_COLUMNS} FROM commits WHERE run_id = ?"  # noqa: S608
-LAST_STATE = "SELECT max(number) FROM commits WHERE run_id = ? AND state <> ''"
-"""The first commit has a state; earlier versions of reflact stored one with each, and some of these runs go on."""
-CHECKED_ROWS = {
-    "commit": COMMITS,
-    "outcome of step": "SELECT step, label, value, checksum FROM decision_log WHERE run_id = ?",
-    "event": "SELECT id, event, at, checksum FROM events WHERE run_id = ?",
-}
-"""Rows with checksums of a run, each with what it is."""
+COMMITS = "SELECT number, kind, step, record, state, checksum FROM commits WHERE run_id = ?"
 
 
 class RunRow(FrozenModel):
@@ -94,35 +86,11 @@ async def open_store(
     lock_timeout: float = LOCK_TIMEOUT_SECONDS,
     read_only: bool = False,
 ) -> AsyncIterator[SQLiteRunStore]:
-    """Open a store while the block runs; see ``Database``.
-
-    With ``ownership`` the store is written only while it lasts. StoreError if the store is missing, or lacks commits,
-    that the lock files of its runs have counted.
-    """
-    guard = None if ownership is None else _make_guard(path)
-    async with Database(
-        path, SCHEMA, lock_timeout=lock_timeout, guard=guard, read_only=read_only
-    ) as database:
+    """Open a store while the block runs; see ``Database``. With ``ownership`` it is written only while that lasts."""
+    async with Database(path, SCHEMA, lock_timeout=lock_timeout, read_only=read_only) as database:
+        if ownership is not None:
+            ownership = ownership.including(path)
         yield SQLiteRunStore(database, ownership)
-
-
-def _make_guard(path: Path) -> Callable[[Tables], None] | None:
-    """Return a check that a store has the commits that lock files have counted; StoreError if it is missing."""
-    counts = read_commit_counts(path)
-    if not counts:
-        return None
-    lock, (run_id, commits) = next(iter(counts.items()))
-    if not path.exists():
-        raise StoreError(
-            f"database {path}: it is missing, and it had {commits} commits of run {run_id}; put it back with its "
-            f"file {path.name}-wal, or delete {lock} to start the run from the beginning"
-        )
-
-    def check(tables: Tables) -> None:
-        for lock, (run_id, commits) in counts.items():
-            check_commit_count(tables, path, lock, run_id, commits)
-
-    return check
 
 
 class SQLiteRunStore(SQLiteResponseStore):
@@ -141,51 +109,52 @@ class SQLiteRunStore(SQLiteResponseStore):
     ) -> RunState | None:
         """Start or resume a run, and own it; RunConflict names each key of another identity."""
 
-        def start(tables: Tables) -> tuple[RunState | None, int | None]:
+        def start(tables: Tables) -> tuple[RunState | None, int]:
             state = open_or_resume(tables)
-            if self._ownership is None or self._database.fence is not None:
-                return state, None
-            sql = "UPDATE runs SET epoch = epoch + 1, owner = ? WHERE run_id = ?"
-            tables.execute(sql, (self._ownership.identity.holder, run_id))
-            return state, read_column(tables, "epoch", run_id)
+            if claims:
+                sql = "UPDATE runs SET owners = owners + 1, owner = ? WHERE run_id = ?"
+                tables.execute(sql, (self._ownership.owner if self._ownership else None, run_id))
+            return state, read_run(tables, run_id)["owners"]
 
         def open_or_resume(tables: Tables) -> RunState | None:
-            known = tables.execute("SELECT identity FROM runs WHERE run_id = ?", (run_id,)).fetchone()
-            if known is None:
+            runs = tables.table("runs")
+            try:
+                stored = runs.get(run_id)
+            except NotFoundError:
                 texts = {"identity": canonical_json(dict(identity)), "config": canonical_json(config)}
-                tables.table("runs").insert({"run_id": run_id, **texts})
+                runs.insert({"run_id": run_id, **texts})
                 return None
-            before = parse_stored(IDENTITY_ADAPTER.validate_json, known[0], f"identity of run {run_id}")
+            before = parse_identity(run_id, stored["identity"])
             if differences := describe_changes(before, identity):
                 raise build_conflict(run_id, self._database.path, differences)
             if resume:
-                tables.table("runs").update(
-                    run_id, {"config": canonical_json(config), "status": None, "reason": None}
-                )
+                runs.update(run_id, {"config": canonical_json(config), "status": None, "reason": None})
                 mark_unsettled(tables, run_id)
-            check_rows(tables, run_id)
             return read_state(tables, run_id)
 
-        state, epoch = await self._database.write(start)
-        if epoch is not None:
-            self._database.fence = partial(self._check_owner, run_id=run_id, epoch=epoch)
+        claims = self._ownership is not None and self._database.fence is None
+        state, owners = await self._database.write(start)
+        if claims:
+            self._database.fence = partial(self._check_owner, run_id=run_id, owners=owners)
         return state
 
-    def _check_owner(self, tables: Tables, *, run_id: str, epoch: int) -> None:
-        """Check that this process still owns the run, by its locks and by the run's row; StoreError otherwise."""
+    def _check_files(self) -> None:
         if self._ownership is not None:
             self._ownership.check()
-        row = tables.execute("SELECT epoch, owner FROM runs WHERE run_id = ?", (run_id,)).fetchone()
-        if row is None or row[0] != epoch:
+
+    def _check_owner(self, tables: Tables, *, run_id: str, owners: int) -> None:
+        """Check that no other process has continued the run since this one opened it; StoreError otherwise."""
+        sql = "SELECT owners, owner FROM runs WHERE run_id = ?"
+        row = tables.execute(sql, (run_id,)).fetchone() or (0, "another process")
+        if row[0] != owners:
             raise StoreError(
-                f"database {self._database.path}: run {run_id} was continued by "
-                f"{row[1] if row else 'another process'}, so this process stops; only one of them may own a run"
+                f"database {self._database.path}: run {run_id} was continued by {row[1]}, so this process stops; "
+                "only one of them may own a run"
             )
 
     async def identity(self, run_id: str) -> Mapping[str, JsonValue]:
         """Return the identity of a run; StoreError if there is no such run."""
-        text = await self._database.read(lambda tables: read_column(tables, "identity", run_id))
-        return parse_stored(IDENTITY_ADAPTER.validate_json, text, f"identity of run {run_id}")
+        return parse_identity(run_id, (await self._read_run(run_id))["identity"])
 
     async def last_commit(self, run_id: str) -> CommitRecord | RunState | None:
         """Return the record of the last commit, or the state of the first one if it is the only one."""
@@ -215,8 +184,8 @@ class SQLiteRunStore(SQLiteResponseStore):
         if not rows or run_id in {known for known, _ in rows}:
             return None
         known, text = rows[-1]
-        before = parse_stored(IDENTITY_ADAPTER.validate_json, text, f"identity of run {known}")
-        return build_conflict(known, self._database.path, describe_changes(before, identity))
+        changes = describe_changes(parse_identity(known, text), identity)
+        return build_conflict(known, self._database.path, changes)
 
     def decision_log(self, run_id: str) -> SQLiteDecisionLog:
         """Return the run's decision log."""
@@ -225,10 +194,12 @@ class SQLiteRunStore(SQLiteResponseStore):
     async def commit(
         self, run_id: str, record: CommitRecord | None, state: RunState, skills: Sequence[Skill]
     ) -> None:
-        """Write a commit; a repeated one is harmless, and StoreError if it differs from the stored one."""
+        """Write a commit; a repeated one is harmless, and StoreError if it differs from the stored one.
+
+        StoreError too if a file of the run went away, since nobody would find the commit.
+        """
+        self._check_files()
         await self._database.write(lambda tables: write_commit(tables, run_id, record, state, skills))
-        if self._ownership is not None:
-            self._ownership.identity.record_commits(state.commits)
 
     async def records(self, run_id: str) -> tuple[StepRecord, ...]:
         """Return the records of all committed steps, in order."""
@@ -276,26 +247,18 @@ class SQLiteRunStore(SQLiteResponseStore):
 
     async def append_event(self, event: Event) -> bool:
         """Store a durable event; False if the run already has it."""
-        sql = "INSERT OR IGNORE INTO events (run_id, id, event, at, checksum) VALUES (?, ?, ?, ?, ?)"
-        values = (event.run_id, event.id, event.canonical_content, event.at.isoformat())
-        return await self._database.execute(sql, (*values, compute_checksum(*values))) == 1
+        sql = "INSERT OR IGNORE INTO events (run_id, id, event, at) VALUES (?, ?, ?, ?)"
+        row = (event.run_id, event.id, event.canonical_content, event.at.isoformat())
+        return await self._database.execute(sql, row) == 1
 
     async def events(self, run_id: str) -> tuple[Event, ...]:
         """Return the run's durable events, in order."""
-        sql = "SELECT id, event, at, checksum FROM events WHERE run_id = ? ORDER BY sequence"
-
-        def read(tables: Tables) -> tuple[Event, ...]:
-            return tuple(
-                parse_checked(
-                    EVENT_ADAPTER.validate_json,
-                    text,
-                    f"event {event_id} of run {run_id}",
-                    valid=checksum == compute_checksum(run_id, event_id, text, at),
-                ).model_copy(update={"at": datetime.fromisoformat(at)})
-                for event_id, text, at, checksum in tables.execute(sql, (run_id,))
-            )
-
-        return await self._database.read(read)
+        sql = "SELECT id, event, at FROM events WHERE run_id = ? ORDER BY sequence"
+        events = []
+        for event_id, text, at in await self._database.fetch_rows(sql, (run_id,)):
+            event = parse_stored(EVENT_ADAPTER.validate_json, text, f"event {event_id} of run {run_id}")
+            events.append(event.model_copy(update={"at": datetime.fromisoformat(at)}))
+        return tuple(events)
 
     async def add_seconds(
         self, run_id: str, seconds: float, stages: Mapping[tuple[int, str], float] | None = None
@@ -310,18 +273,18 @@ class SQLiteRunStore(SQLiteResponseStore):
                     " ON CONFLICT (run_id, step, stage) DO UPDATE SET seconds = seconds + excluded.seconds",
                     (run_id, step, stage, spent),
                 )
-            total: float = read_column(tables, "seconds", run_id)
+            total: float = read_run(tables, run_id)["seconds"]
             return total
 
         return await self._database.write(add)
 
     async def stage_times(self, run_id: str) -> tuple[StageTime, ...]:
         """Return the active time of each stage over all starts of the run."""
-        rows = await self._database.fetch_rows(
-            "SELECT stage, sum(seconds) FROM stage_times WHERE run_id = ? GROUP BY stage ORDER BY stage",
-            (run_id,),
-        )
-        return tuple(StageTime(stage=stage, seconds=seconds) for stage, seconds in rows)
+        seconds: dict[str, float] = {}
+        for cost in await self.stage_costs(run_id):
+            if cost.seconds:
+                seconds[cost.stage] = seconds.get(cost.stage, 0.0) + cost.seconds
+        return tuple(StageTime(stage=stage, seconds=seconds[stage]) for stage in sorted(seconds))
 
     async def stage_costs(self, run_id: str) -> tuple[StageCost, ...]:
         """Return what each stage of each step took over all starts: steps in order, stages as they ended first."""
@@ -345,20 +308,16 @@ class SQLiteRunStore(SQLiteResponseStore):
 
     async def store_items(self, data: DataSet) -> None:
         """Store all items under the fingerprint of their data, unless they are stored."""
-        fingerprint = data.fingerprint
-
         fingerprint = data.fingerprint  # computed once, since it reads all items
 
         def store(tables: Tables) -> None:
-            if tables.execute("SELECT 1 FROM items WHERE data = ?", (fingerprint,)).fetchone():
+            table = tables.table("items")
+            if table.count_where("data = ?", (fingerprint,)):
                 return
-            tables.conn.executemany(
-                "INSERT INTO items (data, split, number, item) VALUES (?, ?, ?, ?)",
-                (
-                    (fingerprint, split.value, number, item.model_dump_json())
-                    for split in Split
-                    for number, item in enumerate(data.items(split))
-                ),
+            table.insert_all(
+                {"data": fingerprint, "split": split.value, "number": number, "item": item.model_dump_json()}
+                for split in Split
+                for number, item in enumerate(data.items(split))
             )
 
         await self._database.write(store)
@@ -402,9 +361,10 @@ class SQLiteRunStore(SQLiteResponseStore):
         """Store status, reason and summary (JSON text) of this start's end."""
 
         def end(tables: Tables) -> None:
-            read_column(tables, "status", run_id)
+            read_run(tables, run_id)
             tables.table("runs").update(run_id, {"status": status, "reason": reason, "summary": summary})
 
+        self._check_files()
         await self._database.write(end)
 
     async def runs(self) -> tuple[RunRow, ...]:
@@ -441,10 +401,13 @@ class SQLiteRunStore(SQLiteResponseStore):
 
     async def summary(self, run_id: str) -> RunSummary | None:
         """Return the summary of the run's latest end; None if it was always killed."""
-        text = await self._database.read(lambda tables: read_column(tables, "summary", run_id))
+        text = (await self._read_run(run_id))["summary"]
         if text is None:
             return None
         return parse_stored(RunSummary.model_validate_json, text, f"summary of run {run_id}")
+
+    async def _read_run(self, run_id: str) -> Mapping[str, Any]:
+        return await self._database.read(lambda tables: read_run(tables, run_id))
 
 
 IDLE_RUNS = (
@@ -464,25 +427,11 @@ def delete_idle_runs(tables: Tables, *, run_id: str) -> None:
             tables.execute(f"DELETE FROM {name} WHERE run_id = ?", (idle,))  # noqa: S608 - own names
 
 
-def check_commit_count(tables: Tables, path: Path, lock: Path, run_id: str, commits: int) -> None:
-    """Check that a database contains all commits of a run that its lock file has counted; StoreError otherwise."""
-    stored = 0
-    if tables.execute("SELECT 1 FROM sqlite_master WHERE name = 'commits'").fetchone():
-        (latest,) = tables.execute("SELECT max(number) FROM commits WHERE run_id = ?", (run_id,)).fetchone()
-        stored = latest or 0
-    if stored < commits:
-        raise StoreError(
-            f"database {path}: it has {stored} of the {commits} commits of run {run_id}: it is an older copy, "
-            f"or its file {path.name}-wal is missing; restore the right files, or delete {lock} to resume from the "
-            "older state"
-        )
-
-
 def write_commit(
     tables: Tables, run_id: str, record: CommitRecord | None, state: RunState, skills: Sequence[Skill]
 ) -> None:
     """Write a commit; see ``SQLiteRunStore.commit``."""
-    read_column(tables, "run_id", run_id)
+    read_run(tables, run_id)
     if record is not None and record.step != state.step:
         raise StoreError(
             f"run {run_id}: the record is of step {record.step} and the state of step {state.step}"
@@ -512,53 +461,43 @@ def write_commit(
             )
     row = (run_id, state.commits, texts[0], state.step, *texts[1:])
     tables.execute(
-        f"INSERT INTO commits (run_id, {COMMIT_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?)",  # noqa: S608 - a constant
+        "INSERT INTO commits (run_id, number, kind, step, record, state, checksum) VALUES (?, ?, ?, ?, ?, ?, ?)",
         (*row, compute_checksum(*row)),
     )
 
 
-def check_rows(tables: Tables, run_id: str) -> None:
-    """Check all that a run has stored and decides by; StoreError names the first damaged row."""
-    for what, sql in CHECKED_ROWS.items():
-        for row in tables.execute(sql, (run_id,)):
-            if row[-1] != compute_checksum(run_id, *row[:-1]):
-                raise StoreError(
-                    f"the stored {what} {row[0]} of run {run_id} does not match its checksum, so the database is "
-                    "damaged; put back a copy of it, or choose another out_dir"
-                )
-
-
 def read_state(tables: Tables, run_id: str) -> RunState | None:
-    """Return a run's state after its last commit: the last one that is stored, and the records since."""
-    (number,) = tables.execute(LAST_STATE, (run_id,)).fetchone()
-    if number is None:
-        return None
-    rows = tables.execute(f"{COMMITS} AND number >= ? ORDER BY number", (run_id, number))
-    state = parse_state(run_id, next(rows))
-    commits = (parse_commit(run_id, row) for row in rows)
-    return state.after(commit for commit in commits if not isinstance(commit, RunState))
+    """Return a run's state after its last commit: the first state, and the records since."""
+    state, records = None, list[CommitRecord]()
+    for row in tables.execute(f"{COMMITS} ORDER BY number", (run_id,)):
+        commit = parse_commit(run_id, row)
+        if isinstance(commit, RunState):
+            state, records = commit, []
+        else:
+            records.append(commit)
+    return None if state is None else state.after(records)
 
 
 def parse_commit(run_id: str, row: Sequence[Any]) -> CommitRecord | RunState:
     """Return the record of a commit's columns, or the state of the first one; StoreError if they are damaged."""
-    _, kind, step, text, _, checksum = row
-    if text is None:
-        return parse_state(run_id, row)
-    validate: Callable[[str], CommitRecord] = RECORD_TYPES.get(kind, StepRecord).model_validate_json
-    what = f"record of {kind} at step {step} of run {run_id}"
-    return parse_checked(validate, text, what, valid=checksum == compute_checksum(run_id, *row[:-1]))
+    number, kind, step, record, state, checksum = row
+    validate: Callable[[str], CommitRecord | RunState] = RunState.model_validate_json
+    if record is not None:
+        validate = RECORD_TYPES[kind].model_validate_json
+    what = f"commit {number} ({kind}, step {step}) of run {run_id}"
+    valid = checksum == compute_checksum(run_id, *row[:-1])
+    return parse_checked(validate, record or state, what, valid=valid)
 
 
-def parse_state(run_id: str, row: Sequence[Any]) -> RunState:
-    """Return the state of a commit's columns; StoreError if they are damaged."""
-    valid = row[-1] == compute_checksum(run_id, *row[:-1])
-    return parse_checked(RunState.model_validate_json, row[4], f"state of run {run_id}", valid=valid)
+def parse_identity(run_id: str, text: str) -> dict[str, JsonValue]:
+    """Return the identity of a run; StoreError if it is damaged."""
+    return parse_stored(IDENTITY_ADAPTER.validate_json, text, f"identity of run {run_id}")
 
 
-def read_column(tables: Tables, name: str, run_id: str) -> Any:
-    """Return a column of a run's row; StoreError if there is no such run."""
-    sql = f"SELECT {name} FROM runs WHERE run_id = ?"  # noqa: S608 - a constant of this module
-    row = tables.execute(sql, (run_id,)).fetchone()
-    if row is None:
-        raise StoreError(f"the store has no run {run_id}; open it first")
-    return row[0]
+def read_run(tables: Tables, run_id: str) -> Mapping[str, Any]:
+    """Return the row of a run; StoreError if there is no such run."""
+    try:
+        row: dict[str, Any] = tables.table("runs").get(run_id)
+    except NotFoundError:
+        raise StoreError(f"the store has no run {run_id}; open it first") from None
+    return row
