@@ -141,7 +141,7 @@ async def test_ids_never_become_paths(tmp_path: Path) -> None:
     assert summary.status == "completed"
     made = {path.name for path in (tmp_path / "run").iterdir()}
     assert beside_the_run(tmp_path) == before
-    locks = {"run.lock"}
+    locks = {"run.lock", f"run.db-{summary.run_id}.lock"}
     assert made == {*locks, "run.db", "summary.json", "report.html", "best_skill.md", "skills"}
     assert all(re.fullmatch(r"v\d{4}\.md", path.name) for path in (tmp_path / "run" / "skills").iterdir())
 

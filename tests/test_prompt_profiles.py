@@ -21,7 +21,7 @@ from reflact.records import StepRecord
 from reflact.stages.context import StageContext
 from reflact.stages.prompt_sections import show_edits, show_figures, show_task
 from reflact.stages.reflect import Analyst, Minibatch
-from reflact.stages.reply_models import build_edit, failure_reply_type, records_answer
+from reflact.stages.reply_models import build_edit, failure_reply_type, list_changes, records_answer
 from reflact.stages.update import update
 from reflact.testing import ScriptedLLM, ToyEnvironment, ToyTarget, toy_optimizer
 from reflact.testing.llm import ScriptedAnswer
@@ -109,7 +109,6 @@ def shown(llm: ScriptedLLM, call: int = 0) -> str:
     [
         ("analyst_failure", "what do all right answers have that the wrong ones lack"),
         ("suggest_failure", "to imitate"),
-        ("draft_failure", "to imitate"),
     ],
 )
 def test_default_analysts_reason_and_small_ones_have_one_short_task(name: str, asked: str) -> None:
@@ -408,7 +407,7 @@ def test_the_reasoned_replies_bound_no_length() -> None:
 def test_evidence_travels_with_a_proposal() -> None:
     """Merges and rankings see what asks for a proposal; proposals without evidence are shown as before."""
     kind = failure_reply_type(("append",), cases=2, most=1, reasoned=True)
-    (edit,) = map(build_edit, kind.model_validate(REPLY).edits)
+    (edit,) = map(build_edit, list_changes(kind.model_validate(REPLY)))
     assert str(EDIT["evidence"]) in show_edits([edit])
     assert "Cases behind them: proposal 1 from 1 case." in show_edits(
         [edit.model_copy(update={"evidence": ""})]

@@ -21,6 +21,7 @@ from reflact.stages.reply_models import (
     RuleReply,
     build_edit,
     failure_reply_type,
+    list_changes,
     success_reply_type,
 )
 from reflact.testing import (
@@ -208,7 +209,7 @@ async def test_an_appending_reply_fits_what_is_asked_for(
     )
     llm = ScriptedLLM(lambda prompt, reply_type, call_id: append_reply(reply_type, "one", "two", "three"))
     reply = (await llm.ask(PROMPT, reply_type, call_id=SAMPLE)).value
-    edits = [build_edit(edit) for edit in reply.edits]
+    edits = [build_edit(change) for change in list_changes(reply)]
     assert {edit.op for edit in edits} == {"append"}
     assert [edit.content for edit in edits] == ["one", "two"]
 

@@ -40,10 +40,6 @@ SMALL_PROFILE: Mapping[str, int] = {
     "analyst_success": 1,
     "suggest_failure": 1,
     "suggest_success": 1,
-    "draft_failure": 1,
-    "draft_success": 1,
-    "draft_merge": 1,
-    "draft_merge_final": 1,
     "merge": 2,
     "merge_final": 2,
     "ranking": 2,
@@ -53,7 +49,7 @@ SMALL_PROFILE: Mapping[str, int] = {
     "meta_skill": 1,
 }
 """The versions of ``prompts.profile: small``: short prompts and replies for optimizers of few parameters."""
-ANALYST_PROMPTS = {"patch": "analyst", "rewrite": "suggest", "full_rewrite": "draft"}
+ANALYST_PROMPTS = {"patch": "analyst", "rewrite": "suggest"}
 """The first word of the names of analysts' prompts, by ``update.mode``."""
 
 
@@ -220,13 +216,16 @@ def list_used_prompts(config: TrainerConfig) -> frozenset[str]:
 
 
 def _list_stage_prompts(config: TrainerConfig, sources: Iterable[str]) -> set[str]:
-    draft = config.update.mode == "full_rewrite"
-    names = {f"{ANALYST_PROMPTS[config.update.mode]}_{source}" for source in sources}
-    names |= {"draft_merge", "draft_merge_final"} if draft else {"merge", "merge_final"}
-    if config.select.lr_control != "none" and not draft:
-        names |= {"ranking"} | ({"step_size"} if config.select.lr_control == "autonomous" else set())
-    if config.update.mode == "rewrite":
+    mode, lr_control = config.update.mode, config.select.lr_control
+    if mode == "full_rewrite":
+        return {"write_document"}
+    names = {f"{ANALYST_PROMPTS[mode]}_{source}" for source in sources} | {"merge", "merge_final"}
+    if mode == "rewrite":
         names.add("rewrite")
+    if lr_control != "none":
+        names.add("ranking")
+    if lr_control == "autonomous":
+        names.add("step_size")
     return names
 
 

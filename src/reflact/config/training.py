@@ -277,7 +277,7 @@ class UpdateConfig(ConfigSection):
     mode: Literal["patch", "rewrite", "full_rewrite"] = option(
         "patch",
         description="`patch`: the chosen edits are applied in order; `rewrite`: one call rewrites the document according "
-        "to the chosen suggestions; `full_rewrite`: each analyst writes a whole document, and merges combine them.",
+        "to the chosen suggestions; `full_rewrite`: one call writes the whole document from the cases of a step.",
     )
     operations: tuple[Operation, ...] = option(
         ("append", "insert_after", "replace", "delete"),
@@ -553,6 +553,8 @@ class TrainerConfig(ConfigSection):
     def _check_combinations(self) -> TrainerConfig:
         if self.appendix.enabled and "edits" not in self.search.sources:
             raise ValueError("`appendix.enabled` needs the source `edits`, whose analysts find the lapses")
+        if self.appendix.enabled and self.update.mode == "full_rewrite":
+            raise ValueError("`appendix.enabled` needs another `update.mode`: `full_rewrite` has no analysts")
         if self.skill_files and self.update.mode != "patch":
             raise ValueError("`skill_files` needs `update.mode: patch`: a rewrite would join the files")
         if self.skill_files and self.search.sources == ("rewrite",):

@@ -1,4 +1,4 @@
-"""Stage 2: analysts read minibatches of trajectories and propose edits, suggestions or whole drafts."""
+"""Stage 2: analysts read minibatches of trajectories and propose edits or suggestions."""
 
 from __future__ import annotations
 
@@ -16,31 +16,26 @@ from reflact.data import shuffle
 from reflact.messages import NoReply
 from reflact.prompts import ANALYST_PROMPTS
 from reflact.protocols import Annotator, R
-from reflact.skills.document import is_same_body
 from reflact.stages.context import StageContext
 from reflact.stages.prompt_sections import list_material, show_cases, show_skill, truncate
 from reflact.stages.reply_models import (
+    AnalysisReply,
     AnalystReply,
-    DraftReply,
     PatternReply,
-    Proposals,
     Reasoned,
     ReasonedPattern,
-    ReasonedSuccessDraftReply,
     RuleReply,
-    SuccessDraftReply,
     SuccessReply,
     build_edit,
     check_reply,
-    draft_reply_type,
     failure_reply_type,
     list_allowed_operations,
+    list_changes,
     success_reply_type,
 )
 from reflact.stages.rollout import RolloutRunner, log_unmeasured, require_coverage
 from reflact.types import (
     AnalystReport,
-    Edit,
     EditKind,
     FailurePattern,
     FrozenModel,
@@ -109,18 +104,12 @@ def classify_rollout(rollout: Rollout, threshold: float | None) -> RolloutSource
 
 def list_edit_kinds(config: UpdateConfig) -> tuple[EditKind, ...]:
     """Return the kinds of edit in a step's patches."""
-    match config.mode:
-        case "patch":
-            return config.operations
-        case "rewrite":
-            return ("suggest",)
-        case "full_rewrite":
-            return ("rewrite",)
+    return ("suggest",) if config.mode == "rewrite" else config.operations
 
 
 @dataclass(frozen=True, kw_only=True)
 class Analyst:
-    """Reads one minibatch at a time and proposes edits, suggestions or a whole document, as ``config`` says.
+    """Reads one minibatch at a time and proposes edits or suggestions, as ``config`` says.
 
     ``tokens`` is the maximum of estimated tokens of trajectories in one prompt. ``notes`` returns the notes
     on earlier attempts for a minibatch's prompt.
@@ -135,21 +124,27 @@ class Analyst:
 
     async def report(self, batch: Minibatch) -> AnalystReport:
         """Return the report on a minibatch; without a valid reply it holds the reason alone."""
-        variables = {"document": show_skill(self.skill), "attempts": self.notes(batch)}
-        if self.config.mode != "full_rewrite":
-            variables["max_edits"] = str(self.max_edits)
-        cases = len(batch.items) if batch.source == "failure" else None
         prompt = f"{ANALYST_PROMPTS[self.config.mode]}_{batch.source}"
-        reasoned = self.context.prompts.is_reasoned(prompt)
-        asks_rule = self.context.prompts.asks_for_rule(prompt)
-        reply_type: type[Proposals] = RuleReply
-        if not asks_rule:
-            reply_type = self._choose_reply_type(cases, reasoned=reasoned)
+        book = self.context.prompts
+        reasoned = book.is_reasoned(prompt)
+        asks_rule = book.asks_for_rule(prompt)
+        cases = len(batch.items) if batch.source == "failure" else None
+        kinds = list_allowed_operations(self.skill, list_edit_kinds(self.config))
+
+        reply_type: type[AnalysisReply] = RuleReply
+        if cases is None:
+            reply_type = success_reply_type(kinds, most=self.max_edits, reasoned=reasoned)
+        elif not asks_rule:
+            reply_type = failure_reply_type(kinds, cases=cases, most=self.max_edits, reasoned=reasoned)
         reply = await ask_about_minibatch(
             self.context,
             batch,
             prompt,
-            variables,
+            {
+                "document": show_skill(self.skill),
+                "attempts": self.notes(batch),
+                "max_edits": str(self.max_edits),
+            },
             reply_type,
             purpose=f"analyst_{batch.source}",
             tokens=self.tokens,
@@ -163,17 +158,7 @@ class Analyst:
         )
         if isinstance(reply, NoReply):
             return batch.empty_report.model_copy(update={"no_reply_reason": reply.reason})
-        return _build_report(batch.empty_report, self.skill, reply)
-
-    def _choose_reply_type(self, cases: int | None, *, reasoned: bool) -> type[Proposals]:
-        if self.config.mode == "full_rewrite":
-            if cases is not None:
-                return draft_reply_type(cases=cases, reasoned=reasoned)
-            return ReasonedSuccessDraftReply if reasoned else SuccessDraftReply
-        kinds = list_allowed_operations(self.skill, list_edit_kinds(self.config))
-        if cases is None:
-            return success_reply_type(kinds, most=self.max_edits, reasoned=reasoned)
-        return failure_reply_type(kinds, cases=cases, most=self.max_edits, reasoned=reasoned)
+        return _build_report(batch.empty_report, reply)
 
 
 async def ask_about_minibatch(
@@ -203,28 +188,26 @@ async def ask_about_minibatch(
     )
 
 
-def _build_report(blank: AnalystReport, skill: Skill, reply: Proposals) -> AnalystReport:
-    """Return a report with the reply's edits; a draft that changes nothing is none."""
+def _build_report(blank: AnalystReport, reply: AnalysisReply) -> AnalystReport:
+    """Return a report with the patterns and the edits of a reply."""
+    n = len(blank.item_ids)
     patterns: tuple[FailurePattern, ...] = ()
-    if isinstance(reply, AnalystReply | DraftReply):
-        patterns = tuple(build_pattern(pattern, blank.item_ids) for pattern in reply.patterns)
-        reasoning = "; ".join(p.description for p in patterns)
+    reasoning = ""
     if isinstance(reply, RuleReply):
-        reasoning, n = reply.difference, len(blank.item_ids)
-        patterns = (
-            FailurePattern(type="missing rule", count=n, description=reasoning, item_ids=blank.item_ids),
-        )
-    elif isinstance(reply, Reasoned):
-        reasoning = reply.reasoning
-    elif isinstance(reply, SuccessReply | SuccessDraftReply):
+        reasoning = reply.difference
+        pattern = FailurePattern(type="missing rule", count=n, description=reasoning, item_ids=blank.item_ids)
+        patterns = (pattern,)
+    elif isinstance(reply, AnalystReply):
+        patterns = tuple(build_pattern(pattern, blank.item_ids) for pattern in reply.patterns)
+        reasoning = "; ".join(pattern.description for pattern in patterns)
+    elif isinstance(reply, SuccessReply):
         reasoning = reply.strengths
-    if isinstance(reply, DraftReply | SuccessDraftReply | ReasonedSuccessDraftReply):
-        is_same = is_same_body(skill.text, reply.document)
-        edits = [] if is_same else [Edit(op="rewrite", content=reply.document)]
-    else:
-        edits = [build_edit(proposal) for proposal in reply.edits]
-    support = {"source_type": blank.source_type, "support_count": len(blank.item_ids)}
-    patch = Patch(reasoning=reasoning, edits=tuple(edit.model_copy(update=support) for edit in edits))
+    if isinstance(reply, Reasoned):
+        reasoning = reply.reasoning
+
+    support = {"source_type": blank.source_type, "support_count": n}
+    edits = tuple(build_edit(change).model_copy(update=support) for change in list_changes(reply))
+    patch = Patch(reasoning=reasoning, edits=edits)
     return blank.model_copy(update={"patch": patch, "patterns": patterns})
 
 

@@ -72,10 +72,11 @@ def own_run(folder: Path, store: Path, run_id: str) -> Iterator[Ownership]:
         ownership = Ownership(owner).including(folder_file).including(identity_file)
         try:
             yield ownership
-        finally:
-            with suppress(OSError, StoreError):  # a system that keeps open files, or a file of another owner
-                ownership.check()
+        except RunConflict:
+            # A refused start leaves nothing behind. Other files stay, since readers find the store by them.
+            with suppress(OSError):
                 identity_file.unlink()
+            raise
 
 
 def is_owned(store: Path, run_id: str) -> bool:

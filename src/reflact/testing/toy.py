@@ -22,14 +22,10 @@ from reflact.messages import CallId, RenderedPrompt, ReplyModel, Text
 from reflact.stages.execution_notes import CompactReply, LapseReply, ReminderReply
 from reflact.stages.reply_models import (
     AnalystReply,
-    DraftMergeReply,
-    DraftReply,
     MergeReply,
     RankReply,
-    ReasonedSuccessDraftReply,
     ReasonedSuccessReply,
     RuleReply,
-    SuccessDraftReply,
     SuccessReply,
 )
 from reflact.stages.select import StepSizeReply
@@ -163,7 +159,7 @@ def toy_optimizer(*, edits: int = 1) -> Script:
 
     The failure analyst proposes the missing rules that its cases name, most frequent first, and rules that
     stand in the document last. The success analyst has nothing to add. Merges join equal proposals, rankings
-    take the first ones, and all offered edits are applied. Rewrites and drafts hold the lines of the document
+    take the first ones, and all offered edits are applied. Rewrites hold the lines of the document
     and of the missing rules; guidance holds the lines of missing rules.
 
     Args:
@@ -182,7 +178,6 @@ def toy_optimizer(*, edits: int = 1) -> Script:
 
     parts: tuple[tuple[type[ReplyModel], Callable[[type[ReplyModel], str], dict[str, JsonValue]]], ...] = (
         (ReasonedSuccessReply, lambda kind, _: append_reply(kind)),
-        (ReasonedSuccessDraftReply, lambda _, shown: {"document": _reply_document(shown)}),
         (Text, lambda _, shown: {"text": f"```markdown\n{_reply_document(shown)}\n```"}),
         (AnalystReply, analyse),
         (RuleReply, analyse),
@@ -191,9 +186,6 @@ def toy_optimizer(*, edits: int = 1) -> Script:
         (RankReply, _reply_ranking),
         (StepSizeReply, _reply_step_size),
         (RewriteReply, lambda _, shown: {"summary": "Rules added.", "document": _reply_document(shown)}),
-        (DraftReply, _reply_draft),
-        (SuccessDraftReply, lambda _, shown: {"strengths": "They fit.", "document": _reply_document(shown)}),
-        (DraftMergeReply, lambda _, shown: {"document": _reply_document(shown)}),
         (LapseReply, lambda _, shown: {"lapses": _reply_lapses(shown)}),
         (ReminderReply, lambda *_: {"reminders": []}),
         (CompactReply, _reply_notes),
@@ -264,10 +256,6 @@ def _reply_document(shown: str) -> str:
 
 def _list_rules(text: str) -> Sequence[str]:
     return [rule.line for rule in TOY_RULES.values() if rule.line in text]
-
-
-def _reply_draft(reply_type: type[ReplyModel], shown: str) -> dict[str, JsonValue]:
-    return {"patterns": _reply_patterns(reply_type, shown), "document": _reply_document(shown)}
 
 
 def _reply_lapses(shown: str) -> list[JsonValue]:

@@ -174,6 +174,8 @@ class RunCostEstimator:
     def _count_step_calls(self, sizes: Sequence[int]) -> Counter[str]:
         """Return the calls of one step of edits with batches of these sizes."""
         config = self._config
+        if config.update.mode == "full_rewrite":
+            return Counter(write_document=1)
         minibatch = config.reflect.minibatch_size
         share = 1 if config.reflect.failure_only else 2
         failure = sum(math.ceil(size / share / minibatch) for size in sizes)
@@ -181,14 +183,12 @@ class RunCostEstimator:
         calls = Counter(analyst_failure=failure, analyst_success=success)
         if config.appendix.enabled:
             calls += Counter(lapse_failure=failure, lapse_success=success)
-        draft = "draft_" if config.update.mode == "full_rewrite" else ""
         reports = sum(math.ceil(size / minibatch) for size in sizes)
-        calls[f"{draft}merge"] = _count_merges(reports, config.aggregate.merge_batch_size)
-        calls[f"{draft}merge_final"] = int(success > 0)
-        if not draft:
-            calls["ranking"] = int(config.select.lr_control != "none" and failure + success > 1)
-            calls["step_size"] = int(config.select.lr_control == "autonomous")
-            calls["rewrite"] = int(config.update.mode == "rewrite")
+        calls["merge"] = _count_merges(reports, config.aggregate.merge_batch_size)
+        calls["merge_final"] = int(success > 0)
+        calls["ranking"] = int(config.select.lr_control != "none" and failure + success > 1)
+        calls["step_size"] = int(config.select.lr_control == "autonomous")
+        calls["rewrite"] = int(config.update.mode == "rewrite")
         return calls
 
     def _count_critic_calls(self, rollouts: float) -> float:

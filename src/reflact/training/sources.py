@@ -162,8 +162,6 @@ class EditsSource:
         attempts = show_buffer(work.attempts)
         most, decision = work.max_edits, None
         fallbacks: tuple[Fallback, ...] = ()
-        if self.runtime.config.update.mode == "full_rewrite":
-            return SelectResult(patch=merged.patch, pool_size=len(merged.patch.edits))
         if self.runtime.config.select.lr_control == "autonomous" and merged.patch.edits:
             assert most is not None
             size = await choose_step_size(
@@ -318,15 +316,21 @@ def render_message(runtime: Runtime, item: Item) -> str:
 
 @dataclass(frozen=True)
 class RewriteSource:
-    """Asks the optimizer for whole documents, several at a time."""
+    """Asks the optimizer for whole documents, several at a time.
+
+    ``documents`` is their number in a step, and ``cases`` that of the items; None: all of the step.
+    """
 
     runtime: Runtime
     scheduler: RolloutScheduler
     timer: StageTimer
+    documents: int = DOCUMENTS
+    cases: int | None = CASES
 
     async def propose(self, work: StepInput) -> StepProposal:
         """Return the documents that were written."""
-        rollouts = await roll_out_items(work, self.scheduler, self.timer, most=CASES)
+        most = len(work.items) if self.cases is None else self.cases
+        rollouts = await roll_out_items(work, self.scheduler, self.timer, most=most)
         cases = build_cases(work.items, rollouts, self.runtime.config.train.success_threshold)
         shown = {case.item.id for case in cases} | {example.item_id for example in work.examples}
         answers = find_right_answers(self.runtime, self.runtime.plan.data.train)
@@ -339,7 +343,7 @@ class RewriteSource:
                 work.skill,
                 material,
                 context=work.context,
-                n=DOCUMENTS * (1 + work.is_stalled),
+                n=self.documents * (1 + work.is_stalled),
                 seed=self.runtime.config.seed,
             )
         await log_unmeasured(rollouts, decision_log=work.context.decision_log, step=work.step)
@@ -470,6 +474,8 @@ def open_source(
         return ExamplesSource(runtime, scheduler, timer)
     if name == "rewrite":
         return RewriteSource(runtime, scheduler, timer)
+    if name == "edits" and runtime.config.update.mode == "full_rewrite":
+        return RewriteSource(runtime, scheduler, timer, documents=1, cases=None)
     if name == "edits":
         return EditsSource(runtime, scheduler, timer)
     assert runtime.plan.proposer is not None
