@@ -33,6 +33,9 @@ from reflact.types import (
 SIDES: tuple[RolloutSource, ...] = ("failure", "success")
 """The sides of the merge, in the order in which a final merge gets them."""
 
+OPERATIONS: tuple[EditKind, ...] = ("append", "insert_after", "replace", "delete")
+"""The kinds of edit in patches, unless the configuration allows fewer."""
+
 EditKey = tuple[str, str, str]
 """What an edit does: its operation, its target, and its content without spaces around it."""
 
@@ -42,9 +45,9 @@ async def aggregate(
     skill: Skill,
     *,
     context: StageContext,
-    config: AggregateConfig,
-    operations: tuple[EditKind, ...],
-    notes: str,
+    config: AggregateConfig | None = None,
+    operations: tuple[EditKind, ...] = OPERATIONS,
+    notes: str = "",
 ) -> AggregateResult:
     """Merge the patches of all reports: failures and successes separately, then both, failures first.
 
@@ -56,9 +59,9 @@ async def aggregate(
     comes from; a report counts once, however many of its edits were merged.
     """
     ordered = sorted(reports, key=lambda r: (r.source_type, r.batch, r.index))
-    merger = _Merger(
-        skill, context, config.merge_batch_size, operations, notes, tuple(len(r.item_ids) for r in ordered)
-    )
+    group_size = (config or AggregateConfig()).merge_batch_size
+    cases = tuple(len(report.item_ids) for report in ordered)
+    merger = _Merger(skill, context, group_size, operations, notes, cases)
     leaves = [(r.source_type, _build_leaf(n, r.patch)) for n, r in enumerate(ordered) if r.patch.edits]
     sides = await fan_out(
         merger.merge_tree,

@@ -68,7 +68,7 @@ async def select(
     context: StageContext,
     budget: int | None,
     attempts: str = "",
-    notes: str,
+    notes: str = "",
 ) -> SelectResult:
     """Select at most ``budget`` edits; None takes all, and a pool within the budget passes unchanged.
 
