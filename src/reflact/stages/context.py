@@ -30,10 +30,10 @@ class AskedTokens:
         self.tokens += size // BYTES_PER_TOKEN + REPLY_TOKENS
 
 
-class Journal:
+class Journal(DecisionLog):
     """The rollouts and other outcomes of a loop of your own, in memory: what is known is not done again.
 
-    Implements ``protocols.RolloutStore`` and ``protocols.DecisionLog``; a run has a store on disk in its place.
+    It is the ``protocols.RolloutStore`` too; a run has a store on disk in its place.
     """
 
     def __init__(self) -> None:

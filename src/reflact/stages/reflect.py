@@ -256,12 +256,12 @@ async def annotate_failures(batch: Minibatch, annotator: Annotator, context: Sta
 
     async def annotate(case: tuple[Item, Rollout]) -> Rollout:
         item, rollout = case
+
+        async def ask() -> tuple[str, ...]:
+            return tuple(await annotator.annotate(item, rollout))
+
         label = f"notes/{rollout.key}"
-        logged = await context.decision_log.get(context.step, label)
-        if logged is None:
-            logged = list(await annotator.annotate(item, rollout))
-            await context.decision_log.put(context.step, label, logged)
-        notes = _NOTES_ADAPTER.validate_python(logged)
+        notes = await context.decision_log.once(context.step, label, ask, _NOTES_ADAPTER)
         lines = notes if rollout.feedback is None else (rollout.feedback, *notes)
         return rollout.model_copy(update={"feedback": "\n".join(lines)}) if notes else rollout
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from pydantic import JsonValue, TypeAdapter
@@ -22,6 +22,7 @@ from pydantic import JsonValue, TypeAdapter
 from reflact.errors import StoreError
 from reflact.jsonutil import parse_stored
 from reflact.messages import CallReservation, StoredResponse
+from reflact.protocols import DecisionLog
 from reflact.records import FaultCount, FaultKind, Reuse, Spend, Usage
 from reflact.store.database import Database, Tables
 from reflact.types import Rollout, canonical_json
@@ -206,28 +207,12 @@ class SQLiteResponseStore:
         return await self._database.read(lambda tables: _sum_spend(tables, run_id))
 
 
-class SQLiteDecisionLog:
-    """Implements ``protocols.DecisionLog`` for one run."""
+class SQLiteDecisionLog(DecisionLog):
+    """The decision log of one run, on a database."""
 
     def __init__(self, database: Database, run_id: str) -> None:
         self._database = database
         self._run_id = run_id
-
-    async def once(
-        self, step: int, label: str, work: Callable[[], Awaitable[T]], type_: type[T] | TypeAdapter[T]
-    ) -> T:
-        """Return the stored outcome, or do the work and store its outcome before anyone reads it.
-
-        None is no outcome, so work that returns it is done again.
-        """
-        adapter = type_ if isinstance(type_, TypeAdapter) else TypeAdapter(type_)
-        stored = await self.get(step, label)
-        if stored is not None:
-            return parse_stored(adapter.validate_python, stored, self._describe(step, label))
-        outcome = await work()
-        if outcome is not None:
-            await self.put(step, label, adapter.dump_python(outcome, mode="json"))
-        return outcome
 
     async def get(self, step: int, label: str) -> JsonValue:
         """Return the stored outcome, or None."""
