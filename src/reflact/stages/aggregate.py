@@ -51,12 +51,12 @@ async def aggregate(
 ) -> AggregateResult:
     """Merge the patches of all reports: failures and successes separately, then both, failures first.
 
-    Groups of ``merge_batch_size`` patches are merged level by level, in the order of the reports. A single
-    patch passes unchanged. If a merge call gives no valid reply, the group's edits are concatenated without
-    duplicates, and the result records the fallback.
+    Groups of ``merge_batch_size`` patches are merged level by level, in the order of the reports. A
+    single patch passes unchanged. If a merge call gives no valid reply, the group's edits are
+    concatenated without duplicates, and the result records the fallback.
 
-    No two edits of the result are equal. The support of a merged edit is the number of cases in the reports that it
-    comes from; a report counts once, however many of its edits were merged.
+    No two edits of the result are equal. The support of a merged edit is the number of cases in the
+    reports that it comes from; a report counts once, however many of its edits were merged.
     """
     ordered = sorted(reports, key=lambda r: (r.source_type, r.batch, r.index))
     group_size = (config or AggregateConfig()).merge_batch_size

@@ -31,7 +31,7 @@ class AskedTokens:
 
 
 class Journal(DecisionLog):
-    """The rollouts and other outcomes of a loop of your own, in memory: what is known is not done again.
+    """The outcomes of a loop of your own, in memory: what is known is not done again.
 
     It is the ``protocols.RolloutStore`` too; a run has a store on disk in its place.
     """
@@ -93,13 +93,14 @@ class StageContext:
     ) -> R | NoReply:
         """Return the optimizer's reply, or ``NoReply`` if no attempt was valid, or the prompt was too long or refused.
 
-        If the prompt is too long, the call is repeated once with the variables of ``shorten``. That and a
-        missing reply are logged before they are used, so that a resumed run does the same. The purpose of the
-        call is the prompt's name, unless ``purpose`` is given. ``check`` raises ValueError if a reply cannot
-        be used.
+        If the prompt is too long, the call is repeated once with the variables of ``shorten``. That
+        and a missing reply are logged before they are used, so that a resumed run does the same.
+        The purpose of the call is the prompt's name, unless ``purpose`` is given. ``check`` raises
+        ValueError if a reply cannot be used.
 
         Raises:
-            ProviderError: The endpoint refuses all calls, failed or could not be reached; nothing is logged.
+            ProviderError: The endpoint refuses all calls, failed or could not be reached; nothing
+            is logged.
         """
 
         def render(variables: Mapping[str, str]) -> RenderedPrompt:

@@ -58,7 +58,8 @@ MAX_FAIL_REASONS, FAIL_REASON_BYTES = 3, 300
 class Minibatch(FrozenModel):
     """The trajectories of one analyst call, in the plan's order.
 
-    ``index`` numbers the minibatches of the same source and batch; ``batch`` numbers the step's batches.
+    ``index`` numbers the minibatches of the same source and batch; ``batch`` numbers the step's
+    batches.
     """
 
     source: RolloutSource
@@ -111,8 +112,8 @@ def list_edit_kinds(config: UpdateConfig) -> tuple[EditKind, ...]:
 class Analyst:
     """Reads one minibatch at a time and proposes edits or suggestions, as ``config`` says.
 
-    ``tokens`` is the maximum of estimated tokens of trajectories in one prompt. ``notes`` returns the notes
-    on earlier attempts for a minibatch's prompt.
+    ``tokens`` is the maximum of estimated tokens of trajectories in one prompt. ``notes`` returns
+    the notes on earlier attempts for a minibatch's prompt.
     """
 
     context: StageContext
@@ -288,7 +289,8 @@ async def roll_out_and_reflect(
     """Roll out a step's batches and analyse them; an item that occurs in several has a trial for each.
 
     Returns:
-        The rollouts in the order of the items, and the reports batch by batch, failures before successes.
+        The rollouts in the order of the items, and the reports batch by batch, failures before
+        successes.
 
     Raises:
         RunFailed: No rollout could be measured; nothing is logged.
@@ -331,8 +333,8 @@ async def roll_out_and_reflect(
 class MinibatchDealer:
     """Deals the rollouts of a batch, in its seeded order, into minibatches.
 
-    Failures and successes are dealt separately, without unmeasured rollouts. A full minibatch is complete with its
-    last member, a smaller one with the end of the batch.
+    Failures and successes are dealt separately, without unmeasured rollouts. A full minibatch is
+    complete with its last member, a smaller one with the end of the batch.
     """
 
     def __init__(

@@ -1,8 +1,9 @@
 """Reply types of the optimizer's calls, and their checks.
 
-Analysts and merges reply with changes of one kind. ``EditReply`` is what all of them say; the type that a model
-sees is narrowed to the fields, the operations and the bounds of its call. Prompts whose header names a ``Reasoned``
-type ask for reasoning in free text first, and bound no length; the model's ``max_tokens`` does.
+Analysts and merges reply with changes of one kind. ``EditReply`` is what all of them say; the type
+that a model sees is narrowed to the fields, the operations and the bounds of its call. Prompts
+whose header names a ``Reasoned`` type ask for reasoning in free text first, and bound no length;
+the model's ``max_tokens`` does.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ class EditReply(ReplyModel):
 
 
 class NarrowedEdit(ReplyModel):
-    """A change as a call asks for it: only with the fields, and within the bounds, that the call has."""
+    """A change as a call asks for it: only with its fields, and within its bounds."""
 
     kind: ClassVar[EditKind] = "append"
 
@@ -316,8 +317,8 @@ def failure_reply_type(
 ) -> type[AnalystReply]:
     """Return the reply type for ``cases`` failures with at most ``most`` edits of the given kinds.
 
-    There is at least one pattern and one edit. Several cases share a pattern, so small models name at most half
-    as many patterns as cases, and at most three.
+    There is at least one pattern and one edit. Several cases share a pattern, so small models name
+    at most half as many patterns as cases, and at most three.
     """
     pattern: type[ReplyModel] = PatternReply
     most_patterns = max(1, min(3, cases // 2))
@@ -394,9 +395,10 @@ def check_reply(
         material: What the cases or the proposals say, without the tags around them.
 
     Raises:
-        ValueError: A pattern claims more cases than there are, an edit cannot be applied or only records the
-            answer of one of ``items``, a rule is in the document already, or a text holds a placeholder of the
-            prompt.
+        ValueError: A pattern claims more cases than there are, an edit cannot be applied or only
+        records the
+            answer of one of ``items``, a rule is in the document already, or a text holds a
+            placeholder of the prompt.
     """
     if cases is not None and isinstance(reply, AnalystReply):
         high = [p.type for p in reply.patterns if isinstance(p, PatternReply) and p.count > cases]
@@ -437,8 +439,8 @@ def _check_rules(edits: Sequence[Edit], items: Sequence[Item]) -> None:
 def records_answer(content: str, item: Item) -> bool:
     """Whether a text quotes an item's reference and says hardly anything beside it and the item's input.
 
-    A reference of few characters may be part of a rule, such as ``even``. So it counts as quoted only if the
-    text holds the item's input as well.
+    A reference of few characters may be part of a rule, such as ``even``. So it counts as quoted
+    only if the text holds the item's input as well.
     """
     if not _quotes_answer(_flatten(content), item):
         return False
@@ -485,8 +487,8 @@ def check_ranking(reply: RankReply) -> None:
 def check_whole_document(skill: Skill, document: str, material: Iterable[str] = ()) -> None:
     """Refuse a text that cannot replace the document's unprotected text; the same text is valid.
 
-    Placeholders of prompts are refused unless the old document or the ``material`` holds them, because small models
-    copy them along with the text.
+    Placeholders of prompts are refused unless the old document or the ``material`` holds them,
+    because small models copy them along with the text.
     """
     if is_same_body(skill.text, document):
         return

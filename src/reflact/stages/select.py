@@ -47,8 +47,8 @@ async def choose_step_size(
 ) -> StepSize | Fallback:
     """Let the optimizer decide how many of the pooled edits a step applies; without a valid reply ``default``.
 
-    The pool must not be empty. ``notes`` are the epoch's earlier steps and the optimizer's memory, ``figures``
-    those of the step's rollouts (``show_figures``).
+    The pool must not be empty. ``notes`` are the epoch's earlier steps and the optimizer's memory,
+    ``figures`` those of the step's rollouts (``show_figures``).
     """
     pool = merged.patch.edits
     reply = await context.ask_or_fallback(
@@ -72,10 +72,11 @@ async def select(
 ) -> SelectResult:
     """Select at most ``budget`` edits; None takes all, and a pool within the budget passes unchanged.
 
-    ``attempts`` are the epoch's earlier steps with their verdicts, ``notes`` the optimizer's memory.
+    ``attempts`` are the epoch's earlier steps with their verdicts, ``notes`` the optimizer's
+    memory.
 
-    The optimizer ranks a larger pool. If it gives no valid ranking, the edits with the highest support are
-    taken, earlier ones first among equals, and the result records the fallback.
+    The optimizer ranks a larger pool. If it gives no valid ranking, the edits with the highest
+    support are taken, earlier ones first among equals, and the result records the fallback.
     """
     pool = merged.patch.edits
     outcome = SelectResult(patch=merged.patch, pool_size=len(pool), budget=budget)
@@ -119,9 +120,10 @@ SchedulerName = Literal["constant", "linear", "cosine"]
 def edit_budget(step: int, total_steps: int, *, scheduler: SchedulerName, max_edits: int, floor: int) -> int:
     """Return how many edits a step may apply.
 
-    The first step gets ``max_edits``. The last one gets ``floor``, unless the schedule is ``constant`` or the
-    run has one step. Between them the budget falls linearly, or along half a cosine wave (Loshchilov and
-    Hutter, SGDR, 2017, without restarts). It is rounded to the nearest integer, halves upward.
+    The first step gets ``max_edits``. The last one gets ``floor``, unless the schedule is
+    ``constant`` or the run has one step. Between them the budget falls linearly, or along half a
+    cosine wave (Loshchilov and Hutter, SGDR, 2017, without restarts). It is rounded to the nearest
+    integer, halves upward.
 
     Raises:
         ValueError: An argument is out of its range.

@@ -28,7 +28,7 @@ async def roll_out(
     journal: Journal | None = None,
     trial: int = 0,
 ) -> tuple[Rollout, ...]:
-    """Return one rollout for each item under a document, in their order; one that failed has no score.
+    """Return one rollout for each item, in their order; one that failed has no score.
 
     Rollouts that a ``journal`` has are not run again; without one, nothing is kept.
     """
@@ -57,7 +57,7 @@ async def reflect(
     notes: str = "",
     threshold: float | None = None,
 ) -> tuple[AnalystReport, ...]:
-    """Return the analysts' reports on rollouts of items, in minibatches of failures and of successes.
+    """Return the analysts' reports on minibatches of failures and of successes.
 
     Args:
         rollouts: The rollouts, in the order of the items.
@@ -92,7 +92,7 @@ async def evaluate(
     roll_out: Callable[[Sequence[Item], Skill], Awaitable[Sequence[Rollout]]],
     metric: GateMetric | None = None,
 ) -> Verdict:
-    """Return whether a candidate has a greater mean score than the current document on validation items.
+    """Return the verdict on whether a candidate has a greater mean score.
 
     Args:
         candidate: The new document.

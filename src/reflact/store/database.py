@@ -1,8 +1,8 @@
 """An asynchronous SQLite database: one thread that writes and commits in groups, and one that reads.
 
-Concurrent writes share a transaction and so one wait for the disk. Other modules pass work on the tables as
-plain functions. The threads take it from queues and wake the event loop once for all outcomes of a batch: a
-hand-over between threads takes more processor time than a short statement.
+Concurrent writes share a transaction and so one wait for the disk. Other modules pass work on the
+tables as plain functions. The threads take it from queues and wake the event loop once for all
+outcomes of a batch: a hand-over between threads takes more processor time than a short statement.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ T = TypeVar("T")
 LOCK_TIMEOUT_SECONDS = 30.0
 
 LOCK_POLL_SECONDS = 0.1
-"""How long SQLite waits for another process's lock before the writer checks whether the database closes."""
+"""How long SQLite waits for another process before the writer checks whether it closes."""
 
 CHECKPOINT_SECONDS = 1.0
 """How long a checkpoint waits for readers of the log."""
@@ -67,11 +67,12 @@ class Database:
         read_only: Write nothing to the file, which must exist.
 
     Attributes:
-        fence: Called at the start of each write transaction; it may raise to refuse the transaction.
-        n_transactions: How many write transactions were committed.
+        fence: Called at the start of each write transaction; it may raise to refuse the
+        transaction. n_transactions: How many write transactions were committed.
 
     Raises:
-        StoreError: On opening and from every method; names the file and the problem. A process that was
+        StoreError: On opening and from every method; names the file and the problem. A process that
+        was
             forked from the one that opened the database is refused.
         DataError: From every method; a text or a number cannot be stored in a file.
     """
@@ -121,7 +122,7 @@ class Database:
         await self._close(kind)
 
     async def check_integrity(self) -> None:
-        """Read the whole file, and check its structure and its indexes; StoreError if it is damaged."""
+        """Read the whole file, and check its structure; StoreError if it is damaged."""
         ((found, *_), *_) = await self.fetch_rows("PRAGMA integrity_check(1)")
         if found != "ok":
             shown = " ".join(str(found).split())
@@ -130,8 +131,8 @@ class Database:
     async def write(self, work: Callable[[Tables], T]) -> T:
         """Run a function in a write transaction and return its result once that is on disk.
 
-        Waiting functions share the transaction; a function that raises is rolled back alone. A cancelled
-        caller returns at once; its function still runs and is committed.
+        Waiting functions share the transaction; a function that raises is rolled back alone. A
+        cancelled caller returns at once; its function still runs and is committed.
         """
         if self._read_only:
             raise StoreError(f"database {self.path}: it was opened read-only; open it without read_only")
@@ -178,7 +179,7 @@ class Database:
             )
 
     async def _close(self, error_type: type[BaseException] | None) -> None:
-        """End the threads after the jobs that were submitted; wait no longer than the grace if cancelled."""
+        """End the threads after their jobs; if cancelled, wait no longer than the grace."""
         self._writes.put(None)
         is_cancelled = error_type is not None and issubclass(error_type, anyio.get_cancelled_exc_class())
         try:
@@ -191,7 +192,7 @@ class Database:
             if self._closed.done():
                 self._writer.join()
             else:
-                atexit.register(self._writer.join)  # what was submitted is written before the process ends
+                atexit.register(self._writer.join)  # the process ends after its writes
 
     # ------------------------------------------------------------------ on the writer's thread
 
@@ -214,7 +215,7 @@ class Database:
             self._closed.set_result(None)
 
     def _open_file(self) -> Tables:
-        """Return the connection that writes; of a database that is only read, one that checks its schema."""
+        """Return the connection that writes; if nothing is written, one that checks the schema."""
         if self.path.exists() and not self.path.is_file():
             raise StoreError(f"database {self.path}: it cannot be opened, since it is no regular file")
         if self._read_only:
@@ -239,9 +240,9 @@ class Database:
     def _connect(self, *, is_reader: bool = False) -> Tables:
         """Open the file.
 
-        A connection in mode ``ro`` leaves a log and its index behind if it created them. One in mode ``rw``
-        removes them on closing, so a database that is only read is opened by it; ``query_only`` keeps it from
-        writing.
+        A connection in mode ``ro`` leaves a log and its index behind if it created them. One in
+        mode ``rw`` removes them on closing, so a database that is only read is opened by it;
+        ``query_only`` keeps it from writing.
         """
         mode = "rwc"
         lock_timeout = min(self._lock_timeout, LOCK_POLL_SECONDS)
@@ -290,7 +291,7 @@ class Database:
             _deliver(self._commit(tables, batch))
 
     def _commit(self, tables: Tables, batch: Sequence[_Job]) -> list[_Outcome]:
-        """Run a batch in the transaction that has begun; a function that raises is rolled back alone."""
+        """Run a batch in the open transaction; a function that raises is rolled back alone."""
         try:
             if self.fence is not None:
                 self.fence(tables)
@@ -312,7 +313,7 @@ class Database:
         return outcomes
 
     def _retry_while_locked(self, work: Callable[[], object]) -> None:
-        """Repeat work while another process has the lock, until the timeout or until the database closes."""
+        """Repeat work while another process has the lock, until the timeout or the closing."""
         end = time.monotonic() + self._lock_timeout
         while True:
             try:

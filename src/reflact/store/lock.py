@@ -1,8 +1,8 @@
 """The locks of a run: operating-system locks on files, which end with their process.
 
-A run has two of them. One is in its folder, which it writes its files into. The other is beside its store and
-belongs to the run's identity there, so that no second folder continues the same run. The first line of a file
-names the process, for the error message of others.
+A run has two of them. One is in its folder, which it writes its files into. The other is beside its
+store and belongs to the run's identity there, so that no second folder continues the same run. The
+first line of a file names the process, for the error message of others.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Ownership:
 
 @contextmanager
 def own_run(folder: Path, store: Path, run_id: str) -> Iterator[Ownership]:
-    """Own a run while the block runs: lock its folder, which is created, and its identity in its store.
+    """Own a run while the block runs: lock its folder, and its identity in its store.
 
     Raises:
         RunConflict: Another process, or another trainer of this process, has a lock; names it.
@@ -73,7 +73,7 @@ def own_run(folder: Path, store: Path, run_id: str) -> Iterator[Ownership]:
         try:
             yield ownership
         except RunConflict:
-            # A refused start leaves nothing behind. Other files stay, since readers find the store by them.
+            # A refused start leaves nothing. Other files stay: readers find the store by them.
             with suppress(OSError):
                 identity_file.unlink()
             raise
@@ -106,7 +106,7 @@ def _find_identity_file(store: Path, run_id: str) -> Path:
 
 @contextmanager
 def _hold(path: Path, owner: str, subject: str, key: str) -> Iterator[None]:
-    """Lock a file while the block runs; ``subject`` is what it protects, and ``key`` the setting to change."""
+    """Lock a file; ``subject`` is what it protects, and ``key`` the setting to change."""
 
     def write_owner(file: int) -> None:
         with suppress(OSError):  # a full disk: the lock works without its text

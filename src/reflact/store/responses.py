@@ -1,12 +1,12 @@
 """Stored outcomes by key, and the ledger of calls.
 
-What has been seen is stored, and what is stored is not done again: responses and rollouts by content key, for
-all runs of a store, and the other outcomes that decisions of a run used, by step and label. Each has a checksum,
-since SQLite does not check contents; a damaged outcome is an error.
+What has been seen is stored, and what is stored is not done again: responses and rollouts by
+content key, for all runs of a store, and the other outcomes that decisions of a run used, by step
+and label. Each has a checksum, since SQLite does not check contents; a damaged outcome is an error.
 
-A row of the ledger is one call. It is *open* from its reservation until its cost is known, then *settled*. An
-open call becomes *unsettled* when the run is started again. Open and unsettled calls count at their worst
-case. The ledger names the run that paid.
+A row of the ledger is one call. It is *open* from its reservation until its cost is known, then
+*settled*. An open call becomes *unsettled* when the run is started again. Open and unsettled calls
+count at their worst case. The ledger names the run that paid.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def compute_checksum(*parts: object) -> str:
 
 
 def parse_checked(validate: Callable[[str], T], text: str, what: str, *, valid: bool) -> T:
-    """Return the value of a stored text; StoreError if it does not validate or match its checksum."""
+    """Return the value of a stored text; StoreError if it is not valid or damaged."""
     value = parse_stored(validate, text, what)
     if not valid:
         raise StoreError(
@@ -107,7 +107,7 @@ class SQLiteResponseStore:
         await self._database.write(insert)
 
     def check_calls(self, check: CheckCall) -> None:
-        """Let a function refuse calls by what all connections to this file have spent and reserved."""
+        """Let a function refuse calls by what all connections have spent and reserved."""
         self._check_call = check
 
     async def store_response(self, response: StoredResponse, reservation: CallReservation) -> None:
@@ -146,7 +146,7 @@ class SQLiteResponseStore:
         )
 
     async def faults(self, run_id: str) -> tuple[FaultCount, ...]:
-        """Return how often attempts failed in each way, over all starts of the run, sorted by kind."""
+        """Return how often attempts failed, over all starts of the run, sorted by kind."""
         rows = await self._database.fetch_rows(
             "SELECT kind, count FROM faults WHERE run_id = ? ORDER BY kind", (run_id,)
         )
@@ -180,7 +180,7 @@ class SQLiteResponseStore:
         return usage
 
     async def unmeasured(self, run_id: str) -> Mapping[str, str]:
-        """Return the logged error of each rollout of a run that could not be measured, by its key."""
+        """Return the error of each rollout of a run that could not be measured, by its key."""
         sql = "SELECT label, value FROM decision_log WHERE run_id = ? AND label LIKE 'unmeasured/%' ORDER BY rowid"
         rows = await self._database.fetch_rows(sql, (run_id,))
         return {label.partition("/")[2]: str(JSON_ADAPTER.validate_json(value)) for label, value in rows}
@@ -203,7 +203,7 @@ class SQLiteResponseStore:
         return frozenset(call_id for (call_id,) in rows)
 
     async def spend(self, run_id: str) -> tuple[Spend, ...]:
-        """Return the run's spending by role and purpose, sorted; independent of the order of answers."""
+        """Return the run's spending by role and purpose, sorted, whatever the order of answers."""
         return await self._database.read(lambda tables: _sum_spend(tables, run_id))
 
 
@@ -283,7 +283,7 @@ def _sum_spend(tables: Tables, run_id: str) -> tuple[Spend, ...]:
 
 
 def _sum_groups(tables: Tables, run_id: str, columns: str) -> Iterator[tuple[tuple[Any, ...], Spend]]:
-    """Yield the spend of each group of calls with equal columns, the last two of which are role and purpose."""
+    """Yield the spend of each group of calls; its last two columns are role and purpose."""
     usd = _sum_prices(tables, run_id, columns, "usd", PAID)
     worst_usd = _sum_prices(tables, run_id, columns, "worst_usd", UNSETTLED)
     names = ("calls", "input_tokens", "cached_tokens", "output_tokens", "uncounted")

@@ -1,6 +1,7 @@
 """The store of runs: their identities, committed steps, skills and durable events.
 
-Values are stored as JSON text and validated again when they are read. Wall times have their own columns.
+Values are stored as JSON text and validated again when they are read. Wall times have their own
+columns.
 """
 
 from __future__ import annotations
@@ -86,7 +87,7 @@ async def open_store(
     lock_timeout: float = LOCK_TIMEOUT_SECONDS,
     read_only: bool = False,
 ) -> AsyncIterator[SQLiteRunStore]:
-    """Open a store while the block runs; see ``Database``. With ``ownership`` it is written only while that lasts."""
+    """Open a store while the block runs; with ``ownership`` it is written only while that lasts."""
     async with Database(path, SCHEMA, lock_timeout=lock_timeout, read_only=read_only) as database:
         if ownership is not None:
             ownership = ownership.including(path)
@@ -143,7 +144,7 @@ class SQLiteRunStore(SQLiteResponseStore):
             self._ownership.check()
 
     def _check_owner(self, tables: Tables, *, run_id: str, owners: int) -> None:
-        """Check that no other process has continued the run since this one opened it; StoreError otherwise."""
+        """Check that no other process has continued the run since; StoreError otherwise."""
         sql = "SELECT owners, owner FROM runs WHERE run_id = ?"
         row = tables.execute(sql, (run_id,)).fetchone() or (0, "another process")
         if row[0] != owners:
@@ -157,7 +158,7 @@ class SQLiteRunStore(SQLiteResponseStore):
         return parse_identity(run_id, (await self._read_run(run_id))["identity"])
 
     async def last_commit(self, run_id: str) -> CommitRecord | RunState | None:
-        """Return the record of the last commit, or the state of the first one if it is the only one."""
+        """Return the record of the last commit; the state if there is only the first one."""
         rows = await self._database.fetch_rows(f"{COMMITS} ORDER BY number DESC LIMIT 1", (run_id,))
         return parse_commit(run_id, rows[0]) if rows else None
 
@@ -171,13 +172,13 @@ class SQLiteRunStore(SQLiteResponseStore):
         return tuple(parse_stored(SkillScore.model_validate_json, text, what) for (text,) in rows)
 
     async def refuse_other_runs(self, run_id: str, identity: Mapping[str, JsonValue]) -> None:
-        """Raise the ``RunConflict`` with another run, if there is one; otherwise delete other runs that left no work."""
+        """Raise the ``RunConflict`` with another run; without one, delete runs that left no work."""
         if (conflict := await self.find_conflict(run_id, identity)) is not None:
             raise conflict
         await self._database.write(partial(delete_idle_runs, run_id=run_id))
 
     async def find_conflict(self, run_id: str, identity: Mapping[str, JsonValue]) -> RunConflict | None:
-        """Return a conflict, with the differences from the latest run, if the store has only other runs with work."""
+        """Return the differences from the latest run, if the store has only other runs with work."""
         shown = f"run_id = ? OR run_id NOT IN ({IDLE_RUNS})"
         sql = f"SELECT run_id, identity FROM runs WHERE {shown} ORDER BY rowid"  # noqa: S608 - own words
         rows = await self._database.fetch_rows(sql, (run_id,))
@@ -194,29 +195,29 @@ class SQLiteRunStore(SQLiteResponseStore):
     async def commit(
         self, run_id: str, record: CommitRecord | None, state: RunState, skills: Sequence[Skill]
     ) -> None:
-        """Write a commit; a repeated one is harmless, and StoreError if it differs from the stored one.
+        """Write a commit; a repeated one is harmless.
 
-        StoreError too if a file of the run went away, since nobody would find the commit.
+        StoreError if it differs from the stored one, or if a file of the run went away.
         """
         self._check_files()
         await self._database.write(lambda tables: write_commit(tables, run_id, record, state, skills))
 
     async def records(self, run_id: str) -> tuple[StepRecord, ...]:
         """Return the records of all committed steps, in order."""
-        return await self._read_commits(run_id, "step", StepRecord)
+        return await self._read_commits(run_id, StepRecord)
 
     async def epochs(self, run_id: str) -> tuple[EpochRecord, ...]:
         """Return the records of all committed epochs, in order."""
-        return await self._read_commits(run_id, "epoch", EpochRecord)
+        return await self._read_commits(run_id, EpochRecord)
 
     async def promotions(self, run_id: str) -> tuple[PromotionRecord, ...]:
         """Return the comparisons of the last with the best skill, in order."""
-        return await self._read_commits(run_id, "promotion", PromotionRecord)
+        return await self._read_commits(run_id, PromotionRecord)
 
     async def records_of_other_runs(
         self, environment: str, *, exclude: str
     ) -> Mapping[str, tuple[StepRecord, ...]]:
-        """Return the committed steps of other runs of an environment by run, the oldest run first."""
+        """Return the steps of other runs of an environment by run, the oldest run first."""
         rows = await self._database.fetch_rows(
             "SELECT run_id FROM runs WHERE run_id <> ? AND json_extract(identity, '$.environment') = ?"
             " ORDER BY rowid",
@@ -224,13 +225,11 @@ class SQLiteRunStore(SQLiteResponseStore):
         )
         return {run_id: await self.records(run_id) for (run_id,) in rows}
 
-    async def _read_commits(self, run_id: str, kind: str, record_type: type[Record]) -> tuple[Record, ...]:
-        def read(tables: Tables) -> tuple[Record, ...]:
-            rows = tables.execute(f"{COMMITS} AND kind = ? ORDER BY number", (run_id, kind))
-            records = (parse_commit(run_id, row) for row in rows)
-            return tuple(record for record in records if isinstance(record, record_type))
-
-        return await self._database.read(read)
+    async def _read_commits(self, run_id: str, record_type: type[Record]) -> tuple[Record, ...]:
+        kind = find_kind(record_type)
+        rows = await self._database.fetch_rows(f"{COMMITS} AND kind = ? ORDER BY number", (run_id, kind))
+        commits = (parse_commit(run_id, row) for row in rows)
+        return tuple(commit for commit in commits if isinstance(commit, record_type))
 
     async def skill(self, skill_hash: str) -> Skill:
         """Return a stored document; StoreError if there is none."""
@@ -287,7 +286,7 @@ class SQLiteRunStore(SQLiteResponseStore):
         return tuple(StageTime(stage=stage, seconds=seconds[stage]) for stage in sorted(seconds))
 
     async def stage_costs(self, run_id: str) -> tuple[StageCost, ...]:
-        """Return what each stage of each step took over all starts: steps in order, stages as they ended first."""
+        """Return what each stage of each step took: steps in order, stages as they ended first."""
 
         def read(tables: Tables) -> tuple[StageCost, ...]:
             sql = "SELECT step, stage, seconds FROM stage_times WHERE run_id = ? ORDER BY step, rowid"
@@ -340,7 +339,7 @@ class SQLiteRunStore(SQLiteResponseStore):
         return data
 
     async def store_failure(self, run_id: str, key: str, failure: CodeFailure) -> None:
-        """Store an exception of the caller's code in place of an earlier one; beyond ``MAX_FAILURES`` none is added."""
+        """Store an exception of the caller's code under a key, at most ``MAX_FAILURES`` of them."""
         sql = (
             "INSERT OR REPLACE INTO failures (run_id, key, step, item_id, reason, traceback)"
             " SELECT ?, ?, ?, ?, ?, ? WHERE (SELECT count(*) FROM failures WHERE run_id = ?) < ?"
@@ -415,7 +414,10 @@ IDLE_RUNS = (
     " (SELECT run_id FROM calls WHERE calls > 0 OR uncounted > 0 OR state <> 'settled') AND"
     " (json_extract(identity, '$.target') IS NULL OR NOT EXISTS (SELECT 1 FROM rollouts))"
 )
-"""Runs that committed and paid nothing. Calls of a target from Python are not seen, so with rollouts its run has paid."""
+"""Runs that committed and paid nothing.
+
+Calls of a target from Python are not seen, so with rollouts its run has paid.
+"""
 
 
 def delete_idle_runs(tables: Tables, *, run_id: str) -> None:
@@ -424,7 +426,7 @@ def delete_idle_runs(tables: Tables, *, run_id: str) -> None:
         return
     for (idle,) in tables.execute(IDLE_RUNS).fetchall():
         for name in ("calls", "faults", "stage_times", "events", "decision_log", "failures", "runs"):
-            tables.execute(f"DELETE FROM {name} WHERE run_id = ?", (idle,))  # noqa: S608 - own names
+            tables.table(name).delete_where("run_id = ?", [idle])
 
 
 def write_commit(
@@ -436,34 +438,39 @@ def write_commit(
         raise StoreError(
             f"run {run_id}: the record is of step {record.step} and the state of step {state.step}"
         )
-    texts: tuple[str, str | None, str]
-    if record is None:
-        texts = ("first", None, state.model_dump_json())
-    else:
-        kind = next(name for name, record_type in RECORD_TYPES.items() if isinstance(record, record_type))
-        texts = (kind, record.model_dump_json(), "")
-    stored = tables.execute(
-        "SELECT kind, record, state FROM commits WHERE run_id = ? AND number = ?", (run_id, state.commits)
-    ).fetchone()
-    if stored is not None:
-        if stored != texts:
-            raise StoreError(
-                f"run {run_id}: commit {state.commits} (step {state.step}) exists and differs from "
-                "the new one; the stored commit stays, start again to resume from it"
-            )
+    content: tuple[str, str | None, str] = ("first", None, state.model_dump_json())
+    if record is not None:
+        content = (find_kind(type(record)), record.model_dump_json(), "")
+
+    sql = "SELECT kind, record, state FROM commits WHERE run_id = ? AND number = ?"
+    stored = tables.execute(sql, (run_id, state.commits)).fetchone()
+    if stored == content:
         return
-    rows = ({"hash": skill.hash, "text": skill.text} for skill in skills)
-    tables.table("skills").insert_all(rows, ignore=True)
+    if stored is not None:
+        raise StoreError(
+            f"run {run_id}: commit {state.commits} (step {state.step}) exists and differs from the new one; "
+            "the stored commit stays, start again to resume from it"
+        )
+
+    documents = tables.table("skills")
+    documents.insert_all(({"hash": skill.hash, "text": skill.text} for skill in skills), ignore=True)
     for skill_hash in (state.current.skill_hash, state.best.skill_hash):
-        if not tables.execute("SELECT 1 FROM skills WHERE hash = ?", (skill_hash,)).fetchone():
+        if not documents.count_where("hash = ?", [skill_hash]):
             raise StoreError(
                 f"run {run_id}: step {state.step} names the skill {skill_hash}, which is not stored"
             )
-    row = (run_id, state.commits, texts[0], state.step, *texts[1:])
+    kind, *texts = content
+    row = (run_id, state.commits, kind, state.step, *texts)
     tables.execute(
-        "INSERT INTO commits (run_id, number, kind, step, record, state, checksum) VALUES (?, ?, ?, ?, ?, ?, ?)",
+        "INSERT INTO commits (run_id, number, kind, step, record, state, checksum)"
+        " VALUES (?, ?, ?, ?, ?, ?, ?)",
         (*row, compute_checksum(*row)),
     )
+
+
+def find_kind(record_type: type[CommitRecord]) -> str:
+    """Return the kind of commits with a type of record."""
+    return next(kind for kind, known in RECORD_TYPES.items() if issubclass(record_type, known))
 
 
 def read_state(tables: Tables, run_id: str) -> RunState | None:
@@ -479,7 +486,7 @@ def read_state(tables: Tables, run_id: str) -> RunState | None:
 
 
 def parse_commit(run_id: str, row: Sequence[Any]) -> CommitRecord | RunState:
-    """Return the record of a commit's columns, or the state of the first one; StoreError if they are damaged."""
+    """Return the record in a commit's columns, or the first state; StoreError if damaged."""
     number, kind, step, record, state, checksum = row
     validate: Callable[[str], CommitRecord | RunState] = RunState.model_validate_json
     if record is not None:
