@@ -208,11 +208,13 @@ class Database:
                 self._serve_writes(tables)
                 self._reads.put(None)
                 reader.join()
-        except (OSError, sqlite3.Error, StoreError, UnicodeDecodeError) as error:
-            if not self._opened.done():
-                self._opened.set_exception(translate_error(error, self.path))
-        finally:
-            self._closed.set_result(None)
+        except BaseException as error:  # noqa: BLE001 - handed to the caller
+            failure = translate_error(error, self.path)
+            if self._opened.done():
+                self._closed.set_exception(failure)
+                return
+            self._opened.set_exception(failure)
+        self._closed.set_result(None)
 
     def _open_file(self) -> Tables:
         """Return the connection that writes; if nothing is written, one that checks the schema."""
