@@ -313,7 +313,7 @@ async def test_a_failing_migration_leaves_nothing(path: Path) -> None:
         assert await older.fetch_rows("SELECT name FROM _sqlite_migrations WHERE name = 'broken'") == []
 
 
-async def test_pending_migrations_are_applied_and_unknown_ones_refused(path: Path) -> None:
+async def test_an_unknown_schema_is_refused(path: Path) -> None:
     """An older database gets the missing steps and keeps its rows; an older version does not touch it then."""
     async with Database(path, NOTES) as older:
         await put(older, "old")
