@@ -75,13 +75,13 @@ LARGER = MODEL.model_copy(
         "timeout": 3600,
     }
 )
-"""The model for the prompts of the default profile, and for those that the smaller one never answers validly."""
+"""The model for the prompts that ask for reasoning, which the smaller one never answers validly."""
 
-LARGER_ONLY = {"analyst_failure/v3", "rewrite/v1", "write_document/v1"}
-"""Prompts for small models that the larger one answers: the smaller one gives no valid reply, or was not asked."""
+SMALL = {"consolidate/v1", "lapse_failure/v1", "lapse_success/v1"}
+"""Prompts of the stages that the smaller model answers, beside the earlier versions."""
 
-EARLIER = {"analyst_failure": 1}
-"""Versions for small models that a later one has replaced."""
+EARLIER = {"analyst_failure": 1, "merge": 2, "meta_skill": 1, "slow_update": 1}
+"""Versions that later ones have replaced, with which a demo was recorded."""
 
 SKILL = Skill(text="Answer with one query and nothing else.\n")
 LATER = Skill(text="Answer with one query and nothing else.\n\nWrite a state as two letters: Ohio is 'OH'.\n")
@@ -248,18 +248,17 @@ class Material:
 async def examples() -> dict[str, Example]:
     """Return an example of each version of each prompt that a model answers, by ``NAME/vN``.
 
-    They are the versions of both profiles, as the stages ask, and that of the recorded calibration.
+    They are the versions that the stages ask with, and those of the recordings.
     """
-    small = Listener()
-    for versions in ({}, EARLIER):
-        await ask_stages(small, _material(), PromptsConfig(profile="small", versions=versions))
-    await _judge(small)
-    for version in (1, 2):
-        await _contrast(small, load_prompts(PromptsConfig(versions={"contrast": version})))
-    default = Listener()
+    default, earlier, others = Listener(), Listener(), Listener()
     await ask_stages(default, _material(), PromptsConfig())
-    heard = default.heard | small.heard
-    larger = (set(default.heard) - set(small.heard)) | LARGER_ONLY
+    await ask_stages(earlier, _material(), PromptsConfig(versions=EARLIER))
+    await _judge(others)
+    for version in (1, 2):
+        await _contrast(others, load_prompts(PromptsConfig(versions={"contrast": version})))
+    larger = set(default.heard) - SMALL
+    heard = {**default.heard, **others.heard}
+    heard |= {name: earlier.heard[name] for name in (f"{n}/v{v}" for n, v in EARLIER.items())}
     return {name: replace(e, model=LARGER if name in larger else MODEL) for name, e in heard.items()}
 
 

@@ -57,7 +57,7 @@ def written(folder: Path, name: str, text: str) -> Path:
         ),
         ({"models": {"target": {"price": {"input": 1, "ouput": 2}}}}, "price.ouput; did you mean output?"),
         ({"models": {"target": {"price": {"input": 1}}}}, "models.target.price.output is required"),
-        ({"preset": "fast"}, "preset: expected 'default', 'small' or 'skillopt'"),
+        ({"preset": "fast"}, "preset: expected 'default' or 'skillopt'"),
         ({"train": [1, 2]}, "train: "),
     ],
 )
@@ -322,9 +322,6 @@ def test_a_preset_is_a_start_that_settings_override() -> None:
     assert (older.select.scheduler, older.select.max_edits, older.select.floor) == ("cosine", 4, 2)
     assert load_config({"preset": "skillopt", "select": {"max_edits": 1}}).select.floor == 1
     assert load_config({"preset": "skillopt", "slow_update": {"gated": True}}).slow_update.gated
-    small = load_config({"preset": "small", "reflect": {"minibatch_size": 5}})
-    assert (small.prompts.profile, small.update.operations) == ("small", ("append",))
-    assert (small.reflect.minibatch_size, small.reflect.failure_only) == (5, True)
 
 
 @pytest.mark.parametrize(

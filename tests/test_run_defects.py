@@ -220,8 +220,8 @@ def test_a_conflict_advises_what_its_cause_needs(tmp_path: Path) -> None:
     anyio.run(build_short_trainer(tmp_path).train)
     for trainer, advice in (
         (
-            build_short_trainer(tmp_path, prompts={"profile": "small"}),
-            "the same prompts (a new version of reflact, preset, prompts.profile or prompts.folder has changed them)",
+            build_short_trainer(tmp_path, prompts={"versions": {"analyst_failure": 1}}),
+            "the same prompts (a new version of reflact, preset or prompts.folder has changed them)",
         ),
         (
             build_short_trainer(tmp_path, seed=1),

@@ -392,23 +392,17 @@ def test_trouble_of_calls_is_told_once_while_it_happens(
 
 
 @pytest.mark.parametrize(
-    ("optimizer", "profile", "reason", "advice"),
+    ("optimizer", "reason", "advice"),
     [
-        ({"max_tokens": 600}, "default", CUT_OFF, "set models.optimizer.max_tokens higher than 600"),
-        (
-            {"model": "tiny-1b"},
-            "default",
-            "",
-            "set preset: small, which suits models below about 3B parameters",
-        ),
-        ({"model": "tiny-1b"}, "small", "", "choose a larger models.optimizer.model than tiny-1b"),
-        ({}, "default", "", "choose a larger models.optimizer.model than tiny, the model of the target"),
+        ({"max_tokens": 600}, CUT_OFF, "set models.optimizer.max_tokens higher than 600"),
+        ({"model": "tiny-1b"}, "", "choose a larger models.optimizer.model than tiny-1b"),
+        ({}, "", "choose a larger models.optimizer.model than tiny, the model of the target"),
     ],
 )
-def test_a_reason_has_one_advice(optimizer: Any, profile: str, reason: str, advice: str) -> None:
+def test_a_reason_has_one_advice(optimizer: Any, reason: str, advice: str) -> None:
     """It names no setting in force, and no mode: `auto` has tried them."""
     models = {"target": {"model": "tiny", "api_key_env": None}, "optimizer": optimizer}
-    config = load_config({"models": models, "prompts": {"profile": profile}})
+    config = load_config({"models": models})
     assert advise_on_replies("optimizer", config, reason) == advice
 
 

@@ -18,7 +18,7 @@ from reflact.cli.common import load_trainer_config
 
 OPENAI_URL = "https://api.openai.com/v1"
 
-SMALL_MODEL = "preset: small, because {model} is small for an optimizer; a larger one writes better rules"
+SMALL_MODEL = "{model} is small for an optimizer; a larger one writes better rules"
 SAME_MODEL = (
     "the target is also its own optimizer; --optimizer, or models.optimizer.model, names another model"
 )
@@ -54,21 +54,14 @@ LOCAL_LINES = """\
 """
 LOCAL_OPTIMIZER = """\
 # The prompt and so many tokens must fit into the server's context together.
-    max_tokens: {tokens}
+    max_tokens: 2048
     timeout: 600"""
-PRESET_LINES = """
-# Defaults to begin from. small has short prompts and adds one rule at a time, for an optimizer of less than about
-# 3 billion parameters. A larger optimizer writes better rules.
-preset: {preset}
-"""
-SMALL_TOKENS, LARGE_TOKENS = 600, 2048
-"""The most tokens of a reply of an optimizer at a local address, if it is small and if it is not known to be so."""
 TEMPLATE = """\
 # A training of reflact on {data}. Next:
 #   reflact check {name}             one small call to each model and one graded item
 #   reflact train {name} --dry-run   the plan and its cost; sends nothing
 #   reflact train {name}
-{preset}
+
 out_dir: {out_dir}
 
 # The instructions to begin with, such as your prompt of today: a Markdown file, or the folder of a skill; null: none.
@@ -225,15 +218,12 @@ def fill_template(
     draft: Mapping[str, str], model: str, optimizer: str | None, base_url: str, api_key_env: str | None
 ) -> str:
     """Return a configuration; a local address needs no key unless one is named."""
-    from reflact.config.models import is_local_address, is_small_model
+    from reflact.config.models import is_local_address
 
     is_local = is_local_address(base_url)
     key = api_key_env or ("null" if is_local else "OPENAI_API_KEY")
     critic = f"  # The model that grades.\n  critic:\n    model: {quote_yaml(optimizer or model)}\n"
     own = "" if optimizer is None else f"model: {quote_yaml(optimizer)}\n    "
-    is_small = is_small_model(optimizer or model)
-    limit = LOCAL_OPTIMIZER.format(tokens=SMALL_TOKENS if is_small else LARGE_TOKENS)
-    preset = PRESET_LINES.format(preset="small" if is_small else "default")
     return TEMPLATE.format(
         **draft,
         critic=critic if draft["grader"] == "critic" else "",
@@ -241,8 +231,7 @@ def fill_template(
         base_url=quote_yaml(base_url),
         key="null" if key == "null" else quote_yaml(key),
         pace=LOCAL_LINES if is_local else "",
-        preset=preset if is_local or is_small else "",
-        optimizer=own + (limit if is_local else "max_tokens: 4096"),
+        optimizer=own + (LOCAL_OPTIMIZER if is_local else "max_tokens: 4096"),
     )
 
 

@@ -43,20 +43,6 @@ LARGE_RATIO = "2:1:7"
 
 PRESETS: Mapping[str, Mapping[str, Any]] = {
     "default": {},
-    "small": {
-        "prompts": {"profile": "small"},
-        "reflect": {
-            "failure_only": True,
-            "minibatch_size": 3,
-            "step_buffer": False,
-            "memory": "off",
-            "trajectory_tokens": 2000,
-        },
-        "select": {"max_edits": 1},
-        "update": {"operations": ["append"]},
-        "slow_update": {"enabled": False},
-        "meta_skill": {"enabled": False},
-    },
     "skillopt": {
         "search": {"sources": ["edits"]},
         "train": {"num_epochs": 4, "batch_size": 40},

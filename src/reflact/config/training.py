@@ -22,7 +22,6 @@ from reflact.config.models import (
     ModelsConfig,
     TelemetryConfig,
     changeable_field,
-    is_small_model,
     option,
     refuse_secrets,
 )
@@ -450,17 +449,12 @@ class TestConfig(ConfigSection):
 class PromptsConfig(ConfigSection):
     """The prompt files."""
 
-    profile: Literal["auto", "default", "small"] = changeable_field(
-        "auto",
-        description="`default` lets the optimizer reason at length; `small` suits models below about 3B parameters; `auto` "
-        "is `small` if the name of the optimizer's model says so.",
-    )
     folder: Path | None = changeable_field(
         None, description="Folder of your own prompts; missing ones come from the package."
     )
     versions: dict[str, int] = Field(
         default_factory=dict,
-        description="Pinned version by prompt name; default: that of your folder or of the profile.",
+        description="Pinned version by prompt name; default: the newest one.",
     )
 
 
@@ -476,10 +470,8 @@ class ReplayConfig(ConfigSection):
 class TrainerConfig(ConfigSection):
     """A complete configuration."""
 
-    preset: Literal["default", "small", "skillopt"] = changeable_field(
-        "default",
-        description="Defaults to start from: `small` suits optimizers below about 3B parameters, `skillopt` follows "
-        "SkillOpt.",
+    preset: Literal["default", "skillopt"] = changeable_field(
+        "default", description="Defaults to start from: `skillopt` follows SkillOpt."
     )
     seed: int = option(42, description="Root of all randomness.")
     out_dir: Path = changeable_field(Path("runs/default"), description="The run's folder.")
@@ -562,13 +554,6 @@ class TrainerConfig(ConfigSection):
         if self.skill_files and self.skill is None:
             raise ValueError("`skill_files` needs `skill`, the folder of the skill")
         return self
-
-    @property
-    def prompt_profile(self) -> Literal["default", "small"]:
-        """The profile of prompts that the optimizer gets."""
-        if self.prompts.profile != "auto":
-            return self.prompts.profile
-        return "small" if is_small_model(self.models.optimizer.model) else "default"
 
     @property
     def uses_critic(self) -> bool:

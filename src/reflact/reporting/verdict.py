@@ -278,8 +278,6 @@ def advise_on_training(summary: RunSummary) -> tuple[str, ...]:
     if model := _read_setting(summary, "models", "optimizer", "model"):
         reason = f", since {idle} of {n_steps} steps had no edits" if 3 * idle >= n_steps > 0 else ""
         advice.append(f"let a larger model than {model} write the edits{reason} (models.optimizer.model)")
-        if is_small_model(str(model)) and _read_setting(summary, "prompts", "profile") == "default":
-            advice.append(f"give {model} the settings for small models (preset: small)")
         if is_small_model(str(model)):
             advice.append("write the rules that you know into the skill, with which a run begins (skill)")
     if _read_setting(summary, "environment", "description") == "":

@@ -24,8 +24,6 @@ from reflact.stages.reply_models import (
     PatternReply,
     Reasoned,
     ReasonedPattern,
-    RuleReply,
-    SuccessReply,
     build_edit,
     check_reply,
     failure_reply_type,
@@ -128,14 +126,11 @@ class Analyst:
         prompt = f"{ANALYST_PROMPTS[self.config.mode]}_{batch.source}"
         book = self.context.prompts
         reasoned = book.is_reasoned(prompt)
-        asks_rule = book.asks_for_rule(prompt)
         cases = len(batch.items) if batch.source == "failure" else None
         kinds = list_allowed_operations(self.skill, list_edit_kinds(self.config))
 
-        reply_type: type[AnalysisReply] = RuleReply
-        if cases is None:
-            reply_type = success_reply_type(kinds, most=self.max_edits, reasoned=reasoned)
-        elif not asks_rule:
+        reply_type: type[AnalysisReply] = success_reply_type(kinds, most=self.max_edits)
+        if cases is not None:
             reply_type = failure_reply_type(kinds, cases=cases, most=self.max_edits, reasoned=reasoned)
         reply = await ask_about_minibatch(
             self.context,
@@ -153,7 +148,7 @@ class Analyst:
                 check_reply,
                 skill=self.skill,
                 cases=cases,
-                items=batch.items if reasoned or asks_rule else (),
+                items=batch.items if reasoned else (),
                 material=list_material(batch.items, batch.rollouts),
             ),
         )
@@ -191,22 +186,15 @@ async def ask_about_minibatch(
 
 def _build_report(blank: AnalystReport, reply: AnalysisReply) -> AnalystReport:
     """Return a report with the patterns and the edits of a reply."""
-    n = len(blank.item_ids)
     patterns: tuple[FailurePattern, ...] = ()
     reasoning = ""
-    if isinstance(reply, RuleReply):
-        reasoning = reply.difference
-        pattern = FailurePattern(type="missing rule", count=n, description=reasoning, item_ids=blank.item_ids)
-        patterns = (pattern,)
-    elif isinstance(reply, AnalystReply):
+    if isinstance(reply, AnalystReply):
         patterns = tuple(build_pattern(pattern, blank.item_ids) for pattern in reply.patterns)
         reasoning = "; ".join(pattern.description for pattern in patterns)
-    elif isinstance(reply, SuccessReply):
-        reasoning = reply.strengths
     if isinstance(reply, Reasoned):
         reasoning = reply.reasoning
 
-    support = {"source_type": blank.source_type, "support_count": n}
+    support = {"source_type": blank.source_type, "support_count": len(blank.item_ids)}
     edits = tuple(build_edit(change).model_copy(update=support) for change in list_changes(reply))
     patch = Patch(reasoning=reasoning, edits=edits)
     return blank.model_copy(update={"patch": patch, "patterns": patterns})

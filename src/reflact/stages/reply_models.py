@@ -29,9 +29,6 @@ PLACEHOLDER = re.compile(
 )
 """The tags that fence material in prompts, and the names of a case's parts as tags."""
 
-UNSEEN_WORDS = re.compile(r"\b(?:background|wrong answers?)\b", re.IGNORECASE)
-"""Words for what the optimizer is shown and the target is not."""
-
 WRAPPED_DOCUMENT = re.compile(r"\s*<(document_*)>\n?(.*?)\n?</\1>\s*", re.DOTALL)
 """A whole text in the tags of a document."""
 
@@ -96,13 +93,10 @@ _INSTRUCTION = "The instruction, in words that hold for new tasks, as Markdown."
 _RULE = "The rule: the kind of task, then a right answer to imitate."
 _PROPOSED = {
     "append": _Wording("AppendReply", "One addition to the document.", _RULE),
-    "suggest": _Wording(
-        "SuggestionReply",
-        "One thing that a revision of the document should do.",
-        "What to add, change or remove in the document, and the rule it should state then.",
-    ),
     "edit": _Wording("EditReply", "One change to the document.", f"{_RULE} Empty for delete."),
 }
+"""The wording of the first prompts, which ask for no evidence."""
+
 _REASONED = {
     "append": _Wording("ReasonedAppend", "One addition to the document, with its evidence.", _INSTRUCTION),
     "suggest": _Wording(
@@ -155,7 +149,9 @@ def edit_reply_type(
         proposals: How many numbered proposals a merge has; None: the change is proposed.
     """
     kind = operations[0] if operations in {("append",), ("suggest",)} else "edit"
-    wording = (_REASONED if reasoned else _PROPOSED)[kind]
+    wording = _REASONED[kind]
+    if not reasoned and kind in _PROPOSED:
+        wording = _PROPOSED[kind]
     if proposals is not None:
         wording = _REASONED_MERGE if reasoned and kind == "edit" else _MERGED[kind]
 
@@ -233,28 +229,6 @@ class ReasonedAnalystReply(AnalystReply, Reasoned):
     """What an analyst makes of cases that went wrong, reasoning first."""
 
 
-class RuleReply(ReplyModel):
-    """The one rule that cases which went wrong ask for; small models reply to this better than to lists."""
-
-    version: ClassVar[int] = 1
-    difference: str = Field(min_length=1, description="What all right answers have and the wrong ones lack.")
-    rule: str = Field(
-        min_length=1,
-        description="What the instructions should say to the assistant about every task of this kind, such as: "
-        "Answer with ...",
-    )
-
-
-class SuccessReply(ReplyModel):
-    """What an analyst learns from cases that went well."""
-
-    version: ClassVar[int] = 1
-    strengths: str = Field(max_length=250, description="What the right answers have in common.")
-    edits: Sequence[NarrowedEdit] = Field(
-        description="Changes for what the document does not say yet; may be empty."
-    )
-
-
 class ReasonedSuccessReply(Reasoned):
     """What an analyst learns from cases that went well, reasoning first."""
 
@@ -274,28 +248,20 @@ class ReasonedMergeReply(MergeReply, Reasoned):
     """One list of changes made from several, with the reasons for what was kept."""
 
 
-class RankReply(ReplyModel):
-    """Which proposals to apply, best first."""
+class ReasonedRankReply(ReplyModel):
+    """Which proposals to apply, best first, with the reasons."""
 
     version: ClassVar[int] = 1
-    reasoning: str = Field(max_length=250, description="Why these matter most, in one sentence.")
+    reasoning: str = Field(min_length=1, description="How the proposals compare, before the choice.")
     selected: list[int] = Field(description="Numbers of the chosen proposals, most useful first.")
 
 
-class ReasonedRankReply(RankReply):
-    """Which proposals to apply, best first, with the reasons."""
-
-    reasoning: str = Field(min_length=1, description="How the proposals compare, before the choice.")
-
-
-AnalysisReply = AnalystReply | RuleReply | SuccessReply | ReasonedSuccessReply
+AnalysisReply = AnalystReply | ReasonedSuccessReply
 """The replies of analysts."""
 
 
 def list_changes(reply: AnalysisReply | MergeReply) -> tuple[EditReply, ...]:
     """Return the changes of a reply, in order."""
-    if isinstance(reply, RuleReply):
-        return (EditReply(op="append", content=reply.rule),)
     return tuple(edit.read() for edit in reply.edits)
 
 
@@ -335,14 +301,10 @@ def failure_reply_type(
 
 
 @lru_cache(maxsize=64)
-def success_reply_type(
-    operations: tuple[EditKind, ...], *, most: int, reasoned: bool = False
-) -> type[SuccessReply] | type[ReasonedSuccessReply]:
+def success_reply_type(operations: tuple[EditKind, ...], *, most: int) -> type[ReasonedSuccessReply]:
     """Return the reply type for successes with at most ``most`` edits of the given kinds."""
-    edits = _list_field(edit_reply_type(operations, reasoned=reasoned), 0, most)
-    if reasoned:
-        return narrow_reply_type(ReasonedSuccessReply, edits=edits)
-    return narrow_reply_type(SuccessReply, edits=edits)
+    edits = _list_field(edit_reply_type(operations, reasoned=True), 0, most)
+    return narrow_reply_type(ReasonedSuccessReply, edits=edits)
 
 
 @lru_cache(maxsize=64)
@@ -356,11 +318,11 @@ def merge_reply_type(
 
 
 @lru_cache(maxsize=64)
-def rank_reply_type(*, proposals: int, budget: int, reasoned: bool = False) -> type[RankReply]:
+def rank_reply_type(*, proposals: int, budget: int) -> type[ReasonedRankReply]:
     """Return the reply type of a ranking that selects ``budget`` of ``proposals`` numbered edits."""
     number = Annotated[int, Field(ge=1, le=proposals)]
     selected = (list[number], {"min_length": budget, "max_length": budget})
-    return narrow_reply_type(ReasonedRankReply if reasoned else RankReply, selected=selected)
+    return narrow_reply_type(ReasonedRankReply, selected=selected)
 
 
 def _list_field(kind: type[ReplyModel], fewest: int, most: int) -> tuple[Any, Mapping[str, Any]]:
@@ -404,25 +366,11 @@ def check_reply(
         high = [p.type for p in reply.patterns if isinstance(p, PatternReply) and p.count > cases]
         if high:
             raise ValueError(f"there are {cases} cases; the count of {', '.join(high)} is larger")
-    if isinstance(reply, RuleReply):
-        _check_rule(reply.rule, skill, material)
     edits = [build_edit(change) for change in list_changes(reply)]
     _check_applicable(skill, edits)
     _check_rules(edits, items)
     for number, edit in enumerate(edits, 1):
         _check_placeholders(f"edit {number}", edit.content, (skill.text, *material))
-
-
-def _check_rule(rule: str, skill: Skill, material: Iterable[str]) -> None:
-    """Refuse a rule that the document has already, or that speaks of what the optimizer alone is shown."""
-    if _flatten(rule) in _flatten(skill.text):
-        raise ValueError("the instructions say this already; write what they lack")
-    shown = "\n".join((skill.text, *material))
-    foreign = [words for words in UNSEEN_WORDS.findall(rule) if words.casefold() not in shown.casefold()]
-    if foreign:
-        raise ValueError(
-            f"the assistant does not see the {foreign[0].lower()}; tell it what to write, in words that it understands"
-        )
 
 
 def _check_rules(edits: Sequence[Edit], items: Sequence[Item]) -> None:
@@ -478,7 +426,7 @@ def _check_placeholders(name: str, text: str, known: Iterable[str]) -> None:
         )
 
 
-def check_ranking(reply: RankReply) -> None:
+def check_ranking(reply: ReasonedRankReply) -> None:
     """Refuse a ranking that selects a number twice."""
     if len(set(reply.selected)) != len(reply.selected):
         raise ValueError("a number is selected twice")

@@ -16,30 +16,22 @@ from reflact.stages.reply_models import check_ranking, narrow_reply_type, rank_r
 from reflact.types import AggregateResult, Edit, Fallback, Patch, SelectResult, Skill, StepSize
 
 
-class StepSizeReply(ReplyModel):
-    """How many of the proposals to apply in this step."""
-
-    version: ClassVar[int] = 1
-    reasoning: str = Field(description="What speaks for few and what for many, in short.")
-    count: int = Field(ge=0, description="How many of the proposals to apply.")
-    confidence: float = Field(ge=0, le=1, description="How sure this is, from 0 to 1.")
-    risks: str = Field(max_length=250, description="What could go wrong; empty if nothing.")
-
-
-class ReasonedStepSizeReply(StepSizeReply):
+class ReasonedStepSizeReply(ReplyModel):
     """How many of the proposals to apply in this step, reasoning first."""
 
+    version: ClassVar[int] = 1
     reasoning: str = Field(
         min_length=1, description="What speaks for few and what for many, before the number."
     )
+    count: int = Field(ge=0, description="How many of the proposals to apply.")
+    confidence: float = Field(ge=0, le=1, description="How sure this is, from 0 to 1.")
     risks: str = Field(description="What could go wrong; empty if nothing.")
 
 
 @lru_cache(maxsize=64)
-def step_size_reply_type(*, offered: int, reasoned: bool = False) -> type[StepSizeReply]:
+def step_size_reply_type(*, offered: int) -> type[ReasonedStepSizeReply]:
     """Return the reply type of a step size of at most ``offered`` proposals."""
-    base = ReasonedStepSizeReply if reasoned else StepSizeReply
-    return narrow_reply_type(base, count=(int, {"ge": 0, "le": offered}))
+    return narrow_reply_type(ReasonedStepSizeReply, count=(int, {"ge": 0, "le": offered}))
 
 
 async def choose_step_size(
@@ -54,7 +46,7 @@ async def choose_step_size(
     reply = await context.ask_or_fallback(
         "step_size",
         {**_describe_pool(pool, skill, notes), "figures": figures},
-        step_size_reply_type(offered=len(pool), reasoned=context.prompts.is_reasoned("step_size")),
+        step_size_reply_type(offered=len(pool)),
     )
     if isinstance(reply, NoReply):
         return Fallback(label="step_size", reason=reply.reason, replacement=f"at most {default} edits")
@@ -87,7 +79,7 @@ async def select(
     reply = await context.ask_or_fallback(
         "ranking",
         {**_describe_pool(pool, skill, notes), "attempts": attempts, "budget": str(budget)},
-        rank_reply_type(proposals=len(pool), budget=budget, reasoned=context.prompts.is_reasoned("ranking")),
+        rank_reply_type(proposals=len(pool), budget=budget),
         check=check_ranking,
     )
     if isinstance(reply, NoReply):

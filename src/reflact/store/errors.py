@@ -40,7 +40,7 @@ RESTORE_ADVICE = {
 }
 """How to undo a change of what is part of a run's identity and no key of the configuration."""
 
-PROMPT_ADVICE = "use the same prompts (a new version of reflact, preset, prompts.profile or prompts.folder has changed them)"
+PROMPT_ADVICE = "use the same prompts (a new version of reflact, preset or prompts.folder has changed them)"
 
 MAX_SHOWN_DIFFERENCES, MAX_SHOWN_CHARS, SHOWN_BEFORE_CHANGE = 5, 60, 20
 """Values in a conflict: their number, their length, and how much stands before the first difference of long ones."""

@@ -23,12 +23,10 @@ from reflact.stages.execution_notes import CompactReply, LapseReply, ReminderRep
 from reflact.stages.reply_models import (
     AnalystReply,
     MergeReply,
-    RankReply,
+    ReasonedRankReply,
     ReasonedSuccessReply,
-    RuleReply,
-    SuccessReply,
 )
-from reflact.stages.select import StepSizeReply
+from reflact.stages.select import ReasonedStepSizeReply
 from reflact.stages.slow_update import GuidanceReply, MemoryReply
 from reflact.stages.update import RewriteReply
 from reflact.testing.llm import (
@@ -170,8 +168,6 @@ def toy_optimizer(*, edits: int = 1) -> Script:
         document = shown.splitlines()
         lines = [TOY_RULES[name].line for name, _ in _find_missing_rules(shown)]
         lines.sort(key=lambda line: line in document)
-        if issubclass(reply_type, RuleReply):
-            return append_reply(reply_type, *lines)
         most = find_bounds(reply_type, "edits")[1]
         proposed = [append_edit(reply_type, line) for line in lines[:edits][:most]]
         return {"patterns": _reply_patterns(reply_type, shown), "edits": [*proposed]}
@@ -180,11 +176,9 @@ def toy_optimizer(*, edits: int = 1) -> Script:
         (ReasonedSuccessReply, lambda kind, _: append_reply(kind)),
         (Text, lambda _, shown: {"text": f"```markdown\n{_reply_document(shown)}\n```"}),
         (AnalystReply, analyse),
-        (RuleReply, analyse),
-        (SuccessReply, lambda kind, _: append_reply(kind)),
         (MergeReply, lambda kind, shown: {"edits": _reply_merge(kind, shown)}),
-        (RankReply, _reply_ranking),
-        (StepSizeReply, _reply_step_size),
+        (ReasonedRankReply, _reply_ranking),
+        (ReasonedStepSizeReply, _reply_step_size),
         (RewriteReply, lambda _, shown: {"summary": "Rules added.", "document": _reply_document(shown)}),
         (LapseReply, lambda _, shown: {"lapses": _reply_lapses(shown)}),
         (ReminderReply, lambda *_: {"reminders": []}),

@@ -24,7 +24,7 @@ from reflact.lazy import CLIENT_MODULES, import_all
 from reflact.llm.budget import Account, Budget, BudgetedEnvironment, require_caps, worst_rollout_cost
 from reflact.llm.middleware import CheckedEnvironment, compose, unwrap_environment
 from reflact.llm.pricing import usd_of
-from reflact.prompts import PromptBook, list_used_prompts, load_run_prompts
+from reflact.prompts import PromptBook, list_used_prompts, load_prompts
 from reflact.protocols import (
     LLM,
     Annotator,
@@ -202,11 +202,10 @@ class Runtime:
         return self.store.decision_log(self.plan.run_id)
 
     def make_context(self, step: int) -> StageContext:
-        """Return the collaborators of the optimizer's calls; a small one, which copies, sees the own description alone."""
-        own, profile = self.config.environment.description, self.config.prompt_profile
+        """Return the collaborators of the optimizer's calls."""
+        own = self.config.environment.description
         sources = (unwrap_environment(self.plan.environment), self.target)
         described = [source.description for source in sources if isinstance(source, Described)]
-        described = [] if own.strip() and profile == "small" else described
         return StageContext(
             llm=self.optimizer,
             prompts=self.plan.prompts,
@@ -314,7 +313,7 @@ def prepare_run(
     if not data.test:
         config = config.model_copy(update={"test": config.test.model_copy(update={"enabled": False})})
     own = environment.prompt_folder if isinstance(environment, Prompted) else None
-    prompts = load_run_prompts(config, own)
+    prompts = load_prompts(config.prompts, folder=own)
     initial = load_initial_skill(config, overrides.target)
     identity: dict[str, JsonValue] = {
         **config_identity(config),

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 
 from reflact import events
-from reflact.config.models import SECRET_NAME, is_small_model
+from reflact.config.models import SECRET_NAME
 from reflact.config.training import TrainerConfig
 from reflact.errors import ConfigError, EnvironmentFailure, ReflactError, RunFailed
 from reflact.jsonutil import replace_surrogates
@@ -186,8 +186,6 @@ def advise_on_replies(role: str, config: TrainerConfig, reason: str = "") -> str
     model, key = getattr(config.models, role), f"models.{role}"
     if CUT_OFF in reason and model.max_tokens is not None:
         return f"set {key}.max_tokens higher than {model.max_tokens:,}"
-    if role == "optimizer" and config.prompt_profile != "small" and is_small_model(model.model):
-        return "set preset: small, which suits models below about 3B parameters"
     own = role == "optimizer" and not config.models.is_optimizer_separate
     return f"choose a larger {key}.model than {model.model}{', the model of the target' if own else ''}"
 
